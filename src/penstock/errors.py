@@ -1,0 +1,40 @@
+"""The errors a user can meet, as one small tree.
+
+    PenstockError
+    ├── ConfigError (ValueError)     you asked wrongly: an argument or a field of a file
+    ├── DataError (OSError)          the world failed: a sample cannot be read or decoded
+    ├── FormatError (ValueError)     a file that Penstock wrote, or should have, is damaged or too new
+    ├── StagingError (MemoryError)   batches that are kept fill the memory that was given
+    ├── WaitTimeout (TimeoutError)   a wait outlasted `timeout=`
+    └── LoaderClosed (RuntimeError)  used after close, in another process, or past the last epoch
+
+Messages name the value, the rule it broke and the next move.
+"""
+
+
+class PenstockError(Exception):
+    """Base of every error that Penstock raises on purpose."""
+
+
+class ConfigError(PenstockError, ValueError):
+    """An argument, field or environment value is not one that can work."""
+
+
+class DataError(PenstockError, OSError):
+    """A sample or its file cannot be read or decoded."""
+
+
+class FormatError(PenstockError, ValueError):
+    """A file of Penstock's own formats is damaged, cut off in its header, or of an unknown version."""
+
+
+class StagingError(PenstockError, MemoryError):
+    """No batch slot is free because the caller still holds the batches, and no memory is left for more."""
+
+
+class WaitTimeout(PenstockError, TimeoutError):
+    """A wait lasted longer than the caller allowed; the message says who waited for what."""
+
+
+class LoaderClosed(PenstockError, RuntimeError):
+    """A loader was used after it was closed, in a forked child, or beyond its last epoch."""
