@@ -1,0 +1,69 @@
+"""What one line of a trace says: the span, shared by the runtime, the simulator and all that reads them.
+
+A span is one thing that took time: a consumer's wait, a read, a decode. A trace is an array of spans.
+This module holds values only, so that what decides may import it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Kind(IntEnum):
+    """What a span measures, and so which of its fields carry a meaning.
+
+    | kind     | from .. to                                                      | sample, bytes | tier |
+    |----------|-----------------------------------------------------------------|---------------|------|
+    | `WAIT`   | the consumer asks for batch (epoch, step) .. has it             | -1, 0         | none |
+    | `STEP`   | the consumer has batch (epoch, step) .. asks for the next       | -1, samples*  | none |
+    | `READ`   | one physical read of `sample`                                   | both          | origin |
+    | `HIT`    | `sample` taken from a memory tier, start == end allowed         | both          | origin |
+    | `DECODE` | the bytes of `sample` .. its place in the slot is filled        | sample        | none |
+    | `SLOT`   | batch (epoch, step) wants a slot .. is granted one              | -1, 0         | none |
+
+    Epoch and step are those of the batch that the work is for. A background fill of a tier has step -1.
+    *Only where nothing below the consumer is recorded, as when `penstock.watch` observes a foreign loader;
+    else 0, and the samples of a step are its `DECODE` spans.
+    """
+
+    WAIT = 0
+    STEP = 1
+    READ = 2
+    HIT = 3
+    DECODE = 4
+    SLOT = 5
+
+
+#: Tier number of the source, the data set's home.
+SOURCE = -1
+#: Tier number of the staging buffer; 1, 2, ... are the tiers in the machine's order.
+STAGING = 0
+#: Tier number of a span that touches no tier.
+NO_TIER = -128
+#: Sample of a span that belongs to a whole batch.
+NO_SAMPLE = -1
+#: Step of a read that fills a tier ahead of any batch.
+BACKGROUND = -1
+
+#: One span: 48 bytes, little-endian, without padding. `start` and `end` are seconds since the trace's origin;
+#: `step` counts within the epoch; `worker` is the thread that recorded it, `rank` the process of the job.
+SPAN = np.dtype(
+    [
+        ("start", "<f8"),
+        ("end", "<f8"),
+        ("sample", "<i8"),
+        ("bytes", "<i8"),
+        ("epoch", "<i4"),
+        ("step", "<i4"),
+        ("kind", "u1"),
+        ("tier", "i1"),
+        ("worker", "<u2"),
+        ("rank", "<u4"),
+    ]
+)
+
+#: An array of dtype `SPAN`. (NumPy's types cannot say more of a structured dtype.)
+Spans = NDArray[np.void]

@@ -1,0 +1,204 @@
+"""The recorder loses nothing that fits, counts what does not, and never hands out a half-written span."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigError
+from penstock.flow.recorder import Recorder
+from penstock.trace.schema import NO_TIER, SOURCE, SPAN, Kind, Spans
+
+
+def a_clock_standing_at(seconds: float) -> Callable[[], float]:
+    return lambda: seconds
+
+
+def test_a_recorded_span_comes_back_field_by_field_in_seconds_since_the_origin() -> None:
+    recorder = Recorder(4, rank=7, clock=a_clock_standing_at(100.0))
+
+    recorder.ring(3).record(Kind.READ, 101.5, 103.25, 42, 118_304, 2, 9, SOURCE)
+
+    (span,) = recorder.drain().tolist()
+    assert span == (1.5, 3.25, 42, 118_304, 2, 9, Kind.READ, SOURCE, 3, 7)
+
+
+def test_what_a_span_does_not_name_is_marked_as_not_applying() -> None:
+    recorder = Recorder(4, clock=a_clock_standing_at(0.0))
+
+    recorder.ring(0).record(Kind.WAIT, 0.0, 1.0, epoch=1, step=2)
+
+    (span,) = recorder.drain().tolist()
+    assert span == (0.0, 1.0, -1, 0, 1, 2, Kind.WAIT, NO_TIER, 0, 0)
+
+
+def test_arrays_and_scalars_mix_in_one_call_per_batch() -> None:
+    recorder = Recorder(8, clock=a_clock_standing_at(0.0))
+
+    recorder.ring(1).record_samples(
+        Kind.DECODE, [1.0, 2.0, 3.0], [1.5, 2.5, 3.5], np.array([30, 10, 20]), [5, 6, 7], 4, 8
+    )
+
+    spans = recorder.drain()
+    assert spans["sample"].tolist() == [30, 10, 20]
+    assert spans["bytes"].tolist() == [5, 6, 7]
+    assert spans["start"].tolist() == [1.0, 2.0, 3.0]
+    assert set(spans["epoch"]) == {4}
+    assert set(spans["step"]) == {8}
+    assert set(spans["tier"]) == {NO_TIER}
+    assert set(spans["worker"]) == {1}
+
+
+def test_spans_of_all_threads_come_sorted_by_their_end() -> None:
+    recorder = Recorder(8, clock=a_clock_standing_at(0.0))
+    for worker, ends in enumerate([[1.0, 4.0], [2.0, 3.0], [0.5, 5.0]]):
+        for end in ends:
+            recorder.ring(worker).record(Kind.STEP, 0.0, end)
+
+    assert recorder.drain()["end"].tolist() == [0.5, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_a_worker_that_asks_twice_goes_on_in_the_same_ring() -> None:
+    recorder = Recorder(8)
+
+    assert recorder.ring(5) is recorder.ring(5)
+    assert recorder.ring(5) is not recorder.ring(6)
+
+
+def test_a_recorder_nobody_wrote_to_drains_no_spans_of_the_right_type() -> None:
+    spans = Recorder(8).drain()
+
+    assert spans.dtype == SPAN
+    assert spans.size == 0
+
+
+class TheLastFew:
+    """What a ring must do, said with lists: of the undrained spans, the last `capacity` are handed out."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.undrained: list[int] = []
+        self.dropped = 0
+
+    def record(self, samples: list[int]) -> None:
+        self.undrained += samples
+
+    def drain(self) -> list[int]:
+        kept = self.undrained[-self.capacity :]
+        self.dropped += len(self.undrained) - len(kept)
+        self.undrained = []
+        return kept
+
+
+@given(
+    capacity=st.integers(1, 7),
+    actions=st.lists(st.one_of(st.just("drain"), st.just("one"), st.integers(0, 20)), max_size=30),
+)
+def test_a_ring_hands_out_the_newest_and_counts_the_overwritten(
+    capacity: int, actions: list[str | int]
+) -> None:
+    recorder = Recorder(capacity, clock=a_clock_standing_at(0.0))
+    ring = recorder.ring(0)
+    model = TheLastFew(capacity)
+    sample = 0
+
+    for action in [*actions, "drain"]:
+        if action == "drain":
+            assert recorder.drain()["sample"].tolist() == model.drain()
+            assert recorder.dropped == model.dropped
+        elif action == "one":
+            ring.record(Kind.READ, 0.0, 0.0, sample)
+            model.record([sample])
+            sample += 1
+        else:
+            assert isinstance(action, int)
+            batch = list(range(sample, sample + action))
+            ring.record_samples(Kind.READ, np.zeros(action), 0.0, batch, [7 * k for k in batch])
+            model.record(batch)
+            sample += action
+
+
+def test_overwritten_spans_are_counted_before_the_next_drain_too() -> None:
+    recorder = Recorder(2)
+    for _ in range(5):
+        recorder.ring(0).record(Kind.STEP, 0.0, 1.0)
+
+    assert recorder.dropped == 3
+
+
+def test_a_span_overwritten_while_the_drain_copies_is_given_up_and_not_handed_out_torn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The writer laps the drainer: held open by writing once the drainer has chosen what to copy."""
+    recorder = Recorder(4, clock=a_clock_standing_at(0.0))
+    ring = recorder.ring(0)
+    for sample in range(4):
+        ring.record(Kind.READ, 0.0, float(sample), sample)
+    arange = np.arange
+
+    def write_two_more_then_arange(*arguments: int) -> object:
+        monkeypatch.undo()
+        ring.record(Kind.READ, 0.0, 4.0, 4)
+        ring.record(Kind.READ, 0.0, 5.0, 5)
+        return arange(*arguments)
+
+    monkeypatch.setattr(np, "arange", write_two_more_then_arange)
+    first = recorder.drain()
+    second = recorder.drain()
+
+    assert first["sample"].tolist() == [2, 3]
+    assert second["sample"].tolist() == [4, 5]
+    assert recorder.dropped == 2
+
+
+def test_one_writer_and_one_drainer_at_once_lose_nothing_but_what_is_counted() -> None:
+    recorder = Recorder(256, clock=a_clock_standing_at(0.0))
+    ring = recorder.ring(0)
+    batches, batch = 400, 100
+    done = threading.Event()
+
+    def write() -> None:
+        for number in range(batches):
+            ids = np.arange(number * batch, (number + 1) * batch)
+            ring.record_samples(Kind.READ, ids, ids, ids, 3 * ids)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    drained: list[Spans] = []
+    while not done.is_set():
+        drained.append(recorder.drain())
+    writer.join()
+    drained.append(recorder.drain())
+
+    spans = np.concatenate(drained)
+    assert spans.size + recorder.dropped == batches * batch
+    assert (np.diff(spans["sample"]) > 0).all()
+    assert (spans["bytes"] == 3 * spans["sample"]).all()
+    assert (spans["end"] == spans["sample"]).all()
+
+
+def test_a_value_too_large_for_its_field_is_refused_and_leaves_the_ring_usable() -> None:
+    recorder = Recorder(2, clock=a_clock_standing_at(0.0))
+    ring = recorder.ring(0)
+
+    with pytest.raises(struct.error):
+        ring.record(Kind.READ, 0.0, 1.0, 2**63)
+    ring.record(Kind.READ, 0.0, 1.0, 5)
+
+    assert recorder.drain()["sample"].tolist() == [5]
+
+
+def test_a_ring_without_room_and_numbers_outside_their_fields_are_refused() -> None:
+    with pytest.raises(ConfigError, match="capacity_spans is 0"):
+        Recorder(0)
+    with pytest.raises(ConfigError, match="rank is -1"):
+        Recorder(1, rank=-1)
+    with pytest.raises(ConfigError, match="worker is 65536"):
+        Recorder(1).ring(65536)
