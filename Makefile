@@ -1,0 +1,75 @@
+# The commands of the project; each sets up what it needs by itself, once, in .venv.
+#
+#   make demo         train beside PyTorch's own loader on a slow store, and compare
+#   make test         every test that needs nothing but Python packages
+#   make test-system  the tests that need the Debian packages of packages.txt
+#   make lint         ruff, mypy --strict, import-linter
+#   make bench        list the benchmarks; make bench NAME=trace runs one
+#   make docs         build the documentation into docs/_build/html
+#   make setup        only the set-up; make PYTHON=python3.12 setup chooses the interpreter
+
+PYTHON ?= python3
+NAME ?=
+ARGS ?=
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check install -c constraints.txt
+READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.ready-docs
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-system lint bench docs
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$(PYTHON) is $$($(PYTHON) --version 2>&1 || echo missing); Penstock needs Python 3.11 or newer:" \
+	    "install one, then name it, for example: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make virtual environments: install its venv module" \
+	    "(Debian and Ubuntu: apt-get install python3-venv), then run this again" >&2; exit 1; }
+	@echo "Setting up $(VENV), once: about 700 MB of downloads, one to four minutes ..."
+	@$(RUN) -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	@test -t 1 || quiet=--quiet; $(PIP) $$quiet hatchling editables \
+	  && $(PIP) $$quiet --no-build-isolation -e '.[test,lint]'
+	@touch $@
+
+$(DOCS_READY): $(READY)
+	@test -t 1 || quiet=--quiet; $(PIP) $$quiet --no-build-isolation -e '.[test,lint,docs]'
+	@touch $@
+
+demo: $(READY)
+	$(VENV)/bin/penstock demo $(ARGS)
+
+test: $(READY)
+	$(RUN) -m pytest $(ARGS)
+
+# While no test is marked, pytest would end with "no tests collected", an error.
+test-system: $(READY)
+	@for package in $$(sed 's/#.*//' packages.txt); do \
+	  dpkg-query -W -f '$${Status}' "$$package" 2>/dev/null | grep -q 'ok installed' \
+	    || command -v "$$package" >/dev/null || missing="$$missing $$package"; done; \
+	if [ -n "$$missing" ]; then \
+	  echo "The system tests need$$missing: apt-get install$$missing" >&2; exit 1; fi
+	@if grep -rqE 'mark\.system\b' tests --include='test_*.py'; then \
+	  $(RUN) -m pytest -m system $(ARGS); else echo "No test is marked as a system test."; fi
+
+lint: $(READY)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports --cache-dir .import_linter_cache
+
+bench: $(READY)
+	@if [ -n "$(NAME)" ]; then $(RUN) benchmarks/$(NAME).py $(ARGS); else \
+	  echo "Run one with make bench NAME=..., its options in ARGS=...:"; \
+	  find benchmarks -name '[!_]*.py' | sort | sed 's|^benchmarks/\(.*\)\.py$$|  \1|'; fi
+
+docs: $(DOCS_READY)
+	$(RUN) -m sphinx -W --keep-going -q -d docs/_build/doctrees docs docs/_build/html
+	@echo "Open docs/_build/html/index.html"
