@@ -1,0 +1,242 @@
+"""What every test is held to: it leaves nothing behind, and it is not skipped without a listed reason."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+SKIPS_FILE = Path(__file__).with_name("skips.txt")
+SHARED_MEMORY = Path("/dev/shm")
+GRACE_SECONDS = 3.0
+
+# Threads and processes of the tools, which outlive a test by design.
+ALLOWED_THREADS = ("pytest_timeout",)
+ALLOWED_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+# -- Nothing is left behind ----------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    """Fail a test that leaves a thread, a child process, a shared-memory file or an open file.
+
+    What a fixture of a wider scope started before the test does not count.
+    """
+    threads = set(threading.enumerate())
+    children = _child_processes()
+    segments = _shared_memory_files()
+    files = _open_files()
+    yield
+    left = _wait_until_empty(
+        lambda: _new_threads(threads) + _new_children(children) + _new_segments(segments) + _new_files(files)
+    )
+    _end_processes(set(_child_processes()) - set(children))
+    if left:
+        pytest.fail("the test left behind:\n" + "\n".join(left), pytrace=False)
+
+
+def _wait_until_empty(look: Callable[[], list[str]]) -> list[str]:
+    """Look again until nothing is left or the grace is over: what is on its way out may finish."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    pause_seconds = 0.001
+    while left := look():
+        if time.monotonic() > deadline:
+            return left
+        gc.collect()
+        time.sleep(pause_seconds)
+        pause_seconds = min(2 * pause_seconds, 0.1)
+    return []
+
+
+def _new_threads(before: set[threading.Thread]) -> list[str]:
+    frames = sys._current_frames()
+    return [
+        f"thread {thread.name!r}, at\n{''.join(traceback.format_stack(frames[thread.ident], limit=-4))}"
+        for thread in set(threading.enumerate()) - before
+        if not thread.name.startswith(ALLOWED_THREADS)
+        and not isinstance(thread, threading._DummyThread)  # a native pool's thread that once called Python
+        and thread.ident in frames
+    ]
+
+
+def _child_processes() -> dict[int, str]:
+    """Return the living children of this process: process id and command line."""
+    multiprocessing.active_children()  # reaps those that ended
+    children = {}
+    for listing in Path("/proc/self/task").glob("*/children"):
+        try:
+            for pid in map(int, listing.read_text().split()):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                if command:  # empty: it ended and was not waited for
+                    children[pid] = command
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return children
+
+
+def _new_children(before: dict[int, str]) -> list[str]:
+    return [
+        f"process {pid}: {command[:200]}"
+        for pid, command in _child_processes().items()
+        if pid not in before and not any(name in command for name in ALLOWED_PROCESSES)
+    ]
+
+
+def _end_processes(processes: set[int]) -> None:
+    for pid, command in _child_processes().items():
+        if pid in processes and not any(name in command for name in ALLOWED_PROCESSES):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _shared_memory_files() -> set[str]:
+    return set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
+
+
+def _new_segments(before: set[str]) -> list[str]:
+    return [
+        f"shared memory {SHARED_MEMORY / name}"
+        for name in sorted(_shared_memory_files() - before)
+        if not _is_held_by_another_process(SHARED_MEMORY / name)
+    ]
+
+
+def _is_held_by_another_process(path: Path) -> bool:
+    """Say whether a process that is neither this one nor its child has the file open or mapped."""
+    ours = {os.getpid(), *_child_processes()}
+    for process in Path("/proc").glob("[0-9]*"):
+        if int(process.name) in ours:
+            continue
+        try:
+            held = str(path) in (process / "maps").read_text()
+            held = held or any(os.readlink(file) == str(path) for file in (process / "fd").iterdir())
+        except OSError:  # it ended, or belongs to somebody else
+            continue
+        if held:
+            return True
+    return False
+
+
+def _open_files() -> dict[str, str]:
+    """Return the open file descriptors of this process and what they stand for."""
+    files = {}
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            files[descriptor] = os.readlink(f"/proc/self/fd/{descriptor}")
+        except FileNotFoundError:  # the listing's own descriptor
+            continue
+    return files
+
+
+def _new_files(before: dict[str, str]) -> list[str]:
+    return [
+        f"open file {descriptor}: {target}"
+        for descriptor, target in _open_files().items()
+        if before.get(descriptor) != target and not target.startswith("/dev/")
+    ]
+
+
+# -- A skip needs a reason on the list -----------------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("PENSTOCK_FAIL_ON_SKIP") == "1":
+        config.pluginmanager.register(_SkipGuard(), "penstock-skip-guard")
+
+
+class _SkipGuard:
+    """Fail the run when a test is skipped that tests/skips.txt does not list."""
+
+    def __init__(self) -> None:
+        self._allowed = _read_skips(SKIPS_FILE.read_text("utf-8"))
+        self._unlisted: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if not report.skipped or hasattr(report, "wasxfail"):
+            return
+        if not any(fnmatchcase(report.nodeid, pattern) for pattern in self._allowed):
+            self._unlisted.append(report.nodeid)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._unlisted:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._unlisted:
+            terminalreporter.section("skipped, but not listed in tests/skips.txt: the run fails", red=True)
+        for node_id in self._unlisted:
+            terminalreporter.write_line(node_id)
+
+
+def _read_skips(text: str) -> list[str]:
+    """Return the patterns of the list; brackets in a node id stand for themselves."""
+    patterns = []
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        node_id, separator, reason = line.partition(": ")
+        if not separator or not reason.strip():
+            raise pytest.UsageError(f"{SKIPS_FILE.name}: {line!r} gives no reason; write 'node id: reason'")
+        patterns.append(node_id.strip().replace("[", "[[]"))
+    return patterns
+
+
+# -- Data ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def image_folder(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that writes JPEG files `root/class/0000.jpg ...` and returns the root.
+
+    image_folder(images=12, classes=("cat", "dog"), width=64, height=48, quality=90, name="images"):
+    images: how many files, dealt to the classes in turn. Their pixels follow from their number alone.
+    """
+
+    def write(
+        images: int = 12,
+        classes: tuple[str, ...] = ("cat", "dog"),
+        width: int = 64,
+        height: int = 48,
+        quality: int = 90,
+        name: str = "images",
+    ) -> Path:
+        from PIL import Image
+
+        root = tmp_path / name
+        for number in range(images):
+            file = root / classes[number % len(classes)] / f"{number:04d}.jpg"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(_pixels(number, width, height)).save(file, quality=quality)
+        return root
+
+    return write
+
+
+def _pixels(number: int, width: int, height: int) -> NDArray[np.uint8]:
+    """Return uint8[height, width, 3], a smooth picture with a little noise, as photographs have."""
+    generator = np.random.default_rng(number)
+    phase = generator.uniform(0, 2 * np.pi, 3)
+    rows, columns = np.arange(height)[:, None, None], np.arange(width)[None, :, None]
+    waves = np.sin(rows / 7 + columns / 11 + phase)
+    noise = generator.normal(0, 6, (height, width, 3))
+    return np.clip(127 + 90 * waves + noise, 0, 255).astype(np.uint8)

@@ -1,0 +1,395 @@
+"""The project as a whole: its public face, its layers, its pins, its guards, and what its pages claim."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import importlib.metadata
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import penstock
+
+if TYPE_CHECKING:
+    from _pytest.mark import ParameterSet
+
+REPOSITORY = Path(__file__).parent.parent
+SOURCE = REPOSITORY / "src"
+PYPROJECT: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+MODULES = sorted(
+    ".".join(file.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+    for file in SOURCE.rglob("*.py")
+)
+
+PUBLIC_NAMES = [
+    "AccessPlan",
+    "BundleShuffle",
+    "FullShuffle",
+    "Loader",
+    "Machine",
+    "PenstockError",
+    "StorageClass",
+    "Trace",
+    "calibrate",
+    "open_source",
+    "predict",
+    "read_trace",
+    "watch",
+]
+
+
+def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
+
+
+# -- The public face -----------------------------------------------------------------------------------
+
+
+def test_the_public_names_are_the_ones_listed_here_in_order() -> None:
+    assert penstock.__all__ == PUBLIC_NAMES == sorted(PUBLIC_NAMES)
+
+
+@pytest.mark.parametrize("name", PUBLIC_NAMES)
+def test_each_public_name_can_be_imported_and_says_what_it_is(name: str) -> None:
+    value = getattr(penstock, name)
+
+    documentation = inspect.getdoc(value)
+    assert documentation, f"penstock.{name} has no docstring"
+    assert documentation != inspect.getdoc(object)
+    assert name in dir(penstock)
+
+
+@pytest.mark.parametrize("name", PUBLIC_NAMES)
+def test_each_public_name_is_in_the_reference(name: str) -> None:
+    reference = "".join(page.read_text("utf-8") for page in (REPOSITORY / "docs" / "reference").glob("*.md"))
+
+    assert re.search(rf"^.*auto\w+:?.*\bpenstock\.{name}$", reference, re.MULTILINE)
+
+
+def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
+    with pytest.raises(AttributeError, match="'penstock' has no attribute 'Loadre'"):
+        _ = penstock.Loadre  # type: ignore[attr-defined]
+
+
+def test_type_checkers_and_the_interpreter_find_each_name_in_the_same_place() -> None:
+    tree = ast.parse(inspect.getsource(penstock))
+    imported = {
+        alias.name: node.module
+        for branch in ast.walk(tree)
+        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
+        for node in branch.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+    assert imported == penstock._HOMES
+    assert sorted(imported) == PUBLIC_NAMES
+
+
+def test_importing_penstock_imports_no_heavy_library() -> None:
+    printed = run_python("-c", "import json, sys, penstock; print(json.dumps(sorted(sys.modules)))").stdout
+
+    loaded = {name.partition(".")[0] for name in json.loads(printed)}
+    assert loaded.isdisjoint({"torch", "numba", "llvmlite", "cv2", "matplotlib", "sklearn", "scipy", "rich"})
+
+
+def test_importing_penstock_takes_less_than_150_milliseconds() -> None:
+    """The least of several runs, by the interpreter's own account: a busy machine adds, it never takes."""
+
+    def import_microseconds() -> int:
+        report = run_python("-X", "importtime", "-c", "import penstock").stderr
+        (line,) = (line for line in report.splitlines() if line.endswith("| penstock"))
+        return int(line.split("|")[1])
+
+    assert min(import_microseconds() for _ in range(5)) < 150_000
+
+
+# -- The layers ----------------------------------------------------------------------------------------
+
+
+def layers_of_the_linter() -> list[set[str]]:
+    (contract,) = (c for c in PYPROJECT["tool"]["importlinter"]["contracts"] if c["type"] == "layers")
+    return [set(re.findall(r"\w+", layer)) for layer in contract["layers"]]
+
+
+def test_imports_go_down_only() -> None:
+    """Runs import-linter, whose contracts are in pyproject.toml."""
+    linter = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
+
+    result = subprocess.run(
+        [sys.executable, "-c", linter], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_design_page_draws_the_layers_that_the_linter_holds() -> None:
+    design = (REPOSITORY / "docs" / "design.md").read_text("utf-8")
+    (picture,) = re.findall(r"^<!-- layers.*?-->\n+```text\n(.*?)```$", design, re.MULTILINE | re.DOTALL)
+
+    drawn = [set(re.findall(r"\w+", line)) for line in picture.splitlines()]
+
+    assert drawn == layers_of_the_linter()
+
+
+def test_every_part_of_the_package_has_its_layer() -> None:
+    placed = set().union(*layers_of_the_linter())
+    parts = {name.split(".")[1] for name in MODULES if name.count(".") >= 1}
+
+    assert parts <= placed
+
+
+# -- The pinned environment ----------------------------------------------------------------------------
+
+
+def pinned_versions() -> dict[str, str]:
+    lines = (REPOSITORY / "constraints.txt").read_text("utf-8").splitlines()
+    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in pins}
+
+
+def needed_distributions(extras: set[str]) -> dict[str, set[str]]:
+    """Return every third-party distribution that the extras reach, with the extras asked of each."""
+    project = PYPROJECT["project"]
+    own = [*project["dependencies"], *PYPROJECT["build-system"]["requires"]]
+    own += [requirement for extra in extras for requirement in project["optional-dependencies"][extra]]
+    found: dict[str, set[str]] = {}
+    waiting = [Requirement(text) for text in own]
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        asked = {"", *requirement.extras} - found.get(name, set())
+        if not asked:
+            continue
+        found.setdefault(name, set()).update(asked)
+        if name == "penstock":
+            texts = [text for extra in asked - {""} for text in project["optional-dependencies"][extra]]
+            waiting += map(Requirement, texts)
+        elif is_installed(name):
+            for text in importlib.metadata.requires(name) or []:
+                needed = Requirement(text)
+                if any(needed.marker is None or needed.marker.evaluate({"extra": extra}) for extra in asked):
+                    waiting.append(needed)
+    return {name: asked for name, asked in found.items() if name != "penstock"}
+
+
+def is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def test_every_distribution_that_is_tested_with_is_pinned() -> None:
+    needed = needed_distributions(set(PYPROJECT["project"]["optional-dependencies"]))
+
+    assert sorted(set(needed) - set(pinned_versions())) == []
+
+
+def test_the_pins_hold_no_local_version_and_no_address() -> None:
+    for name, version in pinned_versions().items():
+        assert re.fullmatch(r"[0-9][0-9A-Za-z.]*", version), f"{name}=={version}"
+
+
+def test_the_tests_run_in_the_pinned_environment() -> None:
+    """A local suffix (torch's `+cpu`) says how a version was built, not which one it is."""
+    installed = {
+        name: importlib.metadata.version(name).partition("+")[0]
+        for name in needed_distributions({"test", "lint"})
+        if is_installed(name)
+    }
+
+    assert installed == {name: pinned_versions()[name] for name in installed}
+
+
+# -- What the pages claim ------------------------------------------------------------------------------
+
+
+def python_blocks() -> list[ParameterSet]:
+    blocks = re.compile(r"^ *```python\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+    return [
+        pytest.param(textwrap.dedent(match[1]), id=f"{page.relative_to(REPOSITORY)}-{number}")
+        for page in PAGES
+        for number, match in enumerate(blocks.finditer(page.read_text("utf-8")), 1)
+    ]
+
+
+@pytest.mark.parametrize("code", python_blocks())
+def test_the_code_in_the_pages_parses_and_names_what_exists(code: str) -> None:
+    modules: dict[str, ModuleType] = {}
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Import(names=names):
+                for alias in names:
+                    if alias.name.partition(".")[0] == "penstock":
+                        module = importlib.import_module(alias.name)
+                        modules[alias.asname or "penstock"] = module if alias.asname else penstock
+            case ast.ImportFrom(module=str(home), names=names) if home.partition(".")[0] == "penstock":
+                for alias in names:
+                    assert hasattr(importlib.import_module(home), alias.name), f"{home}.{alias.name}"
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in modules:
+                assert hasattr(modules[name], attribute), ast.unparse(node)
+
+
+def modules_with_examples() -> list[str]:
+    files = {name: SOURCE.joinpath(*name.split(".")) for name in MODULES}
+    return [
+        name
+        for name, path in files.items()
+        if ">>>" in (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text("utf-8")
+    ]
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_the_examples_in_the_docstrings_give_what_they_show(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+# -- The guards of the test suite ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_suite(tmp_path: Path) -> Path:
+    """Return a project of its own with this project's configuration, guards and an empty list of skips."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "skips.txt").write_text("", "utf-8")
+    for name in ("pyproject.toml", "tests/conftest.py"):
+        text = (REPOSITORY / name).read_text("utf-8")
+        impatient = re.sub(r"^GRACE_SECONDS = .*$", "GRACE_SECONDS = 0.2", text, flags=re.MULTILINE)
+        (tmp_path / name).write_text(impatient, "utf-8")
+    return tmp_path
+
+
+def run_suite(suite: Path, test: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    (suite / "tests" / "test_small.py").write_text(textwrap.dedent(test), "utf-8")
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options],
+        cwd=suite,
+        env={**os.environ, "PENSTOCK_FAIL_ON_SKIP": "0", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_hang_dumps_the_stack_of_every_thread_and_ends_the_run(small_suite: Path) -> None:
+    result = run_suite(
+        small_suite,
+        """
+        import threading
+
+        def a_worker_that_waits_for_ever():
+            threading.Event().wait()
+
+        def test_that_hangs():
+            worker = threading.Thread(target=a_worker_that_waits_for_ever, daemon=True)
+            worker.start()
+            worker.join()
+        """,
+        "--timeout=1",
+    )
+
+    assert result.returncode == 1
+    assert "in a_worker_that_waits_for_ever" in result.stdout + result.stderr
+    assert "in test_that_hangs" in result.stdout + result.stderr
+
+
+LEAKS = {
+    "thread": """
+        import threading
+
+        def test_leak():
+            threading.Thread(target=threading.Event().wait, name="forgotten", daemon=True).start()
+        """,
+    "process": """
+        import subprocess
+
+        children = []
+
+        def test_leak():
+            children.append(subprocess.Popen(["sleep", "60"]))
+        """,
+    "shared memory": """
+        import os
+
+        def test_leak():
+            with open(f"/dev/shm/penstock-test-{os.getpid()}", "w") as file:
+                file.write("forgotten")
+        """,
+    "open file": """
+        import os
+
+        def test_leak():
+            os.pipe()
+        """,
+}
+
+
+@pytest.mark.parametrize("kind", LEAKS)
+def test_a_test_that_leaves_something_behind_fails(small_suite: Path, kind: str) -> None:
+    result = run_suite(small_suite, LEAKS[kind])
+
+    for left in Path("/dev/shm").glob("penstock-test-*"):
+        left.unlink()
+    assert result.returncode == 1, result.stdout
+    assert re.search(rf"^(E +)?{kind} ", result.stdout.partition("the test left behind:")[2], re.MULTILINE)
+
+
+SKIPPED = """
+    import pytest
+
+    @pytest.mark.parametrize("size", [1])
+    def test_on_a_rare_machine(size):
+        pytest.skip("this machine is too common")
+
+    def test_anywhere():
+        pass
+    """
+
+
+@pytest.mark.parametrize(
+    ("listed", "guarded", "status"),
+    [
+        ("", "1", 1),
+        ("tests/test_small.py::test_on_a_rare_machine[1]: needs a rare machine", "1", 0),
+        ("tests/test_small.py::test_on_*: needs a rare machine", "1", 0),
+        ("tests/test_small.py::test_anywhere: another test", "1", 1),
+        ("tests/test_small.py::test_on_a_rare_machine[1]:", "1", 4),
+        ("", "0", 0),
+    ],
+    ids=[
+        "unlisted",
+        "listed",
+        "listed by pattern",
+        "another is listed",
+        "listed without reason",
+        "not guarded",
+    ],
+)
+def test_a_skip_without_a_listed_reason_fails_the_run(
+    small_suite: Path, listed: str, guarded: str, status: int
+) -> None:
+    (small_suite / "tests" / "skips.txt").write_text(listed, "utf-8")
+
+    result = run_suite(small_suite, SKIPPED, PENSTOCK_FAIL_ON_SKIP=guarded)
+
+    assert result.returncode == status, result.stdout + result.stderr
