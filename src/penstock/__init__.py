@@ -1,0 +1,64 @@
+"""Training I/O computed ahead: what is read, when, from where, and how long a training will wait for it.
+
+The names below are the public face; everything else is reached by its sub-package. They are loaded when they
+are first used, so that `import penstock` costs next to nothing and imports neither PyTorch nor numba.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.errors import PenstockError
+    from penstock.loader import Loader
+    from penstock.machine import Machine, StorageClass
+    from penstock.measure.calibrate import calibrate
+    from penstock.measure.watch import watch
+    from penstock.plan import AccessPlan, BundleShuffle, FullShuffle
+    from penstock.simulate import predict
+    from penstock.store import open_source
+    from penstock.trace import Trace, read_trace
+
+__all__ = [
+    "AccessPlan",
+    "BundleShuffle",
+    "FullShuffle",
+    "Loader",
+    "Machine",
+    "PenstockError",
+    "StorageClass",
+    "Trace",
+    "calibrate",
+    "open_source",
+    "predict",
+    "read_trace",
+    "watch",
+]
+
+_HOMES = {
+    "AccessPlan": "penstock.plan",
+    "BundleShuffle": "penstock.plan",
+    "FullShuffle": "penstock.plan",
+    "Loader": "penstock.loader",
+    "Machine": "penstock.machine",
+    "PenstockError": "penstock.errors",
+    "StorageClass": "penstock.machine",
+    "Trace": "penstock.trace",
+    "calibrate": "penstock.measure.calibrate",
+    "open_source": "penstock.store",
+    "predict": "penstock.simulate",
+    "read_trace": "penstock.trace",
+    "watch": "penstock.measure.watch",
+}
+
+if not TYPE_CHECKING:  # a checker that saw it would accept any name
+
+    def __getattr__(name):
+        if name not in _HOMES:
+            raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
