@@ -80,9 +80,9 @@ def _child_processes() -> dict[int, str]:
     for listing in Path("/proc/self/task").glob("*/children"):
         try:
             for pid in map(int, listing.read_text().split()):
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-                if command:  # empty: it ended and was not waited for
-                    children[pid] = command
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+                if state != "Z":  # Z: it ended, and only its exit status is not collected yet
+                    children[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         except (FileNotFoundError, ProcessLookupError):
             continue
     return children
