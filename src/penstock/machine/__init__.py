@@ -1,1 +1,6 @@
-""""""
+"""What each byte costs here: storage classes and links as measured curves."""
+
+from penstock.machine.curve import Curve
+from penstock.machine.machine import Machine, Rate, SharedStore, StorageClass
+
+__all__ = ["Curve", "Machine", "Rate", "SharedStore", "StorageClass"]

@@ -1,0 +1,223 @@
+"""What each byte costs on one rank's side of a training job.
+
+The letters of the thesis (R. Böhringer, "Clairvoyant Prefetching for Machine Learning I/O", ETH Zürich 2020,
+section 3.1.1) stand beside the names: storage class j has capacity d_j, p_j threads and throughputs r_j, w_j;
+the shared store has t(gamma).
+
+Bandwidth is shared: whatever a device or link delivers is divided among those who use it at that moment.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.errors import ConfigError
+from penstock.machine.curve import Curve
+
+Backend = Literal["memory", "filesystem"]
+BACKENDS: tuple[Backend, ...] = ("memory", "filesystem")
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How fast a training consumes (c): in bytes as stored, or in samples.
+
+    per_second: above zero, finite.
+    of: what is counted.
+    Raises: ConfigError if the number or the unit cannot be.
+    """
+
+    per_second: float
+    of: Literal["bytes", "samples"] = "bytes"
+
+    def __post_init__(self) -> None:
+        if self.of not in ("bytes", "samples"):
+            raise ConfigError(f"of is {self.of!r}; a rate counts 'bytes' or 'samples'")
+        if not (math.isfinite(self.per_second) and self.per_second > 0):
+            raise ConfigError(f"per_second is {self.per_second!r}; it must be finite and above zero")
+
+    def seconds(self, samples: int, stored_bytes: int) -> float:
+        """Return the time to consume so many samples of so many bytes in all, as stored."""
+        return (stored_bytes if self.of == "bytes" else samples) / self.per_second
+
+
+@dataclass(frozen=True, slots=True)
+class StorageClass:
+    """A place on the rank's own host that can hold samples (storage class j).
+
+    capacity_bytes: d_j, at least 1.
+    threads: p_j, how many threads fill it, at least 1.
+    read: r_j(p), all readers together, by number of readers.
+    write: w_j(p), likewise; None means that the read curve serves for writes too.
+    latency_seconds: of each read; reads overlap theirs.
+    path: the folder of a class of backend ``filesystem``; None for memory.
+    Raises: ConfigError naming the field.
+    """
+
+    name: str
+    capacity_bytes: int
+    threads: int
+    read: Curve
+    write: Curve | None = None
+    latency_seconds: float = 0.0
+    backend: Backend = "memory"
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("name is empty; a storage class is told from others by its name")
+        _check_at_least_one("capacity_bytes", self.capacity_bytes)
+        _check_at_least_one("threads", self.threads)
+        _check_latency(self.latency_seconds)
+        if self.backend not in BACKENDS:
+            raise ConfigError(f"backend is {self.backend!r}; it must be one of {', '.join(BACKENDS)}")
+        if self.backend == "filesystem" and not self.path:
+            raise ConfigError(
+                "path is missing; backend 'filesystem' needs the folder that will hold the samples"
+            )
+        if self.backend == "memory" and self.path is not None:
+            raise ConfigError(
+                f"path is {self.path!r}, but backend 'memory' has none: drop it or use 'filesystem'"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SharedStore:
+    """The data set's home, shared by all clients of the job.
+
+    clients: t(gamma), bytes/s of all clients together by number of clients that read at once; None means that
+        clients do not slow each other.
+    read: bytes/s of one client, all its reads together, by number of its reads that are past their latency.
+    latency_seconds: of each read, before its bytes flow; reads overlap theirs.
+    threads: how many reads one client keeps in flight, at least 1.
+    Raises: ConfigError naming the field.
+    """
+
+    clients: Curve | None
+    read: Curve
+    latency_seconds: float = 0.0
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        _check_at_least_one("threads", self.threads)
+        _check_latency(self.latency_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A job's hardware as one rank sees it.
+
+    storage: the staging buffer (class 0), then the tiers in the order in which they are preferred.
+    ranks: N.
+    network_bytes_per_second: b_c, between ranks. source_network_bytes_per_second: b_fs, to the shared store.
+    preprocess_bytes_per_second: beta, bytes as stored that one decode thread turns into staged samples.
+    compute: c, None where the training's own speed is not known.
+    decode_threads: they decode and write into the staging buffer, at least 1.
+    Raises: ConfigError naming the field.
+    """
+
+    source: SharedStore
+    storage: tuple[StorageClass, ...]
+    ranks: int = 1
+    network_bytes_per_second: float = math.inf
+    source_network_bytes_per_second: float = math.inf
+    preprocess_bytes_per_second: float = math.inf
+    compute: Rate | None = None
+    decode_threads: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.storage:
+            raise ConfigError(
+                "storage is empty; its first class is the staging buffer, which every machine has"
+            )
+        if self.storage[0].backend != "memory":
+            raise ConfigError(
+                f"storage[0].backend is {self.storage[0].backend!r}; the staging buffer is in memory"
+            )
+        names = [storage_class.name for storage_class in self.storage]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise ConfigError(
+                    f"storage[{index}].name is {name!r}, as storage[{names.index(name)}] is: rename one"
+                )
+        _check_at_least_one("ranks", self.ranks)
+        _check_at_least_one("decode_threads", self.decode_threads)
+        _check_rate("network_bytes_per_second", self.network_bytes_per_second)
+        _check_rate("source_network_bytes_per_second", self.source_network_bytes_per_second)
+        _check_rate("preprocess_bytes_per_second", self.preprocess_bytes_per_second)
+
+    def source_rate(self, clients: int, reads_in_flight: int) -> float:
+        """Return the bytes/s of one read of the shared store.
+
+        clients: gamma, ranks that read from it now, this one included.
+        reads_in_flight: reads of this rank that are past their latency, this one included; they share the
+            least of b_fs, t(gamma)/gamma and the client's own curve.
+        Source: thesis, equation 3.5, with the client's curve and the sharing added.
+        """
+        store = self.source
+        share = math.inf if store.clients is None else store.clients.at(clients) / clients
+        return (
+            min(self.source_network_bytes_per_second, share, store.read.at(reads_in_flight)) / reads_in_flight
+        )
+
+    def remote_rate(self, tier: int, readers: int) -> float:
+        """Return the bytes/s of one read of another rank's tier, of `readers` that share it and the link.
+
+        Source: thesis, equation 3.6, where the link's b_c is not divided; here what is shared is divided.
+        """
+        return min(self.network_bytes_per_second, self.storage[tier].read.at(readers)) / readers
+
+    def local_rate(self, tier: int, readers: int) -> float:
+        """Return the bytes/s of one read of this rank's own tier, of `readers` that share it.
+
+        Source: thesis, equation 3.7.
+        """
+        return self.storage[tier].read.at(readers) / readers
+
+    def write_seconds(self, stored_bytes: int) -> float:
+        """Return the time in which one decode thread turns a read sample into a staged one.
+
+        Preprocessing and writing overlap, so the slower of the two counts; the decode threads share the
+        staging buffer's write curve (its read curve where none was measured).
+        Source: thesis, section 3.1.3, write_i(k).
+        """
+        staging = self.storage[0]
+        write = staging.read if staging.write is None else staging.write
+        write_share = write.at(self.decode_threads) / self.decode_threads
+        return stored_bytes / min(self.preprocess_bytes_per_second, write_share)
+
+    def to_toml(self) -> str:
+        """Return the text from which `from_toml` makes an equal machine."""
+        from penstock.machine.toml import write_machine
+
+        return write_machine(self)
+
+    @classmethod
+    def from_toml(cls, text: str) -> Machine:
+        """Return the machine that a TOML text describes.
+
+        The fields are those of the example in `penstock.machine.toml`.
+        Raises: ConfigError naming the field by its path, as in ``storage[1].read``.
+        """
+        from penstock.machine.toml import read_machine
+
+        return read_machine(text)
+
+
+def _check_at_least_one(field: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{field} is {value!r}; it must be a whole number")
+    if value < 1:
+        raise ConfigError(f"{field} is {value}; it must be at least 1")
+
+
+def _check_latency(value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigError(f"latency_seconds is {value!r}; it must be finite and zero or more")
+
+
+def _check_rate(field: str, value: float) -> None:
+    if not value > 0:
+        raise ConfigError(f"{field} is {value!r}; a rate must be above zero (inf means that it never limits)")

@@ -1,0 +1,140 @@
+"""Rates of equations 3.5 to 3.7 with shared bandwidth, by hand, and what a machine may not be."""
+
+import math
+from typing import Any
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
+
+RAM = Curve(((1, 16_550e6), (2, 21_164e6), (3, 21_186e6), (4, 21_415e6)))
+SSD = Curve(((1, 192e6), (2, 399e6), (3, 599e6), (4, 637e6)))
+CLIENTS = Curve(((1, 66e6), (2, 86e6), (4, 146e6), (8, 326e6)))
+
+
+def machine(**changes: Any) -> Machine:
+    fields: dict[str, Any] = {
+        "source": SharedStore(clients=CLIENTS, read=Curve(((1, 20e6), (4, 80e6))), threads=4),
+        "storage": (
+            StorageClass("staging", 10**9, 2, RAM),
+            StorageClass("ssd", 10**10, 2, SSD, backend="filesystem", path="/tmp/penstock"),
+        ),
+        "ranks": 4,
+        "network_bytes_per_second": 300e6,
+        "source_network_bytes_per_second": 2e9,
+        "preprocess_bytes_per_second": 200e6,
+        "decode_threads": 2,
+    }
+    return Machine(**{**fields, **changes})
+
+
+def test_one_read_alone_is_limited_by_its_own_curve() -> None:
+    assert machine().source_rate(clients=1, reads_in_flight=1) == 20e6
+
+
+def test_reads_of_one_client_share_what_the_store_gives_that_client() -> None:
+    # t(1) = 66 MB/s is below the client's own 80 MB/s at four reads.
+    assert machine().source_rate(clients=1, reads_in_flight=4) == pytest.approx(66e6 / 4)
+
+
+def test_clients_share_the_store() -> None:
+    # t(4)/4 = 36.5 MB/s; two reads of one client get half each; its own curve would give 40 MB/s in all.
+    assert machine().source_rate(clients=4, reads_in_flight=2) == pytest.approx(36.5e6 / 2)
+
+
+def test_the_link_to_the_store_is_shared_too() -> None:
+    narrow = machine(source_network_bytes_per_second=10e6)
+
+    assert narrow.source_rate(clients=1, reads_in_flight=2) == 5e6
+
+
+def test_without_a_curve_over_clients_they_do_not_slow_each_other() -> None:
+    alone = machine(source=SharedStore(clients=None, read=Curve.flat(50e6)))
+
+    assert alone.source_rate(clients=1000, reads_in_flight=1) == 50e6
+
+
+def test_a_tier_is_shared_by_its_readers() -> None:
+    assert machine().local_rate(tier=1, readers=2) == pytest.approx(399e6 / 2)
+    assert machine().local_rate(tier=1, readers=1) == 192e6
+
+
+def test_another_ranks_tier_is_limited_by_the_slower_of_tier_and_link() -> None:
+    assert machine().remote_rate(tier=1, readers=1) == 192e6
+    assert machine().remote_rate(tier=1, readers=2) == pytest.approx(300e6 / 2)
+
+
+def test_staging_takes_as_long_as_the_slower_of_preprocessing_and_writing() -> None:
+    # beta = 200 MB/s against 21,164 / 2 MB/s for each of two writers.
+    assert machine().write_seconds(2_000_000) == pytest.approx(0.01)
+    # w_0(2)/2 = 50 MB/s is the slower one when the staging buffer's write curve says so.
+    slow = StorageClass("staging", 10**9, 2, RAM, write=Curve.flat(100e6))
+    assert machine(storage=(slow,)).write_seconds(2_000_000) == pytest.approx(0.04)
+
+
+def test_a_training_speed_counts_bytes_or_samples() -> None:
+    assert Rate(100e6).seconds(samples=64, stored_bytes=6_400_000) == pytest.approx(0.064)
+    assert Rate(640, of="samples").seconds(samples=64, stored_bytes=6_400_000) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"storage": ()}, "storage is empty"),
+        ({"ranks": 0}, "ranks is 0"),
+        ({"ranks": 1.5}, "ranks is 1.5; it must be a whole number"),
+        ({"decode_threads": 0}, "decode_threads is 0"),
+        ({"network_bytes_per_second": 0.0}, "network_bytes_per_second is 0.0"),
+        ({"source_network_bytes_per_second": -1.0}, "source_network_bytes_per_second is -1.0"),
+        ({"preprocess_bytes_per_second": math.nan}, "preprocess_bytes_per_second is nan"),
+        (
+            {"storage": (StorageClass("a", 1, 1, RAM), StorageClass("a", 1, 1, RAM))},
+            r"storage\[1\].name is 'a', as storage\[0\] is",
+        ),
+        (
+            {"storage": (StorageClass("a", 1, 1, RAM, backend="filesystem", path="/tmp"),)},
+            "the staging buffer is in memory",
+        ),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        machine(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": ""}, "name is empty"),
+        ({"capacity_bytes": 0}, "capacity_bytes is 0"),
+        ({"threads": 0}, "threads is 0"),
+        ({"latency_seconds": -1.0}, "latency_seconds is -1.0"),
+        ({"latency_seconds": math.nan}, "latency_seconds is nan"),
+        ({"backend": "tape"}, "backend is 'tape'; it must be one of memory, filesystem"),
+        ({"backend": "filesystem"}, "path is missing"),
+        ({"path": "/tmp"}, "backend 'memory' has none"),
+    ],
+)
+def test_a_storage_class_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    fields: dict[str, Any] = {"name": "ram", "capacity_bytes": 10, "threads": 1, "read": RAM, **changes}
+
+    with pytest.raises(ConfigError, match=message):
+        StorageClass(**fields)
+
+
+@pytest.mark.parametrize("changes", [{"threads": 0}, {"latency_seconds": math.inf}])
+def test_a_shared_store_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(changes))):
+        SharedStore(clients=None, read=RAM, **changes)
+
+
+@pytest.mark.parametrize("per_second", [0.0, -1.0, math.nan, math.inf])
+def test_a_training_speed_is_finite_and_above_zero(per_second: float) -> None:
+    with pytest.raises(ConfigError, match="per_second"):
+        Rate(per_second)
+
+
+def test_a_training_speed_counts_nothing_else() -> None:
+    with pytest.raises(ConfigError, match="'pixels'"):
+        Rate(5.0, of="pixels")  # type: ignore[arg-type]

@@ -1,0 +1,168 @@
+"""Quantities with units: what is read, what is refused, what people are shown."""
+
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigError
+from penstock.units import (
+    exact_bytes,
+    exact_rate,
+    exact_seconds,
+    format_bytes,
+    format_rate,
+    format_seconds,
+    parse_bytes,
+    parse_rate,
+    parse_samples_rate,
+    parse_seconds,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4 GB", 4_000_000_000),
+        ("4GB", 4_000_000_000),
+        (" 1.5 kB ", 1500),
+        ("1 KB", 1000),
+        ("512 MiB", 536_870_912),
+        ("2 TiB", 2_199_023_255_552),
+        ("0 B", 0),
+        ("1e3 B", 1000),
+        (123, 123),
+        (123.0, 123),
+    ],
+)
+def test_a_size_is_read_in_the_unit_it_is_written_in(text: str | int | float, expected: int) -> None:
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("200 MB/s", 2e8), ("10 Gbit/s", 1.25e9), ("1 GiB/s", 2.0**30), (5e6, 5e6), (math.inf, math.inf)],
+)
+def test_a_rate_is_read_in_bytes_per_second(text: str | float, expected: float) -> None:
+    assert parse_rate(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("5 ms", 0.005), ("2 min", 120.0), ("10 us", 1e-5), ("10 µs", 1e-5), ("inf s", math.inf)],
+)
+def test_a_time_is_read_in_seconds(text: str, expected: float) -> None:
+    assert parse_seconds(text) == expected
+
+
+def test_a_training_speed_is_read_in_samples_per_second() -> None:
+    assert parse_samples_rate("640 samples/s") == 640.0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "-1 B",
+        -1,
+        math.nan,
+        "nan B",
+        math.inf,
+        "inf B",
+        1.5,
+        True,
+        None,
+        "GB",
+        "4",
+        "4 GB/s",
+        "1e999 GB",
+        "1e9999 B",
+    ],
+)
+def test_what_is_not_a_size_is_refused(value: object) -> None:
+    with pytest.raises(ConfigError):
+        parse_bytes(value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", ["0 MB/s", 0, "-5 MB/s", math.nan, "5 MB", "5 ms", ""])
+def test_what_is_not_a_rate_is_refused(value: object) -> None:
+    with pytest.raises(ConfigError):
+        parse_rate(value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", ["-1 s", "5", "5 m", "5 MB", math.nan])
+def test_what_is_not_a_time_is_refused(value: object) -> None:
+    with pytest.raises(ConfigError):
+        parse_seconds(value)  # type: ignore[arg-type]
+
+
+def test_an_unknown_unit_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"'5 parsec': 'parsec' is not one of ns, us, µs, ms, s, min, h"):
+        parse_seconds("5 parsec")
+
+
+def test_bits_that_look_like_bytes_are_pointed_out() -> None:
+    with pytest.raises(ConfigError, match=re.escape("'Gb/s' may mean bits or bytes, write Gbit/s or GB/s")):
+        parse_rate("10 Gb/s")
+
+
+def test_a_missing_unit_is_answered_with_an_example() -> None:
+    with pytest.raises(ConfigError, match="'200' has no unit: write for example '200 MB/s'"):
+        parse_rate("200")
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (118_304, "118 kB"),
+        (999_600, "1 MB"),
+        (1.25e9, "1.25 GB"),
+        (2.5e16, "25 PB"),
+    ],
+)
+def test_people_are_shown_three_digits_of_a_size(size: float, expected: str) -> None:
+    assert format_bytes(size) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0.0, "0 s"),
+        (0.005, "5 ms"),
+        (1.2345, "1.23 s"),
+        (2.5e-6, "2.5 us"),
+        (3e-10, "0.3 ns"),
+        (250.0, "250 s"),
+    ],
+)
+def test_people_are_shown_three_digits_of_a_time(seconds: float, expected: str) -> None:
+    assert format_seconds(seconds) == expected
+
+
+def test_people_are_shown_three_digits_of_a_rate() -> None:
+    assert format_rate(50e6) == "50 MB/s"
+    assert format_rate(math.inf) == "inf B/s"
+
+
+@given(st.integers(0, 2**63))
+def test_a_size_written_for_a_file_is_read_back_equal(size: int) -> None:
+    assert parse_bytes(exact_bytes(size)) == size
+
+
+@given(st.floats(min_value=1e-300, max_value=1e300))
+def test_a_rate_written_for_a_file_is_read_back_bit_for_bit(rate: float) -> None:
+    assert parse_rate(exact_rate(rate)) == rate
+
+
+@given(st.floats(min_value=0, max_value=1e300))
+def test_a_time_written_for_a_file_is_read_back_bit_for_bit(seconds: float) -> None:
+    assert parse_seconds(exact_seconds(seconds)) == seconds
+
+
+def test_round_figures_are_written_as_people_would() -> None:
+    assert exact_rate(50e6) == "50 MB/s"
+    assert exact_seconds(0.005) == "5 ms"
+    assert exact_bytes(4 * 10**9) == "4 GB"
