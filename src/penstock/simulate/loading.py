@@ -1,0 +1,293 @@
+"""A loading run in virtual time: the scheduler that the threads obey, driven over the machine's curves.
+
+Nothing is decided here. The machine says how long a read, a decode or a step takes, a heap of events keeps the time,
+and the trace that comes out has the spans that a real run records.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError
+from penstock.machine import Machine
+from penstock.plan import AccessPlan
+from penstock.policy import (
+    FetchCosts,
+    Instruction,
+    Load,
+    Placement,
+    Read,
+    Ready,
+    Scheduler,
+    Staged,
+    StagingLimits,
+    place_by_frequency,
+)
+from penstock.policy.scheduler import Item
+from penstock.trace import Trace
+from penstock.trace.schema import NO_TIER, SOURCE, SPAN, STAGING, Kind, Spans
+
+_WORKER = 2
+
+Event = Callable[[float], None]
+
+
+class _Clock:
+    """Virtual time: a heap of what happens when."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[float, int, Event]] = []
+        self._count = 0
+
+    def at(self, seconds: float, event: Event) -> None:
+        heapq.heappush(self._events, (seconds, self._count, event))
+        self._count += 1
+
+    def run(self) -> None:
+        while self._events:
+            now, _, event = heapq.heappop(self._events)
+            event(now)
+
+
+class _SharedWire:
+    """A store whose reads each wait out a latency in parallel and then share a bandwidth equally.
+
+    Processor sharing: all transfers under way progress at the same rate, so one count of "bytes given to each so far"
+    orders all their ends.
+    """
+
+    def __init__(self, clock: _Clock, latency_seconds: float, rate_of_one: Callable[[int], float]) -> None:
+        self._clock = clock
+        self._latency_seconds = latency_seconds
+        self._rate_of_one = rate_of_one
+        self._given_bytes = 0.0
+        self._as_of = 0.0
+        self._active: list[tuple[float, int, Event]] = []
+        self._count = 0
+        self._version = 0
+
+    def read(self, now: float, nbytes: int, done: Event) -> None:
+        self._clock.at(now + self._latency_seconds, lambda begin: self._join(begin, nbytes, done))
+
+    def _join(self, now: float, nbytes: int, done: Event) -> None:
+        self._advance(now)
+        heapq.heappush(self._active, (self._given_bytes + nbytes, self._count, done))
+        self._count += 1
+        self._expect(now)
+
+    def _advance(self, now: float) -> None:
+        if self._active:
+            self._given_bytes += self._rate_of_one(len(self._active)) * (now - self._as_of)
+        self._as_of = now
+
+    def _expect(self, now: float) -> None:
+        """Set the alarm for the transfer that ends first; earlier alarms are void."""
+        self._version += 1
+        if not self._active:
+            return
+        version = self._version
+        rest = max(0.0, self._active[0][0] - self._given_bytes)
+        self._clock.at(
+            now + rest / self._rate_of_one(len(self._active)), lambda end: self._end_first(end, version)
+        )
+
+    def _end_first(self, now: float, version: int) -> None:
+        if version != self._version:
+            return
+        self._advance(now)
+        _, _, done = heapq.heappop(self._active)
+        self._expect(now)
+        done(now)
+
+
+class _Run:
+    """One rank's run: consumer, workers and store around a scheduler."""
+
+    def __init__(
+        self,
+        plan: AccessPlan,
+        rank: int,
+        machine: Machine,
+        sizes_bytes: NDArray[np.int64],
+        placement: Placement,
+        limits: StagingLimits,
+        step_seconds: Callable[[NDArray[np.int64]], float],
+    ) -> None:
+        self._plan = plan
+        self._rank = rank
+        self._machine = machine
+        self._sizes = sizes_bytes
+        self._limits = limits
+        self._step_seconds = step_seconds
+        self._scheduler = Scheduler(plan, rank, sizes_bytes, placement, FetchCosts(machine), limits)
+        self._clock = _Clock()
+        self._source = _SharedWire(
+            self._clock,
+            machine.source.latency_seconds,
+            lambda reads: machine.source_rate(machine.ranks, reads),
+        )
+        self._spans: list[tuple[float, float, int, int, int, int, int, int, int, int]] = []
+        self._whole: dict[tuple[int, int], Ready] = {}
+        self._asked: tuple[int, int, float] | None = None
+        self._slot_in_use: int | None = None
+        self._steps = (
+            (epoch, step)
+            for epoch in range(plan.epochs)
+            for step in range(plan.steps(epoch))
+            if plan.local_batch_size(rank, epoch, step)
+        )
+
+    def spans(self) -> Spans:
+        self._clock.at(0.0, lambda now: self._obey(self._scheduler.start(now), now))
+        self._clock.at(0.0, self._ask)
+        self._clock.run()
+        assert self._asked is None, f"the simulated run stopped before batch {self._asked}"
+        spans = np.array(self._spans, SPAN)
+        return spans[np.argsort(spans["end"], kind="stable")]
+
+    def _record(
+        self,
+        kind: Kind,
+        start: float,
+        end: float,
+        epoch: int,
+        step: int,
+        sample: int = -1,
+        nbytes: int = 0,
+        tier: int = NO_TIER,
+    ) -> None:
+        self._spans.append((start, end, sample, nbytes, epoch, step, kind, tier, _WORKER, self._rank))
+
+    # The consumer
+
+    def _ask(self, now: float) -> None:
+        position = next(self._steps, None)
+        if position is not None:
+            self._asked = (*position, now)
+            self._deliver(now)
+
+    def _deliver(self, now: float) -> None:
+        if self._asked is None or self._asked[:2] not in self._whole:
+            return
+        epoch, step, since = self._asked
+        ready = self._whole.pop((epoch, step))
+        self._asked = None
+        self._record(Kind.WAIT, since, now, epoch, step)
+        self._scheduler.taken(ready.batch)
+        # The training's name for the last batch is bound anew only now: until here it kept that slot.
+        freed, self._slot_in_use = self._slot_in_use, ready.slot
+        end = now + self._step_seconds(ready.samples)
+        self._record(Kind.STEP, now, end, epoch, step, nbytes=ready.samples.size)
+        self._clock.at(end, self._ask)
+        if freed is not None:
+            self._obey(self._scheduler.slot_freed(freed, now), now)
+
+    # The workers
+
+    def _obey(self, instructions: list[Instruction], now: float) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Read():
+                    self._read(instruction, now)
+                case Load():
+                    self._load(instruction, 0, [], now)
+                case Staged():
+                    self._record(
+                        Kind.SLOT, instruction.due_seconds, now, instruction.epoch, instruction.step
+                    )
+                case Ready():
+                    self._whole[instruction.epoch, instruction.step] = instruction
+        self._deliver(now)
+
+    def _read(self, read: Read, begin: float) -> None:
+        def done(end: float) -> None:
+            self._record_read(read, begin, end)
+            self._obey(self._scheduler.read_done(read, end - begin, end), end)
+
+        self._source.read(begin, read.nbytes, done)
+
+    def _record_read(self, read: Read, begin: float, end: float) -> None:
+        self._record(Kind.READ, begin, end, read.epoch, read.step, read.sample, read.nbytes, SOURCE)
+
+    def _load(self, load: Load, done_items: int, read_seconds: list[float], now: float) -> None:
+        """Go through the items of a Load from the given one on, one worker, one after the other."""
+        for position in range(done_items, len(load.items)):
+            item = load.items[position]
+            if item.origin == SOURCE:
+                self._load_from_source(load, position, read_seconds, now)
+                return
+            now = self._decode(load, item, now)
+        self._clock.at(now, lambda end: self._obey(self._scheduler.load_done(load, [], read_seconds, end), end))
+
+    def _load_from_source(self, load: Load, position: int, read_seconds: list[float], now: float) -> None:
+        item = load.items[position]
+        read = item.read
+        assert read is not None, "an item from the source carries its read"
+
+        def start(begin: float) -> None:
+            def done(end: float) -> None:
+                self._record_read(read, begin, end)
+                read_seconds.append(end - begin)
+                self._load(load, position + 1, read_seconds, self._decode(load, item, end))
+
+            self._source.read(begin, read.nbytes, done)
+
+        self._clock.at(now, start)
+
+    def _decode(self, load: Load, item: Item, now: float) -> float:
+        nbytes = int(self._sizes[item.sample])
+        if item.origin not in (SOURCE, STAGING):
+            tier = self._machine.storage[item.origin]
+            fetched = (
+                now + tier.latency_seconds + nbytes / self._machine.local_rate(item.origin, self._limits.decoders)
+            )
+            self._record(Kind.HIT, now, fetched, load.epoch, load.step, item.sample, nbytes, item.origin)
+            now = fetched
+        end = now + self._machine.write_seconds(nbytes)
+        self._record(Kind.DECODE, now, end, load.epoch, load.step, item.sample)
+        return end
+
+
+def predict(
+    plan: AccessPlan,
+    machine: Machine,
+    sizes_bytes: NDArray[np.int64],
+    *,
+    limits: StagingLimits,
+    placement: Placement | None = None,
+    rank: int = 0,
+    step_seconds: float | None = None,
+) -> Trace:
+    """Run one rank's loading in virtual time and return its trace.
+
+    machine: what a read, a decode and a tier cost here; its storage classes after the first are the tiers.
+    sizes_bytes: int64[samples], as stored.
+    limits: slots, readers and decode workers of the real run.
+    placement: what the tiers keep; by frequency (thesis, section 3.2) unless given.
+    step_seconds: of the training for each batch; by default machine.compute says.
+
+    Raises: ConfigError where neither step_seconds nor machine.compute is known.
+    Source: thesis, section 3.1; reads in flight share a place's bandwidth here, as they do in a real store, where
+    the thesis gives each thread a full share.
+    """
+    if placement is None:
+        capacities_bytes = [tier.capacity_bytes for tier in machine.storage[1:]]
+        placement = place_by_frequency(plan, rank, sizes_bytes, capacities_bytes)
+    compute = machine.compute
+    if step_seconds is None and compute is None:
+        raise ConfigError(
+            "step_seconds is not given and machine.compute is unknown: say how long the training takes for a batch"
+        )
+
+    def seconds_for(samples: NDArray[np.int64]) -> float:
+        if step_seconds is not None:
+            return step_seconds
+        assert compute is not None, "checked above"
+        return compute.seconds(samples.size, int(sizes_bytes[samples].sum()))
+
+    run = _Run(plan, rank, machine, sizes_bytes, placement, limits, seconds_for)
+    return Trace(run.spans(), {"time": "virtual", "rank": rank})
