@@ -1,1 +1,20 @@
-""""""
+"""What will be read, by whom, when: orders, splits over ranks, and the access plan made of both."""
+
+from penstock.plan.access import AccessPlan
+from penstock.plan.orders import BundleShuffle, FullShuffle, Order, RepeatingOrder, Sequential
+from penstock.plan.splits import Assigned, Shares, Split, Strided, Uniform, Whole
+
+__all__ = [
+    "AccessPlan",
+    "Assigned",
+    "BundleShuffle",
+    "FullShuffle",
+    "Order",
+    "RepeatingOrder",
+    "Sequential",
+    "Shares",
+    "Split",
+    "Strided",
+    "Uniform",
+    "Whole",
+]

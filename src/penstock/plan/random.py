@@ -79,7 +79,7 @@ def draw_uniform(key: int, epoch: int, items: ArrayLike, count: int) -> NDArray[
 
     Returns: float64[n, count].
     """
-    return draw_words(key, epoch, items, count) * 2.0**-32
+    return np.multiply(draw_words(key, epoch, items, count), 2.0**-32, dtype=np.float64)
 
 
 def generator_for(key: int, epoch: int, item: int) -> np.random.Generator:

@@ -1,0 +1,299 @@
+"""Who reads which sample at which step: an order, cut into batches and shared out over ranks.
+
+Every question is answered from the order alone, so that any rank can ask about any other without a message,
+at any size and in constant memory. *Position* counts the samples of one epoch over all ranks, *step* counts
+its batches: batch `step` is positions [step * batch_size, (step + 1) * batch_size).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from penstock.errors import ConfigError
+from penstock.plan.bijection import as_ids
+from penstock.plan.orders import Order, RepeatingOrder, is_whole
+from penstock.plan.splits import Split, as_split
+
+Ids = NDArray[np.int64]
+
+#: Samples handled at once where a whole run is listed: bounds the memory beside the result.
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class AccessPlan:
+    """The reads of a whole training run.
+
+    order: which sample stands at which position of an epoch.
+    batch_size: B, samples of a global batch, over all ranks.
+    epochs: E.
+    ranks: N, processes of the job.
+    split: "uniform", "strided", "whole", "imbalanced", one share per rank, a function (see
+        `penstock.plan.splits.Assigned`) or a `Split`. Kept as a `Split`.
+    drop_last: leave out an epoch's last batch if it is short.
+    Raises: ConfigError for a size that cannot work, and what the split or the order raise.
+
+    >>> from penstock.plan import Sequential
+    >>> AccessPlan(Sequential(10), batch_size=4, epochs=1, ranks=2).local_batch(rank=1, epoch=0, step=2)
+    array([9])
+    """
+
+    order: Order
+    batch_size: int
+    epochs: int
+    ranks: int = 1
+    split: Split | str | Sequence[int] | Callable[[int, int], ArrayLike] = "uniform"
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "epochs", "ranks"):
+            value = getattr(self, name)
+            if not is_whole(value) or value < 1:
+                raise ConfigError(f"{name} is {value!r}; a plan needs a whole number of at least 1: raise it")
+        object.__setattr__(self, "split", as_split(self.split, self.ranks))
+        self._split.size(self.ranks - 1, self.ranks, self.batch_size)
+        self.order.length(self.epochs - 1)
+
+    @property
+    def samples(self) -> int:
+        """F, the number of samples that ids are drawn from."""
+        return self.order.samples
+
+    @property
+    def _split(self) -> Split:
+        assert isinstance(self.split, Split), "made a Split in __post_init__"
+        return self.split
+
+    def length(self, epoch: int) -> int:
+        """Return the number of positions that the epoch reads, over all ranks."""
+        self._check_epoch(epoch)
+        length = self.order.length(epoch)
+        return length - length % self.batch_size if self.drop_last else length
+
+    def steps(self, epoch: int) -> int:
+        """Return the number of batches of the epoch, a short last one included unless dropped."""
+        return -(-self.length(epoch) // self.batch_size)
+
+    def batch_length(self, epoch: int, step: int) -> int:
+        """Return the number of samples in the global batch: batch_size, or fewer in the last step."""
+        length = self.length(epoch)
+        if not 0 <= step * self.batch_size < length:
+            raise ConfigError(
+                f"step {step} of epoch {epoch} is outside [0, {self.steps(epoch)}): ask for less"
+            )
+        return min(self.batch_size, length - step * self.batch_size)
+
+    def sample_at(self, epoch: int, positions: ArrayLike) -> Ids:
+        """Return the sample at each position of the epoch: int64, the shape of positions."""
+        return self.order.at(epoch, as_ids(positions, self.length(epoch), "positions"))
+
+    def position_of(self, epoch: int, samples: ArrayLike) -> Ids:
+        """Return the (first) position of each sample, -1 where the epoch does not read it."""
+        length = self.length(epoch)
+        positions = self.order.position_of(epoch, samples)
+        return np.where(positions < length, positions, -1)
+
+    def reader_of(self, epoch: int, samples: ArrayLike) -> tuple[Ids, Ids]:
+        """Return the rank that reads each sample in the epoch, and at which step.
+
+        Returns: two int64 arrays in the shape of samples, -1 where nobody reads it. With repeats the first
+        read counts; where several ranks read a batch together (split "whole"), the lowest of them.
+        """
+        positions = self.position_of(epoch, samples)
+        steps, offsets = np.divmod(positions, self.batch_size)
+        ranks = np.full(positions.shape, -1, np.int64)
+        for batch, members in self._by_batch_length(epoch, positions):
+            ranks[members] = self._split.reader(self.ranks, batch, offsets[members])
+        return ranks, np.where(positions < 0, -1, steps)
+
+    def local_positions(self, rank: int, epoch: int, step: int) -> Ids:
+        """Return the positions of the rank's share of the batch, in its order: int64[local batch]."""
+        self._check_rank(rank)
+        batch = self.batch_length(epoch, step)
+        return step * self.batch_size + self._split.offsets(rank, self.ranks, batch)
+
+    def local_batch(self, rank: int, epoch: int, step: int) -> Ids:
+        """Return the samples of the rank's share of the batch, in its order: int64[local batch]."""
+        return self.order.at(epoch, self.local_positions(rank, epoch, step))
+
+    def local_batch_size(self, rank: int, epoch: int, step: int) -> int:
+        """Return how many samples the rank reads in the step; 0 where its share is nothing."""
+        self._check_rank(rank)
+        return self._split.size(rank, self.ranks, self.batch_length(epoch, step))
+
+    def max_local_batch(self, rank: int) -> int:
+        """Return the most samples that the rank reads in one step of the run."""
+        self._check_rank(rank)
+        lengths = {self.length(epoch) for epoch in range(self.epochs)}
+        batches = {self.batch_size for length in lengths if length >= self.batch_size}
+        batches |= {length % self.batch_size for length in lengths} - {0}
+        return max((self._split.size(rank, self.ranks, batch) for batch in batches), default=0)
+
+    def stream(self, rank: int, epoch: int, step: int, count: int) -> Ids:
+        """Return the rank's next `count` samples from the start of a step on, over epoch ends.
+
+        Returns: int64[count], fewer where the run ends before.
+        """
+        self._check_rank(rank)
+        self._check_epoch(epoch)
+        pieces = list(self._pieces(rank, epoch, step, count))
+        return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+
+    def string(self, rank: int) -> Ids:
+        """Return the rank's whole access string, every sample it reads in the run: int64[reads].
+
+        Takes 8 bytes per read: for plans that fit. R of the thesis, section 3.1.
+        """
+        return self.stream(rank, 0, 0, self._run_length())
+
+    def frequency(self, rank: int) -> Ids:
+        """Return how often the rank reads each sample over the run: int64[F]."""
+        self._check_rank(rank)
+        uses = np.zeros(self.samples, np.int64)
+        for ids in self._pieces(rank, 0, 0, self._run_length()):
+            np.add.at(uses, ids, 1)
+        return uses
+
+    def first_use(self, rank: int) -> Ids:
+        """Return the index into the rank's access string of its first read of each sample: int64[F].
+
+        -1 for samples that the rank never reads.
+        """
+        self._check_rank(rank)
+        first = np.full(self.samples, np.iinfo(np.int64).max)
+        begin = 0
+        for ids in self._pieces(rank, 0, 0, self._run_length()):
+            np.minimum.at(first, ids, np.arange(begin, begin + ids.size))
+            begin += ids.size
+        first[first == np.iinfo(np.int64).max] = -1
+        return first
+
+    def next_use(self, samples: ArrayLike, epoch: int, position: ArrayLike) -> tuple[Ids, Ids]:
+        """Return when each sample is read next by any rank, strictly after a position of an epoch.
+
+        position: int64, broadcast against samples; -1 asks from the epoch's start, that position included.
+        Returns: epochs and positions, int64 in the shape of samples, both -1 where never.
+        O(1) per sample and epoch looked at; without drop_last and repeats these are two at most.
+        """
+        wanted, after = self._broadcast(samples, position)
+
+        def found(epoch: int, samples: Ids, after: Ids) -> Ids:
+            return self._next_position(epoch, samples, after)
+
+        return self._search(wanted, epoch, after, found)
+
+    def next_use_by(self, rank: int, samples: ArrayLike, epoch: int, step: ArrayLike) -> tuple[Ids, Ids]:
+        """Return when each sample is read next by one rank, strictly after a step of an epoch.
+
+        step: int64, broadcast against samples; -1 asks from the epoch's start, its first step included.
+        Returns: epochs and steps, int64 in the shape of samples, both -1 where never.
+        O(E) per sample: a rank reads it once in N epochs on average.
+        """
+        self._check_rank(rank)
+        wanted, last_steps = self._broadcast(samples, step)
+        after = np.where(last_steps < 0, -1, (last_steps + 1) * self.batch_size - 1)
+
+        def found(epoch: int, samples: Ids, after: Ids) -> Ids:
+            return self._next_position_by(rank, epoch, samples, after)
+
+        epochs, positions = self._search(wanted, epoch, after, found)
+        return epochs, np.where(positions < 0, -1, positions // self.batch_size)
+
+    def _search(
+        self, samples: Ids, epoch: int, after: Ids, found: Callable[[int, Ids, Ids], Ids]
+    ) -> tuple[Ids, Ids]:
+        """Ask `found` epoch by epoch for the samples that no earlier epoch had."""
+        self._check_epoch(epoch)
+        epochs = np.full(samples.size, -1, np.int64)
+        positions = np.full(samples.size, -1, np.int64)
+        pending = np.arange(samples.size)
+        flat, limits = samples.ravel(), after.ravel()
+        for later in range(epoch, self.epochs):
+            if pending.size == 0:
+                break
+            limit = limits[pending] if later == epoch else np.full(pending.size, -1, np.int64)
+            answers = found(later, flat[pending], limit)
+            hit = answers >= 0
+            epochs[pending[hit]] = later
+            positions[pending[hit]] = answers[hit]
+            pending = pending[~hit]
+        return epochs.reshape(samples.shape), positions.reshape(samples.shape)
+
+    def _next_position(self, epoch: int, samples: Ids, after: Ids) -> Ids:
+        if isinstance(self.order, RepeatingOrder):
+            positions = self.order.next_position(epoch, samples, after)
+        else:
+            positions = self.order.position_of(epoch, samples)
+        return np.where((positions > after) & (positions < self.length(epoch)), positions, -1)
+
+    def _next_position_by(self, rank: int, epoch: int, samples: Ids, after: Ids) -> Ids:
+        """The first position beyond `after` that the rank reads, or -1."""
+        answers = np.full(samples.size, -1, np.int64)
+        pending = np.arange(samples.size)
+        limits = after
+        while pending.size:
+            positions = self._next_position(epoch, samples[pending], limits)
+            reads = np.zeros(positions.size, np.bool_)
+            for batch, members in self._by_batch_length(epoch, positions):
+                offsets = positions[members] % self.batch_size
+                reads[members] = self._split.reads(rank, self.ranks, batch, offsets)
+            answers[pending[reads]] = positions[reads]
+            if not isinstance(self.order, RepeatingOrder):
+                break
+            again = (positions >= 0) & ~reads
+            pending, limits = pending[again], positions[again]
+        return answers
+
+    def _by_batch_length(self, epoch: int, positions: Ids) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+        """Yield the full batch size and the short one, each with the positions that lie in such batches."""
+        length = self.length(epoch)
+        full_end = length - length % self.batch_size
+        if full_end:
+            yield self.batch_size, (positions >= 0) & (positions < full_end)
+        if length > full_end:
+            yield length - full_end, positions >= full_end
+
+    def _pieces(self, rank: int, epoch: int, step: int, count: int) -> Iterator[Ids]:
+        """Yield the rank's next `count` samples in order, at most _CHUNK or one step at once."""
+        for later in range(epoch, self.epochs):
+            for positions in self._position_pieces(rank, later, step if later == epoch else 0, count):
+                count -= positions.size
+                yield self.order.at(later, positions)
+            if count <= 0:
+                return
+
+    def _position_pieces(self, rank: int, epoch: int, step: int, count: int) -> Iterator[Ids]:
+        full_steps, rest = divmod(self.length(epoch), self.batch_size)
+        offsets = self._split.offsets(rank, self.ranks, self.batch_size)
+        while offsets.size and step < full_steps and count > 0:
+            steps = min(full_steps - step, -(-min(count, _CHUNK) // offsets.size))
+            starts = np.arange(step, step + steps) * self.batch_size
+            positions = (starts[:, None] + offsets).ravel()[:count]
+            yield positions
+            count -= positions.size
+            step += steps
+        if rest and step <= full_steps and count > 0:
+            yield (full_steps * self.batch_size + self._split.offsets(rank, self.ranks, rest))[:count]
+
+    def _run_length(self) -> int:
+        return sum(self.length(epoch) for epoch in range(self.epochs))
+
+    def _broadcast(self, samples: ArrayLike, after: ArrayLike) -> tuple[Ids, Ids]:
+        wanted = as_ids(samples, self.samples, "samples")
+        return wanted, np.broadcast_to(np.asarray(after, np.int64), wanted.shape)
+
+    def _check_epoch(self, epoch: int) -> None:
+        if not is_whole(epoch) or not 0 <= epoch < self.epochs:
+            raise ConfigError(
+                f"epoch is {epoch!r}; the plan's epochs are [0, {self.epochs}): plan more epochs"
+            )
+
+    def _check_rank(self, rank: int) -> None:
+        if not is_whole(rank) or not 0 <= rank < self.ranks:
+            raise ConfigError(
+                f"rank is {rank!r}; the plan's ranks are [0, {self.ranks}): check the world size"
+            )

@@ -1,0 +1,177 @@
+"""Keyed permutations of consecutive blocks of [0, samples), in both directions.
+
+A block of fewer than 65,536 ids is shuffled by sorting its ids by keyed random 64-bit words: as uniform as
+any shuffle can be, at the price of a table that is made once per epoch and kept for the last few epochs.
+
+A larger block goes through a generalised Feistel network (Black & Rogaway, "Ciphers with arbitrary finite
+domains", CT-RSA 2002, method 3) over rows x columns >= size with rows = ceil(sqrt(size)): constant memory,
+the same cost at every position, and an inverse. Because rows * columns exceeds size by less than a row, a
+result falls outside and is sent through again (cycle walking) less than once in sqrt(size) positions; a
+domain of a power of two would send up to half of them again. A round is two 32 x 32 -> 64 bit multiplications as in
+Philox (Salmon et al., SC'11); that few rounds shuffle badly is shown by Mitchell, Stokes, Frank & Holmes,
+"Bandwidth-optimal random shuffling for GPUs", ACM TOPC 2022. Quality and speed by number of rounds:
+docs/decisions/0003-full-shuffle-bijection.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError
+from penstock.plan._recent import Recent
+from penstock.plan.random import derive_key, draw_words
+
+#: Blocks below this size are sorted by random words, larger ones go through the Feistel network.
+FEISTEL_FROM = 65_536
+#: Rounds of the network; even, so that both halves are mixed alike. Measured: decisions/0003.
+ROUNDS = 24
+#: Halves of the network must fit 32 bits with room for one addition.
+LARGEST_SAMPLES = 2**62
+
+_TABLES_KEPT = 8
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShuffle:
+    """Shuffle within each of the consecutive blocks of [0, samples), anew each epoch.
+
+    samples: F, the size of the whole domain, 1 to 2**62.
+    block: ids per block, the last one may be shorter; 1 to samples.
+    seed: the same seed gives the same permutations, and one block of all samples the same as no blocks.
+    """
+
+    samples: int
+    block: int
+    seed: int
+    _sort_key: int = field(init=False, repr=False, compare=False)
+    _round_key: int = field(init=False, repr=False, compare=False)
+    _tables: Recent[tuple[int, int], tuple[Ids, Ids]] = field(
+        default_factory=lambda: Recent(_TABLES_KEPT), init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_sort_key", derive_key(self.seed, "order"))
+        object.__setattr__(self, "_round_key", derive_key(self.seed, "order: rounds"))
+
+    def forward(self, epoch: int, positions: Ids) -> Ids:
+        """Return the id at each position: int64, the shape of positions, in the same block."""
+        return self._apply(epoch, positions, is_inverse=False)
+
+    def inverse(self, epoch: int, ids: Ids) -> Ids:
+        """Return the position of each id: int64, the shape of ids, in the same block."""
+        return self._apply(epoch, ids, is_inverse=True)
+
+    def _apply(self, epoch: int, values: Ids, *, is_inverse: bool) -> Ids:
+        flat = values.ravel()
+        out = np.empty(flat.size, np.int64)
+        feistel_end = self._feistel_end()
+        if feistel_end == 0:
+            self._by_tables(epoch, flat, out, is_inverse)
+        elif feistel_end == self.samples:
+            self._by_network(epoch, flat, out, is_inverse)
+        else:
+            short = flat >= feistel_end
+            for part, run in ((~short, self._by_network), (short, self._by_tables)):
+                chosen = flat[part]
+                done = np.empty(chosen.size, np.int64)
+                run(epoch, chosen, done, is_inverse)
+                out[part] = done
+        return out.reshape(values.shape)
+
+    def _feistel_end(self) -> int:
+        """Ids below this are in blocks large enough for the network; at most the last block is not."""
+        if self.block < FEISTEL_FROM:
+            return 0
+        rest = self.samples % self.block
+        return self.samples - rest if rest < FEISTEL_FROM else self.samples
+
+    def _by_tables(self, epoch: int, values: Ids, out: Ids, is_inverse: bool) -> None:
+        span = self.block * max(1, (FEISTEL_FROM - 1) // self.block)  # whole blocks that share a table
+        for index, members in _groups(values // span):
+            begin = index * span
+            table = self._tables.get((epoch, begin), partial(self._sort, epoch, begin, span))
+            out[members] = table[is_inverse][values[members] - begin] + begin
+
+    def _sort(self, epoch: int, begin: int, span: int) -> tuple[Ids, Ids]:
+        """The permutation of ids begin... within their blocks, and its inverse, both less `begin`."""
+        ids = np.arange(begin, min(begin + span, self.samples))
+        words = draw_words(self._sort_key, epoch, ids, 2).astype(np.uint64)
+        keys = words[:, 0] << np.uint64(32) | words[:, 1]
+        forward = np.lexsort((keys, ids // self.block)).astype(np.int64, copy=False)
+        inverse = np.empty_like(forward)
+        inverse[forward] = np.arange(forward.size)
+        return forward, inverse
+
+    def _by_network(self, epoch: int, values: Ids, out: Ids, is_inverse: bool) -> None:
+        from penstock.plan import _kernels  # loads numba, which small data sets never need
+
+        if values.size == 0:
+            return
+        blocks = values // self.block if self.block < self.samples else np.zeros(1, np.int64)
+        run_starts = np.concatenate(([0], np.flatnonzero(np.diff(blocks)) + 1, [values.size]))
+        run_blocks = blocks[run_starts[:-1]]
+        bases = run_blocks * self.block
+        sizes = np.minimum(self.block, self.samples - bases)
+        sides = np.array([_sides(int(size)) for size in sizes], np.int64)
+        offsets = np.repeat(bases, np.diff(run_starts))
+        _kernels.permute_runs(
+            values - offsets,
+            out,
+            run_starts,
+            sizes,
+            np.ascontiguousarray(sides[:, 0]),
+            np.ascontiguousarray(sides[:, 1]),
+            round_keys(self._round_key, epoch, run_blocks),
+            is_inverse,
+        )
+        out += offsets
+
+
+def round_keys(key: int, epoch: int, blocks: Ids) -> NDArray[np.uint64]:
+    """Draw each block's keys: uint64[blocks, ROUNDS, 2], a 32-bit key and an odd multiplier a round."""
+    words = draw_words(key, epoch, blocks, 2 * ROUNDS).astype(np.uint64).reshape(-1, ROUNDS, 2)
+    words[:, :, 1] |= np.uint64(1)
+    return words
+
+
+def _sides(size: int) -> tuple[int, int]:
+    rows = math.isqrt(size - 1) + 1
+    return rows, -(-size // rows)
+
+
+def _groups(labels: Ids) -> Iterator[tuple[int, Ids]]:
+    """Yield each label that occurs, and the indices where it does."""
+    if labels.size == 0:
+        return
+    if labels[0] == labels[-1] and (labels == labels[0]).all():
+        yield int(labels[0]), np.arange(labels.size)
+        return
+    by_label = np.argsort(labels, kind="stable")
+    for members in np.split(by_label, np.flatnonzero(np.diff(labels[by_label])) + 1):
+        yield int(labels[members[0]]), members
+
+
+def as_ids(values: object, below: int, name: str) -> Ids:
+    """Return values as int64 after checking that they are whole numbers in [0, below).
+
+    Raises: ConfigError that names the first offender.
+    """
+    array = np.asarray(values)
+    if array.size == 0:
+        return array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        raise ConfigError(f"{name} have dtype {array.dtype}; they are whole numbers: convert them to int64")
+    if array.min() < 0 or array.max() >= below:
+        offender = array[(array < 0) | (array >= below)].flat[0]
+        raise ConfigError(
+            f"{name} contain {offender}, which is outside [0, {below}): check where it comes from"
+        )
+    return array.astype(np.int64, copy=False)

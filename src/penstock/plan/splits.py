@@ -1,0 +1,245 @@
+"""Which rank reads which samples of a global batch.
+
+Offsets count the samples of one global batch from 0. A batch may be shorter than the others (the last of an
+epoch), so every method is told its size. In boxes, 10 samples over 4 ranks:
+
+    uniform     0 0 0 1 1 1 2 2 2 3      slices of ceil(10 / 4), the last rank takes the rest
+    strided     0 1 2 3 0 1 2 3 0 1      dealt like cards
+    imbalanced  0 0 0 0 1 1 1 1 2 3      half of the ranks have four times the share of the other half
+    whole       all ranks read all of them
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from penstock.errors import ConfigError
+from penstock.plan._recent import Recent
+
+Ids = NDArray[np.int64]
+
+
+@runtime_checkable
+class Split(Protocol):
+    """Shares of a global batch over ranks."""
+
+    def size(self, rank: int, ranks: int, batch: int) -> int:
+        """Return how many of the `batch` samples the rank reads, perhaps 0."""
+        ...
+
+    def offsets(self, rank: int, ranks: int, batch: int) -> Ids:
+        """Return the offsets that the rank reads, in its order: int64[size]."""
+        ...
+
+    def reader(self, ranks: int, batch: int, offsets: Ids) -> Ids:
+        """Return the rank that reads each offset, the first one where several do: int64, offsets' shape."""
+        ...
+
+    def reads(self, rank: int, ranks: int, batch: int, offsets: Ids) -> NDArray[np.bool_]:
+        """Return whether the rank reads each offset: bool, offsets' shape."""
+        ...
+
+
+class _Partition:
+    """A split in which each offset has one reader."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def reader(self, ranks: int, batch: int, offsets: Ids) -> Ids:
+        """See `Split.reader`."""
+
+    def reads(self, rank: int, ranks: int, batch: int, offsets: Ids) -> NDArray[np.bool_]:
+        """See `Split.reads`."""
+        return np.equal(self.reader(ranks, batch, offsets), rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform(_Partition):
+    """Consecutive slices of ceil(batch / ranks); the last ranks take the rest, perhaps nothing.
+
+    Source: thesis, section 4.1.3.
+    """
+
+    def size(self, rank: int, ranks: int, batch: int) -> int:
+        """See `Split.size`."""
+        share = -(-batch // ranks)
+        return max(0, min(share, batch - rank * share))
+
+    def offsets(self, rank: int, ranks: int, batch: int) -> Ids:
+        """See `Split.offsets`."""
+        begin = min(batch, rank * -(-batch // ranks))
+        return np.arange(begin, begin + self.size(rank, ranks, batch))
+
+    def reader(self, ranks: int, batch: int, offsets: Ids) -> Ids:
+        """See `Split.reader`."""
+        return offsets // -(-batch // ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Strided(_Partition):
+    """Rank r reads offsets r, r + ranks, r + 2 ranks, ...: as torch's DistributedSampler deals samples."""
+
+    def size(self, rank: int, ranks: int, batch: int) -> int:
+        """See `Split.size`."""
+        return max(0, -(-(batch - rank) // ranks))
+
+    def offsets(self, rank: int, ranks: int, batch: int) -> Ids:
+        """See `Split.offsets`."""
+        return np.arange(rank, batch, ranks)
+
+    def reader(self, ranks: int, batch: int, offsets: Ids) -> Ids:
+        """See `Split.reader`."""
+        return offsets % ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Every rank reads the whole batch (model parallelism). Source: thesis, section 4.1.3."""
+
+    def size(self, rank: int, ranks: int, batch: int) -> int:
+        """See `Split.size`."""
+        return batch
+
+    def offsets(self, rank: int, ranks: int, batch: int) -> Ids:
+        """See `Split.offsets`."""
+        return np.arange(batch)
+
+    def reader(self, ranks: int, batch: int, offsets: Ids) -> Ids:
+        """Return 0: rank 0 is the first of all that read each offset."""
+        return np.zeros_like(offsets)
+
+    def reads(self, rank: int, ranks: int, batch: int, offsets: Ids) -> NDArray[np.bool_]:
+        """Return True everywhere."""
+        return np.ones(offsets.shape, np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class Shares(_Partition):
+    """Consecutive slices in proportion to one whole number per rank.
+
+    weights: int[ranks], not negative and not all 0. Where they add up to the batch they are the local batches
+        themselves; else slice r ends at floor(batch * (weights[0] + ... + weights[r]) / sum(weights)).
+    """
+
+    weights: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if any(not isinstance(w, int | np.integer) or w < 0 for w in self.weights) or sum(self.weights) == 0:
+            raise ConfigError(
+                f"split shares are {self.weights!r}; they are whole numbers, one per rank, not negative and "
+                "not all 0: give the local batch sizes, or their proportions"
+            )
+
+    def size(self, rank: int, ranks: int, batch: int) -> int:
+        """See `Split.size`."""
+        bounds = self._bounds(ranks, batch)
+        return int(bounds[rank + 1] - bounds[rank])
+
+    def offsets(self, rank: int, ranks: int, batch: int) -> Ids:
+        """See `Split.offsets`."""
+        bounds = self._bounds(ranks, batch)
+        return np.arange(bounds[rank], bounds[rank + 1])
+
+    def reader(self, ranks: int, batch: int, offsets: Ids) -> Ids:
+        """See `Split.reader`."""
+        return np.subtract(np.searchsorted(self._bounds(ranks, batch), offsets, side="right"), 1)
+
+    def _bounds(self, ranks: int, batch: int) -> Ids:
+        if len(self.weights) != ranks:
+            raise ConfigError(
+                f"split has {len(self.weights)} shares for {ranks} ranks; each rank needs one: "
+                "give as many shares as ranks"
+            )
+        cumulative = np.cumsum((0, *self.weights), dtype=np.int64)
+        return np.floor_divide(cumulative * batch, cumulative[-1])
+
+
+def imbalanced(ranks: int) -> Shares:
+    """Return shares by which half of the ranks read four times as much as the other half.
+
+    Thesis 4.1.3 gives one half local batches of 2 ceil(B / N) and the other half of ceil(B / N) / 2. These
+    add up to 1.25 B, so they cannot be shares of one batch; what they intend is kept, as a partition with
+    shares 4 : 1. The first floor(ranks / 2) ranks have the large share.
+    """
+    large = ranks // 2
+    return Shares((4,) * large + (1,) * (ranks - large))
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned(_Partition):
+    """The user says which rank reads each offset.
+
+    assign: called as assign(batch, ranks), returns int[batch], the rank of each offset. Each rank reads its
+        offsets in ascending order. Must return the same for the same arguments.
+    """
+
+    assign: Callable[[int, int], ArrayLike]
+    _made: Recent[tuple[int, int], Ids] = field(
+        default_factory=lambda: Recent(4), init=False, repr=False, compare=False
+    )
+
+    def size(self, rank: int, ranks: int, batch: int) -> int:
+        """See `Split.size`."""
+        return int(np.count_nonzero(self._ranks_of(ranks, batch) == rank))
+
+    def offsets(self, rank: int, ranks: int, batch: int) -> Ids:
+        """See `Split.offsets`."""
+        return np.flatnonzero(self._ranks_of(ranks, batch) == rank)
+
+    def reader(self, ranks: int, batch: int, offsets: Ids) -> Ids:
+        """See `Split.reader`."""
+        return np.take(self._ranks_of(ranks, batch), offsets)
+
+    def _ranks_of(self, ranks: int, batch: int) -> Ids:
+        return self._made.get((ranks, batch), lambda: self._call(ranks, batch))
+
+    def _call(self, ranks: int, batch: int) -> Ids:
+        assigned = np.asarray(self.assign(batch, ranks))
+        if assigned.shape != (batch,) or assigned.dtype.kind not in "iu":
+            raise ConfigError(
+                f"the split's function returned {assigned.dtype} of shape {assigned.shape} for a batch of "
+                f"{batch}; it returns the rank of each sample, whole numbers of shape ({batch},): "
+                "a short last batch asks for fewer than the others"
+            )
+        if assigned.min() < 0 or assigned.max() >= ranks:
+            raise ConfigError(
+                f"the split's function returned ranks {assigned.min()} to {assigned.max()} for {ranks} "
+                f"ranks; each is in [0, {ranks}): correct the function"
+            )
+        return assigned.astype(np.int64)
+
+
+_NAMES = ("uniform", "strided", "whole", "imbalanced")
+
+
+def as_split(split: str | Split | Sequence[int] | Callable[[int, int], ArrayLike], ranks: int) -> Split:
+    """Return the split that is meant by a name, by shares, by a function (see `Assigned`) or by itself.
+
+    Raises: ConfigError if it is none of them.
+    """
+    match split:
+        case "uniform":
+            return Uniform()
+        case "strided":
+            return Strided()
+        case "whole":
+            return Whole()
+        case "imbalanced":
+            return imbalanced(ranks)
+    if isinstance(split, Split):
+        return split
+    if isinstance(split, Sequence) and not isinstance(split, str):
+        return Shares(tuple(split))
+    if callable(split):
+        return Assigned(split)
+    raise ConfigError(
+        f"split is {split!r}; it is one of {', '.join(map(repr, _NAMES))}, a share per rank, "
+        "or a function (batch, ranks) -> rank of each sample: choose one"
+    )
