@@ -1,14 +1,27 @@
 """What happened in a run, or would happen: spans, the sums over them, and the file that keeps them."""
 
+from penstock.trace.file import TraceWriter, read_trace
+from penstock.trace.metrics import NOTHING_TO_GAIN, Cause, EpochMetrics, epoch_metrics, limiting, stall_share
 from penstock.trace.schema import BACKGROUND, NO_SAMPLE, NO_TIER, SOURCE, SPAN, STAGING, Kind, Spans
+from penstock.trace.trace import JSON, Trace
 
 __all__ = [
     "BACKGROUND",
+    "JSON",
+    "NOTHING_TO_GAIN",
     "NO_SAMPLE",
     "NO_TIER",
     "SOURCE",
     "SPAN",
     "STAGING",
+    "Cause",
+    "EpochMetrics",
     "Kind",
     "Spans",
+    "Trace",
+    "TraceWriter",
+    "epoch_metrics",
+    "limiting",
+    "read_trace",
+    "stall_share",
 ]

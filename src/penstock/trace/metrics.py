@@ -1,0 +1,251 @@
+"""What a trace amounts to: per epoch, how long the consumer waited, and for what.
+
+Every number is a sum over spans. The one judgement is the cause of a wait, by the critical item's life:
+
+    batch wants     slot        the sample's       timed hit    decode       consumer
+    a slot          granted     read ends          ends         ends         has the batch
+      |--no free slot--|--source or tier read--|--tier read--|--decode--|--hand-over--|
+                 |<------------------- the consumer's wait, anywhere on it ---------->|
+
+The critical item of a batch is the sample whose decoding ended last. Each phase counts as far as it overlaps
+the wait. Waiting for a read to begin counts as the read; waiting for a thread that decodes counts as decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.trace.schema import SOURCE, Kind, Spans
+
+_BATCH = ("rank", "epoch", "step")
+_SAMPLE = ("rank", "sample")
+
+
+class Cause(StrEnum):
+    """What a consumer waited for."""
+
+    SOURCE_READ = "source read"
+    TIER_READ = "tier read"
+    DECODE = "decode"
+    NO_FREE_SLOT = "no free slot"
+    HAND_OVER = "hand-over"
+    #: The trace holds no `DECODE` span of the batch: a foreign loader, or spans that were dropped.
+    UNSEEN = "unseen"
+
+
+#: What a person would have to change, by cause.
+_LIMIT_OF = {
+    Cause.SOURCE_READ: "storage",
+    Cause.TIER_READ: "storage",
+    Cause.DECODE: "decode",
+    Cause.NO_FREE_SLOT: "the staging buffer",
+    Cause.HAND_OVER: "hand-over",
+    Cause.UNSEEN: "the loader",
+}
+
+#: Share of waiting below which a better loader has nothing to offer.
+NOTHING_TO_GAIN = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class EpochMetrics:
+    """The sums of one epoch. Where a trace holds several ranks, they are sums over the ranks too."""
+
+    epoch: int
+    #: From the start of the first wait to the end of the last wait or step.
+    seconds: float
+    #: Samples decoded for a batch.
+    samples: int
+    #: Batches handed to a consumer.
+    steps: int
+    #: Time that consumers waited.
+    stall_seconds: float
+    #: All of `Cause`, in that order; sums to `stall_seconds`.
+    stall_by_cause: Mapping[Cause, float]
+    #: Time that consumers spent between receiving a batch and asking for the next.
+    own_seconds: float
+    #: Physical reads per tier they came from, background fills included.
+    reads_by_tier: Mapping[int, int]
+    #: Bytes taken from each tier, by reads and by hits.
+    bytes_by_tier: Mapping[int, int]
+    #: Samples taken from each memory tier.
+    hits_by_tier: Mapping[int, int]
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples over the epoch's seconds; 0 for an epoch that took no time."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+
+def epoch_metrics(spans: Spans) -> list[EpochMetrics]:
+    """Sum a trace up, epoch by epoch.
+
+    spans: SPAN[n], in any order.
+    Returns: one entry per epoch that any span names, ascending. O(n log n).
+    """
+    epochs, group = np.unique(spans["epoch"], return_inverse=True)
+    kind = spans["kind"]
+    waits, steps = spans[kind == Kind.WAIT], spans[kind == Kind.STEP]
+    wait_group, step_group = group[kind == Kind.WAIT], group[kind == Kind.STEP]
+    consumed = (kind == Kind.WAIT) | (kind == Kind.STEP)
+    first, last = np.full(epochs.size, np.inf), np.full(epochs.size, -np.inf)
+    np.minimum.at(first, group[consumed], spans["start"][consumed])
+    np.maximum.at(last, group[consumed], spans["end"][consumed])
+    seconds = np.maximum(last - first, 0.0)
+
+    def total(groups: NDArray[np.intp], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.bincount(groups, weights, epochs.size).astype(np.float64)
+
+    def count(which: Kind) -> NDArray[np.int64]:
+        return np.bincount(group[kind == which], minlength=epochs.size).astype(np.int64)
+
+    stall = total(wait_group, waits["end"] - waits["start"])
+    own = total(step_group, steps["end"] - steps["start"])
+    causes = {cause: total(wait_group, part) for cause, part in _stall_causes(spans, waits).items()}
+    samples, batches = count(Kind.DECODE), count(Kind.WAIT)
+    reads = _by_tier(spans, group, kind == Kind.READ, epochs.size)
+    hits = _by_tier(spans, group, kind == Kind.HIT, epochs.size)
+    taken = _by_tier(spans, group, (kind == Kind.READ) | (kind == Kind.HIT), epochs.size)
+    return [
+        EpochMetrics(
+            epoch=int(epoch),
+            seconds=float(seconds[row]),
+            samples=int(samples[row]),
+            steps=int(batches[row]),
+            stall_seconds=float(stall[row]),
+            stall_by_cause={cause: float(parts[row]) for cause, parts in causes.items()},
+            own_seconds=float(own[row]),
+            reads_by_tier={tier: spans_there for tier, (spans_there, _) in reads[row].items()},
+            bytes_by_tier={tier: size for tier, (_, size) in taken[row].items()},
+            hits_by_tier={tier: spans_there for tier, (spans_there, _) in hits[row].items()},
+        )
+        for row, epoch in enumerate(epochs)
+    ]
+
+
+def limiting(metrics: EpochMetrics) -> str:
+    """Say in one line what limited an epoch, and by how much.
+
+    Below one part in a hundred of waiting, the training itself is named: no loader could make it faster.
+
+    >>> limiting(EpochMetrics(2, 10.0, 640, 10, 4.0, {Cause.DECODE: 4.0}, 6.0, {}, {}, {}))
+    'epoch 2: decode limits it: waited 40.0 % of 10 s (4 s decode); without, 1.67 x as fast'
+    """
+    share = stall_share(metrics.stall_seconds, metrics.own_seconds)
+    waited = f"waited {share:.1%} of {_seconds(metrics.stall_seconds + metrics.own_seconds)}".replace(
+        "%", " %"
+    )
+    if share < NOTHING_TO_GAIN:
+        return f"epoch {metrics.epoch}: the training itself limits it: {waited}"
+    by_limit: dict[str, float] = {}
+    for cause, seconds in metrics.stall_by_cause.items():
+        limit = _LIMIT_OF[cause]
+        by_limit[limit] = by_limit.get(limit, 0.0) + seconds
+    limit = max(by_limit, key=by_limit.__getitem__)
+    parts = sorted(metrics.stall_by_cause.items(), key=lambda part: -part[1])
+    told = ", ".join(f"{_seconds(seconds)} {cause}" for cause, seconds in parts if seconds > 0.0)
+    gain = f"{1.0 / (1.0 - share):.2f} x as fast" if share < 1.0 else "no time at all"
+    return f"epoch {metrics.epoch}: {limit} limits it: {waited} ({told}); without, {gain}"
+
+
+def stall_share(stall_seconds: float, own_seconds: float) -> float:
+    """Return the part of a consumer's time that it waited, in [0, 1]; 0 where no time passed."""
+    seconds = stall_seconds + own_seconds
+    return stall_seconds / seconds if seconds else 0.0
+
+
+def _stall_causes(spans: Spans, waits: Spans) -> dict[Cause, NDArray[np.float64]]:
+    """Split every wait into causes: float64[waits] each, in the order of `Cause`, summing to its duration."""
+    kind = spans["kind"]
+    decodes, slots = spans[kind == Kind.DECODE], spans[kind == Kind.SLOT]
+    begin, end = waits["start"], waits["end"]
+    seen, critical = _latest(decodes, _BATCH, waits, end)
+    decoded = np.where(seen, critical["end"], -np.inf)
+    has_slot, slot = _latest(slots, _BATCH, waits, decoded)
+
+    moving = ((kind == Kind.READ) | (kind == Kind.HIT)) & np.isin(spans["sample"], critical["sample"][seen])
+    of_critical, moving_kind = spans[moving], kind[moving]
+    was_read, read = _latest(of_critical[moving_kind == Kind.READ], _SAMPLE, critical, decoded)
+    # A hit without duration was not queued for: until then the sample waited for a thread to decode it.
+    timed_hits = (moving_kind == Kind.HIT) & (of_critical["end"] > of_critical["start"])
+    was_hit, hit = _latest(of_critical[timed_hits], _SAMPLE, critical, decoded)
+
+    wanted = np.where(has_slot, slot["start"], -np.inf)
+    granted = np.where(has_slot, slot["end"], -np.inf)
+    read_end = np.maximum(granted, np.where(was_read, read["end"], -np.inf))
+    hit_end = np.maximum(read_end, np.where(was_hit, hit["end"], -np.inf))
+
+    def overlap(phase_begin: NDArray[np.float64], phase_end: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.where(
+            seen, np.maximum(np.minimum(phase_end, end) - np.maximum(phase_begin, begin), 0.0), 0.0
+        )
+
+    reading = overlap(granted, read_end)
+    from_source = was_read & (read["tier"] == SOURCE)
+    parts = {
+        Cause.SOURCE_READ: np.where(from_source, reading, 0.0),
+        Cause.TIER_READ: np.where(from_source, 0.0, reading) + overlap(read_end, hit_end),
+        Cause.DECODE: overlap(hit_end, decoded),
+        Cause.NO_FREE_SLOT: overlap(wanted, granted),
+    }
+    explained = np.sum(list(parts.values()), axis=0)
+    parts[Cause.HAND_OVER] = np.where(seen, end - begin - explained, 0.0)
+    parts[Cause.UNSEEN] = np.where(seen, 0.0, end - begin)
+    return parts
+
+
+def _latest(
+    spans: Spans, fields: tuple[str, ...], askers: Spans, deadlines: NDArray[np.float64]
+) -> tuple[NDArray[np.bool_], Spans]:
+    """Find for each asker the span that equals it in `fields` and ends last at or before its deadline.
+
+    Of spans that end together, the last in `spans` is taken.
+    Returns: found bool[askers]; SPAN[askers], zero where not found.
+    """
+    answers: Spans = np.zeros(askers.size, askers.dtype)
+    if not spans.size:
+        return np.zeros(askers.size, np.bool_), answers
+    keys = [np.concatenate([spans[field], askers[field]]) for field in fields]
+    asks = np.arange(spans.size + askers.size) >= spans.size
+    order = np.lexsort((asks, np.concatenate([spans["end"], deadlines]), *keys))
+    places = np.arange(order.size)
+    latest_place = np.maximum.accumulate(np.where(asks[order], -1, places))
+    latest = order[np.maximum(latest_place, 0)]
+    matches = latest_place >= 0
+    for key in keys:
+        matches &= key[latest] == key[order]
+    is_asker = asks[order]
+    asker = order[is_asker] - spans.size
+    found = np.zeros(askers.size, np.bool_)
+    found[asker] = matches[is_asker]
+    answers[asker[matches[is_asker]]] = spans[latest[is_asker & matches]]
+    return found, answers
+
+
+def _by_tier(
+    spans: Spans, group: NDArray[np.intp], which: NDArray[np.bool_], epochs: int
+) -> list[dict[int, tuple[int, int]]]:
+    """Count chosen spans and add up their bytes: per epoch, {tier: (spans, bytes)}, only tiers that occur."""
+    tiers, tier_of = np.unique(spans["tier"][which], return_inverse=True)
+    cell = group[which] * tiers.size + tier_of
+    counts = np.bincount(cell, minlength=epochs * tiers.size).reshape(epochs, tiers.size)
+    # In integers: float64 weights of bincount would round above 2**53 bytes.
+    sizes = np.zeros(epochs * tiers.size, np.int64)
+    np.add.at(sizes, cell, spans["bytes"][which])
+    return [
+        {
+            int(tier): (int(counts[row, column]), int(sizes[row * tiers.size + column]))
+            for column, tier in enumerate(tiers)
+            if counts[row, column]
+        }
+        for row in range(epochs)
+    ]
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 100.0 else f"{seconds:.3g} s"

@@ -1,0 +1,309 @@
+"""The sums over a trace: evident by hand on small runs, equal to a slow count of seconds on random ones."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from penstock.trace import NO_TIER, SOURCE, SPAN, Cause, Kind, Spans, Trace, epoch_metrics, limiting
+
+
+class Row(NamedTuple):
+    """One span, field by field as in `SPAN`."""
+
+    start: float
+    end: float
+    sample: int = -1
+    bytes: int = 0
+    epoch: int = 0
+    step: int = 0
+    kind: int = Kind.WAIT
+    tier: int = NO_TIER
+    worker: int = 0
+    rank: int = 0
+
+
+def spans_of(*rows: Row) -> Spans:
+    return np.array([tuple(row) for row in rows], SPAN)
+
+
+def causes_of(*rows: Row) -> dict[Cause, float]:
+    """The causes of the stall of a trace of one epoch, without those that are zero."""
+    (metrics,) = epoch_metrics(spans_of(*rows))
+    return {cause: seconds for cause, seconds in metrics.stall_by_cause.items() if seconds}
+
+
+# A batch of one sample, whose life takes ten seconds: slot wanted at 1, granted at 3, read from 5 to 7,
+# decoded from 8 to 9, handed over at 10.
+SLOT = Row(1, 3, kind=Kind.SLOT)
+READ = Row(5, 7, sample=4, bytes=100, kind=Kind.READ, tier=SOURCE)
+DECODE = Row(8, 9, sample=4, kind=Kind.DECODE)
+
+
+def test_a_wait_over_the_whole_life_of_a_batch_is_split_over_all_its_phases() -> None:
+    assert causes_of(SLOT, READ, DECODE, Row(1, 10)) == {
+        Cause.NO_FREE_SLOT: 2,
+        Cause.SOURCE_READ: 4,
+        Cause.DECODE: 2,
+        Cause.HAND_OVER: 1,
+    }
+
+
+def test_a_wait_counts_only_what_happened_while_it_lasted() -> None:
+    assert causes_of(SLOT, READ, DECODE, Row(6.5, 9.25)) == {
+        Cause.SOURCE_READ: 0.5,
+        Cause.DECODE: 2,
+        Cause.HAND_OVER: 0.25,
+    }
+
+
+def test_a_batch_that_was_ready_before_it_was_asked_for_costs_only_the_hand_over() -> None:
+    assert causes_of(SLOT, READ, DECODE, Row(20, 20.5)) == {Cause.HAND_OVER: 0.5}
+
+
+def test_time_before_the_loader_even_wanted_a_slot_is_the_loaders_own() -> None:
+    assert causes_of(SLOT, READ, DECODE, Row(0, 9)) == {
+        Cause.HAND_OVER: 1,
+        Cause.NO_FREE_SLOT: 2,
+        Cause.SOURCE_READ: 4,
+        Cause.DECODE: 2,
+    }
+
+
+def test_a_read_from_a_tier_is_told_apart_from_a_read_of_the_source() -> None:
+    from_disk = READ._replace(tier=2)
+
+    assert causes_of(SLOT, from_disk, DECODE, Row(3, 9)) == {Cause.TIER_READ: 4, Cause.DECODE: 2}
+
+
+def test_without_a_slot_span_the_read_is_waited_for_from_the_beginning() -> None:
+    assert causes_of(READ, DECODE, Row(0, 9)) == {Cause.SOURCE_READ: 7, Cause.DECODE: 2}
+
+
+def test_a_sample_in_memory_that_waited_for_a_thread_counts_as_decode() -> None:
+    """All is cached and decoding too slow: samples have a slot, but no thread for them."""
+    taken_at_once = Row(7, 7, sample=4, kind=Kind.HIT, tier=1)
+
+    assert causes_of(SLOT, taken_at_once, DECODE, Row(3, 9)) == {Cause.DECODE: 6}
+
+
+def test_a_hit_that_takes_time_counts_as_a_read_of_its_tier() -> None:
+    copied_out = Row(5, 7, sample=4, kind=Kind.HIT, tier=1)
+
+    assert causes_of(SLOT, copied_out, DECODE, Row(3, 9)) == {Cause.TIER_READ: 4, Cause.DECODE: 2}
+
+
+def test_a_hit_on_a_sample_that_a_background_fill_was_still_reading_waited_for_the_source() -> None:
+    background = READ._replace(step=-1)
+    hit = Row(7.5, 7.5, sample=4, kind=Kind.HIT, tier=1)
+
+    assert causes_of(SLOT, background, hit, DECODE, Row(3, 9)) == {Cause.SOURCE_READ: 4, Cause.DECODE: 2}
+
+
+def test_a_read_of_an_earlier_epoch_is_no_reason_to_wait_in_this_one() -> None:
+    earlier = Row(0, 1, sample=4, kind=Kind.READ, tier=SOURCE, epoch=-3)
+    later = Row(100, 101, sample=4, kind=Kind.READ, tier=SOURCE, epoch=-3)
+    metrics = epoch_metrics(spans_of(earlier, later, SLOT, DECODE, Row(3, 9)))[-1]
+
+    assert metrics.stall_by_cause[Cause.DECODE] == 6
+
+
+def test_what_happened_after_the_decoding_is_no_part_of_the_life() -> None:
+    """The sample is read once more for a later batch, and the batch asked for again after a `break`."""
+    again = [SLOT._replace(start=9.2, end=9.4), READ._replace(start=9.4, end=9.8, tier=2, step=7)]
+
+    assert causes_of(SLOT, READ, DECODE, *again, Row(3, 10)) == causes_of(SLOT, READ, DECODE, Row(3, 10))
+
+
+def test_the_sample_that_was_decoded_last_decides() -> None:
+    quick = [Row(3, 4, 1, 10, kind=Kind.READ, tier=SOURCE), Row(4, 5, 1, kind=Kind.DECODE)]
+
+    assert causes_of(*quick, SLOT, READ, DECODE, Row(3, 9)) == {Cause.SOURCE_READ: 4, Cause.DECODE: 2}
+    assert causes_of(SLOT, READ, DECODE, *quick, Row(3, 9)) == {Cause.SOURCE_READ: 4, Cause.DECODE: 2}
+
+
+def test_a_wait_of_a_loader_that_records_nothing_else_is_unseen() -> None:
+    assert causes_of(Row(0, 3), Row(3, 5, kind=Kind.STEP)) == {Cause.UNSEEN: 3}
+
+
+def test_spans_of_another_rank_explain_nothing() -> None:
+    assert causes_of(SLOT, READ, DECODE, Row(1, 10, rank=1)) == {Cause.UNSEEN: 9}
+
+
+def test_an_epoch_is_summed_up() -> None:
+    spans = spans_of(
+        Row(0, 2, step=0),
+        Row(2, 5, step=0, kind=Kind.STEP),
+        Row(5, 5.5, step=1),
+        Row(5.5, 8, step=1, kind=Kind.STEP),
+        Row(0, 1, 7, 100, kind=Kind.READ, tier=SOURCE),
+        Row(0, 1, 8, 50, step=-1, kind=Kind.READ, tier=SOURCE),
+        Row(2, 3, 9, 25, step=1, kind=Kind.READ, tier=2),
+        Row(3, 3, 8, 50, step=1, kind=Kind.HIT, tier=1),
+        Row(1, 2, 7, kind=Kind.DECODE),
+        Row(3, 4, 8, step=1, kind=Kind.DECODE),
+        Row(4, 4.5, 9, step=1, kind=Kind.DECODE),
+        Row(10, 11, 5, 60, epoch=1, kind=Kind.READ, tier=SOURCE),
+    )
+
+    whole, begun = Trace(spans).epochs()
+
+    assert (whole.epoch, whole.seconds, whole.steps, whole.samples) == (0, 8.0, 2, 3)
+    assert (whole.stall_seconds, whole.own_seconds) == (2.5, 5.5)
+    assert sum(whole.stall_by_cause.values()) == 2.5
+    assert whole.reads_by_tier == {SOURCE: 2, 2: 1}
+    assert whole.bytes_by_tier == {SOURCE: 150, 1: 50, 2: 25}
+    assert whole.hits_by_tier == {1: 1}
+    assert whole.samples_per_second == 3 / 8
+    assert (begun.epoch, begun.seconds, begun.steps, begun.reads_by_tier) == (1, 0.0, 0, {SOURCE: 1})
+    assert begun.samples_per_second == 0.0
+
+
+def test_bytes_are_added_as_integers() -> None:
+    huge = 2**60 + 1
+    (metrics,) = epoch_metrics(spans_of(*[Row(0, 1, 1, huge, kind=Kind.READ, tier=SOURCE)] * 3))
+
+    assert metrics.bytes_by_tier == {SOURCE: 3 * huge}
+
+
+def test_a_trace_without_spans_has_no_epochs() -> None:
+    assert epoch_metrics(np.empty(0, SPAN)) == []
+
+
+def slow_causes(rows: list[Row], wait: Row) -> dict[Cause, float]:
+    """Ask of every second of a wait, one at a time, what the critical sample was doing, in whole seconds."""
+
+    def last(kinds: Kind, by: tuple[str, ...], like: Row, until: float) -> Row | None:
+        best = None
+        for row in rows:
+            equal = all(getattr(row, name) == getattr(like, name) for name in by)
+            zero_hit = kinds == Kind.HIT and row.start == row.end
+            if row.kind != kinds or not equal or row.end > until or zero_hit:
+                continue
+            if best is None or row.end >= best.end:
+                best = row
+        return best
+
+    causes = dict.fromkeys(Cause, 0.0)
+    critical = last(Kind.DECODE, ("rank", "epoch", "step"), wait, wait.end)
+    if critical is None:
+        return {**causes, Cause.UNSEEN: wait.end - wait.start}
+    slot = last(Kind.SLOT, ("rank", "epoch", "step"), wait, critical.end)
+    read = last(Kind.READ, ("rank", "sample"), critical, critical.end)
+    hit = last(Kind.HIT, ("rank", "sample"), critical, critical.end)
+    for second in range(int(wait.start), int(wait.end)):
+        if slot and second < slot.start:
+            cause = Cause.HAND_OVER
+        elif slot and second < slot.end:
+            cause = Cause.NO_FREE_SLOT
+        elif read and second < read.end:
+            cause = Cause.SOURCE_READ if read.tier == SOURCE else Cause.TIER_READ
+        elif hit and second < hit.end:
+            cause = Cause.TIER_READ
+        elif second < critical.end:
+            cause = Cause.DECODE
+        else:
+            cause = Cause.HAND_OVER
+        causes[cause] += 1
+    return causes
+
+
+def random_row() -> st.SearchStrategy[Row]:
+    mostly_zero = st.sampled_from([0, 0, 0, 1])
+    return st.builds(
+        lambda start, seconds, **fields: Row(start, start + seconds, **fields),
+        st.integers(0, 15),
+        st.integers(0, 8),
+        sample=mostly_zero,
+        bytes=st.integers(0, 1000),
+        epoch=mostly_zero,
+        step=st.sampled_from([0, 0, 0, 1, -1]),
+        kind=st.sampled_from(list(Kind)).map(int),
+        tier=st.sampled_from([SOURCE, 1, 2]),
+        rank=mostly_zero,
+    )
+
+
+@settings(max_examples=300)
+@given(st.lists(random_row(), max_size=40))
+@example([SLOT, READ, DECODE, Row(0, 12)])
+def test_the_vectorised_sums_equal_those_of_a_slow_count(rows: list[Row]) -> None:
+    metrics = {epoch.epoch: epoch for epoch in epoch_metrics(spans_of(*rows))}
+
+    assert sorted(metrics) == sorted({row.epoch for row in rows})
+    for epoch, found in metrics.items():
+        here = [row for row in rows if row.epoch == epoch]
+        waits = [row for row in here if row.kind == Kind.WAIT]
+        steps = [row for row in here if row.kind == Kind.STEP]
+        reads = [row for row in here if row.kind == Kind.READ]
+        hits = [row for row in here if row.kind == Kind.HIT]
+        causes = dict.fromkeys(Cause, 0.0)
+        for wait in waits:
+            for cause, seconds in slow_causes(rows, wait).items():
+                causes[cause] += seconds
+        assert found.stall_by_cause == causes
+        assert found.stall_seconds == sum(row.end - row.start for row in waits) == sum(causes.values())
+        assert found.own_seconds == sum(row.end - row.start for row in steps)
+        consumer = waits + steps
+        first = min((row.start for row in consumer), default=0)
+        assert found.seconds == max((row.end for row in consumer), default=0) - first
+        assert found.steps == len(waits)
+        assert found.samples == sum(row.kind == Kind.DECODE for row in here)
+        for tier in (SOURCE, 1, 2):
+            assert found.reads_by_tier.get(tier, 0) == sum(row.tier == tier for row in reads)
+            assert found.hits_by_tier.get(tier, 0) == sum(row.tier == tier for row in hits)
+            taken = sum(row.bytes for row in reads + hits if row.tier == tier)
+            assert found.bytes_by_tier.get(tier, 0) == taken
+
+
+@given(st.lists(random_row(), max_size=30), st.randoms(use_true_random=False))
+def test_the_order_of_spans_that_end_apart_does_not_matter(rows: list[Row], random: Random) -> None:
+    apart = [row._replace(start=row.start + 0.001 * n, end=row.end + 0.001 * n) for n, row in enumerate(rows)]
+    shuffled = random.sample(apart, len(apart))
+
+    for one, other in zip(epoch_metrics(spans_of(*apart)), epoch_metrics(spans_of(*shuffled)), strict=True):
+        assert one.stall_by_cause == pytest.approx(other.stall_by_cause, abs=1e-9)
+        assert one.reads_by_tier == other.reads_by_tier
+
+
+def line_of(*rows: Row) -> str:
+    (metrics,) = epoch_metrics(spans_of(*rows))
+    return limiting(metrics)
+
+
+def test_the_line_of_an_epoch_names_what_limits_it_and_by_how_much() -> None:
+    step = Row(10, 21, kind=Kind.STEP)
+
+    assert line_of(SLOT, READ, DECODE, Row(1, 10), step) == (
+        "epoch 0: storage limits it: waited 45.0 % of 20 s (4 s source read, 2 s decode, 2 s no free slot, "
+        "1 s hand-over); without, 1.82 x as fast"
+    )
+    assert line_of(DECODE, Row(1, 10), step).startswith("epoch 0: decode limits it: waited 45.0 % of 20 s")
+    assert line_of(Row(1, 10), step).startswith("epoch 0: the loader limits it")
+
+
+def test_the_line_of_an_epoch_that_hardly_waited_names_the_training() -> None:
+    assert line_of(DECODE, Row(9, 9.5), Row(9.5, 209, kind=Kind.STEP)) == (
+        "epoch 0: the training itself limits it: waited 0.2 % of 200 s"
+    )
+
+
+def test_reads_of_source_and_tiers_count_together_as_storage() -> None:
+    waits = [Row(0, 3, step=0), Row(3, 6, step=1), Row(6, 10, step=2)]
+    lives = [
+        Row(0, 3, 1, step=0, kind=Kind.READ, tier=SOURCE),
+        Row(3, 3, 1, step=0, kind=Kind.DECODE),
+        Row(3, 6, 2, step=1, kind=Kind.READ, tier=2),
+        Row(6, 6, 2, step=1, kind=Kind.DECODE),
+        Row(6, 10, 3, step=2, kind=Kind.DECODE),
+    ]
+
+    assert line_of(*waits, *lives) == (
+        "epoch 0: storage limits it: waited 100.0 % of 10 s (4 s decode, 3 s source read, 3 s tier read); "
+        "without, no time at all"
+    )

@@ -1,0 +1,30 @@
+"""The span's layout is a file format and an agreement between the runtime and the simulator."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+
+from penstock.trace.schema import NO_TIER, SOURCE, SPAN, Kind
+
+
+def test_a_span_is_48_bytes_little_endian_without_padding() -> None:
+    span = np.zeros(1, SPAN)
+    for number, name in enumerate(SPAN.names or (), start=1):
+        span[name] = number
+
+    assert span.tobytes() == struct.pack("<ddqqiiBbHI", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+    assert SPAN.itemsize == 48
+
+
+def test_the_numbers_of_kinds_and_special_tiers_never_change() -> None:
+    assert {kind.name: int(kind) for kind in Kind} == {
+        "WAIT": 0,
+        "STEP": 1,
+        "READ": 2,
+        "HIT": 3,
+        "DECODE": 4,
+        "SLOT": 5,
+    }
+    assert (SOURCE, NO_TIER) == (-1, -128)
