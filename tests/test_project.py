@@ -221,8 +221,8 @@ def test_the_tests_run_in_the_pinned_environment() -> None:
 # -- What the pages claim ------------------------------------------------------------------------------
 
 
-def python_blocks() -> list[ParameterSet]:
-    blocks = re.compile(r"^ *```python\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+def blocks_in_pages(language: str) -> list[ParameterSet]:
+    blocks = re.compile(rf"^ *```{language}\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
     return [
         pytest.param(textwrap.dedent(match[1]), id=f"{page.relative_to(REPOSITORY)}-{number}")
         for page in PAGES
@@ -230,7 +230,14 @@ def python_blocks() -> list[ParameterSet]:
     ]
 
 
-@pytest.mark.parametrize("code", python_blocks())
+@pytest.mark.parametrize("text", blocks_in_pages("toml"))
+def test_the_machines_in_the_pages_are_machines(text: str) -> None:
+    machine = penstock.Machine.from_toml(text)
+
+    assert penstock.Machine.from_toml(machine.to_toml()) == machine
+
+
+@pytest.mark.parametrize("code", blocks_in_pages("python"))
 def test_the_code_in_the_pages_parses_and_names_what_exists(code: str) -> None:
     modules: dict[str, ModuleType] = {}
     for node in ast.walk(ast.parse(code)):

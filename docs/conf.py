@@ -1,0 +1,104 @@
+"""Sphinx configuration. Pages are Markdown (MyST); the reference comes from the docstrings."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+_PROJECT = tomllib.loads(Path(__file__).parent.with_name("pyproject.toml").read_text("utf-8"))["project"]
+
+project = "Penstock"
+version = release = _PROJECT["version"]
+project_copyright = "the Penstock authors, Apache License 2.0"
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["_build"]
+default_role = "literal"
+
+html_theme = "furo"
+html_title = f"Penstock {version}"
+html_show_sphinx = False
+
+myst_heading_anchors = 3
+
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 90
+
+# A reference into Penstock must lead somewhere; other projects' pages are not at hand while this is built.
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r"(?!penstock\.).*"), ("py:.*", r"penstock\.(.*\.)?_.*")]
+
+_FIELD = re.compile(r"([A-Za-z_]\w*): (.*)")
+_ARRAY = re.compile(r"~?numpy\.ndarray\[tuple\[~?typing\.Any, \.\.\.\], ~?numpy\.dtype\[(~?[\w.]+)\]\]")
+_CODE = re.compile(r"(``.+?``|`.+?`)")
+
+
+def _docstring_to_rst(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    """Turn the plain text of our docstrings into the markup that shows what it looks like.
+
+    A line `name: text` at the margin is a parameter, or with a capital (`Returns:`, `Raises:`) a field; an
+    indented block after an empty line is kept as it is drawn; everything else is text with `code` in it.
+    """
+    source, lines[:] = list(lines), []
+    drawing = False
+    in_fields = False
+    for index, line in enumerate(source):
+        after_gap = index == 0 or not source[index - 1].strip()
+        if not line.strip():
+            lines.append("")
+            in_fields = False
+        elif line.startswith((">>>", "...")) or (drawing and line[0] == " "):
+            lines.append(line)
+        elif line[0] == " " and after_gap:
+            drawing = True
+            lines += ["::", "", line]
+        elif match := _FIELD.fullmatch(line):
+            drawing = False
+            if not in_fields:
+                lines.append("")
+            in_fields = True
+            field = match[1] if match[1][0].isupper() else f"param {match[1]}"
+            lines.append(f":{field}: {_escape(match[2])}")
+        else:
+            drawing = False
+            lines.append(("    " if in_fields and line[0] != " " else "") + _escape(line))
+
+
+def _escape(text: str) -> str:
+    parts = _CODE.split(text)
+    for index, part in enumerate(parts):
+        if index % 2:
+            word_follows = re.match(r"\w", parts[index + 1])
+            parts[index] = f"``{part.strip('`')}``" + (r"\ " if word_follows else "")
+        else:
+            parts[index] = re.sub(r"([*|]|_(?!\w))", r"\\\1", part)
+    return "".join(parts)
+
+
+def _plain_signature(
+    app: Sphinx,
+    what: str,
+    name: str,
+    obj: object,
+    options: object,
+    signature: str | None,
+    returns: str | None,
+) -> tuple[str | None, str | None]:
+    """Write arrays as they are written in the source, and a default that is made anew as three dots."""
+
+    def plain(text: str | None) -> str | None:
+        return text and _ARRAY.sub(r"NDArray[\1]", text).replace("<factory>", "...")
+
+    return plain(signature), plain(returns)
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-docstring", _docstring_to_rst)
+    app.connect("autodoc-process-signature", _plain_signature)
