@@ -74,17 +74,18 @@ def _split(
     values: NDArray[np.int64],
     begin: int,
     count: int,
+    base: int,
     columns: np.int64,
     left: NDArray[np.uint64],
     right: NDArray[np.uint64],
 ) -> None:
-    """Write values // columns to left and values % columns to right, without an integer division.
+    """Write quotient and rest of (values - base) / columns to left and right, without an integer division.
 
     A product with the reciprocal is off by one at most for values below 2**62; one step either way mends it.
     """
     reciprocal = 1.0 / float(columns)
     for position in range(count):
-        value = values[begin + position]
+        value = values[begin + position] - base
         quotient = np.int64(np.float64(value) * reciprocal)
         rest = value - quotient * columns
         below = np.int64(rest < 0)
@@ -122,21 +123,22 @@ def permute(
     out: NDArray[np.int64],
     begin: int,
     end: int,
+    base: int,
     size: int,
     rows: int,
     columns: int,
     keys: NDArray[np.uint64],
     is_inverse: bool,
 ) -> None:
-    """Write the permuted values[begin:end] to out[begin:end].
+    """Write the permuted values[begin:end] to out[begin:end], all of them in [base, base + size).
 
-    The generalised Feistel network of `penstock.plan.bijection`: a value is left * columns + right with left
-    below `rows` and right below `columns`; rounds add to left a function of right, modulo rows, and to right
-    a function of left, modulo columns, in turn. A result outside [0, size) goes through again (cycle
+    The generalised Feistel network of `penstock.plan.bijection`: a value less base is left * columns + right
+    with left below `rows` and right below `columns`; rounds add to left a function of right, modulo rows, and
+    to right a function of left, modulo columns, in turn. A result outside [0, size) goes through again (cycle
     walking). Rounds are the outer loop and positions the inner one, which LLVM so turns into vector
     instructions: 20 times as fast as position by position.
 
-    values, out: int64[n], each in [0, size), size at most 2**62. out is written.
+    values, out: int64[n]; size at most 2**62. out is written.
     rows, columns: rows * columns >= size, each at most 2**31.
     keys: uint64[rounds, 2], per round a 32-bit key and an odd 32-bit multiplier; rounds is even.
     """
@@ -146,20 +148,20 @@ def permute(
     n_rows, n_columns = np.uint64(rows), np.uint64(columns)
     for block in range(begin, end, _BLOCK):
         count = min(_BLOCK, end - block)
-        _split(values, block, count, np.int64(columns), left, right)
+        _split(values, block, count, base, np.int64(columns), left, right)
         _rounds(left, right, count, keys, n_rows, n_columns, is_inverse)
         largest = np.int64(0)
         for position in range(count):
             value = np.int64(left[position] * n_columns + right[position])
-            out[block + position] = value
+            out[block + position] = base + value
             largest = max(largest, value)
         if largest >= size:
             for position in range(block, block + count):
-                while out[position] >= size:
-                    walked[0] = out[position]
-                    _split(walked, 0, 1, np.int64(columns), left, right)
+                while out[position] - base >= size:
+                    walked[0] = out[position] - base
+                    _split(walked, 0, 1, 0, np.int64(columns), left, right)
                     _rounds(left, right, 1, keys, n_rows, n_columns, is_inverse)
-                    out[position] = np.int64(left[0] * n_columns + right[0])
+                    out[position] = base + np.int64(left[0] * n_columns + right[0])
 
 
 @_compile
@@ -167,6 +169,7 @@ def permute_runs(
     values: NDArray[np.int64],
     out: NDArray[np.int64],
     run_starts: NDArray[np.int64],
+    bases: NDArray[np.int64],
     sizes: NDArray[np.int64],
     rows: NDArray[np.int64],
     columns: NDArray[np.int64],
@@ -176,7 +179,7 @@ def permute_runs(
     """Permute consecutive runs of values, each in its own domain under its own keys.
 
     run_starts: int64[runs + 1], run r is values[run_starts[r]:run_starts[r + 1]].
-    sizes, rows, columns: int64[runs]; keys: uint64[runs, rounds, 2]; the rest as in `permute`.
+    bases, sizes, rows, columns: int64[runs]; keys: uint64[runs, rounds, 2]; the rest as in `permute`.
     """
     for run in range(sizes.size):
         permute(
@@ -184,6 +187,7 @@ def permute_runs(
             out,
             run_starts[run],
             run_starts[run + 1],
+            bases[run],
             sizes[run],
             rows[run],
             columns[run],

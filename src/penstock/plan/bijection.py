@@ -4,13 +4,13 @@ A block of fewer than 65,536 ids is shuffled by sorting its ids by keyed random 
 any shuffle can be, at the price of a table that is made once per epoch and kept for the last few epochs.
 
 A larger block goes through a generalised Feistel network (Black & Rogaway, "Ciphers with arbitrary finite
-domains", CT-RSA 2002, method 3) over rows x columns >= size with rows = ceil(sqrt(size)): constant memory,
+domains", CT-RSA 2002, method 3) over rows x columns >= size with even rows near sqrt(size): constant memory,
 the same cost at every position, and an inverse. Because rows * columns exceeds size by less than a row, a
 result falls outside and is sent through again (cycle walking) less than once in sqrt(size) positions; a
-domain of a power of two would send up to half of them again. A round is two 32 x 32 -> 64 bit multiplications as in
-Philox (Salmon et al., SC'11); that few rounds shuffle badly is shown by Mitchell, Stokes, Frank & Holmes,
-"Bandwidth-optimal random shuffling for GPUs", ACM TOPC 2022. Quality and speed by number of rounds:
-docs/decisions/0003-full-shuffle-bijection.md.
+domain of a power of two would send up to half of them again. A round is two 32 x 32 -> 64 bit
+multiplications as in Philox (Salmon et al., SC'11). Too few rounds shuffle badly: see Mitchell, Stokes,
+Frank & Holmes, "Bandwidth-optimal random shuffling for GPUs", ACM TOPC 2022. Quality and speed by number of
+rounds: docs/decisions/0003-full-shuffle-bijection.md.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from penstock.errors import ConfigError
 from penstock.plan._recent import Recent
 from penstock.plan.random import derive_key, draw_words
 
+Ids = NDArray[np.int64]
+
 #: Blocks below this size are sorted by random words, larger ones go through the Feistel network.
 FEISTEL_FROM = 65_536
 #: Rounds of the network; even, so that both halves are mixed alike. Measured: decisions/0003.
@@ -35,8 +37,10 @@ ROUNDS = 24
 LARGEST_SAMPLES = 2**62
 
 _TABLES_KEPT = 8
-
-Ids = NDArray[np.int64]
+#: A cache of keys outlasts a run's epochs: 384 bytes each against 60 us to draw them.
+_KEYS_KEPT = 256
+#: Runs of one block shorter than this on average are worth sorting together.
+_LONG_RUNS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,9 @@ class BlockShuffle:
     _round_key: int = field(init=False, repr=False, compare=False)
     _tables: Recent[tuple[int, int], tuple[Ids, Ids]] = field(
         default_factory=lambda: Recent(_TABLES_KEPT), init=False, repr=False, compare=False
+    )
+    _keys: Recent[tuple[int, int], NDArray[np.uint64]] = field(
+        default_factory=lambda: Recent(_KEYS_KEPT), init=False, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
@@ -111,28 +118,41 @@ class BlockShuffle:
         return forward, inverse
 
     def _by_network(self, epoch: int, values: Ids, out: Ids, is_inverse: bool) -> None:
-        from penstock.plan import _kernels  # loads numba, which small data sets never need
-
         if values.size == 0:
             return
-        blocks = values // self.block if self.block < self.samples else np.zeros(1, np.int64)
-        run_starts = np.concatenate(([0], np.flatnonzero(np.diff(blocks)) + 1, [values.size]))
-        run_blocks = blocks[run_starts[:-1]]
-        bases = run_blocks * self.block
-        sizes = np.minimum(self.block, self.samples - bases)
-        sides = np.array([_sides(int(size)) for size in sizes], np.int64)
-        offsets = np.repeat(bases, np.diff(run_starts))
-        _kernels.permute_runs(
-            values - offsets,
-            out,
-            run_starts,
-            sizes,
-            np.ascontiguousarray(sides[:, 0]),
-            np.ascontiguousarray(sides[:, 1]),
-            round_keys(self._round_key, epoch, run_blocks),
-            is_inverse,
-        )
-        out += offsets
+        if self.block == self.samples:
+            self._run_network(
+                epoch, values, out, np.array([0, values.size]), np.zeros(1, np.int64), is_inverse
+            )
+            return
+        blocks = values // self.block
+        run_starts = _run_starts(blocks)
+        if run_starts.size > _LONG_RUNS and run_starts.size * _LONG_RUNS > values.size:
+            by_block = _sorting(blocks)
+            run_starts = _run_starts(blocks[by_block])
+            done = np.empty_like(out)
+            run_blocks = blocks[by_block][run_starts[:-1]]
+            self._run_network(epoch, values[by_block], done, run_starts, run_blocks, is_inverse)
+            out[by_block] = done
+        else:
+            self._run_network(epoch, values, out, run_starts, blocks[run_starts[:-1]], is_inverse)
+
+    def _run_network(
+        self, epoch: int, values: Ids, out: Ids, run_starts: Ids, run_blocks: Ids, is_inverse: bool
+    ) -> None:
+        """Permute values whose run r, from run_starts[r] to run_starts[r + 1], is in block run_blocks[r]."""
+        from penstock.plan import _kernels  # loads numba, which small data sets never need
+
+        begins = run_blocks * self.block
+        sizes = np.minimum(self.block, self.samples - begins)
+        rows, columns = np.array([sides(int(size)) for size in sizes], np.int64).T.copy()
+        if run_blocks.size == 1:
+            keys = self._keys.get(
+                (epoch, int(run_blocks[0])), partial(round_keys, self._round_key, epoch, run_blocks)
+            )
+        else:
+            keys = round_keys(self._round_key, epoch, run_blocks)
+        _kernels.permute_runs(values, out, run_starts, begins, sizes, rows, columns, keys, is_inverse)
 
 
 def round_keys(key: int, epoch: int, blocks: Ids) -> NDArray[np.uint64]:
@@ -142,9 +162,20 @@ def round_keys(key: int, epoch: int, blocks: Ids) -> NDArray[np.uint64]:
     return words
 
 
-def _sides(size: int) -> tuple[int, int]:
+def sides(size: int) -> tuple[int, int]:
+    """Return rows and columns of the network, rows * columns >= size by less than a row.
+
+    Rows are even: a round of additions moves values in cycles as long as a side, so with two odd sides every
+    round, and so the whole permutation, would be an even one.
+    """
     rows = math.isqrt(size - 1) + 1
+    rows += rows % 2
     return rows, -(-size // rows)
+
+
+def _run_starts(labels: Ids) -> Ids:
+    """Where equal neighbours begin, and the end: int64[runs + 1]."""
+    return np.concatenate(([0], np.flatnonzero(np.diff(labels)) + 1, [labels.size]))
 
 
 def _groups(labels: Ids) -> Iterator[tuple[int, Ids]]:
@@ -154,9 +185,16 @@ def _groups(labels: Ids) -> Iterator[tuple[int, Ids]]:
     if labels[0] == labels[-1] and (labels == labels[0]).all():
         yield int(labels[0]), np.arange(labels.size)
         return
-    by_label = np.argsort(labels, kind="stable")
+    by_label = _sorting(labels)
     for members in np.split(by_label, np.flatnonzero(np.diff(labels[by_label])) + 1):
         yield int(labels[members[0]]), members
+
+
+def _sorting(labels: Ids) -> Ids:
+    """Indices that sort the labels; NumPy sorts 16-bit numbers by radix, 10 times as fast."""
+    smallest = labels.min()
+    is_narrow = labels.max() - smallest < 2**16
+    return np.argsort((labels - smallest).astype(np.uint16) if is_narrow else labels, kind="stable")
 
 
 def as_ids(values: object, below: int, name: str) -> Ids:

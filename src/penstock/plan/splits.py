@@ -158,7 +158,8 @@ class Shares(_Partition):
                 "give as many shares as ranks"
             )
         cumulative = np.cumsum((0, *self.weights), dtype=np.int64)
-        return np.floor_divide(cumulative * batch, cumulative[-1])
+        bounds: Ids = cumulative * batch // cumulative[-1]
+        return bounds
 
 
 def imbalanced(ranks: int) -> Shares:
@@ -195,7 +196,7 @@ class Assigned(_Partition):
 
     def reader(self, ranks: int, batch: int, offsets: Ids) -> Ids:
         """See `Split.reader`."""
-        return np.take(self._ranks_of(ranks, batch), offsets)
+        return self._ranks_of(ranks, batch)[offsets]
 
     def _ranks_of(self, ranks: int, batch: int) -> Ids:
         return self._made.get((ranks, batch), lambda: self._call(ranks, batch))
