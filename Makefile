@@ -4,7 +4,7 @@
 #   make test         every test that needs nothing but Python packages
 #   make test-system  the tests that need the Debian packages of packages.txt
 #   make lint         ruff, mypy --strict, import-linter
-#   make bench        list the benchmarks; make bench NAME=trace runs one
+#   make bench        list the benchmarks; make bench NAME=tracing runs one
 #   make docs         build the documentation into docs/_build/html
 #   make setup        only the set-up; make PYTHON=python3.12 setup chooses the interpreter
 
@@ -27,13 +27,13 @@ help:
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "$(PYTHON) is $$($(PYTHON) --version 2>&1 || echo missing); Penstock needs Python 3.11 or newer:" \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "$(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo missing); Penstock needs Python 3.11 or newer:" \
 	    "install one, then name it, for example: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "$(PYTHON) cannot make virtual environments: install its venv module" \
 	    "(Debian and Ubuntu: apt-get install python3-venv), then run this again" >&2; exit 1; }
-	@echo "Setting up $(VENV), once: about 700 MB of downloads, one to four minutes ..."
+	@echo "Setting up $(VENV), once: some hundred MB of packages, one to five minutes ..."
 	@$(RUN) -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@test -t 1 || quiet=--quiet; $(PIP) $$quiet hatchling editables \
 	  && $(PIP) $$quiet --no-build-isolation -e '.[test,lint]'
