@@ -3,8 +3,8 @@
     python benchmarks/tracing.py [--quick]
 
 Prints the median cost with its 5th and 95th percentile over rounds that take turns, beside two bounds: the
-bare `struct.pack_into` for one span, the bare copy of the same bytes for a batch. Targets: 2 us a span, 0.2 us
-a sample in batches of 64. Warm: the first round is not counted.
+bare `struct.pack_into` for one span, the bare copy of the same bytes for a batch. Targets: 2 us a span,
+0.2 us a sample in batches of 64. Warm: the first round is not counted.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
 from penstock.trace.file import TraceWriter, read_trace
 from penstock.trace.metrics import NOTHING_TO_GAIN, Cause, EpochMetrics, epoch_metrics, limiting, stall_share
-from penstock.trace.schema import BACKGROUND, NO_SAMPLE, NO_TIER, SOURCE, SPAN, STAGING, Kind, Spans
+from penstock.trace.schema import NO_SAMPLE, NO_STEP, NO_TIER, SOURCE, SPAN, STAGING, Kind, Spans
 from penstock.trace.trace import JSON, Trace
 
 __all__ = [
-    "BACKGROUND",
     "JSON",
     "NOTHING_TO_GAIN",
     "NO_SAMPLE",
+    "NO_STEP",
     "NO_TIER",
     "SOURCE",
     "SPAN",

@@ -20,7 +20,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.trace.schema import SOURCE, Kind, Spans
+from penstock.trace.schema import NO_STEP, SOURCE, Kind, Spans
 
 _BATCH = ("rank", "epoch", "step")
 _SAMPLE = ("rank", "sample")
@@ -101,13 +101,13 @@ def epoch_metrics(spans: Spans) -> list[EpochMetrics]:
     def total(groups: NDArray[np.intp], weights: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.bincount(groups, weights, epochs.size).astype(np.float64)
 
-    def count(which: Kind) -> NDArray[np.int64]:
-        return np.bincount(group[kind == which], minlength=epochs.size).astype(np.int64)
+    def count(groups: NDArray[np.intp]) -> NDArray[np.int64]:
+        return np.bincount(groups, minlength=epochs.size).astype(np.int64)
 
     stall = total(wait_group, waits["end"] - waits["start"])
     own = total(step_group, steps["end"] - steps["start"])
     causes = {cause: total(wait_group, part) for cause, part in _stall_causes(spans, waits).items()}
-    samples, batches = count(Kind.DECODE), count(Kind.WAIT)
+    samples, batches = count(group[kind == Kind.DECODE]), count(wait_group[waits["step"] != NO_STEP])
     reads = _by_tier(spans, group, kind == Kind.READ, epochs.size)
     hits = _by_tier(spans, group, kind == Kind.HIT, epochs.size)
     taken = _by_tier(spans, group, (kind == Kind.READ) | (kind == Kind.HIT), epochs.size)

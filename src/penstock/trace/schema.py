@@ -18,15 +18,14 @@ class Kind(IntEnum):
     | kind     | from .. to                                                      | sample, bytes | tier |
     |----------|-----------------------------------------------------------------|---------------|------|
     | `WAIT`   | the consumer asks for batch (epoch, step) .. has it             | -1, 0         | none |
-    | `STEP`   | the consumer has batch (epoch, step) .. asks for the next       | -1, samples*  | none |
+    | `STEP`   | the consumer has batch (epoch, step) .. asks for the next       | -1, 0         | none |
     | `READ`   | one physical read of `sample`                                   | both          | origin |
     | `HIT`    | `sample` taken from a memory tier, start == end allowed         | both          | origin |
     | `DECODE` | the bytes of `sample` .. its place in the slot is filled        | sample        | none |
     | `SLOT`   | batch (epoch, step) wants a slot .. is granted one              | -1, 0         | none |
 
-    Epoch and step are those of the batch that the work is for. A background fill of a tier has step -1.
-    *Only where nothing below the consumer is recorded, as when `penstock.watch` observes a foreign loader;
-    else 0, and the samples of a step are its `DECODE` spans.
+    Epoch and step are those of the batch that the work is for. A read that fills a tier in the background has
+    step -1, and so has a wait for no batch: the consumer asks, and learns that the epoch is over.
     """
 
     WAIT = 0
@@ -45,8 +44,8 @@ STAGING = 0
 NO_TIER = -128
 #: Sample of a span that belongs to a whole batch.
 NO_SAMPLE = -1
-#: Step of a read that fills a tier ahead of any batch.
-BACKGROUND = -1
+#: Step of what is for no batch: a background read, the wait that ends an epoch.
+NO_STEP = -1
 
 #: One span: 48 bytes, little-endian, without padding. `start` and `end` are seconds since the trace's origin;
 #: `step` counts within the epoch; `worker` is the thread that recorded it, `rank` the process of the job.
