@@ -64,6 +64,11 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
+def slot_bytes(fields: Sequence[Field], batch_size: int) -> int:
+    """Return the size of a slot for batches of `batch_size` samples of these fields."""
+    return sum(_aligned(batch_size * field.sample_bytes) for field in fields)
+
+
 class StagingBuffer:
     """A growing set of equal batch slots.
 
@@ -87,7 +92,7 @@ class StagingBuffer:
     ) -> None:
         self._fields = tuple(fields)
         self._batch_size = batch_size
-        self.slot_bytes = sum(_aligned(batch_size * field.sample_bytes) for field in fields)
+        self.slot_bytes = slot_bytes(fields, batch_size)
         self._limit_bytes = limit_bytes
         self._on_free = on_free
         self._hold = hold

@@ -1,1 +1,7 @@
-""""""
+"""A plan of reads, run for a training loop: the loader, its memory and its transforms."""
+
+from penstock.loader.base import BaseLoader, SkippedSample, print_report
+from penstock.loader.budget import MemoryBudget
+from penstock.loader.loader import Loader
+
+__all__ = ["BaseLoader", "Loader", "MemoryBudget", "SkippedSample", "print_report"]

@@ -55,4 +55,5 @@ def place_by_frequency(
         tier_of[candidates[begin : begin + count]] = tier
         begin += count
     placed = candidates[:begin]
-    return Placement(tier_of, placed[np.argsort(plan.first_use(rank)[placed], kind="stable")])
+    first_use = plan.first_use(rank)[placed]
+    return Placement(tier_of, placed[np.argsort(first_use, kind="stable")])

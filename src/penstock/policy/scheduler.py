@@ -193,7 +193,7 @@ class Scheduler:
 
         self._free_slots: deque[int] = deque(range(limits.slots))
         #: The next batch to stage, its running number, and since when it has been next.
-        self._epoch, self._step = self._first_step_from(0, 0)
+        self._epoch, self._step = plan.first_read_from(rank, 0, 0)
         self._number = 0
         self._due_seconds = 0.0
         #: Batches with a slot that are not whole yet, in the plan's order, and how many of their places are decodable.
@@ -270,7 +270,7 @@ class Scheduler:
             if (batch.epoch, batch.step) < (epoch, step):
                 self._abandon(batch)
         if (self._epoch, self._step) < (epoch, step):
-            self._epoch, self._step = self._first_step_from(epoch, step)
+            self._epoch, self._step = self._plan.first_read_from(self._rank, epoch, step)
             self._due_seconds = now
         return self._advance(now, [])
 
@@ -306,7 +306,7 @@ class Scheduler:
         self._due_seconds = now
         self._number += 1
         epoch = self._epoch
-        self._epoch, self._step = self._first_step_from(epoch, self._step + 1)
+        self._epoch, self._step = self._plan.first_read_from(self._rank, epoch, self._step + 1)
         self._probe |= self._epoch != epoch
         return notice
 
@@ -377,16 +377,6 @@ class Scheduler:
         return Load(batch.number, batch.epoch, batch.step, batch.slot, batch.samples, items)
 
     # State
-
-    def _first_step_from(self, epoch: int, step: int) -> tuple[int, int]:
-        """Return the first (epoch, step) at or after the given one at which this rank reads anything."""
-        while epoch < self._plan.epochs:
-            while step < self._plan.steps(epoch):
-                if self._plan.local_batch_size(self._rank, epoch, step):
-                    return epoch, step
-                step += 1
-            epoch, step = epoch + 1, 0
-        return epoch, 0
 
     def _offer(self, batch: _Batch, item: Item) -> None:
         batch.decodable.append(item)

@@ -7,6 +7,7 @@ and the trace that comes out has the spans that a real run records.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -54,20 +55,21 @@ class _Clock:
 
 
 class _SharedWire:
-    """A store whose reads each wait out a latency in parallel and then share a bandwidth equally.
+    """A store whose reads each wait out a latency in parallel and then share a bandwidth.
 
-    Processor sharing: all transfers under way progress at the same rate, so one count of "bytes given to each so far"
-    orders all their ends.
+    The bytes under way flow at the rate that so many reads get together, those of the read that came first before
+    the others. Dividing the rate equally instead would keep equal reads in step for ever: they would all end at
+    once, and the wire would lie idle during their successors' latency, which no real store does.
     """
 
-    def __init__(self, clock: _Clock, latency_seconds: float, rate_of_one: Callable[[int], float]) -> None:
+    def __init__(self, clock: _Clock, latency_seconds: float, rate_of_all: Callable[[int], float]) -> None:
         self._clock = clock
         self._latency_seconds = latency_seconds
-        self._rate_of_one = rate_of_one
-        self._given_bytes = 0.0
+        self._rate_of_all = rate_of_all
+        self._waiting: deque[tuple[float, Event]] = deque()
+        #: Bytes of the first in `_waiting` that are still to come, as of `_as_of`.
+        self._rest_bytes = 0.0
         self._as_of = 0.0
-        self._active: list[tuple[float, int, Event]] = []
-        self._count = 0
         self._version = 0
 
     def read(self, now: float, nbytes: int, done: Event) -> None:
@@ -75,31 +77,32 @@ class _SharedWire:
 
     def _join(self, now: float, nbytes: int, done: Event) -> None:
         self._advance(now)
-        heapq.heappush(self._active, (self._given_bytes + nbytes, self._count, done))
-        self._count += 1
+        if not self._waiting:
+            self._rest_bytes = nbytes
+        self._waiting.append((nbytes, done))
         self._expect(now)
 
     def _advance(self, now: float) -> None:
-        if self._active:
-            self._given_bytes += self._rate_of_one(len(self._active)) * (now - self._as_of)
+        if self._waiting:
+            self._rest_bytes -= self._rate_of_all(len(self._waiting)) * (now - self._as_of)
         self._as_of = now
 
     def _expect(self, now: float) -> None:
-        """Set the alarm for the transfer that ends first; earlier alarms are void."""
+        """Set the alarm for the end of the first read; earlier alarms are void."""
         self._version += 1
-        if not self._active:
+        if not self._waiting:
             return
         version = self._version
-        rest = max(0.0, self._active[0][0] - self._given_bytes)
-        self._clock.at(
-            now + rest / self._rate_of_one(len(self._active)), lambda end: self._end_first(end, version)
-        )
+        seconds = max(0.0, self._rest_bytes) / self._rate_of_all(len(self._waiting))
+        self._clock.at(now + seconds, lambda end: self._end_first(end, version))
 
     def _end_first(self, now: float, version: int) -> None:
         if version != self._version:
             return
-        self._advance(now)
-        _, _, done = heapq.heappop(self._active)
+        _, done = self._waiting.popleft()
+        if self._waiting:
+            self._rest_bytes = self._waiting[0][0]
+        self._as_of = now
         self._expect(now)
         done(now)
 
@@ -128,7 +131,7 @@ class _Run:
         self._source = _SharedWire(
             self._clock,
             machine.source.latency_seconds,
-            lambda reads: machine.source_rate(machine.ranks, reads),
+            lambda reads: reads * machine.source_rate(machine.ranks, reads),
         )
         self._spans: list[tuple[float, float, int, int, int, int, int, int, int, int]] = []
         self._whole: dict[tuple[int, int], Ready] = {}

@@ -1,0 +1,492 @@
+"""A plan of reads, run for a training loop."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, Self, TypeGuard, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError, LoaderClosed
+from penstock.flow.cpus import available_cpus, memory_limit_bytes
+from penstock.flow.engine import Engine
+from penstock.flow.recorder import Recorder
+from penstock.flow.staging import StagingBuffer, slot_bytes
+from penstock.loader.budget import MemoryBudget, share_memory
+from penstock.loader.dataset import DatasetWork, MapDataset
+from penstock.loader.images import ImageWork
+from penstock.loader.progress import RunningMetrics
+from penstock.loader.transforms import Transform, compile_pipeline
+from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.plan import AccessPlan, FullShuffle, Order, Sequential
+from penstock.policy import FetchCosts, Ready, Scheduler, StagingLimits, place_by_frequency
+from penstock.simulate import predict
+from penstock.store import MemoryTier, Source, open_source
+from penstock.trace import EpochMetrics, Trace, TraceWriter, limiting
+from penstock.trace.schema import Kind
+from penstock.units import parse_bytes
+
+Batch = TypeVar("Batch")
+
+OnError = Literal["raise", "skip"] | Callable[[Exception, int], Literal["raise", "skip"]]
+
+_READERS = 32
+_DATASET_THREADS = 16
+_CONSUMER = 0
+_RING_SPANS = 4096
+_DRAIN_STEPS = 32
+
+# What is assumed of a machine that nobody measured; observed reads correct it.
+_UNKNOWN_BYTES_PER_SECOND = 100e6
+_UNKNOWN_LATENCY_SECONDS = 1e-3
+_MEMORY_BYTES_PER_SECOND = 5e9
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedSample:
+    """A sample that could not be had and was left out of its batch."""
+
+    epoch: int
+    step: int
+    sample: int
+    name: str
+    error: str
+
+
+def print_report(line: str) -> None:
+    """Print a line of a loader's own to standard error."""
+    print(f"penstock: {line}", file=sys.stderr, flush=True)
+
+
+class BaseLoader(ABC, Generic[Batch]):
+    """Batches of a training run, prefetched in the order that the seed fixes.
+
+    A front end says how a batch is presented; see `penstock.loader.Loader` and `penstock.torch.Loader`.
+
+    Prefetching begins with the construction. Each `for batch in loader` runs one epoch, the next one; leaving a
+    loop early ends its epoch. Close it, or use it as a context manager, to end its threads at once; they end with
+    the last reference at the latest.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | Source | MapDataset,
+        *,
+        batch_size: int,
+        epochs: int,
+        transforms: Sequence[Transform] = (),
+        shuffle: bool | Order = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        split: str = "uniform",
+        dtype: str = "float32",
+        layout: str = "NCHW",
+        memory: str | int | None = None,
+        machine: Machine | None = None,
+        readers: int | None = None,
+        decoders: int | None = None,
+        on_error: OnError = "raise",
+        patience_seconds: float = 60.0,
+        timeout_seconds: float | None = None,
+        trace: str | os.PathLike[str] | None = None,
+        report: Callable[[str], None] | None = print_report,
+    ) -> None:
+        """Open the source and begin to prefetch.
+
+        source: a folder or list file (see `penstock.open_source`), a `Source`, or a map-style data set.
+        batch_size: samples of a global batch, over all ranks.
+        epochs: how many times the data are read; fixes how far ahead the plan looks.
+        transforms: what happens to each sample of a folder or `Source`; a data set does its own.
+        shuffle: True for a new uniform permutation per epoch, False for the stored order, or an `Order`.
+        seed: of the order and of every random transform.
+        drop_last: leave out an epoch's short last batch.
+        rank, world_size: this process among those that train together. split: how they share a batch.
+        dtype, layout: of the images, "float32", "float16", "bfloat16" or "uint8", "NCHW" or "NHWC".
+        memory: bound on batch slots, bytes in passing and the memory tier together, as in "8 GiB";
+            a quarter of what this process may use unless given.
+        machine: what reads cost here (see `penstock.calibrate`); learned while running unless given.
+        readers: reads in flight at most. decoders: threads that decode; one per core unless given.
+        on_error: "raise", "skip", or a function of the error and the sample that returns one of them.
+        patience_seconds: a wait that lasts longer is reported. timeout_seconds: one that lasts longer raises.
+        trace: a file to record every span in.
+        report: gets the lines about epochs and long waits; None for silence.
+
+        Raises: ConfigError naming the argument; DataError if the source cannot be opened.
+        """
+        if on_error not in ("raise", "skip") and not callable(on_error):
+            raise ConfigError(f'on_error is {on_error!r}; it is "raise", "skip" or a function that returns one')
+        for name, count in (("readers", readers), ("decoders", decoders)):
+            if count is not None and count < 1:
+                raise ConfigError(f"{name} is {count}; at least one thread must do that work")
+        if patience_seconds <= 0 or (timeout_seconds is not None and timeout_seconds <= 0):
+            raise ConfigError("patience_seconds and timeout_seconds must be above zero")
+        opened = open_source(source) if isinstance(source, (str, os.PathLike)) else source
+        order = _order(shuffle, len(opened), seed)
+        self._plan = AccessPlan(order, batch_size, epochs, world_size, split, drop_last)
+        self._rank = rank
+        self._on_error = on_error
+        self._report = report
+
+        if decoders is None:
+            decoders = available_cpus()
+        work: ImageWork | DatasetWork
+        if _is_source(opened):
+            readers = readers or (machine.source.threads if machine is not None else _READERS)
+            self._sizes = opened.sizes_bytes
+            pipeline = compile_pipeline(transforms, seed=seed, dtype=dtype, layout=layout)
+            tiers: dict[int, MemoryTier] = {}
+            work = ImageWork(opened, pipeline, tiers)
+        else:
+            if transforms:
+                raise ConfigError(
+                    f"transforms are given beside a {type(opened).__name__}, which makes its samples itself: "
+                    "give them to the data set, or give a folder here"
+                )
+            readers, decoders = 0, max(decoders, _DATASET_THREADS)
+            self._sizes = np.zeros(len(opened), np.int64)
+            tiers = {}
+            first = int(self._plan.stream(rank, 0, 0, 1)[0])
+            work = DatasetWork(opened, first, self._as_array)
+        self._work = work
+
+        local_batch = self._plan.max_local_batch(rank)
+        self._budget = share_memory(
+            memory_limit_bytes() // 4 if memory is None else parse_bytes(memory),
+            slot_bytes=slot_bytes(work.fields, local_batch),
+            local_batch=local_batch,
+            readers=readers,
+            largest_sample_bytes=int(self._sizes.max(initial=0)),
+            keep_bytes=_most_kept_bytes(machine, self._sizes),
+        )
+        self._machine = _with_memory(machine, self._budget, decoders, world_size)
+        if self._budget.tier_bytes:
+            tiers[1] = MemoryTier(self._budget.tier_bytes)
+        capacities_bytes = [tier.capacity_bytes for tier in self._machine.storage[1:]]
+        self._placement = place_by_frequency(self._plan, rank, self._sizes, capacities_bytes)
+        self._limits = StagingLimits(self._budget.slots, readers, decoders, self._budget.undecoded_bytes)
+
+        self._recorder = Recorder(_RING_SPANS, rank)
+        self._ring = self._recorder.ring(_CONSUMER)
+        self._metrics = RunningMetrics()
+        self._writer = None if trace is None else TraceWriter(trace, self._about())
+        self._staging = StagingBuffer(
+            work.fields, local_batch, self._budget.staging_bytes, lambda slot: engine.free(slot), self._hold
+        )
+        for _ in range(self._limits.slots):
+            self._staging.grow()
+        work.attach(self._staging)
+        engine = Engine(
+            Scheduler(
+                self._plan, rank, self._sizes, self._placement, FetchCosts(self._machine), self._limits
+            ),
+            work,
+            self._staging,
+            self._recorder,
+            readers=readers,
+            decoders=decoders,
+            patience_seconds=patience_seconds,
+            timeout_seconds=timeout_seconds,
+            say=report if report is not None else _keep_silent,
+        )
+        self._engine = engine
+
+        #: (epoch, step) of the next batch to hand out; the batch handed out last, and when.
+        self._position = self._plan.first_read_from(rank, 0, 0)
+        self._handed: tuple[int, int, float, int] | None = None
+        self._undrained_steps = 0
+        #: Counts `iter` calls: an iterator that is not of the latest is over.
+        self._iteration = 0
+        self._is_inside_epoch = False
+        self._skipped: list[SkippedSample] = []
+        self._close = weakref.finalize(self, _shut, engine, self._writer)
+        engine.start()
+
+    # What a front end says
+
+    @abstractmethod
+    def _present(self, batch: Any) -> Batch:
+        """Turn a structure of NumPy arrays that alias a slot into what the caller gets, without a copy."""
+
+    @staticmethod
+    @abstractmethod
+    def _as_array(leaf: Any) -> NDArray[Any] | None:
+        """Turn a part of a data set's sample into an array; None for what is neither array nor number."""
+
+    @staticmethod
+    def _hold() -> Callable[[], bool] | None:
+        """See `StagingBuffer`: memory on this host that no device reads is free at once."""
+        return None
+
+    # The loop
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin the next epoch.
+
+        Raises: LoaderClosed after the last epoch or after `close`.
+        """
+        if not self._close.alive:
+            raise LoaderClosed("this loader is closed: make a new one to read on")
+        if self._is_inside_epoch:
+            self._leave_epoch()
+        epoch, step = self._position
+        if epoch >= self._plan.epochs:
+            raise LoaderClosed(
+                f"all {self._plan.epochs} epochs of this loader were read: give a larger epochs= to plan for more"
+            )
+        self._iteration += 1
+        self._is_inside_epoch = True
+        return _Epoch(self, self._iteration, epoch)
+
+    def __len__(self) -> int:
+        """Return the number of batches of the epoch that is under way or comes next."""
+        return self._plan.local_steps(self._rank, min(self._position[0], self._plan.epochs - 1))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all threads and give the memory back once no batch is referred to. Twice is harmless."""
+        if self._close.alive:
+            self._sum_up()
+        self._close()
+
+    # What a user may ask
+
+    @property
+    def plan(self) -> AccessPlan:
+        """Who reads which sample when."""
+        return self._plan
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """(epoch, step) of the batch that comes next."""
+        return self._position
+
+    @property
+    def memory(self) -> MemoryBudget:
+        """How the memory is shared out, in bytes."""
+        return self._budget
+
+    @property
+    def skipped(self) -> tuple[SkippedSample, ...]:
+        """The samples left out so far because they could not be had."""
+        return tuple(self._skipped)
+
+    @property
+    def metrics(self) -> list[EpochMetrics]:
+        """The sums of the trace by epoch, up to the last batch handed out."""
+        self._sum_up()
+        return self._metrics.epochs()
+
+    def preview(self, count: int) -> NDArray[np.int64]:
+        """Return the ids of the next `count` samples that this rank will get, in order; fewer at the run's end."""
+        epoch, step = self._position
+        if epoch >= self._plan.epochs:
+            return np.empty(0, np.int64)
+        return self._plan.stream(self._rank, epoch, step, count)
+
+    def predict(self, *, machine: Machine | None = None, step_seconds: float | None = None) -> Trace:
+        """Return the trace that this run should leave, from the same plan and scheduler in virtual time.
+
+        machine: with measured costs; this loader's memory is put in the place of its storage classes.
+        step_seconds: that the training takes for each batch; machine.compute says unless given.
+
+        Raises: ConfigError if neither is known.
+        """
+        on = (
+            self._machine
+            if machine is None
+            else _with_memory(machine, self._budget, self._limits.decoders, self._plan.ranks)
+        )
+        return predict(
+            self._plan,
+            on,
+            self._sizes,
+            limits=self._limits,
+            placement=self._placement,
+            rank=self._rank,
+            step_seconds=step_seconds,
+        )
+
+    # One batch
+
+    def _next(self, epoch: int) -> Batch:
+        while self._position[0] == epoch:
+            self._end_step()
+            begin = self._recorder.clock()
+            step = self._position[1]
+            ready = self._engine.take(epoch, step)
+            kept = self._keep(ready)
+            self._position = self._plan.first_read_from(self._rank, epoch, step + 1)
+            if not kept:
+                self._engine.free(ready.slot)
+                continue
+            batch = self._lend(ready.slot, kept)
+            now = self._recorder.clock()
+            self._ring.record(Kind.WAIT, begin, now, epoch=epoch, step=step)
+            self._handed = (epoch, step, now, len(kept))
+            return batch
+        self._leave_epoch()
+        raise StopIteration
+
+    def _end_step(self) -> None:
+        """The caller asks for more: what it did since the last batch was its own step."""
+        if self._handed is None:
+            return
+        epoch, step, since, samples = self._handed
+        self._handed = None
+        self._ring.record(Kind.STEP, since, self._recorder.clock(), nbytes=samples, epoch=epoch, step=step)
+        self._undrained_steps += 1
+        if self._undrained_steps >= _DRAIN_STEPS:
+            self._sum_up()
+
+    def _leave_epoch(self) -> None:
+        epoch, step = self._position
+        self._end_step()
+        if step:  # left early: what is staged of this epoch is not wanted
+            self._position = self._plan.first_read_from(self._rank, epoch + 1, 0)
+            self._engine.seek(*self._position)
+            ended = epoch
+        else:
+            ended = epoch - 1
+        self._is_inside_epoch = False
+        self._sum_up()
+        if self._report is not None:
+            for metrics in self._metrics.epochs():
+                if metrics.epoch == ended:
+                    self._report(limiting(metrics))
+
+    def _keep(self, ready: Ready) -> list[int]:
+        """Return the places of a batch that can be handed out, moved to the front of the slot."""
+        count = ready.samples.size
+        if not ready.failed:
+            return list(range(count))
+        for index in ready.failed:
+            sample = int(ready.samples[index])
+            error = self._engine.failures[sample]
+            decision = self._on_error(error, sample) if callable(self._on_error) else self._on_error
+            if decision == "raise":
+                raise error
+            if decision != "skip":
+                raise ConfigError(f'on_error returned {decision!r}; it must return "raise" or "skip"')
+            name = self._work.describe(sample)
+            self._skipped.append(SkippedSample(ready.epoch, ready.step, sample, name, str(error)))
+        lost = set(ready.failed)
+        kept = [index for index in range(count) if index not in lost]
+        for array in self._staging.arrays(ready.slot):
+            array[: len(kept)] = array[kept]
+        return kept
+
+    def _lend(self, slot: int, kept: list[int]) -> Batch:
+        arrays = self._staging.lend(slot, len(kept))
+        return self._present(self._work.finish(slot, arrays, kept))
+
+    # Bookkeeping
+
+    def _sum_up(self) -> None:
+        self._undrained_steps = 0
+        spans = self._recorder.drain()
+        if self._writer is not None:
+            self._writer.append(spans)
+        epoch, step = self._position
+        self._metrics.add(spans, epoch, step - 1)
+
+    def _about(self) -> dict[str, Any]:
+        plan = self._plan
+        return {
+            "rank": self._rank,
+            "ranks": plan.ranks,
+            "samples": plan.samples,
+            "batch_size": plan.batch_size,
+            "epochs": plan.epochs,
+            "order": repr(plan.order),
+        }
+
+
+class _Epoch(Iterator[Batch]):
+    """One pass of a loader over one epoch; over when the loader begins another."""
+
+    def __init__(self, loader: BaseLoader[Batch], iteration: int, epoch: int) -> None:
+        self._loader = loader
+        self._iteration = iteration
+        self._epoch = epoch
+        self._is_over = False
+
+    def __next__(self) -> Batch:
+        if self._is_over:
+            raise StopIteration
+        if self._iteration != self._loader._iteration:
+            raise LoaderClosed(
+                f"this pass over epoch {self._epoch} ended when another `for` loop over the same loader began: a "
+                "loader runs one epoch at a time; make a second loader to read in two places at once"
+            )
+        try:
+            return self._loader._next(self._epoch)
+        except BaseException:
+            self._is_over = True
+            raise
+
+
+def _keep_silent(_: str) -> None:
+    """Where a user wants no reports."""
+
+
+def _shut(engine: Engine, writer: TraceWriter | None) -> None:
+    engine.close()
+    if writer is not None:
+        writer.close()
+
+
+def _is_source(opened: Any) -> TypeGuard[Source]:
+    return hasattr(opened, "sizes_bytes") and hasattr(opened, "read_into")
+
+
+def _order(shuffle: bool | Order, samples: int, seed: int) -> Order:
+    if isinstance(shuffle, bool):
+        return FullShuffle(samples, seed) if shuffle else Sequential(samples)
+    if shuffle.samples != samples:
+        raise ConfigError(
+            f"shuffle is an order over {shuffle.samples} samples and the source has {samples}: make it for as many"
+        )
+    return shuffle
+
+
+def _most_kept_bytes(machine: Machine | None, sizes_bytes: NDArray[np.int64]) -> int:
+    """What the memory tier could use: the data set, or the capacity that the machine names."""
+    total_bytes = int(sizes_bytes.sum())
+    if machine is None:
+        return total_bytes
+    tiers = machine.storage[1:]
+    for tier in tiers:
+        if tier.backend != "memory":
+            raise ConfigError(
+                f"machine.storage names {tier.name!r} of backend {tier.backend!r}; a loader keeps samples in memory "
+                "only: leave that class out"
+            )
+    return min(total_bytes, sum(tier.capacity_bytes for tier in tiers))
+
+
+def _with_memory(machine: Machine | None, budget: MemoryBudget, decoders: int, ranks: int) -> Machine:
+    """Return the machine with this loader's memory as its storage classes."""
+    if machine is None:
+        store = SharedStore(None, Curve(((1, _UNKNOWN_BYTES_PER_SECOND),)), _UNKNOWN_LATENCY_SECONDS)
+        fast, source = Curve(((1, _MEMORY_BYTES_PER_SECOND),)), store
+    else:
+        fast, source = machine.storage[-1].read, machine.source
+    storage = [StorageClass("staging", max(1, budget.staging_bytes), decoders, fast)]
+    if budget.tier_bytes:
+        storage.append(StorageClass("memory", budget.tier_bytes, decoders, fast))
+    if machine is None:
+        return Machine(source, tuple(storage), ranks, decode_threads=decoders)
+    return replace(machine, storage=tuple(storage), ranks=ranks, decode_threads=decoders)

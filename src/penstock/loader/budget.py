@@ -1,0 +1,68 @@
+"""How a loader's memory is shared out between batch slots, bytes in passing and the memory tier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.errors import ConfigError
+from penstock.units import format_bytes
+
+_LEAST_SLOTS = 3  # the training holds one, one is whole, one is being filled
+_USUAL_SLOTS = 8
+_MOST_IN_PASSING_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """A bound on memory, in parts.
+
+    limit_bytes: what the user gave; the parts never exceed it together.
+    slots: batch slots allocated from the start, of slot_bytes each.
+    undecoded_bytes: of samples read and not yet decoded.
+    tier_bytes: of samples kept for later epochs.
+    """
+
+    limit_bytes: int
+    slot_bytes: int
+    slots: int
+    undecoded_bytes: int
+    tier_bytes: int
+
+    @property
+    def staging_bytes(self) -> int:
+        """What batch slots may take, those included that are added while a caller keeps batches."""
+        return self.limit_bytes - self.undecoded_bytes - self.tier_bytes
+
+
+def share_memory(
+    limit_bytes: int,
+    *,
+    slot_bytes: int,
+    local_batch: int,
+    readers: int,
+    largest_sample_bytes: int,
+    keep_bytes: int,
+) -> MemoryBudget:
+    """Share out a limit: slots for the reads in flight first, then bytes in passing, the rest to the tier.
+
+    keep_bytes: what a tier could use at most (the data set, or the capacity that the machine names).
+
+    Raises: ConfigError where the limit does not hold three batch slots and two samples in passing.
+    """
+    in_passing = min(max(limit_bytes // 16, 2 * largest_sample_bytes), _MOST_IN_PASSING_BYTES)
+    in_passing = max(in_passing, 2 * largest_sample_bytes)
+    least_bytes = _LEAST_SLOTS * slot_bytes + in_passing
+    if limit_bytes < least_bytes:
+        least_bytes = _LEAST_SLOTS * slot_bytes + 2 * largest_sample_bytes
+        if limit_bytes < least_bytes:
+            raise ConfigError(
+                f"memory is {format_bytes(limit_bytes)}; {_LEAST_SLOTS} batch slots of {format_bytes(slot_bytes)} and "
+                f"two samples of up to {format_bytes(largest_sample_bytes)} in passing need "
+                f"{format_bytes(least_bytes)}: give more, or make the batch smaller"
+            )
+        in_passing = 2 * largest_sample_bytes
+    wanted = max(_USUAL_SLOTS, -(-2 * readers // max(local_batch, 1)) + _LEAST_SLOTS)
+    affordable = (limit_bytes // 4) // max(slot_bytes, 1)
+    slots = max(_LEAST_SLOTS, min(wanted, affordable))
+    rest = limit_bytes - in_passing - slots * slot_bytes
+    return MemoryBudget(limit_bytes, slot_bytes, slots, in_passing, max(0, min(rest, keep_bytes)))

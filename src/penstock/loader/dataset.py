@@ -1,0 +1,172 @@
+"""The threads' work on somebody's map-style data set: call it, and copy what it returns into the slot."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError, DataError
+from penstock.flow.engine import LoadResult
+from penstock.flow.recorder import Ring
+from penstock.flow.staging import Field, StagingBuffer
+from penstock.policy import Load, Read
+from penstock.policy.scheduler import Item
+from penstock.trace.schema import SOURCE, Kind
+
+
+class MapDataset(Protocol):
+    """What PyTorch calls a map-style data set."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class DatasetWork:
+    """Samples that a data set's own code makes, on the decode threads.
+
+    The first sample of the plan, fetched once more beforehand, shows the structure: a tuple, list or mapping of
+    arrays and numbers, nested at will. Arrays and numbers get a place in the slot; anything else (a path, a
+    string) is handed over in a list. Batches have the structure that PyTorch's default_collate gives them.
+
+    as_array: turns a leaf into an array without a copy where it can.
+    """
+
+    def __init__(
+        self, dataset: MapDataset, first_sample: int, as_array: Callable[[Any], NDArray[Any] | None]
+    ) -> None:
+        self._dataset = dataset
+        self._as_array = as_array
+        try:
+            example = dataset[first_sample]
+        except Exception as error:
+            error.add_note(f"while asking {type(dataset).__name__} for sample {first_sample}, to see its shape")
+            raise
+        fields: list[Field] = []
+        self._others = 0
+        self._structure = self._learn(example, fields)
+        self.fields = tuple(fields)
+        if not fields:
+            raise ConfigError(
+                f"sample {first_sample} of {type(dataset).__name__} is a {type(example).__name__} without any array "
+                "or number: return at least one, for example the label"
+            )
+        self._staging: StagingBuffer | None = None
+        #: Leaves without an array, by slot, row and order of appearance.
+        self._other_leaves: dict[int, dict[int, list[Any]]] = {}
+
+    def attach(self, staging: StagingBuffer) -> None:
+        """Say where samples go, before the first Load."""
+        self._staging = staging
+
+    def describe(self, sample: int) -> str:
+        return f"{type(self._dataset).__name__}[{sample}]"
+
+    def read(self, read: Read) -> Any:
+        raise AssertionError("a data set is read by decode workers alone")
+
+    def load(self, load: Load, ring: Ring) -> LoadResult:
+        assert self._staging is not None, "attach comes before the first Load"
+        arrays = self._staging.arrays(load.slot)
+        others = self._other_leaves.setdefault(load.slot, {})
+        failed: list[tuple[Item, Exception]] = []
+        read_seconds: list[float] = []
+        clock = time.perf_counter
+        for item in load.items:
+            begin = clock()
+            try:
+                value = self._dataset[item.sample]
+                fetched = clock()
+                leaves: list[Any] = []
+                _flatten(value, leaves)
+                others[item.index] = self._store(leaves, arrays, item)
+            except Exception as error:
+                error.add_note(
+                    f"while loading sample {item.sample} ({self.describe(item.sample)}) for epoch {load.epoch}, "
+                    f"step {load.step}"
+                )
+                failed.append((item, error))
+                continue
+            read_seconds.append(fetched - begin)
+            ring.record(Kind.READ, begin, fetched, item.sample, 0, load.epoch, load.step, SOURCE)
+            ring.record(Kind.DECODE, fetched, clock(), item.sample, epoch=load.epoch, step=load.step)
+        return LoadResult(failed, read_seconds)
+
+    def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], kept: Sequence[int]) -> Any:
+        """Return what a batch is made of, once its arrays hold the `kept` places of the slot."""
+        rows = self._other_leaves.pop(slot, {})
+        lists = [[rows[row][which] for row in kept] for which in range(self._others)]
+        return self._structure(iter(arrays), iter(lists))
+
+    def close(self) -> None:
+        self._other_leaves.clear()
+
+    def _learn(self, value: Any, fields: list[Field]) -> Callable[[Any, Any], Any]:
+        """Collect the fields of an example; return what puts a batch's arrays and lists into its structure."""
+        if isinstance(value, Mapping):
+            parts = {key: self._learn(part, fields) for key, part in value.items()}
+            return lambda arrays, lists: {key: part(arrays, lists) for key, part in parts.items()}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            kind: Any = type(value)
+            members = [self._learn(part, fields) for part in value]
+            return lambda arrays, lists: kind(*(part(arrays, lists) for part in members))
+        if isinstance(value, (tuple, list)):
+            members = [self._learn(part, fields) for part in value]
+            return lambda arrays, lists: [part(arrays, lists) for part in members]
+        array = self._as_array(value)
+        if array is None:
+            self._others += 1
+            return lambda arrays, lists: next(lists)
+        fields.append(Field(f"leaf {len(fields)}", array.shape, array.dtype))
+        return lambda arrays, lists: next(arrays)
+
+    def _store(self, leaves: list[Any], arrays: tuple[NDArray[Any], ...], item: Item) -> list[Any]:
+        """Copy a sample's arrays into its row; return the other leaves."""
+        others: list[Any] = []
+        stored = 0
+        for leaf in leaves:
+            array = self._as_array(leaf)
+            if array is None:
+                others.append(leaf)
+                continue
+            if stored == len(arrays):
+                break
+            place = arrays[stored]
+            if place.shape[1:] != array.shape or place.dtype != array.dtype:
+                raise DataError(
+                    f"{self.describe(item.sample)}: part {stored} is {array.dtype}{list(array.shape)}, the first "
+                    f"sample's was {place.dtype}{list(place.shape[1:])}: samples of a batch must be alike, "
+                    "so crop, pad or convert them in the data set"
+                )
+            place[item.index] = array
+            stored += 1
+        if stored != len(arrays) or len(others) != self._others:
+            raise DataError(
+                f"{self.describe(item.sample)}: has {len(leaves)} parts, the first sample had "
+                f"{len(arrays) + self._others}: return the same structure for every sample"
+            )
+        return others
+
+
+def _flatten(value: Any, leaves: list[Any]) -> None:
+    if isinstance(value, Mapping):
+        for part in value.values():
+            _flatten(part, leaves)
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            _flatten(part, leaves)
+    else:
+        leaves.append(value)
+
+
+def numpy_leaf(value: Any) -> NDArray[Any] | None:
+    """Return a number or NumPy array as an array; None for anything else."""
+    if isinstance(value, np.ndarray):
+        return value if value.dtype.kind in "biufc" else None
+    if isinstance(value, (bool, int, float, np.number, np.bool_)):
+        return np.asarray(value)
+    return None

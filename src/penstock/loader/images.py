@@ -1,0 +1,144 @@
+"""The threads' work on stored samples: read bytes, keep them in a tier, decode them into the slot."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import DataError
+from penstock.flow.engine import LoadResult
+from penstock.flow.recorder import Ring
+from penstock.flow.staging import Field, StagingBuffer
+from penstock.loader.transforms import Draws, Pipeline, Scratch
+from penstock.policy import Load, Read
+from penstock.policy.scheduler import Item
+from penstock.store import MemoryTier, Source
+from penstock.trace.schema import SOURCE, STAGING, Kind
+
+_DRAWS_KEPT = 16
+
+
+class ImageWork:
+    """Bytes of a source to rows of a batch slot, through a fused pipeline.
+
+    Threads share it; each has its own scratch buffers. Tiers are written by whoever reads a sample that they keep.
+    """
+
+    def __init__(self, source: Source, pipeline: Pipeline, tiers: dict[int, MemoryTier]) -> None:
+        self._source = source
+        self._pipeline = pipeline
+        self._tiers = tiers
+        self._labels = source.labels
+        self._threads = threading.local()
+        #: Random draws of the batches that are being decoded; a draw is a function, so losing one costs only time.
+        self._draws: dict[int, Draws] = {}
+        self._staging: StagingBuffer | None = None
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return (
+            Field("images", self._pipeline.output_shape, self._pipeline.storage_dtype),
+            Field("labels", (), np.dtype(np.int64)),
+        )
+
+    def attach(self, staging: StagingBuffer) -> None:
+        """Say where decoded samples go, before the first Load."""
+        self._staging = staging
+
+    def describe(self, sample: int) -> str:
+        return self._source.describe(sample)
+
+    def read(self, read: Read) -> Any:
+        data = self._source.read(read.sample)
+        if read.tier == STAGING:
+            return data
+        tier = self._tiers[read.tier]
+        tier.put(read.sample, data)
+        return tier.view(read.sample)
+
+    def load(self, load: Load, ring: Ring) -> LoadResult:
+        assert self._staging is not None, "attach comes before the first Load"
+        images, labels = self._staging.arrays(load.slot)
+        draws = self._draws_of(load)
+        scratch = self._scratch()
+        failed: list[tuple[Item, Exception]] = []
+        read_seconds: list[float] = []
+        clock = time.perf_counter
+        for item in load.items:
+            try:
+                begin = clock()
+                data = self._bytes_of(item)
+                fetched = clock()
+                self._pipeline.run(data, images[item.index], draws, item.index, scratch)
+            except Exception as error:
+                failed.append((item, self._explained(error, item.sample, load)))
+                continue
+            end = clock()
+            labels[item.index] = self._labels[item.sample]
+            if item.read is not None and item.origin == SOURCE:
+                read_seconds.append(fetched - begin)
+                ring.record(
+                    Kind.READ, begin, fetched, item.sample, item.read.nbytes, load.epoch, load.step, SOURCE
+                )
+            elif item.origin != STAGING:
+                ring.record(
+                    Kind.HIT, begin, fetched, item.sample, len(data), load.epoch, load.step, item.origin
+                )
+            ring.record(Kind.DECODE, fetched, end, item.sample, epoch=load.epoch, step=load.step)
+        return LoadResult(failed, read_seconds)
+
+    def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], kept: Sequence[int]) -> Any:
+        """Return what a batch is made of, once its arrays hold the `kept` places of the slot."""
+        return arrays
+
+    def close(self) -> None:
+        for tier in self._tiers.values():
+            tier.close()
+
+    def _bytes_of(self, item: Item) -> Any:
+        """Return an item's bytes, reading them where no reader thread did; valid until this thread's next item."""
+        if item.origin == STAGING:
+            assert item.read is not None, "an item in staging carries its read"
+            return item.read.payload
+        if item.origin != SOURCE:
+            return self._tiers[item.origin].view(item.sample)
+        assert item.read is not None, "an item from the source carries its read"
+        if item.read.tier != STAGING:
+            return self.read(item.read)
+        buffer = self._buffer(item.read.nbytes)
+        return buffer[: self._source.read_into(item.sample, buffer)]
+
+    def _buffer(self, nbytes: int) -> memoryview:
+        buffer: memoryview | None = getattr(self._threads, "buffer", None)
+        if buffer is None or len(buffer) < nbytes:
+            buffer = self._threads.buffer = memoryview(bytearray(2 * nbytes))
+        return buffer
+
+    def _scratch(self) -> Scratch:
+        scratch: Scratch | None = getattr(self._threads, "scratch", None)
+        if scratch is None:
+            scratch = self._threads.scratch = Scratch()
+        return scratch
+
+    def _draws_of(self, load: Load) -> Draws:
+        draws = self._draws.get(load.batch)
+        if draws is None:
+            draws = self._draws[load.batch] = self._pipeline.draw(load.epoch, load.samples)
+            if len(self._draws) > _DRAWS_KEPT:
+                self._draws.pop(min(self._draws), None)
+        return draws
+
+    def _explained(self, error: Exception, sample: int, load: Load) -> Exception:
+        """Give an error its place. What the source raised names the file already."""
+        path = self.describe(sample)
+        if isinstance(error, DataError) and path not in str(error):
+            located = DataError(f"{path}: {error}")
+            located.__cause__ = error
+            return located
+        error.add_note(f"while loading sample {sample} ({path}) for epoch {load.epoch}, step {load.step}")
+        return error

@@ -1,0 +1,66 @@
+"""The sums of a running epoch, kept without keeping its spans."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+
+from penstock.trace import EpochMetrics
+from penstock.trace.metrics import epoch_metrics
+from penstock.trace.schema import SPAN, Spans
+
+K = TypeVar("K", bound=Hashable)
+
+
+class RunningMetrics:
+    """Epoch metrics from spans that come bit by bit.
+
+    Spans of batches that were consumed are summed up and dropped; those of batches still ahead wait, so that
+    memory is bounded by what is staged.
+    """
+
+    def __init__(self) -> None:
+        self._ahead: Spans = np.empty(0, SPAN)
+        self._epochs: dict[int, EpochMetrics] = {}
+
+    def add(self, spans: Spans, epoch: int, step: int) -> None:
+        """Add new spans; all batches up to and including (epoch, step) were consumed."""
+        spans = np.concatenate([self._ahead, spans])
+        consumed = (spans["epoch"] < epoch) | ((spans["epoch"] == epoch) & (spans["step"] <= step))
+        self._ahead = spans[~consumed]
+        for part in epoch_metrics(spans[consumed]):
+            known = self._epochs.get(part.epoch)
+            self._epochs[part.epoch] = part if known is None else _joined(known, part)
+
+    def epochs(self) -> list[EpochMetrics]:
+        """Return the sums so far, by epoch."""
+        return [self._epochs[epoch] for epoch in sorted(self._epochs)]
+
+
+def _joined(first: EpochMetrics, then: EpochMetrics) -> EpochMetrics:
+    """The sums of two parts of an epoch that follow each other without a gap."""
+    return replace(
+        first,
+        seconds=first.seconds + then.seconds,
+        samples=first.samples + then.samples,
+        steps=first.steps + then.steps,
+        stall_seconds=first.stall_seconds + then.stall_seconds,
+        stall_by_cause=_added(first.stall_by_cause, then.stall_by_cause),
+        own_seconds=first.own_seconds + then.own_seconds,
+        reads_by_tier=_added(first.reads_by_tier, then.reads_by_tier),
+        bytes_by_tier=_added(first.bytes_by_tier, then.bytes_by_tier),
+        hits_by_tier=_added(first.hits_by_tier, then.hits_by_tier),
+    )
+
+
+V = TypeVar("V", int, float)
+
+
+def _added(first: Mapping[K, V], then: Mapping[K, V]) -> dict[K, V]:
+    total = dict(first)
+    for key, value in then.items():
+        total[key] = total[key] + value if key in total else value
+    return total

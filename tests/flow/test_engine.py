@@ -1,0 +1,250 @@
+"""Real threads around the scheduler, with work that the test holds open."""
+
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.errors import DataError, LoaderClosed, StagingError, WaitTimeout
+from penstock.flow import waits
+from penstock.flow.engine import Engine, LoadResult
+from penstock.flow.recorder import Recorder, Ring
+from penstock.flow.staging import Field, StagingBuffer, slot_bytes
+from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.plan import AccessPlan, FullShuffle, Sequential
+from penstock.policy import FetchCosts, Load, Read, Scheduler, StagingLimits, place_by_frequency
+
+FIELD = Field("ids", (), np.dtype(np.int64))
+
+
+class NumberWork:
+    """Each sample's content is its own id. Reading one that is in `shut` waits until the test opens the gate."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.shut: set[int] = set()
+        self.broken: set[int] = set()
+        self.staging: StagingBuffer | None = None
+        self.is_closed = False
+
+    def read(self, read: Read) -> int:
+        if read.sample in self.shut:
+            self.gate.wait(20)
+        if read.sample in self.broken:
+            raise DataError(f"{self.describe(read.sample)} is broken")
+        return read.sample
+
+    def load(self, load: Load, ring: Ring) -> LoadResult:
+        assert self.staging is not None
+        (ids,) = self.staging.arrays(load.slot)
+        failed = []
+        seconds = []
+        for item in load.items:
+            try:
+                ids[item.index] = self.read(item.read) if item.read and item.read.by_worker else item.sample
+                seconds.append(1.0)
+            except DataError as error:
+                failed.append((item, error))
+        return LoadResult(failed, seconds)
+
+    def describe(self, sample: int) -> str:
+        return f"/data/{sample}.jpg"
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Run:
+    """An engine over `NumberWork`, with what a loader would add."""
+
+    def __init__(self, plan: AccessPlan, work: NumberWork, *, slots: int = 3, limit_slots: int = 3, **options: Any):
+        sizes = np.full(plan.samples, 10, np.int64)
+        memory = Curve(((1, 1e10),))
+        machine = Machine(SharedStore(None, Curve(((1, 1e6),))), (StorageClass("staging", 10**6, 1, memory),))
+        limits = StagingLimits(slots, 4, 2, 10**6)
+        scheduler = Scheduler(
+            plan, 0, sizes, place_by_frequency(plan, 0, sizes, []), FetchCosts(machine), limits
+        )
+        limit_bytes = limit_slots * slot_bytes([FIELD], plan.batch_size)
+        self.staging = StagingBuffer([FIELD], plan.batch_size, limit_bytes, lambda slot: self.engine.free(slot))
+        for _ in range(slots):
+            self.staging.grow()
+        work.staging = self.staging
+        self.said: list[str] = []
+        settings: dict[str, Any] = {"patience_seconds": 60.0, "timeout_seconds": None, **options}
+        self.engine = Engine(
+            scheduler, work, self.staging, Recorder(1024), readers=4, decoders=2, say=self.said.append, **settings
+        )
+        self.engine.start()
+
+    def take(self, epoch: int, step: int) -> np.ndarray:
+        ready = self.engine.take(epoch, step)
+        return self.staging.lend(ready.slot, ready.samples.size)[0]
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[..., Run]]:
+    runs: list[tuple[Run, NumberWork]] = []
+
+    def make(plan: AccessPlan, work: NumberWork | None = None, **options: Any) -> Run:
+        work = work or NumberWork()
+        runs.append((Run(plan, work, **options), work))
+        return runs[-1][0]
+
+    yield make
+    for each, work in runs:
+        work.gate.set()
+        each.engine.close()
+        assert work.is_closed
+
+
+def test_batches_come_in_the_plans_order_whatever_the_threads_do(run: Callable[..., Run]) -> None:
+    plan = AccessPlan(FullShuffle(101, 3), 8, 3)
+    running = run(plan)
+
+    for epoch in range(plan.epochs):
+        for step in range(plan.steps(epoch)):
+            assert running.take(epoch, step).tolist() == plan.local_batch(0, epoch, step).tolist()
+
+
+def test_a_caller_that_keeps_batches_gets_more_slots_up_to_the_limit_and_then_the_reason(
+    run: Callable[..., Run],
+) -> None:
+    running = run(AccessPlan(Sequential(100), 5, 1), slots=3, limit_slots=6)
+
+    kept = [running.take(0, step) for step in range(6)]
+    with pytest.raises(StagingError, match="all 6 batch slots"):
+        running.take(0, 6)
+
+    assert [batch[0] for batch in kept] == [0, 5, 10, 15, 20, 25]
+
+
+def test_the_run_goes_on_after_a_caller_let_go_of_what_it_kept(run: Callable[..., Run]) -> None:
+    running = run(AccessPlan(Sequential(100), 5, 1), slots=3, limit_slots=3)
+    kept = [running.take(0, step) for step in range(3)]
+    with pytest.raises(StagingError):
+        running.take(0, 3)
+
+    kept.clear()
+
+    assert running.take(0, 3).tolist() == [15, 16, 17, 18, 19]
+
+
+def test_a_wait_beyond_patience_says_who_waits_for_which_file_and_how_others_fare(
+    run: Callable[..., Run],
+) -> None:
+    work = NumberWork()
+    work.shut = {3}
+    running = run(AccessPlan(Sequential(20), 5, 1), work, patience_seconds=0.05, timeout_seconds=0.2)
+
+    with pytest.raises(WaitTimeout) as caught:
+        running.take(0, 0)
+
+    for text in (str(caught.value), running.said[0]):
+        assert "epoch 0, step 0" in text
+        assert "sample 3, /data/3.jpg" in text
+        assert "ms (median)" in text
+
+
+def test_all_waits_of_the_process_are_told_to_whoever_asks_by_its_id(run: Callable[..., Run]) -> None:
+    work = NumberWork()
+    work.shut = {0, 1}
+    running = run(AccessPlan(Sequential(20), 5, 1), work)
+    waiting = threading.Thread(target=running.take, args=(0, 0))
+    waiting.start()
+    while "the training waits" not in waits.all_waits() or "sample 1" not in waits.all_waits():
+        pass
+
+    answer = waits.ask_waits(os.getpid())
+    work.gate.set()
+    waiting.join()
+
+    assert "the training waits for the batch of epoch 0, step 0" in answer
+    assert "reads sample 1, /data/1.jpg" in answer
+
+
+def test_nobody_answers_for_a_process_without_a_loader() -> None:
+    with pytest.raises(ValueError, match="no loader runs in process"):
+        waits.ask_waits(os.getpid())
+
+
+def test_a_failed_sample_is_named_in_its_batch_with_the_reason(run: Callable[..., Run]) -> None:
+    work = NumberWork()
+    work.broken = {7}
+    running = run(AccessPlan(Sequential(20), 5, 1), work)
+
+    running.take(0, 0)
+    ready = running.engine.take(0, 1)
+
+    assert ready.failed == (2,)
+    assert "/data/7.jpg is broken" in str(running.engine.failures[7])
+
+
+def test_a_seek_leaves_out_what_was_staged_and_goes_on_from_there(run: Callable[..., Run]) -> None:
+    plan = AccessPlan(FullShuffle(60, 1), 5, 3)
+    running = run(plan)
+    running.take(0, 0)
+
+    running.engine.seek(1, 0)
+
+    for epoch in (1, 2):
+        for step in range(plan.steps(epoch)):
+            assert running.take(epoch, step).tolist() == plan.local_batch(0, epoch, step).tolist()
+
+
+def test_an_error_of_the_work_itself_reaches_the_consumer_and_never_hangs_it(run: Callable[..., Run]) -> None:
+    class Faulty(NumberWork):
+        def load(self, load: Load, ring: Ring) -> LoadResult:
+            raise AssertionError("a fault of ours")
+
+    running = run(AccessPlan(Sequential(20), 5, 1), Faulty())
+
+    with pytest.raises(AssertionError, match="a fault of ours"):
+        running.take(0, 0)
+
+
+def test_closing_twice_is_harmless_and_a_closed_engine_says_so(run: Callable[..., Run]) -> None:
+    running = run(AccessPlan(Sequential(20), 5, 1))
+
+    running.engine.close()
+    running.engine.close()
+
+    with pytest.raises(LoaderClosed, match="closed"):
+        running.take(0, 0)
+
+
+def test_closing_while_a_read_hangs_warns_and_names_it(
+    run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.flow.engine._JOIN_SECONDS", 0.1)
+    work = NumberWork()
+    work.shut = {0}
+    running = run(AccessPlan(Sequential(20), 5, 1), work)
+    while not running.engine._reading:
+        pass
+
+    with pytest.warns(RuntimeWarning, match=r"/data/0\.jpg"):
+        running.engine.close()
+    work.gate.set()
+    for thread in running.engine._threads:
+        thread.join()
+    work.close()
+
+
+def test_a_forked_child_is_told_that_it_needs_a_loader_of_its_own(run: Callable[..., Run]) -> None:
+    running = run(AccessPlan(Sequential(20), 5, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork beside threads
+        child = os.fork()
+    if child == 0:
+        try:
+            running.take(0, 0)
+        except LoaderClosed as error:
+            os._exit(0 if "forked" in str(error) else 1)
+        os._exit(2)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
