@@ -1,1 +1,19 @@
-""""""
+"""Where bytes live: sources, which hold the whole data set, and tiers, which keep some of it near."""
+
+from penstock.store.folder import FileList, FlatFolder, ImageFolder, open_source
+from penstock.store.memory import MemoryTier
+from penstock.store.slow import SlowSource
+from penstock.store.source import FileBacked, Source
+from penstock.store.tier import SizedTier
+
+__all__ = [
+    "FileBacked",
+    "FileList",
+    "FlatFolder",
+    "ImageFolder",
+    "MemoryTier",
+    "SizedTier",
+    "SlowSource",
+    "Source",
+    "open_source",
+]

@@ -1,0 +1,145 @@
+"""Reading whole files whose size is known, with one system call for the bytes."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError, DataError
+
+
+class FileSource:
+    """Samples that are one file each; made to be used by what lists the files, such as `ImageFolder`.
+
+    root: absolute path of the folder that `names` are relative to.
+    names: path of each sample's file.
+    sizes_bytes, labels: int64[samples], as in `Source`; kept, and made read-only.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        names: list[str],
+        sizes_bytes: NDArray[np.int64],
+        labels: NDArray[np.int64],
+        classes: tuple[str, ...],
+    ) -> None:
+        sizes_bytes.flags.writeable = False
+        labels.flags.writeable = False
+        self.root = root
+        self.sizes_bytes = sizes_bytes
+        self.labels = labels
+        self.classes = classes
+        self._names = names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.root!r}): {len(self)} samples, {len(self.classes)} classes"
+
+    def path_of(self, sample: int) -> str:
+        if not 0 <= sample < len(self._names):
+            raise IndexError(f"there is no sample {sample}: {self!r}")
+        return os.path.join(self.root, self._names[sample])
+
+    def describe(self, sample: int) -> str:
+        return self.path_of(sample)
+
+    def read(self, sample: int) -> bytes:
+        return read_file(self.path_of(sample), int(self.sizes_bytes[sample]))
+
+    def read_into(self, sample: int, buffer: memoryview) -> int:
+        size = int(self.sizes_bytes[sample])
+        read_file_into(self.path_of(sample), size, buffer)
+        return size
+
+
+def read_file(path: str, size: int) -> bytes:
+    """Return the content of a file of a known size.
+
+    Raises: DataError as `read_file_into`.
+    """
+    descriptor = _open(path, size)
+    try:
+        data = os.pread(descriptor, size + 1, 0)
+        # A read may return less than there is (a signal, a network file system's own limits) and is
+        # continued.
+        while 0 < len(data) < size:
+            more = os.pread(descriptor, size + 1 - len(data), len(data))
+            if not more:
+                break
+            data += more
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    finally:
+        os.close(descriptor)
+    if len(data) != size:
+        raise _changed(path, size, len(data))
+    return data
+
+
+def read_file_into(path: str, size: int, buffer: memoryview) -> None:
+    """Fill the front of a buffer with the content of a file of a known size.
+
+    Raises: DataError if the file is missing, not allowed, empty, or of another size by now; ConfigError if
+        the buffer is smaller than `size`.
+    """
+    target = buffer.cast("B")
+    if len(target) < size:
+        raise ConfigError(
+            f"a buffer of {len(target):,} bytes cannot hold {path} ({size:,} bytes): make it larger"
+        )
+    descriptor = _open(path, size)
+    # One byte more than the size is asked for: in the same call it shows that the file has grown.
+    beyond = bytearray(1)
+    try:
+        count = got = os.preadv(descriptor, [target[:size], beyond], 0)
+        while got and count < size:
+            got = os.preadv(descriptor, [target[count:size], beyond], count)
+            count += got
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    finally:
+        os.close(descriptor)
+    if count != size:
+        raise _changed(path, size, count)
+
+
+def _open(path: str, size: int) -> int:
+    if size == 0:
+        raise DataError(
+            f"{path} is empty (0 bytes when the data set was listed): remove it or write it again"
+        )
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _changed(path: str, size: int, found: int) -> DataError:
+    how = (
+        f"has grown beyond its {size:,} bytes"
+        if found > size
+        else f"has shrunk from {size:,} to {found:,} bytes"
+    )
+    return DataError(
+        f"{path} {how} since the data set was listed: open the data set again once it is written"
+    )
+
+
+def _unreadable(path: str, error: OSError) -> DataError:
+    if isinstance(error, FileNotFoundError):
+        return DataError(
+            f"{path} has vanished since the data set was listed: restore it, or open the data set again"
+        )
+    if isinstance(error, PermissionError):
+        return DataError(
+            f"{path} may not be read by user {os.geteuid()}: give read permission to it and its folders"
+        )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return DataError(f"{path}: too many open files: raise `ulimit -n` or use fewer readers")
+    return DataError(f"{path} cannot be read: {error.strerror}; check the store that holds it")

@@ -1,0 +1,168 @@
+"""A source slowed to the behaviour of a network file system, without root and the same for every loader."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import mmap
+import os
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError, LoaderClosed
+from penstock.store.source import Source
+
+
+class SlowSource:
+    """Another source behind a latency per open and per read, which overlap, and one wire, which all share.
+
+    A read waits `open_seconds + read_seconds`, then its bytes pass the wire after those of every read that
+    came to it earlier, whichever thread or process asked. Copies that worker processes get by fork or by
+    pickle share the wire with this one. A failed read costs nothing.
+    It holds two descriptors until `close`, or until nothing refers to it any more.
+
+    source: what is slowed; its own time runs within the latency and is not added.
+    open_seconds, read_seconds: finite, zero or more. bytes_per_second: of the wire, above zero; inf is no
+        wire.
+    clock, sleep: seconds on a clock that all processes share; for tests.
+    Raises: ConfigError naming the argument.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        open_seconds: float,
+        read_seconds: float,
+        bytes_per_second: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        for name, seconds in (("open_seconds", open_seconds), ("read_seconds", read_seconds)):
+            if not (math.isfinite(seconds) and seconds >= 0):
+                raise ConfigError(f"{name} is {seconds!r}; it must be finite and zero or more")
+        if not bytes_per_second > 0:
+            raise ConfigError(f"bytes_per_second is {bytes_per_second!r}; it must be above zero")
+        self._source = source
+        self._latency_seconds = open_seconds + read_seconds
+        self._wire = SharedWire(bytes_per_second)
+        self._clock = clock
+        self._sleep = sleep
+
+    @property
+    def sizes_bytes(self) -> NDArray[np.int64]:
+        return self._source.sizes_bytes
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        return self._source.labels
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self._source.classes
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def describe(self, sample: int) -> str:
+        return self._source.describe(sample)
+
+    def read(self, sample: int) -> bytes:
+        asked = self._clock()
+        data = self._source.read(sample)
+        self._wait_for_wire(asked, len(data))
+        return data
+
+    def read_into(self, sample: int, buffer: memoryview) -> int:
+        asked = self._clock()
+        size = self._source.read_into(sample, buffer)
+        self._wait_for_wire(asked, size)
+        return size
+
+    def close(self) -> None:
+        """Give back the memory that holds the wire's state; copies in other processes keep theirs."""
+        self._wire.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _wait_for_wire(self, asked: float, size: int) -> None:
+        now = self._clock()
+        through = self._wire.reserve(max(asked + self._latency_seconds, now), size)
+        if through > now:
+            self._sleep(through - now)
+
+
+class SharedWire:
+    """The moment at which a link is free again, shared by all threads and processes that hold a copy.
+
+    The moment lies in memory that processes share. A lock of the file system guards it between processes,
+    because the kernel releases that one when its owner is killed; a lock of the interpreter guards it between
+    threads.
+    """
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self._bytes_per_second = bytes_per_second
+        descriptor = os.memfd_create("penstock-wire", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, _MOMENT.size)
+        self._attach(descriptor)
+
+    def reserve(self, arrival: float, size: int) -> float:
+        """Take the wire for so many bytes from the arrival on, or from when it is free; return when they are
+        through.
+
+        arrival: in seconds, on the clock of every other caller.
+        """
+        with _between_threads:
+            if self._memory.closed:
+                raise LoaderClosed("this slow source is closed; make a new one")
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+            try:
+                (free,) = _MOMENT.unpack_from(self._memory)
+                through: float = max(arrival, free) + size / self._bytes_per_second
+                _MOMENT.pack_into(self._memory, 0, through)
+            finally:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+        return through
+
+    def __getstate__(self) -> tuple[float, str]:
+        # The unpickler opens the memory through this process, which is its parent or alive for other reasons.
+        return self._bytes_per_second, f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    def __setstate__(self, state: tuple[float, str]) -> None:
+        self._bytes_per_second, path = state
+        self._attach(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    def close(self) -> None:
+        """Give back this copy's share of the memory; twice is harmless."""
+        with _between_threads:
+            self._memory.close()
+            self._close_descriptor()
+
+    def _attach(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._memory = mmap.mmap(descriptor, _MOMENT.size)
+        self._close_descriptor = weakref.finalize(self, os.close, descriptor)
+
+
+_MOMENT = struct.Struct("d")
+_between_threads = threading.Lock()
+
+
+def _renew_lock() -> None:
+    # A thread that does not exist in the child may have held it at the moment of the fork.
+    global _between_threads
+    _between_threads = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

@@ -1,0 +1,187 @@
+"""What every source of samples must do; a new one is added to `SOURCES` and has all of these tests."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.errors import ConfigError, DataError
+from penstock.store import FileList, FlatFolder, ImageFolder, SlowSource, Source
+
+# Sizes round the borders of pages and pipes, and one that takes a while to read.
+SIZES = (1, 2, 100, 4095, 4096, 4097, 65_536, 65_537, 300_000)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A source over files that a test may damage."""
+
+    source: Source
+    contents: list[bytes]
+    labels: list[int]
+    files: list[Path]
+
+
+def write_files(folder: Path, names: list[str]) -> tuple[list[bytes], list[Path]]:
+    random = np.random.default_rng(5)
+    contents = [random.bytes(size) for size in SIZES]
+    files = [folder / name for name in names]
+    for file, content in zip(files, contents, strict=True):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    return contents, files
+
+
+def image_folder(folder: Path) -> Opened:
+    contents, files = write_files(folder, [f"{'cat' if i < 4 else 'dog'}/{i}.jpg" for i in range(len(SIZES))])
+    return Opened(ImageFolder(folder), contents, [0] * 4 + [1] * 5, files)
+
+
+def flat_folder(folder: Path) -> Opened:
+    contents, files = write_files(folder, [f"{i}.png" for i in range(len(SIZES))])
+    return Opened(FlatFolder(folder), contents, [-1] * len(SIZES), files)
+
+
+def file_list(folder: Path) -> Opened:
+    contents, files = write_files(folder, [f"files/{i}.bin" for i in range(len(SIZES))])
+    listing = folder / "list.csv"
+    listing.write_text("".join(f"files/{i}.bin,{i % 3}\n" for i in range(len(SIZES))))
+    return Opened(FileList(listing), contents, [i % 3 for i in range(len(SIZES))], files)
+
+
+def slow_source(folder: Path) -> Opened:
+    behind = image_folder(folder)
+    return Opened(SlowSource(behind.source, 1e-5, 1e-5, 1e9), behind.contents, behind.labels, behind.files)
+
+
+SOURCES = [image_folder, flat_folder, file_list, slow_source]
+
+
+@pytest.fixture(params=SOURCES, ids=lambda build: build.__name__)
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
+    build: Callable[[Path], Opened] = request.param
+    found = build(tmp_path)
+    yield found
+    if isinstance(found.source, SlowSource):
+        found.source.close()
+
+
+class TestSourceContract:
+    def test_sizes_and_labels_are_known_before_anything_is_read(self, opened: Opened) -> None:
+        source = opened.source
+
+        assert len(source) == len(SIZES)
+        assert source.sizes_bytes.dtype == np.int64
+        assert source.sizes_bytes.tolist() == list(SIZES)
+        assert source.labels.dtype == np.int64
+        assert source.labels.tolist() == opened.labels
+
+    def test_every_label_is_an_index_into_the_classes_or_none(self, opened: Opened) -> None:
+        labels = opened.source.labels
+
+        assert set(labels.tolist()) <= {-1, *range(len(opened.source.classes))}
+
+    def test_nobody_can_change_sizes_and_labels(self, opened: Opened) -> None:
+        for known in (opened.source.sizes_bytes, opened.source.labels):
+            with pytest.raises(ValueError, match="read-only"):
+                known[0] = 7
+
+    def test_a_sample_is_read_whole(self, opened: Opened) -> None:
+        for sample, content in enumerate(opened.contents):
+            assert bytes(opened.source.read(sample)) == content
+
+    def test_a_sample_is_read_to_the_front_of_the_callers_buffer(self, opened: Opened) -> None:
+        for sample, content in enumerate(opened.contents):
+            buffer = bytearray(b"\xaa" * (len(content) + 10))
+
+            size = opened.source.read_into(sample, memoryview(buffer))
+
+            assert size == len(content)
+            assert buffer[:size] == content
+            assert buffer[size:] == b"\xaa" * 10
+
+    def test_a_buffer_of_exactly_the_size_is_enough(self, opened: Opened) -> None:
+        buffer = np.zeros(SIZES[5], np.uint8)
+
+        assert opened.source.read_into(5, buffer.data) == SIZES[5]
+        assert buffer.tobytes() == opened.contents[5]
+
+    def test_a_buffer_that_is_too_small_is_refused(self, opened: Opened) -> None:
+        with pytest.raises(ConfigError, match="4,095 bytes cannot hold"):
+            opened.source.read_into(4, memoryview(bytearray(4095)))
+
+    def test_many_threads_read_at_once(self, opened: Opened) -> None:
+        samples = list(range(len(SIZES))) * 40
+
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(opened.source.read, samples))
+
+        assert [bytes(data) for data in found] == [opened.contents[sample] for sample in samples]
+
+    def test_a_pickled_source_reads_the_same(self, opened: Opened) -> None:
+        copy: Source = pickle.loads(pickle.dumps(opened.source))
+
+        assert [bytes(copy.read(sample)) for sample in range(len(copy))] == opened.contents
+        assert copy.labels.tolist() == opened.labels
+        assert copy.classes == opened.source.classes
+
+    def test_a_sample_is_described_by_its_path(self, opened: Opened) -> None:
+        assert [opened.source.describe(sample) for sample in range(len(SIZES))] == [
+            str(f) for f in opened.files
+        ]
+
+    @pytest.mark.parametrize("sample", [-1, len(SIZES)])
+    def test_a_sample_that_does_not_exist_is_an_index_error(self, opened: Opened, sample: int) -> None:
+        with pytest.raises(IndexError, match=f"no sample {sample}"):
+            opened.source.read(sample)
+
+    def test_a_vanished_file_is_named(self, opened: Opened) -> None:
+        opened.files[3].unlink()
+
+        self.expect_data_error(opened, 3, "has vanished")
+
+    def test_a_file_that_has_shrunk_is_named(self, opened: Opened) -> None:
+        os.truncate(opened.files[3], 4000)
+
+        self.expect_data_error(opened, 3, "has shrunk from 4,095 to 4,000 bytes")
+
+    def test_a_file_that_is_empty_by_now_is_named(self, opened: Opened) -> None:
+        os.truncate(opened.files[3], 0)
+
+        self.expect_data_error(opened, 3, "has shrunk from 4,095 to 0 bytes")
+
+    def test_a_file_that_has_grown_is_named(self, opened: Opened) -> None:
+        with opened.files[3].open("ab") as file:
+            file.write(b"x")
+
+        self.expect_data_error(opened, 3, "has grown beyond its 4,095 bytes")
+
+    def test_a_folder_in_the_files_place_is_named(self, opened: Opened) -> None:
+        opened.files[3].unlink()
+        opened.files[3].mkdir()
+
+        self.expect_data_error(opened, 3, "cannot be read: Is a directory")
+
+    def test_a_bad_file_does_not_spoil_its_neighbours(self, opened: Opened) -> None:
+        opened.files[3].unlink()
+        with pytest.raises(DataError):
+            opened.source.read(3)
+
+        assert bytes(opened.source.read(4)) == opened.contents[4]
+
+    def expect_data_error(self, opened: Opened, sample: int, message: str) -> None:
+        for read in (
+            lambda: opened.source.read(sample),
+            lambda: opened.source.read_into(sample, memoryview(bytearray(SIZES[sample]))),
+        ):
+            with pytest.raises(DataError) as caught:
+                read()
+            assert str(caught.value).startswith(str(opened.files[sample]))
+            assert message in str(caught.value)

@@ -1,0 +1,48 @@
+"""What is particular to samples in this process's memory."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.store import MemoryTier
+
+
+def resident_bytes() -> int:
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * 4096
+
+
+def test_capacity_costs_memory_only_when_it_is_used() -> None:
+    before = resident_bytes()
+
+    tier = MemoryTier(4 * 10**9)
+    empty = resident_bytes()
+    tier.put(1, bytes(50_000_000))
+    filled = resident_bytes()
+    tier.close()
+
+    assert empty - before < 20_000_000
+    assert filled - empty > 45_000_000
+
+
+def test_memory_goes_with_the_tier_and_its_last_view() -> None:
+    tier = MemoryTier(10**8)
+    tier.put(1, bytes(50_000_000))
+    kept = np.frombuffer(tier.view(1), np.uint8)
+    held = resident_bytes()
+
+    tier.close()
+    del tier
+    with_view = resident_bytes()
+    del kept
+
+    assert held - with_view < 20_000_000
+    assert with_view - resident_bytes() > 45_000_000
+
+
+def test_more_than_the_address_space_is_refused() -> None:
+    for capacity_bytes in (2**60, 2**70):
+        with pytest.raises(ConfigError, match="more than can be mapped"):
+            MemoryTier(capacity_bytes)
