@@ -1,13 +1,16 @@
 """What will be read, by whom, when: orders, splits over ranks, and the access plan made of both."""
 
 from penstock.plan.access import AccessPlan
+from penstock.plan.explicit import Explicit
 from penstock.plan.orders import BundleShuffle, FullShuffle, Order, RepeatingOrder, Sequential
 from penstock.plan.splits import Assigned, Shares, Split, Strided, Uniform, Whole
+from penstock.plan.torch_order import TorchDistributed, TorchShuffle, TwisterState
 
 __all__ = [
     "AccessPlan",
     "Assigned",
     "BundleShuffle",
+    "Explicit",
     "FullShuffle",
     "Order",
     "RepeatingOrder",
@@ -15,6 +18,9 @@ __all__ = [
     "Shares",
     "Split",
     "Strided",
+    "TorchDistributed",
+    "TorchShuffle",
+    "TwisterState",
     "Uniform",
     "Whole",
 ]

@@ -125,6 +125,30 @@ class AccessPlan:
         self._check_rank(rank)
         return self._split.size(rank, self.ranks, self.batch_length(epoch, step))
 
+    def local_steps(self, rank: int, epoch: int) -> int:
+        """Return the number of the epoch's steps in which the rank reads anything.
+
+        Fewer than `steps` only where a short last batch leaves nothing for it, or its share is nothing.
+        """
+        steps = self.steps(epoch)
+        return sum(
+            count
+            for step, count in ((0, steps - 1), (steps - 1, 1))
+            if count > 0 and self.local_batch_size(rank, epoch, step)
+        )
+
+    def first_read_from(self, rank: int, epoch: int, step: int) -> tuple[int, int]:
+        """Return the first (epoch, step) at or after the given one in which the rank reads anything.
+
+        Returns: (epochs, 0) where there is none any more.
+        """
+        for later in range(epoch, self.epochs):
+            first = step if later == epoch else 0
+            for candidate in (first, self.steps(later) - 1):
+                if first <= candidate < self.steps(later) and self.local_batch_size(rank, later, candidate):
+                    return later, candidate
+        return self.epochs, 0
+
     def max_local_batch(self, rank: int) -> int:
         """Return the most samples that the rank reads in one step of the run."""
         self._check_rank(rank)

@@ -1,0 +1,208 @@
+"""An order that somebody else made: listed ids, a function, a sampler, a recorded trace."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence, Sized
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from os import PathLike
+from pathlib import PurePath
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from penstock.errors import ConfigError
+from penstock.plan._recent import Recent
+from penstock.plan.bijection import as_ids
+from penstock.plan.orders import check_epoch, check_samples, is_whole
+from penstock.trace.schema import Kind, Spans
+
+Ids = NDArray[np.int64]
+#: int32 where the ids fit, else int64.
+Stored = NDArray[np.signedinteger[Any]]
+
+_EPOCHS_KEPT = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Explicit:
+    """Each epoch reads the ids that are listed for it, in that order, repeats included.
+
+    A weighted or oversampling order is one whose ids repeat. An epoch may leave samples out.
+
+    ids: one of
+        - int[length]: every epoch reads this list;
+        - int[epochs, length], or a sequence of lists: epoch e reads ids[e], and there are no more epochs;
+        - a function, called as ids(epoch), that returns the list of the epoch. It must return the same for
+          the same epoch at any time, on any thread: it is called again when its answer is no longer kept.
+        Checked and copied here, 4 or 8 bytes an id; the lists of a function are checked when it is called.
+    samples: F; ids are in [0, F).
+    Raises: ConfigError for ids that are not whole numbers in [0, F), or an epoch without any.
+
+    >>> Explicit([[3, 1, 1], [0, 2]], samples=4).at(0, [0, 2])
+    array([3, 1])
+    """
+
+    ids: ArrayLike | Sequence[ArrayLike] | Callable[[int], ArrayLike] = field(repr=False)
+    samples: int
+    _lists: tuple[Stored, ...] | None = field(init=False, repr=False)
+    _repeats_list: bool = field(init=False, repr=False)
+    _made: Recent[int, Stored] = field(default_factory=lambda: Recent(_EPOCHS_KEPT), init=False, repr=False)
+    _places: Recent[int, tuple[Ids, Ids]] = field(
+        default_factory=lambda: Recent(_EPOCHS_KEPT), init=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        check_samples(self.samples)
+        lists, repeats_list = (None, False) if callable(self.ids) else _as_lists(self.ids)
+        checked = None if lists is None else tuple(self._check(ids, e) for e, ids in enumerate(lists))
+        if checked == ():
+            raise ConfigError("ids list no epochs; an order needs at least one: pass its ids")
+        object.__setattr__(self, "_lists", checked)
+        object.__setattr__(self, "_repeats_list", repeats_list)
+        if not callable(self.ids):
+            object.__setattr__(self, "ids", checked)  # the copy that was checked, not the caller's
+
+    @classmethod
+    def from_file(cls, path: str | PathLike[str], samples: int) -> Explicit:
+        """Read the ids from a NumPy file (``.npy``, of one or two dimensions) or a text file.
+
+        A text file has one epoch per line, ids between blanks or commas; with a single id on every line it is
+        one list that every epoch reads.
+        Raises: ConfigError for contents that are not ids; OSError if the file cannot be read.
+        """
+        if PurePath(path).suffix == ".npy":
+            return cls(np.load(path, allow_pickle=False), samples)
+        with open(path, encoding="utf-8") as text:
+            lines = [line.replace(",", " ").split() for line in text if line.strip()]
+        try:
+            epochs = [[int(word) for word in line] for line in lines]
+        except ValueError as error:
+            raise ConfigError(
+                f"{path}: {error}; a list of ids holds whole numbers: correct the file"
+            ) from None
+        if all(len(epoch) == 1 for epoch in epochs):
+            return cls([epoch[0] for epoch in epochs], samples)
+        return cls(epochs, samples)
+
+    @classmethod
+    def from_sampler(
+        cls, sampler: Iterable[int], samples: int, epochs: int, horizon: int | None = None
+    ) -> Explicit:
+        """Draw `epochs` epochs from a sampler (torch's or any other iterable of ids), now and once.
+
+        Drawn ahead because a sampler cannot be asked for an epoch twice. `set_epoch` is called before each
+        epoch where the sampler has it. An iterator, which has no beginning to go back to, is read on.
+
+        horizon: most ids of an epoch. Needed where the sampler does not tell its length.
+        Memory: 4 bytes an id (8 from 2**31 samples on), all epochs.
+        """
+        if horizon is None and not isinstance(sampler, Sized):
+            raise ConfigError(
+                f"{type(sampler).__name__} has no length, so an epoch of it has no end: pass horizon=, the "
+                "number of ids that make an epoch"
+            )
+        if horizon is not None and (not is_whole(horizon) or horizon < 1):
+            raise ConfigError(f"horizon is {horizon!r}; an epoch needs at least 1 id: raise it")
+        drawn = []
+        for epoch in range(epochs):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+            try:
+                ids = np.fromiter(map(operator.index, islice(sampler, horizon)), np.int64)
+            except TypeError as error:
+                raise ConfigError(
+                    f"{type(sampler).__name__} yields something that is no id ({error}): pass a sampler of "
+                    "single ids, not of batches"
+                ) from None
+            drawn.append(_compact(ids, samples))
+        return cls(drawn, samples)
+
+    @classmethod
+    def from_trace(cls, spans: Spans, samples: int) -> Explicit:
+        """Repeat the reads of a recorded run: its epochs in order, numbered from 0.
+
+        A step's samples are those decoded for it or, where nothing was decoded, those read or taken from a
+        tier for it; first those of rank 0, then of rank 1 and so on, each rank's in the order of their start.
+        """
+        used = spans[(spans["sample"] >= 0) & (spans["step"] >= 0)]
+        decoded = used[used["kind"] == Kind.DECODE]
+        used = decoded if decoded.size else used[np.isin(used["kind"], (Kind.READ, Kind.HIT))]
+        used = used[np.lexsort((used["start"], used["rank"], used["step"], used["epoch"]))]
+        ends = np.flatnonzero(np.diff(used["epoch"])) + 1
+        return cls([part["sample"] for part in np.split(used, ends)], samples)
+
+    def length(self, epoch: int) -> int:
+        """Return the number of ids listed for the epoch."""
+        return self._of(epoch).size
+
+    def at(self, epoch: int, positions: ArrayLike) -> Ids:
+        """See `Order.at`."""
+        ids = self._of(epoch)
+        return ids[as_ids(positions, ids.size, "positions")].astype(np.int64)
+
+    def position_of(self, epoch: int, samples: ArrayLike) -> Ids:
+        """See `Order.position_of`."""
+        return self.next_position(epoch, samples, -1)
+
+    def next_position(self, epoch: int, samples: ArrayLike, after: ArrayLike) -> Ids:
+        """See `RepeatingOrder.next_position`."""
+        wanted = as_ids(samples, self.samples, "samples")
+        ids = self._of(epoch)
+        distinct, places = self._places.get(epoch, partial(_index, ids))
+        number = np.minimum(np.searchsorted(distinct, wanted), distinct.size - 1)
+        least = number * ids.size + np.asarray(after) + 1
+        found = np.minimum(np.searchsorted(places, least), places.size - 1)
+        numbers, positions = np.divmod(places[found], ids.size)
+        is_found = (distinct[number] == wanted) & (numbers == number) & (positions > after)
+        return np.where(is_found, positions, -1)
+
+    def _of(self, epoch: int) -> Stored:
+        check_epoch(epoch)
+        if self._lists is None:
+            assert callable(self.ids), "without lists there is a function"
+            function = self.ids
+            return self._made.get(epoch, lambda: self._check(function(epoch), epoch))
+        if self._repeats_list:
+            return self._lists[0]
+        if epoch >= len(self._lists):
+            raise ConfigError(
+                f"epoch {epoch} is asked of an order that lists {len(self._lists)} epochs: list more, "
+                "or plan fewer"
+            )
+        return self._lists[epoch]
+
+    def _check(self, ids: ArrayLike, epoch: int) -> Stored:
+        checked = as_ids(ids, self.samples, f"ids of epoch {epoch}")
+        if checked.ndim != 1 or checked.size == 0:
+            raise ConfigError(
+                f"ids of epoch {epoch} have shape {checked.shape}; an epoch is a list of one id or more: "
+                "leave out an empty epoch, flatten batches"
+            )
+        return _compact(checked, self.samples)
+
+
+def _as_lists(ids: ArrayLike | Sequence[ArrayLike]) -> tuple[list[ArrayLike], bool]:
+    """The ids of each epoch, and whether the only list serves every epoch."""
+    if isinstance(ids, np.ndarray) and ids.ndim == 1:
+        return [ids], True
+    rows = cast("list[ArrayLike]", list(ids)) if isinstance(ids, Iterable) else []
+    if rows and all(np.ndim(row) == 0 for row in rows):
+        return [np.asarray(rows)], True
+    return rows, False
+
+
+def _compact(ids: Ids, samples: int) -> Stored:
+    return ids.astype(np.int32) if samples <= 2**31 else ids.astype(np.int64)
+
+
+def _index(ids: Stored) -> tuple[Ids, Ids]:
+    """The distinct ids, sorted, and for each use number * length + position, sorted.
+
+    The number is that of the id among the distinct ones.
+    """
+    distinct, number = np.unique(ids, return_inverse=True)
+    return distinct.astype(np.int64), np.sort(number * ids.size + np.arange(ids.size))
