@@ -1,0 +1,111 @@
+"""How much of this host the process may use, as the kernel and the batch system say."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from penstock.errors import ConfigError
+
+_ROOT = Path("/")
+
+
+def available_cpus(root: Path = _ROOT, environment: Mapping[str, str] = os.environ) -> int:
+    """Return how many threads can compute at once: the least of affinity, cgroup quota and SLURM's share.
+
+    A quota of a fraction counts as the next whole number: threads that share 1.5 processors get more done by
+    two than by one.
+
+    root: where /proc and /sys are; for tests.
+    Returns: at least 1.
+    Raises: ConfigError if SLURM_CPUS_PER_TASK is not a number of at least 1.
+    """
+    limits = [len(os.sched_getaffinity(0)), _cgroup_cpus(root)]
+    if share := environment.get("SLURM_CPUS_PER_TASK"):
+        if not share.isdecimal() or int(share) < 1:
+            raise ConfigError(f"SLURM_CPUS_PER_TASK is {share!r}; it must be a whole number of at least 1")
+        limits.append(int(share))
+    return max(1, math.ceil(min(limits)))
+
+
+def default_readers(cpus: int) -> int:
+    """Return how many reads to keep in flight where nobody measured the store.
+
+    A reader mostly waits, so there are more of them than processors: 32 fill a wire of 50 MB/s behind 10 ms
+    of latency with reads of 16 KB and more.
+    """
+    return min(64, max(32, 2 * cpus))
+
+
+def memory_limit_bytes(root: Path = _ROOT) -> int:
+    """Return how much memory this process may use at most: the least of the host's and its cgroups' limits.
+
+    root: where /proc and /sys are; for tests.
+    """
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    v2 = (_number(group / "memory.max") for group in _groups_v2(root))
+    v1 = (_number(group / "memory.limit_in_bytes") for group in _groups_v1(root, "memory"))
+    return int(min([physical, *v2, *v1]))
+
+
+def _cgroup_cpus(root: Path) -> float:
+    """Return the processors' worth of time that the tightest cgroup grants; inf without a quota."""
+    granted = [math.inf]
+    for group in _groups_v2(root):
+        quota, _, period = _text(group / "cpu.max").partition(" ")
+        if quota.isdecimal() and period.isdecimal():
+            granted.append(int(quota) / int(period))
+    for group in _groups_v1(root, "cpu"):
+        # -1 means no quota.
+        quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
+        if quota.isdecimal() and period.isdecimal():
+            granted.append(int(quota) / int(period))
+    return min(granted)
+
+
+def _groups_v2(root: Path) -> Iterator[Path]:
+    for controllers, path in _memberships(root):
+        if not controllers:
+            yield from _upwards(root / "sys/fs/cgroup", path)
+            yield from _upwards(root / "sys/fs/cgroup/unified", path)
+
+
+def _groups_v1(root: Path, controller: str) -> Iterator[Path]:
+    for controllers, path in _memberships(root):
+        if controller in controllers.split(","):
+            yield from _upwards(root / "sys/fs/cgroup" / controller, path)
+
+
+def _memberships(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield (controllers, path) of each cgroup of this process; version 2 names no controllers."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        yield controllers, path
+
+
+def _upwards(mount: Path, path: str) -> Iterator[Path]:
+    """Yield a cgroup's folder and all above it: each may limit those below.
+
+    In a container the path may be one that only the host can see; the mount itself is then the container's
+    own.
+    """
+    below = mount / path.lstrip("/")
+    yield below
+    while below != mount:
+        below = below.parent
+        yield below
+
+
+def _number(file: Path) -> float:
+    text = _text(file)
+    return int(text) if text.isdecimal() else math.inf
+
+
+def _text(file: Path) -> str:
+    """Return a file's content, or nothing where this kernel or container has no such file."""
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,122 @@
+"""The limits of a host, from files as kernels, containers and batch systems leave them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.flow.cpus import available_cpus, default_readers, memory_limit_bytes
+
+
+@pytest.fixture(autouse=True)
+def _a_host_of_eight_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+
+
+def host(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+    return root
+
+
+def test_without_limits_the_affinity_counts(tmp_path: Path) -> None:
+    assert available_cpus(tmp_path, {}) == 8
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 100000"}, 8),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "300000 100000"}, 3),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "150000 100000"}, 2),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "1000 100000"}, 1),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "9900000 100000"}, 8),
+        # The tightest of a group and those above it.
+        (
+            {
+                "proc/self/cgroup": "0::/job/step",
+                "sys/fs/cgroup/job/cpu.max": "200000 100000",
+                "sys/fs/cgroup/job/step/cpu.max": "600000 100000",
+            },
+            2,
+        ),
+        # A container whose own path only the host can see.
+        ({"proc/self/cgroup": "0::/docker/abc", "sys/fs/cgroup/cpu.max": "200000 100000"}, 2),
+    ],
+)
+def test_a_quota_of_cgroup_version_2_counts(tmp_path: Path, files: dict[str, str], expected: int) -> None:
+    assert available_cpus(host(tmp_path, files), {}) == expected
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("-1", 8), ("250000", 3), ("400000", 4)])
+def test_a_quota_of_cgroup_version_1_counts(tmp_path: Path, quota: str, expected: int) -> None:
+    files = {
+        "proc/self/cgroup": "4:memory:/job\n3:cpu,cpuacct:/job\n1:name=systemd:/",
+        "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": quota,
+        "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000",
+    }
+
+    assert available_cpus(host(tmp_path, files), {}) == expected
+
+
+def test_slurms_share_counts(tmp_path: Path) -> None:
+    assert available_cpus(tmp_path, {"SLURM_CPUS_PER_TASK": "3"}) == 3
+    assert available_cpus(tmp_path, {"SLURM_CPUS_PER_TASK": "99"}) == 8
+    assert available_cpus(tmp_path, {"SLURM_CPUS_PER_TASK": ""}) == 8
+
+
+@pytest.mark.parametrize("share", ["0", "-2", "many", "1.5"])
+def test_a_share_that_is_no_number_is_named(tmp_path: Path, share: str) -> None:
+    with pytest.raises(ConfigError, match=f"SLURM_CPUS_PER_TASK is '{share}'"):
+        available_cpus(tmp_path, {"SLURM_CPUS_PER_TASK": share})
+
+
+def test_readers_outnumber_processors_within_bounds() -> None:
+    assert [default_readers(cpus) for cpus in (1, 2, 24, 128)] == [32, 32, 48, 64]
+
+
+def test_without_limits_all_memory_counts(tmp_path: Path) -> None:
+    assert memory_limit_bytes(tmp_path) == psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"proc/self/cgroup": "0::/job", "sys/fs/cgroup/job/memory.max": "104857600"}, 104857600),
+        (
+            {
+                "proc/self/cgroup": "0::/job/step",
+                "sys/fs/cgroup/job/memory.max": "1000000",
+                "sys/fs/cgroup/job/step/memory.max": "max",
+            },
+            1000000,
+        ),
+        (
+            {"proc/self/cgroup": "4:memory:/job", "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "5000"},
+            5000,
+        ),
+    ],
+)
+def test_a_memory_limit_of_a_cgroup_counts(tmp_path: Path, files: dict[str, str], expected: int) -> None:
+    assert memory_limit_bytes(host(tmp_path, files)) == expected
+
+
+def test_a_cgroup_without_a_memory_limit_leaves_the_hosts(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "4:memory:/\n0::/",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+        "sys/fs/cgroup/memory.max": "max",
+    }
+
+    assert memory_limit_bytes(host(tmp_path, files)) == psutil.virtual_memory().total
+
+
+def test_the_real_host_can_be_asked() -> None:
+    assert 1 <= available_cpus() <= 8
+    assert 0 < memory_limit_bytes() <= psutil.virtual_memory().total
