@@ -1,1 +1,36 @@
-""""""
+"""Transforms of samples, fused: from a file's bytes to the sample's place in the batch in one pass.
+
+    pipeline = compile_pipeline([RandomResizedCrop(224), RandomHorizontalFlip(), ToTensor()], seed=0)
+    draws = pipeline.draw(epoch, samples)          # once per batch
+    pipeline.run(data, slot[i], draws, i, scratch)  # once per sample, on any thread
+
+Importing this brings in neither numba nor OpenCV; `compile_pipeline` does.
+"""
+
+from penstock.loader.transforms.draws import Draws
+from penstock.loader.transforms.pipeline import Pipeline, Transform, compile_pipeline
+from penstock.loader.transforms.stages import Scratch
+from penstock.loader.transforms.steps import (
+    CenterCrop,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+    ToTensor,
+)
+
+__all__ = [
+    "CenterCrop",
+    "Draws",
+    "Normalize",
+    "Pipeline",
+    "RandomHorizontalFlip",
+    "RandomResizedCrop",
+    "RandomVerticalFlip",
+    "Resize",
+    "Scratch",
+    "ToTensor",
+    "Transform",
+    "compile_pipeline",
+]

@@ -1,0 +1,98 @@
+"""Make the JPEG folder that the image benchmarks read, from Debian's wallpaper photographs.
+
+    python benchmarks/loader/make_images.py            # writes benchmarks/.cache/images
+
+Random crops of about 500 x 400 pixels (the mean size of ImageNet's files) of real photographs, saved at a
+quality chosen for each so that the files have 100 to 110 KB on average, in an image folder of ten labels.
+The same seed makes the same files with the same OpenCV. Needs apt-get, dpkg and opencv-python-headless.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+from pathlib import Path
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+PACKAGES = ("mate-backgrounds", "plasma-workspace-wallpapers", "lomiri-wallpapers-20.04", "ukui-wallpapers")
+CACHE = Path(__file__).resolve().parent.parent / ".cache"
+IMAGES = CACHE / "images"
+SMALLEST_PHOTOGRAPH_PIXELS = 1200 * 900
+TARGET_BYTES = 105_000
+LABELS = 10
+
+
+def fetch_photographs(cache: Path) -> list[Path]:
+    """Download and unpack the wallpaper packages once; return the paths of their photographs, sorted."""
+    packages, unpacked = cache / "packages", cache / "wallpapers"
+    if not unpacked.exists():
+        packages.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["apt-get", "download", *PACKAGES], cwd=packages, check=True)
+        unpacking = cache / "wallpapers.part"
+        for package in sorted(packages.glob("*.deb")):
+            subprocess.run(["dpkg", "-x", str(package), str(unpacking)], check=True)
+        unpacking.rename(unpacked)
+    return sorted(path for path in unpacked.rglob("*.jpg") if path.is_file() and not path.is_symlink())
+
+
+def encode_to_size(pixels: NDArray[np.uint8], target_bytes: int) -> bytes:
+    """Return the JPEG (4:2:0, as cameras and ImageNet have it) nearest to the target among nine qualities."""
+    candidates = []
+    for quality in (70, 75, 80, 85, 88, 91, 94, 96, 98):
+        _, encoded = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, quality])
+        candidates.append(encoded.tobytes())
+        if len(candidates[-1]) > target_bytes:
+            break
+    return min(candidates, key=lambda encoded: abs(len(encoded) - target_bytes))
+
+
+def make_images(root: Path, cache: Path, count: int, seed: int) -> None:
+    """Write `count` crops below root/<label>/; crops whose file would lie far from the target are redrawn."""
+    rng = np.random.default_rng(seed)
+    photographs = []
+    for path in fetch_photographs(cache):
+        pixels = cv2.imread(str(path), cv2.IMREAD_COLOR)
+        if pixels is not None and pixels.shape[0] * pixels.shape[1] >= SMALLEST_PHOTOGRAPH_PIXELS:
+            photographs.append(pixels.astype(np.uint8, copy=False))
+    print(f"{len(photographs)} photographs")
+    for label in range(LABELS):
+        (root / f"label{label}").mkdir(parents=True, exist_ok=True)
+    written, total_bytes = 0, 0
+    while written < count:
+        photograph = photographs[rng.integers(len(photographs))]
+        width, height = int(rng.normal(500, 40)), int(rng.normal(400, 40))
+        # Photographs of 4K and more are softer per pixel than ImageNet's: shrink some first.
+        shrink = rng.uniform(1.0, max(1.0, min(photograph.shape[0] / 600, photograph.shape[1] / 750)))
+        shrunk = cv2.resize(photograph, None, fx=1 / shrink, fy=1 / shrink, interpolation=cv2.INTER_AREA)
+        if shrunk.shape[0] < height or shrunk.shape[1] < width:
+            continue
+        top = rng.integers(shrunk.shape[0] - height + 1)
+        left = rng.integers(shrunk.shape[1] - width + 1)
+        crop = np.ascontiguousarray(shrunk[top : top + height, left : left + width]).astype(
+            np.uint8, copy=False
+        )
+        encoded = encode_to_size(crop, TARGET_BYTES)
+        if not 60_000 <= len(encoded) <= 180_000:
+            continue
+        (root / f"label{written % LABELS}" / f"{written:05d}.jpg").write_bytes(encoded)
+        written, total_bytes = written + 1, total_bytes + len(encoded)
+    print(f"{written} files in {root}, {total_bytes / written:,.0f} bytes on average")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=IMAGES)
+    parser.add_argument("--cache", type=Path, default=CACHE)
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    make_images(arguments.out, arguments.cache, arguments.count, arguments.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""From the bytes of an image file to RGB pixels: which library decodes what.
+
+JPEG: libjpeg-turbo 3 by region, else simplejpeg, else OpenCV, else Pillow; all contain the same decoder
+core and give the same pixels. JPEG in CMYK: Pillow. Other formats: OpenCV, else Pillow. The orientation in
+the Exif part is ignored, as Pillow and torchvision do unless told otherwise. Alpha is dropped, of 16 bits
+the upper eight are kept. Reasons and measurements: docs/decisions/0004-image-decoder.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError, DataError
+from penstock.loader.transforms.geometry import Box
+from penstock.loader.transforms.jpeg import Encoded, JpegHeader, is_jpeg, read_header
+from penstock.loader.transforms.pixels import Buffer, Pixels
+from penstock.loader.transforms.turbojpeg import TurboJpeg, find_library
+
+#: In the order of preference.
+JPEG_DECODERS = ("turbojpeg", "simplejpeg", "opencv", "pillow")
+
+
+class Picture:
+    """An image file whose size is known and whose pixels are decoded when asked for."""
+
+    __slots__ = ("_decoders", "_header", "_source", "_whole", "height", "width")
+
+    def __init__(self, data: Encoded, decoders: Decoders) -> None:
+        """Raises: DataError if data is empty or no image."""
+        self._decoders = decoders
+        self._source = data
+        self._header: JpegHeader | None = None
+        self._whole: Pixels | None = None
+        if len(data) == 0:
+            raise DataError("the file is empty (0 bytes)")
+        if is_jpeg(data):
+            self._header = read_header(data)
+            self.height, self.width = self._header.height, self._header.width
+        else:
+            self._whole = decoders.decode_other(data)
+            self.height, self.width = self._whole.rows, self._whole.columns
+
+    def decode(self, box: Box, shrink: int) -> Pixels:
+        """Return the pixels of at least `box`, at 1/shrink of the stored size where the format offers that.
+
+        They are valid until the next picture of the thread is decoded.
+        Raises: DataError if the file is damaged.
+        """
+        if self._header is None:
+            assert self._whole is not None, "a picture without a header was decoded when it was opened"
+            return self._whole
+        return self._decoders.decode_jpeg(self._source, self._header, box, shrink)
+
+
+class Decoders:
+    """The decoding libraries of one thread, with its buffers."""
+
+    def __init__(self, jpeg: str | None = None) -> None:
+        """jpeg: one of JPEG_DECODERS, the first that is installed when None."""
+        self.jpeg = choose_decoder() if jpeg is None else jpeg
+        self._buffer = Buffer()
+        self._has_opencv = importlib.util.find_spec("cv2") is not None
+        self._turbo: TurboJpeg | None = None
+        if self.jpeg == "turbojpeg":
+            path = find_library()
+            if path is None:
+                raise ConfigError("the JPEG decoder turbojpeg is not installed: pip install turbojpeg")
+            self._turbo = TurboJpeg(path)
+            self._handle = self._turbo.new_handle(self)
+
+    def decode_jpeg(self, data: Encoded, header: JpegHeader, box: Box, shrink: int) -> Pixels:
+        if header.components not in (1, 3) or header.bits != 8 or header.is_lossless:
+            return self._buffer.hold(_decode_pillow(data, 1))
+        if self._turbo is not None:
+            return self._turbo.decode(self._handle, data, header, box, shrink, self._buffer)
+        pixels = _WHOLE_DECODERS[self.jpeg](data, shrink)
+        expected = (-(-header.height // shrink), -(-header.width // shrink), 3)
+        if pixels.shape != expected:
+            raise DataError(f"the JPEG was decoded to {pixels.shape}, and its header says {expected}")
+        return self._buffer.hold(pixels)._replace(shrink=shrink)
+
+    def decode_other(self, data: Encoded) -> Pixels:
+        """Decode anything but JPEG, whole."""
+        return self._buffer.hold(_decode_opencv(data, 1) if self._has_opencv else _decode_pillow(data, 1))
+
+
+def choose_decoder() -> str:
+    """Return the best JPEG decoder that is installed.
+
+    Raises: ConfigError if there is none.
+    """
+    if find_library() is not None:
+        return "turbojpeg"
+    for name, module in (("simplejpeg", "simplejpeg"), ("opencv", "cv2"), ("pillow", "PIL")):
+        if importlib.util.find_spec(module) is not None:
+            return name
+    raise ConfigError("no image decoder is installed: pip install 'penstock[images]'")
+
+
+def _decode_simplejpeg(data: Encoded, shrink: int) -> NDArray[np.uint8]:
+    simplejpeg = importlib.import_module("simplejpeg")
+    header = read_header(data)
+    try:
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
+            data,
+            "RGB",
+            fastdct=False,
+            fastupsample=False,
+            min_height=-(-header.height // shrink),
+            min_width=-(-header.width // shrink),
+        )
+    except ValueError as error:
+        raise DataError(f"the JPEG cannot be decoded in full: {error}") from error
+    return pixels
+
+
+def _decode_opencv(data: Encoded, shrink: int) -> NDArray[np.uint8]:
+    cv2: Any = importlib.import_module("cv2")
+    reduced = {
+        1: cv2.IMREAD_COLOR_RGB,
+        2: cv2.IMREAD_REDUCED_COLOR_2,
+        4: cv2.IMREAD_REDUCED_COLOR_4,
+        8: cv2.IMREAD_REDUCED_COLOR_8,
+    }
+    try:
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), reduced[shrink] | cv2.IMREAD_IGNORE_ORIENTATION)
+    except cv2.error as error:
+        raise DataError(f"OpenCV cannot decode the image: {error.err}") from error
+    if pixels is None:
+        start = bytes(data[:8])
+        raise DataError(f"not an image that OpenCV can decode: {len(data):,} bytes beginning with {start!r}")
+    result: NDArray[np.uint8] = pixels if shrink == 1 else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
+    return result
+
+
+def _decode_pillow(data: Encoded, shrink: int) -> NDArray[np.uint8]:
+    if importlib.util.find_spec("PIL") is None:
+        raise DataError("this kind of image (CMYK or not JPEG) is decoded by Pillow: pip install pillow")
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings(), Image.open(io.BytesIO(data)) as image:
+            if shrink > 1:
+                image.draft("RGB", (-(-image.width // shrink), -(-image.height // shrink)))
+            if image.mode.startswith("I;16") or image.mode == "I":
+                upper = np.asarray(image).astype(np.uint32) >> 8
+                return np.repeat(upper.astype(np.uint8)[:, :, None], 3, axis=2)
+            return np.asarray(image.convert("RGB"))
+    except UnidentifiedImageError as error:
+        start = bytes(data[:8])
+        raise DataError(
+            f"not an image that Pillow can decode: {len(data):,} bytes beginning with {start!r}"
+        ) from error
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"Pillow cannot decode the image: {error}") from error
+
+
+_WHOLE_DECODERS: dict[str, Callable[[Encoded, int], NDArray[np.uint8]]] = {
+    "simplejpeg": _decode_simplejpeg,
+    "opencv": _decode_opencv,
+    "pillow": _decode_pillow,
+}

@@ -1,0 +1,298 @@
+"""A list of transforms, compiled: from the bytes of a sample to its place in the batch slot.
+
+Built-in transforms before `ToTensor` only change a `Geometry`; pixels move when a callable needs them or at
+the end, in one pass that resamples, crops, mirrors, normalises and lays out. A `Pipeline` is shared by all
+threads; each thread has a `Scratch` of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError
+from penstock.loader.transforms.compiled import load_kernels
+from penstock.loader.transforms.decoders import Picture
+from penstock.loader.transforms.draws import Draws, draw_crops
+from penstock.loader.transforms.jpeg import Encoded
+from penstock.loader.transforms.sink import IMAGE_DTYPES, Sink, encode_bfloat16
+from penstock.loader.transforms.stages import (
+    Image,
+    PictureStep,
+    Scratch,
+    Stage,
+    Value,
+    call_stage,
+    describe,
+    is_rgb,
+    name_of,
+    normalize_array,
+    normalize_stage,
+    picture_stage,
+    tensor_stage,
+    to_tensor_array,
+)
+from penstock.loader.transforms.steps import (
+    CenterCrop,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+    ToTensor,
+)
+from penstock.plan.random import derive_key, draw_uniform
+
+LAYOUTS = ("NCHW", "NHWC")
+Transform = Any  # a built-in step or a callable
+
+
+def compile_pipeline(
+    transforms: Sequence[Transform], seed: int, dtype: str = "float32", layout: str = "NCHW"
+) -> Pipeline:
+    """Check transforms and bring everything in that running them needs (OpenCV, compiled kernels).
+
+    transforms: built-in steps and callables, first to last. A callable gets what comes before it: the picture
+        as uint8[height, width, 3], after `ToTensor` float32[3, height, width], or the stored bytes if no
+        built-in is in the list; and `rng=`, a NumPy generator of its own for each epoch and sample, if its
+        signature has that name.
+    seed: of all random draws, a non-negative integer below 2**64.
+    dtype: "float32", "float16", "bfloat16" (stored as its bits in uint16) or "uint8"; behind a callable, any
+        number type of NumPy. Without `ToTensor`, values are 0 to 255 in every dtype.
+    layout: of a sample with three axes: "NCHW" or "NHWC".
+
+    Raises: ConfigError if the transforms cannot follow each other or no image decoder is installed.
+
+    >>> compile_pipeline([CenterCrop(224), ToTensor()], seed=0).output_shape
+    (3, 224, 224)
+    """
+    transforms = tuple(transforms)
+    _check(transforms, dtype, layout)
+    return Pipeline(transforms, seed, dtype, layout)
+
+
+class Pipeline:
+    """Compiled transforms, for one seed, number format and layout; made by `compile_pipeline`."""
+
+    def __init__(self, transforms: tuple[Transform, ...], seed: int, dtype: str, layout: str) -> None:
+        self.transforms = transforms
+        self.seed = seed
+        #: Name of the number format.
+        self.dtype = dtype
+        self.layout = layout
+        #: The array type that holds it in the slot.
+        self.storage_dtype = IMAGE_DTYPES[dtype] if dtype in IMAGE_DTYPES else np.dtype(dtype)
+        self._keys = tuple(
+            derive_key(seed, f"transform {place}: {name_of(step)}") for place, step in enumerate(transforms)
+        )
+        self._is_visual = any(_is_built_in(step) for step in transforms)
+        self._has_tensor = any(isinstance(step, ToTensor) for step in transforms)
+        tail = len(transforms)
+        while tail and isinstance(transforms[tail - 1], ToTensor | Normalize):
+            tail -= 1
+        #: Steps that the last pass does along with the rest.
+        self._tail: tuple[ToTensor | Normalize, ...] = transforms[tail:]
+        self._stages = self._make_stages(transforms[:tail])
+        self._output_shape = _known_shape(transforms, layout)
+
+    def _make_stages(self, transforms: tuple[Transform, ...]) -> tuple[Stage, ...]:
+        if not self._is_visual:
+            return tuple(
+                call_stage(step, place, self._keys[place], None) for place, step in enumerate(transforms)
+            )
+        kernels = load_kernels()
+        if importlib.util.find_spec("cv2") is not None:
+            importlib.import_module("cv2")
+        to_array, to_tensor = Sink(kernels, "uint8", "NHWC"), Sink(kernels, "float32", "NCHW", (ToTensor(),))
+        if self.dtype in IMAGE_DTYPES:
+            self._sink = Sink(kernels, self.dtype, self.layout, self._tail)
+        stages: list[Stage] = []
+        for place, step in enumerate(transforms):
+            if isinstance(step, ToTensor):
+                stages.append(tensor_stage(to_tensor))
+            elif isinstance(step, Normalize):
+                stages.append(normalize_stage(step))
+            elif isinstance(step, PictureStep):
+                stages.append(picture_stage(step, place, to_array))
+            else:
+                stages.append(call_stage(step, place, self._keys[place], to_array))
+        return tuple(stages)
+
+    def __repr__(self) -> str:
+        steps = ", ".join(repr(step) for step in self.transforms)
+        return f"Pipeline([{steps}], seed={self.seed}, dtype={self.dtype!r}, layout={self.layout!r})"
+
+    @property
+    def needs_probe(self) -> bool:
+        """Whether one sample must be run before the shape of the result is known."""
+        return self._output_shape is None
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of one sample in the slot, for example (3, 224, 224).
+
+        Raises: ConfigError if it depends on the data and `probe` has not been called.
+        """
+        if self._output_shape is None:
+            raise ConfigError(
+                "the transforms do not fix the shape of a sample: call probe(data) with one first"
+            )
+        return self._output_shape
+
+    def probe(self, data: Encoded) -> tuple[int, ...]:
+        """Run one sample to find the shape of the result; all others must have the same. Returns the shape.
+
+        Call it before threads share the pipeline.
+        Raises: DataError if the sample cannot be decoded; whatever a callable raises.
+        """
+        if self._output_shape is None:
+            value = self._transformed(data, self.draw(0, np.zeros(1, np.int64)), 0, Scratch())
+            if isinstance(value, Image):
+                self._output_shape = self._sink.shape(value.geometry.size)
+            else:
+                self._output_shape = self._finished(value).shape
+        return self._output_shape
+
+    def draw(self, epoch: int, samples: NDArray[np.int64]) -> Draws:
+        """Draw all random numbers of a batch's samples at once.
+
+        samples: int64[n]. The numbers of a sample depend on seed, transform, epoch and sample alone.
+        """
+        rows: dict[int, NDArray[np.float64]] = {}
+        for place, step in enumerate(self.transforms):
+            if isinstance(step, RandomResizedCrop):
+                rows[place] = draw_crops(step, self._keys[place], epoch, samples)
+            elif isinstance(step, RandomHorizontalFlip | RandomVerticalFlip):
+                rows[place] = draw_uniform(self._keys[place], epoch, samples, 1)
+        return Draws(epoch, samples, rows)
+
+    def run(self, data: Encoded, out: NDArray[Any], draws: Draws, index: int, scratch: Scratch) -> None:
+        """Transform one sample into its place in the slot.
+
+        data: the sample as stored.
+        out: `output_shape` of `storage_dtype`, C-contiguous; all of it is written.
+        draws, index: the batch's draws and the sample's row in them.
+        scratch: used by no other thread meanwhile.
+
+        Raises: DataError if the data are damaged or no image (the message says what is wrong, the caller
+            knows which file); ConfigError if the result has another shape than the slot; whatever a
+            callable raises, with a note that names it.
+        """
+        value = self._transformed(data, draws, index, scratch)
+        if isinstance(value, Image):
+            self._check_shape(self._sink.shape(value.geometry.size), out, draws, index)
+            value.write(self._sink, out, scratch.blended)
+        else:
+            result = self._finished(value)
+            self._check_shape(result.shape, out, draws, index)
+            np.copyto(out, result, casting="unsafe")
+
+    def _transformed(self, data: Encoded, draws: Draws, index: int, scratch: Scratch) -> Value:
+        """Apply all stages; returns an `Image`, its last steps outstanding, or what a callable returned."""
+        value: Value = Image(Picture(data, scratch.decoders)) if self._is_visual else bytes(data)
+        for stage in self._stages:
+            value = stage(value, draws, index, scratch)
+        if self._is_visual and is_rgb(value) and self._ends_as_picture:
+            return Image.of(value)
+        return value
+
+    @property
+    def _ends_as_picture(self) -> bool:
+        return self.dtype in IMAGE_DTYPES and self._has_tensor == any(
+            isinstance(step, ToTensor) for step in self._tail
+        )
+
+    def _finished(self, value: Value) -> NDArray[Any]:
+        """Apply the last steps to an array that is no picture, and bring it into layout and number format."""
+        for step in self._tail:
+            value = to_tensor_array(value) if isinstance(step, ToTensor) else normalize_array(value, step)
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf":
+            raise ConfigError(
+                f"{name_of(self.transforms[-1])} returned {describe(value)}; a batch needs numbers"
+            )
+        if self._is_visual and array.ndim == 3:
+            if self._has_tensor and self.layout == "NHWC":
+                array = array.transpose(1, 2, 0)
+            elif not self._has_tensor and self.layout == "NCHW":
+                array = array.transpose(2, 0, 1)
+        return encode_bfloat16(array.astype(np.float32)) if self.dtype == "bfloat16" else array
+
+    def _check_shape(self, shape: tuple[int, ...], out: NDArray[Any], draws: Draws, index: int) -> None:
+        if shape != out.shape:
+            culprit = next(
+                (step for step in reversed(self.transforms) if not isinstance(step, ToTensor | Normalize)),
+                self.transforms[-1],
+            )
+            raise ConfigError(
+                f"sample {draws.samples[index]} has shape {shape} after {name_of(culprit)}, and the batch has "
+                f"room for {out.shape}: all samples must have one shape (Resize((height, width)) or CenterCrop "
+                "sees to it)"
+            )
+
+
+def _is_built_in(step: Transform) -> bool:
+    return isinstance(step, PictureStep | ToTensor | Normalize)
+
+
+def _check(transforms: tuple[Transform, ...], dtype: str, layout: str) -> None:
+    if not transforms:
+        raise ConfigError("transforms is empty: name at least one, for example ToTensor()")
+    if layout not in LAYOUTS:
+        raise ConfigError(f"layout is {layout!r}; it is one of {', '.join(LAYOUTS)}")
+    has_tensor = False
+    is_picture = True
+    for place, step in enumerate(transforms):
+        label = f"transform {place} ({step})"
+        if isinstance(step, type):
+            raise ConfigError(f"{label} is a class; make an instance of it: {step.__name__}(...)")
+        if isinstance(step, PictureStep) and has_tensor:
+            raise ConfigError(f"{label} works on pictures and stands behind ToTensor: put it before")
+        if isinstance(step, ToTensor):
+            if has_tensor:
+                raise ConfigError(f"{label} stands behind another ToTensor: drop one of them")
+            has_tensor = True
+        elif isinstance(step, Normalize):
+            if not has_tensor:
+                raise ConfigError(f"{label} works on numbers from 0 to 1: put ToTensor before it")
+        elif not _is_built_in(step):
+            if not callable(step):
+                raise ConfigError(f"{label} is neither a transform of Penstock nor callable")
+            is_picture = False
+    if is_picture and dtype not in IMAGE_DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}; for images it is one of {', '.join(IMAGE_DTYPES)}")
+    if is_picture and has_tensor and dtype == "uint8":
+        raise ConfigError(
+            "ToTensor makes numbers from 0 to 1, which uint8 cannot hold: drop it or take a float dtype"
+        )
+    if dtype not in IMAGE_DTYPES:
+        try:
+            is_number = np.dtype(dtype).kind in "biuf"
+        except TypeError:
+            is_number = False
+        if not is_number:
+            raise ConfigError(
+                f"dtype is {dtype!r}; it is one of {', '.join(IMAGE_DTYPES)} or a NumPy number type"
+            )
+
+
+def _known_shape(transforms: tuple[Transform, ...], layout: str) -> tuple[int, ...] | None:
+    """Return the shape of a sample where the transforms alone fix it."""
+    size: tuple[int, int] | None = None
+    for step in transforms:
+        if isinstance(step, CenterCrop | RandomResizedCrop):
+            size = step.target
+        elif isinstance(step, Resize):
+            if not isinstance(step.size, int):
+                size = step.size
+            elif size is not None:
+                size = step.target(*size)
+        elif not _is_built_in(step):
+            size = None
+    if size is None:
+        return None
+    return (3, *size) if layout == "NCHW" else (*size, 3)

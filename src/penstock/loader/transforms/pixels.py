@@ -1,0 +1,48 @@
+"""Decoded pixels and the memory they live in."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Pixels(NamedTuple):
+    """A decoded part of a picture, red, green and blue bytes, row after row."""
+
+    #: uint8[rows * columns * 3 and some to spare], which the kernels may read and ignore.
+    storage: NDArray[np.uint8]
+    rows: int
+    columns: int
+    #: Where the part lies in the shrunk picture.
+    top: int = 0
+    left: int = 0
+    #: The picture is shown at 1/shrink of its stored size.
+    shrink: int = 1
+
+    @property
+    def array(self) -> NDArray[np.uint8]:
+        """uint8[rows, columns, 3], a view."""
+        return self.storage[: self.rows * self.columns * 3].reshape(self.rows, self.columns, 3)
+
+
+class Buffer:
+    """Room for one decoded picture, reused from sample to sample and grown to the largest so far."""
+
+    def __init__(self) -> None:
+        self._storage = np.empty(0, np.uint8)
+
+    def take(self, rows: int, columns: int) -> Pixels:
+        """Return room for rows x columns pixels, uninitialised; what was taken before is overwritten."""
+        # The widest filter reads two rows' worth beyond the last pixel it weighs.
+        size = (rows + 2) * columns * 3 + 64
+        if size > self._storage.size:
+            self._storage = np.empty(size + size // 4, np.uint8)
+        return Pixels(self._storage, rows, columns)
+
+    def hold(self, array: NDArray[np.uint8]) -> Pixels:
+        """Return a copy of uint8[rows, columns, 3]."""
+        pixels = self.take(*array.shape[:2])
+        pixels.array[...] = array
+        return pixels

@@ -1,0 +1,128 @@
+"""The last pass: pixels and a geometry become numbers in the form that the batch slot has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.loader.transforms.geometry import Geometry
+from penstock.loader.transforms.pixels import Pixels
+from penstock.loader.transforms.steps import Normalize, ToTensor
+
+#: How an image's number formats are stored in the slot; NumPy has no bfloat16, so its bits are.
+IMAGE_DTYPES = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+    "uint8": np.dtype(np.uint8),
+}
+
+
+def encode_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Round float32 to the nearest bfloat16 (ties to even) and return its bits."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+
+
+def combine(steps: Sequence[ToTensor | Normalize]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return scale and bias, float64[3] each, that do the steps at once."""
+    scale, bias = np.ones(3), np.zeros(3)
+    for step in steps:
+        if isinstance(step, ToTensor):
+            scale = scale / 255
+        else:
+            mean, std = np.array(step.mean), np.array(step.std)
+            scale, bias = scale / std, (bias - mean) / std
+    return scale, bias
+
+
+class Sink:
+    """Writes resampled pixels as one number format and layout.
+
+    A float32 result is byte * scale + bias in single precision: within 1e-6 of dividing by 255, subtracting
+    and dividing by std one after the other. 16-bit results are that value in double precision, rounded once.
+    """
+
+    def __init__(
+        self,
+        kernels: ModuleType,
+        dtype: str,
+        layout: str,
+        steps: Sequence[ToTensor | Normalize] = (),
+    ) -> None:
+        self._channels_last = layout == "NHWC"
+        scale, bias = combine(steps)
+        self._view: type[np.generic] | None = None
+        self._parameters: tuple[NDArray[np.generic], ...]
+        if dtype == "float32":
+            self._kernel = kernels.resample_to_float32
+            self._parameters = (scale.astype(np.float32), bias.astype(np.float32))
+        elif dtype == "uint8":
+            self._kernel = kernels.resample_to_uint8
+            self._parameters = ()
+        else:
+            self._kernel = kernels.resample_to_table
+            values = np.arange(256) * scale[:, None] + bias[:, None]
+            self._view = np.uint16
+            if dtype == "float16":
+                self._parameters = (values.astype(np.float16).view(np.uint16),)
+            else:
+                self._parameters = (encode_bfloat16(values.astype(np.float32)),)
+
+    def shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
+        return (*size, 3) if self._channels_last else (3, *size)
+
+    def write(self, pixels: Pixels, geometry: Geometry, out: NDArray[np.generic], blended: Blended) -> None:
+        """Write the result into out, C-contiguous, of `shape(geometry.size)`."""
+        box, window, shrink = geometry.box, geometry.window, pixels.shrink
+        first_row, first_column = box.top // shrink, box.left // shrink
+        across = (
+            box.left / shrink - first_column,
+            box.width / shrink,
+            -(-(box.left + box.width) // shrink) - first_column,
+            geometry.resized[1],
+            window.left,
+            window.width,
+            geometry.is_mirrored,
+        )
+        down = (
+            box.top / shrink - first_row,
+            box.height / shrink,
+            -(-(box.top + box.height) // shrink) - first_row,
+            geometry.resized[0],
+            window.top,
+            window.height,
+            geometry.is_upside_down,
+        )
+        stride = 3 * pixels.columns
+        offset = (first_row - pixels.top) * stride + 3 * (first_column - pixels.left)
+        taps = 2 * math.ceil(max(1.0, down[1] / geometry.resized[0])) + 4
+        self._kernel(
+            pixels.storage,
+            offset,
+            stride,
+            across,
+            down,
+            geometry.antialias,
+            blended.take(4 * window.width * (down[2] + taps)),
+            *self._parameters,
+            out if self._view is None else out.view(self._view),
+            self._channels_last,
+        )
+
+
+class Blended:
+    """Scratch of the kernels: rows that are resampled in one direction."""
+
+    def __init__(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        if size > self._bytes.size:
+            self._bytes = np.zeros(size + size // 4, np.uint8)
+        return self._bytes

@@ -1,0 +1,245 @@
+"""The steps of a pipeline at work: each takes a sample's value and returns what follows.
+
+A value is the stored `bytes`, an `Image` (a picture whose pixels have not moved yet), or what a callable
+returned. Stages are made once per pipeline and hold no state; the thread's buffers come in `Scratch`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError
+from penstock.loader.transforms.decoders import Decoders, Picture
+from penstock.loader.transforms.draws import Draws, place_crop
+from penstock.loader.transforms.geometry import Box, Geometry, center_box
+from penstock.loader.transforms.pixels import Buffer, Pixels
+from penstock.loader.transforms.sink import Blended, Sink
+from penstock.loader.transforms.steps import (
+    CenterCrop,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+)
+from penstock.plan.random import generator_for
+
+Value = Any  # bytes, Image or an array
+PictureStep = Resize | CenterCrop | RandomResizedCrop | RandomHorizontalFlip | RandomVerticalFlip
+
+#: A picture is decoded at 1/2, 1/4 or 1/8 of its size only where it stays this many times larger than the
+#: result in both directions (Pillow's `reducing_gap`, whose documentation calls 2 close to fair resampling).
+REDUCING_GAP = 2
+
+
+class Scratch:
+    """The decoder and the buffers of one thread, reused from sample to sample.
+
+    decoder: one of `decoders.JPEG_DECODERS`; None for the best that is installed.
+    """
+
+    def __init__(self, decoder: str | None = None) -> None:
+        self.decoders = Decoders(decoder)
+        self.blended = Blended()
+
+
+Stage = Callable[[Value, Draws, int, Scratch], Value]
+
+
+class Plain:
+    """Pixels that need no decoding."""
+
+    __slots__ = ("_pixels", "height", "width")
+
+    def __init__(self, pixels: Pixels) -> None:
+        self._pixels = pixels
+        self.height, self.width = pixels.rows, pixels.columns
+
+    def decode(self, box: Box, shrink: int) -> Pixels:
+        return self._pixels
+
+
+class Image:
+    """A picture on its way: where its pixels come from, and what is still to be done to them."""
+
+    __slots__ = ("geometry", "source")
+
+    def __init__(self, source: Picture | Plain) -> None:
+        self.source = source
+        self.geometry = Geometry.whole(source.height, source.width)
+
+    @classmethod
+    def of(cls, array: NDArray[np.uint8]) -> Image:
+        """Wrap uint8[rows, columns, 3] (copied)."""
+        return cls(Plain(Buffer().hold(array)))
+
+    def write(self, sink: Sink, out: NDArray[Any], blended: Blended) -> None:
+        """Do everything that is still to be done, into `out`."""
+        pixels = self.source.decode(self.geometry.box, choose_shrink(self.geometry))
+        sink.write(pixels, self.geometry, out, blended)
+
+    def settled(self, sink: Sink, blended: Blended) -> NDArray[np.uint8]:
+        """Return the picture so far as a new array uint8[rows, columns, 3]."""
+        array = np.empty((*self.geometry.size, 3), np.uint8)
+        self.write(sink, array, blended)
+        return array
+
+
+def choose_shrink(geometry: Geometry) -> int:
+    """Return by how much the decoder may shrink the picture: 1, 2, 4 or 8; a function of sizes alone."""
+    if not geometry.antialias:
+        return 1
+    height, width = geometry.resized
+    spare = min(geometry.box.height / height, geometry.box.width / width) / REDUCING_GAP
+    return 8 if spare >= 8 else 4 if spare >= 4 else 2 if spare >= 2 else 1
+
+
+def is_rgb(value: Value) -> bool:
+    """Whether a callable returned a picture, uint8[rows, columns, 3]."""
+    if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 3:
+        return False
+    return value.shape[2] == 3 and value.size > 0
+
+
+def picture_stage(step: PictureStep, place: int, to_array: Sink) -> Stage:
+    """Return the stage of a built-in that moves pixels."""
+
+    def as_image(value: Value) -> Image:
+        if isinstance(value, Image):
+            return value
+        if is_rgb(value):
+            return Image.of(value)
+        raise ConfigError(
+            f"transform {place} ({step}) was given {describe(value)} by the one before; "
+            "it works on pictures, uint8[height, width, 3]"
+        )
+
+    def resize(image: Image, height: int, width: int, antialias: bool, scratch: Scratch) -> Image:
+        if (height, width) == image.geometry.size:
+            return image
+        if image.geometry.is_resampled:
+            image = Image.of(image.settled(to_array, scratch.blended))
+        image.geometry = image.geometry.resized_to(height, width, antialias)
+        return image
+
+    def run(value: Value, draws: Draws, index: int, scratch: Scratch) -> Value:
+        image = as_image(value)
+        height, width = image.geometry.size
+        match step:
+            case RandomResizedCrop():
+                box = place_crop(height, width, draws.rows[place][index].tolist(), step.ratio)
+                image.geometry = image.geometry.cropped(box)
+                return resize(image, *step.target, step.antialias, scratch)
+            case RandomHorizontalFlip():
+                if draws.rows[place][index, 0] < step.p:
+                    image.geometry = image.geometry.mirrored()
+            case RandomVerticalFlip():
+                if draws.rows[place][index, 0] < step.p:
+                    image.geometry = image.geometry.upside_down()
+            case Resize():
+                return resize(image, *step.target(height, width), step.antialias, scratch)
+            case CenterCrop():
+                if height < step.target[0] or width < step.target[1]:
+                    image = Image.of(pad(image.settled(to_array, scratch.blended), step.target))
+                    height, width = image.geometry.size
+                image.geometry = image.geometry.cropped(center_box(height, width, step.target))
+        return image
+
+    return run
+
+
+def pad(array: NDArray[np.uint8], target: tuple[int, int]) -> NDArray[np.uint8]:
+    """Return the picture amid zeros, at least as large as target, as torchvision's center_crop pads."""
+    height, width = array.shape[:2]
+    down, across = max(0, target[0] - height), max(0, target[1] - width)
+    before, left = down // 2, across // 2
+    return np.pad(array, ((before, down - before), (left, across - left), (0, 0)))
+
+
+def call_stage(function: Callable[..., Any], place: int, key: int, to_array: Sink | None) -> Stage:
+    """Return the stage of a user's callable.
+
+    It is called with an array of its own, or bytes; with `rng=` where its signature has that name.
+    """
+    takes_rng = _takes_rng(function)
+    name = name_of(function)
+
+    def run(value: Value, draws: Draws, index: int, scratch: Scratch) -> Value:
+        if isinstance(value, Image):
+            assert to_array is not None, "pictures are decoded only where a built-in asks for them"
+            value = value.settled(to_array, scratch.blended)
+        sample = int(draws.samples[index])
+        try:
+            if takes_rng:
+                return function(value, rng=generator_for(key, draws.epoch, sample))
+            return function(value)
+        except Exception as error:
+            error.add_note(
+                f"in transform {place} ({name}), called for sample {sample} of epoch {draws.epoch}"
+            )
+            raise
+
+    return run
+
+
+def tensor_stage(to_tensor: Sink) -> Stage:
+    """Return the stage of a `ToTensor` that a callable follows."""
+
+    def run(value: Value, draws: Draws, index: int, scratch: Scratch) -> Value:
+        if isinstance(value, Image):
+            tensor = np.empty((3, *value.geometry.size), np.float32)
+            value.write(to_tensor, tensor, scratch.blended)
+            return tensor
+        return to_tensor_array(value)
+
+    return run
+
+
+def normalize_stage(step: Normalize) -> Stage:
+    """Return the stage of a `Normalize` that follows a callable."""
+    return lambda value, draws, index, scratch: normalize_array(value, step)
+
+
+def to_tensor_array(value: Value) -> NDArray[np.float32]:
+    """Return `ToTensor` of what a callable made: bytes to 0...1, (rows, columns[, n]) to (n, ...)."""
+    array = np.asarray(value)
+    if array.ndim == 2:
+        array = array[:, :, None]
+    if array.ndim == 3:
+        array = array.transpose(2, 0, 1)
+    if array.dtype == np.uint8:
+        return array.astype(np.float32) / np.float32(255)
+    return np.ascontiguousarray(array, np.float32)
+
+
+def normalize_array(value: Value, step: Normalize) -> NDArray[np.float32]:
+    """Return `Normalize` of float32[3, height, width]."""
+    array = np.asarray(value, np.float32)
+    if array.ndim != 3 or array.shape[0] != 3:
+        raise ConfigError(f"{step} was given {describe(value)}; it works on (3, height, width)")
+    mean, std = np.array(step.mean, np.float32), np.array(step.std, np.float32)
+    return (array - mean[:, None, None]) / std[:, None, None]
+
+
+def describe(value: Value) -> str:
+    """Name a value's kind for a message: ``float32[3, 8, 8]``."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)}"
+    return f"a value of type {type(value).__name__}"
+
+
+def name_of(step: object) -> str:
+    """Return the name by which messages and random keys know a transform."""
+    return getattr(step, "__qualname__", type(step).__name__)
+
+
+def _takes_rng(function: Callable[..., Any]) -> bool:
+    try:
+        return "rng" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a built-in without a signature
+        return False

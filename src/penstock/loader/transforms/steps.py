@@ -1,0 +1,175 @@
+"""The transforms a user names, as values: what they do to a sample, not how.
+
+Meaning and argument order are torchvision's (v0.2x, `torchvision.transforms`); `penstock.loader.transforms`
+compiles a list of them into one pass per sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.errors import ConfigError
+
+Size = int | tuple[int, int]
+
+
+def _check_size(owner: str, size: object) -> Size:
+    if isinstance(size, int) and not isinstance(size, bool):
+        if size > 0:
+            return size
+    elif isinstance(size, Sequence) and not isinstance(size, str) and len(size) == 2:
+        height, width = size
+        if isinstance(height, int) and isinstance(width, int) and height > 0 and width > 0:
+            return height, width
+    raise ConfigError(f"{owner}(size={size!r}): size is one positive integer, or (height, width) of two")
+
+
+def _check_probability(owner: str, p: float) -> None:
+    if not 0.0 <= p <= 1.0:
+        raise ConfigError(f"{owner}(p={p!r}): p is a probability between 0 and 1")
+
+
+def _check_range(owner: str, name: str, values: Sequence[float]) -> tuple[float, float]:
+    if len(values) == 2:
+        low, high = float(values[0]), float(values[1])
+        if 0.0 < low <= high < math.inf:
+            return low, high
+    raise ConfigError(f"{owner}({name}={values!r}): {name} is (low, high) with 0 < low <= high")
+
+
+def _check_channels(name: str, values: Sequence[float]) -> tuple[float, float, float]:
+    if len(values) == 3 and all(math.isfinite(value) for value in values):
+        return float(values[0]), float(values[1]), float(values[2])
+    raise ConfigError(
+        f"Normalize({name}={values!r}): {name} is three finite numbers, for red, green and blue"
+    )
+
+
+def _check_interpolation(owner: str, interpolation: str) -> None:
+    if interpolation != "bilinear":
+        raise ConfigError(f'{owner}(interpolation={interpolation!r}): the one interpolation is "bilinear"')
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Resample the picture to a size.
+
+    size: (height, width), or one integer: the shorter side gets that length and the longer side follows
+        with the picture's aspect ratio, rounded down.
+    antialias: widen the filter when shrinking, as Pillow and torchvision do by default; False samples two
+        pixels per axis whatever the shrinkage, as `torch.nn.functional.interpolate` does.
+
+    Raises: ConfigError if size is not positive.
+    """
+
+    size: Size
+    interpolation: str = "bilinear"
+    antialias: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _check_size("Resize", self.size))
+        _check_interpolation("Resize", self.interpolation)
+
+    def target(self, height: int, width: int) -> tuple[int, int]:
+        """Return (height, width) after resizing a picture of this height and width."""
+        if not isinstance(self.size, int):
+            return self.size
+        if height <= width:
+            return self.size, int(self.size * width / height)
+        return int(self.size * height / width), self.size
+
+
+@dataclass(frozen=True, slots=True)
+class CenterCrop:
+    """Keep the central part; a picture smaller than `size` is first padded with zeros, centred.
+
+    size: (height, width), or one integer for a square.
+
+    Raises: ConfigError if size is not positive.
+    """
+
+    size: Size
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _check_size("CenterCrop", self.size))
+
+    @property
+    def target(self) -> tuple[int, int]:
+        """(height, width) of what is kept."""
+        return (self.size, self.size) if isinstance(self.size, int) else self.size
+
+
+@dataclass(frozen=True, slots=True)
+class RandomResizedCrop:
+    """Crop a random area of random aspect ratio and resample it to a size.
+
+    size: (height, width), or one integer for a square.
+    scale: share of the picture's area to keep, drawn uniformly from (low, high).
+    ratio: width over height of the crop, its logarithm drawn uniformly from (low, high). After ten draws
+        that do not fit into the picture, the central crop of the nearest allowed ratio.
+    antialias: as in `Resize`.
+
+    Raises: ConfigError if size, scale or ratio cannot work.
+    Source: Szegedy et al., "Going deeper with convolutions", 2015, section 6; parameters as in torchvision.
+    """
+
+    size: Size
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    interpolation: str = "bilinear"
+    antialias: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _check_size("RandomResizedCrop", self.size))
+        object.__setattr__(self, "scale", _check_range("RandomResizedCrop", "scale", self.scale))
+        object.__setattr__(self, "ratio", _check_range("RandomResizedCrop", "ratio", self.ratio))
+        _check_interpolation("RandomResizedCrop", self.interpolation)
+
+    @property
+    def target(self) -> tuple[int, int]:
+        """(height, width) of the result."""
+        return (self.size, self.size) if isinstance(self.size, int) else self.size
+
+
+@dataclass(frozen=True, slots=True)
+class RandomHorizontalFlip:
+    """Mirror left and right with probability p."""
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_probability("RandomHorizontalFlip", self.p)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomVerticalFlip:
+    """Mirror top and bottom with probability p."""
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_probability("RandomVerticalFlip", self.p)
+
+
+@dataclass(frozen=True, slots=True)
+class ToTensor:
+    """Turn the uint8 picture (height, width, 3) into numbers from 0 to 1, (3, height, width)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Normalize:
+    """Subtract `mean` and divide by `std`, channel by channel (red, green, blue), after `ToTensor`.
+
+    Raises: ConfigError if there are not three of each, or a std is zero.
+    """
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", _check_channels("mean", self.mean))
+        object.__setattr__(self, "std", _check_channels("std", self.std))
+        if 0.0 in self.std:
+            raise ConfigError(f"Normalize(std={self.std!r}): a std of 0 would divide by zero")
