@@ -14,6 +14,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +26,8 @@ from penstock.plan.bijection import sides
 
 Ids = NDArray[np.int64]
 
-_POSITIONS = 1 << 18
-_REPETITIONS = 31
 
-
-def measure(work: Callable[[], object], repetitions: int = _REPETITIONS) -> tuple[float, float, float]:
+def measure(work: Callable[[], object], repetitions: int) -> tuple[float, float, float]:
     """Return median, first and ninth decile of the seconds that `work` takes, once warmed up."""
     work()
     seconds = []
@@ -41,41 +39,42 @@ def measure(work: Callable[[], object], repetitions: int = _REPETITIONS) -> tupl
     return float(median), float(low), float(high)
 
 
-def print_rate(name: str, work: Callable[[], object], count: int) -> None:
-    median, low, high = measure(work)
+def print_rate(name: str, work: Callable[[], object], count: int, repetitions: int) -> None:
+    median, low, high = measure(work, repetitions)
     middle, slow, fast = (count / seconds / 1e6 for seconds in (median, high, low))
     print(f"{name:56} {middle:8.1f} M positions/s  ({slow:.1f} to {fast:.1f})")
 
 
-def speed() -> None:
+def speed(positions_a_time: int, repetitions: int) -> None:
+    """Time every question, after a check of the answer."""
     print(f"{platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}, one thread")
     rng = np.random.default_rng(0)
     worst = [65_536, 65_537, 2**20 + 1, 2**30 + 1, 2**32 + 1, 10**12, 2**40 + 1, 2**52 + 1, 2**61 + 1]
     for samples in worst:
         order = FullShuffle(samples, seed=1)
-        positions = rng.integers(0, samples, _POSITIONS)
+        positions = rng.integers(0, samples, positions_a_time)
         ids = order.at(0, positions)
         assert (order.position_of(0, ids) == positions).all()
-        print_rate(f"full, F = {samples:,}, at", lambda o=order, p=positions: o.at(0, p), _POSITIONS)  # type: ignore[misc]
-        print_rate("  position_of", lambda o=order, i=ids: o.position_of(0, i), _POSITIONS)  # type: ignore[misc]
+        forward, backward = partial(order.at, 0, positions), partial(order.position_of, 0, ids)
+        print_rate(f"full, F = {samples:,}, at", forward, positions_a_time, repetitions)
+        print_rate("  position_of", backward, positions_a_time, repetitions)
     for other in (FullShuffle(65_535, 1), BundleShuffle(10**12, 1), BundleShuffle(1_281_167, 1)):
-        print_orders(other, rng)
-    print_rank_questions()
+        print_order(other, rng.integers(0, other.samples, positions_a_time), repetitions)
+    print_rank_questions(repetitions)
 
 
-def print_orders(order: Order, rng: np.random.Generator) -> None:
-    positions = rng.integers(0, order.samples, _POSITIONS)
+def print_order(order: Order, positions: Ids, repetitions: int) -> None:
     name = f"{type(order).__name__}, F = {order.samples:,}"
-    print_rate(f"{name}, anywhere, keys or table kept", lambda: order.at(1, positions), _POSITIONS)
-    epochs = iter(range(2, 2**20))
-    count = min(order.samples, 1 << 20)
-    first = np.arange(count)
-    print_rate(f"{name}, in sequence, new epochs", lambda: order.at(next(epochs), first), count)
+    print_rate(f"{name}, anywhere", lambda: order.at(0, positions), positions.size, repetitions)
+    epochs = iter(range(1, 2**20))
+    first = np.arange(min(order.samples, positions.size))
+    print_rate(f"{name}, new epochs", lambda: order.at(next(epochs), first), first.size, repetitions)
 
 
-def print_rank_questions() -> None:
+def print_rank_questions(repetitions: int) -> None:
     plan = AccessPlan(FullShuffle(10**12, seed=1), batch_size=64 * 4096, epochs=90, ranks=4096)
     ids = plan.stream(17, 3, 1000, 10_000)
+    assert (ids[:64] == plan.local_batch(17, 3, 1000)).all()
     questions: dict[str, Callable[[], object]] = {
         "the next 10,000 samples of a rank": lambda: plan.stream(17, 3, 1000, 10_000),
         "who reads 10,000 samples, when": lambda: plan.reader_of(4, ids),
@@ -84,7 +83,7 @@ def print_rank_questions() -> None:
     }
     print("F = 10**12, N = 4,096, 64 samples a rank and step:")
     for name, work in questions.items():
-        median, low, high = measure(work)
+        median, low, high = measure(work, repetitions)
         print(f"  {name:54} {median * 1e3:8.2f} ms  ({low * 1e3:.2f} to {high * 1e3:.2f})")
 
 
@@ -172,7 +171,7 @@ def fixed_points(rounds: int, rng: np.random.Generator) -> tuple[float, float]:
 
 def quality_rows() -> Iterator[tuple[str, Callable[[int, np.random.Generator], tuple[float, float]]]]:
     for size in (5, 6, 7, 8, 9):
-        yield f"all {size}! permutations", lambda rounds, rng, n=size: whole_permutations(n, rounds, rng)  # type: ignore[misc]
+        yield f"all {size}! permutations", partial(whole_permutations, size)
     for test in (
         position_by_sample,
         ordered_pairs,
@@ -197,17 +196,21 @@ def quality() -> None:
         print(f"{name[:55]:56}{row}", flush=True)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--quality", action="store_true", help="statistics by number of rounds instead of speed"
     )
-    if parser.parse_args().quality:
+    parser.add_argument("--quick", action="store_true", help="only see that it runs")
+    chosen = parser.parse_args(arguments)
+    if chosen.quality:
         quality()
+    elif chosen.quick:
+        speed(positions_a_time=1000, repetitions=1)
     else:
-        speed()
+        speed(positions_a_time=1 << 18, repetitions=31)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ class OrderSampler(Sampler[int]):
     """Yield the ids of an order, one epoch per iteration.
 
     Used as ``DataLoader(dataset, batch_size, sampler=OrderSampler(order))``. Each iteration takes the epoch
-    after the last one, beginning with 0; `set_epoch` chooses the next. Memory does not grow with the number of
-    samples where the order is a function.
+    after the last one, beginning with 0; `set_epoch` chooses the next. Memory does not grow with the number
+    of samples where the order is a function.
 
     order: its samples are the ids of the dataset.
     """
