@@ -26,12 +26,17 @@ myst_heading_anchors = 3
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+autodoc_type_aliases = {name: name for name in ("ArrayLike", "JSON", "Spans")}
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 90
 
 # A reference into Penstock must lead somewhere; other projects' pages are not at hand while this is built.
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(?!penstock\.).*"), ("py:.*", r"penstock\.(.*\.)?_.*")]
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!penstock\.).*"),
+    ("py:.*", r"penstock\.(.*\.)?_.*"),
+    ("py:.*", r"penstock\.(.*\.)?[A-Z]"),  # type variables
+]
 
 _FIELD = re.compile(r"([A-Za-z_]\w*): (.*)")
 _ARRAY = re.compile(r"~?numpy\.ndarray\[tuple\[~?typing\.Any, \.\.\.\], ~?numpy\.dtype\[(~?[\w.]+)\]\]")
@@ -47,20 +52,21 @@ def _docstring_to_rst(
     indented block after an empty line is kept as it is drawn; everything else is text with `code` in it.
     """
     source, lines[:] = list(lines), []
-    drawing = False
-    in_fields = False
+    drawing = in_fields = False
+    item_indent = -1  # of the list item that is being read, -1 outside of a list
     for index, line in enumerate(source):
+        indent = len(line) - len(line.lstrip())
         after_gap = index == 0 or not source[index - 1].strip()
         if not line.strip():
             lines.append("")
-            in_fields = False
-        elif line.startswith((">>>", "...")) or (drawing and line[0] == " "):
+            in_fields, item_indent = False, -1
+        elif line.startswith((">>>", "...")) or (drawing and indent):
             lines.append(line)
-        elif line[0] == " " and after_gap:
+        elif indent and after_gap:
             drawing = True
             lines += ["::", "", line]
         elif match := _FIELD.fullmatch(line):
-            drawing = False
+            drawing, item_indent = False, -1
             if not in_fields:
                 lines.append("")
             in_fields = True
@@ -68,7 +74,13 @@ def _docstring_to_rst(
             lines.append(f":{field}: {_escape(match[2])}")
         else:
             drawing = False
-            lines.append(("    " if in_fields and line[0] != " " else "") + _escape(line))
+            is_item = line.lstrip().startswith("- ")
+            list_begins = is_item and item_indent < 0
+            list_ends = not is_item and indent <= item_indent
+            if list_begins or list_ends:
+                lines.append("")
+                item_indent = indent if is_item else -1
+            lines.append(("    " if in_fields and not indent else "") + _escape(line))
 
 
 def _escape(text: str) -> str:
