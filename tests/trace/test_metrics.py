@@ -41,7 +41,7 @@ def causes_of(*rows: Row) -> dict[Cause, float]:
 # A batch of one sample, whose life takes ten seconds: slot wanted at 1, granted at 3, read from 5 to 7,
 # decoded from 8 to 9, handed over at 10.
 SLOT = Row(1, 3, kind=Kind.SLOT)
-READ = Row(5, 7, sample=4, bytes=100, kind=Kind.READ, tier=SOURCE)
+READ = Row(5, 7, sample=4, bytes=100, kind=Kind.READ, tier=SOURCE, worker=1)
 DECODE = Row(8, 9, sample=4, kind=Kind.DECODE)
 
 
@@ -79,6 +79,12 @@ def test_a_read_from_a_tier_is_told_apart_from_a_read_of_the_source() -> None:
     from_disk = READ._replace(tier=2)
 
     assert causes_of(SLOT, from_disk, DECODE, Row(3, 9)) == {Cause.TIER_READ: 4, Cause.DECODE: 2}
+
+
+def test_waiting_for_a_thread_that_reads_and_decodes_counts_as_decode() -> None:
+    own_read = READ._replace(worker=DECODE.worker)
+
+    assert causes_of(SLOT, own_read, DECODE, Row(3, 9)) == {Cause.SOURCE_READ: 2, Cause.DECODE: 4}
 
 
 def test_without_a_slot_span_the_read_is_waited_for_from_the_beginning() -> None:
@@ -202,6 +208,8 @@ def slow_causes(rows: list[Row], wait: Row) -> dict[Cause, float]:
             cause = Cause.HAND_OVER
         elif slot and second < slot.end:
             cause = Cause.NO_FREE_SLOT
+        elif read and read.worker == critical.worker and second < read.start and second < read.end:
+            cause = Cause.DECODE
         elif read and second < read.end:
             cause = Cause.SOURCE_READ if read.tier == SOURCE else Cause.TIER_READ
         elif hit and second < hit.end:
@@ -227,6 +235,7 @@ def random_row() -> st.SearchStrategy[Row]:
         kind=st.sampled_from(list(Kind)).map(int),
         tier=st.sampled_from([SOURCE, 1, 2]),
         rank=mostly_zero,
+        worker=mostly_zero,
     )
 
 

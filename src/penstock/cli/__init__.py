@@ -1,1 +1,1 @@
-""""""
+"""The command line: `penstock demo`, `calibrate`, `ps`, `trace`."""

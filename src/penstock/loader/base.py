@@ -22,7 +22,8 @@ from penstock.loader.budget import MemoryBudget, share_memory
 from penstock.loader.dataset import DatasetWork, MapDataset
 from penstock.loader.images import ImageWork
 from penstock.loader.progress import RunningMetrics
-from penstock.loader.transforms import Transform, compile_pipeline
+from penstock.loader.transforms import compile_pipeline
+from penstock.loader.transforms.pipeline import Transform
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle, Order, Sequential
 from penstock.policy import FetchCosts, Ready, Scheduler, StagingLimits, place_by_frequency

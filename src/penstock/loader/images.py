@@ -86,9 +86,7 @@ class ImageWork:
                     Kind.READ, begin, fetched, item.sample, item.read.nbytes, load.epoch, load.step, SOURCE
                 )
             elif item.origin != STAGING:
-                ring.record(
-                    Kind.HIT, begin, fetched, item.sample, len(data), load.epoch, load.step, item.origin
-                )
+                ring.record(Kind.HIT, begin, begin, item.sample, len(data), load.epoch, load.step, item.origin)
             ring.record(Kind.DECODE, fetched, end, item.sample, epoch=load.epoch, step=load.step)
         return LoadResult(failed, read_seconds)
 

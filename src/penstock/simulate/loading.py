@@ -32,7 +32,7 @@ from penstock.policy.scheduler import Item
 from penstock.trace import Trace
 from penstock.trace.schema import NO_TIER, SOURCE, SPAN, STAGING, Kind, Spans
 
-_WORKER = 2
+_READER, _DECODER = 2, 3
 
 Event = Callable[[float], None]
 
@@ -162,8 +162,9 @@ class _Run:
         sample: int = -1,
         nbytes: int = 0,
         tier: int = NO_TIER,
+        worker: int = _DECODER,
     ) -> None:
-        self._spans.append((start, end, sample, nbytes, epoch, step, kind, tier, _WORKER, self._rank))
+        self._spans.append((start, end, sample, nbytes, epoch, step, kind, tier, worker, self._rank))
 
     # The consumer
 
@@ -208,13 +209,13 @@ class _Run:
 
     def _read(self, read: Read, begin: float) -> None:
         def done(end: float) -> None:
-            self._record_read(read, begin, end)
+            self._record_read(read, begin, end, _READER)
             self._obey(self._scheduler.read_done(read, end - begin, end), end)
 
         self._source.read(begin, read.nbytes, done)
 
-    def _record_read(self, read: Read, begin: float, end: float) -> None:
-        self._record(Kind.READ, begin, end, read.epoch, read.step, read.sample, read.nbytes, SOURCE)
+    def _record_read(self, read: Read, begin: float, end: float, worker: int) -> None:
+        self._record(Kind.READ, begin, end, read.epoch, read.step, read.sample, read.nbytes, SOURCE, worker)
 
     def _load(self, load: Load, done_items: int, read_seconds: list[float], now: float) -> None:
         """Go through the items of a Load from the given one on, one worker, one after the other."""
@@ -233,7 +234,7 @@ class _Run:
 
         def start(begin: float) -> None:
             def done(end: float) -> None:
-                self._record_read(read, begin, end)
+                self._record_read(read, begin, end, _DECODER)
                 read_seconds.append(end - begin)
                 self._load(load, position + 1, read_seconds, self._decode(load, item, end))
 
@@ -244,12 +245,8 @@ class _Run:
     def _decode(self, load: Load, item: Item, now: float) -> float:
         nbytes = int(self._sizes[item.sample])
         if item.origin not in (SOURCE, STAGING):
-            tier = self._machine.storage[item.origin]
-            fetched = (
-                now + tier.latency_seconds + nbytes / self._machine.local_rate(item.origin, self._limits.decoders)
-            )
-            self._record(Kind.HIT, now, fetched, load.epoch, load.step, item.sample, nbytes, item.origin)
-            now = fetched
+            # A memory tier is decoded from in place: what its bytes cost is part of decoding them.
+            self._record(Kind.HIT, now, now, load.epoch, load.step, item.sample, nbytes, item.origin)
         end = now + self._machine.write_seconds(nbytes)
         self._record(Kind.DECODE, now, end, load.epoch, load.step, item.sample)
         return end

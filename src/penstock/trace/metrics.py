@@ -8,7 +8,8 @@ Every number is a sum over spans. The one judgement is the cause of a wait, by t
                  |<------------------- the consumer's wait, anywhere on it ---------->|
 
 The critical item of a batch is the sample whose decoding ended last. Each phase counts as far as it overlaps
-the wait. Waiting for a read to begin counts as the read; waiting for a thread that decodes counts as decode.
+the wait. Waiting for a read to begin counts as the read; waiting for a thread that decodes counts as decode,
+also where that thread reads by itself.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.trace.schema import NO_STEP, SOURCE, Kind, Spans
+from penstock.units import format_seconds
 
 _BATCH = ("rank", "epoch", "step")
 _SAMPLE = ("rank", "sample")
@@ -106,7 +108,7 @@ def epoch_metrics(spans: Spans) -> list[EpochMetrics]:
 
     stall = total(wait_group, waits["end"] - waits["start"])
     own = total(step_group, steps["end"] - steps["start"])
-    causes = {cause: total(wait_group, part) for cause, part in _stall_causes(spans, waits).items()}
+    causes = {cause: total(wait_group, part) for cause, part in stall_causes(spans, waits).items()}
     samples, batches = count(group[kind == Kind.DECODE]), count(wait_group[waits["step"] != NO_STEP])
     reads = _by_tier(spans, group, kind == Kind.READ, epochs.size)
     hits = _by_tier(spans, group, kind == Kind.HIT, epochs.size)
@@ -137,7 +139,7 @@ def limiting(metrics: EpochMetrics) -> str:
     'epoch 2: decode limits it: waited 40.0 % of 10 s (4 s decode); without, 1.67 x as fast'
     """
     share = stall_share(metrics.stall_seconds, metrics.own_seconds)
-    waited = f"waited {share:.1%} of {_seconds(metrics.stall_seconds + metrics.own_seconds)}".replace(
+    waited = f"waited {share:.1%} of {format_seconds(metrics.stall_seconds + metrics.own_seconds)}".replace(
         "%", " %"
     )
     if share < NOTHING_TO_GAIN:
@@ -148,7 +150,7 @@ def limiting(metrics: EpochMetrics) -> str:
         by_limit[limit] = by_limit.get(limit, 0.0) + seconds
     limit = max(by_limit, key=by_limit.__getitem__)
     parts = sorted(metrics.stall_by_cause.items(), key=lambda part: -part[1])
-    told = ", ".join(f"{_seconds(seconds)} {cause}" for cause, seconds in parts if seconds > 0.0)
+    told = ", ".join(f"{format_seconds(seconds)} {cause}" for cause, seconds in parts if seconds > 0.0)
     gain = f"{1.0 / (1.0 - share):.2f} x as fast" if share < 1.0 else "no time at all"
     return f"epoch {metrics.epoch}: {limit} limits it: {waited} ({told}); without, {gain}"
 
@@ -159,8 +161,13 @@ def stall_share(stall_seconds: float, own_seconds: float) -> float:
     return stall_seconds / seconds if seconds else 0.0
 
 
-def _stall_causes(spans: Spans, waits: Spans) -> dict[Cause, NDArray[np.float64]]:
-    """Split every wait into causes: float64[waits] each, in the order of `Cause`, summing to its duration."""
+def stall_causes(spans: Spans, waits: Spans) -> dict[Cause, NDArray[np.float64]]:
+    """Split waits into their causes.
+
+    spans: SPAN[n], the trace, in any order.
+    waits: SPAN[m], of kind `WAIT`.
+    Returns: float64[m] seconds for each of `Cause`, in that order; together each wait's duration.
+    """
     kind = spans["kind"]
     decodes, slots = spans[kind == Kind.DECODE], spans[kind == Kind.SLOT]
     begin, end = waits["start"], waits["end"]
@@ -185,12 +192,16 @@ def _stall_causes(spans: Spans, waits: Spans) -> dict[Cause, NDArray[np.float64]
             seen, np.maximum(np.minimum(phase_end, end) - np.maximum(phase_begin, begin), 0.0), 0.0
         )
 
-    reading = overlap(granted, read_end)
+    # A thread that reads what it decodes was not waited for by a read, but by its decoding.
+    own_read = was_read & (read["worker"] == critical["worker"])
+    read_begin = np.where(own_read, np.clip(read["start"], granted, read_end), granted)
+
+    reading = overlap(read_begin, read_end)
     from_source = was_read & (read["tier"] == SOURCE)
     parts = {
         Cause.SOURCE_READ: np.where(from_source, reading, 0.0),
         Cause.TIER_READ: np.where(from_source, 0.0, reading) + overlap(read_end, hit_end),
-        Cause.DECODE: overlap(hit_end, decoded),
+        Cause.DECODE: overlap(granted, read_begin) + overlap(hit_end, decoded),
         Cause.NO_FREE_SLOT: overlap(wanted, granted),
     }
     explained = np.sum(list(parts.values()), axis=0)
@@ -245,7 +256,3 @@ def _by_tier(
         }
         for row in range(epochs)
     ]
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds >= 100.0 else f"{seconds:.3g} s"

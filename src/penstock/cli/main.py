@@ -1,0 +1,100 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.errors import ConfigError, PenstockError
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit status: 0, 1 for an error that is told, 130 after Ctrl-C."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except PenstockError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("penstock: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock", description="Training input, computed ahead.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="train beside PyTorch's loader on a slow store, and compare")
+    demo.add_argument("--data", type=Path, metavar="DIR", help="an image folder (default: handwritten digits)")
+    demo.add_argument(
+        "--out", type=Path, metavar="DIR", default=Path("demo-out"), help="where the plot goes (%(default)s)"
+    )
+    demo.add_argument("--epochs", type=int, metavar="E", default=12, help="epochs to train (%(default)s)")
+    demo.set_defaults(run=_demo)
+
+    measure = commands.add_parser("calibrate", help="measure what a read costs here and write the machine")
+    measure.add_argument("source", metavar="SOURCE", help="image folder, flat folder or list file")
+    measure.add_argument(
+        "--out", type=Path, metavar="FILE", default=Path("machine.toml"), help="the machine (%(default)s)"
+    )
+    measure.add_argument("--seconds", type=float, default=10.0, help="time to take at most (%(default)s)")
+    measure.set_defaults(run=_calibrate)
+
+    waits = commands.add_parser("ps", help="print what a running training waits for")
+    waits.add_argument("pid", type=int, metavar="PID", help="process id of the training")
+    waits.set_defaults(run=_ps)
+
+    report = commands.add_parser("trace", help="sum a recorded trace up, and plot it")
+    report.add_argument("trace", type=Path, metavar="FILE", help="written by a loader's trace=")
+    report.add_argument("--plot", type=Path, metavar="PNG", help="draw it")
+    report.set_defaults(run=_trace)
+    return parser
+
+
+def _demo(options: argparse.Namespace) -> None:
+    try:
+        from penstock.measure.demo import run_demo
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the demo needs {error.name}, which is not installed: pip install 'penstock[demo]'"
+        ) from error
+    from rich.console import Console
+
+    if options.epochs < 1:
+        raise ConfigError(f"--epochs is {options.epochs}; train for at least one")
+    run_demo(options.data, options.out, options.epochs, Console())
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    from penstock.measure.calibrate import calibrate
+    from penstock.store import open_source
+
+    machine = calibrate(open_source(options.source), max_seconds=options.seconds)
+    options.out.write_text(machine.to_toml())
+    print(f"{options.out}: one read takes {machine.source.latency_seconds * 1e3:.2f} ms before its bytes flow")
+
+
+def _ps(options: argparse.Namespace) -> None:
+    from penstock.flow.waits import ask_waits
+
+    print(ask_waits(options.pid), end="")
+
+
+def _trace(options: argparse.Namespace) -> None:
+    from penstock.trace import limiting, read_trace
+
+    trace = read_trace(options.trace)
+    for epoch in trace.epochs():
+        print(limiting(epoch))
+    if not trace.is_complete:
+        print("the file is cut off: what came before the cut is counted")
+    if options.plot is not None:
+        from penstock.measure.plot import plot_trace
+
+        plot_trace(trace, options.plot)

@@ -1,0 +1,316 @@
+"""One training, twice: PyTorch's loader and Penstock on the same slow store, and what was predicted beforehand."""
+
+from __future__ import annotations
+
+import csv
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import penstock.torch as pt
+from penstock.errors import ConfigError, DataError
+from penstock.loader.transforms import CenterCrop, Normalize, Resize, Scratch, ToTensor, compile_pipeline
+from penstock.measure.calibrate import calibrate
+from penstock.measure.plot import plot_trace
+from penstock.measure.watch import watch
+from penstock.plan.torch_order import TorchShuffle
+from penstock.store import ImageFolder, SlowSource, Source, open_source
+from penstock.trace import SOURCE, EpochMetrics, Trace, read_trace
+
+SIDE = 32
+BATCH_SIZE = 64
+TEST_EVERY = 5
+OPEN_SECONDS = READ_SECONDS = 5e-3
+WIRE_BYTES_PER_SECOND = 50e6
+WORKER_CHOICES = (4, 8, 16)
+TRANSFORMS = (Resize(SIDE), CenterCrop(SIDE), ToTensor(), Normalize((0.5,) * 3, (0.5,) * 3))
+
+
+@dataclass(frozen=True, slots=True)
+class DemoRun:
+    """What one loader's training came to. `accuracy` is of the test set, None for a prediction."""
+
+    name: str
+    seconds: float
+    trace: Trace
+    accuracy: float | None
+
+    @property
+    def epochs(self) -> list[EpochMetrics]:
+        return [epoch for epoch in self.trace.epochs() if epoch.steps]
+
+    @property
+    def stall_seconds(self) -> float:
+        return sum(epoch.stall_seconds for epoch in self.epochs)
+
+
+def write_digits(root: Path) -> Path:
+    """Write scikit-learn's 1,797 scans of handwritten digits as an image folder of PNG files; return the folder.
+
+    The scans have 8 x 8 pixels of 17 grey levels (Alpaydin & Kaynak, UCI optical recognition of handwritten
+    digits); they are enlarged to 32 x 32. A folder that is there already is kept.
+    """
+    import cv2
+    from sklearn.datasets import load_digits
+
+    folder = root / "digits"
+    if folder.is_dir():
+        return folder
+    digits = load_digits()
+    unfinished = root / f"digits.{os.getpid()}.unfinished"
+    for number, (scan, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+        place = unfinished / str(label)
+        place.mkdir(parents=True, exist_ok=True)
+        enlarged = cv2.resize((scan * (255 / 16)).astype(np.uint8), (SIDE, SIDE), interpolation=cv2.INTER_CUBIC)
+        if not cv2.imwrite(str(place / f"{number:04d}.png"), enlarged):
+            raise DataError(f"{place} cannot be written: give another folder with --out")
+    unfinished.rename(folder)
+    return folder
+
+
+def split_folder(folder: Path, out: Path) -> tuple[Path, Path, int]:
+    """Write lists of an image folder's training and test files, every fifth of a class for the test.
+
+    Returns: the two lists, and the number of classes.
+    """
+    source = ImageFolder(folder)
+    if len(source.classes) < 2:
+        raise ConfigError(f"{folder} has one label folder; a classifier needs at least two")
+    members = np.arange(len(source))
+    rank_in_class = members - np.searchsorted(source.labels, source.labels)
+    is_test = rank_in_class % TEST_EVERY == TEST_EVERY - 1
+    lists = (out / "train.csv", out / "test.csv")
+    for path, chosen in zip(lists, (~is_test, is_test), strict=True):
+        if not chosen.any():
+            raise ConfigError(f"{folder} has fewer than {TEST_EVERY} images per label: no {path.stem} set can be made")
+        with path.open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(("path", "label"))
+            rows.writerows((source.path_of(int(k)), int(source.labels[k])) for k in members[chosen])
+    return lists[0], lists[1], len(source.classes)
+
+
+class StoredImages(Dataset[tuple[Tensor, int]]):
+    """The usual map-style data set over a store: read, decode, transform one sample."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._pipeline = compile_pipeline(TRANSFORMS, seed=0, dtype="float32", layout="NCHW")
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image = np.empty(self._pipeline.output_shape, np.float32)
+        draws = self._pipeline.draw(0, np.array([index]))
+        self._pipeline.run(self._source.read(index), image, draws, 0, Scratch())
+        return torch.from_numpy(image), int(self._source.labels[index])
+
+
+def small_cnn(classes: int) -> nn.Module:
+    """Return the model, with weights that depend on nothing but its shape."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(64 * (SIDE // 4) ** 2, 128), nn.ReLU(), nn.Linear(128, classes)),
+    )
+
+
+class Training:
+    """A model under training, and a fingerprint of every batch that it was given."""
+
+    def __init__(self, classes: int) -> None:
+        self._model = small_cnn(classes)
+        self._optimizer = torch.optim.Adam(self._model.parameters(), lr=1e-3)
+        self._loss = nn.CrossEntropyLoss()
+        self.batches: list[NDArray[np.float64]] = []
+
+    def step(self, images: Tensor, labels: Tensor) -> None:
+        pixels = images.sum(dim=(1, 2, 3), dtype=torch.float64)
+        self.batches.append(torch.stack([labels.double(), pixels]).numpy())
+        self._optimizer.zero_grad()
+        self._loss(self._model(images), labels).backward()
+        self._optimizer.step()
+
+    def run(self, loader: Iterable[tuple[Tensor, Tensor]], epochs: int) -> None:
+        for _ in range(epochs):
+            for images, labels in loader:
+                self.step(images, labels)
+
+    def accuracy(self, test_list: Path) -> float:
+        """Return the share of the test images that the model names rightly."""
+        right = total = 0
+        with (
+            torch.no_grad(),
+            pt.Loader(
+                test_list, batch_size=256, epochs=1, shuffle=False, transforms=TRANSFORMS, memory="64 MiB", report=None
+            ) as loader,
+        ):
+            for images, labels in loader:
+                right += int((self._model(images).argmax(1) == labels).sum())
+                total += labels.numel()
+        return right / total
+
+
+def measure_step_seconds(classes: int) -> float:
+    """Return the median time of a training step on a random batch."""
+    training = Training(classes)
+    images, labels = torch.randn(BATCH_SIZE, 3, SIDE, SIDE), torch.randint(classes, (BATCH_SIZE,))
+    seconds = []
+    for _ in range(25):
+        begin = time.perf_counter()
+        training.step(images, labels)
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds[5:])
+
+
+def torch_loader(source: Source, workers: int, generator: torch.Generator) -> DataLoader[tuple[Tensor, int]]:
+    return DataLoader(
+        StoredImages(source),
+        batch_size=BATCH_SIZE,
+        shuffle=True,
+        num_workers=workers,
+        persistent_workers=True,
+        prefetch_factor=4,
+        generator=generator,
+    )
+
+
+def best_workers(source: Source) -> int:
+    """Return the number of workers with which PyTorch's loader goes through its second epoch fastest."""
+    seconds = {}
+    for workers in WORKER_CHOICES:
+        loader = torch_loader(source, workers, torch.Generator())
+        for _ in loader:
+            pass
+        begin = time.perf_counter()
+        for _ in loader:
+            pass
+        seconds[workers] = time.perf_counter() - begin
+    return min(seconds, key=seconds.__getitem__)
+
+
+def run_demo(data: Path | None, out: Path, epochs: int, console: Console) -> list[DemoRun]:
+    """Run the demonstration and write its traces, machine, table and plot into a folder.
+
+    data: an image folder; the handwritten digits unless given.
+    Returns: PyTorch's run, the prediction and Penstock's run.
+
+    Raises: ConfigError, DataError for a folder that cannot serve; AssertionError if the two loaders did not
+        give the same batches.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    folder = write_digits(out) if data is None else data
+    train_list, test_list, classes = split_folder(folder, out)
+
+    def slow_store() -> SlowSource:
+        return SlowSource(open_source(train_list), OPEN_SECONDS, READ_SECONDS, WIRE_BYTES_PER_SECOND)
+
+    store = slow_store()
+    console.print(
+        f"{len(store):,} images to train on, behind a store of {OPEN_SECONDS * 1e3:.0f} ms per open, "
+        f"{READ_SECONDS * 1e3:.0f} ms per read and {WIRE_BYTES_PER_SECOND / 1e6:.0f} MB/s for all"
+    )
+
+    machine = calibrate(slow_store(), decode=_decoder(), max_seconds=8)
+    (out / "machine.toml").write_text(machine.to_toml())
+    step_seconds = measure_step_seconds(classes)
+    workers = best_workers(slow_store())
+    console.print(
+        f"calibrated: {machine.source.latency_seconds * 1e3:.1f} ms a read; a training step takes "
+        f"{step_seconds * 1e3:.1f} ms; PyTorch's loader is fastest with {workers} workers"
+    )
+
+    generator = torch.Generator().manual_seed(0)
+    order = TorchShuffle(len(store), generator.get_state(), persistent_workers=True)
+
+    trained: list[Training] = []
+    begin = time.perf_counter()
+    theirs = watch(torch_loader(slow_store(), workers, generator), quiet=True, keep_batches=0)
+    trained.append(Training(classes))
+    trained[-1].run(theirs, epochs)
+    theirs_seconds = time.perf_counter() - begin
+    runs = [DemoRun(f"PyTorch, {workers} workers", theirs_seconds, theirs.trace, trained[-1].accuracy(test_list))]
+    del theirs
+
+    begin = time.perf_counter()
+    trace_file = out / "penstock.trace"
+    loader = pt.Loader(
+        slow_store(),
+        batch_size=BATCH_SIZE,
+        epochs=epochs,
+        shuffle=order,
+        transforms=TRANSFORMS,
+        memory="256 MiB",
+        machine=machine,
+        trace=trace_file,
+        report=None,
+    )
+    with loader:
+        trained.append(Training(classes))
+        trained[-1].run(loader, epochs)
+    ours_seconds = time.perf_counter() - begin
+    predicted = loader.predict(step_seconds=step_seconds)
+    predicted_seconds = float(predicted.spans["end"].max())
+    runs.append(DemoRun("Penstock, predicted", predicted_seconds, predicted, None))
+    runs.append(DemoRun("Penstock", ours_seconds, read_trace(trace_file), trained[-1].accuracy(test_list)))
+
+    _check_same_batches(*trained)
+    plot = out / "demo.png"
+    plot_trace([(run.name, run.trace) for run in runs], plot)
+    console.print(_table(runs))
+    console.print(f"Both loaders gave the same {len(trained[0].batches):,} batches in the same order.")
+    console.print(f"Plot: {plot}   machine: {out / 'machine.toml'}   trace: {trace_file}")
+    return runs
+
+
+def _decoder() -> Callable[[bytes], Any]:
+    pipeline = compile_pipeline(TRANSFORMS, seed=0, dtype="float32", layout="NCHW")
+    draws = pipeline.draw(0, np.zeros(1, np.int64))
+
+    def decode(data: bytes) -> None:
+        pipeline.run(data, np.empty(pipeline.output_shape, np.float32), draws, 0, Scratch())
+
+    return decode
+
+
+def _check_same_batches(theirs: Training, ours: Training) -> None:
+    assert len(theirs.batches) == len(ours.batches), "the loaders gave different numbers of batches"
+    for number, (one, other) in enumerate(zip(theirs.batches, ours.batches, strict=True)):
+        assert one.shape == other.shape, f"batch {number} has another size"
+        assert np.array_equal(one, other), f"batch {number} holds other samples"
+
+
+def _table(runs: list[DemoRun]) -> Table:
+    table = Table(title="The same training, fed by")
+    for heading in ("loader", "stall", "of it, epoch 1", "time per epoch", "read from store", "from memory", "test accuracy"):
+        table.add_column(heading, justify="left" if heading == "loader" else "right")
+    for run in runs:
+        epochs = run.epochs
+        reads = sum(epoch.reads_by_tier.get(SOURCE, 0) for epoch in epochs)
+        hits = sum(sum(epoch.hits_by_tier.values()) for epoch in epochs)
+        seconds = sum(epoch.stall_seconds + epoch.own_seconds for epoch in epochs)
+        traced = reads + hits > 0
+        table.add_row(
+            run.name,
+            f"{run.stall_seconds:.2f} s",
+            f"{epochs[0].stall_seconds:.2f} s",
+            f"{seconds / len(epochs):.2f} s",
+            f"{reads:,}" if traced else "every sample",
+            f"{hits:,}" if traced else "none",
+            "" if run.accuracy is None else f"{run.accuracy:.1%}",
+        )
+    return table
