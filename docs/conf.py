@@ -24,6 +24,7 @@ html_show_sphinx = False
 myst_heading_anchors = 3
 
 autodoc_default_options = {"members": True, "member-order": "bysource"}
+autoclass_content = "both"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 autodoc_type_aliases = {name: name for name in ("ArrayLike", "JSON", "Spans")}
@@ -40,6 +41,7 @@ nitpick_ignore_regex = [
 
 _FIELD = re.compile(r"([A-Za-z_]\w*): (.*)")
 _ARRAY = re.compile(r"~?numpy\.ndarray\[tuple\[~?typing\.Any, \.\.\.\], ~?numpy\.dtype\[(~?[\w.]+)\]\]")
+_ALIAS = re.compile(r"TypeAliasForwardRef\('(\w+)'\)")
 _CODE = re.compile(r"(``.+?``|`.+?`)")
 
 
@@ -106,7 +108,7 @@ def _plain_signature(
     """Write arrays as they are written in the source, and a default that is made anew as three dots."""
 
     def plain(text: str | None) -> str | None:
-        return text and _ARRAY.sub(r"NDArray[\1]", text).replace("<factory>", "...")
+        return text and _ALIAS.sub(r"\1", _ARRAY.sub(r"NDArray[\1]", text)).replace("<factory>", "...")
 
     return plain(signature), plain(returns)
 

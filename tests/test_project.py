@@ -23,6 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import penstock
+from penstock.cli.main import main
 
 if TYPE_CHECKING:
     from _pytest.mark import ParameterSet
@@ -252,6 +253,17 @@ def test_the_code_in_the_pages_parses_and_names_what_exists(code: str) -> None:
                     assert hasattr(importlib.import_module(home), alias.name), f"{home}.{alias.name}"
             case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in modules:
                 assert hasattr(modules[name], attribute), ast.unparse(node)
+
+
+def test_every_command_is_in_the_reference(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (REPOSITORY / "docs" / "reference" / "command-line.md").read_text("utf-8")
+
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+
+    commands = re.findall(r"^    ([a-z]+)\b", capsys.readouterr().out, re.MULTILINE)
+    assert commands
+    assert re.findall(r"^`penstock ([a-z]+)\b", page, re.MULTILINE) == commands
 
 
 def modules_with_examples() -> list[str]:
