@@ -39,9 +39,9 @@ def fetch_photographs(cache: Path) -> list[Path]:
 
 
 def encode_to_size(pixels: NDArray[np.uint8], target_bytes: int) -> bytes:
-    """Return the JPEG (4:2:0, as cameras and ImageNet have it) nearest to the target among nine qualities."""
+    """Return the JPEG (4:2:0, as cameras and ImageNet have it) nearest to the target among eleven qualities."""
     candidates = []
-    for quality in (70, 75, 80, 85, 88, 91, 94, 96, 98):
+    for quality in (70, 75, 80, 84, 87, 90, 92, 94, 96, 97, 98):
         _, encoded = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, quality])
         candidates.append(encoded.tobytes())
         if len(candidates[-1]) > target_bytes:
@@ -75,7 +75,7 @@ def make_images(root: Path, cache: Path, count: int, seed: int) -> None:
             np.uint8, copy=False
         )
         encoded = encode_to_size(crop, TARGET_BYTES)
-        if not 60_000 <= len(encoded) <= 180_000:
+        if not 80_000 <= len(encoded) <= 180_000:
             continue
         (root / f"label{written % LABELS}" / f"{written:05d}.jpg").write_bytes(encoded)
         written, total_bytes = written + 1, total_bytes + len(encoded)

@@ -45,6 +45,9 @@ def _cache_folder() -> Path:
     for parent in (Path(base), Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"):
         folder = parent / "kernels" / version
         try:
+            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if parent.stat().st_uid != os.getuid():
+                continue  # machine code from a stranger's folder is not run
             folder.mkdir(parents=True, exist_ok=True)
             os.utime(folder)
         except OSError:

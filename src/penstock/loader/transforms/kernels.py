@@ -20,7 +20,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import int32, njit, types, uint8, uint64
+from numba import int32, njit, uint8, uint64
+from numba.core import types
 from numpy.typing import NDArray
 
 _BITS = 22
@@ -171,22 +172,7 @@ def _prepare(
     return flat, row_firsts, row_weights
 
 
-_FLAT = types.Array(types.uint8, 1, "C")
-_AXIS = types.Tuple(
-    (types.float64, types.float64, types.int64, types.int64, types.int64, types.int64, types.boolean)
-)
-_COMMON = (_FLAT, types.int64, types.int64, _AXIS, _AXIS, types.boolean, _FLAT)
-
-
-def _signature(item: Any, *parameters: Any) -> Any:
-    return types.void(*_COMMON, *parameters, types.Array(item, 3, "C"), types.boolean)
-
-
-_FLOATS = types.Array(types.float32, 1, "C")
-_TABLE = types.Array(types.uint16, 2, "C")
-
-
-@njit(_signature(types.float32, _FLOATS, _FLOATS), nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def resample_to_float32(
     pixels: Any,
     offset: int,
@@ -232,7 +218,7 @@ def resample_to_float32(
                 blue[column] = np.float32(line[4 * column + 2]) * scale2 + bias2
 
 
-@njit(_signature(types.uint16, _TABLE), nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def resample_to_table(
     pixels: Any,
     offset: int,
@@ -269,7 +255,7 @@ def resample_to_table(
                 blue[column] = table2[line[4 * column + 2]]
 
 
-@njit(_signature(types.uint8), nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def resample_to_uint8(
     pixels: Any,
     offset: int,
@@ -299,3 +285,24 @@ def resample_to_uint8(
                 red[column] = line[4 * column]
                 green[column] = line[4 * column + 1]
                 blue[column] = line[4 * column + 2]
+
+
+def _compile() -> None:
+    """Compile for the types that callers use and for no other, so that nothing compiles while samples run."""
+    known: Any = types
+    flat = known.Array(known.uint8, 1, "C")
+    number, size = known.float64, known.int64
+    axis = known.Tuple((number, number, size, size, size, size, known.boolean))
+    floats, table = known.Array(known.float32, 1, "C"), known.Array(known.uint16, 2, "C")
+    kernels: tuple[tuple[Any, Any, tuple[Any, ...]], ...] = (
+        (resample_to_float32, known.float32, (floats, floats)),
+        (resample_to_table, known.uint16, (table,)),
+        (resample_to_uint8, known.uint8, ()),
+    )
+    for kernel, item, parameters in kernels:
+        out = known.Array(item, 3, "C")
+        kernel.compile((flat, size, size, axis, axis, known.boolean, flat, *parameters, out, known.boolean))
+        kernel.disable_compile()
+
+
+_compile()

@@ -224,14 +224,11 @@ class Pipeline:
 
     def _check_shape(self, shape: tuple[int, ...], out: NDArray[Any], draws: Draws, index: int) -> None:
         if shape != out.shape:
-            culprit = next(
-                (step for step in reversed(self.transforms) if not isinstance(step, ToTensor | Normalize)),
-                self.transforms[-1],
-            )
+            shaping = [step for step in self.transforms if not isinstance(step, ToTensor | Normalize)]
+            after = f" after {name_of(shaping[-1])}" if shaping else ""
             raise ConfigError(
-                f"sample {draws.samples[index]} has shape {shape} after {name_of(culprit)}, and the batch has "
-                f"room for {out.shape}: all samples must have one shape (Resize((height, width)) or CenterCrop "
-                "sees to it)"
+                f"sample {draws.samples[index]} has shape {shape}{after}, and the batch has room for "
+                f"{out.shape}: all must have one shape (Resize((height, width)) or CenterCrop sees to it)"
             )
 
 

@@ -1,0 +1,22 @@
+#!/bin/sh
+# Makes the two environments that benchmarks/loader/images.py compares with, below benchmarks/.cache.
+# Needs Debian's libturbojpeg0-dev, libopencv-dev, pkg-config and g++ (FFCV is compiled), 6 GB of disk,
+# and network.
+set -eu
+cache="$(dirname "$0")/../.cache"
+python="${PYTHON:-python3}"
+mkdir -p "$cache"
+
+if [ ! -x "$cache/ffcv/bin/python" ]; then
+    "$python" -m venv "$cache/ffcv"
+    "$cache/ffcv/bin/pip" install -q --extra-index-url "${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}" \
+        torch==2.13.0+cpu
+    "$cache/ffcv/bin/pip" install -q "setuptools<81" wheel numpy numba opencv-python-headless fastargs \
+        assertpy pandas tqdm psutil terminaltables
+    "$cache/ffcv/bin/pip" install -q --no-deps --no-build-isolation ffcv==1.0.2
+fi
+
+if [ ! -x "$cache/dali/bin/python" ]; then
+    "$python" -m venv "$cache/dali"
+    "$cache/dali/bin/pip" install -q numpy nvidia-dali-cuda120==2.4.0
+fi
