@@ -21,6 +21,7 @@ html_theme = "furo"
 html_title = f"Penstock {version}"
 html_show_sphinx = False
 
+myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
 
 autodoc_default_options = {"members": True, "member-order": "bysource"}
@@ -39,7 +40,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"penstock\.(.*\.)?[A-Z]"),  # type variables
 ]
 
-_FIELD = re.compile(r"([A-Za-z_]\w*): (.*)")
+_FIELD = re.compile(r"([A-Za-z_]\w*(?:, [a-z_]\w*)*): (.*)")
 _ARRAY = re.compile(r"~?numpy\.ndarray\[tuple\[~?typing\.Any, \.\.\.\], ~?numpy\.dtype\[(~?[\w.]+)\]\]")
 _ALIAS = re.compile(r"TypeAliasForwardRef\('(\w+)'\)")
 _CODE = re.compile(r"(``.+?``|`.+?`)")
@@ -50,8 +51,9 @@ def _docstring_to_rst(
 ) -> None:
     """Turn the plain text of our docstrings into the markup that shows what it looks like.
 
-    A line `name: text` at the margin is a parameter, or with a capital (`Returns:`, `Raises:`) a field; an
-    indented block after an empty line is kept as it is drawn; everything else is text with `code` in it.
+    A line `name: text` or `name, other: text` at the margin is a parameter, or with a capital (`Returns:`,
+    `Raises:`) a field; an indented block after an empty line is kept as it is drawn; everything else is text
+    with `code` in it.
     """
     source, lines[:] = list(lines), []
     drawing = in_fields = False
@@ -72,7 +74,8 @@ def _docstring_to_rst(
             if not in_fields:
                 lines.append("")
             in_fields = True
-            field = match[1] if match[1][0].isupper() else f"param {match[1]}"
+            names = match[1].replace(" ", "")
+            field = names if names[0].isupper() else f"param {names}"
             lines.append(f":{field}: {_escape(match[2])}")
         else:
             drawing = False
