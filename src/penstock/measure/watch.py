@@ -24,6 +24,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.flow.recorder import Recorder
 from penstock.trace import NO_SAMPLE, NO_STEP, NOTHING_TO_GAIN, SPAN, Kind, Spans, Trace, stall_share
+from penstock.units import format_seconds
 
 T = TypeVar("T")
 
@@ -94,7 +95,7 @@ class Verdict:
     def __str__(self) -> str:
         seconds = self.stall_seconds + self.own_seconds
         share = 100.0 * stall_share(self.stall_seconds, self.own_seconds)
-        line = f"waited {share:.{0 if share >= 9.5 else 1}f} % of {_rounded(seconds)} s; "
+        line = f"waited {share:.{0 if share >= 9.5 else 1}f} % of {format_seconds(seconds)}; "
         if self.ceiling < 1.0 + NOTHING_TO_GAIN:
             return line + "nothing to gain here"
         line += f"ceiling {self.ceiling:.2f} x"
@@ -103,10 +104,6 @@ class Verdict:
         if self.gpu_in_use:
             line += " or less: a GPU may have worked meanwhile; loop once over replay() to know"
         return line
-
-
-def _rounded(seconds: float) -> str:
-    return f"{seconds:.0f}" if seconds >= 100.0 else f"{seconds:.3g}"
 
 
 class _Sums:

@@ -1,7 +1,15 @@
 """What happened in a run, or would happen: spans, the sums over them, and the file that keeps them."""
 
 from penstock.trace.file import TraceWriter, read_trace
-from penstock.trace.metrics import NOTHING_TO_GAIN, Cause, EpochMetrics, epoch_metrics, limiting, stall_share
+from penstock.trace.metrics import (
+    NOTHING_TO_GAIN,
+    Cause,
+    EpochMetrics,
+    epoch_metrics,
+    limiting,
+    stall_causes,
+    stall_share,
+)
 from penstock.trace.schema import NO_SAMPLE, NO_STEP, NO_TIER, SOURCE, SPAN, STAGING, Kind, Spans
 from penstock.trace.trace import JSON, Trace
 
@@ -23,5 +31,6 @@ __all__ = [
     "epoch_metrics",
     "limiting",
     "read_trace",
+    "stall_causes",
     "stall_share",
 ]

@@ -1,0 +1,201 @@
+"""A picture of one or several runs: where the time of every epoch went, and when the loop waited.
+
+Needs matplotlib (`pip install penstock[plot]`), which is imported when something is drawn, and no display.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError
+from penstock.trace import NO_STEP, Cause, EpochMetrics, Kind, Trace, stall_causes, stall_share
+from penstock.units import format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Okabe and Ito's colours, told apart with any colour vision; the darkest for what is worst known.
+COLOUR_OF = {
+    Cause.SOURCE_READ: "#D55E00",
+    Cause.TIER_READ: "#E69F00",
+    Cause.DECODE: "#0072B2",
+    Cause.NO_FREE_SLOT: "#CC79A7",
+    Cause.HAND_OVER: "#009E73",
+    Cause.UNSEEN: "#4A4A4A",
+}
+OWN_COLOUR = "#C9CDD2"
+_LABEL_OF = {cause: f"stall: {cause}" for cause in Cause} | {Cause.UNSEEN: "stall: cause unseen"}
+_OWN_LABEL = "the training's own time"
+_INK, _FAINT = "#222222", "#8A8F96"
+#: More columns than this cannot be told apart in a strip.
+_MOST_COLUMNS = 400
+_MOST_BAR_LABELS = 8
+
+
+def plot_trace(runs: Trace | Sequence[tuple[str, Trace]], path: str | os.PathLike[str]) -> None:
+    """Draw runs side by side into a file.
+
+    runs: one trace, or several with their names, in the order to be drawn, for example PyTorch, Penstock and
+        the prediction.
+    path: of the picture; its ending decides the format (png, svg, pdf).
+
+    Raises: ConfigError when there is no run, or one in which nobody waited for a batch; ImportError without
+    matplotlib.
+    """
+    draw([("", runs)] if isinstance(runs, Trace) else runs).savefig(path, dpi=150)
+
+
+def draw(runs: Sequence[tuple[str, Trace]]) -> Figure:
+    """Return the picture of `plot_trace` as a figure: bars per epoch above, stall per step below.
+
+    All runs share the scale of each row. The stall that ends an epoch is drawn at its last step. Runs of very
+    many steps are drawn as means over neighbouring steps, so that areas remain times.
+    """
+    epochs = [[each for each in trace.epochs() if each.steps] for _, trace in runs]
+    if not epochs or not all(epochs):
+        raise ConfigError(
+            f"{len(runs)} runs were given to draw, {sum(map(bool, epochs))} of them with a WAIT span; "
+            "each needs one: record the loop, or watch it with penstock.watch"
+        )
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
+    figure = Figure(figsize=(max(6.4, 1.2 + 3.4 * len(runs)), 5.6), layout=layout, facecolor="white")
+    axes = figure.subplots(
+        2, len(runs), squeeze=False, sharey="row", gridspec_kw={"height_ratios": [2.4, 1.0]}
+    )
+    strips = [_stall_by_column(trace) for _, trace in runs]
+    for (name, _), metrics, strip, bars_axes, strip_axes in zip(runs, epochs, strips, *axes, strict=True):
+        _style(bars_axes)
+        _style(strip_axes)
+        _title(bars_axes, name, metrics)
+        _draw_epochs(bars_axes, metrics)
+        _draw_strip(strip_axes, *strip)
+    axes[0, 0].set_ylabel("time per epoch (s)")
+    axes[1, 0].set_ylabel("stall per step (s)")
+    longest = max(each.own_seconds + each.stall_seconds for metrics in epochs for each in metrics)
+    # Room above the longest bar for its label.
+    axes[0, 0].set_ylim(0.0, 1.2 * longest or 1.0)
+    axes[1, 0].set_ylim(bottom=0.0)
+    drawn = {
+        label: handle
+        for row in axes[0]
+        for handle, label in zip(*row.get_legend_handles_labels(), strict=True)
+    }
+    shown = [label for label in (_OWN_LABEL, *_LABEL_OF.values()) if label in drawn]
+    figure.legend(
+        [drawn[label] for label in shown],
+        shown,
+        loc="outside lower center",
+        ncols=3 if len(runs) == 1 else len(shown),
+        frameon=False,
+        fontsize=9,
+        handlelength=1.2,
+    )
+    return figure
+
+
+def _draw_epochs(axes: Axes, metrics: list[EpochMetrics]) -> None:
+    places = np.arange(len(metrics))
+    top = np.array([each.own_seconds for each in metrics])
+    axes.bar(places, top, 0.72, color=OWN_COLOUR, label=_OWN_LABEL)
+    for cause, colour in COLOUR_OF.items():
+        seconds = np.array([each.stall_by_cause[cause] for each in metrics])
+        if seconds.any():
+            axes.bar(
+                places,
+                seconds,
+                0.72,
+                bottom=top,
+                color=colour,
+                edgecolor="white",
+                lw=0.5,
+                label=_LABEL_OF[cause],
+            )
+            top = top + seconds
+    if len(metrics) <= _MOST_BAR_LABELS:
+        for place, height, each in zip(places, top, metrics, strict=True):
+            axes.annotate(
+                f"{format_seconds(each.stall_seconds)}\nstall",
+                (float(place), float(height)),
+                xytext=(0, 3),
+                textcoords="offset points",
+                ha="center",
+                va="bottom",
+                fontsize=8,
+                color=_INK,
+                linespacing=1.0,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+            )
+    shown = places[:: -(-len(metrics) // _MOST_BAR_LABELS)]
+    axes.set_xticks(shown, [str(metrics[place].epoch) for place in shown])
+    axes.set_xlim(-0.6, max(len(metrics), 2) - 0.4)
+    axes.set_xlabel("epoch")
+
+
+def _stall_by_column(trace: Trace) -> tuple[dict[Cause, NDArray[np.float64]], NDArray[np.float64], list[int]]:
+    """Return a strip's mean stall per step by cause and column, its columns' edges, epochs' first steps."""
+    waits = trace.spans[trace.spans["kind"] == Kind.WAIT]
+    waits = waits[np.lexsort((waits["start"], waits["rank"]))]
+    has_batch = waits["step"] != NO_STEP
+    steps = int(has_batch.sum())
+    step = np.maximum(np.cumsum(has_batch) - 1, 0)
+    per_column = -(-steps // _MOST_COLUMNS)
+    columns = -(-steps // per_column)
+    edges = np.minimum(np.arange(columns + 1) * per_column, steps).astype(np.float64)
+    means = {
+        cause: np.bincount(step // per_column, seconds, columns) / np.diff(edges)
+        for cause, seconds in stall_causes(trace.spans, waits).items()
+    }
+    begins = np.flatnonzero(np.diff(waits["epoch"][has_batch])) + 1
+    return means, edges, begins.tolist()
+
+
+def _draw_strip(
+    axes: Axes, means: dict[Cause, NDArray[np.float64]], edges: NDArray[np.float64], begins: list[int]
+) -> None:
+    top = np.zeros(edges.size - 1)
+    for cause, colour in COLOUR_OF.items():
+        if means[cause].any():
+            axes.stairs(
+                top + means[cause], edges, baseline=top, fill=True, color=colour, lw=0, label=_LABEL_OF[cause]
+            )
+            top = top + means[cause]
+    for begin in begins:
+        axes.axvline(begin, color=_FAINT, lw=0.8, ls=(0, (2, 2)), zorder=0)
+    axes.set_xlim(0.0, float(edges[-1]))
+    per_column = edges[1] - edges[0]
+    axes.set_xlabel(
+        "step of the run" if per_column <= 1.0 else f"step of the run (means of {per_column:.0f})"
+    )
+
+
+def _title(axes: Axes, name: str, metrics: list[EpochMetrics]) -> None:
+    stall, own = (sum(getattr(each, part) for each in metrics) for part in ("stall_seconds", "own_seconds"))
+    share = 100.0 * stall_share(stall, own)
+    waited = f"waited {format_seconds(stall)} of {format_seconds(stall + own)} ({share:.1f} %)"
+    axes.set_title(name, fontsize=12, fontweight="bold", color=_INK, loc="left", pad=20.0)
+    axes.annotate(
+        waited,
+        (0.0, 1.0),
+        xytext=(0, 6),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        fontsize=9,
+        color=_INK,
+    )
+
+
+def _style(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_FAINT)
+    axes.tick_params(colors=_INK, labelsize=9, color=_FAINT)
+    axes.grid(axis="y", color="#E6E8EB", lw=0.8)
+    axes.set_axisbelow(True)

@@ -1,0 +1,196 @@
+"""The picture shows the numbers of the traces it was given, to anybody who can look at a PNG."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.container import BarContainer
+from matplotlib.patches import StepPatch
+from PIL import Image
+
+from penstock.errors import ConfigError
+from penstock.measure.plot import COLOUR_OF, OWN_COLOUR, draw, plot_trace
+from penstock.measure.watch import watch
+from penstock.trace import NO_STEP, NO_TIER, SOURCE, SPAN, Cause, Kind, Trace
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _fonts() -> None:
+    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
+    draw([("in bold", a_run([[1.0]]))]).savefig(io.BytesIO())
+
+
+def a_run(stalls: list[list[float]], decode: float = 0.0, stop: float = 0.0) -> Trace:
+    """A run that waits so long for each step of each epoch: for its read, and `decode` for decoding.
+
+    Every step takes a second of its own; at the end of an epoch it waits `stop` for nothing.
+    """
+    rows: list[tuple[float, float, int, int, int, int, int, int, int, int]] = []
+    now = 0.0
+    for epoch, waits in enumerate(stalls):
+        for step, wait in enumerate(waits):
+            ready = now + wait
+            rows += [
+                (now, ready - decode, step, 10, epoch, step, Kind.READ, SOURCE, 1, 0),
+                (ready - decode, ready, step, 0, epoch, step, Kind.DECODE, NO_TIER, 1, 0),
+                (now, ready, -1, 0, epoch, step, Kind.WAIT, NO_TIER, 0, 0),
+                (ready, ready + 1.0, -1, 0, epoch, step, Kind.STEP, NO_TIER, 0, 0),
+            ]
+            now = ready + 1.0
+        rows.append((now, now + stop, -1, 0, epoch, NO_STEP, Kind.WAIT, NO_TIER, 0, 0))
+        now += stop
+    return Trace(np.array(rows, SPAN))
+
+
+def bars_of(axes: Axes) -> dict[str, list[tuple[float, float]]]:
+    """Bottom and height of each epoch's bar, by label."""
+    return {
+        str(container.get_label()): [(bar.get_y(), bar.get_height()) for bar in container]
+        for container in axes.containers
+        if isinstance(container, BarContainer)
+    }
+
+
+def strip_of(axes: Axes) -> dict[str, tuple[list[float], list[float], list[float]]]:
+    """Edges of the columns, bottoms and tops of each layer, by label."""
+    layers = {}
+    for patch in axes.patches:
+        assert isinstance(patch, StepPatch)
+        tops, edges, bottoms = patch.get_data()
+        layers[str(patch.get_label())] = (list(edges), list(np.atleast_1d(bottoms)), list(tops))
+    return layers
+
+
+def test_bars_stack_the_stall_by_cause_on_the_time_of_ones_own() -> None:
+    figure = draw([("measured", a_run([[3.0, 1.0], [1.0, 0.5]], decode=0.25))])
+
+    assert bars_of(figure.axes[0]) == {
+        "the training's own time": [(0.0, 2.0), (0.0, 2.0)],
+        "stall: source read": [(2.0, 3.5), (2.0, 1.0)],
+        "stall: decode": [(5.5, 0.5), (3.0, 0.5)],
+    }
+    assert figure.axes[0].get_ylabel() == "time per epoch (s)"
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["0", "1"]
+    annotations = [text.get_text() for text in figure.axes[0].texts]
+    assert annotations == ["waited 5.5 s of 9.5 s (57.9 %)", "4 s\nstall", "1.5 s\nstall"]
+
+
+def test_the_strip_below_shows_each_steps_stall_and_where_epochs_begin() -> None:
+    figure = draw([("", a_run([[3.0, 1.0], [1.0, 0.5]], decode=0.25, stop=0.125))])
+
+    edges = [0, 1, 2, 3, 4]
+    reads = [2.75, 0.75, 0.75, 0.25]
+    decoded = [3.0, 1.0, 1.0, 0.5]
+    stopped = [3.0, 1.125, 1.0, 0.625]
+    assert strip_of(figure.axes[1]) == {
+        "stall: source read": (edges, [0.0] * 4, reads),
+        "stall: decode": (edges, reads, decoded),
+        "stall: cause unseen": (edges, decoded, stopped),
+    }
+    assert [line.get_xdata()[0] for line in figure.axes[1].lines] == [2]  # type: ignore[index]
+    assert figure.axes[1].get_ylabel() == "stall per step (s)"
+    assert figure.axes[1].get_xlabel() == "step of the run"
+
+
+def test_a_long_run_is_drawn_as_means_so_that_areas_remain_times() -> None:
+    stalls = np.random.default_rng(1).random(1_001)
+    figure = draw([("", a_run([list(stalls)]))])
+
+    ((edges, _, tops),) = strip_of(figure.axes[1]).values()
+    assert len(tops) == 334
+    assert edges[-2:] == [999, 1_001]
+    assert tops[0] == pytest.approx(stalls[:3].mean())
+    assert tops[-1] == pytest.approx(stalls[999:].mean())
+    assert np.sum(np.diff(edges) * tops) == pytest.approx(stalls.sum())
+    assert figure.axes[1].get_xlabel() == "step of the run (means of 3)"
+
+
+def test_runs_stand_side_by_side_on_one_scale_with_their_names() -> None:
+    runs = [("PyTorch", a_run([[9.0]])), ("Penstock", a_run([[1.0]])), ("predicted", a_run([[1.1]]))]
+    figure = draw(runs)
+
+    upper, lower = figure.axes[:3], figure.axes[3:]
+    assert [axes.get_title(loc="left") for axes in upper] == ["PyTorch", "Penstock", "predicted"]
+    assert len({axes.get_ylim() for axes in upper}) == 1
+    assert len({axes.get_ylim() for axes in lower}) == 1
+    assert upper[0].get_ylim()[1] >= 10.0
+    assert lower[0].get_ylim()[1] >= 9.0
+
+
+def test_the_legend_names_what_is_drawn_and_nothing_else_in_the_colours_it_is_drawn_in() -> None:
+    watched = watch([1, 2], quiet=True)
+    for _ in watched:
+        pass
+    figure = draw([("a", watched.trace()), ("b", a_run([[1.0]], decode=0.5))])
+
+    (legend,) = figure.legends
+    colours = {
+        text.get_text(): to_hex(handle.get_facecolor()).upper()
+        for text, handle in zip(legend.get_texts(), legend.get_patches(), strict=True)
+    }
+    assert colours == {
+        "the training's own time": OWN_COLOUR,
+        "stall: source read": COLOUR_OF[Cause.SOURCE_READ],
+        "stall: decode": COLOUR_OF[Cause.DECODE],
+        "stall: cause unseen": COLOUR_OF[Cause.UNSEEN],
+    }
+
+
+def test_every_cause_has_a_colour_of_its_own() -> None:
+    assert set(COLOUR_OF) == set(Cause)
+    assert len({*COLOUR_OF.values(), OWN_COLOUR}) == len(Cause) + 1
+
+
+def test_an_epoch_that_was_only_read_ahead_for_is_not_drawn() -> None:
+    ahead = np.array([(0.0, 1.0, 5, 10, 1, 0, Kind.READ, SOURCE, 1, 0)], SPAN)
+    trace = a_run([[1.0]])
+
+    figure = draw([("", Trace(np.concatenate([trace.spans, ahead])))])
+
+    assert len(bars_of(figure.axes[0])["the training's own time"]) == 1
+
+
+@pytest.mark.parametrize("epochs", [1, 3, 40])
+def test_the_file_is_a_picture_with_something_on_it(tmp_path: Path, epochs: int) -> None:
+    trace = a_run([[0.5, 0.25]] * epochs)
+
+    plot_trace([("one", trace), ("other", trace)], tmp_path / "runs.png")
+    plot_trace(trace, tmp_path / "run.png")
+
+    for name in ("runs.png", "run.png"):
+        with Image.open(tmp_path / name) as picture:
+            picture.load()
+            assert picture.format == "PNG"
+            assert min(picture.size) >= 800
+            pixels = np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)
+        colours = {f"#{red:02X}{green:02X}{blue:02X}" for red, green, blue in pixels.tolist()}
+        assert {OWN_COLOUR, COLOUR_OF[Cause.SOURCE_READ], "#FFFFFF"} <= colours
+
+
+def test_nothing_to_draw_is_an_error_that_says_what_is_missing(tmp_path: Path) -> None:
+    empty = Trace(np.empty(0, SPAN))
+
+    with pytest.raises(ConfigError, match="2 runs were given to draw, 1 of them with a WAIT span"):
+        plot_trace([("a", a_run([[1.0]])), ("b", empty)], tmp_path / "runs.png")
+    with pytest.raises(ConfigError, match="0 runs were given"):
+        plot_trace([], tmp_path / "runs.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_matplotlib_is_imported_when_something_is_drawn_and_pyplot_never() -> None:
+    """A figure made through pyplot stays alive until somebody closes it, and may want a display."""
+    code = (
+        "import sys; import penstock.measure.plot as plot; assert 'matplotlib' not in sys.modules;"
+        "import numpy as np; from penstock.trace import SPAN, Trace; trace = Trace(np.zeros(1, SPAN));"
+        "plot.draw([('', trace)]); assert 'matplotlib' in sys.modules;"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+
+    subprocess.run([sys.executable, "-c", code], check=True)
