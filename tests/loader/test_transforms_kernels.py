@@ -1,0 +1,176 @@
+"""The compiled kernels against plain NumPy, Pillow and torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+from PIL import Image as PillowImage
+
+from penstock.loader.transforms.compiled import load_kernels
+from penstock.loader.transforms.geometry import Box, Geometry
+from penstock.loader.transforms.pixels import Buffer
+from penstock.loader.transforms.sink import IMAGE_DTYPES, Blended, Sink, encode_bfloat16
+from penstock.loader.transforms.steps import Normalize, ToTensor
+
+NORMALIZE = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+pictures = st.tuples(st.integers(1, 40), st.integers(1, 40)).flatmap(
+    lambda size: arrays(np.uint8, (*size, 3), elements=st.integers(0, 255))
+)
+
+
+def write(
+    picture: NDArray[np.uint8],
+    geometry: Geometry,
+    dtype: str = "uint8",
+    layout: str = "NHWC",
+    steps: tuple[ToTensor | Normalize, ...] = (),
+) -> NDArray[np.generic]:
+    sink = Sink(load_kernels(), dtype, layout, steps)
+    out = np.full(sink.shape(geometry.size), 77, IMAGE_DTYPES[dtype])
+    sink.write(Buffer().hold(picture), geometry, out, Blended())
+    return out
+
+
+def axis_matrix(length: int, resized: int, antialias: bool) -> NDArray[np.float64]:
+    """The triangle filter as a matrix [resized, length], pixel centres at half integers, edges renormalised."""
+    scale = length / resized
+    stretch = max(scale, 1.0) if antialias else 1.0
+    centers = (np.arange(resized)[:, None] + 0.5) * scale
+    weights = np.maximum(0.0, 1.0 - np.abs(np.arange(length)[None, :] + 0.5 - centers) / stretch)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def reference(picture: NDArray[np.uint8], geometry: Geometry) -> NDArray[np.uint8]:
+    """What a geometry means, step by step; rounding to bytes after columns and after rows."""
+    box, window = geometry.box, geometry.window
+    cropped = picture[box.top : box.top + box.height, box.left : box.left + box.width].astype(np.float64)
+    columns = axis_matrix(box.width, geometry.resized[1], geometry.antialias)
+    rows = axis_matrix(box.height, geometry.resized[0], geometry.antialias)
+    blended = np.floor(np.einsum("ow,hwc->hoc", columns, cropped) + 0.5)
+    resized = np.floor(np.einsum("oh,hwc->owc", rows, blended) + 0.5).astype(np.uint8)
+    kept = resized[window.top : window.top + window.height, window.left : window.left + window.width]
+    kept = kept[:, ::-1] if geometry.is_mirrored else kept
+    return kept[::-1] if geometry.is_upside_down else kept
+
+
+@st.composite
+def geometries(draw: st.DrawFn, height: int, width: int) -> Geometry:
+    def part(length: int) -> tuple[int, int]:
+        start = draw(st.integers(0, length - 1))
+        return start, draw(st.integers(1, length - start))
+
+    (top, rows), (left, columns) = part(height), part(width)
+    resized = draw(st.integers(1, 30)), draw(st.integers(1, 30))
+    (window_top, window_rows), (window_left, window_columns) = part(resized[0]), part(resized[1])
+    return Geometry(
+        Box(top, left, rows, columns),
+        resized,
+        Box(window_top, window_left, window_rows, window_columns),
+        draw(st.booleans()),
+        draw(st.booleans()),
+        draw(st.booleans()),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_resampling_cropping_and_mirroring_equal_the_plain_version(data: st.DataObject) -> None:
+    """Within one level: a weight rounded to 22 bits may tip a sum that lies halfway between two bytes."""
+    picture = data.draw(pictures)
+    geometry = data.draw(geometries(*picture.shape[:2]))
+
+    got = write(picture, geometry)
+
+    difference = np.abs(got.astype(int) - reference(picture, geometry))
+    assert difference.max() <= 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "uint8"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("steps", [(), (ToTensor(),), (ToTensor(), NORMALIZE)])
+def test_every_number_format_and_layout_shows_the_same_picture(dtype, layout, steps) -> None:  # type: ignore[no-untyped-def]
+    if dtype == "uint8" and steps:
+        steps = ()
+    picture = np.random.default_rng(0).integers(0, 256, (37, 53, 3), dtype=np.uint8)
+    geometry = Geometry.whole(37, 53).resized_to(20, 31, antialias=True).mirrored()
+    values = write(picture, geometry).astype(np.float32)
+    if steps:
+        values /= np.float32(255)
+    if len(steps) == 2:
+        values = (values - np.array(NORMALIZE.mean, np.float32)) / np.array(NORMALIZE.std, np.float32)
+    expected = values.transpose(2, 0, 1) if layout == "NCHW" else values
+
+    got = write(picture, geometry, dtype, layout, steps)
+
+    assert got.dtype == IMAGE_DTYPES[dtype]
+    if dtype == "bfloat16":
+        stored = torch.from_numpy(got).view(torch.bfloat16).float().numpy()
+        np.testing.assert_allclose(stored, expected, rtol=2**-8, atol=1e-6)
+    else:
+        bound = 1e-6 if dtype == "float32" else 0.0
+        np.testing.assert_allclose(
+            got.astype(np.float32), expected, rtol=2**-11 if dtype == "float16" else 0, atol=max(bound, 1e-6)
+        )
+
+
+@settings(max_examples=200, deadline=None)
+@given(arrays(np.float32, 20, elements=st.floats(width=32)))
+@example(np.array([np.nan, np.inf, -np.inf, -0.0, 3.3895314e38, 1e-45] * 3 + [0, 1], np.float32))
+def test_bfloat16_bits_are_torchs(values: NDArray[np.float32]) -> None:
+    expected = torch.from_numpy(values).to(torch.bfloat16)
+    got = torch.from_numpy(encode_bfloat16(values)).view(torch.bfloat16)
+    assert torch.equal(got.isnan(), expected.isnan())
+    assert torch.equal(got[~got.isnan()], expected[~expected.isnan()])
+
+
+def random_geometries(count: int) -> list[tuple[NDArray[np.uint8], int, int]]:
+    rng = np.random.default_rng(7)
+    return [
+        (
+            rng.integers(0, 256, (*rng.integers(1, 200, 2), 3), dtype=np.uint8),
+            *map(int, rng.integers(1, 120, 2)),
+        )
+        for _ in range(count)
+    ]
+
+
+def test_antialiased_resampling_is_pillows_bit_for_bit() -> None:
+    """Pillow is told the order (columns, then rows), which it chooses by cost since version 13."""
+    for picture, height, width in random_geometries(150):
+        rows, columns = picture.shape[:2]
+        across = PillowImage.fromarray(picture).resize((width, rows), PillowImage.Resampling.BILINEAR)
+        expected = across.resize((width, height), PillowImage.Resampling.BILINEAR)
+
+        got = write(picture, Geometry.whole(rows, columns).resized_to(height, width, antialias=True))
+
+        assert np.array_equal(got, np.asarray(expected))
+
+
+@pytest.mark.parametrize("antialias", [True, False])
+def test_resampling_is_torchs_interpolation_within_one_level(antialias: bool) -> None:
+    for picture, height, width in random_geometries(150):
+        source = torch.from_numpy(picture).permute(2, 0, 1)[None].float()
+        expected = torch.nn.functional.interpolate(
+            source, (height, width), mode="bilinear", align_corners=False, antialias=antialias
+        )
+
+        got = write(picture, Geometry.whole(*picture.shape[:2]).resized_to(height, width, antialias))
+
+        # each of two passes rounds by half a level
+        assert np.abs(got - expected[0].permute(1, 2, 0).numpy()).max() <= 1.01
+
+
+def test_a_flat_picture_stays_flat_at_every_size() -> None:
+    """Weights that do not sum to one would show as a step."""
+    for level in (0, 1, 127, 254, 255):
+        picture = np.full((173, 91, 3), level, np.uint8)
+        for size in ((1, 1), (5, 200), (172, 92), (173, 91)):
+            for antialias in (True, False):
+                got = write(picture, Geometry.whole(173, 91).resized_to(*size, antialias))
+                assert (got == level).all()
