@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from enum import Enum
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -52,8 +53,8 @@ def _docstring_to_rst(
     """Turn the plain text of our docstrings into the markup that shows what it looks like.
 
     A line `name: text` or `name, other: text` at the margin is a parameter, or with a capital (`Returns:`,
-    `Raises:`) a field; an indented block after an empty line is kept as it is drawn; everything else is text
-    with `code` in it.
+    `Raises:`) a field; a table, or an indented block after an empty line, is kept as it is drawn; everything
+    else is text with `code` in it.
     """
     source, lines[:] = list(lines), []
     drawing = in_fields = False
@@ -61,14 +62,17 @@ def _docstring_to_rst(
     for index, line in enumerate(source):
         indent = len(line) - len(line.lstrip())
         after_gap = index == 0 or not source[index - 1].strip()
+        is_drawn = indent > 0 or line.startswith("|")
         if not line.strip():
             lines.append("")
             in_fields, item_indent = False, -1
-        elif line.startswith((">>>", "...")) or (drawing and indent):
+        elif line.startswith((">>>", "...")):
             lines.append(line)
-        elif indent and after_gap:
+        elif is_drawn and (drawing or after_gap):
+            if not drawing:
+                lines += ["::", ""]
             drawing = True
-            lines += ["::", "", line]
+            lines.append("    " + line)
         elif match := _FIELD.fullmatch(line):
             drawing, item_indent = False, -1
             if not in_fields:
@@ -99,6 +103,13 @@ def _escape(text: str) -> str:
     return "".join(parts)
 
 
+def _keep_enum_members(
+    app: Sphinx, what: str, name: str, obj: object, skip: bool, options: object
+) -> bool | None:
+    """Show the members of an enumeration even where their names say all."""
+    return False if isinstance(obj, Enum) else None
+
+
 def _plain_signature(
     app: Sphinx,
     what: str,
@@ -118,4 +129,5 @@ def _plain_signature(
 
 def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", _docstring_to_rst)
+    app.connect("autodoc-skip-member", _keep_enum_members)
     app.connect("autodoc-process-signature", _plain_signature)
