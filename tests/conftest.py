@@ -111,7 +111,8 @@ def _new_segments(before: set[str]) -> list[str]:
     return [
         f"shared memory {SHARED_MEMORY / name}"
         for name in sorted(_shared_memory_files() - before)
-        if not _is_held_by_another_process(SHARED_MEMORY / name)
+        if not name.startswith("tmp")  # a temporary file or folder of some other program, not a segment
+        and not _is_held_by_another_process(SHARED_MEMORY / name)
     ]
 
 
