@@ -8,7 +8,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, Self, TypeGuard, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ _DATASET_THREADS = 16
 _CONSUMER = 0
 _RING_SPANS = 4096
 _DRAIN_STEPS = 32
+_PROBES = 16
 
 # What is assumed of a machine that nobody measured; observed reads correct it.
 _UNKNOWN_BYTES_PER_SECOND = 100e6
@@ -129,9 +130,10 @@ class BaseLoader(ABC, Generic[Batch]):
                 raise ConfigError(f"{name} is {count}; at least one thread must do that work")
         if patience_seconds <= 0 or (timeout_seconds is not None and timeout_seconds <= 0):
             raise ConfigError("patience_seconds and timeout_seconds must be above zero")
-        opened = open_source(source) if isinstance(source, (str, os.PathLike)) else source
+        opened = _opened(source)
         order = _order(shuffle, len(opened), seed)
         self._plan = AccessPlan(order, batch_size, epochs, world_size, split, drop_last)
+        self._plan.check_equal_steps()
         self._rank = rank
         self._on_error = on_error
         self._report = report
@@ -139,12 +141,13 @@ class BaseLoader(ABC, Generic[Batch]):
         if decoders is None:
             decoders = available_cpus()
         work: ImageWork | DatasetWork
-        if _is_source(opened):
+        if isinstance(opened, Source):
             readers = readers or (machine.source.threads if machine is not None else _READERS)
             self._sizes = opened.sizes_bytes
             pipeline = compile_pipeline(transforms, seed=seed, dtype=dtype, layout=layout)
             tiers: dict[int, MemoryTier] = {}
             work = ImageWork(opened, pipeline, tiers)
+            work.learn_shape(self._plan.stream(rank, 0, 0, _PROBES).tolist(), on_error == "raise")
         else:
             if transforms:
                 raise ConfigError(
@@ -378,6 +381,7 @@ class BaseLoader(ABC, Generic[Batch]):
             error = self._engine.failures[sample]
             decision = self._on_error(error, sample) if callable(self._on_error) else self._on_error
             if decision == "raise":
+                error.add_note(f"in the batch of epoch {ready.epoch}, step {ready.step}")
                 raise error
             if decision != "skip":
                 raise ConfigError(f'on_error returned {decision!r}; it must return "raise" or "skip"')
@@ -449,8 +453,8 @@ def _shut(engine: Engine, writer: TraceWriter | None) -> None:
         writer.close()
 
 
-def _is_source(opened: Any) -> TypeGuard[Source]:
-    return hasattr(opened, "sizes_bytes") and hasattr(opened, "read_into")
+def _opened(source: str | os.PathLike[str] | Source | MapDataset) -> Source | MapDataset:
+    return open_source(source) if isinstance(source, (str, os.PathLike)) else source
 
 
 def _order(shuffle: bool | Order, samples: int, seed: int) -> Order:

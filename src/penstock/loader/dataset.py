@@ -85,10 +85,7 @@ class DatasetWork:
                 _flatten(value, leaves)
                 others[item.index] = self._store(leaves, arrays, item)
             except Exception as error:
-                error.add_note(
-                    f"while loading sample {item.sample} ({self.describe(item.sample)}) for epoch {load.epoch}, "
-                    f"step {load.step}"
-                )
+                error.add_note(f"while loading sample {item.sample} ({self.describe(item.sample)})")
                 failed.append((item, error))
                 continue
             read_seconds.append(fetched - begin)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,23 @@ class ImageWork:
             Field("labels", (), np.dtype(np.int64)),
         )
 
+    def learn_shape(self, samples: Iterable[int], on_error_raise: bool) -> None:
+        """Find the shape of a sample where the transforms do not fix it, from the first of `samples` that can be had."""
+        if not self._pipeline.needs_probe:
+            return
+        last_error: Exception | None = None
+        for sample in samples:
+            try:
+                self._pipeline.probe(self._source.read(sample))
+            except Exception as error:
+                last_error = self._explained(error, sample)
+                if on_error_raise:
+                    break
+            else:
+                return
+        assert last_error is not None, "a plan has samples"
+        raise last_error
+
     def attach(self, staging: StagingBuffer) -> None:
         """Say where decoded samples go, before the first Load."""
         self._staging = staging
@@ -76,7 +93,7 @@ class ImageWork:
                 fetched = clock()
                 self._pipeline.run(data, images[item.index], draws, item.index, scratch)
             except Exception as error:
-                failed.append((item, self._explained(error, item.sample, load)))
+                failed.append((item, self._explained(error, item.sample)))
                 continue
             end = clock()
             labels[item.index] = self._labels[item.sample]
@@ -131,12 +148,12 @@ class ImageWork:
                 self._draws.pop(min(self._draws), None)
         return draws
 
-    def _explained(self, error: Exception, sample: int, load: Load) -> Exception:
+    def _explained(self, error: Exception, sample: int) -> Exception:
         """Give an error its place. What the source raised names the file already."""
         path = self.describe(sample)
         if isinstance(error, DataError) and path not in str(error):
             located = DataError(f"{path}: {error}")
             located.__cause__ = error
             return located
-        error.add_note(f"while loading sample {sample} ({path}) for epoch {load.epoch}, step {load.step}")
+        error.add_note(f"while loading sample {sample} ({path})")
         return error

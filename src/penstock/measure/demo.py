@@ -243,7 +243,7 @@ def run_demo(data: Path | None, out: Path, epochs: int, console: Console) -> lis
     trained.append(Training(classes))
     trained[-1].run(theirs, epochs)
     theirs_seconds = time.perf_counter() - begin
-    runs = [DemoRun(f"PyTorch, {workers} workers", theirs_seconds, theirs.trace, trained[-1].accuracy(test_list))]
+    runs = [DemoRun(f"PyTorch, {workers} workers", theirs_seconds, theirs.trace(), trained[-1].accuracy(test_list))]
     del theirs
 
     begin = time.perf_counter()

@@ -137,6 +137,22 @@ class AccessPlan:
             if count > 0 and self.local_batch_size(rank, epoch, step)
         )
 
+    def check_equal_steps(self) -> None:
+        """Make sure that all ranks take part in every step, as training in step with each other demands.
+
+        Raises: ConfigError naming a step and ranks that read something and nothing in it.
+        """
+        for epoch in {self.length(epoch): epoch for epoch in range(self.epochs)}.values():
+            for step in {0, self.steps(epoch) - 1}:
+                sizes = [self.local_batch_size(rank, epoch, step) for rank in range(self.ranks)]
+                if not all(sizes):
+                    raise ConfigError(
+                        f"the batch of epoch {epoch}, step {step} has {self.batch_length(epoch, step)} samples and "
+                        f"leaves nothing for rank {sizes.index(0)} of {self.ranks}, which would end its epoch before "
+                        "the others, so that they wait for it for ever: use drop_last=True, a batch_size of at least "
+                        "the world size, or the order TorchDistributed, which pads"
+                    )
+
     def first_read_from(self, rank: int, epoch: int, step: int) -> tuple[int, int]:
         """Return the first (epoch, step) at or after the given one in which the rank reads anything.
 

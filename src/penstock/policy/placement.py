@@ -26,7 +26,8 @@ class Placement:
 
     def samples_in(self, tier: int) -> NDArray[np.int64]:
         """Return the ids that `tier` keeps, in filling order."""
-        return self.fill_order[self.tier_of[self.fill_order] == tier]
+        chosen: NDArray[np.int64] = self.fill_order[self.tier_of[self.fill_order] == tier]
+        return chosen
 
 
 def place_by_frequency(

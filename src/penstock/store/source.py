@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+@runtime_checkable
 class Source(Protocol):
     """A data set as stored; a sample is an integer in [0, len).
 

@@ -67,9 +67,9 @@ class Loader(BaseLoader[Any]):
 
 def after_current_stream() -> Callable[[], bool] | None:
     """Return a question whether all that is enqueued on the current CUDA stream by now is done; None without CUDA."""
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
-    event = torch.cuda.Event()
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event.query
 

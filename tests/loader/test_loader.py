@@ -1,0 +1,500 @@
+"""The loader as a user meets it, on real files."""
+
+import gc
+import threading
+import time
+import weakref
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from penstock.errors import ConfigError, DataError, LoaderClosed, StagingError
+from penstock.loader import Loader
+from penstock.loader.transforms import RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor
+from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.plan import BundleShuffle, FullShuffle, Sequential
+from penstock.store import ImageFolder, SlowSource
+from penstock.trace import SOURCE, Cause, limiting, read_trace
+
+COUNT = 23
+BATCH = 4
+SMALL = "32 MiB"
+TO_ARRAY = (Resize((8, 8)), ToTensor())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """23 PNG pictures of 8 x 8 pixels; every pixel of picture k has the value 10 k; label k % 3."""
+    for number in range(COUNT):
+        place = tmp_path / "data" / f"label{number % 3}"
+        place.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(place / f"{number:02d}.png"), np.full((8, 8, 3), 10 * number, np.uint8))
+    return tmp_path / "data"
+
+
+def make(folder: Any, **options: Any) -> Loader:
+    settings: dict[str, Any] = {
+        "batch_size": BATCH,
+        "epochs": 2,
+        "transforms": TO_ARRAY,
+        "memory": SMALL,
+        "report": None,
+        **options,
+    }
+    return Loader(folder, **settings)
+
+
+def numbers(images: np.ndarray) -> list[int]:
+    """Which pictures are these? Read off their pixels."""
+    return np.rint(images[:, 0, 0, 0] * 255 / 10).astype(int).tolist()
+
+
+def ids_of(source: ImageFolder, pictures: list[int]) -> list[int]:
+    places = {int(Path(source.path_of(k)).stem): k for k in range(len(source))}
+    return [places[picture] for picture in pictures]
+
+
+def test_each_epoch_brings_every_sample_once_with_its_label_in_the_plans_order(folder: Path) -> None:
+    source = ImageFolder(folder)
+    order = FullShuffle(COUNT, seed=7)
+
+    with make(folder, seed=7) as loader:
+        for epoch in range(2):
+            seen = []
+            for images, labels in loader:
+                assert images.shape[1:] == (3, 8, 8)
+                assert labels.tolist() == [picture % 3 for picture in numbers(images)]
+                seen += ids_of(source, numbers(images))
+            assert seen == order.at(epoch, np.arange(COUNT)).tolist()
+
+
+def test_preview_and_position_say_what_comes_next(folder: Path) -> None:
+    source = ImageFolder(folder)
+    with make(folder) as loader:
+        passes = iter(loader)
+        next(passes)
+        assert loader.position == (0, 1)
+        expected = loader.preview(2 * BATCH).tolist()
+
+        seen = ids_of(source, numbers(next(passes)[0])) + ids_of(source, numbers(next(passes)[0]))
+
+    assert seen == expected
+
+
+def test_the_last_short_batch_comes_unless_dropped_and_len_counts_alike(folder: Path) -> None:
+    with make(folder) as loader, make(folder, drop_last=True) as dropping:
+        sizes = [len(labels) for _, labels in loader]
+        dropping_sizes = [len(labels) for _, labels in dropping]
+
+        assert sizes == [4, 4, 4, 4, 4, 3]
+        assert dropping_sizes == [4] * 5
+        assert (len(loader), len(dropping)) == (6, 5)
+
+
+@pytest.mark.parametrize("order", [Sequential(COUNT), BundleShuffle(COUNT, 1, 0.3)])
+def test_any_order_can_be_given(folder: Path, order: Any) -> None:
+    source = ImageFolder(folder)
+    with make(folder, shuffle=order) as loader:
+        seen = [k for images, _ in loader for k in ids_of(source, numbers(images))]
+
+    assert seen == order.at(0, np.arange(COUNT)).tolist()
+
+
+def test_ranks_share_each_batch_without_overlap(folder: Path) -> None:
+    with make(folder, rank=0, world_size=2) as first, make(folder, rank=1, world_size=2) as second:
+        halves = [sorted(numbers(images) + numbers(other)) for (images, _), (other, _) in zip(first, second, strict=True)]
+
+    with make(folder) as alone:
+        assert halves == [sorted(numbers(images)) for images, _ in alone]
+
+
+def test_augmentation_does_not_depend_on_threads_memory_ranks_or_timing(folder: Path) -> None:
+    transforms = [RandomResizedCrop(6), RandomHorizontalFlip(), noisy, ToTensor()]
+
+    def run(**options: Any) -> list[np.ndarray]:
+        with make(folder, transforms=transforms, **options) as loader:
+            return [images.copy() for _ in range(2) for images, _ in loader]
+
+    alone = run(decoders=1, readers=1)
+    slow = SlowSource(ImageFolder(folder), 1e-3, 1e-3, 1e6)
+
+    for other in (run(decoders=4, readers=16), run(memory="512 KiB"), run_on(slow, transforms)):
+        assert all(np.array_equal(one, two) for one, two in zip(alone, other, strict=True))
+    halves = [run(rank=rank, world_size=2) for rank in range(2)]
+    joined = [np.concatenate(parts) for parts in zip(*halves, strict=True)]
+    assert all(np.array_equal(one, two) for one, two in zip(alone, joined, strict=True))
+
+
+def run_on(source: Any, transforms: list[Any]) -> list[np.ndarray]:
+    with make(source, transforms=transforms) as loader:
+        return [images.copy() for _ in range(2) for images, _ in loader]
+
+
+def noisy(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return (image // 2 + rng.integers(0, 100, image.shape)).astype(np.uint8)
+
+
+def test_leaving_a_loop_early_ends_that_epoch_and_the_next_loop_runs_the_next(folder: Path) -> None:
+    order = FullShuffle(COUNT, seed=0)
+    source = ImageFolder(folder)
+    with make(folder, epochs=3) as loader:
+        for _ in loader:
+            break
+        second = [k for images, _ in loader for k in ids_of(source, numbers(images))]
+        for _ in zip(range(3), loader, strict=False):
+            pass
+
+        assert second == order.at(1, np.arange(COUNT)).tolist()
+        with pytest.raises(LoaderClosed, match="all 3 epochs"):
+            iter(loader)
+
+
+def test_a_loader_runs_one_epoch_at_a_time_and_the_older_pass_is_told(folder: Path) -> None:
+    with make(folder) as loader:
+        older = iter(loader)
+        next(older)
+        newer = iter(loader)
+        next(newer)
+
+        with pytest.raises(LoaderClosed, match="one epoch at a time"):
+            next(older)
+
+
+def test_training_and_validation_loaders_live_side_by_side(folder: Path) -> None:
+    with make(folder, epochs=2) as training, make(folder, epochs=2, shuffle=False) as validation:
+        for _ in range(2):
+            assert sum(len(labels) for _, labels in training) == COUNT
+            assert [k for images, _ in validation for k in sorted(numbers(images))] != []
+
+
+def test_memory_for_half_of_the_data_set_halves_the_reads_as_far_as_any_cache_can(folder: Path) -> None:
+    source = ImageFolder(folder)
+    sizes = source.sizes_bytes
+    half = int(np.cumsum(sizes)[COUNT // 2 - 1])
+    memory = Curve(((1, 1e9),))
+    machine = Machine(
+        SharedStore(None, Curve(((1, 1e6),)), 1e-3, 8),
+        (StorageClass("staging", 10**6, 1, memory), StorageClass("memory", half, 1, memory)),
+    )
+    epochs = 4
+
+    counting = CountingSource(source)
+    with make(counting, epochs=epochs, machine=machine) as loader:
+        for _ in range(epochs):
+            for _ in loader:
+                pass
+        traced = sum(epoch.reads_by_tier.get(SOURCE, 0) for epoch in loader.metrics)
+
+    bound = COUNT + (epochs - 1) * (COUNT - COUNT // 2)
+    assert len(counting.calls) == traced <= bound
+    assert sorted(Counter(counting.calls).values())[: COUNT // 2] == [1] * (COUNT // 2)
+
+
+class CountingSource:
+    """A source that writes down who was read."""
+
+    def __init__(self, source: ImageFolder) -> None:
+        self._source = source
+        self.calls: list[int] = []
+        self.sizes_bytes, self.labels, self.classes = source.sizes_bytes, source.labels, source.classes
+        self.describe = source.describe
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read(self, sample: int) -> bytes:
+        self.calls.append(sample)
+        return self._source.read(sample)
+
+    def read_into(self, sample: int, buffer: memoryview) -> int:
+        self.calls.append(sample)
+        return self._source.read_into(sample, buffer)
+
+
+def test_the_parts_of_the_memory_never_exceed_what_was_given(folder: Path) -> None:
+    for memory in ("64 KiB", "1 MiB", "1 GiB"):
+        with make(folder, memory=memory) as loader:
+            budget = loader.memory
+        used = budget.slots * budget.slot_bytes + budget.undecoded_bytes + budget.tier_bytes
+        assert used <= budget.limit_bytes
+
+
+def test_keeping_every_batch_ends_with_the_reason_not_in_a_wait(folder: Path) -> None:
+    kept = []
+    with make(folder, epochs=50, memory="96 KiB") as loader, pytest.raises(StagingError, match="copy what you keep"):
+        for _ in range(50):
+            for batch in loader:
+                kept.append(batch)
+
+    assert len(kept) >= 8
+
+
+def test_a_batch_keeps_its_content_after_the_loader_is_gone(folder: Path) -> None:
+    loader = make(folder)
+    images, _ = next(iter(loader))
+    before = images.copy()
+    loader.close()
+    del loader
+    gc.collect()
+
+    assert np.array_equal(images, before)
+
+
+def test_the_end_of_an_epoch_says_in_one_line_what_limits(folder: Path) -> None:
+    lines: list[str] = []
+    with make(SlowSource(ImageFolder(folder), 5e-3, 5e-3, 1e6), report=lines.append) as loader:
+        for _ in range(2):
+            for _ in loader:
+                pass
+
+        assert lines == [limiting(metrics) for metrics in loader.metrics]
+    assert len(lines) == 2
+    assert "storage limits it" in lines[0]
+
+
+def test_the_trace_file_holds_the_run_and_its_sums_are_the_loaders(folder: Path, tmp_path: Path) -> None:
+    with make(folder, trace=tmp_path / "run.trace") as loader:
+        for _ in range(2):
+            for _ in loader:
+                pass
+        metrics = loader.metrics
+    trace = read_trace(tmp_path / "run.trace")
+
+    assert trace.is_complete
+    for ours, theirs in zip(metrics, trace.epochs(), strict=True):
+        assert ours.samples == theirs.samples == COUNT
+        assert ours.reads_by_tier == theirs.reads_by_tier
+        assert ours.stall_seconds == pytest.approx(theirs.stall_seconds)
+        assert ours.stall_by_cause == pytest.approx(theirs.stall_by_cause)
+
+
+def test_a_prediction_has_the_reads_and_the_shape_of_the_run(folder: Path) -> None:
+    with make(folder) as loader:
+        for _ in range(2):
+            for _ in loader:
+                pass
+        predicted = loader.predict(step_seconds=0.01).epochs()
+        measured = loader.metrics
+
+    assert [epoch.samples for epoch in predicted] == [epoch.samples for epoch in measured]
+    assert [epoch.reads_by_tier for epoch in predicted] == [epoch.reads_by_tier for epoch in measured]
+    assert all(epoch.own_seconds == pytest.approx(0.06) for epoch in predicted)
+
+
+def test_a_prediction_without_the_speed_of_the_training_asks_for_it(folder: Path) -> None:
+    with make(folder) as loader, pytest.raises(ConfigError, match="step_seconds"):
+        loader.predict()
+
+
+def test_threads_end_when_the_last_reference_goes_even_without_close(folder: Path) -> None:
+    before = threading.active_count()
+    loader = make(folder)
+    next(iter(loader))
+    gone = weakref.ref(loader)
+
+    del loader
+    gc.collect()
+
+    assert gone() is None
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+class Numbers:
+    """A map-style data set."""
+
+    def __init__(self, broken: int | None = None) -> None:
+        self.broken = broken
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == self.broken:
+            raise KeyError("no such thing")
+        return {"row": (np.full(3, index, np.float32), index), "name": f"number {index}", "half": index / 2}
+
+
+def test_a_map_style_data_set_is_read_unchanged(folder: Path) -> None:
+    with make(Numbers(), transforms=()) as loader:
+        for _ in range(2):
+            seen = []
+            for batch in loader:
+                rows, ids = batch["row"]
+                assert (rows == ids[:, None]).all()
+                assert batch["name"] == [f"number {index}" for index in ids]
+                assert batch["half"].tolist() == [index / 2 for index in ids]
+                seen += ids.tolist()
+            assert sorted(seen) == list(range(COUNT))
+
+
+def test_an_error_of_a_data_set_comes_with_its_sample(folder: Path) -> None:
+    with make(Numbers(broken=5), transforms=(), shuffle=False) as loader:
+        passes = iter(loader)
+        next(passes)
+        with pytest.raises(KeyError, match="no such thing") as caught:
+            next(passes)
+
+    notes = " ".join(caught.value.__notes__)
+    assert "sample 5 (Numbers[5])" in notes
+    assert "epoch 0, step 1" in notes
+
+
+def test_samples_of_unlike_shape_are_refused_by_name(folder: Path) -> None:
+    class Ragged(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            return np.zeros(3 if index < 6 else 4)
+
+    with make(Ragged(), transforms=(), shuffle=False) as loader, pytest.raises(DataError, match=r"Ragged\[6\].*\[4\]"):
+        for _ in loader:
+            pass
+
+
+# What bad input gets
+
+
+def spoil(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    match how:
+        case "truncated":
+            path.write_bytes(data[: len(data) // 2])
+        case "not an image":
+            path.write_bytes(b"dear diary, " * 10)
+        case "zero-length":
+            path.write_bytes(b"")
+        case "vanished":
+            path.unlink()
+
+
+@pytest.mark.parametrize("how", ["truncated", "not an image", "zero-length", "vanished"])
+def test_a_spoiled_file_is_named_and_can_be_skipped_with_the_others_in_order(folder: Path, how: str) -> None:
+    source = ImageFolder(folder)
+    spoiled = Path(source.path_of(6))
+    spoil(spoiled, how)
+    if how in ("truncated", "not an image"):
+        source = ImageFolder(folder)
+
+    with make(source, shuffle=False) as loader, pytest.raises(DataError, match=spoiled.name) as caught:
+        for _ in loader:
+            pass
+    assert str(spoiled) in str(caught.value)
+
+    with make(source, shuffle=False, on_error="skip") as loader:
+        seen = [k for images, _ in loader for k in ids_of(source, numbers(images))]
+        assert seen == [k for k in range(COUNT) if k != 6]
+        assert [(skip.epoch, skip.step, skip.sample, skip.name) for skip in loader.skipped] == [
+            (0, 1, 6, str(spoiled))
+        ]
+
+
+def test_a_batch_of_nothing_but_spoiled_files_is_left_out(folder: Path) -> None:
+    source = ImageFolder(folder)
+    for sample in range(4, 8):
+        spoil(Path(source.path_of(sample)), "vanished")
+
+    with make(source, shuffle=False, on_error="skip") as loader:
+        assert [len(labels) for _, labels in loader] == [4, 4, 4, 4, 3]
+        assert [skip.sample for skip in loader.skipped] == [4, 5, 6, 7]
+
+
+def test_a_function_decides_what_an_error_means(folder: Path) -> None:
+    source = ImageFolder(folder)
+    spoil(Path(source.path_of(2)), "vanished")
+    spoil(Path(source.path_of(9)), "vanished")
+    asked: list[int] = []
+
+    def decide(error: Exception, sample: int) -> Any:
+        asked.append(sample)
+        assert isinstance(error, DataError)
+        return "skip" if sample == 2 else "raise"
+
+    with make(source, shuffle=False, on_error=decide) as loader:
+        passes = iter(loader)
+        assert len(next(passes)[1]) == 3
+        next(passes)
+        with pytest.raises(DataError):
+            next(passes)
+    assert asked == [2, 9]
+
+
+def test_an_error_in_a_users_transform_keeps_its_kind_and_tells_its_place(folder: Path) -> None:
+    def picky(image: np.ndarray) -> np.ndarray:
+        if image[0, 0, 0] == 100:
+            raise ZeroDivisionError("not this one")
+        return image
+
+    with make(folder, transforms=(picky, *TO_ARRAY)) as loader, pytest.raises(ZeroDivisionError) as caught:
+        for _ in loader:
+            pass
+
+    assert "10.png" in " ".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"rank": 2, "world_size": 2}, "rank is 2"),
+        ({"world_size": 0}, "is 0"),
+        ({"memory": "1 KiB"}, "memory is"),
+        ({"memory": "lots"}, "lots"),
+        ({"seed": -1}, "-1"),
+        ({"dtype": "float12"}, "float12"),
+        ({"layout": "HWCN"}, "HWCN"),
+        ({"on_error": "ignore"}, "ignore"),
+        ({"readers": 0}, "readers is 0"),
+        ({"decoders": 0}, "decoders is 0"),
+        ({"timeout_seconds": 0}, "timeout_seconds"),
+        ({"split": "evenly"}, "evenly"),
+        ({"shuffle": FullShuffle(5, 0)}, "5 samples"),
+        ({"transforms": ["Resize"]}, "Resize"),
+    ],
+)
+def test_a_wrong_argument_is_named_and_starts_nothing(folder: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(folder, **options)
+
+
+def test_transforms_beside_a_data_set_are_refused() -> None:
+    with pytest.raises(ConfigError, match="makes its samples itself"):
+        make(Numbers())
+
+
+def test_a_closed_loader_says_so(folder: Path) -> None:
+    loader = make(folder)
+    loader.close()
+    loader.close()
+
+    with pytest.raises(LoaderClosed, match="closed"):
+        iter(loader)
+
+
+@pytest.mark.parametrize(("batch_size", "world_size"), [(2, 4), (11, 11)])
+def test_ranks_whose_epochs_would_end_at_different_steps_are_refused(
+    folder: Path, batch_size: int, world_size: int
+) -> None:
+    """Data-parallel training would hang in its last step: the others wait for a rank that is through."""
+    with pytest.raises(ConfigError, match="end its epoch before"):
+        make(folder, batch_size=batch_size, rank=0, world_size=world_size)
+
+    if batch_size == 11:
+        with make(folder, batch_size=batch_size, rank=0, world_size=world_size, drop_last=True) as loader:
+            assert len(list(loader)) == 2
+
+
+def test_stall_causes_of_a_slow_store_are_its_reads(folder: Path) -> None:
+    with make(SlowSource(ImageFolder(folder), 1e-2, 1e-2, 1e6), epochs=1, readers=1) as loader:
+        for _ in loader:
+            pass
+        (metrics,) = loader.metrics
+
+    assert metrics.stall_by_cause[Cause.SOURCE_READ] > 0.5 * metrics.stall_seconds
+
+
