@@ -118,7 +118,7 @@ class Explicit:
                     f"{type(sampler).__name__} yields something that is no id ({error}): pass a sampler of "
                     "single ids, not of batches"
                 ) from None
-            drawn.append(_compact(ids, samples))
+            drawn.append(_compact(as_ids(ids, samples, f"ids of epoch {epoch}"), samples))
         return cls(drawn, samples)
 
     @classmethod

@@ -1,0 +1,287 @@
+"""The access plan against a run that is simply listed."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigError
+from penstock.plan import (
+    AccessPlan,
+    Assigned,
+    BundleShuffle,
+    Explicit,
+    FullShuffle,
+    Order,
+    Sequential,
+    Shares,
+    Strided,
+    TorchDistributed,
+)
+
+
+@dataclass(frozen=True)
+class Read:
+    """One read of a listed run."""
+
+    epoch: int
+    position: int
+    step: int
+    rank: int
+    sample: int
+
+
+def listed(plan: AccessPlan) -> list[Read]:
+    """Every read of the run in order, from the ids of each epoch and the split's shares of each batch."""
+    reads = []
+    for epoch in range(plan.epochs):
+        ids = plan.order.at(epoch, np.arange(plan.order.length(epoch))).tolist()
+        if plan.drop_last:
+            ids = ids[: len(ids) // plan.batch_size * plan.batch_size]
+        for step, begin in enumerate(range(0, len(ids), plan.batch_size)):
+            batch = ids[begin : begin + plan.batch_size]
+            for rank in range(plan.ranks):
+                offsets = plan._split.offsets(rank, plan.ranks, len(batch)).tolist()
+                reads += [Read(epoch, begin + o, step, rank, batch[o]) for o in offsets]
+    return reads
+
+
+def dealt_by_twos(batch: int, ranks: int) -> list[int]:
+    return [offset // 2 % ranks for offset in range(batch)]
+
+
+@st.composite
+def orders(draw: st.DrawFn, epochs: int) -> Order:
+    samples = draw(st.integers(1, 40))
+    seed = draw(st.integers(0, 1000))
+    lists = st.lists(st.integers(0, samples - 1), min_size=1, max_size=60)
+    return draw(
+        st.one_of(
+            st.just(Sequential(samples)),
+            st.just(FullShuffle(samples, seed)),
+            st.floats(0.05, 1).map(lambda ratio: BundleShuffle(samples, seed, ratio)),
+            st.integers(1, 50).map(lambda ranks: TorchDistributed(samples, ranks, seed)),
+            st.lists(lists, min_size=epochs, max_size=epochs).map(lambda ids: Explicit(ids, samples)),
+        )
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> AccessPlan:
+    epochs = draw(st.integers(1, 4))
+    ranks = draw(st.integers(1, 5))
+    shares = st.lists(st.integers(0, 4), min_size=ranks, max_size=ranks).filter(any)
+    named = st.sampled_from(["uniform", "strided", "whole", "imbalanced"])
+    return AccessPlan(
+        draw(orders(epochs)),
+        batch_size=draw(st.integers(1, 20)),
+        epochs=epochs,
+        ranks=ranks,
+        split=draw(st.one_of(named, shares.map(tuple), st.just(Assigned(dealt_by_twos)))),
+        drop_last=draw(st.booleans()),
+    )
+
+
+# A plan has many moving parts and its questions are cheap: try more of them than usual.
+thoroughly = settings(deadline=None, max_examples=250)
+
+
+@thoroughly
+@given(plans())
+def test_steps_batches_and_positions_are_those_of_the_listed_run(plan: AccessPlan) -> None:
+    reads = listed(plan)
+
+    for epoch in range(plan.epochs):
+        of_epoch = [read for read in reads if read.epoch == epoch]
+        assert plan.steps(epoch) == len({read.step for read in of_epoch})
+        assert plan.length(epoch) == len({read.position for read in of_epoch})
+        by_position = {read.position: read.sample for read in of_epoch}
+        positions = sorted(by_position)
+        assert plan.sample_at(epoch, positions).tolist() == [by_position[p] for p in positions]
+        for step in range(plan.steps(epoch)):
+            for rank in range(plan.ranks):
+                expected = [r for r in of_epoch if (r.rank, r.step) == (rank, step)]
+                assert plan.local_batch(rank, epoch, step).tolist() == [r.sample for r in expected]
+                assert plan.local_positions(rank, epoch, step).tolist() == [r.position for r in expected]
+
+
+@thoroughly
+@given(plans())
+def test_the_reader_of_a_sample_has_it_in_its_local_batch(plan: AccessPlan) -> None:
+    reads = listed(plan)
+
+    for epoch in range(plan.epochs):
+        first: dict[int, Read] = {}
+        for read in sorted(reads, key=lambda r: (r.position, r.rank)):
+            if read.epoch == epoch:
+                first.setdefault(read.sample, read)
+        ranks, steps = plan.reader_of(epoch, np.arange(plan.samples))
+        positions = plan.position_of(epoch, np.arange(plan.samples))
+        for sample in range(plan.samples):
+            read = first.get(sample, Read(epoch, -1, -1, -1, sample))
+            assert (ranks[sample], steps[sample], positions[sample]) == (read.rank, read.step, read.position)
+
+
+@thoroughly
+@given(plans(), st.data())
+def test_the_next_use_is_the_first_read_after_the_question(plan: AccessPlan, data: st.DataObject) -> None:
+    reads = sorted(listed(plan), key=lambda r: (r.epoch, r.position, r.rank))
+    epoch = data.draw(st.integers(0, plan.epochs - 1))
+    samples = np.arange(plan.samples)
+    after = np.array(data.draw(st.lists(st.integers(-1, 60), min_size=plan.samples, max_size=plan.samples)))
+
+    epochs, positions = plan.next_use(samples, epoch, after)
+
+    for sample in range(plan.samples):
+        later = (
+            (r.epoch, r.position)
+            for r in reads
+            if r.sample == sample and (r.epoch, r.position) > (epoch, after[sample])
+        )
+        assert (epochs[sample], positions[sample]) == next(later, (-1, -1))
+
+
+@thoroughly
+@given(plans(), st.data())
+def test_the_next_use_by_a_rank_is_its_first_read_after_the_step(
+    plan: AccessPlan, data: st.DataObject
+) -> None:
+    reads = listed(plan)
+    rank = data.draw(st.integers(0, plan.ranks - 1))
+    epoch = data.draw(st.integers(0, plan.epochs - 1))
+    step = data.draw(st.integers(-1, 5))
+
+    epochs, steps = plan.next_use_by(rank, np.arange(plan.samples), epoch, step)
+
+    for sample in range(plan.samples):
+        later = [
+            (r.epoch, r.step)
+            for r in reads
+            if r.rank == rank and r.sample == sample and (r.epoch, r.step) > (epoch, step)
+        ]
+        assert (epochs[sample], steps[sample]) == min(later, default=(-1, -1))
+
+
+@thoroughly
+@given(plans())
+def test_a_ranks_string_its_frequencies_and_first_uses_are_those_of_the_listed_run(plan: AccessPlan) -> None:
+    reads = listed(plan)
+
+    for rank in range(plan.ranks):
+        string = [read.sample for read in reads if read.rank == rank]
+        assert plan.string(rank).tolist() == string
+        assert plan.frequency(rank).tolist() == [string.count(sample) for sample in range(plan.samples)]
+        assert plan.first_use(rank).tolist() == [
+            string.index(sample) if sample in string else -1 for sample in range(plan.samples)
+        ]
+        local = [
+            sum((r.rank, r.epoch, r.step) == (rank, epoch, step) for r in reads)
+            for epoch in range(plan.epochs)
+            for step in range(plan.steps(epoch))
+        ]
+        assert plan.max_local_batch(rank) == max(local, default=0)
+
+
+@thoroughly
+@given(plans(), st.data())
+def test_a_stream_is_the_ranks_next_samples_over_epoch_ends(plan: AccessPlan, data: st.DataObject) -> None:
+    rank = data.draw(st.integers(0, plan.ranks - 1))
+    epoch = data.draw(st.integers(0, plan.epochs - 1))
+    step = data.draw(st.integers(0, max(0, plan.steps(epoch) - 1)))
+    count = data.draw(st.integers(0, 200))
+    expected = [r.sample for r in listed(plan) if r.rank == rank and (r.epoch, r.step) >= (epoch, step)]
+
+    assert plan.stream(rank, epoch, step, count).tolist() == expected[:count]
+
+
+def test_ranks_read_every_sample_of_every_epoch_once_between_them() -> None:
+    plan = AccessPlan(FullShuffle(100_003, seed=1), batch_size=96, epochs=2, ranks=7)
+
+    uses = np.sum([plan.frequency(rank) for rank in range(7)], axis=0)
+
+    assert uses.tolist() == [2] * 100_003
+
+
+def test_dropping_the_last_batch_leaves_its_samples_unread() -> None:
+    plan = AccessPlan(Sequential(10), batch_size=4, epochs=2, drop_last=True)
+
+    assert plan.steps(0) == 2
+    assert plan.position_of(0, [7, 8, 9]).tolist() == [7, -1, -1]
+    assert [part.tolist() for part in plan.reader_of(0, [7, 8])] == [[0, -1], [1, -1]]
+    assert [part.tolist() for part in plan.next_use([0, 9], 0, 5)] == [[1, -1], [0, -1]]
+    assert AccessPlan(Sequential(10), batch_size=16, epochs=2, drop_last=True).steps(0) == 0
+
+
+def test_the_samples_of_a_huge_data_set_are_found_in_constant_memory() -> None:
+    """10**12 samples over 4,096 ranks: listing an epoch would take 8 terabytes."""
+    plan = AccessPlan(FullShuffle(10**12, seed=1), batch_size=64 * 4096, epochs=90, ranks=4096)
+    plan.stream(0, 0, 0, 10)  # compile the kernels before memory is counted
+
+    tracemalloc.start()
+    ids = plan.stream(17, 40, 1000, 10_000)
+    ranks, steps = plan.reader_of(40, ids)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert np.unique(ids).size == 10_000
+    assert (ranks == 17).all()
+    assert steps.tolist() == [1000 + index // 64 for index in range(10_000)]
+    assert plan.max_local_batch(4095) == 64
+    assert peak_bytes < 5_000_000
+
+
+def test_a_distributed_samplers_run_is_a_strided_plan() -> None:
+    plan = AccessPlan(TorchDistributed(10, ranks=4, seed=3), batch_size=8, epochs=1, ranks=4, split="strided")
+    order = plan.order.at(0, np.arange(12)).tolist()
+
+    for rank in range(4):
+        assert plan.string(rank).tolist() == order[rank::4]
+
+
+def test_a_plan_shows_what_it_is() -> None:
+    plan = AccessPlan(FullShuffle(10, 1), 4, 3, ranks=2, split=(3, 1))
+
+    assert plan.split == Shares((3, 1))
+    assert plan.samples == 10
+    assert AccessPlan(FullShuffle(10, 1), 4, 3, split="strided").split == Strided()
+    assert repr(plan) == (
+        "AccessPlan(order=FullShuffle(samples=10, seed=1), batch_size=4, epochs=3, ranks=2, "
+        "split=Shares(weights=(3, 1)), drop_last=False)"
+    )
+
+
+@pytest.mark.parametrize("name", ["batch_size", "epochs", "ranks"])
+@pytest.mark.parametrize("value", [0, -3, 2.0, True])
+def test_sizes_that_cannot_be_are_refused(name: str, value: object) -> None:
+    sizes: dict[str, object] = {"batch_size": 4, "epochs": 2, "ranks": 2, name: value}
+
+    with pytest.raises(ConfigError, match=f"{name} is {value}; a plan needs a whole number of at least 1"):
+        AccessPlan(Sequential(10), **sizes)  # type: ignore[arg-type]
+
+
+def test_questions_outside_the_plan_are_refused() -> None:
+    plan = AccessPlan(Sequential(10), batch_size=4, epochs=2, ranks=3)
+
+    for rank in (-1, 3, 0.0):
+        with pytest.raises(ConfigError, match=rf"rank is {rank}; the plan's ranks are \[0, 3\)"):
+            plan.local_batch(rank, 0, 0)  # type: ignore[arg-type]
+    for epoch in (-1, 2):
+        with pytest.raises(ConfigError, match=rf"epoch is {epoch}; the plan's epochs are \[0, 2\)"):
+            plan.steps(epoch)
+    for step in (-1, 3):
+        with pytest.raises(ConfigError, match=rf"step {step} of epoch 0 is outside \[0, 3\)"):
+            plan.local_batch(0, 0, step)
+    with pytest.raises(ConfigError, match="samples contain 10, which is outside"):
+        plan.next_use([10], 0, 0)
+    with pytest.raises(ConfigError, match="positions contain 10, which is outside"):
+        plan.sample_at(0, [10])
+
+
+def test_a_plan_beyond_the_epochs_that_an_order_lists_is_refused() -> None:
+    with pytest.raises(ConfigError, match="epoch 2 is asked of an order that lists 2 epochs: list more"):
+        AccessPlan(Explicit([[0], [1]], samples=2), batch_size=1, epochs=3)
