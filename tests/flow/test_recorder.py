@@ -195,6 +195,18 @@ def test_a_value_too_large_for_its_field_is_refused_and_leaves_the_ring_usable()
     assert recorder.drain()["sample"].tolist() == [5]
 
 
+def test_arrays_of_unequal_length_are_refused_and_overwrite_nothing() -> None:
+    recorder = Recorder(4, clock=a_clock_standing_at(0.0))
+    ring = recorder.ring(0)
+    ring.record_samples(Kind.READ, 0.0, 1.0, [1, 2, 3])
+
+    with pytest.raises(ValueError, match="array of 2 came with 3 samples"):
+        ring.record_samples(Kind.READ, 0.0, [1.0, 2.0], [4, 5, 6])
+    ring.record(Kind.READ, 0.0, 1.0, 7)
+
+    assert recorder.drain()["sample"].tolist() == [1, 2, 3, 7]
+
+
 def test_a_ring_without_room_and_numbers_outside_their_fields_are_refused() -> None:
     with pytest.raises(ConfigError, match="capacity_spans is 0"):
         Recorder(0)

@@ -293,6 +293,20 @@ def test_a_torch_loader_is_unchanged_under_watch() -> None:
     assert watched.verdict().steps == 6
 
 
+def test_leaving_a_torch_loader_with_workers_early_ends_them() -> None:
+    """As it does without the watch; that no process is left is checked after every test."""
+    data = torch.utils.data.TensorDataset(torch.arange(100))
+    watched = watch(torch.utils.data.DataLoader(data, batch_size=4, num_workers=1), quiet=True)
+
+    for (ids,) in watched:
+        assert ids.tolist() == [0, 1, 2, 3]
+        break
+
+    *_, ended = watched.trace().spans
+    assert (ended["kind"], ended["step"]) == (Kind.WAIT, NO_STEP)
+    assert watched.verdict().steps == 1
+
+
 def test_any_iterable_can_be_watched_and_its_batches_come_out_as_the_same_objects() -> None:
     batches = [object(), object()]
 

@@ -43,7 +43,11 @@ def by_the_book(meta: dict[str, JSON], *chunks: bytes) -> bytes:
     data = checked(b"PENTRACE" + struct.pack("<III", 1, len(text), zlib.crc32(text))) + text
     for chunk in chunks:
         data += checked(b"SPAN" + struct.pack("<II", len(chunk), zlib.crc32(chunk))) + chunk
-    return data + checked(b"DONE" + struct.pack("<II", 0, 0))
+    return data + THE_END
+
+
+#: The end of a trace of which nothing was dropped.
+THE_END = checked(b"DONE" + struct.pack("<II", 8, zlib.crc32(bytes(8)))) + bytes(8)
 
 
 #: Two batches of one sample, as the golden file holds them: in two chunks, of five spans and of three.
@@ -105,9 +109,9 @@ def test_every_cut_leaves_all_whole_chunks_before_it_and_says_that_it_is_cut(tmp
     counts = [2, 1, 3]
     chunks = [numbered_spans(10 * n, count) for n, count in enumerate(counts)]
     data = written(path, *chunks)
-    header_bytes = len(by_the_book(META)) - 16
+    header_bytes = len(by_the_book(META)) - len(THE_END)
     ends = np.cumsum([header_bytes, *(16 + 48 * count for count in counts)])
-    assert ends[-1] + 16 == len(data)
+    assert ends[-1] + len(THE_END) == len(data)
 
     for cut in range(header_bytes, len(data)):
         path.write_bytes(data[:cut])
@@ -124,7 +128,7 @@ def test_every_cut_leaves_all_whole_chunks_before_it_and_says_that_it_is_cut(tmp
 def test_a_cut_within_the_header_is_an_error_that_says_where(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     data = written(path, numbered_spans(0, 1))
-    header_bytes = len(by_the_book(META)) - 16
+    header_bytes = len(by_the_book(META)) - len(THE_END)
 
     for cut in range(1, header_bytes):
         path.write_bytes(data[:cut])
@@ -145,7 +149,7 @@ def test_every_flipped_bit_is_found_and_its_chunk_named(tmp_path: Path) -> None:
         path.write_bytes(flipped)
         with pytest.raises(FormatError, match=str(path)):
             read_trace(path)
-    second_chunk = len(by_the_book(META)) - 16 + 16 + 48
+    second_chunk = len(by_the_book(META)) - len(THE_END) + 16 + 48
     damaged = bytearray(data)
     damaged[second_chunk + 20] ^= 1
     path.write_bytes(damaged)
@@ -178,6 +182,17 @@ def test_a_chunk_that_is_whole_but_unknown_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(FormatError, match="b'SPAN' of 27 bytes"):
         read_trace(path)
+
+
+def test_a_trace_of_which_spans_were_dropped_is_not_complete(tmp_path: Path) -> None:
+    """The loader's rings overflowed: what the file holds is right, and sums over it are too small."""
+    with TraceWriter(tmp_path / "trace", META) as writer:
+        writer.append(numbered_spans(0, 2), dropped=3)
+        writer.append(numbered_spans(2, 1))
+
+    trace = read_trace(tmp_path / "trace")
+    assert trace.spans["sample"].tolist() == [0, 1, 2]
+    assert not trace.is_complete
 
 
 def test_appended_spans_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:

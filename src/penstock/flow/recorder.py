@@ -97,12 +97,17 @@ class Ring:
 
         samples: int64[n], which gives the count; every other argument is a scalar or an array of n.
         starts, ends: readings of the recorder's clock.
+
+        Raises: ValueError when an array has another length; nothing is recorded then.
         """
-        samples = np.asarray(samples)
-        count = samples.size
+        fields = (starts, ends, samples, nbytes, epoch, step, int(kind), tier)
+        values = [np.asarray(field) for field in fields]
+        count = values[_FIELDS.index("sample")].size
+        for value in values:
+            if value.ndim and value.size != count:
+                raise ValueError(f"an array of {value.size} came with {count} samples; give one for each")
         written = self._written
         self._claimed = written + count
-        values = (starts, ends, samples, nbytes, epoch, step, int(kind), tier)
         first = written % self._capacity
         if first + count <= self._capacity:
             places = slice(first, first + count)
@@ -112,7 +117,7 @@ class Ring:
             kept = min(count, self._capacity)
             wrapped = np.arange(written + count - kept, written + count) % self._capacity
             for column, value in zip(self._columns, values, strict=True):
-                column[wrapped] = value if np.ndim(value) == 0 else np.asarray(value)[count - kept :]
+                column[wrapped] = value[count - kept :] if value.ndim else value
         self._written = written + count
 
     def drain(self) -> Spans:

@@ -4,7 +4,7 @@
     prelude = magic, 8 bytes · version u32 · length of JSON u32 · CRC of JSON u32 · CRC of all these u32
     JSON    = the run's meta, UTF-8
     chunk   = "SPAN" · length of payload u32 · CRC of payload u32 · CRC of all these u32 · payload
-    end     = "DONE" · 0 u32 · 0 u32 · CRC of all these u32
+    end     = "DONE" · 8 u32 · CRC of payload u32 · CRC of all these u32 · spans dropped u64
 
 The payload is whole spans as `penstock.trace.schema.SPAN` lays them out; CRC is zlib's CRC-32; numbers are
 little-endian. A file without its end was cut off: what stands before the cut is whole. As lengths have a
@@ -33,6 +33,7 @@ VERSION = 1
 _PRELUDE = struct.Struct("<8sIII")
 _CHUNK = struct.Struct("<4sII")
 _CHECKSUM = struct.Struct("<I")
+_DROPPED = struct.Struct("<Q")
 _SPANS, _END = b"SPAN", b"DONE"
 #: Bounds what a crash within one append can lose, and what a reader checks at once: 3 MiB.
 _CHUNK_SPANS = 65_536
@@ -56,12 +57,15 @@ class TraceWriter:
             text = json.dumps(dict(meta), sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
         except (TypeError, ValueError) as reason:
             raise ConfigError(f"meta of {self._path} is not JSON ({reason}): give plain values") from reason
+        self._dropped = 0
         self._file = self._path.open("wb", buffering=0)
         self._write(_checked(_PRELUDE.pack(MAGIC, VERSION, len(text), zlib.crc32(text))) + text)
 
-    def append(self, spans: Spans) -> None:
+    def append(self, spans: Spans, dropped: int = 0) -> None:
         """Write spans, in the order given.
 
+        dropped: how many spans were lost so far, as `Recorder.dropped` counts them. A trace that misses some
+            does not read as complete.
         Raises: ConfigError after close or for an array of another dtype; OSError when the disk does not take
         them, after which the trace is closed and readable up to its last whole chunk.
         """
@@ -72,13 +76,13 @@ class TraceWriter:
                 f"spans are {spans.dtype}; a trace file holds penstock.trace.SPAN: convert them"
             )
         for first in range(0, spans.size, _CHUNK_SPANS):
-            payload = spans[first : first + _CHUNK_SPANS].tobytes()
-            self._write(_checked(_CHUNK.pack(_SPANS, len(payload), zlib.crc32(payload))) + payload)
+            self._write_chunk(_SPANS, spans[first : first + _CHUNK_SPANS].tobytes())
+        self._dropped = max(self._dropped, dropped)
 
     def close(self) -> None:
         """Mark the end and force the file to the disk. Twice is harmless."""
         if not self._file.closed:
-            self._write(_checked(_CHUNK.pack(_END, 0, 0)))
+            self._write_chunk(_END, _DROPPED.pack(self._dropped))
             os.fsync(self._file.fileno())
             self._file.close()
 
@@ -92,6 +96,9 @@ class TraceWriter:
             self.close()
         else:
             self._file.close()
+
+    def _write_chunk(self, tag: bytes, payload: bytes) -> None:
+        self._write(_checked(_CHUNK.pack(tag, len(payload), zlib.crc32(payload))) + payload)
 
     def _write(self, data: bytes) -> None:
         left = memoryview(data)
@@ -113,8 +120,8 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     data = Path(path).read_bytes()
     meta, offset = _read_header(path, data)
     spans: list[Spans] = [np.empty(0, SPAN)]
-    is_complete = False
-    while not is_complete and offset + _CHUNK.size + _CHECKSUM.size <= len(data):
+    is_ended, dropped = False, 0
+    while not is_ended and offset + _CHUNK.size + _CHECKSUM.size <= len(data):
         head = data[offset : offset + _CHUNK.size]
         if _checksum_at(data, offset + _CHUNK.size) != zlib.crc32(head):
             raise _damaged(path, offset, "the checksum of a chunk's head does not match")
@@ -125,16 +132,17 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
             break
         if zlib.crc32(payload) != checksum:
             raise _damaged(path, offset, "the checksum of a chunk's spans does not match")
-        if tag not in (_SPANS, _END) or length % SPAN.itemsize:
-            raise _damaged(
-                path, offset, f"a chunk is {tag!r} of {length} bytes, which version 1 does not know"
-            )
-        spans.append(np.frombuffer(payload, SPAN))
-        is_complete = tag == _END
+        if tag == _SPANS and not length % SPAN.itemsize:
+            spans.append(np.frombuffer(payload, SPAN))
+        elif tag == _END and length == _DROPPED.size:
+            (dropped,) = _DROPPED.unpack(payload)
+            is_ended = True
+        else:
+            raise _damaged(path, offset, f"version 1 knows no chunk {tag!r} of {length} bytes")
         offset = start + length
-    if is_complete and offset < len(data):
+    if is_ended and offset < len(data):
         raise _damaged(path, offset, f"{len(data) - offset} bytes follow its end")
-    return Trace(np.concatenate(spans), meta, is_complete)
+    return Trace(np.concatenate(spans), meta, is_complete=is_ended and not dropped)
 
 
 def _read_header(path: str | os.PathLike[str], data: bytes) -> tuple[dict[str, JSON], int]:

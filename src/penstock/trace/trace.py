@@ -26,7 +26,7 @@ class Trace:
     spans: Spans
     #: What the run was: loader, data set, versions. Free-form.
     meta: Mapping[str, JSON] = field(default_factory=dict)
-    #: False where the file it was read from breaks off, so that spans may be missing at the end.
+    #: False where spans are missing: the file it was read from breaks off, or rings overflowed.
     is_complete: bool = True
 
     def __post_init__(self) -> None:
