@@ -1,0 +1,407 @@
+"""Measuring, in seconds, what this machine's store, memory and decoder deliver."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError, DataError
+from penstock.flow.cpus import available_cpus, memory_limit_bytes
+from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.measure.fit import Level, fit_store, steady_level
+from penstock.measure.pagecache import cached_share, drop_cached
+from penstock.plan.random import derive_key, generator_for
+from penstock.store import FileBacked, Source
+from penstock.units import format_bytes, format_rate, format_seconds
+
+Clock = Callable[[], float]
+Decode = Callable[[bytes], object]
+#: told of what has been measured, one line of text each
+Progress = Callable[[str], None]
+
+_READERS = (1, 2, 4, 8, 16, 32, 64)
+# Of the time that the caller gives. One reader alone decides on the latency, so it has two levels' time.
+_SOURCE_SHARE, _MEMORY_SHARE, _DECODE_SHARE = 0.7, 0.1, 0.2
+_MOST_READS = 4096
+_PROBED_FILES = 32
+_DECODED_SAMPLES = 64
+_DECODED_BYTES = 64_000_000
+# By all threads together, and larger than most processors' caches.
+_COPIED_BYTES = 64_000_000
+_STAGING_MEGABYTES = 1000
+
+
+class PageCache(StrEnum):
+    """Where the bytes of the files that were read lay at that moment."""
+
+    COLD = "cold"
+    WARM = "warm"
+    MIXED = "mixed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A machine and the measurements it was made from.
+
+    levels: one for each number of readers.
+    page_cache: of the files at the time of reading; unknown where samples are not files of this host.
+    unreadable: reads that failed; a sample may be tried once for each level.
+    """
+
+    machine: Machine
+    levels: tuple[Level, ...]
+    page_cache: PageCache
+    unreadable: int
+
+    def to_toml(self) -> str:
+        """Return the machine's TOML under a comment that says what was measured, and how far to trust it."""
+        reads = sum(len(level.seconds) for level in self.levels)
+        mean_bytes = sum(int(level.sizes_bytes.sum()) for level in self.levels) / reads
+        lines = [
+            f"Measured by penstock calibrate from {reads:,} samples of {format_bytes(mean_bytes)} in the mean.",
+            _CACHE_REMARKS[self.page_cache],
+            "One client was measured; that all clients share its best rate (source.clients) is the worst case.",
+        ]
+        if self.unreadable:
+            lines.append(f"{self.unreadable} reads failed and were left out.")
+        if len(self.levels) > 1 and self.levels[-1].bytes_per_second > 1.5 * self.levels[-2].bytes_per_second:
+            lines.append(
+                "Throughput still grew at the end: the store's limit was not reached, nor is it below."
+            )
+        lines += [_describe(level) for level in self.levels]
+        return "".join(f"# {line}\n" for line in lines) + "\n" + self.machine.to_toml()
+
+
+_CACHE_REMARKS = {
+    PageCache.COLD: "The files were not in the page cache (cold): this is the speed of the store itself.",
+    PageCache.WARM: "The files stayed in the page cache (warm): the store itself may be slower.",
+    PageCache.MIXED: "Some files stayed in the page cache (mixed): the store itself may be slower.",
+    PageCache.UNKNOWN: "Whether the samples were cached is unknown: they are not files of this host.",
+}
+
+
+def _describe(level: Level) -> str:
+    readers = "1 reader" if level.readers == 1 else f"{level.readers} readers"
+    return f"{readers}: {format_rate(level.bytes_per_second)}, {format_seconds(level.mean_seconds)} a read"
+
+
+def calibrate(
+    source: Source,
+    *,
+    decode: Decode | None = None,
+    max_seconds: float = 10.0,
+    progress: bool | None = None,
+) -> Machine:
+    """Measure the source, the memory and the decoder, and return the machine that they make.
+
+    Random samples are read by 1, 2, 4 to 64 readers; files are driven out of the page cache first, so that
+    the store itself is measured. One client is measured, and all clients of the machine share what it saw.
+
+    decode: turns a sample's bytes into anything; it is run on all processors at once. Without it
+        preprocessing never limits in the machine.
+    max_seconds: about how long it takes, above zero; a read that hangs can make it longer.
+    progress: show a progress bar on stderr; by default where that is a terminal.
+    Returns: a machine of one rank, whose staging buffer and memory tier share a quarter of the memory that
+        this process may use; the training's own speed is left open.
+    Raises: ConfigError if max_seconds or the source cannot be; DataError if no sample can be read.
+    """
+    return measure_machine(source, decode=decode, max_seconds=max_seconds, progress=progress).machine
+
+
+def measure_machine(
+    source: Source,
+    *,
+    decode: Decode | None = None,
+    max_seconds: float = 10.0,
+    progress: bool | None = None,
+    clock: Clock = time.perf_counter,
+) -> Calibration:
+    """Do as `calibrate` and return the measurements too."""
+    if not (math.isfinite(max_seconds) and max_seconds > 0):
+        raise ConfigError(f"max_seconds is {max_seconds!r}; it must be finite and above zero")
+    if len(source) == 0:
+        raise ConfigError("the source has no samples: there is nothing to measure")
+    cpus = available_cpus()
+    with _shown(sys.stderr.isatty() if progress is None else progress) as say:
+        say("reading")
+        reads = _measure_source(source, max_seconds * _SOURCE_SHARE, clock, say)
+        memory = _measure_memory(cpus, max_seconds * _MEMORY_SHARE, clock)
+        say(f"memory: {format_rate(memory.at(cpus))} by {cpus} threads")
+        preprocess = math.inf
+        if decode is not None:
+            preprocess = _measure_decode(decode, reads.contents, cpus, max_seconds * _DECODE_SHARE, clock)
+            say(f"decoding: {format_rate(preprocess)} by each of {cpus} threads")
+    fit = fit_store(reads.levels)
+    return Calibration(
+        machine=Machine(
+            source=SharedStore(
+                clients=Curve.flat(_rounded(fit.best_bytes_per_second)),
+                read=Curve(tuple((_rounded(users), _rounded(rate)) for users, rate in fit.read.points)),
+                latency_seconds=_rounded(fit.latency_seconds),
+                # Readers of a running job pause now and then, so twice as many as just suffice without
+                # pauses.
+                threads=min(2 * fit.enough_readers, reads.levels[-1].readers),
+            ),
+            storage=_storage_in(memory_limit_bytes() // 4, memory, cpus),
+            preprocess_bytes_per_second=_rounded(preprocess),
+            decode_threads=cpus,
+        ),
+        levels=tuple(reads.levels),
+        page_cache=reads.page_cache,
+        unreadable=reads.unreadable,
+    )
+
+
+def _rounded(measured: float) -> float:
+    """Return four digits, which is more than any of these measurements has."""
+    return float(f"{measured:.4g}")
+
+
+def _storage_in(memory_bytes: int, memory: Curve, cpus: int) -> tuple[StorageClass, StorageClass]:
+    megabytes = memory_bytes // 10**6
+    staging_megabytes = max(1, min(_STAGING_MEGABYTES, megabytes // 4))
+    tier_megabytes = max(1, megabytes - staging_megabytes)
+    return (
+        StorageClass("staging", staging_megabytes * 10**6, cpus, memory),
+        StorageClass("memory", tier_megabytes * 10**6, cpus, memory),
+    )
+
+
+# -- The source ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _SourceReads:
+    levels: list[Level]
+    page_cache: PageCache
+    contents: list[bytes]
+    unreadable: int
+
+
+@dataclass(slots=True)
+class _Timed:
+    """What one level's readers did; lists are appended to by all of them."""
+
+    starts: list[float]
+    ends: list[float]
+    sizes_bytes: list[int]
+    contents: list[bytes]
+    errors: list[DataError]
+
+
+def _measure_source(source: Source, seconds: float, clock: Clock, say: Progress) -> _SourceReads:
+    draw = generator_for(derive_key(int.from_bytes(os.urandom(8), "little"), "calibrate"), 0, 0)
+    counts = [readers for readers in _READERS if readers == 1 or 2 * readers <= len(source)]
+    slice_seconds = seconds / (len(counts) + 1)
+    deadline = clock() + seconds
+    levels: list[Level] = []
+    shares: list[float] = []
+    contents: list[bytes] = []
+    errors: list[DataError] = []
+    for readers in counts:
+        if levels and clock() >= deadline:
+            break
+        level_seconds = slice_seconds * (2 if readers == 1 else 1)
+        most = min(len(source), _MOST_READS)
+        if levels:
+            rate = levels[-1].bytes_per_second / levels[-1].mean_bytes
+            # Twice the readers do at most twice as much.
+            most = min(most, 4 * readers + math.ceil(2 * rate * level_seconds))
+        samples = draw.choice(len(source), most, replace=False)
+        shares += _drive_out(source, samples)
+        timed = _read_for(source, samples, readers, level_seconds, clock, keep=not levels)
+        errors += timed.errors
+        contents += timed.contents
+        if timed.ends:
+            levels.append(
+                steady_level(
+                    readers,
+                    np.array(timed.starts),
+                    np.array(timed.ends),
+                    np.array(timed.sizes_bytes, np.int64),
+                )
+            )
+            say(_describe(levels[-1]))
+        elif not levels:
+            raise errors[0]
+    return _SourceReads(levels, _page_cache(shares), contents, len(errors))
+
+
+def _drive_out(source: Source, samples: NDArray[np.int64]) -> list[float]:
+    """Drop the samples' files from the page cache; return the share of some of them that stayed."""
+    if not isinstance(source, FileBacked):
+        return []
+    shares = []
+    for position, sample in enumerate(samples.tolist()):
+        try:
+            path = source.path_of(sample)
+            drop_cached(path)
+            if position < _PROBED_FILES:
+                shares.append(cached_share(path))
+        except OSError:
+            continue  # the read of this sample will say what is wrong
+    return shares
+
+
+def _page_cache(shares: Sequence[float]) -> PageCache:
+    if not shares:
+        return PageCache.UNKNOWN
+    share = sum(shares) / len(shares)
+    if share < 0.05:
+        return PageCache.COLD
+    return PageCache.WARM if share > 0.95 else PageCache.MIXED
+
+
+def _read_for(
+    source: Source, samples: NDArray[np.int64], readers: int, seconds: float, clock: Clock, *, keep: bool
+) -> _Timed:
+    """Read samples by so many threads until the time or the samples are over, one sample at least.
+
+    keep: keep the first contents, for the decoder.
+    """
+    timed = _Timed([], [], [], [], [])
+    todo = iter(samples.tolist())
+    stop = threading.Event()
+    largest = int(source.sizes_bytes[samples].max())
+    deadline = clock() + seconds
+    stored = threading.Lock()
+
+    def read_on() -> None:
+        buffer = memoryview(bytearray(max(1, largest)))
+        for sample in todo:
+            start = clock()
+            try:
+                size = source.read_into(sample, buffer)
+            except DataError as error:
+                timed.errors.append(error)
+            else:
+                end = clock()
+                with stored:
+                    timed.starts.append(start)
+                    timed.ends.append(end)
+                    timed.sizes_bytes.append(size)
+                if (
+                    keep
+                    and len(timed.contents) < _DECODED_SAMPLES
+                    and size * _DECODED_SAMPLES <= _DECODED_BYTES
+                ):
+                    timed.contents.append(bytes(buffer[:size]))
+            if stop.is_set() or clock() >= deadline:
+                return
+
+    _run_together([read_on] * readers, stop)
+    return timed
+
+
+def _run_together(work: Sequence[Callable[[], None]], stop: threading.Event) -> None:
+    """Run functions in threads until all return; an interrupt or error tells the others to stop, and waits."""
+    with ThreadPoolExecutor(len(work), thread_name_prefix="penstock-calibrate") as pool:
+        try:
+            running = [pool.submit(function) for function in work]
+            for future in running:
+                future.result()
+        finally:
+            stop.set()
+
+
+# -- Memory and decoder --------------------------------------------------------------------------------
+
+
+def _measure_memory(cpus: int, seconds: float, clock: Clock) -> Curve:
+    """Return bytes/s copied by all threads together, by number of threads."""
+    counts = sorted({*(1 << bit for bit in range(cpus.bit_length()) if 1 << bit <= cpus), cpus})
+    points = []
+    for threads in counts:
+        copier = partial(_copier, _COPIED_BYTES // threads)
+        copied = _repeat_for(threads, seconds / len(counts), clock, copier)
+        points.append((float(threads), _rounded(copied)))
+    return Curve(tuple(points))
+
+
+def _copier(nbytes: int) -> Iterator[int]:
+    """Copy memory, and yield the bytes copied each time."""
+    origin, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    while True:
+        np.copyto(target, origin)
+        yield nbytes
+
+
+def _measure_decode(
+    decode: Decode, contents: Sequence[bytes], cpus: int, seconds: float, clock: Clock
+) -> float:
+    """Return bytes/s that one thread decodes while every processor does."""
+    if not contents:
+        raise ConfigError(
+            f"no sample is small enough to decode a few of ({format_bytes(_DECODED_BYTES // _DECODED_SAMPLES)}): "
+            f"calibrate without decode and set preprocess in the machine by hand"
+        )
+    good = []
+    for content in contents:
+        try:
+            decode(content)
+        except DataError:
+            continue  # a damaged file says nothing about the speed of the others
+        good.append(content)
+    if not good:
+        raise DataError(f"none of {len(contents)} samples could be decoded: are they of the decoder's kind?")
+
+    def decoder() -> Iterator[int]:
+        while True:
+            for content in good:
+                decode(content)
+                yield len(content)
+
+    return _repeat_for(cpus, seconds, clock, decoder) / cpus
+
+
+def _repeat_for(threads: int, seconds: float, clock: Clock, work: Callable[[], Iterator[int]]) -> float:
+    """Return bytes/s of all threads together, each repeating its work, from after its first round on."""
+    # Buffers, caches and compiled code are made here, before any clock runs.
+    ready = [work() for _ in range(threads)]
+    for rounds in ready:
+        next(rounds)
+    stop = threading.Event()
+    rates: list[float] = []
+
+    def repeat(rounds: Iterator[int]) -> None:
+        begin, done = clock(), 0
+        while done == 0 or not (stop.is_set() or clock() >= begin + seconds):
+            done += next(rounds)
+        rates.append(done / (clock() - begin))
+
+    _run_together([partial(repeat, rounds) for rounds in ready], stop)
+    return sum(rates)
+
+
+# -- What people see -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _shown(wanted: bool) -> Iterator[Progress]:
+    if not wanted:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("calibrating"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=len(_READERS) + 3)
+
+        def say(line: str) -> None:
+            bar.update(task, advance=1, description=line)
+
+        yield say

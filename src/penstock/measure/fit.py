@@ -1,0 +1,166 @@
+"""From timed reads to a model of the store: a latency that overlaps, and a curve of what flows past it.
+
+A reader reads one file after the other. Each read first waits the latency L, however many do, and is then *on
+the wire*, where what flows depends on how many reads are on it at that moment: r(n) bytes/s for n of them.
+With p readers this is the machine-repairman queue (p machines, of which n are broken), whose throughput X(p)
+follows from L and r in closed form; here it is turned round, from X(p) to L and r.
+
+L: one reader alone is never disturbed, so its seconds over its bytes lie on the line L + size / r(1). Where
+sizes differ too little to see the slope, r(1) is taken to be the best throughput that was seen.
+
+r: p readers have n = X (T - L) / s reads on the wire in the mean (Little's law; T is a read's mean time and s
+    the
+mean size), and X is close to r(n) once the wire is hardly ever empty. With fewer readers it is empty part of
+the time and X says too little about r(n): the excess is what the queue, given the curve found so far, would
+show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.machine import Curve
+
+# A slope must stand this many standard errors clear of zero, or the best throughput is used in its place.
+_CLEAR = 4.0
+_ROUNDS = 30
+# Points of a curve that lie nearer to each other than this are one point: their order is noise.
+_APART = 1.15
+# The fewest readers that come this close to the best throughput are enough.
+_ENOUGH = 0.97
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Reads by a fixed number of readers, each reading again as soon as it is done.
+
+    sizes_bytes: int64[reads], seconds: float64[reads], of each read in the steady part of the measurement.
+    bytes_per_second: of all readers together.
+    """
+
+    readers: int
+    sizes_bytes: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    bytes_per_second: float
+
+    @property
+    def mean_bytes(self) -> float:
+        return float(self.sizes_bytes.mean())
+
+    @property
+    def mean_seconds(self) -> float:
+        return float(self.seconds.mean())
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFit:
+    """latency_seconds and `read` as in `SharedStore`; enough_readers reach the best throughput."""
+
+    latency_seconds: float
+    read: Curve
+    enough_readers: int
+
+    @property
+    def best_bytes_per_second(self) -> float:
+        return max(rate for _, rate in self.read.points)
+
+
+def steady_level(
+    readers: int, starts: NDArray[np.float64], ends: NDArray[np.float64], sizes_bytes: NDArray[np.int64]
+) -> Level:
+    """Cut off the beginning, when all readers start at once, and the end, when some have nothing left to do.
+
+    starts, ends: float64[reads], seconds on one clock, in any order; at least one read.
+    The first `readers` completions are left out; the rest count up to the last start of a read. Where that
+    leaves fewer reads than readers, everything counts.
+    """
+    by_end = np.argsort(ends, kind="stable")
+    starts, ends, sizes_bytes = starts[by_end], ends[by_end], sizes_bytes[by_end]
+    begin = ends[readers - 1] if len(ends) > readers else starts.min()
+    counted = (ends > begin) & (ends <= starts.max())
+    if counted.sum() < max(readers, 2):
+        begin, counted = starts.min(), np.ones(len(ends), dtype=bool)
+    elapsed = float(ends[counted].max() - begin)
+    return Level(
+        readers, sizes_bytes[counted], (ends - starts)[counted], float(sizes_bytes[counted].sum()) / elapsed
+    )
+
+
+def fit_store(levels: Sequence[Level]) -> StoreFit:
+    """Return the latency and curve under which each level's throughput is the measured one, nearly.
+
+    levels: by increasing readers, the first with one reader.
+    No rate of the result is above the best throughput measured.
+    """
+    best = max(level.bytes_per_second for level in levels)
+    alone = levels[0]
+    fastest_alone = min(best, _rate_by_size(alone) or best)
+    latency = max(0.0, alone.mean_seconds - alone.mean_bytes / fastest_alone)
+    enough = next(level.readers for level in levels if level.bytes_per_second >= _ENOUGH * best)
+
+    knots = [[1.0, fastest_alone]]
+    owners: list[list[Level]] = [[]]
+    for level in levels[1:]:
+        on_wire = level.bytes_per_second * (level.mean_seconds - latency) / level.mean_bytes
+        if on_wire > _APART * knots[-1][0]:
+            knots.append([on_wire, level.bytes_per_second])
+            owners.append([level])
+        elif owners[-1]:
+            owners[-1].append(level)
+    users = np.array([knot[0] for knot in knots])
+    rates = np.array([knot[1] for knot in knots])
+    for _ in range(_ROUNDS):
+        for index, group in enumerate(owners):
+            if group:
+                short = [
+                    level.bytes_per_second / _throughput(level, latency, users, rates) for level in group
+                ]
+                # While the wire is empty nothing flows, so what flows otherwise is at least the throughput.
+                least = min(level.bytes_per_second for level in group)
+                rates[index] = min(best, max(least, rates[index] * float(np.mean(short))))
+    points = zip(users.tolist(), rates.tolist(), strict=True)
+    return StoreFit(latency, Curve(tuple(points)), enough)
+
+
+def _rate_by_size(alone: Level) -> float | None:
+    """Return bytes/s from how seconds grow with bytes, or None where that cannot be seen.
+
+    Theil and Sen's slope (the median over pairs of reads), as single reads are now and then delayed by
+    others.
+    """
+    reads = min(len(alone.seconds), 400)
+    sizes, seconds = alone.sizes_bytes[:reads].astype(np.float64), alone.seconds[:reads]
+    first, second = np.triu_indices(reads, 1)
+    apart = sizes[second] - sizes[first]
+    differ = np.abs(apart) > 0.05 * sizes.mean()
+    if reads < 8 or not differ.any():
+        return None
+    slope = float(np.median((seconds[second] - seconds[first])[differ] / apart[differ]))
+    rest = seconds - slope * sizes
+    noise = 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
+    standard_error = noise / (float(sizes.std()) * reads**0.5)
+    return 1 / slope if slope > _CLEAR * standard_error and slope > 0 else None
+
+
+def _throughput(
+    level: Level, latency: float, users: NDArray[np.float64], rates: NDArray[np.float64]
+) -> float:
+    """Return bytes/s of a level's readers on a store of that latency and curve.
+
+    The machine-repairman queue with load-dependent service: the chance of n reads on the wire is in
+    proportion to L^(p-n) / (p-n)! times the product of s / r(k) over k = 1..n.
+    Source: Kleinrock, "Queueing Systems", volume 1, 1975, section 3.8, with a rate of service for each n.
+    """
+    flowing = np.arange(1, level.readers + 1)
+    rate = np.interp(flowing, users, rates)
+    if latency == 0:
+        return float(rate[-1])
+    # From n - 1 to n reads on the wire: one of p - n + 1 waiting ones arrives, and n share what flows.
+    steps = np.log((level.readers - flowing + 1) * level.mean_bytes / (latency * rate))
+    log_weight = np.concatenate([[0.0], np.cumsum(steps)])
+    weight = np.exp(log_weight - log_weight.max())
+    return float((weight[1:] * rate).sum() / weight.sum())

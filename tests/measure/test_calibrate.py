@@ -1,0 +1,259 @@
+"""Calibration end to end on small stores: what comes out, what is refused, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import _thread
+import math
+import os
+import pty
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError, DataError
+from penstock.machine import Machine
+from penstock.measure import calibrate as calibrate_module
+from penstock.measure.calibrate import PageCache, calibrate, measure_machine
+from penstock.store import FlatFolder, SlowSource
+
+
+class FakeSource:
+    """Samples from nowhere; those in `broken` cannot be read."""
+
+    classes: tuple[str, ...] = ()
+
+    def __init__(self, samples: int, broken: set[int] | None = None, size: int = 1000) -> None:
+        self.sizes_bytes: NDArray[np.int64] = np.full(samples, size, np.int64)
+        self.labels: NDArray[np.int64] = np.full(samples, -1, np.int64)
+        self.broken = broken or set()
+
+    def __len__(self) -> int:
+        return len(self.sizes_bytes)
+
+    def read(self, sample: int) -> bytes:
+        if sample in self.broken:
+            raise DataError(f"{self.describe(sample)} has vanished")
+        return bytes(int(self.sizes_bytes[sample]))
+
+    def read_into(self, sample: int, buffer: memoryview) -> int:
+        data = self.read(sample)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def describe(self, sample: int) -> str:
+        return f"sample {sample}"
+
+
+def test_a_machine_comes_out_that_can_be_written_down() -> None:
+    machine = calibrate(FakeSource(500), max_seconds=0.2)
+
+    assert Machine.from_toml(machine.to_toml()) == machine
+    assert machine.ranks == 1
+    assert [storage.name for storage in machine.storage] == ["staging", "memory"]
+    assert machine.preprocess_bytes_per_second == math.inf
+    assert machine.compute is None
+    assert machine.source.threads >= 1
+
+
+def test_all_clients_share_the_best_rate_of_the_one_that_was_measured() -> None:
+    calibration = measure_machine(FakeSource(500), max_seconds=0.2)
+
+    best = max(level.bytes_per_second for level in calibration.levels)
+    source = calibration.machine.source
+    assert source.clients is not None
+    assert source.clients.at(1) == source.clients.at(100)
+    assert source.clients.at(1) <= best * 1.001
+
+
+def test_readers_go_up_in_powers_of_two_as_far_as_there_are_samples() -> None:
+    many = measure_machine(FakeSource(500), max_seconds=0.2)
+    few = measure_machine(FakeSource(9), max_seconds=0.2)
+    one = measure_machine(FakeSource(1), max_seconds=0.2)
+
+    assert [level.readers for level in many.levels] == [1, 2, 4, 8, 16, 32, 64]
+    assert [level.readers for level in few.levels] == [1, 2, 4]
+    assert [level.readers for level in one.levels] == [1]
+
+
+def test_no_sample_is_read_twice_for_one_number_of_readers() -> None:
+    source = FakeSource(64)
+    read: list[int] = []
+    plain = source.read_into
+
+    def note(sample: int, buffer: memoryview) -> int:
+        read.append(sample)
+        return plain(sample, buffer)
+
+    source.read_into = note  # type: ignore[method-assign]
+
+    calibration = measure_machine(source, max_seconds=0.5)
+
+    assert len(read) <= 64 * len(calibration.levels)
+    assert sorted(read[:64]) == list(range(64))
+
+
+def test_a_decoder_is_measured_on_the_samples() -> None:
+    seen: set[bytes] = set()
+
+    machine = calibrate(FakeSource(100), decode=seen.add, max_seconds=0.2)
+
+    assert seen == {bytes(1000)}
+    assert 0 < machine.preprocess_bytes_per_second < math.inf
+
+
+def test_a_decoder_that_refuses_everything_is_reported() -> None:
+    def refuse(_: bytes) -> None:
+        raise DataError("not an image")
+
+    with pytest.raises(DataError, match="none of 64 samples could be decoded"):
+        calibrate(FakeSource(100), decode=refuse, max_seconds=0.2)
+
+
+def test_a_decoder_that_fails_otherwise_fails_the_calibration() -> None:
+    def divide(_: bytes) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        calibrate(FakeSource(100), decode=divide, max_seconds=0.2)
+
+
+def test_samples_too_large_to_keep_are_not_decoded() -> None:
+    with pytest.raises(ConfigError, match="no sample is small enough to decode"):
+        calibrate(FakeSource(2, size=1_000_001), decode=len, max_seconds=0.2)
+
+
+def test_samples_that_cannot_be_read_are_counted_and_left_out() -> None:
+    calibration = measure_machine(FakeSource(64, broken={3, 5}), max_seconds=0.5)
+
+    assert calibration.unreadable == 2 * len(calibration.levels)
+    assert f"{calibration.unreadable} reads failed" in calibration.to_toml()
+
+
+def test_a_source_of_which_nothing_can_be_read_is_an_error() -> None:
+    with pytest.raises(DataError, match="has vanished"):
+        calibrate(FakeSource(5, broken=set(range(5))), max_seconds=0.2)
+
+
+def test_a_failing_reader_is_not_waited_for() -> None:
+    class Fails(FakeSource):
+        def read_into(self, sample: int, buffer: memoryview) -> int:
+            raise RuntimeError("a bug in a source")
+
+    with pytest.raises(RuntimeError, match="a bug in a source"):
+        calibrate(Fails(100), max_seconds=60)
+
+
+@pytest.mark.parametrize("max_seconds", [0.0, -1.0, math.nan, math.inf])
+def test_a_time_that_cannot_be_is_refused(max_seconds: float) -> None:
+    with pytest.raises(ConfigError, match="max_seconds"):
+        calibrate(FakeSource(5), max_seconds=max_seconds)
+
+
+def test_a_source_without_samples_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no samples"):
+        calibrate(FakeSource(0))
+
+
+def test_ctrl_c_ends_the_readers() -> None:
+    """Somebody presses Ctrl-C while all read; no thread goes on for the minute, which every test is checked for."""
+
+    class Interrupted(FakeSource):
+        reads = 0
+
+        def read_into(self, sample: int, buffer: memoryview) -> int:
+            self.reads += 1
+            if self.reads == 100:
+                _thread.interrupt_main()
+            return super().read_into(sample, buffer)
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(Interrupted(100_000), max_seconds=60)
+
+
+# -- The page cache ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> FlatFolder:
+    for name in range(20):
+        (tmp_path / f"{name}.jpg").write_bytes(os.urandom(5000))
+    return FlatFolder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("share", "expected", "said"),
+    [(0.0, PageCache.COLD, "(cold)"), (1.0, PageCache.WARM, "(warm)"), (0.5, PageCache.MIXED, "(mixed)")],
+)
+def test_cold_or_warm_is_said(
+    files: FlatFolder, monkeypatch: pytest.MonkeyPatch, share: float, expected: PageCache, said: str
+) -> None:
+    monkeypatch.setattr(calibrate_module, "cached_share", lambda _: share)
+
+    calibration = measure_machine(files, max_seconds=0.2)
+
+    assert calibration.page_cache == expected
+    assert said in calibration.to_toml()
+    assert Machine.from_toml(calibration.to_toml()) == calibration.machine
+
+
+def test_every_file_is_driven_out_of_the_cache_before_it_is_read(
+    files: FlatFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: list[str] = []
+    monkeypatch.setattr(calibrate_module, "drop_cached", dropped.append)
+
+    calibration = measure_machine(files, max_seconds=0.2)
+
+    assert len(dropped) == 20 * len(calibration.levels)
+    assert set(dropped) == {files.path_of(sample) for sample in range(20)}
+
+
+def test_a_vanished_file_is_left_to_the_read_that_reports_it(files: FlatFolder) -> None:
+    os.unlink(files.path_of(7))
+
+    assert measure_machine(files, max_seconds=0.2).unreadable > 0
+
+
+def test_nothing_is_said_about_the_cache_of_what_are_no_files() -> None:
+    assert measure_machine(FakeSource(50), max_seconds=0.2).page_cache == PageCache.UNKNOWN
+
+
+# -- The progress bar ----------------------------------------------------------------------------------
+
+
+def test_nothing_is_shown_where_stderr_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    calibrate(FakeSource(50), max_seconds=0.1)
+
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_terminal_is_shown_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = pty.openpty()
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        calibrate(FakeSource(50), max_seconds=0.1)
+        shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+
+    assert "calibrating" in shown
+    assert "a read" in shown
+
+
+# -- In real time --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_slow_store_is_recognised() -> None:
+    """5 ms + 5 ms and 50 MB/s, measured for ten seconds: what the model of the thesis' shared store needs."""
+    rng = np.random.default_rng(2)
+    behind = FakeSource(2000)
+    behind.sizes_bytes = rng.integers(50_000, 150_000, 2000)
+    with SlowSource(behind, 0.005, 0.005, 50e6) as slow:
+        machine = calibrate(slow, max_seconds=10)
+
+    assert machine.source.latency_seconds == pytest.approx(0.010, rel=0.1)
+    assert [machine.source.read.at(n) for n in (1, 2, 8, 50)] == pytest.approx([50e6] * 4, rel=0.1)
