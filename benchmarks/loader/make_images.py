@@ -21,7 +21,7 @@ PACKAGES = ("mate-backgrounds", "plasma-workspace-wallpapers", "lomiri-wallpaper
 CACHE = Path(__file__).resolve().parent.parent / ".cache"
 IMAGES = CACHE / "images"
 SMALLEST_PHOTOGRAPH_PIXELS = 1200 * 900
-TARGET_BYTES = 105_000
+TARGET_BYTES = 112_000
 LABELS = 10
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -30,7 +32,7 @@ def write(
     dtype: str = "uint8",
     layout: str = "NHWC",
     steps: tuple[ToTensor | Normalize, ...] = (),
-) -> NDArray[np.generic]:
+) -> NDArray[Any]:
     sink = Sink(load_kernels(), dtype, layout, steps)
     out = np.full(sink.shape(geometry.size), 77, IMAGE_DTYPES[dtype])
     sink.write(Buffer().hold(picture), geometry, out, Blended())
@@ -43,7 +45,8 @@ def axis_matrix(length: int, resized: int, antialias: bool) -> NDArray[np.float6
     stretch = max(scale, 1.0) if antialias else 1.0
     centers = (np.arange(resized)[:, None] + 0.5) * scale
     weights = np.maximum(0.0, 1.0 - np.abs(np.arange(length)[None, :] + 0.5 - centers) / stretch)
-    return weights / weights.sum(axis=1, keepdims=True)
+    normalised: NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
+    return normalised
 
 
 def reference(picture: NDArray[np.uint8], geometry: Geometry) -> NDArray[np.uint8]:
@@ -53,7 +56,7 @@ def reference(picture: NDArray[np.uint8], geometry: Geometry) -> NDArray[np.uint
     columns = axis_matrix(box.width, geometry.resized[1], geometry.antialias)
     rows = axis_matrix(box.height, geometry.resized[0], geometry.antialias)
     blended = np.floor(np.einsum("ow,hwc->hoc", columns, cropped) + 0.5)
-    resized = np.floor(np.einsum("oh,hwc->owc", rows, blended) + 0.5).astype(np.uint8)
+    resized: NDArray[np.uint8] = np.floor(np.einsum("oh,hwc->owc", rows, blended) + 0.5).astype(np.uint8)
     kept = resized[window.top : window.top + window.height, window.left : window.left + window.width]
     kept = kept[:, ::-1] if geometry.is_mirrored else kept
     return kept[::-1] if geometry.is_upside_down else kept
@@ -99,7 +102,7 @@ def test_every_number_format_and_layout_shows_the_same_picture(dtype, layout, st
         steps = ()
     picture = np.random.default_rng(0).integers(0, 256, (37, 53, 3), dtype=np.uint8)
     geometry = Geometry.whole(37, 53).resized_to(20, 31, antialias=True).mirrored()
-    values = write(picture, geometry).astype(np.float32)
+    values: NDArray[Any] = write(picture, geometry).astype(np.float32)
     if steps:
         values /= np.float32(255)
     if len(steps) == 2:
@@ -129,20 +132,19 @@ def test_bfloat16_bits_are_torchs(values: NDArray[np.float32]) -> None:
     assert torch.equal(got[~got.isnan()], expected[~expected.isnan()])
 
 
-def random_geometries(count: int) -> list[tuple[NDArray[np.uint8], int, int]]:
+def random_resizes(count: int) -> list[tuple[NDArray[np.uint8], int, int]]:
+    """Pictures and the height and width that they shall get."""
     rng = np.random.default_rng(7)
-    return [
-        (
-            rng.integers(0, 256, (*rng.integers(1, 200, 2), 3), dtype=np.uint8),
-            *map(int, rng.integers(1, 120, 2)),
-        )
-        for _ in range(count)
-    ]
+    resizes = []
+    for _ in range(count):
+        rows, columns, height, width = map(int, rng.integers(1, (200, 200, 120, 120)))
+        resizes.append((rng.integers(0, 256, (rows, columns, 3), dtype=np.uint8), height, width))
+    return resizes
 
 
 def test_antialiased_resampling_is_pillows_bit_for_bit() -> None:
     """Pillow is told the order (columns, then rows), which it chooses by cost since version 13."""
-    for picture, height, width in random_geometries(150):
+    for picture, height, width in random_resizes(150):
         rows, columns = picture.shape[:2]
         across = PillowImage.fromarray(picture).resize((width, rows), PillowImage.Resampling.BILINEAR)
         expected = across.resize((width, height), PillowImage.Resampling.BILINEAR)
@@ -154,7 +156,7 @@ def test_antialiased_resampling_is_pillows_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("antialias", [True, False])
 def test_resampling_is_torchs_interpolation_within_one_level(antialias: bool) -> None:
-    for picture, height, width in random_geometries(150):
+    for picture, height, width in random_resizes(150):
         source = torch.from_numpy(picture).permute(2, 0, 1)[None].float()
         expected = torch.nn.functional.interpolate(
             source, (height, width), mode="bilinear", align_corners=False, antialias=antialias

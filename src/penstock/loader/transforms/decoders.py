@@ -149,7 +149,7 @@ def _decode_pillow(data: Encoded, shrink: int) -> NDArray[np.uint8]:
     try:
         with warnings.catch_warnings(), Image.open(io.BytesIO(data)) as image:
             if shrink > 1:
-                image.draft("RGB", (-(-image.width // shrink), -(-image.height // shrink)))
+                image.draft("RGB", (image.width // shrink, image.height // shrink))
             if image.mode.startswith("I;16") or image.mode == "I":
                 upper = np.asarray(image).astype(np.uint32) >> 8
                 return np.repeat(upper.astype(np.uint8)[:, :, None], 3, axis=2)

@@ -85,7 +85,7 @@ class Pipeline:
         self.dtype = dtype
         self.layout = layout
         #: The array type that holds it in the slot.
-        self.storage_dtype = IMAGE_DTYPES[dtype] if dtype in IMAGE_DTYPES else np.dtype(dtype)
+        self.storage_dtype: np.dtype[Any] = IMAGE_DTYPES[dtype] if dtype in IMAGE_DTYPES else np.dtype(dtype)
         self._keys = tuple(
             derive_key(seed, f"transform {place}: {name_of(step)}") for place, step in enumerate(transforms)
         )

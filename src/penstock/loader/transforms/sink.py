@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from penstock.loader.transforms.pixels import Pixels
 from penstock.loader.transforms.steps import Normalize, ToTensor
 
 #: How an image's number formats are stored in the slot; NumPy has no bfloat16, so its bits are.
-IMAGE_DTYPES = {
+IMAGE_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(np.uint16),

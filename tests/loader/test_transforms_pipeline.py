@@ -1,0 +1,358 @@
+"""Compiled pipelines: what comes out of a list of transforms."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from penstock.errors import ConfigError, DataError
+from penstock.loader.transforms import (
+    CenterCrop,
+    Normalize,
+    Pipeline,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+    Scratch,
+    ToTensor,
+    compile_pipeline,
+)
+from penstock.loader.transforms.decoders import JPEG_DECODERS
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+BILINEAR = Image.Resampling.BILINEAR
+
+
+def scene(height: int, width: int, seed: int = 0) -> Image.Image:
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width]
+    waves = [np.sin(x / a + y / b) for a, b in rng.uniform(5, 40, (3, 2))]
+    noise = rng.normal(0, 10, (height, width, 3))
+    return Image.fromarray(np.clip(128 + 90 * np.stack(waves, axis=2) + noise, 0, 255).astype(np.uint8))
+
+
+def jpeg(image: Image.Image, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, "JPEG", quality=90, **options)
+    return stream.getvalue()
+
+
+def png(image: Image.Image) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, "PNG")
+    return stream.getvalue()
+
+
+def run(pipeline: Pipeline, data: bytes, sample: int = 0, epoch: int = 0, **scratch: Any) -> NDArray[Any]:
+    draws = pipeline.draw(epoch, np.array([sample]))
+    out: NDArray[Any] = np.full(pipeline.output_shape, 9, pipeline.storage_dtype)
+    pipeline.run(data, out, draws, 0, Scratch(**scratch))
+    return out
+
+
+def columns_then_rows(image: Image.Image, height: int, width: int) -> Image.Image:
+    """Pillow's resize in the order that the kernels have (Pillow 13 chooses its own)."""
+    return image.resize((width, image.height), BILINEAR).resize((width, height), BILINEAR)
+
+
+def test_validation_is_what_torchvision_does_to_a_pil_image() -> None:
+    """Resize(256), CenterCrop(224), ToTensor, Normalize, worked out with Pillow and torch."""
+    for height, width in [(375, 500), (500, 375), (300, 300), (640, 260)]:
+        data = jpeg(scene(height, width))
+        image = Image.open(io.BytesIO(data)).convert("RGB")
+        short = min(height, width)
+        image = columns_then_rows(image, int(256 * height / short), int(256 * width / short))
+        top, left = round((image.height - 224) / 2), round((image.width - 224) / 2)
+        image = image.crop((left, top, left + 224, top + 224))
+        tensor = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1).float() / 255
+        expected = (tensor - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+
+        got = run(compile_pipeline([Resize(256), CenterCrop(224), ToTensor(), Normalize(MEAN, STD)], 0), data)
+
+        np.testing.assert_allclose(got, expected.numpy(), atol=1e-6, rtol=0)
+
+
+def test_training_crops_resizes_and_flips_as_drawn() -> None:
+    """The crop is recovered from a picture whose pixels tell their place."""
+    y, x = np.mgrid[0:200, 0:250].astype(np.uint8)
+    data = png(Image.fromarray(np.stack([y, x, y], axis=2)))
+    pipeline = compile_pipeline(
+        [
+            RandomResizedCrop(40, scale=(0.3, 0.8)),
+            RandomHorizontalFlip(),
+            RandomVerticalFlip(),
+        ],
+        seed=4,
+        dtype="uint8",
+        layout="NHWC",
+    )
+    seen = set()
+    for sample in range(60):
+        out = run(pipeline, data, sample).astype(float)
+        down, across = np.diff(out[:, 20, 0]), np.diff(out[20, :, 1])
+        seen.add((bool(down.mean() > 0), bool(across.mean() > 0)))
+        area = abs(down.mean()) * abs(across.mean()) * 40 * 40 / (200 * 250)
+        assert 0.28 < area < 0.82
+        assert 0.73 < abs(across.mean()) / abs(down.mean()) < 1.36
+    assert seen == {(a, b) for a in (True, False) for b in (True, False)}
+
+
+def test_one_pass_equals_the_transforms_done_one_by_one() -> None:
+    """A callable between the steps forces each to be carried out; it changes nothing itself."""
+    data = jpeg(scene(333, 421))
+    steps = [
+        CenterCrop(300),
+        RandomHorizontalFlip(1.0),
+        RandomVerticalFlip(1.0),
+        Resize((120, 130)),
+        CenterCrop((101, 100)),
+        RandomHorizontalFlip(1.0),
+        CenterCrop((90, 88)),
+    ]
+    interrupted: list[Any] = []
+    for step in steps:
+        interrupted += [step, lambda value: value]
+
+    fused = run(compile_pipeline(steps, 0, dtype="uint8", layout="NHWC"), data)
+    apart = compile_pipeline(interrupted, 0, dtype="uint8", layout="NHWC")
+    apart.probe(data)
+    difference = np.abs(fused.astype(int) - run(apart, data))
+
+    # mirrored before or after resampling: a tie may round the other way
+    assert difference.max() <= 1
+    assert (difference > 0).mean() < 0.01
+
+
+def test_a_second_resize_resamples_the_result_of_the_first() -> None:
+    image = scene(100, 140)
+    expected = columns_then_rows(columns_then_rows(image, 50, 60), 70, 30)
+    pipeline = compile_pipeline([Resize((50, 60)), Resize((70, 30))], 0, dtype="uint8", layout="NHWC")
+    assert np.array_equal(run(pipeline, png(image)), np.asarray(expected))
+
+
+def test_a_central_crop_larger_than_the_picture_is_padded_with_zeros() -> None:
+    image = scene(5, 30)
+    out = run(compile_pipeline([CenterCrop((8, 20))], 0, dtype="uint8", layout="NHWC"), png(image))
+    # torchvision pads (8 - 5) // 2 above and the rest below
+    assert not out[:1].any()
+    assert not out[6:].any()
+    assert np.array_equal(out[1:6], np.asarray(image)[:, 5:25])
+
+
+@pytest.mark.parametrize("antialias", [True, False])
+def test_a_large_photograph_shrunk_by_the_decoder_stays_close_to_fair_resampling(antialias: bool) -> None:
+    """Decoding at half size and resampling the rest by 2 or more: the documented bound is 8 levels at most,
+    1 on average. Without antialiasing, single pixels are sampled, so the decoder must not shrink."""
+    image = scene(1600, 1200)
+    data = jpeg(image, subsampling=0)
+    full = Image.open(io.BytesIO(data)).convert("RGB")
+    pipeline = compile_pipeline([Resize((224, 224), antialias=antialias)], 0, dtype="uint8", layout="NHWC")
+    got = run(pipeline, data).astype(int)
+    if antialias:
+        difference = np.abs(got - np.asarray(columns_then_rows(full, 224, 224)))
+        assert difference.max() <= 8
+        assert difference.mean() <= 1
+    else:
+        source = torch.from_numpy(np.asarray(full).copy()).permute(2, 0, 1)[None].float()
+        expected = torch.nn.functional.interpolate(source, (224, 224), mode="bilinear")
+        assert np.abs(got - expected[0].permute(1, 2, 0).numpy()).max() <= 1.01
+
+
+@pytest.mark.parametrize("decoder", JPEG_DECODERS[1:])
+def test_the_result_does_not_depend_on_which_decoder_is_installed(decoder: str) -> None:
+    steps = [RandomResizedCrop(64), RandomHorizontalFlip(), ToTensor()]
+    pipeline = compile_pipeline(steps, 1)
+    for seed, size in enumerate([(120, 170), (900, 700), (65, 64)]):
+        data = jpeg(scene(*size, seed))
+        for sample in range(5):
+            expected = run(pipeline, data, sample, decoder="turbojpeg")
+            assert np.array_equal(run(pipeline, data, sample, decoder=decoder), expected)
+
+
+def test_bits_depend_on_neither_threads_nor_the_batch_nor_the_scratch_that_was_used_before() -> None:
+    """Eight threads, each with one scratch for pictures of many sizes and formats, against one at a time."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(20, 400, (24, 2)).tolist()
+    images = [scene(height, width, seed) for seed, (height, width) in enumerate(sizes)]
+    data = [png(image) if index % 5 == 0 else jpeg(image) for index, image in enumerate(images)]
+    pipeline = compile_pipeline([RandomResizedCrop(50), RandomHorizontalFlip(), ToTensor()], 8)
+    samples = np.arange(24)
+    alone = np.stack([run(pipeline, data[sample], sample, epoch=2) for sample in range(24)])
+
+    def work(order: NDArray[np.int64]) -> NDArray[Any]:
+        scratch, draws = Scratch(), pipeline.draw(2, samples[order])
+        out = np.empty((24, *pipeline.output_shape), np.float32)
+        for index, sample in enumerate(order):
+            pipeline.run(data[sample], out[sample], draws, index, scratch)
+        return out
+
+    with ThreadPoolExecutor(8) as pool:
+        for out in pool.map(work, [rng.permutation(24) for _ in range(16)]):
+            assert np.array_equal(out, alone)
+
+
+class TestCallables:
+    """Any Python callable takes its place in the chain."""
+
+    def test_before_to_tensor_it_gets_the_picture_and_after_it_the_tensor(self) -> None:
+        seen: list[tuple[Any, ...]] = []
+
+        def look(value: NDArray[Any]) -> NDArray[Any]:
+            seen.append((value.shape, value.dtype, float(value.max()) > 1))
+            return value
+
+        pipeline = compile_pipeline([Resize((20, 30)), look, ToTensor(), look], 0)
+        pipeline.probe(jpeg(scene(40, 60)))
+        assert seen == [((20, 30, 3), np.uint8, True), ((3, 20, 30), np.float32, False)]
+
+    def test_its_rng_is_keyed_by_epoch_sample_and_place(self) -> None:
+        def noise(value: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+            return rng.integers(0, 1 << 60, 2)
+
+        def join(value: NDArray[Any], *, rng: np.random.Generator) -> NDArray[Any]:
+            return np.concatenate([value, rng.integers(0, 1 << 60, 2)])
+
+        pipeline = compile_pipeline([noise, join], 0, dtype="int64")
+        assert pipeline.probe(b"x") == (4,)
+        first = run(pipeline, b"x", sample=1)
+        assert np.array_equal(first, run(pipeline, b"x", sample=1))
+        assert len({tuple(run(pipeline, b"x", s, e)) for s in (1, 2) for e in (0, 1)}) == 4
+        assert not np.array_equal(first[:2], first[2:])
+
+    def test_without_any_image_transform_it_gets_the_stored_bytes(self) -> None:
+        pipeline = compile_pipeline([lambda data: np.frombuffer(data, ">f4")], 0)
+        assert pipeline.needs_probe
+        assert pipeline.probe(np.arange(6, dtype=">f4").tobytes()) == (6,)
+        out = run(pipeline, memoryview(np.array([1, 2, 3, 4, 5, 7], ">f4").tobytes()))  # type: ignore[arg-type]
+        assert out.tolist() == [1, 2, 3, 4, 5, 7]
+
+    def test_a_picture_it_returns_goes_on_through_the_fused_steps(self) -> None:
+        image = scene(60, 80)
+        pipeline = compile_pipeline(
+            [lambda value: 255 - value, Resize((30, 40)), ToTensor(), Normalize(MEAN, STD)], 0
+        )
+        assert not pipeline.needs_probe
+        inverted = columns_then_rows(Image.fromarray(255 - np.asarray(image)), 30, 40)
+        expected = (np.asarray(inverted) / np.float32(255) - np.array(MEAN, np.float32)) / np.array(
+            STD, np.float32
+        )
+        np.testing.assert_allclose(run(pipeline, png(image)), expected.transpose(2, 0, 1), atol=1e-6, rtol=0)
+
+    @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_a_tensor_it_returns_is_laid_out_and_converted(self, layout: str, dtype: str) -> None:
+        image = scene(20, 30)
+        steps = [ToTensor(), lambda value: value * 2, Normalize(MEAN, STD)]
+        pipeline = compile_pipeline(steps, 0, dtype, layout)
+        pipeline.probe(png(image))
+        out = run(pipeline, png(image))
+        expected = (np.asarray(image) / np.float32(255) * 2 - np.array(MEAN, np.float32)) / np.array(
+            STD, np.float32
+        )
+        if layout == "NCHW":
+            expected = expected.transpose(2, 0, 1)
+        got = torch.from_numpy(out).view(torch.bfloat16).float().numpy() if dtype == "bfloat16" else out
+        np.testing.assert_allclose(got, expected, rtol=2**-8 if dtype == "bfloat16" else 1e-6, atol=1e-6)
+
+    def test_a_grey_picture_it_returns_becomes_one_channel(self) -> None:
+        image = scene(20, 30)
+        pipeline = compile_pipeline([Resize((20, 30)), lambda value: value[:, :, 1], ToTensor()], 0)
+        assert pipeline.probe(png(image)) == (1, 20, 30)
+        np.testing.assert_allclose(run(pipeline, png(image))[0], np.asarray(image)[:, :, 1] / 255, atol=1e-6)
+
+    def test_a_varying_shape_names_transform_and_sample(self) -> None:
+        def ragged(data: bytes) -> NDArray[Any]:
+            return np.zeros(len(data))
+
+        pipeline = compile_pipeline([ragged], 0)
+        pipeline.probe(b"abc")
+        with pytest.raises(ConfigError, match=r"sample 41 has shape \(4,\) after .*ragged.*room for \(3,\)"):
+            run(pipeline, b"abcd", sample=41)
+
+    def test_its_own_error_carries_its_place(self) -> None:
+        def broken(value: Any) -> Any:
+            raise KeyError("nope")
+
+        pipeline = compile_pipeline([broken], 0)
+        with pytest.raises(KeyError) as caught:
+            pipeline.probe(b"abc")
+        assert "transform 0 (" in caught.value.__notes__[0]
+        assert "broken" in caught.value.__notes__[0]
+
+    def test_what_is_no_number_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="a batch needs numbers"):
+            compile_pipeline([lambda data: "text"], 0).probe(b"abc")
+
+
+def test_the_shape_is_probed_where_the_transforms_leave_it_open() -> None:
+    pipeline = compile_pipeline([ToTensor()], 0)
+    with pytest.raises(ConfigError, match="call probe"):
+        _ = pipeline.output_shape
+    assert pipeline.probe(png(scene(8, 9))) == pipeline.output_shape == (3, 8, 9)
+    assert run(pipeline, png(scene(8, 9))).shape == (3, 8, 9)
+    with pytest.raises(ConfigError, match=r"sample 3 has shape \(3, 9, 8\).*CenterCrop"):
+        run(pipeline, png(scene(9, 8)), sample=3)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_the_shape_is_known_beforehand_where_the_transforms_fix_it(layout: str) -> None:
+    for steps in ([RandomResizedCrop((8, 6))], [Resize(99), CenterCrop((8, 6))], [Resize((8, 6))]):
+        shape = compile_pipeline(steps, 0, layout=layout).output_shape
+        assert shape == ((3, 8, 6) if layout == "NCHW" else (8, 6, 3))
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "text"),
+    [
+        ([], {}, "transforms is empty"),
+        ([ToTensor(), Resize(8)], {}, r"Resize.*behind ToTensor: put it before"),
+        ([Normalize(MEAN, STD)], {}, "put ToTensor before it"),
+        ([ToTensor(), ToTensor()], {}, "behind another ToTensor"),
+        ([Resize], {}, "make an instance"),
+        (["Resize"], {}, "neither a transform of Penstock nor callable"),
+        ([Resize((8, 8))], {"layout": "CHWN"}, "layout is 'CHWN'"),
+        ([Resize((8, 8))], {"dtype": "float64"}, "for images it is one of float32, float16, bfloat16, uint8"),
+        ([Resize((8, 8)), ToTensor()], {"dtype": "uint8"}, "uint8 cannot hold"),
+        ([len], {"dtype": "object"}, "dtype is 'object'"),
+        ([len], {"dtype": "quux"}, "dtype is 'quux'"),
+    ],
+)
+def test_transforms_that_cannot_follow_each_other_are_refused(steps, options, text) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError, match=text):
+        compile_pipeline(steps, 0, **options)
+
+
+def test_a_picture_step_behind_a_callable_that_returns_something_else_says_what_it_got() -> None:
+    pipeline = compile_pipeline([lambda value: value.astype(np.float32), Resize((4, 4))], 0)
+    with pytest.raises(ConfigError, match=r"was given float32\[8, 9, 3\]"):
+        run(pipeline, png(scene(8, 9)))
+
+
+def test_data_that_are_no_image_raise_what_is_wrong() -> None:
+    pipeline = compile_pipeline([RandomResizedCrop(8), ToTensor()], 0)
+    with pytest.raises(DataError, match="the file is empty"):
+        run(pipeline, b"")
+
+
+def test_a_pipeline_prints_what_it_does() -> None:
+    text = repr(compile_pipeline([CenterCrop(8), ToTensor()], 5, "float16"))
+    assert text == "Pipeline([CenterCrop(size=8), ToTensor()], seed=5, dtype='float16', layout='NCHW')"
+
+
+def test_naming_transforms_imports_neither_numba_nor_opencv() -> None:
+    code = (
+        "import sys; import penstock.loader.transforms as t; t.Resize(8); "
+        "print([m for m in ('numba', 'cv2', 'PIL', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
