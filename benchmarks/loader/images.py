@@ -1,0 +1,204 @@
+"""Images per second from JPEG files to normalised float32 batches: Penstock, its peers, and the bound.
+
+    python benchmarks/loader/make_images.py      # once: 2,000 photographs, about 105 KB each
+    sh benchmarks/loader/set_up_peers.sh         # once: FFCV and DALI in environments of their own
+    python benchmarks/loader/images.py [--quick] [--rounds N] [--only NAME...]
+
+RandomResizedCrop 224, flip, normalise, float32 NCHW, batches of 64, the page cache warm. Every contender is a
+process that has warmed up (one epoch, FFCV's compilation included) and then waits; epochs are run in turns,
+in another order each round, nothing else running, so that a machine's moods meet all alike. Printed: images
+per second (median over rounds), processor milliseconds per image, and the ratio of Penstock's rate to each
+contender's in the same round as min / median / max.
+
+Like is compared with like: Penstock antialiased against FFCV (area) and DALI (antialiased triangle), bilinear
+against DataLoader + OpenCV (bilinear). Targets: 1.15 x FFCV, 1.5 x DALI, 2.7 x DataLoader + OpenCV, 0.9 of
+the bound (a bare loop of the same library calls, see peer_limit.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from peer_protocol import CACHE, IMAGES
+
+HERE = Path(__file__).resolve().parent
+FFCV = CACHE / "ffcv" / "bin" / "python"
+DALI = CACHE / "dali" / "bin" / "python"
+
+
+@dataclass
+class Contender:
+    """One peer at one setting, as a process that runs an epoch when told."""
+
+    name: str
+    command: list[str]
+    #: Images per second and processor milliseconds per image, by round.
+    rates: list[float] = field(default_factory=list)
+    processor_milliseconds: list[float] = field(default_factory=list)
+    process: subprocess.Popen[str] | None = None
+
+    def start(self, log: Path) -> None:
+        """Start and wait until it has warmed up."""
+        with log.open("a") as errors:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=HERE,
+                env={**os.environ, "PYTHONPATH": str(HERE.parent.parent / "src")},
+            )
+        if self._answer() != "ready":
+            raise SystemExit(f"{self.name} did not start: see {log}")
+
+    def run(self) -> None:
+        """Run one epoch and keep its figures."""
+        assert self.process is not None
+        assert self.process.stdin is not None
+        tree = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+        before = sum(_processor_seconds(process) for process in tree)
+        self.process.stdin.write("epoch\n")
+        self.process.stdin.flush()
+        images, seconds = self._answer().split()
+        after = sum(_processor_seconds(process) for process in tree)
+        self.rates.append(int(images) / float(seconds))
+        self.processor_milliseconds.append(1000 * (after - before) / int(images))
+
+    def stop(self) -> None:
+        if self.process is not None:
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+            self.process.wait(30)
+
+    def _answer(self) -> str:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+
+def _processor_seconds(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
+
+
+def contenders(images: Path, threads: int, workers: int) -> list[Contender]:
+    """Return all contenders whose environment is there."""
+    here, common = sys.executable, ["--images", str(images)]
+    several = ["--threads", str(threads)]
+
+    def penstock(via: str, resampling: str) -> list[str]:
+        return [here, "peer_penstock.py", *common, *several, "--resampling", resampling, "--via", via]
+
+    def limit(resampling: str) -> list[str]:
+        return [here, "peer_limit.py", *common, *several, "--resampling", resampling]
+
+    found = [
+        Contender("penstock antialiased", penstock("loader", "antialias")),
+        Contender("penstock bilinear", penstock("loader", "bilinear")),
+        Contender("pipeline in threads, antialiased", penstock("threads", "antialias")),
+        Contender("pipeline in threads, bilinear", penstock("threads", "bilinear")),
+        Contender("bound: same calls, antialiased", limit("antialias")),
+        Contender("bound: same calls, bilinear", limit("bilinear")),
+        Contender("bound: cv2.resize, bilinear", limit("opencv")),
+        Contender("DataLoader + OpenCV", [here, "peer_torch.py", *common, "--workers", str(workers)]),
+    ]
+    if FFCV.exists():
+        for mode in ("jpg", "raw"):
+            command = [str(FFCV), "peer_ffcv.py", *common, *several, "--mode", mode]
+            found.append(Contender(f"FFCV {mode}, area", command))
+    if DALI.exists():
+        for resampling in ("antialias", "bilinear"):
+            command = [str(DALI), "peer_dali.py", *common, *several, "--resampling", resampling]
+            found.append(Contender(f"DALI {resampling}", command))
+    return found
+
+
+#: Whose rate is divided by whose, and what the quotient must reach.
+COMPARISONS = (
+    ("penstock antialiased", "FFCV jpg, area", 1.15),
+    ("penstock antialiased", "DALI antialias", 1.5),
+    ("penstock bilinear", "DataLoader + OpenCV", 2.7),
+    ("penstock antialiased", "bound: same calls, antialiased", 0.9),
+    ("penstock bilinear", "bound: same calls, bilinear", 0.9),
+    ("pipeline in threads, antialiased", "bound: same calls, antialiased", 0.9),
+    ("penstock antialiased", "FFCV raw, area", None),
+    ("penstock bilinear", "DALI bilinear", None),
+    ("penstock bilinear", "bound: cv2.resize, bilinear", None),
+)
+
+
+def report(all_contenders: list[Contender]) -> None:
+    """Print rates, then ratios with their spread and the target beside them."""
+    by_name = {contender.name: contender for contender in all_contenders}
+    print(f"\n{'':34} {'images/s':>9} {'min':>7} {'max':>7} {'CPU ms/image':>13}")
+    for contender in all_contenders:
+        rates = contender.rates
+        print(
+            f"{contender.name:34} {statistics.median(rates):9,.0f} {min(rates):7,.0f} {max(rates):7,.0f} "
+            f"{statistics.median(contender.processor_milliseconds):13.3f}"
+        )
+    print(f"\n{'ratio of rates, round by round':66} {'min':>6} {'median':>7} {'max':>6}  target")
+    for ours, theirs, target in COMPARISONS:
+        if ours in by_name and theirs in by_name:
+            pairs = zip(by_name[ours].rates, by_name[theirs].rates, strict=True)
+            ratios = sorted(mine / other for mine, other in pairs)
+            middle = statistics.median(ratios)
+            wanted = "" if target is None else f"{target} {'reached' if middle >= target else 'MISSED'}"
+            print(f"{ours + ' / ' + theirs:66} {ratios[0]:6.2f} {middle:7.2f} {ratios[-1]:6.2f}  {wanted}")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--images", type=Path, default=IMAGES)
+    parser.add_argument("--rounds", type=int, default=9)
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--threads", type=int, default=cores + 1, help="decoding threads of every contender")
+    parser.add_argument("--workers", type=int, default=2 * cores, help="worker processes of the DataLoader")
+    parser.add_argument("--only", nargs="+", default=[], help="contenders whose name contains one of these")
+    parser.add_argument("--quick", action="store_true", help="one round: shows that it runs, not how fast")
+    options = parser.parse_args(argv)
+    if not options.images.exists():
+        raise SystemExit("no images: run benchmarks/loader/make_images.py first")
+    chosen = [
+        contender
+        for contender in contenders(options.images, options.threads, options.workers)
+        if not options.only or any(part in contender.name for part in options.only)
+    ]
+    sizes = [path.stat().st_size for path in options.images.glob("*/*.jpg")]
+    print(
+        f"{datetime.date.today()}  {platform.processor() or platform.machine()}, {cores} cores, "
+        f"Python {platform.python_version()}, {len(sizes)} files of {statistics.mean(sizes):,.0f} bytes, "
+        f"{options.threads} threads, {options.workers} workers, page cache warm"
+    )
+    log = CACHE / "images.log"
+    order = random.Random(0)
+    try:
+        for contender in chosen:
+            contender.start(log)
+        for _ in range(1 if options.quick else options.rounds):
+            for contender in order.sample(chosen, len(chosen)):
+                contender.run()
+    finally:
+        for contender in chosen:
+            contender.stop()
+    report(chosen)
+
+
+if __name__ == "__main__":
+    main()

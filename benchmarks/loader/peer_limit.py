@@ -1,0 +1,140 @@
+"""The bound: threads that call the same libraries with all arguments known beforehand, and nothing else.
+
+Per image: open, read, close; header, region and decode of libjpeg-turbo; one call of the resampling kernel.
+With --resampling opencv, instead of the kernel: cv2.resize (bilinear), cv2.flip and a compiled loop that
+normalises and transposes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import threading
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import cv2
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+from peer_protocol import BATCH, MEAN, SIZE, STD, arguments, serve
+
+from penstock.loader.transforms import RandomResizedCrop
+from penstock.loader.transforms.compiled import load_kernels
+from penstock.loader.transforms.draws import draw_crops, place_crop
+from penstock.loader.transforms.jpeg import read_header
+from penstock.loader.transforms.turbojpeg import find_library
+
+EDGE = 2
+
+
+class Region(ctypes.Structure):
+    _fields_ = (("x", ctypes.c_int), ("y", ctypes.c_int), ("w", ctypes.c_int), ("h", ctypes.c_int))
+
+
+@njit(nogil=True, cache=True)
+def normalise(picture: Any, scale: Any, bias: Any, out: Any) -> None:
+    """Write uint8[rows, columns, 3] * scale + bias into float32[3, rows, columns]."""
+    for row in range(picture.shape[0]):
+        for column in range(picture.shape[1]):
+            out[0, row, column] = picture[row, column, 0] * scale[0] + bias[0]
+            out[1, row, column] = picture[row, column, 1] * scale[1] + bias[1]
+            out[2, row, column] = picture[row, column, 2] * scale[2] + bias[2]
+
+
+def main() -> None:
+    options = arguments(threads=int, resampling=str)
+    paths = [str(path) for path in sorted(options.images.glob("*/*.jpg"))]
+    numbers = draw_crops(RandomResizedCrop(SIZE), 1, 0, np.arange(len(paths)))
+    jobs = []
+    for path, row in zip(paths, numbers, strict=True):
+        with open(path, "rb") as file:
+            header = read_header(file.read())
+        box = place_crop(header.height, header.width, row.tolist(), (3 / 4, 4 / 3))
+        unit = header.unit_columns
+        left = max(0, (box.left - EDGE) // unit * unit)
+        right = min(header.width, box.left + box.width + EDGE)
+        jobs.append((path, Region(left, box.top, right - left, box.height), box.left - left, box.width))
+    order = np.random.default_rng(0).permutation(len(jobs))
+    scale = (1 / (255 * np.array(STD))).astype(np.float32)
+    bias = (-np.array(MEAN) / np.array(STD)).astype(np.float32)
+    library = find_library()
+    assert library is not None, "the bound needs the wheel turbojpeg"
+    slow, quick = ctypes.CDLL(str(library)), ctypes.PyDLL(str(library))
+    slow.tj3Init.restype = ctypes.c_void_p
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    quick.tj3DecompressHeader.argtypes = (pointer, ctypes.c_char_p, size)
+    quick.tj3SetCroppingRegion.argtypes = (pointer, Region)
+    slow.tj3Decompress8.argtypes = (pointer, ctypes.c_char_p, size, pointer, ctypes.c_int, ctypes.c_int)
+    kernel = load_kernels().resample_to_float32
+    antialias = options.resampling == "antialias"
+    cv2.setNumThreads(1)
+
+    def worker() -> Callable[[int, NDArray[np.float32]], None]:
+        handle = slow.tj3Init(1)
+        storage, blended = np.empty(4 << 20, np.uint8), np.zeros(2 << 20, np.uint8)
+        address = storage.ctypes.data
+        if options.resampling == "opencv":
+
+            def finish(offset: int, region: Region, width: int, flip: bool, out: NDArray[np.float32]) -> None:
+                picture = storage[: region.h * region.w * 3].reshape(region.h, region.w, 3)
+                crop = picture[:, offset : offset + width]
+                resized = cv2.resize(crop, (SIZE, SIZE), interpolation=cv2.INTER_LINEAR)
+                normalise(cv2.flip(resized, 1) if flip else resized, scale, bias, out)
+
+        else:
+
+            def finish(offset: int, region: Region, width: int, flip: bool, out: NDArray[np.float32]) -> None:
+                across = (0.0, float(width), width, SIZE, 0, SIZE, flip)
+                down = (0.0, float(region.h), region.h, SIZE, 0, SIZE, False)
+                kernel(
+                    storage,
+                    3 * offset,
+                    3 * region.w,
+                    across,
+                    down,
+                    antialias,
+                    blended,
+                    scale,
+                    bias,
+                    out,
+                    False,
+                )
+
+        def one(place: int, out: NDArray[np.float32]) -> None:
+            path, region, offset, width = jobs[order[place]]
+            file = os.open(path, os.O_RDONLY)
+            data = os.read(file, 1 << 20)
+            os.close(file)
+            quick.tj3DecompressHeader(handle, data, len(data))
+            quick.tj3SetCroppingRegion(handle, region)
+            slow.tj3Decompress8(handle, data, len(data), address, 0, 0)
+            finish(offset, region, width, bool(place & 1), out)
+
+        return one
+
+    workers = [worker() for _ in range(options.threads)]
+    slots = [np.empty((BATCH, 3, SIZE, SIZE), np.float32) for _ in workers]
+
+    def run_epoch() -> int:
+        batches = count()
+
+        def work(one: Callable[[int, NDArray[np.float32]], None], slot: NDArray[np.float32]) -> None:
+            while (batch := next(batches)) < math.ceil(len(jobs) / BATCH):
+                for place in range(batch * BATCH, min(len(jobs), (batch + 1) * BATCH)):
+                    one(place, slot[place % BATCH])
+
+        threads = [threading.Thread(target=work, args=pair) for pair in zip(workers, slots, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return len(jobs)
+
+    serve(run_epoch)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Penstock: the whole loader (--via loader), or threads that do nothing but run the pipeline (--via threads).
+
+A loader is made for each epoch and timed from its construction, so that nothing is decoded off the clock.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+from peer_protocol import BATCH, MEAN, SIZE, STD, arguments, serve
+
+from penstock.loader.transforms import (
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Scratch,
+    ToTensor,
+    compile_pipeline,
+)
+
+
+def main() -> None:
+    options = arguments(threads=int, resampling=str, via=str)
+    transforms = (
+        RandomResizedCrop(SIZE, antialias=options.resampling == "antialias"),
+        RandomHorizontalFlip(),
+        ToTensor(),
+        Normalize(MEAN, STD),
+    )
+    if options.via == "loader":
+        serve_loader(options.images, transforms, options.threads)
+    else:
+        serve_threads(options.images, transforms, options.threads)
+
+
+def serve_loader(images: Path, transforms: tuple[object, ...], threads: int) -> None:
+    from penstock.torch import Loader
+
+    def run_epoch() -> int:
+        with Loader(
+            images, batch_size=BATCH, epochs=1, transforms=transforms, decoders=threads, report=None
+        ) as loader:
+            return sum(len(labels) for _, labels in loader)
+
+    serve(run_epoch)
+
+
+def serve_threads(images: Path, transforms: tuple[object, ...], threads: int) -> None:
+    paths = [str(path) for path in sorted(images.glob("*/*.jpg"))]
+    pipeline = compile_pipeline(transforms, seed=0)
+    order = np.random.default_rng(0).permutation(len(paths))
+    scratches = [Scratch() for _ in range(threads)]
+    slots = [np.empty((BATCH, *pipeline.output_shape), pipeline.storage_dtype) for _ in range(threads)]
+    epochs = count()
+
+    def run_epoch() -> int:
+        epoch, batches = next(epochs), count()
+
+        def work(scratch: Scratch, slot: np.ndarray) -> None:
+            while (batch := next(batches)) < math.ceil(len(paths) / BATCH):
+                samples = order[batch * BATCH : (batch + 1) * BATCH]
+                draws = pipeline.draw(epoch, samples)
+                for index, sample in enumerate(samples):
+                    pipeline.run(read(paths[sample]), slot[index], draws, index, scratch)
+
+        workers = [threading.Thread(target=work, args=pair) for pair in zip(scratches, slots, strict=True)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return len(paths)
+
+    serve(run_epoch)
+
+
+def read(path: str) -> bytes:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(file, os.fstat(file).st_size)
+    finally:
+        os.close(file)
+
+
+if __name__ == "__main__":
+    main()
