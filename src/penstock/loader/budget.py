@@ -49,20 +49,18 @@ def share_memory(
 
     Raises: ConfigError where the limit does not hold three batch slots and two samples in passing.
     """
-    in_passing = min(max(limit_bytes // 16, 2 * largest_sample_bytes), _MOST_IN_PASSING_BYTES)
-    in_passing = max(in_passing, 2 * largest_sample_bytes)
-    least_bytes = _LEAST_SLOTS * slot_bytes + in_passing
+    least_in_passing = 2 * largest_sample_bytes
+    least_bytes = _LEAST_SLOTS * slot_bytes + least_in_passing
     if limit_bytes < least_bytes:
-        least_bytes = _LEAST_SLOTS * slot_bytes + 2 * largest_sample_bytes
-        if limit_bytes < least_bytes:
-            raise ConfigError(
-                f"memory is {format_bytes(limit_bytes)}; {_LEAST_SLOTS} batch slots of {format_bytes(slot_bytes)} and "
-                f"two samples of up to {format_bytes(largest_sample_bytes)} in passing need "
-                f"{format_bytes(least_bytes)}: give more, or make the batch smaller"
-            )
-        in_passing = 2 * largest_sample_bytes
+        raise ConfigError(
+            f"memory is {format_bytes(limit_bytes)}; {_LEAST_SLOTS} batch slots of {format_bytes(slot_bytes)} and two "
+            f"samples of up to {format_bytes(largest_sample_bytes)} in passing need {format_bytes(least_bytes)}: "
+            "give more, or make the batch smaller"
+        )
+    spare_bytes = limit_bytes - least_bytes
+    in_passing = least_in_passing + min(spare_bytes, limit_bytes // 16, _MOST_IN_PASSING_BYTES)
     wanted = max(_USUAL_SLOTS, -(-2 * readers // max(local_batch, 1)) + _LEAST_SLOTS)
-    affordable = (limit_bytes // 4) // max(slot_bytes, 1)
+    affordable = min(limit_bytes // 4, limit_bytes - in_passing) // max(slot_bytes, 1)
     slots = max(_LEAST_SLOTS, min(wanted, affordable))
     rest = limit_bytes - in_passing - slots * slot_bytes
     return MemoryBudget(limit_bytes, slot_bytes, slots, in_passing, max(0, min(rest, keep_bytes)))

@@ -176,7 +176,9 @@ class Scheduler:
         self._costs = costs
         self._limits = limits
         self._mean_bytes = int(sizes_bytes.mean()) if sizes_bytes.size else 0
-        self._max_load_items = max(1, min(_MAX_LOAD_ITEMS, -(-plan.max_local_batch(rank) // (2 * limits.decoders))))
+        self._max_load_items = max(
+            1, min(_MAX_LOAD_ITEMS, -(-plan.max_local_batch(rank) // (2 * limits.decoders)))
+        )
         self._fill_limit = max(1, limits.readers // 2)
 
         #: int8[samples]: _ABSENT, _PENDING (a Read is in `_pending`) or _PRESENT (in the tier that Placement names).
@@ -346,7 +348,10 @@ class Scheduler:
                 self._forget(read)
                 continue
             if read.tier == STAGING:
-                if self._undecoded_bytes and self._undecoded_bytes + read.nbytes > self._limits.undecoded_bytes:
+                if (
+                    self._undecoded_bytes
+                    and self._undecoded_bytes + read.nbytes > self._limits.undecoded_bytes
+                ):
                     return None
                 self._undecoded_bytes += read.nbytes
             self._urgent.popleft()
@@ -359,7 +364,9 @@ class Scheduler:
             self._fill_next += 1
             if self._state[sample] == _ABSENT:
                 tier = int(self._placement.tier_of[sample])
-                read = Read(sample, int(self._sizes[sample]), tier, -1, min(self._epoch, self._plan.epochs - 1), -1)
+                read = Read(
+                    sample, int(self._sizes[sample]), tier, -1, min(self._epoch, self._plan.epochs - 1), -1
+                )
                 self._state[sample] = _PENDING
                 self._pending[sample] = read
                 self._reads_in_flight += 1
@@ -438,8 +445,19 @@ class Scheduler:
 
     def _has_live_waiter(self, read: Read) -> bool:
         return any(
-            (batch := self._staged.get(number)) is not None and not batch.abandoned for number, _ in read.waiters
+            (batch := self._staged.get(number)) is not None and not batch.abandoned
+            for number, _ in read.waiters
         )
+
+    def _pass_on(self, read: Read) -> None:
+        """The batch whose worker should have read a sample is given up: let the next that waits for it do so."""
+        while read.waiters:
+            number, index = read.waiters.pop(0)
+            batch = self._staged.get(number)
+            if batch is not None and not batch.abandoned:
+                self._offer(batch, Item(index, read.sample, SOURCE, read))
+                return
+        self._forget(read)
 
     def _abandon(self, batch: _Batch) -> None:
         if self._ready.pop(batch.number, None) is not None:
@@ -451,9 +469,7 @@ class Scheduler:
             if item.origin == STAGING and item.read is not None:
                 self._release(item.read)
             elif item.read is not None:
-                # A worker would have read it; a later batch may wait for that.
-                item.read.by_worker = False
-                self._urgent.append(item.read)
+                self._pass_on(item.read)
         batch.decodable.clear()
         batch.missing = batch.running
         self._complete(batch, 0, [])

@@ -200,9 +200,7 @@ class _Run:
                 case Load():
                     self._load(instruction, 0, [], now)
                 case Staged():
-                    self._record(
-                        Kind.SLOT, instruction.due_seconds, now, instruction.epoch, instruction.step
-                    )
+                    self._record(Kind.SLOT, instruction.due_seconds, now, instruction.epoch, instruction.step)
                 case Ready():
                     self._whole[instruction.epoch, instruction.step] = instruction
         self._deliver(now)
@@ -225,7 +223,9 @@ class _Run:
                 self._load_from_source(load, position, read_seconds, now)
                 return
             now = self._decode(load, item, now)
-        self._clock.at(now, lambda end: self._obey(self._scheduler.load_done(load, [], read_seconds, end), end))
+        self._clock.at(
+            now, lambda end: self._obey(self._scheduler.load_done(load, [], read_seconds, end), end)
+        )
 
     def _load_from_source(self, load: Load, position: int, read_seconds: list[float], now: float) -> None:
         item = load.items[position]

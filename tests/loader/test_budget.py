@@ -1,0 +1,54 @@
+"""Sharing out a memory limit."""
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigError
+from penstock.loader.budget import share_memory
+
+sizes = st.integers(1, 10**6)
+
+
+@given(st.integers(0, 10**9), sizes, st.integers(1, 512), st.integers(0, 64), st.integers(0, 10**6), st.integers(0, 10**12))
+def test_the_parts_fit_into_the_limit_and_are_enough_to_run(
+    limit: int, slot: int, local_batch: int, readers: int, largest: int, keep: int
+) -> None:
+    assume(limit >= 3 * slot + 2 * largest)
+
+    budget = share_memory(
+        limit,
+        slot_bytes=slot,
+        local_batch=local_batch,
+        readers=readers,
+        largest_sample_bytes=largest,
+        keep_bytes=keep,
+    )
+
+    assert budget.slots >= 3
+    assert budget.undecoded_bytes >= 2 * largest
+    assert 0 <= budget.tier_bytes <= keep
+    assert budget.slots * slot + budget.undecoded_bytes + budget.tier_bytes <= limit
+    assert budget.staging_bytes >= budget.slots * slot
+
+
+@given(st.integers(1, 10**6), sizes)
+def test_a_limit_that_cannot_hold_the_least_is_refused_with_what_it_takes(slot: int, largest: int) -> None:
+    with pytest.raises(ConfigError, match="3 batch slots"):
+        share_memory(
+            3 * slot + 2 * largest - 1,
+            slot_bytes=slot,
+            local_batch=1,
+            readers=1,
+            largest_sample_bytes=largest,
+            keep_bytes=0,
+        )
+
+
+def test_small_batches_get_enough_slots_to_keep_all_readers_busy() -> None:
+    budget = share_memory(
+        10**9, slot_bytes=1000, local_batch=1, readers=32, largest_sample_bytes=1000, keep_bytes=10**6
+    )
+
+    assert budget.slots >= 2 * 32
+    assert budget.tier_bytes == 10**6

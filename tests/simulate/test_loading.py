@@ -1,0 +1,175 @@
+"""A run in virtual time: evident by hand where it is small, within its bounds where it is not."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigError
+from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
+from penstock.plan import AccessPlan, FullShuffle, Sequential
+from penstock.policy import StagingLimits
+from penstock.simulate import predict
+from penstock.trace import SOURCE, Cause, Kind, Trace
+
+MEMORY = Curve(((1, 1e12),))
+BIG = 10**12
+
+
+def machine(
+    *,
+    read: Curve,
+    latency: float = 0.0,
+    preprocess: float = float("inf"),
+    tier_bytes: int = 0,
+    compute: Rate | None = None,
+) -> Machine:
+    storage = [StorageClass("staging", BIG, 1, MEMORY)]
+    if tier_bytes:
+        storage.append(StorageClass("memory", tier_bytes, 1, MEMORY))
+    return Machine(
+        SharedStore(None, read, latency),
+        tuple(storage),
+        preprocess_bytes_per_second=preprocess,
+        compute=compute,
+    )
+
+
+def run(plan: AccessPlan, on: Machine, sizes: np.ndarray, limits: StagingLimits, step_seconds: float = 0.0) -> Trace:
+    return predict(plan, on, sizes, limits=limits, step_seconds=step_seconds)
+
+
+def test_one_reader_reads_one_sample_after_the_other() -> None:
+    """Four samples of 100 bytes at 100 bytes/s: batches of two are whole at 2 s and 4 s; a step takes 0.5 s."""
+    plan = AccessPlan(Sequential(4), 2, 1)
+    limits = StagingLimits(slots=4, readers=1, decoders=1, undecoded_bytes=BIG)
+
+    trace = run(plan, machine(read=Curve(((1, 100.0),))), np.full(4, 100), limits, 0.5)
+
+    waits = trace.spans[trace.spans["kind"] == Kind.WAIT]
+    steps = trace.spans[trace.spans["kind"] == Kind.STEP]
+    assert waits["start"] == pytest.approx([0.0, 2.5])
+    assert waits["end"] == pytest.approx([2.0, 4.0])
+    assert steps["end"] == pytest.approx([2.5, 4.5])
+
+
+def test_latencies_of_reads_in_flight_overlap_and_their_bytes_share_the_wire() -> None:
+    """Eight reads at once: 1 s of latency for all of them, then 8 x 100 bytes over 200 bytes/s."""
+    plan = AccessPlan(Sequential(8), 8, 1)
+    limits = StagingLimits(slots=1, readers=8, decoders=1, undecoded_bytes=BIG)
+
+    trace = run(plan, machine(read=Curve(((1, 200.0),)), latency=1.0), np.full(8, 100), limits)
+
+    reads = trace.spans[trace.spans["kind"] == Kind.READ]
+    # The first sample is the probe of a decode worker; it and the others overlap all the same.
+    assert sorted(reads["end"]) == pytest.approx([1.0 + 0.5 * k for k in range(1, 9)])
+
+
+def test_more_reads_in_flight_get_what_the_curve_says() -> None:
+    """Two readers together get 300 bytes/s where one gets 100: six samples of 100 bytes."""
+    plan = AccessPlan(Sequential(6), 6, 1)
+    limits = StagingLimits(slots=1, readers=2, decoders=1, undecoded_bytes=BIG)
+
+    trace = run(plan, machine(read=Curve(((1, 100.0), (3, 300.0)))), np.full(6, 100), limits)
+
+    # Two readers and the worker's probe: three in flight get 300 bytes/s until the probe is through, at 1 s;
+    # then two readers share 200, and the last read is alone.
+    reads = np.sort(trace.spans["end"][trace.spans["kind"] == Kind.READ])
+    assert reads == pytest.approx([1 / 3, 2 / 3, 1.0, 1.5, 2.0, 3.0])
+
+
+def test_decoding_limits_where_it_is_slowest() -> None:
+    plan = AccessPlan(Sequential(6), 3, 1)
+    limits = StagingLimits(slots=4, readers=2, decoders=1, undecoded_bytes=BIG)
+
+    trace = run(plan, machine(read=Curve(((1, 1e9),)), preprocess=100.0), np.full(6, 100), limits)
+
+    (metrics,) = trace.epochs()
+    assert metrics.stall_seconds == pytest.approx(6.0, rel=1e-6)
+    assert metrics.stall_by_cause[Cause.DECODE] == pytest.approx(6.0, rel=1e-6)
+
+
+def test_the_trainings_own_speed_is_the_machines_unless_given() -> None:
+    plan = AccessPlan(Sequential(10), 4, 1)
+    limits = StagingLimits(slots=4, readers=2, decoders=1, undecoded_bytes=BIG)
+    on = machine(read=Curve(((1, 1e9),)), compute=Rate(8.0, "samples"))
+
+    (metrics,) = predict(plan, on, np.full(10, 100), limits=limits).epochs()
+
+    assert metrics.own_seconds == pytest.approx(10 / 8)
+
+
+def test_an_unknown_speed_of_the_training_is_asked_for() -> None:
+    plan = AccessPlan(Sequential(10), 4, 1)
+    limits = StagingLimits(slots=4, readers=2, decoders=1, undecoded_bytes=BIG)
+
+    with pytest.raises(ConfigError, match="step_seconds"):
+        predict(plan, machine(read=Curve(((1, 1e9),))), np.full(10, 100), limits=limits)
+
+
+runs = st.fixed_dictionaries(
+    {
+        "samples": st.integers(1, 60),
+        "batch": st.integers(1, 16),
+        "epochs": st.integers(1, 4),
+        "slots": st.integers(2, 6),
+        "readers": st.integers(1, 8),
+        "decoders": st.integers(1, 3),
+        "tier": st.integers(0, 6000),
+        "latency": st.sampled_from([0.0, 0.01]),
+        "step": st.sampled_from([0.0, 0.05]),
+        "seed": st.integers(0, 1000),
+    }
+)
+
+
+def simulated(case: dict[str, float]) -> tuple[AccessPlan, np.ndarray, Trace]:
+    plan = AccessPlan(FullShuffle(int(case["samples"]), int(case["seed"])), int(case["batch"]), int(case["epochs"]))
+    sizes = np.random.default_rng(int(case["seed"])).integers(50, 200, plan.samples)
+    on = machine(
+        read=Curve(((1, 10_000.0),)), latency=case["latency"], preprocess=50_000.0, tier_bytes=int(case["tier"])
+    )
+    limits = StagingLimits(int(case["slots"]), int(case["readers"]), int(case["decoders"]), BIG)
+    return plan, sizes, run(plan, on, sizes, limits, case["step"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(runs)
+def test_a_run_is_never_faster_than_its_wire_its_decoders_or_its_steps(case: dict[str, float]) -> None:
+    plan, sizes, trace = simulated(case)
+    kind = trace.spans["kind"]
+    end = trace.spans["end"].max()
+
+    read_bytes = trace.spans["bytes"][kind == Kind.READ].sum()
+    steps = sum(plan.steps(epoch) for epoch in range(plan.epochs))
+    assert end >= read_bytes / 10_000.0 * (1 - 1e-9)
+    assert end >= sizes.sum() * plan.epochs / 50_000.0 / case["decoders"] * (1 - 1e-9)
+    assert end >= steps * case["step"] * (1 - 1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(runs)
+def test_every_sample_is_decoded_once_an_epoch_and_taken_from_one_place(case: dict[str, float]) -> None:
+    plan, _, trace = simulated(case)
+
+    for epoch in trace.epochs():
+        assert epoch.samples == plan.samples
+        assert epoch.steps == plan.steps(epoch.epoch)
+        assert sum(epoch.stall_by_cause.values()) == pytest.approx(epoch.stall_seconds)
+    reads = sum(epoch.reads_by_tier.get(SOURCE, 0) for epoch in trace.epochs())
+    assert plan.samples <= reads <= plan.samples * plan.epochs
+
+
+@settings(max_examples=100, deadline=None)
+@given(runs)
+def test_the_same_case_gives_the_same_trace(case: dict[str, float]) -> None:
+    assert np.array_equal(simulated(case)[2].spans, simulated(case)[2].spans)
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs)
+def test_a_longer_plan_never_costs_less(case: dict[str, float]) -> None:
+    _, _, short = simulated(case)
+    _, _, longer = simulated({**case, "epochs": case["epochs"] + 1})
+
+    assert longer.spans["end"].max() >= short.spans["end"].max() * (1 - 1e-9)
