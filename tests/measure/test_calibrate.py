@@ -8,6 +8,7 @@ import math
 import os
 import pty
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -169,6 +170,8 @@ def test_ctrl_c_ends_the_readers() -> None:
             self.reads += 1
             if self.reads == 100:
                 _thread.interrupt_main()
+            if self.reads >= 100:
+                time.sleep(0.01)
             return super().read_into(sample, buffer)
 
     with pytest.raises(KeyboardInterrupt):

@@ -93,6 +93,16 @@ def test_files_of_one_size_give_the_same_by_the_best_throughput() -> None:
     assert rates_at(fit, 1, 60) == pytest.approx([50e6, 50e6], rel=0.01)
 
 
+def test_a_wire_that_is_empty_now_and_then_is_not_taken_for_a_slower_one() -> None:
+    """Eight readers of a shared 50 MB/s behind 10 ms get 47: now and then all wait out their latency at once."""
+    eight = sharing(8, 0.010, lambda _: 50e6, photographs())
+    assert eight.bytes_per_second < 48e6
+
+    fit = fit_store([sharing(p, 0.010, lambda _: 50e6, photographs()) for p in READERS])
+
+    assert rates_at(fit, 2, 3, 4) == pytest.approx([50e6] * 3, rel=0.02)
+
+
 def test_a_store_that_limits_each_stream_is_told_from_a_latency() -> None:
     """100 MB/s for each read up to 1 GB/s, behind 1 ms: by speed alone it looks like 2 ms and one fast wire."""
     fit = fit_store([sharing(p, 0.001, lambda n: min(n * 100e6, 1e9), photographs()) for p in READERS])

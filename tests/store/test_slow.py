@@ -11,6 +11,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from multiprocessing.connection import Connection
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError, LoaderClosed
 from penstock.store import SlowSource
+from penstock.store import slow as slow_module
 from penstock.store.slow import SharedWire
 
 
@@ -174,8 +176,22 @@ def reserve_many(wire: SharedWire) -> float:
     return max(wire.reserve(0.0, 1) for _ in range(RESERVATIONS))
 
 
-def test_threads_lose_no_reservation() -> None:
+def test_threads_lose_no_reservation(monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = slow_module._MOMENT
+
+    class YieldingStruct:
+        """Lets other threads run between looking at the wire and taking it."""
+
+        pack_into = staticmethod(moment.pack_into)
+
+        @staticmethod
+        def unpack_from(memory: Any) -> tuple[Any, ...]:
+            found = moment.unpack_from(memory)
+            time.sleep(0)
+            return found
+
     with closing(SharedWire(1.0)) as wire, ThreadPoolExecutor(8) as pool:
+        monkeypatch.setattr(slow_module, "_MOMENT", YieldingStruct)
         ends = list(pool.map(reserve_many, [wire] * 8))
 
         assert max(ends) == 8 * RESERVATIONS
@@ -245,8 +261,6 @@ def test_a_process_that_is_killed_while_it_holds_the_wire_does_not_keep_it() -> 
 
 
 def test_a_child_forked_while_another_thread_holds_the_lock_can_still_read() -> None:
-    import penstock.store.slow as slow_module
-
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
