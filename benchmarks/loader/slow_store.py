@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from penstock.loader.transforms import (
     compile_pipeline,
 )
 from penstock.machine import Machine, StorageClass
-from penstock.measure.calibrate import calibrate
+from penstock.measure.calibrate import calibrate, decode_with
 from penstock.measure.watch import watch
 from penstock.store import ImageFolder, SlowSource, Source
 from penstock.trace import SOURCE, EpochMetrics
@@ -75,22 +76,27 @@ def slow(source: Source) -> SlowSource:
 
 
 def train(loader: Iterable[tuple[Tensor, Tensor]]) -> None:
-    for _ in range(EPOCHS):
-        for _images, _labels in loader:
-            time.sleep(STEP_SECONDS)
+    with warnings.catch_warnings():
+        # More workers than processors is what a store with latency asks for.
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        for _ in range(EPOCHS):
+            for _images, _labels in loader:
+                time.sleep(STEP_SECONDS)
 
 
 def run_torch(source: Source, workers: int) -> list[float]:
     """Return the stall of each epoch, seconds; the first holds the start of the workers."""
     begin = time.perf_counter()
-    loader = DataLoader(
-        Images(slow(source)),
-        BATCH_SIZE,
-        shuffle=True,
-        num_workers=workers,
-        persistent_workers=True,
-        prefetch_factor=4,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        loader = DataLoader(
+            Images(slow(source)),
+            BATCH_SIZE,
+            shuffle=True,
+            num_workers=workers,
+            persistent_workers=True,
+            prefetch_factor=4,
+        )
     watched = watch(loader, quiet=True, keep_batches=0)
     construction = time.perf_counter() - begin
     train(watched)
@@ -99,7 +105,9 @@ def run_torch(source: Source, workers: int) -> list[float]:
     return stalls
 
 
-def run_penstock(source: Source, machine: Machine, memory_bytes: int) -> tuple[list[EpochMetrics], float, Any]:
+def run_penstock(
+    source: Source, machine: Machine, memory_bytes: int
+) -> tuple[list[EpochMetrics], float, Any]:
     """Return the sums of each epoch, the seconds of construction and the prediction."""
     begin = time.perf_counter()
     loader = pt.Loader(
@@ -146,7 +154,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--images", type=Path, default=IMAGES, help="an image folder of about 2,000 JPEGs")
-    parser.add_argument("--workers", type=int, nargs="+", default=[8, 16], help="PyTorch's, to choose the best of")
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=[8, 16], help="PyTorch's, to choose the best of"
+    )
     options = parser.parse_args()
     if not options.images.is_dir():
         parser.error(f"{options.images} is missing: run python benchmarks/loader/make_images.py")
@@ -154,9 +164,7 @@ def main() -> None:
     total_bytes = int(source.sizes_bytes.sum())
     print(f"{len(source)} JPEGs, {total_bytes / 1e6:.0f} MB")
 
-    pipeline = compile_pipeline(TRANSFORMS, seed=0, dtype="float32", layout="NCHW")
-    draws, out, scratch = pipeline.draw(0, np.zeros(1, np.int64)), np.empty((3, 224, 224), np.float32), Scratch()
-    machine = calibrate(slow(source), decode=lambda data: pipeline.run(data, out, draws, 0, scratch), max_seconds=10)
+    machine = calibrate(slow(source), decode=decode_with(TRANSFORMS), max_seconds=10)
     print(f"calibrated: latency {machine.source.latency_seconds * 1e3:.1f} ms, wire {machine.source.read}")
 
     settings = [
@@ -170,7 +178,9 @@ def main() -> None:
         for workers, results in rivals.items():
             results.append(run_torch(source, workers))
         for name, memory_bytes, tier_bytes in settings:
-            metrics, construction, prediction = run_penstock(source, keeping(machine, tier_bytes), memory_bytes)
+            metrics, construction, prediction = run_penstock(
+                source, keeping(machine, tier_bytes), memory_bytes
+            )
             stalls = [epoch.stall_seconds for epoch in metrics]
             stalls[0] += construction
             predicted = sum(epoch.stall_seconds for epoch in prediction.epochs())
@@ -178,34 +188,41 @@ def main() -> None:
             ours[name].append((stalls, predicted, reads))
         print(f"round {round_number + 1} of {options.rounds} done")
 
-    best = min(rivals, key=lambda workers: statistics.median(map(sum, rivals[workers])))
-    torch_stall = statistics.median(map(sum, rivals[best]))
-    print(f"\nstall, seconds: median [least .. most] of {options.rounds} rounds, epochs 1 / 2 / 3 of the median round")
+    best = min(rivals, key=lambda workers: _median_total(rivals[workers]))
+    torch_stall = _median_total(rivals[best])
+    print(
+        f"\nstall, seconds: median [least .. most] of {options.rounds} rounds, epochs 1 / 2 / 3 of the median round"
+    )
     _print_row(f"PyTorch, {best} workers", rivals[best], "")
     steps_seconds = EPOCHS * -(-len(source) // BATCH_SIZE) * STEP_SECONDS
     for name, _, tier_bytes in settings:
-        results = ours[name]
         floor = floor_seconds(source, tier_bytes)
-        stalls = [stalls for stalls, _, _ in results]
-        measured = statistics.median(map(sum, stalls))
-        predicted = results[0][1]
+        totals = [epochs for epochs, _, _ in ours[name]]
+        measured = _median_total(totals)
+        predicted = ours[name][0][1]
         kept = int(np.searchsorted(np.cumsum(source.sizes_bytes), tier_bytes, side="right"))
         bound = len(source) + (EPOCHS - 1) * (len(source) - kept)
-        reads = statistics.median(reads for _, _, reads in results)
+        all_reads = statistics.median(reads for _, _, reads in ours[name])
         _print_row(
             f"Penstock, {name}",
-            stalls,
+            totals,
             f"floor {floor:.2f}, over it by {(measured - floor) / (steps_seconds + measured):.1%} of the run; "
-            f"predicted {predicted:.2f} ({predicted / measured - 1:+.1%}); reads {reads:.0f}, bound {bound} "
-            f"({reads / bound - 1:+.2%}); PyTorch stalls {torch_stall / measured:.1f} x as long",
+            f"predicted {predicted:.2f} ({predicted / measured - 1:+.1%}); reads {all_reads:.0f}, bound {bound} "
+            f"({all_reads / bound - 1:+.2%}); PyTorch stalls {torch_stall / measured:.1f} x as long",
         )
+
+
+def _median_total(stalls: list[list[float]]) -> float:
+    return statistics.median(sum(epochs) for epochs in stalls)
 
 
 def _print_row(name: str, stalls: list[list[float]], rest: str) -> None:
     totals = [sum(epochs) for epochs in stalls]
     middle = sorted(stalls, key=sum)[len(stalls) // 2]
     by_epoch = " / ".join(f"{seconds:.2f}" for seconds in middle)
-    print(f"{name:26} {statistics.median(totals):6.2f} [{min(totals):.2f} .. {max(totals):.2f}]  ({by_epoch})  {rest}")
+    print(
+        f"{name:26} {statistics.median(totals):6.2f} [{min(totals):.2f} .. {max(totals):.2f}]  ({by_epoch})  {rest}"
+    )
 
 
 if __name__ == "__main__":

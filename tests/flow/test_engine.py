@@ -17,6 +17,7 @@ from penstock.flow.staging import Field, StagingBuffer, slot_bytes
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle, Sequential
 from penstock.policy import FetchCosts, Load, Read, Scheduler, StagingLimits, place_by_frequency
+from penstock.policy.scheduler import Item
 
 FIELD = Field("ids", (), np.dtype(np.int64))
 
@@ -41,7 +42,7 @@ class NumberWork:
     def load(self, load: Load, ring: Ring) -> LoadResult:
         assert self.staging is not None
         (ids,) = self.staging.arrays(load.slot)
-        failed = []
+        failed: list[tuple[Item, Exception]] = []
         seconds = []
         for item in load.items:
             try:
@@ -61,7 +62,9 @@ class NumberWork:
 class Run:
     """An engine over `NumberWork`, with what a loader would add."""
 
-    def __init__(self, plan: AccessPlan, work: NumberWork, *, slots: int = 3, limit_slots: int = 3, **options: Any):
+    def __init__(
+        self, plan: AccessPlan, work: NumberWork, *, slots: int = 3, limit_slots: int = 3, **options: Any
+    ):
         sizes = np.full(plan.samples, 10, np.int64)
         memory = Curve(((1, 1e10),))
         machine = Machine(SharedStore(None, Curve(((1, 1e6),))), (StorageClass("staging", 10**6, 1, memory),))
@@ -70,14 +73,23 @@ class Run:
             plan, 0, sizes, place_by_frequency(plan, 0, sizes, []), FetchCosts(machine), limits
         )
         limit_bytes = limit_slots * slot_bytes([FIELD], plan.batch_size)
-        self.staging = StagingBuffer([FIELD], plan.batch_size, limit_bytes, lambda slot: self.engine.free(slot))
+        self.staging = StagingBuffer(
+            [FIELD], plan.batch_size, limit_bytes, lambda slot: self.engine.free(slot)
+        )
         for _ in range(slots):
             self.staging.grow()
         work.staging = self.staging
         self.said: list[str] = []
         settings: dict[str, Any] = {"patience_seconds": 60.0, "timeout_seconds": None, **options}
         self.engine = Engine(
-            scheduler, work, self.staging, Recorder(1024), readers=4, decoders=2, say=self.said.append, **settings
+            scheduler,
+            work,
+            self.staging,
+            Recorder(1024),
+            readers=4,
+            decoders=2,
+            say=self.said.append,
+            **settings,
         )
         self.engine.start()
 

@@ -10,7 +10,14 @@ from penstock.loader.budget import share_memory
 sizes = st.integers(1, 10**6)
 
 
-@given(st.integers(0, 10**9), sizes, st.integers(1, 512), st.integers(0, 64), st.integers(0, 10**6), st.integers(0, 10**12))
+@given(
+    st.integers(0, 10**9),
+    sizes,
+    st.integers(1, 512),
+    st.integers(0, 64),
+    st.integers(0, 10**6),
+    st.integers(0, 10**12),
+)
 def test_the_parts_fit_into_the_limit_and_are_enough_to_run(
     limit: int, slot: int, local_batch: int, readers: int, largest: int, keep: int
 ) -> None:

@@ -50,7 +50,7 @@ def make(folder: Any, **options: Any) -> Loader:
 
 def numbers(images: np.ndarray) -> list[int]:
     """Which pictures are these? Read off their pixels."""
-    return np.rint(images[:, 0, 0, 0] * 255 / 10).astype(int).tolist()
+    return [round(pixel * 255 / 10) for pixel in images[:, 0, 0, 0].tolist()]
 
 
 def ids_of(source: ImageFolder, pictures: list[int]) -> list[int]:
@@ -106,7 +106,10 @@ def test_any_order_can_be_given(folder: Path, order: Any) -> None:
 
 def test_ranks_share_each_batch_without_overlap(folder: Path) -> None:
     with make(folder, rank=0, world_size=2) as first, make(folder, rank=1, world_size=2) as second:
-        halves = [sorted(numbers(images) + numbers(other)) for (images, _), (other, _) in zip(first, second, strict=True)]
+        halves = [
+            sorted(numbers(images) + numbers(other))
+            for (images, _), (other, _) in zip(first, second, strict=True)
+        ]
 
     with make(folder) as alone:
         assert halves == [sorted(numbers(images)) for images, _ in alone]
@@ -224,11 +227,12 @@ def test_the_parts_of_the_memory_never_exceed_what_was_given(folder: Path) -> No
 
 
 def test_keeping_every_batch_ends_with_the_reason_not_in_a_wait(folder: Path) -> None:
-    kept = []
-    with make(folder, epochs=50, memory="96 KiB") as loader, pytest.raises(StagingError, match="copy what you keep"):
-        for _ in range(50):
-            for batch in loader:
-                kept.append(batch)
+    kept: list[Any] = []
+    with (
+        make(folder, epochs=50, memory="96 KiB") as loader,
+        pytest.raises(StagingError, match="copy what you keep"),
+    ):
+        kept.extend(batch for _ in range(50) for batch in loader)
 
     assert len(kept) >= 8
 
@@ -351,7 +355,10 @@ def test_samples_of_unlike_shape_are_refused_by_name(folder: Path) -> None:
         def __getitem__(self, index: int) -> Any:
             return np.zeros(3 if index < 6 else 4)
 
-    with make(Ragged(), transforms=(), shuffle=False) as loader, pytest.raises(DataError, match=r"Ragged\[6\].*\[4\]"):
+    with (
+        make(Ragged(), transforms=(), shuffle=False) as loader,
+        pytest.raises(DataError, match=r"Ragged\[6\].*\[4\]"),
+    ):
         for _ in loader:
             pass
 
@@ -457,7 +464,9 @@ def test_an_error_in_a_users_transform_keeps_its_kind_and_tells_its_place(folder
         ({"transforms": ["Resize"]}, "Resize"),
     ],
 )
-def test_a_wrong_argument_is_named_and_starts_nothing(folder: Path, options: dict[str, Any], message: str) -> None:
+def test_a_wrong_argument_is_named_and_starts_nothing(
+    folder: Path, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         make(folder, **options)
 
@@ -496,5 +505,3 @@ def test_stall_causes_of_a_slow_store_are_its_reads(folder: Path) -> None:
         (metrics,) = loader.metrics
 
     assert metrics.stall_by_cause[Cause.SOURCE_READ] > 0.5 * metrics.stall_seconds
-
-

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import torch
 from penstock.errors import ConfigError
 from penstock.measure.watch import Verdict, Watch, watch
 from penstock.trace import NO_STEP, Cause, Kind

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-import torch
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, TorchDistributed, TorchShuffle, TwisterState
 from penstock.plan.torch_order import _Twister, randperm_words

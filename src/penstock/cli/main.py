@@ -31,7 +31,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     demo = commands.add_parser("demo", help="train beside PyTorch's loader on a slow store, and compare")
-    demo.add_argument("--data", type=Path, metavar="DIR", help="an image folder (default: handwritten digits)")
+    demo.add_argument(
+        "--data", type=Path, metavar="DIR", help="an image folder (default: handwritten digits)"
+    )
     demo.add_argument(
         "--out", type=Path, metavar="DIR", default=Path("demo-out"), help="where the plot goes (%(default)s)"
     )
@@ -77,7 +79,9 @@ def _calibrate(options: argparse.Namespace) -> None:
 
     machine = calibrate(open_source(options.source), max_seconds=options.seconds)
     options.out.write_text(machine.to_toml())
-    print(f"{options.out}: one read takes {machine.source.latency_seconds * 1e3:.2f} ms before its bytes flow")
+    print(
+        f"{options.out}: one read takes {machine.source.latency_seconds * 1e3:.2f} ms before its bytes flow"
+    )
 
 
 def _ps(options: argparse.Namespace) -> None:

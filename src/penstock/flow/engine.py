@@ -123,7 +123,8 @@ class Engine:
                 target=self._run, args=(target, worker), name=f"penstock-{role}-{worker}", daemon=True
             )
             for worker, (role, target) in enumerate(
-                [("read", self._run_reader)] * readers + [("decode", self._run_decoder)] * decoders, _FIRST_WORKER
+                [("read", self._run_reader)] * readers + [("decode", self._run_decoder)] * decoders,
+                _FIRST_WORKER,
             )
         ]
         self._decoders = decoders

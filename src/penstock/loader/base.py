@@ -124,7 +124,9 @@ class BaseLoader(ABC, Generic[Batch]):
         Raises: ConfigError naming the argument; DataError if the source cannot be opened.
         """
         if on_error not in ("raise", "skip") and not callable(on_error):
-            raise ConfigError(f'on_error is {on_error!r}; it is "raise", "skip" or a function that returns one')
+            raise ConfigError(
+                f'on_error is {on_error!r}; it is "raise", "skip" or a function that returns one'
+            )
         for name, count in (("readers", readers), ("decoders", decoders)):
             if count is not None and count < 1:
                 raise ConfigError(f"{name} is {count}; at least one thread must do that work")
@@ -240,7 +242,7 @@ class BaseLoader(ABC, Generic[Batch]):
             raise LoaderClosed("this loader is closed: make a new one to read on")
         if self._is_inside_epoch:
             self._leave_epoch()
-        epoch, step = self._position
+        epoch = self._position[0]
         if epoch >= self._plan.epochs:
             raise LoaderClosed(
                 f"all {self._plan.epochs} epochs of this loader were read: give a larger epochs= to plan for more"
@@ -403,7 +405,7 @@ class BaseLoader(ABC, Generic[Batch]):
         self._undrained_steps = 0
         spans = self._recorder.drain()
         if self._writer is not None:
-            self._writer.append(spans)
+            self._writer.append(spans, dropped=self._recorder.dropped)
         epoch, step = self._position
         self._metrics.add(spans, epoch, step - 1)
 

@@ -44,7 +44,9 @@ class DatasetWork:
         try:
             example = dataset[first_sample]
         except Exception as error:
-            error.add_note(f"while asking {type(dataset).__name__} for sample {first_sample}, to see its shape")
+            error.add_note(
+                f"while asking {type(dataset).__name__} for sample {first_sample}, to see its shape"
+            )
             raise
         fields: list[Field] = []
         self._others = 0

@@ -47,7 +47,7 @@ class ImageWork:
         )
 
     def learn_shape(self, samples: Iterable[int], on_error_raise: bool) -> None:
-        """Find the shape of a sample where the transforms do not fix it, from the first of `samples` that can be had."""
+        """Find the shape of a sample where the transforms do not fix it, from the first of these that can be had."""
         if not self._pipeline.needs_probe:
             return
         last_error: Exception | None = None
@@ -103,7 +103,9 @@ class ImageWork:
                     Kind.READ, begin, fetched, item.sample, item.read.nbytes, load.epoch, load.step, SOURCE
                 )
             elif item.origin != STAGING:
-                ring.record(Kind.HIT, begin, begin, item.sample, len(data), load.epoch, load.step, item.origin)
+                ring.record(
+                    Kind.HIT, begin, begin, item.sample, len(data), load.epoch, load.step, item.origin
+                )
             ring.record(Kind.DECODE, fetched, end, item.sample, epoch=load.epoch, step=load.step)
         return LoadResult(failed, read_seconds)
 

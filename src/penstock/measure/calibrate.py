@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
 from penstock.flow.cpus import available_cpus, memory_limit_bytes
+from penstock.loader.transforms import Scratch, compile_pipeline
+from penstock.loader.transforms.pipeline import Transform
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.measure.fit import Level, fit_store, steady_level
 from penstock.measure.pagecache import cached_share, drop_cached
@@ -119,6 +121,22 @@ def calibrate(
     Raises: ConfigError if max_seconds or the source cannot be; DataError if no sample can be read.
     """
     return measure_machine(source, decode=decode, max_seconds=max_seconds, progress=progress).machine
+
+
+def decode_with(transforms: Sequence[Transform]) -> Decode:
+    """Return a `decode` that puts a sample through transforms, as a loader's threads would."""
+    pipeline = compile_pipeline(transforms, seed=0)
+    draws = pipeline.draw(0, np.zeros(1, np.int64))
+    threads = threading.local()
+
+    def decode(data: bytes) -> None:
+        if not hasattr(threads, "scratch"):
+            pipeline.probe(data)
+            threads.scratch = Scratch()
+            threads.out = np.empty(pipeline.output_shape, pipeline.storage_dtype)
+        pipeline.run(data, threads.out, draws, 0, threads.scratch)
+
+    return decode
 
 
 def measure_machine(

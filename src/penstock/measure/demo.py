@@ -7,10 +7,9 @@ import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ import penstock.torch as pt
 from penstock.errors import ConfigError, DataError
 from penstock.flow.cpus import available_cpus
 from penstock.loader.transforms import CenterCrop, Normalize, Resize, Scratch, ToTensor, compile_pipeline
-from penstock.measure.calibrate import calibrate
+from penstock.measure.calibrate import calibrate, decode_with
 from penstock.measure.plot import plot_trace
 from penstock.measure.watch import watch
 from penstock.plan.torch_order import TorchShuffle
@@ -75,7 +74,9 @@ def write_digits(root: Path) -> Path:
     for number, (scan, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         place = unfinished / str(label)
         place.mkdir(parents=True, exist_ok=True)
-        enlarged = cv2.resize((scan * (255 / 16)).astype(np.uint8), (SIDE, SIDE), interpolation=cv2.INTER_CUBIC)
+        enlarged = cv2.resize(
+            (scan * (255 / 16)).astype(np.uint8), (SIDE, SIDE), interpolation=cv2.INTER_CUBIC
+        )
         if not cv2.imwrite(str(place / f"{number:04d}.png"), enlarged):
             raise DataError(f"{place} cannot be written: give another folder with --out")
     unfinished.rename(folder)
@@ -96,7 +97,9 @@ def split_folder(folder: Path, out: Path) -> tuple[Path, Path, int]:
     lists = (out / "train.csv", out / "test.csv")
     for path, chosen in zip(lists, (~is_test, is_test), strict=True):
         if not chosen.any():
-            raise ConfigError(f"{folder} has fewer than {TEST_EVERY} images per label: no {path.stem} set can be made")
+            raise ConfigError(
+                f"{folder} has fewer than {TEST_EVERY} images per label: no {path.stem} set can be made"
+            )
         with path.open("w", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(("path", "label"))
@@ -160,7 +163,13 @@ class Training:
         with (
             torch.no_grad(),
             pt.Loader(
-                test_list, batch_size=256, epochs=1, shuffle=False, transforms=TRANSFORMS, memory="64 MiB", report=None
+                test_list,
+                batch_size=256,
+                epochs=1,
+                shuffle=False,
+                transforms=TRANSFORMS,
+                memory="64 MiB",
+                report=None,
             ) as loader,
         ):
             for images, labels in loader:
@@ -240,7 +249,7 @@ def run_demo(data: Path | None, out: Path, epochs: int, console: Console) -> lis
         f"{READ_SECONDS * 1e3:.0f} ms per read and {WIRE_BYTES_PER_SECOND / 1e6:.0f} MB/s for all"
     )
 
-    machine = calibrate(slow_store(), decode=_decoder(), max_seconds=8)
+    machine = calibrate(slow_store(), decode=decode_with(TRANSFORMS), max_seconds=8)
     (out / "machine.toml").write_text(machine.to_toml())
     step_seconds = measure_step_seconds(classes)
     workers = best_workers(slow_store())
@@ -266,17 +275,24 @@ def run_demo(data: Path | None, out: Path, epochs: int, console: Console) -> lis
             report=None,
         )
 
-    with our_loader(open_source(train_list), None) as rehearsal:  # of the plan alone: the slow store is not touched
+    with our_loader(
+        open_source(train_list), None
+    ) as rehearsal:  # of the plan alone: the slow store is not touched
         predicted = rehearsal.predict(step_seconds=step_seconds)
     prediction = DemoRun("Penstock, predicted", float(predicted.spans["end"].max()), predicted, None)
-    console.print(f"predicted, before anything is trained: Penstock will stall {prediction.stall_seconds:.2f} s")
+    console.print(
+        f"predicted, before anything is trained: Penstock will stall {prediction.stall_seconds:.2f} s"
+    )
 
     theirs, ours = Training(classes), Training(classes)
     begin = time.perf_counter()
     watched = watch(torch_loader(slow_store(), workers, generator), quiet=True, keep_batches=0)
     theirs.run(watched, epochs)
     seconds = time.perf_counter() - begin
-    runs = [DemoRun(f"PyTorch, {workers} workers", seconds, watched.trace(), theirs.accuracy(test_list)), prediction]
+    runs = [
+        DemoRun(f"PyTorch, {workers} workers", seconds, watched.trace(), theirs.accuracy(test_list)),
+        prediction,
+    ]
     del watched  # and with it the workers
 
     begin = time.perf_counter()
@@ -294,16 +310,6 @@ def run_demo(data: Path | None, out: Path, epochs: int, console: Console) -> lis
     return runs
 
 
-def _decoder() -> Callable[[bytes], Any]:
-    pipeline = compile_pipeline(TRANSFORMS, seed=0, dtype="float32", layout="NCHW")
-    draws = pipeline.draw(0, np.zeros(1, np.int64))
-
-    def decode(data: bytes) -> None:
-        pipeline.run(data, np.empty(pipeline.output_shape, np.float32), draws, 0, Scratch())
-
-    return decode
-
-
 def _check_same_batches(theirs: Training, ours: Training) -> None:
     assert len(theirs.batches) == len(ours.batches), "the loaders gave different numbers of batches"
     for number, (one, other) in enumerate(zip(theirs.batches, ours.batches, strict=True)):
@@ -313,8 +319,9 @@ def _check_same_batches(theirs: Training, ours: Training) -> None:
 
 def _table(runs: list[DemoRun]) -> Table:
     table = Table(title="The same training, fed by")
-    for heading in ("loader", "stall", "of it, epoch 1", "time per epoch", "read from store", "from memory", "test accuracy"):
-        table.add_column(heading, justify="left" if heading == "loader" else "right")
+    table.add_column("loader")
+    for heading in ("stall", "in epoch 1", "time per epoch", "store reads", "memory hits", "test accuracy"):
+        table.add_column(heading, justify="right")
     for run in runs:
         epochs = run.epochs
         reads = sum(epoch.reads_by_tier.get(SOURCE, 0) for epoch in epochs)
@@ -326,7 +333,7 @@ def _table(runs: list[DemoRun]) -> Table:
             f"{run.stall_seconds:.2f} s",
             f"{epochs[0].stall_seconds:.2f} s",
             f"{seconds / len(epochs):.2f} s",
-            f"{reads:,}" if traced else "every sample",
+            f"{reads:,}" if traced else "all",
             f"{hits:,}" if traced else "none",
             "" if run.accuracy is None else f"{run.accuracy:.1%}",
         )
