@@ -181,19 +181,19 @@ def quality_rows() -> Iterator[tuple[str, Callable[[int, np.random.Generator], t
         rectangles,
         epochs_against_each_other,
     ):
-        yield (test.__doc__ or "").partition(":")[0].rstrip("."), test
+        yield test.__name__.replace("_", " "), test
 
 
 def quality() -> None:
     print("chi-square per degree of freedom (p-value); 1 is random, p below 0.0001 is marked with !")
     choices = (4, 6, 8, 10, 12, 16, 20, 24, 32)
-    print(f"{'rounds':56}" + "".join(f"{rounds:>16}" for rounds in choices))
+    print(f"{'rounds':32}" + "".join(f"{rounds:>16}" for rounds in choices))
     for name, test in quality_rows():
         row = ""
         for rounds in choices:
             ratio, chance = test(rounds, np.random.default_rng(rounds))
             row += f"{ratio:9.3f} {chance:5.2f}{'!' if chance < 1e-4 else ' '}"
-        print(f"{name[:55]:56}{row}", flush=True)
+        print(f"{name:32}{row}", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> None:

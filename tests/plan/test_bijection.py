@@ -103,6 +103,16 @@ def test_blocks_of_any_size_keep_their_own_ids(data: st.DataObject, seed: int, e
     assert len(set(ids.tolist())) == len(set(positions.tolist()))
 
 
+def test_a_short_last_block_is_sorted_by_random_words_beside_large_ones() -> None:
+    shuffle = BlockShuffle(2 * 70_000 + 50, block=70_000, seed=9)
+    key = derive_key(9, "order")
+
+    last = shuffle.forward(4, np.arange(140_000, 140_050))
+
+    words = {sample: tuple(draw_words(key, 4, [sample], 2)[0].tolist()) for sample in range(140_000, 140_050)}
+    assert last.tolist() == sorted(words, key=words.__getitem__)
+
+
 def test_the_shape_of_a_question_is_the_shape_of_the_answer() -> None:
     positions = np.arange(12).reshape(3, 4)
 

@@ -89,7 +89,7 @@ def test_a_bundle_of_everything_is_the_full_shuffle_bit_for_bit(samples: int) ->
 
 @pytest.mark.parametrize(
     ("samples", "ratio", "bundle"),
-    [(10**12, 0.1, 10**11), (10, 0.3, 3), (1797, 0.1, 180), (100, 1e-9, 1), (10, 0.11, 2)],
+    [(10**12, 0.1, 10**11), (10, 0.3, 3), (1797, 0.1, 180), (100, 1e-9, 1), (10, 0.11, 2), (100, 0.07, 7)],
 )
 def test_a_bundle_is_the_ratio_as_written_rounded_up(samples: int, ratio: float, bundle: int) -> None:
     assert BundleShuffle(samples, bundle_ratio=ratio).bundle == bundle

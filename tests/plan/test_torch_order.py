@@ -96,8 +96,9 @@ def test_as_many_words_are_counted_as_torch_draws() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_permutation_so_long_that_torch_draws_64_bits_a_step_is_torchs() -> None:
-    """5 GB and a minute: torch's algorithm changes at (2**32 - 1) // 20 samples."""
+    """5 GB and two minutes: torch's algorithm changes at (2**32 - 1) // 20 samples."""
     for n in ((2**32 - 1) // 20 - 1, (2**32 - 1) // 20):
         generator = seeded(5)
         twister = _Twister(TwisterState.from_seed(5))
