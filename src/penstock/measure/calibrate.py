@@ -22,7 +22,7 @@ from penstock.flow.cpus import available_cpus, memory_limit_bytes
 from penstock.loader.transforms import Scratch, compile_pipeline
 from penstock.loader.transforms.pipeline import Transform
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
-from penstock.measure.fit import Level, fit_store, steady_level
+from penstock.measure.fit import Level, fit_store, is_still_growing, steady_level
 from penstock.measure.pagecache import cached_share, drop_cached
 from penstock.plan.random import derive_key, generator_for
 from penstock.store import FileBacked, Source
@@ -79,9 +79,9 @@ class Calibration:
         ]
         if self.unreadable:
             lines.append(f"{self.unreadable} reads failed and were left out.")
-        if len(self.levels) > 1 and self.levels[-1].bytes_per_second > 1.5 * self.levels[-2].bytes_per_second:
+        if is_still_growing(self.levels):
             lines.append(
-                "Throughput still grew at the end: the store's limit was not reached, nor is it below."
+                "More readers would have got more: the store's limit was not reached, its rate is a guess."
             )
         lines += [_describe(level) for level in self.levels]
         return "".join(f"# {line}\n" for line in lines) + "\n" + self.machine.to_toml()

@@ -32,6 +32,10 @@ _ROUNDS = 30
 _APART = 1.15
 # The fewest readers that come this close to the best throughput are enough.
 _ENOUGH = 0.97
+# Twice the readers got at least this much more: the store is not full yet.
+_GROWING = 1.5
+# Of the throughput of the most readers, what a wire that was never full must explain; and in which steps.
+_EXPLAINED, _RAISE, _RAISES = 0.99, 1.1, 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +98,16 @@ def fit_store(levels: Sequence[Level]) -> StoreFit:
     """Return the latency and curve under which each level's throughput is the measured one, nearly.
 
     levels: by increasing readers, the first with one reader.
-    No rate of the result is above the best throughput measured.
     """
     best = max(level.bytes_per_second for level in levels)
     alone = levels[0]
-    fastest_alone = min(best, _rate_by_size(alone) or best)
+    fastest_alone = _rate_by_size(alone) or _least_rate_behind(levels)
+    if not is_still_growing(levels):
+        fastest_alone = min(best, fastest_alone)
+    # One reader with nothing but its bytes to wait for cannot be slower than it was.
+    fastest_alone = max(fastest_alone, alone.mean_bytes / alone.mean_seconds)
     latency = max(0.0, alone.mean_seconds - alone.mean_bytes / fastest_alone)
+    most = max(best, fastest_alone)
     enough = next(level.readers for level in levels if level.bytes_per_second >= _ENOUGH * best)
 
     knots = [[1.0, fastest_alone]]
@@ -121,9 +129,33 @@ def fit_store(levels: Sequence[Level]) -> StoreFit:
                 ]
                 # While the wire is empty nothing flows, so what flows otherwise is at least the throughput.
                 least = min(level.bytes_per_second for level in group)
-                rates[index] = min(best, max(least, rates[index] * float(np.mean(short))))
+                rates[index] = min(most, max(least, rates[index] * float(np.mean(short))))
     points = zip(users.tolist(), rates.tolist(), strict=True)
     return StoreFit(latency, Curve(tuple(points)), enough)
+
+
+def is_still_growing(levels: Sequence[Level]) -> bool:
+    """Tell whether the most readers were too few to show what limits the store."""
+    return len(levels) > 1 and levels[-1].bytes_per_second > _GROWING * levels[-2].bytes_per_second
+
+
+def _least_rate_behind(levels: Sequence[Level]) -> float:
+    """Return the wire's rate where sizes do not show it: the best throughput, unless the wire was never full.
+
+    Then a wire of just that rate would have held up the most readers, and the rate is raised until it does
+    not.
+    """
+    alone, last = levels[0], levels[-1]
+    rate = max(level.bytes_per_second for level in levels)
+    if not is_still_growing(levels):
+        return rate
+    for _ in range(_RAISES):
+        latency = max(0.0, alone.mean_seconds - alone.mean_bytes / rate)
+        explained = _throughput(last, latency, np.array([1.0]), np.array([rate]))
+        if explained >= _EXPLAINED * last.bytes_per_second:
+            break
+        rate *= _RAISE
+    return rate
 
 
 def _rate_by_size(alone: Level) -> float | None:
