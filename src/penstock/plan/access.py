@@ -193,6 +193,8 @@ class AccessPlan:
     def frequency(self, rank: int) -> Ids:
         """Return how often the rank reads each sample over the run: int64[F]."""
         self._check_rank(rank)
+        if self._reads_everything_once_an_epoch():
+            return np.full(self.samples, self.epochs, np.int64)
         uses = np.zeros(self.samples, np.int64)
         for ids in self._pieces(rank, 0, 0, self._run_length()):
             np.add.at(uses, ids, 1)
@@ -204,12 +206,15 @@ class AccessPlan:
         -1 for samples that the rank never reads.
         """
         self._check_rank(rank)
-        first = np.full(self.samples, np.iinfo(np.int64).max)
+        first = np.full(self.samples, -1, np.int64)
         begin = 0
         for ids in self._pieces(rank, 0, 0, self._run_length()):
-            np.minimum.at(first, ids, np.arange(begin, begin + ids.size))
+            # Of several assignments to one sample the last holds: backwards, that is its first read.
+            new = np.flatnonzero(first[ids] < 0)[::-1]
+            first[ids[new]] = begin + new
             begin += ids.size
-        first[first == np.iinfo(np.int64).max] = -1
+            if first.min() >= 0:
+                break
         return first
 
     def next_use(self, samples: ArrayLike, epoch: int, position: ArrayLike) -> tuple[Ids, Ids]:
@@ -242,6 +247,14 @@ class AccessPlan:
 
         epochs, positions = self._search(wanted, epoch, after, found)
         return epochs, np.where(positions < 0, -1, positions // self.batch_size)
+
+    def _reads_everything_once_an_epoch(self) -> bool:
+        """Whether there is one rank and its epochs are permutations of all samples, as most runs' are."""
+        return (
+            self.ranks == 1
+            and not isinstance(self.order, RepeatingOrder)
+            and all(self.length(epoch) == self.samples for epoch in range(self.epochs))
+        )
 
     def _search(
         self, samples: Ids, epoch: int, after: Ids, found: Callable[[int, Ids, Ids], Ids]
