@@ -17,9 +17,10 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
-from penstock.machine import Machine
+from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.measure import calibrate as calibrate_module
-from penstock.measure.calibrate import PageCache, calibrate, measure_machine
+from penstock.measure.calibrate import Calibration, PageCache, calibrate, measure_machine
+from penstock.measure.fit import Level
 from penstock.store import FlatFolder, SlowSource
 
 
@@ -223,6 +224,19 @@ def test_a_vanished_file_is_left_to_the_read_that_reports_it(files: FlatFolder) 
 
 def test_nothing_is_said_about_the_cache_of_what_are_no_files() -> None:
     assert measure_machine(FakeSource(50), max_seconds=0.2).page_cache == PageCache.UNKNOWN
+
+
+def test_a_limit_that_was_not_reached_is_said() -> None:
+    few = Level(1, np.full(9, 1000), np.full(9, 0.01), 1e5)
+    source = SharedStore(clients=None, read=Curve.flat(2e5))
+    machine = Machine(source, (StorageClass("staging", 1, 1, Curve.flat(1e9)),))
+
+    def written(most_bytes_per_second: float) -> str:
+        most = Level(2, np.full(9, 1000), np.full(9, 0.01), most_bytes_per_second)
+        return Calibration(machine, (few, most), PageCache.UNKNOWN, unreadable=0).to_toml()
+
+    assert "limit was not reached" in written(1.9e5)
+    assert "limit was not reached" not in written(1.2e5)
 
 
 # -- The progress bar ----------------------------------------------------------------------------------
