@@ -52,6 +52,10 @@ class NumberWork:
                 failed.append((item, error))
         return LoadResult(failed, seconds)
 
+    @property
+    def place(self) -> str:
+        return "a store of numbers"
+
     def describe(self, sample: int) -> str:
         return f"/data/{sample}.jpg"
 
@@ -159,6 +163,7 @@ def test_a_wait_beyond_patience_says_who_waits_for_which_file_and_how_others_far
     for text in (str(caught.value), running.said[0]):
         assert "epoch 0, step 0" in text
         assert "sample 3, /data/3.jpg" in text
+        assert "on a store of numbers" in text
         assert "ms (median)" in text
 
 

@@ -52,6 +52,11 @@ class LoadResult(NamedTuple):
 class Work(Protocol):
     """What the threads do, apart from when."""
 
+    @property
+    def place(self) -> str:
+        """Name the store that is read from, for messages."""
+        ...
+
     def read(self, read: Read) -> Any:
         """Fetch a sample, put it into its tier if it has one, and return the bytes for the decode worker."""
         ...
@@ -251,7 +256,7 @@ class Engine:
         if reading:
             _, (sample, begin) = reading[0]
             line += f"; longest under way: sample {sample}, {self._work.describe(sample)}, for {now - begin:.1f} s"
-        return f"{line}; {len(reading)} reads in flight; {self._how_reads_fare()}"
+        return f"{line}; {len(reading)} reads in flight on {self._work.place}; {self._how_reads_fare()}"
 
     def _how_reads_fare(self) -> str:
         recent = sorted(self._recent_read_seconds)

@@ -65,6 +65,10 @@ class DatasetWork:
         """Say where samples go, before the first Load."""
         self._staging = staging
 
+    @property
+    def place(self) -> str:
+        return type(self._dataset).__name__
+
     def describe(self, sample: int) -> str:
         return f"{type(self._dataset).__name__}[{sample}]"
 

@@ -67,6 +67,10 @@ class ImageWork:
         """Say where decoded samples go, before the first Load."""
         self._staging = staging
 
+    @property
+    def place(self) -> str:
+        return repr(self._source)
+
     def describe(self, sample: int) -> str:
         return self._source.describe(sample)
 

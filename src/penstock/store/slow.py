@@ -71,6 +71,9 @@ class SlowSource:
     def __len__(self) -> int:
         return len(self._source)
 
+    def __repr__(self) -> str:
+        return f"a slowed {self._source!r}"
+
     def describe(self, sample: int) -> str:
         return self._source.describe(sample)
 
