@@ -34,6 +34,7 @@ class FileSource:
         self.labels = labels
         self.classes = classes
         self._names = names
+        self._prefix = os.path.join(root, "")
 
     def __len__(self) -> int:
         return len(self._names)
@@ -44,7 +45,8 @@ class FileSource:
     def path_of(self, sample: int) -> str:
         if not 0 <= sample < len(self._names):
             raise IndexError(f"there is no sample {sample}: {self!r}")
-        return os.path.join(self.root, self._names[sample])
+        name = self._names[sample]
+        return name if name.startswith("/") else self._prefix + name
 
     def describe(self, sample: int) -> str:
         return self.path_of(sample)
