@@ -141,6 +141,8 @@ class TestSourceContract:
     def test_a_sample_that_does_not_exist_is_an_index_error(self, opened: Opened, sample: int) -> None:
         with pytest.raises(IndexError, match=f"no sample {sample}"):
             opened.source.read(sample)
+        with pytest.raises(IndexError, match=f"no sample {sample}"):
+            opened.source.read_into(sample, memoryview(bytearray(400_000)))
 
     def test_a_vanished_file_is_named(self, opened: Opened) -> None:
         opened.files[3].unlink()

@@ -55,8 +55,8 @@ class FileSource:
         return read_file(self.path_of(sample), int(self.sizes_bytes[sample]))
 
     def read_into(self, sample: int, buffer: memoryview) -> int:
-        size = int(self.sizes_bytes[sample])
-        read_file_into(self.path_of(sample), size, buffer)
+        path, size = self.path_of(sample), int(self.sizes_bytes[sample])
+        read_file_into(path, size, buffer)
         return size
 
 
