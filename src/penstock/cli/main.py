@@ -74,14 +74,16 @@ def _demo(options: argparse.Namespace) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> None:
-    from penstock.measure.calibrate import calibrate
+    from penstock.measure.calibrate import measure_machine
     from penstock.store import open_source
 
-    machine = calibrate(open_source(options.source), max_seconds=options.seconds)
-    options.out.write_text(machine.to_toml())
+    text = measure_machine(open_source(options.source), max_seconds=options.seconds).to_toml()
+    options.out.write_text(text)
     print(
-        f"{options.out}: one read takes {machine.source.latency_seconds * 1e3:.2f} ms before its bytes flow"
+        "".join(line.removeprefix("# ") for line in text.splitlines(keepends=True) if line.startswith("#")),
+        end="",
     )
+    print(f"The machine is in {options.out}.")
 
 
 def _ps(options: argparse.Namespace) -> None:
