@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
-    except PenstockError as error:
+    except (PenstockError, OSError) as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -99,7 +99,7 @@ def _trace(options: argparse.Namespace) -> None:
     for epoch in trace.epochs():
         print(limiting(epoch))
     if not trace.is_complete:
-        print("the file is cut off: what came before the cut is counted")
+        print("the trace is not complete: its file is cut off, or the run was too fast to record all of it")
     if options.plot is not None:
         from penstock.measure.plot import plot_trace
 

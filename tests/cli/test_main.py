@@ -1,0 +1,91 @@
+"""The command line as a user types it."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.cli.main import main
+from penstock.machine import Machine
+from penstock.trace import NO_TIER, SOURCE, SPAN, Kind, TraceWriter
+
+SPANS = np.array(
+    [
+        (0.0, 1.0, 3, 100, 0, 0, Kind.READ, SOURCE, 2, 0),
+        (1.0, 1.5, 3, 0, 0, 0, Kind.DECODE, NO_TIER, 3, 0),
+        (0.0, 1.5, -1, 0, 0, 0, Kind.WAIT, NO_TIER, 0, 0),
+        (1.5, 3.0, -1, 1, 0, 0, Kind.STEP, NO_TIER, 0, 0),
+    ],
+    SPAN,
+)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    with TraceWriter(tmp_path / "run.trace", {}) as writer:
+        writer.append(SPANS)
+    return tmp_path / "run.trace"
+
+
+def test_calibrate_writes_a_machine_and_tells_what_it_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(20):
+        (tmp_path / f"{number}.jpg").write_bytes(bytes(1000))
+
+    status = main(["calibrate", str(tmp_path), "--seconds", "0.5", "--out", str(tmp_path / "machine.toml")])
+
+    out = capsys.readouterr().out
+    assert status == 0
+    assert "1 reader:" in out
+    assert str(tmp_path / "machine.toml") in out
+    machine = Machine.from_toml((tmp_path / "machine.toml").read_text())
+    assert machine.source.read.at(1) > 0
+
+
+def test_trace_sums_a_recorded_run_up(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", str(trace)]) == 0
+
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("epoch 0: storage limits it: waited 50.0 % of 3 s")
+
+
+def test_a_cut_off_trace_counts_what_came_before_and_says_so(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace.write_bytes(trace.read_bytes()[:-3])
+
+    assert main(["trace", str(trace)]) == 0
+
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("epoch 0: storage limits it")
+    assert "not complete" in second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["calibrate", "/nowhere/to/be/found"], "/nowhere/to/be/found"),
+        (["trace", "/nowhere/to/be/found"], "/nowhere/to/be/found"),
+        (["demo", "--epochs", "0"], "--epochs is 0"),
+        (["demo", "--data", "/nowhere/to/be/found", "--out", "{tmp}"], "/nowhere/to/be/found"),
+        (["ps", str(os.getpid())], "no loader runs in process"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_a_status(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main([argument.replace("{tmp}", str(tmp_path)) for argument in arguments])
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert status == 1
+    assert line.startswith("penstock: ")
+    assert message in line
+
+
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "letter").write_text("dear diary")
+
+    assert main(["trace", str(tmp_path / "letter")]) == 1
+    assert str(tmp_path / "letter") in capsys.readouterr().err
