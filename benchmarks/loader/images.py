@@ -28,7 +28,6 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 from peer_protocol import CACHE, IMAGES
 
 HERE = Path(__file__).resolve().parent
@@ -66,14 +65,11 @@ class Contender:
         """Run one epoch and keep its figures."""
         assert self.process is not None
         assert self.process.stdin is not None
-        tree = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
-        before = sum(_processor_seconds(process) for process in tree)
         self.process.stdin.write("epoch\n")
         self.process.stdin.flush()
-        images, seconds = self._answer().split()
-        after = sum(_processor_seconds(process) for process in tree)
-        self.rates.append(int(images) / float(seconds))
-        self.processor_milliseconds.append(1000 * (after - before) / int(images))
+        images, seconds, processor_seconds = map(float, self._answer().split())
+        self.rates.append(images / seconds)
+        self.processor_milliseconds.append(1000 * processor_seconds / images)
 
     def stop(self) -> None:
         if self.process is not None:
@@ -87,15 +83,7 @@ class Contender:
         return self.process.stdout.readline().strip()
 
 
-def _processor_seconds(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except psutil.NoSuchProcess:
-        return 0.0
-    return float(times.user + times.system)
-
-
-def contenders(images: Path, threads: int, workers: int) -> list[Contender]:
+def contenders(images: Path, threads: int, workers: int, cores: int) -> list[Contender]:
     """Return all contenders whose environment is there."""
     here, common = sys.executable, ["--images", str(images)]
     several = ["--threads", str(threads)]
@@ -118,7 +106,16 @@ def contenders(images: Path, threads: int, workers: int) -> list[Contender]:
     ]
     if FFCV.exists():
         for mode in ("jpg", "raw"):
-            command = [str(FFCV), "peer_ffcv.py", *common, *several, "--mode", mode]
+            # Numba's threads, of which FFCV has its own, are at most one per core.
+            command = [
+                str(FFCV),
+                "peer_ffcv.py",
+                *common,
+                "--threads",
+                str(min(threads, cores)),
+                "--mode",
+                mode,
+            ]
             found.append(Contender(f"FFCV {mode}, area", command))
     if DALI.exists():
         for resampling in ("antialias", "bilinear"):
@@ -177,7 +174,7 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit("no images: run benchmarks/loader/make_images.py first")
     chosen = [
         contender
-        for contender in contenders(options.images, options.threads, options.workers)
+        for contender in contenders(options.images, options.threads, options.workers, cores)
         if not options.only or any(part in contender.name for part in options.only)
     ]
     sizes = [path.stat().st_size for path in options.images.glob("*/*.jpg")]

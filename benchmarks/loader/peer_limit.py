@@ -50,13 +50,15 @@ def main() -> None:
     numbers = draw_crops(RandomResizedCrop(SIZE), 1, 0, np.arange(len(paths)))
     jobs = []
     for path, row in zip(paths, numbers, strict=True):
-        with open(path, "rb") as file:
-            header = read_header(file.read())
+        with open(path, "rb") as stored:
+            data = stored.read()
+        header = read_header(data)
         box = place_crop(header.height, header.width, row.tolist(), (3 / 4, 4 / 3))
         unit = header.unit_columns
         left = max(0, (box.left - EDGE) // unit * unit)
         right = min(header.width, box.left + box.width + EDGE)
-        jobs.append((path, Region(left, box.top, right - left, box.height), box.left - left, box.width))
+        region = Region(left, box.top, right - left, box.height)
+        jobs.append((path, len(data), region, box.left - left, box.width))
     order = np.random.default_rng(0).permutation(len(jobs))
     scale = (1 / (255 * np.array(STD))).astype(np.float32)
     bias = (-np.array(MEAN) / np.array(STD)).astype(np.float32)
@@ -104,13 +106,13 @@ def main() -> None:
                 )
 
         def one(place: int, out: NDArray[np.float32]) -> None:
-            path, region, offset, width = jobs[order[place]]
+            path, nbytes, region, offset, width = jobs[order[place]]
             file = os.open(path, os.O_RDONLY)
-            data = os.read(file, 1 << 20)
+            data = os.read(file, nbytes)
             os.close(file)
-            quick.tj3DecompressHeader(handle, data, len(data))
+            quick.tj3DecompressHeader(handle, data, nbytes)
             quick.tj3SetCroppingRegion(handle, region)
-            slow.tj3Decompress8(handle, data, len(data), address, 0, 0)
+            slow.tj3Decompress8(handle, data, nbytes, address, 0, 0)
             finish(offset, region, width, bool(place & 1), out)
 
         return one

@@ -6,6 +6,7 @@ Standard library alone, because every peer imports it from its own environment.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -28,18 +29,34 @@ def arguments(**options: type) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def serve(run_epoch: Callable[[], int]) -> None:
-    """Run one epoch to warm up, then one for each line "epoch" on standard input; answer images and seconds.
+def serve(run_epoch: Callable[[], int], prepare: Callable[[], None] = lambda: None) -> None:
+    """Run one epoch to warm up, then one for each line "epoch" on standard input; answer images, seconds
+    and processor seconds.
 
-    run_epoch: returns how many images it made.
+    run_epoch: returns how many images it made. prepare: called before each, off the clock.
     """
     answers = sys.stdout
     sys.stdout = sys.stderr  # what the peer's library prints must not mix with the answers
+    prepare()
     run_epoch()
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         if line.strip() != "epoch":
             break
-        begin = time.perf_counter()
+        prepare()
+        begin, worked = time.perf_counter(), processor_seconds()
         images = run_epoch()
-        print(images, time.perf_counter() - begin, file=answers, flush=True)
+        seconds = time.perf_counter() - begin
+        print(images, seconds, processor_seconds() - worked, file=answers, flush=True)
+
+
+def processor_seconds() -> float:
+    """Return the processor time of this process and of all below it that are alive."""
+    ticks, family = 0, [os.getpid()]
+    for process in family:  # grows while it is walked
+        folder = Path(f"/proc/{process}")
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+        for children in folder.glob("task/*/children"):
+            family.extend(map(int, children.read_text().split()))
+    return ticks / os.sysconf("SC_CLK_TCK")
