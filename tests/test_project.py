@@ -50,6 +50,7 @@ PUBLIC_NAMES = [
     "open_source",
     "predict",
     "read_trace",
+    "report_waits_on",
     "watch",
 ]
 

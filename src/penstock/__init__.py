@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.errors import PenstockError
+    from penstock.flow.waits import report_waits_on
     from penstock.loader import Loader
     from penstock.machine import Machine, StorageClass
     from penstock.measure.calibrate import calibrate
@@ -31,6 +32,7 @@ __all__ = [
     "open_source",
     "predict",
     "read_trace",
+    "report_waits_on",
     "watch",
 ]
 
@@ -47,6 +49,7 @@ _HOMES = {
     "open_source": "penstock.store",
     "predict": "penstock.simulate",
     "read_trace": "penstock.trace",
+    "report_waits_on": "penstock.flow.waits",
     "watch": "penstock.measure.watch",
 }
 
