@@ -67,9 +67,9 @@ def main() -> None:
     slow, quick = ctypes.CDLL(str(library)), ctypes.PyDLL(str(library))
     slow.tj3Init.restype = ctypes.c_void_p
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
-    quick.tj3DecompressHeader.argtypes = (pointer, ctypes.c_char_p, size)
+    quick.tj3DecompressHeader.argtypes = (pointer, pointer, size)
     quick.tj3SetCroppingRegion.argtypes = (pointer, Region)
-    slow.tj3Decompress8.argtypes = (pointer, ctypes.c_char_p, size, pointer, ctypes.c_int, ctypes.c_int)
+    slow.tj3Decompress8.argtypes = (pointer, pointer, size, pointer, ctypes.c_int, ctypes.c_int)
     kernel = load_kernels().resample_to_float32
     antialias = options.resampling == "antialias"
     cv2.setNumThreads(1)
@@ -78,6 +78,8 @@ def main() -> None:
         handle = slow.tj3Init(1)
         storage, blended = np.empty(4 << 20, np.uint8), np.zeros(2 << 20, np.uint8)
         address = storage.ctypes.data
+        encoded = np.empty(1 << 20, np.uint8)
+        source, views = encoded.ctypes.data, [encoded.data]
         if options.resampling == "opencv":
 
             def finish(offset: int, region: Region, width: int, flip: bool, out: NDArray[np.float32]) -> None:
@@ -108,11 +110,11 @@ def main() -> None:
         def one(place: int, out: NDArray[np.float32]) -> None:
             path, nbytes, region, offset, width = jobs[order[place]]
             file = os.open(path, os.O_RDONLY)
-            data = os.read(file, nbytes)
+            os.readv(file, views)
             os.close(file)
-            quick.tj3DecompressHeader(handle, data, nbytes)
+            quick.tj3DecompressHeader(handle, source, nbytes)
             quick.tj3SetCroppingRegion(handle, region)
-            slow.tj3Decompress8(handle, data, nbytes, address, 0, 0)
+            slow.tj3Decompress8(handle, source, nbytes, address, 0, 0)
             finish(offset, region, width, bool(place & 1), out)
 
         return one

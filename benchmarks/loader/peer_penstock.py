@@ -71,11 +71,12 @@ def serve_threads(images: Path, transforms: tuple[object, ...], threads: int) ->
         epoch, batches = next(epochs), count()
 
         def work(scratch: Scratch, slot: np.ndarray) -> None:
+            buffer = memoryview(bytearray(1 << 20))
             while (batch := next(batches)) < math.ceil(len(paths) / BATCH):
                 samples = order[batch * BATCH : (batch + 1) * BATCH]
                 draws = pipeline.draw(epoch, samples)
                 for index, sample in enumerate(samples):
-                    pipeline.run(read(paths[sample]), slot[index], draws, index, scratch)
+                    pipeline.run(read(paths[sample], buffer), slot[index], draws, index, scratch)
 
         workers = [threading.Thread(target=work, args=pair) for pair in zip(scratches, slots, strict=True)]
         for worker in workers:
@@ -87,10 +88,10 @@ def serve_threads(images: Path, transforms: tuple[object, ...], threads: int) ->
     serve(run_epoch)
 
 
-def read(path: str) -> bytes:
+def read(path: str, buffer: memoryview) -> memoryview:
     file = os.open(path, os.O_RDONLY)
     try:
-        return os.read(file, os.fstat(file).st_size)
+        return buffer[: os.readv(file, [buffer])]
     finally:
         os.close(file)
 

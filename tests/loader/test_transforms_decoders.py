@@ -205,6 +205,16 @@ def test_a_truncated_jpeg_is_an_error_whatever_the_crop(options: dict[str, Any],
             picture.decode(box, 1)
 
 
+def test_a_damaged_header_that_claims_a_huge_picture_is_not_believed() -> None:
+    """Otherwise the decoder fills twelve gigabytes with grey."""
+    frame = JPEG.index(b"\xff\xc0")
+    data = JPEG[: frame + 5] + b"\xff\xff\xff\xff" + JPEG[frame + 9 :]
+    with pytest.raises(DataError, match="cannot hold the 65535 x 65535 pixels it claims"):
+        read_header(data)
+    flat = encode(np.full((4000, 4000, 3), 90, np.uint8), quality=30, optimize=True)
+    assert read_header(flat).height == 4000
+
+
 def test_a_jpeg_with_rubbish_behind_its_end_is_decoded() -> None:
     assert np.array_equal(whole(JPEG + b"\x00" * 700, "turbojpeg"), whole(JPEG, "turbojpeg"))
 

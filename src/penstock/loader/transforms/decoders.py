@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import io
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -147,7 +146,7 @@ def _decode_pillow(data: Encoded, shrink: int) -> NDArray[np.uint8]:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with warnings.catch_warnings(), Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data)) as image:
             if shrink > 1:
                 image.draft("RGB", (image.width // shrink, image.height // shrink))
             if image.mode.startswith("I;16") or image.mode == "I":

@@ -10,9 +10,12 @@ _START = b"\xff\xd8"
 _END = b"\xff\xd9"
 #: Start-of-frame markers; the others between 0xC0 and 0xCF define tables.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_SEQUENTIAL_FRAMES = frozenset((0xC0, 0xC1))
 _LOSSLESS_FRAMES = frozenset((0xC3, 0xC7, 0xCB, 0xCF))
 #: Markers without a length: TEM, RST0 to RST7, SOI.
 _BARE = frozenset((0x01, *range(0xD0, 0xD9)))
+#: A block of 8 x 8 pixels takes two bits at least, so 256; checked lest a damaged header takes all memory.
+_MOST_PIXELS_PER_BYTE = 256
 _SCAN = 0xDA
 _END_OF_IMAGE = 0xD9
 
@@ -40,7 +43,7 @@ def is_jpeg(data: Encoded) -> bool:
 def read_header(data: Encoded) -> JpegHeader:
     """Return the header of a JPEG file.
 
-    Raises: DataError if the file is cut off within its header or has a size of zero.
+    Raises: DataError if the file is cut off within its header or claims an impossible size.
     """
     length, at = len(data), 2
     while at + 4 <= length:
@@ -67,6 +70,10 @@ def _read_frame(data: Encoded, at: int, marker: int) -> JpegHeader:
     bits, height, width, components = frame[0], frame[1] << 8 | frame[2], frame[3] << 8 | frame[4], frame[5]
     if height == 0 or width == 0 or components == 0:
         raise DataError(f"damaged JPEG: {width} x {height} pixels of {components} components")
+    if marker in _SEQUENTIAL_FRAMES and height * width > _MOST_PIXELS_PER_BYTE * len(data):
+        raise DataError(
+            f"damaged JPEG: its {len(data):,} bytes cannot hold the {width} x {height} pixels it claims"
+        )
     columns = 1
     if components > 1:
         columns = max(data[at + 11 + 3 * component] >> 4 for component in range(components))
