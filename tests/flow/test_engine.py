@@ -77,9 +77,7 @@ class Run:
             plan, 0, sizes, place_by_frequency(plan, 0, sizes, []), FetchCosts(machine), limits
         )
         limit_bytes = limit_slots * slot_bytes([FIELD], plan.batch_size)
-        self.staging = StagingBuffer(
-            [FIELD], plan.batch_size, limit_bytes, lambda slot: self.engine.free(slot)
-        )
+        self.staging = StagingBuffer([FIELD], plan.batch_size, limit_bytes)
         for _ in range(slots):
             self.staging.grow()
         work.staging = self.staging
@@ -98,8 +96,9 @@ class Run:
         self.engine.start()
 
     def take(self, epoch: int, step: int) -> np.ndarray:
-        ready = self.engine.take(epoch, step)
-        return self.staging.lend(ready.slot, ready.samples.size)[0]
+        (ids,) = self.engine.take(epoch, step).arrays
+        self.engine.let_go(epoch, step)
+        return ids
 
 
 @pytest.fixture
@@ -195,10 +194,11 @@ def test_a_failed_sample_is_named_in_its_batch_with_the_reason(run: Callable[...
     running = run(AccessPlan(Sequential(20), 5, 1), work)
 
     running.take(0, 0)
-    ready = running.engine.take(0, 1)
+    whole = running.engine.take(0, 1)
 
-    assert ready.failed == (2,)
-    assert "/data/7.jpg is broken" in str(running.engine.failures[7])
+    assert whole.ready.failed == (2,)
+    assert "/data/7.jpg is broken" in str(whole.errors[7][0])
+    assert whole.keep([0, 1, 3, 4])[0].tolist() == whole.keep([0, 1, 3, 4])[0].tolist() == [5, 6, 8, 9]
 
 
 def test_a_seek_leaves_out_what_was_staged_and_goes_on_from_there(run: Callable[..., Run]) -> None:

@@ -6,33 +6,40 @@
 
 Who owns what: the scheduler belongs to whichever worker thread holds `_lock`, tried and never waited for: a thread
 that finds it taken leaves its event in `_inbox`, and the holder looks there again after letting go. The consumer's
-thread never runs the scheduler (a Ctrl-C could stop it half-way); it leaves events and wakes a worker. Nothing is
-read, decoded or waited for under the lock.
+thread never runs the scheduler; it sends events to the workers. Nothing is read, decoded or waited for under the lock.
+
+Ctrl-C may stop the consumer's thread between any two of its steps. So each of its steps either has happened or can
+be done again: it looks at whole batches and never takes one out of a queue, who refers to a batch has its slot, and
+all else is said by a single call of `SimpleQueue.put`.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
+from numpy.typing import NDArray
+
 from penstock.errors import LoaderClosed, WaitTimeout
 from penstock.flow import waits
 from penstock.flow.recorder import Recorder, Ring
-from penstock.flow.staging import StagingBuffer
+from penstock.flow.staging import Reference, StagingBuffer
 from penstock.policy import Instruction, Load, Read, Ready, Scheduler, Staged
 from penstock.policy.scheduler import Item
 from penstock.trace.schema import SOURCE, Kind
 
 _JOIN_SECONDS = 5.0
 _POLL_HELD_SECONDS = 0.002
+_LOOK_AGAIN_SECONDS = 60.0
 _RING_SPANS = 4096
 _RECENT_READS = 256
 _CONSUMER, _SCHEDULER = 0, 1
@@ -47,6 +54,37 @@ class LoadResult(NamedTuple):
 
     failed: list[tuple[Item, Exception]]
     read_seconds: list[float]
+
+
+Event = Callable[[float], "list[Instruction] | None"]
+
+
+class Whole:
+    """A batch with all its samples in its slot. Whoever refers to its arrays has the slot.
+
+    errors: why the places in `ready.failed` have no sample, by sample, and where in the worker that was.
+    """
+
+    __slots__ = ("_packed", "arrays", "errors", "ready")
+
+    def __init__(self, ready: Ready, arrays: tuple[NDArray[Any], ...], errors: dict[int, Exception]) -> None:
+        self.ready = ready
+        self.arrays = arrays
+        self.errors = {sample: (error, error.__traceback__) for sample, error in errors.items()}
+        self._packed: list[NDArray[Any]] | None = None
+
+    def keep(self, places: list[int]) -> tuple[NDArray[Any], ...]:
+        """Move some places to the front, in their order, and return the arrays of these alone.
+
+        Called again, as after a Ctrl-C in its midst, it must get the same places.
+        """
+        if len(places) == len(self.ready.samples):
+            return self.arrays
+        if self._packed is None:
+            self._packed = [array[places] for array in self.arrays]
+        for array, packed in zip(self.arrays, self._packed, strict=True):
+            array[: len(places)] = packed
+        return tuple(array[: len(places)] for array in self.arrays)
 
 
 class Work(Protocol):
@@ -106,17 +144,23 @@ class Engine:
         self._pid = os.getpid()
 
         self._lock = threading.Lock()
-        self._inbox: deque[Callable[[float], list[Instruction] | None]] = deque()
+        self._inbox: deque[Event] = deque()
         self._reads: SimpleQueue[Read | None] = SimpleQueue()
-        #: True wakes a decode worker to look into the inbox; None ends it.
-        self._loads: SimpleQueue[Load | bool | None] = SimpleQueue()
-        self._whole: SimpleQueue[Ready | BaseException] = SimpleQueue()
-        self._arrived: dict[tuple[int, int], Ready] = {}
-        #: Batches before this (epoch, step) were given up; one that arrives late is the scheduler's again.
-        self._wanted = (0, 0)
+        #: What decode workers get: work, an event to pass on, an array that the consumer dropped; None ends them.
+        self._loads: SimpleQueue[Load | Event | Reference | None] = SimpleQueue()
+        #: Batches that are whole and not handed out yet, by (epoch, step): workers add, the consumer removes.
+        self._arrived: dict[tuple[int, int], Whole] = {}
+        #: Slots of batches that are in `_arrived` or with the caller. A worker adds one after its batch has arrived.
+        self._lent: set[int] = set()
+        #: How many slots the scheduler was told of.
+        self._slots = len(staging)
+        #: Something for a waiting consumer to look at. Nothing is put here while it does not wait.
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        #: What a thread raised that no sample is to blame for.
+        self._fault: BaseException | None = None
         self._ring = recorder.ring(_SCHEDULER)
-        #: Why a sample could not be had, until its batch is taken.
-        self.failures: dict[int, Exception] = {}
+        #: Why a sample could not be had for a batch, by running number of the batch and sample, until it is whole.
+        self._failures: dict[tuple[int, int], Exception] = {}
 
         #: What each worker reads now and since when, by worker; for `waits` only.
         self._reading: dict[int, tuple[int, float]] = {}
@@ -132,31 +176,42 @@ class Engine:
                 _FIRST_WORKER,
             )
         ]
-        self._decoders = decoders
+        self._running_lock = threading.Lock()
+        self._running = len(self._threads)
 
     def start(self) -> None:
         """Begin to prefetch."""
-        waits.register(self)
-        for thread in self._threads:
-            thread.start()
+        try:
+            waits.register(self)
+            atexit.register(self.close)
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self.close()
+            raise
         self._post(self._scheduler.start)
 
-    def take(self, epoch: int, step: int) -> Ready:
-        """Wait for a batch, give it to the caller and return it.
+    def take(self, epoch: int, step: int) -> Whole:
+        """Wait for a batch and return it. It is there for the same question again until `let_go`.
 
-        Batches come in the plan's order; those before (epoch, step) must have been taken or given up by `seek`.
+        Batches come in the plan's order; those before (epoch, step) are let go; see `seek`.
 
         Raises: WaitTimeout, StagingError, LoaderClosed; whatever a thread raised that no sample is to blame for.
         """
         self._check_usable()
-        begin = self._clock()
-        self._staging.poll_held()
         key = (epoch, step)
+        begin = self._clock()
         self._consumer_waits = (epoch, step, begin)
         reported = 0
         try:
-            while key not in self._arrived:
-                self._make_room()
+            if self._staging.is_held:
+                self._post(self._poll_held)
+            while True:
+                self._forget_before(key)
+                if (whole := self._arrived.get(key)) is not None:
+                    return whole
+                self._check_usable()
+                self._make_room(key)
                 waited = self._clock() - begin
                 if self._timeout_seconds is not None and waited >= self._timeout_seconds:
                     raise WaitTimeout(self._consumer_line())
@@ -164,49 +219,50 @@ class Engine:
                     reported += 1
                     self._say(self._consumer_line())
                 with contextlib.suppress(Empty):
-                    self._receive(self._whole.get(timeout=self._pause_seconds(waited, reported)))
+                    self._wake.get(timeout=self._pause_seconds(waited, reported))
         finally:
             self._consumer_waits = None
-        ready = self._arrived.pop(key)
-        self._post(lambda _: self._scheduler.taken(ready.batch))
-        return ready
 
-    def free(self, slot: int) -> None:
-        """A slot may be filled again. Neither blocks nor raises; any thread may call it at any time."""
-        self._post(partial(self._scheduler.slot_freed, slot))
+    def let_go(self, epoch: int, step: int) -> None:
+        """The caller has a batch, or wants nothing more of it: its slot is free with the last reference to it."""
+        self._arrived.pop((epoch, step), None)
 
     def seek(self, epoch: int, step: int) -> None:
         """Give up the batches before (epoch, step)."""
         self._check_usable()
-        self._wanted = (epoch, step)
-        for key in [key for key in self._arrived if key < (epoch, step)]:
-            del self._arrived[key]
-        self._post(partial(self._scheduler.seek, epoch, step))
+        self._post(partial(self._sought, epoch, step))
+        self._forget_before((epoch, step))
+
+    def end(self) -> None:
+        """Tell all threads to end, and wait for nothing: safe anywhere, in the garbage collector too."""
+        self._closed = True
+        if not self.is_forked:
+            self._reads.put(None)
+            self._loads.put(None)
+            self._wake.put(None)
 
     def close(self) -> None:
-        """Stop all threads and wait for them. Twice is harmless.
+        """Stop all threads and wait for them. Twice is harmless, and completes what Ctrl-C interrupted.
 
         A read that hangs in the store cannot be stopped; after 5 s a warning names it and its thread is left.
         """
-        if self._closed:
+        self.end()
+        if self.is_forked:
             return
-        self._closed = True
-        if os.getpid() != self._pid:
-            return
-        for _ in range(len(self._threads) - self._decoders):
-            self._reads.put(None)
-        for _ in range(self._decoders):
-            self._loads.put(None)
         deadline = time.monotonic() + _JOIN_SECONDS
         for thread in self._threads:
             if thread.ident is not None and thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
-        waits.unregister(self)
-        if self._reading and any(thread.is_alive() for thread in self._threads):
+        if not any(thread.is_alive() for thread in self._threads):
+            self._finish()
+        elif self._reading:
             stuck = "; ".join(self._reading_lines())
             warnings.warn(f"closed while the store hangs: {stuck}", RuntimeWarning, stacklevel=2)
-            return
-        self._work.close()
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is the copy of an engine in a forked child, which has none of its threads."""
+        return os.getpid() != self._pid
 
     def waits(self) -> list[str]:
         """Return a line for each wait under way (see `flow.waits`)."""
@@ -216,35 +272,40 @@ class Engine:
     # The consumer's side
 
     def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
+        if self.is_forked:
             raise LoaderClosed(
                 f"this loader was started in process {self._pid} and its threads do not exist in the forked process "
                 f"{os.getpid()}: make a loader of its own there, after the fork"
             )
+        if self._fault is not None:
+            raise self._fault
         if self._closed:
             raise LoaderClosed("this loader is closed: make a new one to read on")
 
-    def _receive(self, message: Ready | BaseException) -> None:
-        if isinstance(message, BaseException):
-            raise message
-        if (message.epoch, message.step) >= self._wanted:
-            self._arrived[message.epoch, message.step] = message
+    def _forget_before(self, key: tuple[int, int]) -> None:
+        for earlier in [arrived for arrived in self._arrived.copy() if arrived < key]:
+            self._arrived.pop(earlier, None)
 
-    def _make_room(self) -> None:
+    def _make_room(self, key: tuple[int, int]) -> None:
         """Keep a slot in the workers' hands, as far as the memory limit lets."""
-        staging = self._staging
-        if staging.lent < len(staging) or staging.is_held:
+        if len(self._lent) < self._slots:
             return
-        self.free(staging.grow())
+        # All slots were lent, so their batches have arrived: asked in this order, `key` is not about to.
+        if key in self._arrived or not all(map(self._staging.is_referred_to, range(self._slots))):
+            return
+        if len(self._staging) == self._slots:
+            self._staging.grow()
+        self._post(partial(self._scheduler.slots_added, len(self._staging)))
+        self._slots = len(self._staging)
 
     def _pause_seconds(self, waited: float, reported: int) -> float:
         if self._staging.is_held:
-            self._staging.poll_held()
+            self._post(self._poll_held)
             return _POLL_HELD_SECONDS
         pause = self._patience_seconds * (reported + 1) - waited
         if self._timeout_seconds is not None:
             pause = min(pause, self._timeout_seconds - waited)
-        return min(max(pause, 0.001), 60.0)
+        return min(max(pause, 0.001), _LOOK_AGAIN_SECONDS)
 
     def _consumer_line(self) -> str:
         if self._consumer_waits is None:
@@ -252,14 +313,14 @@ class Engine:
         epoch, step, since = self._consumer_waits
         now = self._clock()
         line = f"the training waits for the batch of epoch {epoch}, step {step} since {now - since:.1f} s"
-        reading = sorted(self._reading.items(), key=lambda entry: entry[1][1])
+        reading = sorted(self._reading.copy().items(), key=lambda entry: entry[1][1])
         if reading:
             _, (sample, begin) = reading[0]
             line += f"; longest under way: sample {sample}, {self._work.describe(sample)}, for {now - begin:.1f} s"
         return f"{line}; {len(reading)} reads in flight on {self._work.place}; {self._how_reads_fare()}"
 
     def _how_reads_fare(self) -> str:
-        recent = sorted(self._recent_read_seconds)
+        recent = sorted(self._recent_read_seconds.copy())
         if not recent:
             return "no read has ended yet"
         median, slowest = recent[len(recent) // 2], recent[-1]
@@ -269,14 +330,17 @@ class Engine:
         now = self._clock()
         return [
             f"thread {worker} reads sample {sample}, {self._work.describe(sample)}, since {now - begin:.1f} s"
-            for worker, (sample, begin) in sorted(self._reading.items())
+            for worker, (sample, begin) in sorted(self._reading.copy().items())
         ]
 
     # The workers' side
 
-    def _post(self, event: Callable[[float], list[Instruction] | None]) -> None:
-        self._inbox.append(event)
-        self._loads.put(True)
+    def _post(self, event: Event) -> None:
+        self._loads.put(event)
+
+    def _wake_consumer(self) -> None:
+        if self._consumer_waits is not None:
+            self._wake.put(None)
 
     def _drive(self) -> None:
         """Feed the inbox to the scheduler and hand its instructions out, unless another thread is at it."""
@@ -299,17 +363,77 @@ class Engine:
             case Load():
                 self._loads.put(instruction)
             case Ready():
-                self._whole.put(instruction)
+                self._deliver(instruction)
             case Staged():
                 self._ring.record(
                     Kind.SLOT, instruction.due_seconds, now, epoch=instruction.epoch, step=instruction.step
                 )
 
+    def _deliver(self, ready: Ready) -> None:
+        arrays = self._staging.lend(ready.slot, ready.samples.size, self._loads.put)
+        failed = {int(ready.samples[index]) for index in ready.failed}
+        errors = {sample: self._failures.pop((ready.batch, sample)) for sample in failed}
+        self._arrived[ready.epoch, ready.step] = Whole(ready, arrays, errors)
+        self._lent.add(ready.slot)
+        self._wake_consumer()
+
+    def _dropped(self, reference: Reference, now: float) -> list[Instruction]:
+        slot = self._staging.settle(reference)
+        if slot is not None:
+            return self._freed([slot], now)
+        if self._staging.is_held:
+            self._wake_consumer()
+        return []
+
+    def _read_failed(self, read: Read, error: Exception, now: float) -> list[Instruction]:
+        self._note_failure(error, read.sample, read.waiters)
+        return self._scheduler.read_failed(read, now)
+
+    def _load_done(self, load: Load, result: LoadResult, now: float) -> list[Instruction]:
+        for item, error in result.failed:
+            waiters = [] if item.read is None else item.read.waiters
+            self._note_failure(error, item.sample, [(load.batch, item.index), *waiters])
+        failed = [item for item, _ in result.failed]
+        result.failed.clear()  # an error's traceback refers to whose list this is: a circle, else
+        return self._scheduler.load_done(load, failed, result.read_seconds, now)
+
+    def _note_failure(self, error: Exception, sample: int, places: Sequence[tuple[int, int]]) -> None:
+        for batch, _ in places:
+            if self._scheduler.is_wanted(batch):
+                self._failures[batch, sample] = error
+
+    def _sought(self, epoch: int, step: int, now: float) -> list[Instruction]:
+        instructions = self._scheduler.seek(epoch, step, now)
+        for batch, sample in list(self._failures):
+            if not self._scheduler.is_wanted(batch):
+                del self._failures[batch, sample]
+        return instructions
+
+    def _poll_held(self, now: float) -> list[Instruction]:
+        return self._freed(self._staging.poll_held(), now)
+
+    def _freed(self, slots: list[int], now: float) -> list[Instruction]:
+        self._lent.difference_update(slots)
+        return [instruction for slot in slots for instruction in self._scheduler.slot_freed(slot, now)]
+
     def _run(self, loop: Callable[[int, Ring], None], worker: int) -> None:
         try:
             loop(worker, self._recorder.ring(worker))
         except BaseException as error:  # raised at the consumer, by `take`
-            self._whole.put(error)
+            self._fault = error
+            self._wake_consumer()
+        finally:
+            with self._running_lock:
+                self._running -= 1
+                is_last = not self._running
+            if is_last:
+                self._finish()
+
+    def _finish(self) -> None:
+        """No work is done any more. Twice is harmless."""
+        atexit.unregister(self.close)
+        waits.unregister(self)
+        self._work.close()
 
     def _run_reader(self, worker: int, ring: Ring) -> None:
         while (read := self._reads.get()) is not None and not self._closed:
@@ -318,8 +442,7 @@ class Engine:
             try:
                 read.payload = self._work.read(read)
             except Exception as error:
-                self.failures[read.sample] = error
-                self._inbox.append(partial(self._scheduler.read_failed, read))
+                self._inbox.append(partial(self._read_failed, read, error))
             else:
                 end = self._clock()
                 self._recent_read_seconds.append(end - begin)
@@ -328,17 +451,23 @@ class Engine:
             finally:
                 del self._reading[worker]
             self._drive()
+        self._reads.put(None)  # for the next one
 
     def _run_decoder(self, worker: int, ring: Ring) -> None:
-        while (load := self._loads.get()) is not None and not self._closed:
-            if isinstance(load, Load):
-                sample = next((item.sample for item in load.items if item.origin == SOURCE), None)
-                if sample is not None:
-                    self._reading[worker] = (sample, self._clock())
-                result = self._work.load(load, ring)
-                self._reading.pop(worker, None)
-                for item, error in result.failed:
-                    self.failures[item.sample] = error
-                failed = [item for item, _ in result.failed]
-                self._inbox.append(partial(self._scheduler.load_done, load, failed, result.read_seconds))
+        while (message := self._loads.get()) is not None and not self._closed:
+            if isinstance(message, Load):
+                self._load(message, worker, ring)
+            elif isinstance(message, Reference):
+                self._inbox.append(partial(self._dropped, message))
+            else:
+                self._inbox.append(message)
             self._drive()
+        self._loads.put(None)  # for the next one
+
+    def _load(self, load: Load, worker: int, ring: Ring) -> None:
+        sample = next((item.sample for item in load.items if item.origin == SOURCE), None)
+        if sample is not None:
+            self._reading[worker] = (sample, self._clock())
+        result = self._work.load(load, ring)
+        self._reading.pop(worker, None)
+        self._inbox.append(partial(self._load_done, load, result))

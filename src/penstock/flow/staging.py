@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,8 +49,7 @@ class _Slot:
             self.offsets.append(offset)
             offset += _aligned(batch_size * field.sample_bytes)
         self.arrays = self.view(batch_size)
-        #: Weak references to the arrays that a consumer borrowed; alive while anything refers to them.
-        self.borrowed: list[weakref.ref[NDArray[Any]]] = []
+        self.loan: _Loan | None = None
 
     def view(self, rows: int) -> tuple[NDArray[Any], ...]:
         return tuple(
@@ -69,17 +67,42 @@ def slot_bytes(fields: Sequence[Field], batch_size: int) -> int:
     return sum(_aligned(batch_size * field.sample_bytes) for field in fields)
 
 
+class Reference(weakref.ref["NDArray[Any]"]):
+    """A weak reference to one array of a loan."""
+
+    __slots__ = ("loan",)
+
+    loan: _Loan
+
+
+class _Loan:
+    """A slot in a consumer's hands, until nothing refers to any of its arrays.
+
+    references: weak, one for each array; kept here, as a weak reference that is gone itself calls nobody.
+    left: arrays of which `settle` has not been told yet.
+    holds: what to ask before the slot may be filled again.
+    """
+
+    __slots__ = ("holds", "left", "references", "slot")
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        self.references: list[weakref.ref[NDArray[Any]]] = []
+        self.left = 0
+        self.holds: list[Callable[[], bool]] = []
+
+
 class StagingBuffer:
     """A growing set of equal batch slots.
 
-    Workers write through `arrays(slot)`. A consumer borrows a whole slot with `lend` and gets fresh arrays over
-    its memory, without a copy; when the last reference to them is gone (views, and tensors made from them,
-    included) and `in_use` says that no device copy reads them, the slot is free and `on_free` is called.
+    Workers write through `arrays(slot)`. A consumer gets a whole slot by `lend`: fresh arrays over its memory, without
+    a copy. Whoever has them has the slot; when the last reference to them is gone (views, and tensors made from
+    them, included) and no device copy reads them any more, the slot is free. There is no moment at which an interrupted
+    consumer could lose one.
 
-    on_free: told the slot's number. Called from whichever thread dropped the last reference, at any point of its
-        work, inside the garbage collector too: it must neither block nor raise.
-    hold: asked at that point whether something still reads the memory asynchronously; returns None if not, else
-        a function that is polled by `poll_held` until it says True.
+    hold: asked at the point where an array's last reference goes, by the thread that drops it, whether something
+        still reads the memory asynchronously; returns None if not, else a function that will say True once that is
+        over. As with any callback of a weak reference, Python would swallow a KeyboardInterrupt in it.
     """
 
     def __init__(
@@ -87,28 +110,19 @@ class StagingBuffer:
         fields: Sequence[Field],
         batch_size: int,
         limit_bytes: int,
-        on_free: Callable[[int], None],
         hold: Callable[[], Callable[[], bool] | None] | None = None,
     ) -> None:
         self._fields = tuple(fields)
         self._batch_size = batch_size
         self.slot_bytes = slot_bytes(fields, batch_size)
         self._limit_bytes = limit_bytes
-        self._on_free = on_free
         self._hold = hold
         self._slots: list[_Slot] = []
-        #: Slots whose references are gone while a device copy may still read them.
-        self._held: deque[tuple[int, Callable[[], bool]]] = deque()
-        self._count_lock = threading.RLock()
-        self._lent = 0
+        #: Loans whose references are gone while a device copy may still read the slot.
+        self._held: list[_Loan] = []
 
     def __len__(self) -> int:
         return len(self._slots)
-
-    @property
-    def lent(self) -> int:
-        """Slots that a consumer still refers to."""
-        return self._lent
 
     @property
     def is_held(self) -> bool:
@@ -141,43 +155,54 @@ class StagingBuffer:
         """Return the arrays of a slot, [batch_size, *shape] each, for workers to fill."""
         return self._slots[slot].arrays
 
-    def lend(self, slot: int, rows: int) -> tuple[NDArray[Any], ...]:
-        """Lend the first `rows` rows of a slot to a consumer."""
+    def lend(self, slot: int, rows: int, on_drop: Callable[[Reference], None]) -> tuple[NDArray[Any], ...]:
+        """Lend the first `rows` rows of a slot: [rows, *shape] each.
+
+        on_drop: told once for each array, by the thread that drops its last reference, at any point of its work and
+            inside the garbage collector too; the reference is for `settle`. It must neither block nor be written in
+            Python, where Ctrl-C could stop it: `SimpleQueue.put` is made for this.
+        """
         entry = self._slots[slot]
         arrays = entry.view(rows)
-        remaining = len(arrays)
-        with self._count_lock:
-            self._lent += 1
-
-        def dropped(_: object) -> None:
-            nonlocal remaining
-            with self._count_lock:
-                remaining -= 1
-                if remaining:
-                    return
-            entry.borrowed.clear()
-            self._release(slot)
-
-        entry.borrowed = [weakref.ref(array, dropped) for array in arrays]
+        loan = _Loan(slot)
+        loan.left = len(arrays)
+        for array in arrays:
+            reference = Reference(array, on_drop)
+            reference.loan = loan
+            loan.references.append(reference)
+            if self._hold is not None:  # the last weak reference made is called first
+                loan.references.append(weakref.ref(array, partial(self._ask_hold, loan)))
+        entry.loan = loan
         return arrays
 
-    def poll_held(self) -> None:
-        """Free the slots whose device copies have ended."""
-        for _ in range(len(self._held)):
-            slot, is_over = self._held.popleft()
-            if is_over():
-                self._free(slot)
-            else:
-                self._held.append((slot, is_over))
+    def is_referred_to(self, slot: int) -> bool:
+        """Whether anything refers to an array of the slot's latest loan."""
+        loan = self._slots[slot].loan
+        return loan is not None and any(reference() is not None for reference in loan.references)
 
-    def _release(self, slot: int) -> None:
-        is_over = self._hold() if self._hold is not None else None
-        if is_over is None or is_over():
-            self._free(slot)
-        else:
-            self._held.append((slot, is_over))
+    def settle(self, reference: Reference) -> int | None:
+        """Take note that an array of a loan is gone; return the slot once it is free. One thread at a time."""
+        loan = reference.loan
+        loan.left -= 1
+        if loan.left:
+            return None
+        if _is_over(loan):
+            return loan.slot
+        self._held.append(loan)
+        return None
 
-    def _free(self, slot: int) -> None:
-        with self._count_lock:
-            self._lent -= 1
-        self._on_free(slot)
+    def poll_held(self) -> list[int]:
+        """Return the slots whose device copies have ended; they are free. In the thread of `settle`."""
+        over = [loan for loan in self._held if _is_over(loan)]
+        self._held = [loan for loan in self._held if loan not in over]
+        return [loan.slot for loan in over]
+
+    def _ask_hold(self, loan: _Loan, _: object) -> None:
+        assert self._hold is not None, "lend made this callback for a hold"
+        is_over = self._hold()
+        if is_over is not None:
+            loan.holds.append(is_over)
+
+
+def _is_over(loan: _Loan) -> bool:
+    return all(is_over() for is_over in loan.holds)

@@ -11,14 +11,27 @@ import os
 import signal
 import socket
 import struct
-import sys
 import threading
 import weakref
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from penstock.errors import ConfigError, DataError
 
 _ANSWER_SECONDS = 5.0
+_STANDARD_ERROR = 2
+
+
+class _Peer(NamedTuple):
+    """Who is at the other end of a socket."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def _peer(connection: socket.socket) -> _Peer:
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return _Peer(*struct.unpack("3i", credentials))
 
 
 class Waiter(Protocol):
@@ -30,47 +43,60 @@ class Waiter(Protocol):
 
 
 class _Board:
-    """The waiters of this process, and the thread that answers for them while there are any."""
+    """The waiters of this process, and the thread that answers for them while there are any.
+
+    Where the socket's name is taken (containers may share a network and number their processes apart), nobody
+    answers; a signal still prints.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._server: socket.socket | None = None
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """In a forked child: nobody waits here yet, and the socket is the parent's."""
+        if self._server is not None:
+            self._server.close()
+        #: guards the coming and going of the server, its thread's end included
+        self._server_lock = threading.Lock()
         self._waiters: weakref.WeakSet[Waiter] = weakref.WeakSet()
         self._registered = 0
-        self._server: socket.socket | None = None
+        self._server = None
         self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
 
     def register(self, waiter: Waiter) -> None:
-        with self._lock:
-            if self._pid != os.getpid():  # a forked child has the parent's record but not its thread
-                self._pid, self._registered, self._thread = os.getpid(), 0, None
-                self._waiters = weakref.WeakSet()
-                if self._server is not None:
-                    self._server.close()
+        with self._server_lock:
             self._waiters.add(waiter)
             self._registered += 1
             if self._thread is None:
-                self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                self._server.bind(_address(os.getpid()))
-                self._server.listen()
-                self._thread = threading.Thread(
-                    target=_serve, args=(self._server, self), name="penstock-waits", daemon=True
-                )
-                self._thread.start()
+                self._begin_to_answer()
 
     def unregister(self, waiter: Waiter) -> None:
-        with self._lock:
-            if self._pid != os.getpid() or waiter not in self._waiters:
+        with self._server_lock:
+            if waiter not in self._waiters:
                 return
             self._waiters.discard(waiter)
             self._registered -= 1
             if self._registered or self._thread is None or self._server is None:
                 return
-            thread, server = self._thread, self._server
+            self._server.shutdown(socket.SHUT_RDWR)
+            self._thread.join()
+            self._server.close()
             self._thread = self._server = None
-            server.shutdown(socket.SHUT_RDWR)
-        thread.join()
-        server.close()
+
+    def _begin_to_answer(self) -> None:
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            server.bind(_address(os.getpid()))
+        except OSError:
+            server.close()
+            return
+        server.listen()
+        self._server = server
+        self._thread = threading.Thread(
+            target=_serve, args=(server, self), name="penstock-waits", daemon=True
+        )
+        self._thread.start()
 
     def report(self) -> str:
         lines = [line for waiter in list(self._waiters) for line in waiter.waits()]
@@ -88,9 +114,7 @@ def _serve(server: socket.socket, board: _Board) -> None:
         except OSError:  # shut down by unregister
             return
         with connection:
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            _, uid, _ = struct.unpack("3i", credentials)
-            if uid in (0, os.getuid()):
+            if _peer(connection).uid in (0, os.getuid()):
                 connection.settimeout(_ANSWER_SECONDS)
                 try:
                     connection.sendall(board.report().encode())
@@ -101,6 +125,7 @@ def _serve(server: socket.socket, board: _Board) -> None:
 _board = _Board()
 register = _board.register
 unregister = _board.unregister
+os.register_at_fork(after_in_child=_board.begin_anew)
 
 
 def all_waits() -> str:
@@ -114,26 +139,39 @@ def report_waits_on(signum: signal.Signals = signal.SIGUSR1) -> None:
     The report comes as soon as the main thread runs Python code again or sits in a wait of Penstock's;
     `penstock ps PID` answers in any case.
     """
-    signal.signal(signum, lambda *_: print(all_waits(), end="", file=sys.stderr, flush=True))
+    # Not print: a signal may come while the main thread is inside one, and a stream cannot be entered twice.
+    signal.signal(signum, lambda *_: _write_all(_STANDARD_ERROR, all_waits().encode()))
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 def ask_waits(pid: int) -> str:
     """Return what another process of the same user waits for.
 
-    Raises: ConfigError if there is no such process or nothing of Penstock's runs in it;
+    Raises: ConfigError if there is no such process, it is another user's, or nothing of Penstock's runs in it;
         DataError if it does not answer within 5 s.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_ANSWER_SECONDS)
         try:
             connection.connect(_address(pid))
+            owner = _peer(connection)
             parts = []
             while part := connection.recv(65536):
                 parts.append(part)
-        except ConnectionRefusedError as error:
+        except (ConnectionRefusedError, ConnectionResetError) as error:
             raise ConfigError(
                 f"no loader runs in process {pid}: give the id of the training process (a rank of the job)"
             ) from error
         except TimeoutError as error:
             raise DataError(f"process {pid} did not answer within {_ANSWER_SECONDS:.0f} s") from error
+    if owner.pid != pid:  # the name belongs to a process that another container calls by this number
+        raise ConfigError(f"no loader runs in process {pid} of this container: ask where the training runs")
+    if not parts:
+        raise ConfigError(
+            f"process {pid} is of user {owner.uid} and tells nobody else but root what it waits for: ask as that user"
+        )
     return b"".join(parts).decode()

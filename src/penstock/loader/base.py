@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, LoaderClosed
 from penstock.flow.cpus import available_cpus, memory_limit_bytes
-from penstock.flow.engine import Engine
+from penstock.flow.engine import Engine, Whole
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import StagingBuffer, slot_bytes
 from penstock.loader.budget import MemoryBudget, share_memory
@@ -26,7 +26,7 @@ from penstock.loader.transforms import compile_pipeline
 from penstock.loader.transforms.pipeline import Transform
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle, Order, Sequential
-from penstock.policy import FetchCosts, Ready, Scheduler, StagingLimits, place_by_frequency
+from penstock.policy import FetchCosts, Scheduler, StagingLimits, place_by_frequency
 from penstock.simulate import predict
 from penstock.store import MemoryTier, Source, open_source
 from penstock.trace import EpochMetrics, Trace, TraceWriter, limiting
@@ -142,6 +142,7 @@ class BaseLoader(ABC, Generic[Batch]):
 
         if decoders is None:
             decoders = available_cpus()
+        probes = self._plan.stream(rank, 0, 0, _PROBES).tolist()
         work: ImageWork | DatasetWork
         if isinstance(opened, Source):
             readers = readers or (machine.source.threads if machine is not None else _READERS)
@@ -149,7 +150,7 @@ class BaseLoader(ABC, Generic[Batch]):
             pipeline = compile_pipeline(transforms, seed=seed, dtype=dtype, layout=layout)
             tiers: dict[int, MemoryTier] = {}
             work = ImageWork(opened, pipeline, tiers)
-            work.learn_shape(self._plan.stream(rank, 0, 0, _PROBES).tolist(), on_error == "raise")
+            work.learn_shape(probes, on_error == "raise")
         else:
             if transforms:
                 raise ConfigError(
@@ -159,8 +160,7 @@ class BaseLoader(ABC, Generic[Batch]):
             readers, decoders = 0, max(decoders, _DATASET_THREADS)
             self._sizes = np.zeros(len(opened), np.int64)
             tiers = {}
-            first = int(self._plan.stream(rank, 0, 0, 1)[0])
-            work = DatasetWork(opened, first, self._as_array)
+            work = DatasetWork(opened, probes, self._as_array, on_error == "raise")
         self._work = work
 
         local_batch = self._plan.max_local_batch(rank)
@@ -183,9 +183,7 @@ class BaseLoader(ABC, Generic[Batch]):
         self._ring = self._recorder.ring(_CONSUMER)
         self._metrics = RunningMetrics()
         self._writer = None if trace is None else TraceWriter(trace, self._about())
-        self._staging = StagingBuffer(
-            work.fields, local_batch, self._budget.staging_bytes, lambda slot: engine.free(slot), self._hold
-        )
+        self._staging = StagingBuffer(work.fields, local_batch, self._budget.staging_bytes, self._hold())
         for _ in range(self._limits.slots):
             self._staging.grow()
         work.attach(self._staging)
@@ -212,7 +210,8 @@ class BaseLoader(ABC, Generic[Batch]):
         self._iteration = 0
         self._is_inside_epoch = False
         self._skipped: list[SkippedSample] = []
-        self._close = weakref.finalize(self, _shut, engine, self._writer)
+        self._is_closed = False
+        self._shut_unless_closed = weakref.finalize(self, _shut, engine, self._writer)
         engine.start()
 
     # What a front end says
@@ -227,8 +226,8 @@ class BaseLoader(ABC, Generic[Batch]):
         """Turn a part of a data set's sample into an array; None for what is neither array nor number."""
 
     @staticmethod
-    def _hold() -> Callable[[], bool] | None:
-        """See `StagingBuffer`: memory on this host that no device reads is free at once."""
+    def _hold() -> Callable[[], Callable[[], bool] | None] | None:
+        """Return the `hold` of `StagingBuffer`; None where memory that nobody refers to is free at once."""
         return None
 
     # The loop
@@ -238,7 +237,7 @@ class BaseLoader(ABC, Generic[Batch]):
 
         Raises: LoaderClosed after the last epoch or after `close`.
         """
-        if not self._close.alive:
+        if self._is_closed:
             raise LoaderClosed("this loader is closed: make a new one to read on")
         if self._is_inside_epoch:
             self._leave_epoch()
@@ -263,9 +262,14 @@ class BaseLoader(ABC, Generic[Batch]):
 
     def close(self) -> None:
         """End all threads and give the memory back once no batch is referred to. Twice is harmless."""
-        if self._close.alive:
-            self._sum_up()
-        self._close()
+        try:
+            if not self._is_closed:
+                self._sum_up()
+        finally:
+            self._is_closed = True
+            _shut(self._engine, self._writer)
+            self._engine.close()
+            self._shut_unless_closed.detach()
 
     # What a user may ask
 
@@ -328,17 +332,26 @@ class BaseLoader(ABC, Generic[Batch]):
     # One batch
 
     def _next(self, epoch: int) -> Batch:
+        self._end_step()
+        begin = self._recorder.clock()
         while self._position[0] == epoch:
-            self._end_step()
-            begin = self._recorder.clock()
             step = self._position[1]
-            ready = self._engine.take(epoch, step)
-            kept = self._keep(ready)
+            whole = self._engine.take(epoch, step)
+            kept, skipped, error = self._judge(whole)
+            if error is not None:
+                try:
+                    raise error
+                finally:
+                    # The traceback refers to this frame, and to the caller's, which has batches: no circle, please.
+                    del error, whole
+            arrays = whole.keep(kept)
+            batch = self._present(self._work.finish(whole.ready.slot, arrays, kept)) if kept else None
+            # Ctrl-C before this line, and the same batch comes again; after it, the next one.
             self._position = self._plan.first_read_from(self._rank, epoch, step + 1)
-            if not kept:
-                self._engine.free(ready.slot)
+            self._engine.let_go(epoch, step)
+            self._skipped += skipped
+            if batch is None:
                 continue
-            batch = self._lend(ready.slot, kept)
             now = self._recorder.clock()
             self._ring.record(Kind.WAIT, begin, now, epoch=epoch, step=step)
             self._handed = (epoch, step, now, len(kept))
@@ -361,8 +374,9 @@ class BaseLoader(ABC, Generic[Batch]):
         epoch, step = self._position
         self._end_step()
         if step:  # left early: what is staged of this epoch is not wanted
-            self._position = self._plan.first_read_from(self._rank, epoch + 1, 0)
-            self._engine.seek(*self._position)
+            following = self._plan.first_read_from(self._rank, epoch + 1, 0)
+            self._engine.seek(*following)
+            self._position = following
             ended = epoch
         else:
             ended = epoch - 1
@@ -373,38 +387,32 @@ class BaseLoader(ABC, Generic[Batch]):
                 if metrics.epoch == ended:
                     self._report(limiting(metrics))
 
-    def _keep(self, ready: Ready) -> list[int]:
-        """Return the places of a batch that can be handed out, moved to the front of the slot."""
-        count = ready.samples.size
-        if not ready.failed:
-            return list(range(count))
+    def _judge(self, whole: Whole) -> tuple[list[int], list[SkippedSample], Exception | None]:
+        """Return the places of a batch that can be handed out, what is skipped, and what is to be raised instead."""
+        ready = whole.ready
+        skipped: list[SkippedSample] = []
         for index in ready.failed:
             sample = int(ready.samples[index])
-            error = self._engine.failures[sample]
+            error, traceback = whole.errors[sample]
             decision = self._on_error(error, sample) if callable(self._on_error) else self._on_error
             if decision == "raise":
-                error.add_note(f"in the batch of epoch {ready.epoch}, step {ready.step}")
-                raise error
+                # Without the traceback of an earlier time that it was raised, which refers to the caller's batches.
+                placed = _placed(error.with_traceback(traceback), ready.epoch, ready.step)
+                return [], [], placed
             if decision != "skip":
                 raise ConfigError(f'on_error returned {decision!r}; it must return "raise" or "skip"')
             name = self._work.describe(sample)
-            self._skipped.append(SkippedSample(ready.epoch, ready.step, sample, name, str(error)))
+            skipped.append(SkippedSample(ready.epoch, ready.step, sample, name, str(error)))
+            _forget_frames(error)
         lost = set(ready.failed)
-        kept = [index for index in range(count) if index not in lost]
-        for array in self._staging.arrays(ready.slot):
-            array[: len(kept)] = array[kept]
-        return kept
-
-    def _lend(self, slot: int, kept: list[int]) -> Batch:
-        arrays = self._staging.lend(slot, len(kept))
-        return self._present(self._work.finish(slot, arrays, kept))
+        return [index for index in range(ready.samples.size) if index not in lost], skipped, None
 
     # Bookkeeping
 
     def _sum_up(self) -> None:
         self._undrained_steps = 0
         spans = self._recorder.drain()
-        if self._writer is not None:
+        if self._writer is not None and not self._engine.is_forked:
             self._writer.append(spans, dropped=self._recorder.dropped)
         epoch, step = self._position
         self._metrics.add(spans, epoch, step - 1)
@@ -450,9 +458,29 @@ def _keep_silent(_: str) -> None:
 
 
 def _shut(engine: Engine, writer: TraceWriter | None) -> None:
-    engine.close()
-    if writer is not None:
+    """End what runs on without its loader. Twice is harmless."""
+    engine.end()
+    if writer is not None and not engine.is_forked:
         writer.close()
+
+
+def _placed(error: Exception, epoch: int, step: int) -> Exception:
+    """Return what to raise out of `__next__` for a sample's error, with a note about its place."""
+    if isinstance(error, StopIteration):  # it would end the loop as if all had been read
+        stopped = RuntimeError(f"a sample's own code raised {error!r}")
+        stopped.__cause__ = error
+        error = stopped
+    place = f"in the batch of epoch {epoch}, step {step}"
+    if place not in getattr(error, "__notes__", ()):
+        error.add_note(place)
+    return error
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Let go of what a traceback holds: the local variables of a worker, a sample's bytes among them."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _opened(source: str | os.PathLike[str] | Source | MapDataset) -> Source | MapDataset:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,32 +29,30 @@ class MapDataset(Protocol):
 class DatasetWork:
     """Samples that a data set's own code makes, on the decode threads.
 
-    The first sample of the plan, fetched once more beforehand, shows the structure: a tuple, list or mapping of
-    arrays and numbers, nested at will. Arrays and numbers get a place in the slot; anything else (a path, a
-    string) is handed over in a list. Batches have the structure that PyTorch's default_collate gives them.
+    The first of `samples` that can be had, fetched once more beforehand, shows the structure: a tuple, list or
+    mapping of arrays and numbers, nested at will. Arrays and numbers get a place in the slot; anything else (a path,
+    a string) is handed over in a list. Batches have the structure that PyTorch's default_collate gives them.
 
     as_array: turns a leaf into an array without a copy where it can.
     """
 
     def __init__(
-        self, dataset: MapDataset, first_sample: int, as_array: Callable[[Any], NDArray[Any] | None]
+        self,
+        dataset: MapDataset,
+        samples: Iterable[int],
+        as_array: Callable[[Any], NDArray[Any] | None],
+        on_error_raise: bool,
     ) -> None:
         self._dataset = dataset
         self._as_array = as_array
-        try:
-            example = dataset[first_sample]
-        except Exception as error:
-            error.add_note(
-                f"while asking {type(dataset).__name__} for sample {first_sample}, to see its shape"
-            )
-            raise
+        sample, example = self._example(samples, on_error_raise)
         fields: list[Field] = []
         self._others = 0
         self._structure = self._learn(example, fields)
         self.fields = tuple(fields)
         if not fields:
             raise ConfigError(
-                f"sample {first_sample} of {type(dataset).__name__} is a {type(example).__name__} without any array "
+                f"sample {sample} of {type(dataset).__name__} is a {type(example).__name__} without any array "
                 "or number: return at least one, for example the label"
             )
         self._staging: StagingBuffer | None = None
@@ -101,12 +99,25 @@ class DatasetWork:
 
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], kept: Sequence[int]) -> Any:
         """Return what a batch is made of, once its arrays hold the `kept` places of the slot."""
-        rows = self._other_leaves.pop(slot, {})
+        rows = self._other_leaves.get(slot, {})
         lists = [[rows[row][which] for row in kept] for which in range(self._others)]
         return self._structure(iter(arrays), iter(lists))
 
     def close(self) -> None:
         self._other_leaves.clear()
+
+    def _example(self, samples: Iterable[int], on_error_raise: bool) -> tuple[int, Any]:
+        last_error: Exception | None = None
+        for sample in samples:
+            try:
+                return sample, self._dataset[sample]
+            except Exception as error:
+                last_error = error
+                error.add_note(f"while asking {self.place} for sample {sample}, to see its shape")
+                if on_error_raise:
+                    break
+        assert last_error is not None, "a plan has samples"
+        raise last_error
 
     def _learn(self, value: Any, fields: list[Field]) -> Callable[[Any, Any], Any]:
         """Collect the fields of an example; return what puts a batch's arrays and lists into its structure."""

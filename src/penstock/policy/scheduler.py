@@ -1,7 +1,7 @@
 """What to fetch next, from where, for which batch slot or tier: one pure state machine.
 
-It is told of events (`start`, `slot_freed`, `read_done`, `read_failed`, `load_done`, `taken`, `seek`) and answers each
-with instructions. It does no I/O and never asks for the time. Threads drive it over real stores (`flow.engine`), a
+It is told of events (`start`, `slot_freed`, `slots_added`, `read_done`, `read_failed`, `load_done`, `seek`) and answers
+each with instructions. It does no I/O and never asks for the time. Threads drive it over real stores (`flow.engine`), a
 virtual clock over the machine's curves (`simulate.loading`); neither has a rule of its own.
 
 The life of a sample of a batch:
@@ -118,7 +118,10 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Notice: a batch is whole. `failed` holds the places in it whose sample could not be had."""
+    """Notice: a batch is whole, and its slot the consumer's until `slot_freed`.
+
+    failed: the places in it whose sample could not be had.
+    """
 
     batch: int
     epoch: int
@@ -133,7 +136,7 @@ Instruction = Read | Load | Staged | Ready
 
 @dataclass(eq=False, slots=True)
 class _Batch:
-    """A batch between getting its slot and being taken.
+    """A batch between getting its slot and being whole.
 
     missing: places not yet decoded or failed. running: places inside a Load now.
     decodable: places whose bytes are at hand. abandoned: nobody wants it any more (see `Scheduler.seek`).
@@ -193,6 +196,7 @@ class Scheduler:
         self._loads_running = 0
         self._undecoded_bytes = 0
 
+        self._slots = limits.slots
         self._free_slots: deque[int] = deque(range(limits.slots))
         #: The next batch to stage, its running number, and since when it has been next.
         self._epoch, self._step = plan.first_read_from(rank, 0, 0)
@@ -201,8 +205,6 @@ class Scheduler:
         #: Batches with a slot that are not whole yet, in the plan's order, and how many of their places are decodable.
         self._staged: dict[int, _Batch] = {}
         self._decodable = 0
-        #: Whole batches that nobody has taken yet.
-        self._ready: dict[int, _Batch] = {}
         #: Seconds of a read by a decode worker (a running mean); a probe at each epoch's start keeps it honest.
         self._worker_read_seconds = float("inf")
         self._probe = True
@@ -215,8 +217,14 @@ class Scheduler:
         return self._advance(now, [])
 
     def slot_freed(self, slot: int, now: float) -> list[Instruction]:
-        """Nobody refers to a slot any more, or a new one was allocated."""
+        """Nobody refers to the slot of a whole batch any more."""
         self._free_slots.append(slot)
+        return self._advance(now, [])
+
+    def slots_added(self, slots: int, now: float) -> list[Instruction]:
+        """There are this many slots now. Said twice, it is harmless."""
+        self._free_slots.extend(range(self._slots, slots))
+        self._slots = max(self._slots, slots)
         return self._advance(now, [])
 
     def read_done(self, read: Read, seconds: float, now: float) -> list[Instruction]:
@@ -262,13 +270,12 @@ class Scheduler:
         self._complete(batch, len(load.items), out)
         return self._advance(now, out)
 
-    def taken(self, number: int) -> None:
-        """The consumer took a whole batch; its slot comes back by `slot_freed`."""
-        del self._ready[number]
-
     def seek(self, epoch: int, step: int, now: float) -> list[Instruction]:
-        """Give up all batches before (epoch, step): the consumer left its loop early."""
-        for batch in [*self._ready.values(), *self._staged.values()]:
+        """Give up all batches before (epoch, step): the consumer left its loop early. Said twice, it is harmless.
+
+        Slots of whole batches come back by `slot_freed`, as ever.
+        """
+        for batch in list(self._staged.values()):
             if (batch.epoch, batch.step) < (epoch, step):
                 self._abandon(batch)
         if (self._epoch, self._step) < (epoch, step):
@@ -281,6 +288,11 @@ class Scheduler:
     def next_number(self) -> int:
         """Return the running number of the next batch to be staged: all before it have, or had, a slot."""
         return self._number
+
+    def is_wanted(self, number: int) -> bool:
+        """Return whether a batch has a slot, is not whole yet, and was not given up."""
+        batch = self._staged.get(number)
+        return batch is not None and not batch.abandoned
 
     def reads_for(self, number: int) -> list[Read]:
         """Return the reads that a batch still waits for."""
@@ -439,7 +451,6 @@ class Scheduler:
         if batch.abandoned:
             self._free_slots.append(batch.slot)
             return
-        self._ready[batch.number] = batch
         failed = tuple(sorted(batch.failed))
         out.append(Ready(batch.number, batch.epoch, batch.step, batch.slot, batch.samples, failed))
 
@@ -460,9 +471,6 @@ class Scheduler:
         self._forget(read)
 
     def _abandon(self, batch: _Batch) -> None:
-        if self._ready.pop(batch.number, None) is not None:
-            self._free_slots.append(batch.slot)
-            return
         self._decodable -= len(batch.decodable)
         batch.abandoned = True
         for item in batch.decodable:

@@ -181,7 +181,6 @@ class _Run:
         ready = self._whole.pop((epoch, step))
         self._asked = None
         self._record(Kind.WAIT, since, now, epoch, step)
-        self._scheduler.taken(ready.batch)
         # The training's name for the last batch is bound anew only now: until here it kept that slot.
         freed, self._slot_in_use = self._slot_in_use, ready.slot
         end = now + self._step_seconds(ready.samples)

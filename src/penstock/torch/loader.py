@@ -61,8 +61,8 @@ class Loader(BaseLoader[Any]):
         return numpy_leaf(leaf)
 
     @staticmethod
-    def _hold() -> Callable[[], bool] | None:
-        return after_current_stream()
+    def _hold() -> Callable[[], Callable[[], bool] | None] | None:
+        return after_current_stream if torch.backends.cuda.is_built() else None  # type: ignore[no-untyped-call]
 
 
 def after_current_stream() -> Callable[[], bool] | None:

@@ -58,6 +58,7 @@ class TraceWriter:
         except (TypeError, ValueError) as reason:
             raise ConfigError(f"meta of {self._path} is not JSON ({reason}): give plain values") from reason
         self._dropped = 0
+        self._is_ended = False
         self._file = self._path.open("wb", buffering=0)
         self._write(_checked(_PRELUDE.pack(MAGIC, VERSION, len(text), zlib.crc32(text))) + text)
 
@@ -82,7 +83,9 @@ class TraceWriter:
     def close(self) -> None:
         """Mark the end and force the file to the disk. Twice is harmless."""
         if not self._file.closed:
-            self._write_chunk(_END, _DROPPED.pack(self._dropped))
+            if not self._is_ended:
+                self._is_ended = True  # beforehand: a second mark, after a Ctrl-C in here, would read as damage
+                self._write_chunk(_END, _DROPPED.pack(self._dropped))
             os.fsync(self._file.fileno())
             self._file.close()
 

@@ -1,0 +1,486 @@
+"""A loop that is broken off by an error or by Ctrl-C, wherever that may be, and begun again."""
+
+import dis
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import count
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.errors import LoaderClosed
+from penstock.flow import waits
+from penstock.loader import Loader
+from penstock.loader.transforms import Resize, ToTensor
+from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.plan import FullShuffle
+from penstock.store import ImageFolder
+from penstock.trace import read_trace
+
+SAMPLES, BATCH = 6, 2
+BROKEN = 4
+PENSTOCK = os.path.dirname(sys.modules["penstock"].__file__ or "")
+
+
+class Numbers:
+    """Each sample is its own number, as an array and as a word; one of them is broken."""
+
+    def __init__(self, error: type[Exception] = ValueError) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, str]:
+        if index == BROKEN:
+            raise self.error("broken")
+        return np.full(5, index), f"number {index}"
+
+
+def make(dataset: Any, **options: Any) -> Loader:
+    """Three slots and no room for more: a slot that is lost for good would soon be missed."""
+    settings: dict[str, Any] = {
+        "batch_size": BATCH,
+        "memory": "512 B",
+        "decoders": 2,
+        "timeout_seconds": 20,
+        "report": None,
+        **options,
+    }
+    return Loader(dataset, **settings)
+
+
+def seen_in(loader: Loader) -> list[int]:
+    seen = []
+    for numbers, words in loader:
+        assert words == [f"number {number}" for number in numbers[:, 0]]
+        seen += numbers[:, 0].tolist()
+    return seen
+
+
+def expected(order: FullShuffle, epoch: int) -> list[int]:
+    return [number for number in order.at(epoch, np.arange(SAMPLES)).tolist() if number != BROKEN]
+
+
+#: After these instructions the interpreter looks for signals, and raises what a handler raises.
+SIGNALS_COME_AFTER = {
+    number
+    for name, number in dis.opmap.items()
+    if name.startswith("CALL") or name in ("RESUME", "JUMP_BACKWARD")
+}
+
+
+@cache
+def handlers(code: CodeType) -> dict[int, int]:
+    """Return where an exception goes from each instruction that something catches, by offset."""
+    return {
+        offset: entry.target
+        for entry in dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
+        for offset in range(entry.start, entry.end, 2)
+    }
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt in the n-th place in Penstock's own code at which this thread may meet a signal.
+
+    The interpreter would raise it one instruction earlier than a trace function can. Places where that makes a
+    difference to who catches it, as at the end of a `with`, are left out.
+    """
+
+    def __init__(self, place: int) -> None:
+        self._left = place
+        #: The offset of the last instruction of each frame.
+        self._last: dict[FrameType, int] = {}
+
+    @property
+    def has_struck(self) -> bool:
+        return self._left < 0
+
+    def __enter__(self) -> "Interrupter":
+        self._tracer_before = sys.gettrace()
+        sys.settrace(self._enter_frame)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._tracer_before)
+        self._last.clear()
+
+    def _enter_frame(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(PENSTOCK):
+            return None
+        frame.f_trace_opcodes = True
+        return self._see
+
+    def _see(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "return":
+            self._last.pop(frame, None)
+        if event != "opcode" or self.has_struck:
+            return self._see
+        code, now = frame.f_code, frame.f_lasti
+        before = self._last.get(frame)
+        self._last[frame] = now
+        if before is None or code.co_code[before] not in SIGNALS_COME_AFTER:
+            return self._see
+        if handlers(code).get(before) == handlers(code).get(now):
+            self._left -= 1
+            if self.has_struck:
+                raise KeyboardInterrupt
+        return self._see
+
+
+def every_place(stride: int) -> Iterator[Interrupter]:
+    """Yield interrupters that strike later and later, until one strikes no more."""
+    for place in count(0, stride):
+        interrupter = Interrupter(place)
+        yield interrupter
+        if not interrupter.has_struck:
+            return
+
+
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_after_ctrl_c_anywhere_in_a_loop_the_next_loop_runs_whole(stride: int) -> None:
+    order = FullShuffle(SAMPLES, 0)
+    with make(Numbers(), epochs=100_000, on_error="skip") as loader:
+        for interrupter in every_place(stride):
+            with interrupter:
+                try:
+                    seen_in(loader)
+                except KeyboardInterrupt:
+                    assert interrupter.has_struck
+                else:
+                    assert not interrupter.has_struck, "the interrupt was swallowed"
+
+            epoch = loader.position[0] + (loader.position[1] > 0)
+            assert seen_in(loader) == expected(order, epoch)
+
+
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_after_ctrl_c_anywhere_in_leaving_a_loop_the_next_loop_runs_whole(stride: int) -> None:
+    order = FullShuffle(SAMPLES, 0)
+    with make(Numbers(), epochs=100_000, on_error="skip") as loader:
+        for interrupter in every_place(stride):
+            passes = iter(loader)
+            next(passes)
+            with interrupter:
+                try:
+                    iter(loader)
+                except KeyboardInterrupt:
+                    assert interrupter.has_struck
+
+            epoch = loader.position[0] + (loader.position[1] > 0)
+            assert seen_in(loader) == expected(order, epoch)
+
+
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_ctrl_c_anywhere_in_close_leaves_nothing_that_a_second_close_does_not_end(
+    stride: int, tmp_path: Path
+) -> None:
+    for interrupter in every_place(stride):
+        loader = make(Numbers(), epochs=2, on_error="skip", trace=tmp_path / "trace")
+        seen_in(loader)
+        with interrupter:
+            try:
+                loader.close()
+            except KeyboardInterrupt:
+                assert interrupter.has_struck
+        loader.close()
+
+        assert len(read_trace(tmp_path / "trace").spans)
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
+
+
+@pytest.mark.parametrize("stride", [53, pytest.param(7, marks=pytest.mark.slow)])
+def test_ctrl_c_anywhere_in_the_construction_leaves_no_thread(stride: int) -> None:
+    for interrupter in every_place(stride):
+        with interrupter:
+            try:
+                make(Numbers(), epochs=2, on_error="skip").close()
+            except KeyboardInterrupt:
+                assert interrupter.has_struck
+        gc.collect()
+        for thread in threading.enumerate():
+            if thread.name.startswith("penstock"):
+                thread.join(20)
+                assert not thread.is_alive(), thread.name
+
+
+def test_an_error_in_the_first_batch_comes_again_and_again_and_costs_no_slot() -> None:
+    with make(
+        Numbers(), epochs=1, shuffle=FullShuffle(SAMPLES, 3), batch_size=SAMPLES, memory="2 KiB"
+    ) as loader:
+        for _ in range(10):
+            with pytest.raises(ValueError, match="broken"):
+                seen_in(loader)
+
+
+def test_errors_in_later_batches_cost_no_slot_either() -> None:
+    gc.disable()  # an error and what its traceback refers to must go without
+    try:
+        with make(Numbers(), epochs=20, shuffle=False) as loader:
+            for _ in range(20):
+                with pytest.raises(ValueError, match="broken"):
+                    seen_in(loader)
+            assert loader.memory.slots < 20
+    finally:
+        gc.enable()
+
+
+def test_a_sample_that_raises_stop_iteration_does_not_end_the_epoch_unnoticed() -> None:
+    with (
+        make(Numbers(StopIteration), epochs=1) as loader,
+        pytest.raises(RuntimeError, match="StopIteration") as caught,
+    ):
+        seen_in(loader)
+
+    assert isinstance(caught.value.__cause__, StopIteration)
+
+
+def test_what_skipped_samples_held_in_memory_is_let_go() -> None:
+    class Heavy(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            ballast = Ballast()
+            assert ballast is not None
+            return super().__getitem__(index)
+
+    alive: list[int] = [0]
+
+    class Ballast:
+        def __init__(self) -> None:
+            alive[0] += 1
+
+        def __del__(self) -> None:
+            alive[0] -= 1
+
+    with make(Heavy(), epochs=1, on_error="skip") as loader:
+        seen_in(loader)
+        gc.collect()
+
+        assert len(loader.skipped) == 1
+        assert alive == [0]
+
+
+def test_the_wait_for_a_batch_that_is_skipped_whole_counts_as_stall() -> None:
+    """A gate is opened by the very wait that is measured: its length is known, without a sleep."""
+    gate = threading.Event()
+
+    class SlowlyBroken(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            if index < BATCH:
+                if threading.current_thread() is not threading.main_thread():
+                    gate.wait(20)
+                raise ValueError("broken")
+            return np.full(5, index), f"number {index}"
+
+    def open_gate(_: str) -> None:
+        gate.set()
+
+    patience_seconds = 0.1
+    options = {
+        "on_error": "skip",
+        "shuffle": False,
+        "patience_seconds": patience_seconds,
+        "report": open_gate,
+    }
+    with make(SlowlyBroken(), epochs=1, **options) as loader:
+        next(iter(loader))
+        (metrics,) = loader.metrics
+
+    assert metrics.stall_seconds >= patience_seconds
+
+
+# Other threads, other processes
+
+
+def test_closing_in_another_thread_ends_a_wait(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    class Stuck(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            if index != 0:
+                gate.wait(20)
+            return super().__getitem__(0)
+
+    loader = make(Stuck(), epochs=1, shuffle=False, timeout_seconds=None)
+    raised: list[BaseException] = []
+
+    def consume() -> None:
+        try:
+            seen_in(loader)
+        except LoaderClosed as error:
+            raised.append(error)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    while "the training waits" not in waits.all_waits():
+        pass
+    closer = threading.Thread(target=loader.close)
+    closer.start()
+    consumer.join(20)
+    gate.set()
+    closer.join()
+
+    assert [type(error) for error in raised] == [LoaderClosed]
+
+
+def test_a_worker_that_died_of_an_error_of_ours_is_told_at_every_wait_and_never_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loader = make(Numbers(), epochs=3, on_error="skip")
+    loader.close()
+    with monkeypatch.context() as patched:
+        patched.setattr("penstock.loader.dataset.DatasetWork.load", lambda *_: 1 / 0)
+        loader = make(Numbers(), epochs=3)
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                seen_in(loader)
+    loader.close()
+
+
+def in_cycle(loader: Loader) -> None:
+    """Leave a loader to the garbage collector."""
+    cycle: list[Any] = [loader]
+    cycle.append(cycle)
+
+
+def test_a_loader_that_the_collector_takes_while_another_begins_blocks_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The collector may run anywhere, here while the new loader holds the lock of those who wait."""
+    gc.disable()
+    try:
+        in_cycle(make(Numbers(), epochs=1, on_error="skip"))
+        register = waits.register
+
+        def collecting_register(waiter: waits.Waiter) -> None:
+            with waits._board._server_lock:
+                gc.collect()
+            register(waiter)
+
+        monkeypatch.setattr("penstock.flow.waits.register", collecting_register)
+        with make(Numbers(), epochs=1, on_error="skip") as loader:
+            assert len(seen_in(loader)) == SAMPLES - 1
+    finally:
+        gc.enable()
+
+
+def test_the_last_reference_may_go_in_a_worker_thread_of_the_loader_itself() -> None:
+    held: list[Any] = []
+
+    class Letting(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            if index == 5 and held:
+                held.clear()
+            return np.full(5, index), f"number {index}"
+
+    dataset = Letting()
+    held.append(make(dataset, epochs=1, shuffle=False))
+    iterator = iter(held[0])
+    del iterator
+    for thread in threading.enumerate():
+        if thread.name.startswith("penstock"):
+            thread.join(20)
+    assert not held
+
+
+def in_child(act: Callable[[], None]) -> int:
+    """Run something in a forked child; return its exit status, 0 unless it raised."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork beside threads
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            act()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_forked_child_may_close_its_copy_and_the_parents_trace_stays_whole(tmp_path: Path) -> None:
+    with make(Numbers(), epochs=1, on_error="skip", trace=tmp_path / "trace") as loader:
+        passes = iter(loader)
+        next(passes)
+
+        assert in_child(loader.close) == 0
+        assert in_child(lambda: print(loader.metrics)) == 0
+        for _ in passes:
+            pass
+
+    assert read_trace(tmp_path / "trace").is_complete
+
+
+def test_a_forked_child_may_have_a_loader_of_its_own_and_answers_for_it_alone() -> None:
+    with make(Numbers(), epochs=1, on_error="skip") as loader:
+
+        def run_there() -> None:
+            with make(Numbers(), epochs=1, on_error="skip") as own:
+                assert len(seen_in(own)) == SAMPLES - 1
+                assert f"process {os.getpid()}" in waits.ask_waits(os.getpid())
+
+        assert in_child(run_there) == 0
+        assert f"process {os.getpid()}" in waits.ask_waits(os.getpid())
+        assert len(seen_in(loader)) == SAMPLES - 1
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def grow(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"more")
+
+
+def without_tier() -> Machine:
+    return Machine(
+        SharedStore(None, Curve(((1, 1e8),)), 1e-3, 1),
+        (StorageClass("staging", 10**6, 1, Curve(((1, 1e9),))),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [(truncate, "has shrunk from"), (grow, "has grown"), (Path.unlink, "has vanished")],
+)
+def test_a_file_that_changes_while_training_is_named_from_then_on(
+    image_folder: Callable[..., Path], spoil: Callable[[Path], None], complaint: str
+) -> None:
+    root = image_folder(images=8)
+    source = ImageFolder(root)
+    spoiled = Path(source.path_of(3))
+    with Loader(
+        source,
+        batch_size=2,
+        epochs=3,
+        readers=1,
+        transforms=[Resize((64, 64)), ToTensor()],
+        memory="400 KiB",
+        machine=without_tier(),
+        on_error="skip",
+        report=None,
+        timeout_seconds=20,
+    ) as loader:
+        assert loader.memory.tier_bytes == 0
+        assert loader.memory.slots <= len(loader), "the third epoch is not read ahead in the first"
+        passes = iter(loader)
+        next(passes)
+        spoil(spoiled)
+        kept = (
+            2
+            + sum(len(labels) for _, labels in passes)
+            + sum(len(labels) for _ in range(2) for _, labels in loader)
+        )
+
+        assert kept == 24 - len(loader.skipped)
+        assert {skip.name for skip in loader.skipped} == {str(spoiled)}
+        assert all(complaint in skip.error for skip in loader.skipped)
+        assert loader.skipped[-1].epoch == 2
