@@ -125,6 +125,7 @@ def test_every_number_format_and_layout_shows_the_same_picture(dtype, layout, st
 @settings(max_examples=200, deadline=None)
 @given(arrays(np.float32, 20, elements=st.floats(width=32)))
 @example(np.array([np.nan, np.inf, -np.inf, -0.0, 3.3895314e38, 1e-45] * 3 + [0, 1], np.float32))
+@example(1 + 2**-8 * np.arange(1, 41, 2, dtype=np.float32))  # halfway between two neighbours
 def test_bfloat16_bits_are_torchs(values: NDArray[np.float32]) -> None:
     expected = torch.from_numpy(values).to(torch.bfloat16)
     got = torch.from_numpy(encode_bfloat16(values)).view(torch.bfloat16)
