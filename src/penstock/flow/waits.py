@@ -60,27 +60,23 @@ class _Board:
         #: guards the coming and going of the server, its thread's end included
         self._server_lock = threading.Lock()
         self._waiters: weakref.WeakSet[Waiter] = weakref.WeakSet()
-        self._registered = 0
         self._server = None
         self._thread: threading.Thread | None = None
 
     def register(self, waiter: Waiter) -> None:
         with self._server_lock:
             self._waiters.add(waiter)
-            self._registered += 1
-            if self._thread is None:
+            if self._server is None:
                 self._begin_to_answer()
 
     def unregister(self, waiter: Waiter) -> None:
         with self._server_lock:
-            if waiter not in self._waiters:
-                return
             self._waiters.discard(waiter)
-            self._registered -= 1
-            if self._registered or self._thread is None or self._server is None:
+            if self._waiters or self._server is None:
                 return
             self._server.shutdown(socket.SHUT_RDWR)
-            self._thread.join()
+            if self._thread is not None and self._thread.ident is not None:
+                self._thread.join()
             self._server.close()
             self._thread = self._server = None
 
