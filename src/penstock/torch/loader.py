@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError
 from penstock.loader.base import BaseLoader
 from penstock.loader.dataset import MapDataset, numpy_leaf
+from penstock.loader.images import ImageWork
 from penstock.store import Source
 
 
@@ -47,18 +48,18 @@ class Loader(BaseLoader[Any]):
             else:
                 rank, world_size = 0, 1
         name = str(dtype).removeprefix("torch.")
-        self._dtype = name
         super().__init__(source, dtype=name, rank=rank, world_size=world_size, **options)
+        self._images_are_bfloat16 = name == "bfloat16" and isinstance(self._work, ImageWork)
 
     def _present(self, batch: Any) -> Any:
-        return _tensors(batch, self._dtype == "bfloat16")
+        if self._images_are_bfloat16:
+            images, labels = batch
+            batch = images.view(_marked(torch.bfloat16)), labels
+        return _tensors(batch)
 
     @staticmethod
     def _as_array(leaf: Any) -> NDArray[Any] | None:
-        if isinstance(leaf, torch.Tensor):
-            leaf = leaf.detach().cpu()
-            return None if leaf.dtype == torch.bfloat16 else leaf.numpy()
-        return numpy_leaf(leaf)
+        return _array(leaf) if isinstance(leaf, torch.Tensor) else numpy_leaf(leaf)
 
     @staticmethod
     def _hold() -> Callable[[], Callable[[], bool] | None] | None:
@@ -74,15 +75,40 @@ def after_current_stream() -> Callable[[], bool] | None:
     return event.query
 
 
-def _tensors(batch: Any, is_bfloat16: bool) -> Any:
+# NumPy has no bfloat16 and no 8-bit floats. An array of them holds their bits, in a structured type of one field whose
+# name says what they are: it cannot be taken for numbers, and it survives every view.
+_BITS = {1: (torch.uint8, "u1"), 2: (torch.int16, "i2")}
+
+
+def _marked(dtype: torch.dtype) -> np.dtype[Any]:
+    return np.dtype([(str(dtype).removeprefix("torch."), _BITS[dtype.itemsize][1])])
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any] | None:
+    """Return a tensor as an array, over the same memory where it can be; None if it has no elements of its own."""
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return None
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    try:
+        return tensor.numpy()
+    except TypeError:  # a type that NumPy does not know
+        if tensor.dtype.itemsize not in _BITS:
+            return None
+        bits = tensor.contiguous().view(_BITS[tensor.dtype.itemsize][0])
+        return bits.numpy().view(_marked(tensor.dtype))
+
+
+def _tensors(batch: Any) -> Any:
     """Turn every array of a structure into a tensor over the same memory."""
     if isinstance(batch, np.ndarray):
-        tensor = torch.from_numpy(batch)
-        return tensor.view(torch.bfloat16) if is_bfloat16 and batch.dtype == np.uint16 else tensor
+        if batch.dtype.names is None:
+            return torch.from_numpy(batch)
+        (name,) = batch.dtype.names
+        return torch.from_numpy(batch[name]).view(getattr(torch, name))
     if isinstance(batch, dict):
-        return {key: _tensors(part, is_bfloat16) for key, part in batch.items()}
+        return {key: _tensors(part) for key, part in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_tensors(part, is_bfloat16) for part in batch))
+        return type(batch)(*(_tensors(part) for part in batch))
     if isinstance(batch, (tuple, list)):
-        return type(batch)(_tensors(part, is_bfloat16) for part in batch)
+        return type(batch)(_tensors(part) for part in batch)
     return batch

@@ -1,0 +1,445 @@
+"""The loader as a user of PyTorch meets it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import threading
+import weakref
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from penstock.errors import ConfigError
+from penstock.loader.transforms import Normalize, Resize, ToTensor
+from penstock.plan import FullShuffle
+from penstock.plan.torch_order import TorchShuffle
+from penstock.torch import Loader
+from penstock.torch.loader import after_current_stream
+
+COUNT, BATCH = 22, 4
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """22 PNG pictures of 8 x 6 pixels; every pixel of picture k has the value 10 k; label k % 2."""
+    for number in range(COUNT):
+        place = tmp_path / "data" / f"label{number % 2}"
+        place.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(place / f"{number:02d}.png"), np.full((6, 8, 3), 10 * number, np.uint8))
+    return tmp_path / "data"
+
+
+def make(source: Any, **options: Any) -> Loader:
+    settings: dict[str, Any] = {
+        "batch_size": BATCH,
+        "epochs": 2,
+        "memory": "32 MiB",
+        "report": None,
+        "timeout_seconds": 60,
+        **options,
+    }
+    return Loader(source, **settings)
+
+
+def numbers(images: torch.Tensor, scale: float = 255) -> list[int]:
+    """Which pictures are these? Read off the first element of each."""
+    return (images.float().flatten(1)[:, 0] * scale / 10).round().int().tolist()
+
+
+# Tensors over the slots
+
+
+def slots_of(loader: Loader) -> list[range]:
+    """Return the addresses of each batch slot."""
+    staging = loader._staging
+    starts = [staging.arrays(slot)[0].ctypes.data for slot in range(len(staging))]
+    return [range(start, start + staging.slot_bytes) for start in starts]
+
+
+def slot_of(loader: Loader, tensor: torch.Tensor) -> int:
+    (slot,) = [number for number, slot in enumerate(slots_of(loader)) if tensor.data_ptr() in slot]
+    return slot
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(
+    ("dtype", "scale", "tolerance"),
+    [
+        (torch.float32, 255, 1e-6),
+        ("float16", 255, 2**-11),
+        (torch.bfloat16, 255, 2**-8),
+        (torch.uint8, 1, 0),
+    ],
+)
+def test_tensors_lie_in_the_slot_in_the_asked_type_and_layout(
+    folder: Path, dtype: Any, scale: float, tolerance: float, layout: str
+) -> None:
+    transforms = [Resize((6, 8))] if dtype is torch.uint8 else [Resize((6, 8)), ToTensor()]
+    with make(folder, transforms=transforms, dtype=dtype, layout=layout) as loader:
+        for images, labels in loader:
+            assert str(images.dtype).endswith(str(dtype).removeprefix("torch."))
+            assert images.shape[1:] == ((3, 6, 8) if layout == "NCHW" else (6, 8, 3))
+            assert images.is_contiguous()
+            assert slot_of(loader, images) == slot_of(loader, labels)
+            pictures = numbers(images, scale)
+            assert [picture % 2 for picture in pictures] == labels.tolist()
+            expected = torch.tensor(pictures)[:, None, None, None] * 10 / scale
+            assert torch.allclose(images.double(), expected.double(), rtol=tolerance, atol=0)
+            del images, labels
+
+
+def test_bfloat16_is_the_nearest_of_what_float32_gives(folder: Path) -> None:
+    transforms = [Resize((6, 8)), ToTensor(), Normalize((0.1, 0.2, 0.3), (0.7, 0.9, 1.1))]
+    with (
+        make(folder, transforms=transforms, dtype="float32") as precise,
+        make(folder, transforms=transforms, dtype="bfloat16") as coarse,
+    ):
+        for (images, _), (rounded, _) in zip(precise, coarse, strict=True):
+            assert torch.equal(images.to(torch.bfloat16), rounded)
+
+
+@pytest.mark.parametrize(
+    "derive",
+    [
+        lambda images, labels: images,
+        lambda images, labels: labels,
+        lambda images, labels: images[1, :, 2:, 3],
+        lambda images, labels: images.detach().transpose(1, 3)[:, 2:],
+        lambda images, labels: images.view(torch.int32),
+        lambda images, labels: images.numpy()[2:],
+        lambda images, labels: [images.unbind()[-1]],
+        lambda images, labels: {"kept": (images[0], "and more")},
+    ],
+    ids=["images", "labels", "view", "transposed", "reinterpreted", "as array", "row", "nested"],
+)
+def test_a_slot_is_not_filled_again_while_anything_refers_to_it(
+    folder: Path, derive: Callable[[torch.Tensor, torch.Tensor], Any]
+) -> None:
+    with make(folder, transforms=[Resize((6, 8)), ToTensor()], epochs=20) as loader:
+        passes = iter(loader)
+        images, labels = next(passes)
+        slot = slot_of(loader, images)
+        before = images.clone(), labels.clone()
+        kept = derive(images, labels)
+        del images, labels
+
+        met = [slot_of(loader, tensors[0]) for tensors in passes]
+        met += [slot_of(loader, tensors[0]) for _ in range(10) for tensors in loader]
+        assert slot not in met
+        inside, labels_inside = (torch.from_numpy(array) for array in loader._staging.arrays(slot))
+        assert torch.equal(inside, before[0])
+        assert torch.equal(labels_inside, before[1])
+        del inside, labels_inside
+
+        del kept
+        met = [slot_of(loader, tensors[0]) for _ in range(5) for tensors in loader]
+        assert slot in met
+
+
+def test_a_gradient_through_a_batch_keeps_its_slot_until_the_graph_is_gone(folder: Path) -> None:
+    with make(folder, transforms=[Resize((6, 8)), ToTensor()], epochs=20) as loader:
+        passes = iter(loader)
+        weight = torch.ones(8, requires_grad=True)
+        images, _ = next(passes)
+        slot, total = slot_of(loader, images), images.sum()
+        loss = (images * weight).sum()
+        del images, _
+
+        met = [slot_of(loader, tensors[0]) for tensors in passes]
+        loss.backward()
+
+        assert slot not in met
+        assert weight.grad is not None
+        assert torch.allclose(weight.grad.sum(), total)
+
+
+# Copies to a device
+
+
+class FakeEvent:
+    """An event on a stream whose work the test ends."""
+
+    recorded: list[FakeEvent]
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.thread: threading.Thread | None = None
+
+    def record(self) -> None:
+        self.thread = threading.current_thread()
+        FakeEvent.recorded.append(self)
+
+    def query(self) -> bool:
+        return self.is_over
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> type[FakeEvent]:
+    """A PyTorch that believes to use a device, whose copies the test ends."""
+    FakeEvent.recorded = []
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    return FakeEvent
+
+
+def test_nothing_is_waited_for_where_no_device_is_in_use() -> None:
+    assert after_current_stream() is None
+
+
+def test_a_slot_is_not_filled_again_while_a_copy_to_the_device_may_read_it(
+    folder: Path, cuda: type[FakeEvent]
+) -> None:
+    with make(folder, transforms=[Resize((6, 8)), ToTensor()], epochs=20, memory="40 KiB") as loader:
+        slots = loader.memory.slots
+        seen = set()
+        passes = iter(loader)
+        copied_in: list[int] = []
+        for _ in range(slots - 1):
+            images, labels = next(passes)
+            copied_in.append(slot_of(loader, images))
+            del images, labels
+        images, labels = next(passes)
+        seen.add(slot_of(loader, images))
+
+        assert len(set(copied_in) | seen) == slots
+        assert {event.thread for event in cuda.recorded} == {threading.current_thread()}
+        assert len(cuda.recorded) >= slots - 1
+        # The device ends the copy out of the first slot: that one alone is filled, and the next batch lies in it.
+        for event in cuda.recorded[:2]:
+            event.is_over = True
+        images, labels = next(passes)
+        assert slot_of(loader, images) == copied_in[0]
+        for event in cuda.recorded:
+            event.is_over = True
+        del images, labels
+
+
+def test_a_copy_that_ends_while_the_training_waits_ends_the_wait(folder: Path, cuda: type[FakeEvent]) -> None:
+    """All slots but the one in hand are held; the copies end after the wait has begun, seen by its own report."""
+
+    def end_copies(_: str) -> None:
+        for event in list(cuda.recorded):
+            event.is_over = True
+
+    options = {"memory": "40 KiB", "patience_seconds": 0.2, "report": end_copies, "epochs": 20}
+    with make(folder, transforms=[Resize((6, 8)), ToTensor()], **options) as loader:
+        seen = [number for images, _ in loader for number in numbers(images)]
+        end_copies("")
+
+    assert sorted(seen) == list(range(COUNT))
+
+
+# Ranks
+
+
+def test_without_a_process_group_a_loader_is_alone(folder: Path) -> None:
+    with make(folder, transforms=[Resize((6, 8))]) as loader:
+        assert (loader.plan.ranks, len(loader)) == (1, 6)
+
+
+@pytest.mark.parametrize("half", [{"rank": 0}, {"world_size": 2}])
+def test_half_of_a_rank_is_refused(folder: Path, half: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="rank and world_size belong together"):
+        make(folder, transforms=[Resize((6, 8))], **half)
+
+
+RANK = """
+import json, sys
+import torch
+from penstock.loader.transforms import Resize, ToTensor
+from penstock.torch import Loader
+
+rank, folder, store = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+with Loader(
+    folder, batch_size=4, epochs=2, seed=5, transforms=[Resize((6, 8)), ToTensor()], memory="32 MiB", report=None
+) as loader:
+    for _ in range(2):
+        for images, labels in loader:
+            mine = (images[:, 0, 0, 0] * 25.5).round().int()
+            both = [None, None]
+            torch.distributed.all_gather_object(both, mine.tolist())
+            if rank == 0:
+                print(json.dumps(both))
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_the_ranks_of_a_process_group_share_each_batch(folder: Path, tmp_path: Path) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(folder), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    answers = [rank.communicate(timeout=100) for rank in ranks]
+
+    assert [rank.returncode for rank in ranks] == [0, 0], answers
+    steps = [json.loads(line) for line in answers[0][0].splitlines()]
+    with make(folder, seed=5, transforms=[Resize((6, 8)), ToTensor()]) as alone:
+        batches = [numbers(images) for _ in range(2) for images, _ in alone]
+    assert len(steps) == len(batches) == 12
+    assert [first + second for first, second in steps] == batches
+    assert all(len(first) == len(second) for first, second in steps)
+
+
+# Data sets of PyTorch's kind
+
+
+Pair = namedtuple("Pair", ["image", "label"])
+
+
+class Samples(Dataset[Any]):
+    """Sample k in one of the structures that PyTorch's own loader can batch."""
+
+    def __init__(self, shape_of: Callable[[int, torch.Tensor], Any]) -> None:
+        self.shape_of = shape_of
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        return self.shape_of(index, torch.arange(6, dtype=torch.float32).view(2, 3) + 100 * index)
+
+
+STRUCTURES: dict[str, Callable[[int, torch.Tensor], Any]] = {
+    "tensor": lambda k, x: x,
+    "tuple": lambda k, x: (x, k),
+    "list": lambda k, x: [x, k / 2],
+    "dict": lambda k, x: {"image": x, "label": k, "name": f"sample {k}"},
+    "ordered dict": lambda k, x: OrderedDict(b=x, a=k),
+    "namedtuple": lambda k, x: Pair(x, k),
+    "nested": lambda k, x: {"a": (x, [Pair(x + 1, {"b": k % 2 == 0})])},
+    "arrays": lambda k, x: (x.numpy(), np.float32(k), np.int16(k), np.bool_(k % 2)),
+    "number": lambda k, x: k,
+    "words": lambda k, x: (k, "word", b"bytes"),
+    "not contiguous": lambda k, x: x.t()[::2],
+    "expanded": lambda k, x: torch.tensor(k).expand(2, 2),
+    "with gradient": lambda k, x: x.clone().requires_grad_(),
+    "bfloat16": lambda k, x: (x.to(torch.bfloat16), torch.tensor(k, dtype=torch.bfloat16)),
+    "transposed bfloat16": lambda k, x: x.to(torch.bfloat16).t(),
+    "float8": lambda k, x: (x / 100).to(torch.float8_e5m2),
+    "uint16 beside bfloat16": lambda k, x: (x.to(torch.uint16), x.to(torch.bfloat16)),
+    "complex": lambda k, x: torch.complex(x, -x).conj(),
+    "empty": lambda k, x: (x[:0], k),
+    "bool": lambda k, x: x > 1000,
+}
+
+
+def equal(ours: Any, theirs: Any) -> bool:
+    if isinstance(theirs, torch.Tensor):
+        as_bytes = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in (ours, theirs)]
+        return ours.dtype == theirs.dtype and ours.shape == theirs.shape and torch.equal(*as_bytes)
+    if isinstance(theirs, dict):
+        return list(ours) == list(theirs) and all(equal(ours[key], theirs[key]) for key in theirs)
+    if isinstance(theirs, (list, tuple)):
+        return len(ours) == len(theirs) and all(map(equal, ours, theirs))
+    return bool(ours == theirs)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_data_sets_batches_are_those_of_pytorchs_own_loader(structure: str) -> None:
+    dataset = Samples(STRUCTURES[structure])
+    theirs = list(DataLoader(dataset, BATCH))
+
+    with make(dataset, shuffle=False) as loader:
+        ours = [batch for batch in loader]  # noqa: C416  # list() would ask for the length
+
+    assert len(ours) == len(theirs)
+    for our_batch, their_batch in zip(ours, theirs, strict=True):
+        if structure == "namedtuple":
+            assert type(our_batch) is type(their_batch) is Pair
+        assert equal(our_batch, their_batch), (our_batch, their_batch)
+
+
+def test_batches_of_a_data_set_lie_in_the_slots_too() -> None:
+    with make(Samples(STRUCTURES["bfloat16"]), shuffle=False) as loader:
+        for images, labels in loader:
+            assert slot_of(loader, images) == slot_of(loader, labels)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("own_generator", [True, False])
+def test_a_shuffled_run_of_pytorchs_loader_is_repeated_batch_by_batch(
+    own_generator: bool, drop_last: bool
+) -> None:
+    """The one-line migration: the order of the DataLoader that was there, from the generator's state."""
+    dataset = TensorDataset(torch.arange(COUNT * 3.0).view(COUNT, 3), torch.arange(COUNT))
+    generator = torch.Generator().manual_seed(11) if own_generator else None
+    torch.manual_seed(12)
+    state = generator.get_state() if generator is not None else torch.get_rng_state()
+    their_loader = DataLoader(dataset, BATCH, shuffle=True, generator=generator, drop_last=drop_last)
+    theirs = [batch for _ in range(3) for batch in their_loader]
+
+    order = TorchShuffle(COUNT, state, is_global=not own_generator)
+    with make(dataset, shuffle=order, drop_last=drop_last, epochs=3) as loader:
+        ours = [[tensor.clone() for tensor in batch] for _ in range(3) for batch in loader]
+
+    assert len(ours) == len(theirs)
+    assert all(map(equal, ours, theirs))
+
+
+def test_a_sample_of_another_type_than_the_first_is_refused_by_name() -> None:
+    def shape_of(index: int, x: torch.Tensor) -> torch.Tensor:
+        return x.to(torch.bfloat16) if index == 6 else x.to(torch.float16)
+
+    with (
+        make(Samples(shape_of), shuffle=False) as loader,
+        pytest.raises(OSError, match=r"Samples\[6\].*bfloat16"),
+    ):
+        for _ in loader:
+            pass
+
+
+def test_a_true_uint16_stays_one_whatever_type_is_asked_for_images() -> None:
+    with make(Samples(lambda k, x: x.to(torch.uint16)), dtype="bfloat16") as loader:
+        assert {batch.dtype for batch in loader} == {torch.uint16}
+
+
+# Several at once
+
+
+def test_training_and_validation_loaders_live_side_by_side(folder: Path) -> None:
+    transforms = [Resize((6, 8)), ToTensor()]
+    orders = [FullShuffle(COUNT, seed) for seed in (1, 2)]
+    with (
+        make(folder, transforms=transforms, seed=1, epochs=2) as train,
+        make(folder, transforms=transforms, shuffle=orders[1], epochs=4, batch_size=3) as validate,
+        make(Samples(STRUCTURES["number"]), shuffle=orders[0]) as third,
+    ):
+        for epoch in range(2):
+            seen = []
+            for (images, _), ids in zip(train, third, strict=True):
+                assert len(images) == len(ids)
+                seen += ids.tolist()
+                if len(seen) == 2 * BATCH:
+                    assert sum(len(labels) for _, labels in validate) == COUNT
+            assert seen == orders[0].at(epoch, np.arange(COUNT)).tolist()
+            assert sum(len(labels) for _, labels in validate) == COUNT
+
+
+def test_a_batch_outlives_its_loader(folder: Path) -> None:
+    loader = make(folder, transforms=[Resize((6, 8)), ToTensor()])
+    images, _ = next(iter(loader))
+    before = images.clone()
+    gone = weakref.ref(loader)
+    loader.close()
+    del loader
+    gc.collect()
+
+    assert gone() is None
+    assert torch.equal(images, before)
