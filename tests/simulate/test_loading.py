@@ -35,7 +35,9 @@ def machine(
     )
 
 
-def run(plan: AccessPlan, on: Machine, sizes: np.ndarray, limits: StagingLimits, step_seconds: float = 0.0) -> Trace:
+def run(
+    plan: AccessPlan, on: Machine, sizes: np.ndarray, limits: StagingLimits, step_seconds: float = 0.0
+) -> Trace:
     return predict(plan, on, sizes, limits=limits, step_seconds=step_seconds)
 
 
@@ -124,10 +126,15 @@ runs = st.fixed_dictionaries(
 
 
 def simulated(case: dict[str, float]) -> tuple[AccessPlan, np.ndarray, Trace]:
-    plan = AccessPlan(FullShuffle(int(case["samples"]), int(case["seed"])), int(case["batch"]), int(case["epochs"]))
+    plan = AccessPlan(
+        FullShuffle(int(case["samples"]), int(case["seed"])), int(case["batch"]), int(case["epochs"])
+    )
     sizes = np.random.default_rng(int(case["seed"])).integers(50, 200, plan.samples)
     on = machine(
-        read=Curve(((1, 10_000.0),)), latency=case["latency"], preprocess=50_000.0, tier_bytes=int(case["tier"])
+        read=Curve(((1, 10_000.0),)),
+        latency=case["latency"],
+        preprocess=50_000.0,
+        tier_bytes=int(case["tier"]),
     )
     limits = StagingLimits(int(case["slots"]), int(case["readers"]), int(case["decoders"]), BIG)
     return plan, sizes, run(plan, on, sizes, limits, case["step"])

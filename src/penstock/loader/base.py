@@ -7,47 +7,36 @@ import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, Self, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Self, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, LoaderClosed
-from penstock.flow.cpus import available_cpus, memory_limit_bytes
 from penstock.flow.engine import Engine, Whole
 from penstock.flow.recorder import Recorder
-from penstock.flow.staging import StagingBuffer, slot_bytes
-from penstock.loader.budget import MemoryBudget, share_memory
-from penstock.loader.dataset import DatasetWork, MapDataset
-from penstock.loader.images import ImageWork
+from penstock.flow.staging import StagingBuffer
+from penstock.loader.budget import MemoryBudget
+from penstock.loader.dataset import MapDataset
 from penstock.loader.progress import RunningMetrics
-from penstock.loader.transforms import compile_pipeline
+from penstock.loader.setup import open_any, order_of, read_machine, set_up, with_memory
 from penstock.loader.transforms.pipeline import Transform
-from penstock.machine import Curve, Machine, SharedStore, StorageClass
-from penstock.plan import AccessPlan, FullShuffle, Order, Sequential
-from penstock.policy import FetchCosts, Scheduler, StagingLimits, place_by_frequency
+from penstock.machine import Machine
+from penstock.plan import AccessPlan, Order
+from penstock.policy import FetchCosts, Scheduler
 from penstock.simulate import predict
-from penstock.store import MemoryTier, Source, open_source
+from penstock.store import Source
 from penstock.trace import EpochMetrics, Trace, TraceWriter, limiting
 from penstock.trace.schema import Kind
-from penstock.units import parse_bytes
 
 Batch = TypeVar("Batch")
 
 OnError = Literal["raise", "skip"] | Callable[[Exception, int], Literal["raise", "skip"]]
 
-_READERS = 32
-_DATASET_THREADS = 16
 _CONSUMER = 0
 _RING_SPANS = 4096
 _DRAIN_STEPS = 32
-_PROBES = 16
-
-# What is assumed of a machine that nobody measured; observed reads correct it.
-_UNKNOWN_BYTES_PER_SECOND = 100e6
-_UNKNOWN_LATENCY_SECONDS = 1e-3
-_MEMORY_BYTES_PER_SECOND = 5e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +53,26 @@ class SkippedSample:
 def print_report(line: str) -> None:
     """Print a line of a loader's own to standard error."""
     print(f"penstock: {line}", file=sys.stderr, flush=True)
+
+
+class LoaderOptions(TypedDict, total=False):
+    """The arguments of `BaseLoader` that mean the same in every front end."""
+
+    transforms: Sequence[Transform]
+    shuffle: bool | Order
+    seed: int
+    drop_last: bool
+    split: str
+    layout: str
+    memory: str | int | None
+    machine: Machine | str | os.PathLike[str] | None
+    readers: int | None
+    decoders: int | None
+    on_error: OnError
+    patience_seconds: float
+    timeout_seconds: float | None
+    trace: str | os.PathLike[str] | None
+    report: Callable[[str], None] | None
 
 
 class BaseLoader(ABC, Generic[Batch]):
@@ -92,7 +101,7 @@ class BaseLoader(ABC, Generic[Batch]):
         dtype: str = "float32",
         layout: str = "NCHW",
         memory: str | int | None = None,
-        machine: Machine | None = None,
+        machine: Machine | str | os.PathLike[str] | None = None,
         readers: int | None = None,
         decoders: int | None = None,
         on_error: OnError = "raise",
@@ -114,7 +123,7 @@ class BaseLoader(ABC, Generic[Batch]):
         dtype, layout: of the images, "float32", "float16", "bfloat16" or "uint8", "NCHW" or "NHWC".
         memory: bound on batch slots, bytes in passing and the memory tier together, as in "8 GiB";
             a quarter of what this process may use unless given.
-        machine: what reads cost here (see `penstock.calibrate`); learned while running unless given.
+        machine: what reads cost here, or its file (see `penstock calibrate`); learned while running unless given.
         readers: reads in flight at most. decoders: threads that decode; one per core unless given.
         on_error: "raise", "skip", or a function of the error and the sample that returns one of them.
         patience_seconds: a wait that lasts longer is reported. timeout_seconds: one that lasts longer raises.
@@ -127,80 +136,55 @@ class BaseLoader(ABC, Generic[Batch]):
             raise ConfigError(
                 f'on_error is {on_error!r}; it is "raise", "skip" or a function that returns one'
             )
-        for name, count in (("readers", readers), ("decoders", decoders)):
-            if count is not None and count < 1:
-                raise ConfigError(f"{name} is {count}; at least one thread must do that work")
         if patience_seconds <= 0 or (timeout_seconds is not None and timeout_seconds <= 0):
             raise ConfigError("patience_seconds and timeout_seconds must be above zero")
-        opened = _opened(source)
-        order = _order(shuffle, len(opened), seed)
-        self._plan = AccessPlan(order, batch_size, epochs, world_size, split, drop_last)
-        self._plan.check_equal_steps()
-        self._rank = rank
+        opened = open_any(source)
+        order = order_of(shuffle, len(opened), seed)
+        plan = AccessPlan(order, batch_size, epochs, world_size, split, drop_last)
+        plan.check_equal_steps()
+        self._setup = setup = set_up(
+            opened,
+            plan,
+            rank,
+            transforms=transforms,
+            seed=seed,
+            dtype=dtype,
+            layout=layout,
+            memory=memory,
+            machine=read_machine(machine),
+            readers=readers,
+            decoders=decoders,
+            as_array=self._as_array,
+            on_error_raise=on_error == "raise",
+        )
+        self._plan, self._rank, self._work = plan, rank, setup.work
         self._on_error = on_error
         self._report = report
-
-        if decoders is None:
-            decoders = available_cpus()
-        probes = self._plan.stream(rank, 0, 0, _PROBES).tolist()
-        work: ImageWork | DatasetWork
-        if isinstance(opened, Source):
-            readers = readers or (machine.source.threads if machine is not None else _READERS)
-            self._sizes = opened.sizes_bytes
-            pipeline = compile_pipeline(transforms, seed=seed, dtype=dtype, layout=layout)
-            tiers: dict[int, MemoryTier] = {}
-            work = ImageWork(opened, pipeline, tiers)
-            work.learn_shape(probes, on_error == "raise")
-        else:
-            if transforms:
-                raise ConfigError(
-                    f"transforms are given beside a {type(opened).__name__}, which makes its samples itself: "
-                    "give them to the data set, or give a folder here"
-                )
-            readers, decoders = 0, max(decoders, _DATASET_THREADS)
-            self._sizes = np.zeros(len(opened), np.int64)
-            tiers = {}
-            work = DatasetWork(opened, probes, self._as_array, on_error == "raise")
-        self._work = work
-
-        local_batch = self._plan.max_local_batch(rank)
-        self._budget = share_memory(
-            memory_limit_bytes() // 4 if memory is None else parse_bytes(memory),
-            slot_bytes=slot_bytes(work.fields, local_batch),
-            local_batch=local_batch,
-            readers=readers,
-            largest_sample_bytes=int(self._sizes.max(initial=0)),
-            keep_bytes=_most_kept_bytes(machine, self._sizes),
-        )
-        self._machine = _with_memory(machine, self._budget, decoders, world_size)
-        if self._budget.tier_bytes:
-            tiers[1] = MemoryTier(self._budget.tier_bytes)
-        capacities_bytes = [tier.capacity_bytes for tier in self._machine.storage[1:]]
-        self._placement = place_by_frequency(self._plan, rank, self._sizes, capacities_bytes)
-        self._limits = StagingLimits(self._budget.slots, readers, decoders, self._budget.undecoded_bytes)
 
         self._recorder = Recorder(_RING_SPANS, rank)
         self._ring = self._recorder.ring(_CONSUMER)
         self._metrics = RunningMetrics()
         self._writer = None if trace is None else TraceWriter(trace, self._about())
-        self._staging = StagingBuffer(work.fields, local_batch, self._budget.staging_bytes, self._hold())
-        for _ in range(self._limits.slots):
-            self._staging.grow()
-        work.attach(self._staging)
+        staging = StagingBuffer(
+            setup.work.fields, plan.max_local_batch(rank), setup.budget.staging_bytes, self._hold()
+        )
+        for _ in range(setup.limits.slots):
+            staging.grow()
+        setup.work.attach(staging)
+        costs = FetchCosts(setup.machine)
         engine = Engine(
-            Scheduler(
-                self._plan, rank, self._sizes, self._placement, FetchCosts(self._machine), self._limits
-            ),
-            work,
-            self._staging,
+            Scheduler(plan, rank, setup.sizes_bytes, setup.placement, costs, setup.limits),
+            setup.work,
+            staging,
             self._recorder,
-            readers=readers,
-            decoders=decoders,
+            readers=setup.limits.readers,
+            decoders=setup.limits.decoders,
             patience_seconds=patience_seconds,
             timeout_seconds=timeout_seconds,
             say=report if report is not None else _keep_silent,
         )
         self._engine = engine
+        self._staging = staging
 
         #: (epoch, step) of the next batch to hand out; the batch handed out last, and when.
         self._position = self._plan.first_read_from(rank, 0, 0)
@@ -286,7 +270,7 @@ class BaseLoader(ABC, Generic[Batch]):
     @property
     def memory(self) -> MemoryBudget:
         """How the memory is shared out, in bytes."""
-        return self._budget
+        return self._setup.budget
 
     @property
     def skipped(self) -> tuple[SkippedSample, ...]:
@@ -314,17 +298,17 @@ class BaseLoader(ABC, Generic[Batch]):
 
         Raises: ConfigError if neither is known.
         """
-        on = (
-            self._machine
-            if machine is None
-            else _with_memory(machine, self._budget, self._limits.decoders, self._plan.ranks)
-        )
+        setup = self._setup
+        if machine is None:
+            machine = setup.machine
+        else:
+            machine = with_memory(machine, setup.budget, setup.limits.decoders, self._plan.ranks)
         return predict(
             self._plan,
-            on,
-            self._sizes,
-            limits=self._limits,
-            placement=self._placement,
+            machine,
+            setup.sizes_bytes,
+            limits=setup.limits,
+            placement=setup.placement,
             rank=self._rank,
             step_seconds=step_seconds,
         )
@@ -481,47 +465,3 @@ def _forget_frames(error: BaseException | None) -> None:
     while error is not None:
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
-
-
-def _opened(source: str | os.PathLike[str] | Source | MapDataset) -> Source | MapDataset:
-    return open_source(source) if isinstance(source, (str, os.PathLike)) else source
-
-
-def _order(shuffle: bool | Order, samples: int, seed: int) -> Order:
-    if isinstance(shuffle, bool):
-        return FullShuffle(samples, seed) if shuffle else Sequential(samples)
-    if shuffle.samples != samples:
-        raise ConfigError(
-            f"shuffle is an order over {shuffle.samples} samples and the source has {samples}: make it for as many"
-        )
-    return shuffle
-
-
-def _most_kept_bytes(machine: Machine | None, sizes_bytes: NDArray[np.int64]) -> int:
-    """What the memory tier could use: the data set, or the capacity that the machine names."""
-    total_bytes = int(sizes_bytes.sum())
-    if machine is None:
-        return total_bytes
-    tiers = machine.storage[1:]
-    for tier in tiers:
-        if tier.backend != "memory":
-            raise ConfigError(
-                f"machine.storage names {tier.name!r} of backend {tier.backend!r}; a loader keeps samples in memory "
-                "only: leave that class out"
-            )
-    return min(total_bytes, sum(tier.capacity_bytes for tier in tiers))
-
-
-def _with_memory(machine: Machine | None, budget: MemoryBudget, decoders: int, ranks: int) -> Machine:
-    """Return the machine with this loader's memory as its storage classes."""
-    if machine is None:
-        store = SharedStore(None, Curve(((1, _UNKNOWN_BYTES_PER_SECOND),)), _UNKNOWN_LATENCY_SECONDS)
-        fast, source = Curve(((1, _MEMORY_BYTES_PER_SECOND),)), store
-    else:
-        fast, source = machine.storage[-1].read, machine.source
-    storage = [StorageClass("staging", max(1, budget.staging_bytes), decoders, fast)]
-    if budget.tier_bytes:
-        storage.append(StorageClass("memory", budget.tier_bytes, decoders, fast))
-    if machine is None:
-        return Machine(source, tuple(storage), ranks, decode_threads=decoders)
-    return replace(machine, storage=tuple(storage), ranks=ranks, decode_threads=decoders)

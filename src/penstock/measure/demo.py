@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ import penstock.torch as pt
 from penstock.errors import ConfigError, DataError
 from penstock.flow.cpus import available_cpus
 from penstock.loader.transforms import CenterCrop, Normalize, Resize, Scratch, ToTensor, compile_pipeline
+from penstock.machine import Machine
 from penstock.measure.calibrate import calibrate, decode_with
 from penstock.measure.plot import plot_trace
 from penstock.measure.watch import watch
@@ -44,7 +46,6 @@ class DemoRun:
     """What one loader's training came to. `accuracy` is of the test set, None for a prediction."""
 
     name: str
-    seconds: float
     trace: Trace
     accuracy: float | None
 
@@ -224,8 +225,58 @@ def best_workers(source: Source) -> int:
     return min(seconds, key=seconds.__getitem__)
 
 
+@dataclass(frozen=True, slots=True)
+class Exercise:
+    """What both loaders are given: a training set on a slow store, a test set, a plan."""
+
+    train_list: Path
+    test_list: Path
+    classes: int
+    epochs: int
+
+    def slow_store(self) -> SlowSource:
+        return SlowSource(open_source(self.train_list), OPEN_SECONDS, READ_SECONDS, WIRE_BYTES_PER_SECOND)
+
+    def run_torch(self, workers: int) -> tuple[DemoRun, Training]:
+        watched = watch(
+            torch_loader(self.slow_store(), workers, torch.Generator().manual_seed(0)),
+            quiet=True,
+            keep_batches=0,
+        )
+        training = Training(self.classes)
+        training.run(watched, self.epochs)
+        name = f"PyTorch, {workers} workers"
+        return DemoRun(name, watched.trace(), training.accuracy(self.test_list)), training
+
+    def predict(self, machine: Machine, step_seconds: float) -> DemoRun:
+        with self._loader(
+            open_source(self.train_list), machine, None
+        ) as loader:  # the slow store is not touched
+            return DemoRun("Penstock, predicted", loader.predict(step_seconds=step_seconds), None)
+
+    def run_penstock(self, machine: Machine, trace: Path) -> tuple[DemoRun, Training]:
+        training = Training(self.classes)
+        with self._loader(self.slow_store(), machine, trace) as loader:
+            training.run(loader, self.epochs)
+        return DemoRun("Penstock", read_trace(trace), training.accuracy(self.test_list)), training
+
+    def _loader(self, source: Source, machine: Machine, trace: Path | None) -> pt.Loader:
+        state = torch.Generator().manual_seed(0).get_state()
+        return pt.Loader(
+            source,
+            batch_size=BATCH_SIZE,
+            epochs=self.epochs,
+            shuffle=TorchShuffle(len(source), state, persistent_workers=True),
+            transforms=TRANSFORMS,
+            memory="256 MiB",
+            machine=machine,
+            trace=trace,
+            report=None,
+        )
+
+
 def run_demo(data: Path | None, out: Path, epochs: int, console: Console) -> list[DemoRun]:
-    """Run the demonstration and write its traces, machine, table and plot into a folder.
+    """Run the demonstration and write its trace, machine and plot into a folder.
 
     data: an image folder; the handwritten digits unless given.
     Returns: PyTorch's run, the prediction and Penstock's run.
@@ -235,78 +286,37 @@ def run_demo(data: Path | None, out: Path, epochs: int, console: Console) -> lis
     """
     out.mkdir(parents=True, exist_ok=True)
     folder = write_digits(out) if data is None else data
-    train_list, test_list, classes = split_folder(folder, out)
-
-    # The model's arithmetic and the loader's decoding share the processors: one is left to the loader.
-    torch.set_num_threads(max(1, available_cpus() - 1))
-
-    def slow_store() -> SlowSource:
-        return SlowSource(open_source(train_list), OPEN_SECONDS, READ_SECONDS, WIRE_BYTES_PER_SECOND)
-
-    store = slow_store()
+    exercise = Exercise(*split_folder(folder, out), epochs)
+    store = exercise.slow_store()
     console.print(
         f"{len(store):,} images to train on, behind a store of {OPEN_SECONDS * 1e3:.0f} ms per open, "
         f"{READ_SECONDS * 1e3:.0f} ms per read and {WIRE_BYTES_PER_SECOND / 1e6:.0f} MB/s for all"
     )
+    # The model's arithmetic and the loader's decoding share the processors: one is left to the loader.
+    torch.set_num_threads(max(1, available_cpus() - 1))
 
-    machine = calibrate(slow_store(), decode=decode_with(TRANSFORMS), max_seconds=8)
+    machine = calibrate(store, decode=decode_with(TRANSFORMS), max_seconds=8)
     (out / "machine.toml").write_text(machine.to_toml())
-    step_seconds = measure_step_seconds(classes)
-    workers = best_workers(slow_store())
+    step_seconds = measure_step_seconds(exercise.classes)
+    workers = best_workers(store)
     console.print(
         f"calibrated: {machine.source.latency_seconds * 1e3:.1f} ms a read; a training step takes "
         f"{step_seconds * 1e3:.1f} ms; PyTorch's loader is fastest with {workers} workers"
     )
-
-    generator = torch.Generator().manual_seed(0)
-    order = TorchShuffle(len(store), generator.get_state(), persistent_workers=True)
-    trace_file = out / "penstock.trace"
-
-    def our_loader(source: Source, trace: Path | None) -> pt.Loader:
-        return pt.Loader(
-            source,
-            batch_size=BATCH_SIZE,
-            epochs=epochs,
-            shuffle=order,
-            transforms=TRANSFORMS,
-            memory="256 MiB",
-            machine=machine,
-            trace=trace,
-            report=None,
-        )
-
-    with our_loader(
-        open_source(train_list), None
-    ) as rehearsal:  # of the plan alone: the slow store is not touched
-        predicted = rehearsal.predict(step_seconds=step_seconds)
-    prediction = DemoRun("Penstock, predicted", float(predicted.spans["end"].max()), predicted, None)
+    predicted = exercise.predict(machine, step_seconds)
     console.print(
-        f"predicted, before anything is trained: Penstock will stall {prediction.stall_seconds:.2f} s"
+        f"predicted, before anything is trained: Penstock will stall {predicted.stall_seconds:.2f} s"
     )
 
-    theirs, ours = Training(classes), Training(classes)
-    begin = time.perf_counter()
-    watched = watch(torch_loader(slow_store(), workers, generator), quiet=True, keep_batches=0)
-    theirs.run(watched, epochs)
-    seconds = time.perf_counter() - begin
-    runs = [
-        DemoRun(f"PyTorch, {workers} workers", seconds, watched.trace(), theirs.accuracy(test_list)),
-        prediction,
-    ]
-    del watched  # and with it the workers
+    theirs, their_training = exercise.run_torch(workers)
+    ours, our_training = exercise.run_penstock(machine, out / "penstock.trace")
+    _check_same_batches(their_training, our_training)
 
-    begin = time.perf_counter()
-    with our_loader(slow_store(), trace_file) as loader:
-        ours.run(loader, epochs)
-    seconds = time.perf_counter() - begin
-    runs.append(DemoRun("Penstock", seconds, read_trace(trace_file), ours.accuracy(test_list)))
-
-    _check_same_batches(theirs, ours)
-    plot = out / "demo.png"
-    plot_trace([(run.name, run.trace) for run in runs], plot)
+    runs = [theirs, predicted, ours]
+    plot_trace([(run.name, run.trace) for run in runs], out / "demo.png")
     console.print(_table(runs))
-    console.print(f"Both loaders gave the same {len(theirs.batches):,} batches in the same order.")
-    console.print(f"Plot: {plot}   machine: {out / 'machine.toml'}   trace: {trace_file}")
+    console.print(f"Both loaders gave the same {len(our_training.batches):,} batches in the same order.")
+    console.print(f"The picture: {out / 'demo.png'}", soft_wrap=True)
     return runs
 
 
@@ -318,9 +328,9 @@ def _check_same_batches(theirs: Training, ours: Training) -> None:
 
 
 def _table(runs: list[DemoRun]) -> Table:
-    table = Table(title="The same training, fed by")
-    table.add_column("loader")
-    for heading in ("stall", "in epoch 1", "time per epoch", "store reads", "memory hits", "test accuracy"):
+    table = Table(title="The same training, fed by", box=box.SIMPLE)
+    table.add_column("loader", no_wrap=True)
+    for heading in ("stall", "in epoch 1", "s/epoch", "store reads", "memory hits", "accuracy"):
         table.add_column(heading, justify="right")
     for run in runs:
         epochs = run.epochs
@@ -332,7 +342,7 @@ def _table(runs: list[DemoRun]) -> Table:
             run.name,
             f"{run.stall_seconds:.2f} s",
             f"{epochs[0].stall_seconds:.2f} s",
-            f"{seconds / len(epochs):.2f} s",
+            f"{seconds / len(epochs):.2f}",
             f"{reads:,}" if traced else "all",
             f"{hits:,}" if traced else "none",
             "" if run.accuracy is None else f"{run.accuracy:.1%}",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.loader.base import BaseLoader
+from penstock.loader.base import BaseLoader, LoaderOptions
 from penstock.loader.dataset import MapDataset, numpy_leaf
 from penstock.loader.images import ImageWork
 from penstock.store import Source
@@ -34,10 +34,12 @@ class Loader(BaseLoader[Any]):
         self,
         source: str | os.PathLike[str] | Source | MapDataset,
         *,
+        batch_size: int,
+        epochs: int,
         dtype: str | torch.dtype = "float32",
         rank: int | None = None,
         world_size: int | None = None,
-        **options: Any,
+        **options: Unpack[LoaderOptions],
     ) -> None:
         if (rank is None) != (world_size is None):
             raise ConfigError("rank and world_size belong together: give both or neither")
@@ -48,7 +50,15 @@ class Loader(BaseLoader[Any]):
             else:
                 rank, world_size = 0, 1
         name = str(dtype).removeprefix("torch.")
-        super().__init__(source, dtype=name, rank=rank, world_size=world_size, **options)
+        super().__init__(
+            source,
+            batch_size=batch_size,
+            epochs=epochs,
+            dtype=name,
+            rank=rank,
+            world_size=world_size,
+            **options,
+        )
         self._images_are_bfloat16 = name == "bfloat16" and isinstance(self._work, ImageWork)
 
     def _present(self, batch: Any) -> Any:

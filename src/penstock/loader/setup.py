@@ -1,0 +1,184 @@
+"""What a loader runs on: the source opened, the threads' work, the memory shared out, the machine assumed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError, DataError
+from penstock.flow.cpus import available_cpus, default_readers, memory_limit_bytes
+from penstock.flow.staging import slot_bytes
+from penstock.loader.budget import MemoryBudget, share_memory
+from penstock.loader.dataset import DatasetWork, MapDataset
+from penstock.loader.images import ImageWork
+from penstock.loader.transforms import compile_pipeline
+from penstock.loader.transforms.pipeline import Transform
+from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.plan import AccessPlan, FullShuffle, Order, Sequential
+from penstock.policy import Placement, StagingLimits, place_by_frequency
+from penstock.store import MemoryTier, Source, open_source
+from penstock.units import parse_bytes
+
+# A data set's own code reads and decodes in one go: more threads than processors, for what it waits.
+_DATASET_THREADS = 16
+# Samples to try where the first cannot be had and its shape is wanted.
+_PROBES = 16
+
+# What is assumed of a machine that nobody measured; observed reads correct it.
+_UNKNOWN_BYTES_PER_SECOND = 100e6
+_UNKNOWN_LATENCY_SECONDS = 1e-3
+_MEMORY_BYTES_PER_SECOND = 5e9
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A rank's part of a run, before any thread is started.
+
+    sizes_bytes: int64[samples], as stored; zeros for a data set, which does not tell.
+    machine: with the memory budget as its storage classes.
+    """
+
+    plan: AccessPlan
+    rank: int
+    sizes_bytes: NDArray[np.int64]
+    work: ImageWork | DatasetWork
+    budget: MemoryBudget
+    machine: Machine
+    placement: Placement
+    limits: StagingLimits
+
+
+def open_any(source: str | os.PathLike[str] | Source | MapDataset) -> Source | MapDataset:
+    """Open what a path names; a source or data set is taken as it is."""
+    return open_source(source) if isinstance(source, (str, os.PathLike)) else source
+
+
+def order_of(shuffle: bool | Order, samples: int, seed: int) -> Order:
+    """Return the order that `shuffle` stands for.
+
+    Raises: ConfigError if an order is over another number of samples.
+    """
+    if isinstance(shuffle, bool):
+        return FullShuffle(samples, seed) if shuffle else Sequential(samples)
+    if shuffle.samples != samples:
+        raise ConfigError(
+            f"shuffle is an order over {shuffle.samples} samples and the source has {samples}: make it for as many"
+        )
+    return shuffle
+
+
+def read_machine(machine: Machine | str | os.PathLike[str] | None) -> Machine | None:
+    """Return a machine, read from its file where a path is given.
+
+    Raises: DataError if the file cannot be read; ConfigError naming the file and the field that is wrong.
+    """
+    if machine is None or isinstance(machine, Machine):
+        return machine
+    try:
+        return Machine.from_toml(Path(machine).read_text())
+    except OSError as error:
+        raise DataError(f"machine: {error}; penstock calibrate writes such a file") from error
+    except ConfigError as error:
+        raise ConfigError(f"{os.fspath(machine)}: {error}") from error
+
+
+def set_up(
+    opened: Source | MapDataset,
+    plan: AccessPlan,
+    rank: int,
+    *,
+    transforms: Sequence[Transform],
+    seed: int,
+    dtype: str,
+    layout: str,
+    memory: str | int | None,
+    machine: Machine | None,
+    readers: int | None,
+    decoders: int | None,
+    as_array: Callable[[Any], NDArray[Any] | None],
+    on_error_raise: bool,
+) -> Setup:
+    """Compile the transforms and share the memory out. The arguments are those of `BaseLoader`.
+
+    Raises: ConfigError naming the argument that cannot work.
+    """
+    for name, count in (("readers", readers), ("decoders", decoders)):
+        if count is not None and count < 1:
+            raise ConfigError(f"{name} is {count}; at least one thread must do that work")
+    cpus = available_cpus()
+    probes = plan.stream(rank, 0, 0, _PROBES).tolist()
+    tiers: dict[int, MemoryTier] = {}
+    work: ImageWork | DatasetWork
+    if isinstance(opened, Source):
+        readers = readers or (machine.source.threads if machine is not None else default_readers(cpus))
+        decoders = decoders or cpus
+        sizes_bytes = opened.sizes_bytes
+        work = ImageWork(opened, compile_pipeline(transforms, seed=seed, dtype=dtype, layout=layout), tiers)
+        work.learn_shape(probes, on_error_raise)
+    else:
+        if transforms:
+            raise ConfigError(
+                f"transforms are given beside a {type(opened).__name__}, which makes its samples itself: "
+                "give them to the data set, or give a folder here"
+            )
+        if readers is not None:
+            raise ConfigError(
+                f"readers is {readers}, but a {type(opened).__name__} reads by itself, on the threads of decoders="
+            )
+        readers, decoders = 0, decoders or max(cpus, _DATASET_THREADS)
+        sizes_bytes = np.zeros(len(opened), np.int64)
+        work = DatasetWork(opened, probes, as_array, on_error_raise)
+
+    local_batch = plan.max_local_batch(rank)
+    budget = share_memory(
+        memory_limit_bytes() // 4 if memory is None else parse_bytes(memory),
+        slot_bytes=slot_bytes(work.fields, local_batch),
+        local_batch=local_batch,
+        readers=readers,
+        largest_sample_bytes=int(sizes_bytes.max(initial=0)),
+        keep_bytes=_most_kept_bytes(machine, sizes_bytes),
+    )
+    machine = with_memory(machine, budget, decoders, plan.ranks)
+    if budget.tier_bytes:
+        tiers[1] = MemoryTier(budget.tier_bytes)
+    placement = place_by_frequency(
+        plan, rank, sizes_bytes, [tier.capacity_bytes for tier in machine.storage[1:]]
+    )
+    limits = StagingLimits(budget.slots, readers, decoders, budget.undecoded_bytes)
+    return Setup(plan, rank, sizes_bytes, work, budget, machine, placement, limits)
+
+
+def with_memory(machine: Machine | None, budget: MemoryBudget, decoders: int, ranks: int) -> Machine:
+    """Return the machine, or a guess at an unknown one, with a loader's memory as its storage classes."""
+    if machine is None:
+        store = SharedStore(None, Curve(((1, _UNKNOWN_BYTES_PER_SECOND),)), _UNKNOWN_LATENCY_SECONDS)
+        fast, source = Curve(((1, _MEMORY_BYTES_PER_SECOND),)), store
+    else:
+        fast, source = machine.storage[-1].read, machine.source
+    storage = [StorageClass("staging", max(1, budget.staging_bytes), decoders, fast)]
+    if budget.tier_bytes:
+        storage.append(StorageClass("memory", budget.tier_bytes, decoders, fast))
+    if machine is None:
+        return Machine(source, tuple(storage), ranks, decode_threads=decoders)
+    return replace(machine, storage=tuple(storage), ranks=ranks, decode_threads=decoders)
+
+
+def _most_kept_bytes(machine: Machine | None, sizes_bytes: NDArray[np.int64]) -> int:
+    """What the memory tier could use: the data set, or the capacity that the machine names."""
+    total_bytes = int(sizes_bytes.sum())
+    if machine is None:
+        return total_bytes
+    tiers = machine.storage[1:]
+    for tier in tiers:
+        if tier.backend != "memory":
+            raise ConfigError(
+                f"machine.storage names {tier.name!r} of backend {tier.backend!r}; a loader keeps samples in memory "
+                "only: leave that class out"
+            )
+    return min(total_bytes, sum(tier.capacity_bytes for tier in tiers))

@@ -1,0 +1,100 @@
+"""The demonstration's parts; the whole of it is `make demo`."""
+
+import io
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from rich.console import Console
+from sklearn.datasets import load_digits
+
+import penstock.torch as pt
+from penstock.errors import ConfigError, DataError
+from penstock.measure.demo import TRANSFORMS, StoredImages, run_demo, split_folder, write_digits
+from penstock.store import ImageFolder, open_source
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_digits(tmp_path_factory.mktemp("demo"))
+
+
+def test_the_digits_are_all_there_under_their_labels(digits: Path) -> None:
+    source, scans = ImageFolder(digits), load_digits()
+
+    assert len(source) == 1797
+    assert source.classes == tuple("0123456789")
+    for sample in range(0, 1797, 100):
+        number = int(Path(source.path_of(sample)).stem)
+        picture = cv2.imread(source.path_of(sample), cv2.IMREAD_GRAYSCALE)
+        assert picture is not None
+        assert source.labels[sample] == scans.target[number]
+        # Averaged over its 4 x 4 pixels, an enlarged pixel has about its grey level again.
+        levels = picture.reshape(8, 4, 8, 4).mean(axis=(1, 3)) * 16 / 255
+        assert np.abs(levels - scans.images[number]).mean() < 1
+
+
+def test_digits_that_were_written_before_are_kept(digits: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in digits.rglob("*.png")}
+
+    write_digits(digits.parent)
+
+    assert {path: path.stat().st_mtime_ns for path in digits.rglob("*.png")} == before
+
+
+def test_the_split_is_a_partition_with_a_fifth_of_every_class_to_test_on(
+    digits: Path, tmp_path: Path
+) -> None:
+    train_list, test_list, classes = split_folder(digits, tmp_path)
+    train, test, whole = open_source(train_list), open_source(test_list), ImageFolder(digits)
+
+    paths = [[source.describe(k) for k in range(len(source))] for source in (train, test, whole)]
+    assert sorted(paths[0] + paths[1]) == sorted(paths[2])
+    assert classes == 10
+    counts = np.bincount(whole.labels)
+    assert np.bincount(test.labels).tolist() == (counts // 5).tolist()
+
+
+def test_a_folder_that_cannot_teach_anything_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "only").mkdir()
+    cv2.imwrite(str(tmp_path / "only" / "one.png"), np.zeros((8, 8, 3), np.uint8))
+    with pytest.raises(ConfigError, match="one label folder"):
+        split_folder(tmp_path, tmp_path)
+
+    (tmp_path / "other").mkdir()
+    with pytest.raises(DataError, match="other"):
+        split_folder(tmp_path, tmp_path)
+
+    cv2.imwrite(str(tmp_path / "other" / "two.png"), np.zeros((8, 8, 3), np.uint8))
+    with pytest.raises(ConfigError, match="fewer than 5 images"):
+        split_folder(tmp_path, tmp_path)
+
+
+def test_both_loaders_see_the_same_pixels(digits: Path) -> None:
+    source = ImageFolder(digits)
+    dataset = StoredImages(source)
+
+    with pt.Loader(
+        source, batch_size=50, epochs=1, shuffle=False, transforms=TRANSFORMS, memory="32 MiB", report=None
+    ) as loader:
+        images, labels = next(iter(loader))
+        for row in range(50):
+            image, label = dataset[row]
+            assert (images[row] == image).all()
+            assert int(labels[row]) == label
+
+
+@pytest.mark.slow
+def test_the_whole_demonstration(tmp_path: Path) -> None:
+    text = io.StringIO()
+
+    theirs, predicted, ours = run_demo(None, tmp_path, 12, Console(file=text, width=100))
+
+    assert ours.accuracy == theirs.accuracy
+    assert ours.accuracy is not None
+    assert ours.accuracy > 0.97
+    assert ours.stall_seconds < theirs.stall_seconds
+    assert predicted.epochs[0].reads_by_tier == ours.epochs[0].reads_by_tier
+    assert (tmp_path / "demo.png").stat().st_size > 10_000
+    assert "the same 276 batches in the same order" in text.getvalue()
