@@ -214,3 +214,19 @@ def test_a_ring_without_room_and_numbers_outside_their_fields_are_refused() -> N
         Recorder(1, rank=-1)
     with pytest.raises(ConfigError, match="worker is 65536"):
         Recorder(1).ring(65536)
+
+
+def test_a_ring_says_when_a_drain_is_due() -> None:
+    recorder = Recorder(100, clock=a_clock_standing_at(0.0))
+    ring = recorder.ring(0, capacity_spans=4)
+
+    ring.record(Kind.READ, 0.0, 1.0)
+    assert not ring.is_half_full
+    ring.record(Kind.READ, 0.0, 1.0)
+    assert ring.is_half_full
+    recorder.drain()
+    assert not ring.is_half_full
+    for _ in range(5):
+        ring.record(Kind.READ, 0.0, 1.0)
+
+    assert recorder.dropped == 1

@@ -132,6 +132,11 @@ class Ring:
         return copied[intact - first :]
 
     @property
+    def is_half_full(self) -> bool:
+        """Whether a drain is due, lest the oldest spans be overwritten."""
+        return 2 * (self._written - self._drained) >= self._capacity
+
+    @property
     def lost(self) -> int:
         """Spans overwritten before a drain copied them, those that the next drain will miss included."""
         return self._lost + max(0, self._written - self._capacity - self._drained)
@@ -175,8 +180,10 @@ class Recorder:
         self._rings: dict[int, Ring] = {}
         self._rings_lock = threading.Lock()
 
-    def ring(self, worker: int) -> Ring:
+    def ring(self, worker: int, capacity_spans: int | None = None) -> Ring:
         """Return the ring of a worker, made at the first call. One thread at a time may record into it.
+
+        capacity_spans: of this ring, where it should differ from the others'.
 
         Raises: ConfigError when `worker` does not fit 16 bits.
         """
@@ -186,7 +193,7 @@ class Recorder:
             )
         with self._rings_lock:
             if worker not in self._rings:
-                self._rings[worker] = Ring(self.capacity_spans, worker, self.rank)
+                self._rings[worker] = Ring(capacity_spans or self.capacity_spans, worker, self.rank)
             return self._rings[worker]
 
     def drain(self) -> Spans:
