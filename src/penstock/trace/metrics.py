@@ -26,6 +26,9 @@ from penstock.units import format_seconds
 
 _BATCH = ("rank", "epoch", "step")
 _SAMPLE = ("rank", "sample")
+# As plain numbers: NumPy looks for its protocols on an enumeration's members, which runs Python code, and swallows a
+# Ctrl-C that comes there.
+_WAIT, _STEP, _READ, _HIT, _DECODE, _SLOT = (kind.value for kind in Kind)
 
 
 class Cause(StrEnum):
@@ -92,9 +95,9 @@ def epoch_metrics(spans: Spans) -> list[EpochMetrics]:
     """
     epochs, group = np.unique(spans["epoch"], return_inverse=True)
     kind = spans["kind"]
-    waits, steps = spans[kind == Kind.WAIT], spans[kind == Kind.STEP]
-    wait_group, step_group = group[kind == Kind.WAIT], group[kind == Kind.STEP]
-    consumed = (kind == Kind.WAIT) | (kind == Kind.STEP)
+    waits, steps = spans[kind == _WAIT], spans[kind == _STEP]
+    wait_group, step_group = group[kind == _WAIT], group[kind == _STEP]
+    consumed = (kind == _WAIT) | (kind == _STEP)
     first, last = np.full(epochs.size, np.inf), np.full(epochs.size, -np.inf)
     np.minimum.at(first, group[consumed], spans["start"][consumed])
     np.maximum.at(last, group[consumed], spans["end"][consumed])
@@ -109,10 +112,10 @@ def epoch_metrics(spans: Spans) -> list[EpochMetrics]:
     stall = total(wait_group, waits["end"] - waits["start"])
     own = total(step_group, steps["end"] - steps["start"])
     causes = {cause: total(wait_group, part) for cause, part in stall_causes(spans, waits).items()}
-    samples, batches = count(group[kind == Kind.DECODE]), count(wait_group[waits["step"] != NO_STEP])
-    reads = _by_tier(spans, group, kind == Kind.READ, epochs.size)
-    hits = _by_tier(spans, group, kind == Kind.HIT, epochs.size)
-    taken = _by_tier(spans, group, (kind == Kind.READ) | (kind == Kind.HIT), epochs.size)
+    samples, batches = count(group[kind == _DECODE]), count(wait_group[waits["step"] != NO_STEP])
+    reads = _by_tier(spans, group, kind == _READ, epochs.size)
+    hits = _by_tier(spans, group, kind == _HIT, epochs.size)
+    taken = _by_tier(spans, group, (kind == _READ) | (kind == _HIT), epochs.size)
     return [
         EpochMetrics(
             epoch=int(epoch),
@@ -169,17 +172,17 @@ def stall_causes(spans: Spans, waits: Spans) -> dict[Cause, NDArray[np.float64]]
     Returns: float64[m] seconds for each of `Cause`, in that order; together each wait's duration.
     """
     kind = spans["kind"]
-    decodes, slots = spans[kind == Kind.DECODE], spans[kind == Kind.SLOT]
+    decodes, slots = spans[kind == _DECODE], spans[kind == _SLOT]
     begin, end = waits["start"], waits["end"]
     seen, critical = _latest(decodes, _BATCH, waits, end)
     decoded = np.where(seen, critical["end"], -np.inf)
     has_slot, slot = _latest(slots, _BATCH, waits, decoded)
 
-    moving = ((kind == Kind.READ) | (kind == Kind.HIT)) & np.isin(spans["sample"], critical["sample"][seen])
+    moving = ((kind == _READ) | (kind == _HIT)) & np.isin(spans["sample"], critical["sample"][seen])
     of_critical, moving_kind = spans[moving], kind[moving]
-    was_read, read = _latest(of_critical[moving_kind == Kind.READ], _SAMPLE, critical, decoded)
+    was_read, read = _latest(of_critical[moving_kind == _READ], _SAMPLE, critical, decoded)
     # A hit without duration was not queued for: until then the sample waited for a thread to decode it.
-    timed_hits = (moving_kind == Kind.HIT) & (of_critical["end"] > of_critical["start"])
+    timed_hits = (moving_kind == _HIT) & (of_critical["end"] > of_critical["start"])
     was_hit, hit = _latest(of_critical[timed_hits], _SAMPLE, critical, decoded)
 
     wanted = np.where(has_slot, slot["start"], -np.inf)
