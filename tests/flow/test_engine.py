@@ -83,14 +83,16 @@ class Run:
         work.staging = self.staging
         self.said: list[str] = []
         settings: dict[str, Any] = {"patience_seconds": 60.0, "timeout_seconds": None, **options}
+        self.recorder = Recorder(1024)
         self.engine = Engine(
             scheduler,
             work,
             self.staging,
-            Recorder(1024),
+            self.recorder,
             readers=4,
             decoders=2,
             say=self.said.append,
+            collect=lambda: None,
             **settings,
         )
         self.engine.start()
@@ -147,6 +149,30 @@ def test_the_run_goes_on_after_a_caller_let_go_of_what_it_kept(run: Callable[...
     kept.clear()
 
     assert running.take(0, 3).tolist() == [15, 16, 17, 18, 19]
+
+
+def test_a_slot_that_comes_back_and_is_lent_again_while_the_slots_are_counted_is_not_missed(
+    run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller lets go of its batch and asks for the next, which arrives while it looks who has the only slot."""
+    running = run(AccessPlan(Sequential(20), 5, 1), slots=1, limit_slots=1)
+    engine, referred = running.engine, running.staging.is_referred_to
+    gate = threading.Event()
+    batch = running.take(0, 0)
+    engine._post(lambda _: [] if gate.wait(20) else None)  # no worker hears of what is dropped
+    while engine._loads.qsize():
+        pass
+
+    def look_when_it_has_arrived(slot: int) -> bool:
+        gate.set()
+        while (0, 1) not in engine._arrived:
+            pass
+        return referred(slot)
+
+    monkeypatch.setattr(running.staging, "is_referred_to", look_when_it_has_arrived)
+    del batch
+
+    assert running.take(0, 1).tolist() == [5, 6, 7, 8, 9]
 
 
 def test_a_wait_beyond_patience_says_who_waits_for_which_file_and_how_others_fare(

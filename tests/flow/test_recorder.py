@@ -220,13 +220,21 @@ def test_a_ring_says_when_a_drain_is_due() -> None:
     recorder = Recorder(100, clock=a_clock_standing_at(0.0))
     ring = recorder.ring(0, capacity_spans=4)
 
-    ring.record(Kind.READ, 0.0, 1.0)
-    assert not ring.is_half_full
-    ring.record(Kind.READ, 0.0, 1.0)
-    assert ring.is_half_full
+    due = []
+    for _ in range(3):
+        ring.record(Kind.READ, 0.0, 1.0)
+        due.append(ring.is_half_full)
     recorder.drain()
-    assert not ring.is_half_full
+    due.append(ring.is_half_full)
+
+    assert due == [False, True, True, False]
+
+
+def test_a_ring_of_another_size_holds_as_many_spans() -> None:
+    recorder = Recorder(100, clock=a_clock_standing_at(0.0))
+    ring = recorder.ring(0, capacity_spans=4)
     for _ in range(5):
         ring.record(Kind.READ, 0.0, 1.0)
 
+    assert recorder.drain().size == 4
     assert recorder.dropped == 1

@@ -505,3 +505,23 @@ def test_stall_causes_of_a_slow_store_are_its_reads(folder: Path) -> None:
         (metrics,) = loader.metrics
 
     assert metrics.stall_by_cause[Cause.SOURCE_READ] > 0.5 * metrics.stall_seconds
+
+
+def test_spans_of_a_long_step_of_the_training_are_not_lost(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the training validates for minutes, background fills go on and fill the threads' rings."""
+    monkeypatch.setattr("penstock.flow.engine._READER_SPANS", 4)
+    with make(SlowSource(ImageFolder(folder), 1e-4, 1e-4, 1e6), memory="96 KiB", readers=1) as loader:
+        first = iter(loader)
+        next(first)
+        while len(loader._collector._sums._ahead) == 0:  # nobody asks for a batch, yet spans arrive
+            time.sleep(0.001)
+        for _ in first:
+            pass
+        for _ in loader:
+            pass
+        reads = sum(epoch.reads_by_tier[SOURCE] for epoch in loader.metrics if SOURCE in epoch.reads_by_tier)
+
+        assert loader._recorder.dropped == 0
+        assert reads >= COUNT

@@ -40,9 +40,10 @@ from penstock.trace.schema import SOURCE, Kind
 _JOIN_SECONDS = 5.0
 _POLL_HELD_SECONDS = 0.002
 _LOOK_AGAIN_SECONDS = 60.0
-_RING_SPANS = 4096
+_READER_SPANS = 1024
 _RECENT_READS = 256
-_CONSUMER, _SCHEDULER = 0, 1
+# The consumer's own ring is number 0.
+_SCHEDULER = 1
 _FIRST_WORKER = 2
 
 
@@ -118,6 +119,7 @@ class Engine:
     clock: seconds; of the recorder.
     patience_seconds: a wait that lasts longer is told to `say`, once per patience.
     timeout_seconds: a wait that lasts longer raises WaitTimeout.
+    collect: drains the recorder; workers call it when their ring is half full, as in a long step of the training.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class Engine:
         patience_seconds: float,
         timeout_seconds: float | None,
         say: Callable[[str], None],
+        collect: Callable[[], None],
     ) -> None:
         self._scheduler = scheduler
         self._work = work
@@ -141,6 +144,7 @@ class Engine:
         self._patience_seconds = patience_seconds
         self._timeout_seconds = timeout_seconds
         self._say = say
+        self._collect = collect
         self._pid = os.getpid()
 
         self._lock = threading.Lock()
@@ -169,10 +173,11 @@ class Engine:
         self._closed = False
         self._threads = [
             threading.Thread(
-                target=self._run, args=(target, worker), name=f"penstock-{role}-{worker}", daemon=True
+                target=self._run, args=(target, worker, spans), name=f"penstock-{role}-{worker}", daemon=True
             )
-            for worker, (role, target) in enumerate(
-                [("read", self._run_reader)] * readers + [("decode", self._run_decoder)] * decoders,
+            for worker, (role, target, spans) in enumerate(
+                [("read", self._run_reader, _READER_SPANS)] * readers
+                + [("decode", self._run_decoder, recorder.capacity_spans)] * decoders,
                 _FIRST_WORKER,
             )
         ]
@@ -183,7 +188,7 @@ class Engine:
         """Begin to prefetch."""
         try:
             waits.register(self)
-            atexit.register(self.close)
+            atexit.register(self._close_at_exit)
             for thread in self._threads:
                 thread.start()
         except BaseException:
@@ -249,6 +254,7 @@ class Engine:
         self.end()
         if self.is_forked:
             return
+        atexit.unregister(self._close_at_exit)
         deadline = time.monotonic() + _JOIN_SECONDS
         for thread in self._threads:
             if thread.ident is not None and thread is not threading.current_thread():
@@ -288,10 +294,11 @@ class Engine:
 
     def _make_room(self, key: tuple[int, int]) -> None:
         """Keep a slot in the workers' hands, as far as the memory limit lets."""
-        if len(self._lent) < self._slots:
+        if len(self._lent) < self._slots or not all(map(self._staging.is_referred_to, range(self._slots))):
             return
-        # All slots were lent, so their batches have arrived: asked in this order, `key` is not about to.
-        if key in self._arrived or not all(map(self._staging.is_referred_to, range(self._slots))):
+        # A slot may have come back since it was counted, and be lent again. Then it is missing from `_lent` until its
+        # batch has arrived: asked in this order, `key` has, or has no slot.
+        if len(self._lent) < self._slots or key in self._arrived:
             return
         if len(self._staging) == self._slots:
             self._staging.grow()
@@ -416,9 +423,9 @@ class Engine:
         self._lent.difference_update(slots)
         return [instruction for slot in slots for instruction in self._scheduler.slot_freed(slot, now)]
 
-    def _run(self, loop: Callable[[int, Ring], None], worker: int) -> None:
+    def _run(self, loop: Callable[[int, Ring], None], worker: int, spans: int) -> None:
         try:
-            loop(worker, self._recorder.ring(worker))
+            loop(worker, self._recorder.ring(worker, spans))
         except BaseException as error:  # raised at the consumer, by `take`
             self._fault = error
             self._wake_consumer()
@@ -429,9 +436,12 @@ class Engine:
             if is_last:
                 self._finish()
 
+    def _close_at_exit(self) -> None:
+        with contextlib.suppress(KeyboardInterrupt):  # an impatient user, whose training is over
+            self.close()
+
     def _finish(self) -> None:
         """No work is done any more. Twice is harmless."""
-        atexit.unregister(self.close)
         waits.unregister(self)
         self._work.close()
 
@@ -451,6 +461,8 @@ class Engine:
             finally:
                 del self._reading[worker]
             self._drive()
+            if ring.is_half_full:
+                self._collect()
         self._reads.put(None)  # for the next one
 
     def _run_decoder(self, worker: int, ring: Ring) -> None:
@@ -462,6 +474,8 @@ class Engine:
             else:
                 self._inbox.append(message)
             self._drive()
+            if ring.is_half_full:
+                self._collect()
         self._loads.put(None)  # for the next one
 
     def _load(self, load: Load, worker: int, ring: Ring) -> None:

@@ -19,7 +19,7 @@ from penstock.flow.recorder import Recorder
 from penstock.flow.staging import StagingBuffer
 from penstock.loader.budget import MemoryBudget
 from penstock.loader.dataset import MapDataset
-from penstock.loader.progress import RunningMetrics
+from penstock.loader.progress import Collector
 from penstock.loader.setup import open_any, order_of, read_machine, set_up, with_memory
 from penstock.loader.transforms.pipeline import Transform
 from penstock.machine import Machine
@@ -36,7 +36,7 @@ OnError = Literal["raise", "skip"] | Callable[[Exception, int], Literal["raise",
 
 _CONSUMER = 0
 _RING_SPANS = 4096
-_DRAIN_STEPS = 32
+_DRAIN_SAMPLES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +163,9 @@ class BaseLoader(ABC, Generic[Batch]):
 
         self._recorder = Recorder(_RING_SPANS, rank)
         self._ring = self._recorder.ring(_CONSUMER)
-        self._metrics = RunningMetrics()
-        self._writer = None if trace is None else TraceWriter(trace, self._about())
+        self._collector = Collector(
+            self._recorder, None if trace is None else TraceWriter(trace, self._about())
+        )
         staging = StagingBuffer(
             setup.work.fields, plan.max_local_batch(rank), setup.budget.staging_bytes, self._hold()
         )
@@ -182,6 +183,7 @@ class BaseLoader(ABC, Generic[Batch]):
             patience_seconds=patience_seconds,
             timeout_seconds=timeout_seconds,
             say=report if report is not None else _keep_silent,
+            collect=self._collector.collect,
         )
         self._engine = engine
         self._staging = staging
@@ -189,13 +191,14 @@ class BaseLoader(ABC, Generic[Batch]):
         #: (epoch, step) of the next batch to hand out; the batch handed out last, and when.
         self._position = self._plan.first_read_from(rank, 0, 0)
         self._handed: tuple[int, int, float, int] | None = None
-        self._undrained_steps = 0
+        self._undrained_samples = 0
         #: Counts `iter` calls: an iterator that is not of the latest is over.
         self._iteration = 0
-        self._is_inside_epoch = False
+        #: The epoch that a pass is in, None between passes.
+        self._inside_epoch: int | None = None
         self._skipped: list[SkippedSample] = []
         self._is_closed = False
-        self._shut_unless_closed = weakref.finalize(self, _shut, engine, self._writer)
+        self._shut_unless_closed = weakref.finalize(self, _shut, engine, self._collector)
         engine.start()
 
     # What a front end says
@@ -223,15 +226,15 @@ class BaseLoader(ABC, Generic[Batch]):
         """
         if self._is_closed:
             raise LoaderClosed("this loader is closed: make a new one to read on")
-        if self._is_inside_epoch:
-            self._leave_epoch()
+        if self._inside_epoch is not None:
+            self._leave_epoch(self._inside_epoch)
         epoch = self._position[0]
         if epoch >= self._plan.epochs:
             raise LoaderClosed(
                 f"all {self._plan.epochs} epochs of this loader were read: give a larger epochs= to plan for more"
             )
         self._iteration += 1
-        self._is_inside_epoch = True
+        self._inside_epoch = epoch
         return _Epoch(self, self._iteration, epoch)
 
     def __len__(self) -> int:
@@ -248,10 +251,10 @@ class BaseLoader(ABC, Generic[Batch]):
         """End all threads and give the memory back once no batch is referred to. Twice is harmless."""
         try:
             if not self._is_closed:
-                self._sum_up()
+                self._collector.collect()
         finally:
             self._is_closed = True
-            _shut(self._engine, self._writer)
+            _shut(self._engine, self._collector)
             self._engine.close()
             self._shut_unless_closed.detach()
 
@@ -280,8 +283,7 @@ class BaseLoader(ABC, Generic[Batch]):
     @property
     def metrics(self) -> list[EpochMetrics]:
         """The sums of the trace by epoch, up to the last batch handed out."""
-        self._sum_up()
-        return self._metrics.epochs()
+        return self._collector.epochs()
 
     def preview(self, count: int) -> NDArray[np.int64]:
         """Return the ids of the next `count` samples that this rank will get, in order; fewer at the run's end."""
@@ -338,9 +340,10 @@ class BaseLoader(ABC, Generic[Batch]):
                 continue
             now = self._recorder.clock()
             self._ring.record(Kind.WAIT, begin, now, epoch=epoch, step=step)
+            self._collector.consumed = (epoch, step)
             self._handed = (epoch, step, now, len(kept))
             return batch
-        self._leave_epoch()
+        self._leave_epoch(epoch)
         raise StopIteration
 
     def _end_step(self) -> None:
@@ -350,26 +353,24 @@ class BaseLoader(ABC, Generic[Batch]):
         epoch, step, since, samples = self._handed
         self._handed = None
         self._ring.record(Kind.STEP, since, self._recorder.clock(), nbytes=samples, epoch=epoch, step=step)
-        self._undrained_steps += 1
-        if self._undrained_steps >= _DRAIN_STEPS:
-            self._sum_up()
+        self._undrained_samples += samples
+        if self._undrained_samples >= _DRAIN_SAMPLES:
+            self._undrained_samples = 0
+            self._collector.collect()
 
-    def _leave_epoch(self) -> None:
+    def _leave_epoch(self, ended: int) -> None:
         epoch, step = self._position
         self._end_step()
-        if step:  # left early: what is staged of this epoch is not wanted
+        if epoch == ended and step:  # left early: what is staged of this epoch is not wanted
             following = self._plan.first_read_from(self._rank, epoch + 1, 0)
             self._engine.seek(*following)
             self._position = following
-            ended = epoch
-        else:
-            ended = epoch - 1
-        self._is_inside_epoch = False
-        self._sum_up()
-        if self._report is not None:
-            for metrics in self._metrics.epochs():
-                if metrics.epoch == ended:
-                    self._report(limiting(metrics))
+            self._collector.consumed = (epoch, self._plan.steps(epoch))
+        self._inside_epoch = None
+        self._collector.collect()
+        metrics = self._collector.epoch(ended)
+        if metrics is not None and self._report is not None:
+            self._report(limiting(metrics))
 
     def _judge(self, whole: Whole) -> tuple[list[int], list[SkippedSample], Exception | None]:
         """Return the places of a batch that can be handed out, what is skipped, and what is to be raised instead."""
@@ -392,14 +393,6 @@ class BaseLoader(ABC, Generic[Batch]):
         return [index for index in range(ready.samples.size) if index not in lost], skipped, None
 
     # Bookkeeping
-
-    def _sum_up(self) -> None:
-        self._undrained_steps = 0
-        spans = self._recorder.drain()
-        if self._writer is not None and not self._engine.is_forked:
-            self._writer.append(spans, dropped=self._recorder.dropped)
-        epoch, step = self._position
-        self._metrics.add(spans, epoch, step - 1)
 
     def _about(self) -> dict[str, Any]:
         plan = self._plan
@@ -441,11 +434,10 @@ def _keep_silent(_: str) -> None:
     """Where a user wants no reports."""
 
 
-def _shut(engine: Engine, writer: TraceWriter | None) -> None:
+def _shut(engine: Engine, collector: Collector) -> None:
     """End what runs on without its loader. Twice is harmless."""
     engine.end()
-    if writer is not None and not engine.is_forked:
-        writer.close()
+    collector.close()
 
 
 def _placed(error: Exception, epoch: int, step: int) -> Exception:

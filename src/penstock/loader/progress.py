@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
-from penstock.trace import EpochMetrics
+from penstock.flow.recorder import Recorder
+from penstock.trace import EpochMetrics, TraceWriter
 from penstock.trace.metrics import epoch_metrics
 from penstock.trace.schema import SPAN, Spans
 
@@ -35,9 +38,55 @@ class RunningMetrics:
             known = self._epochs.get(part.epoch)
             self._epochs[part.epoch] = part if known is None else _joined(known, part)
 
+    def epoch(self, epoch: int) -> EpochMetrics | None:
+        """Return the sums of one epoch so far."""
+        return self._epochs.get(epoch)
+
     def epochs(self) -> list[EpochMetrics]:
         """Return the sums so far, by epoch."""
         return [self._epochs[epoch] for epoch in sorted(self._epochs)]
+
+
+class Collector:
+    """Brings spans from the rings of the threads to the sums, and to the file if there is one. Any thread may ask.
+
+    consumed: (epoch, step) of the last batch whose spans are all recorded. The consumer moves it.
+    """
+
+    def __init__(self, recorder: Recorder, writer: TraceWriter | None) -> None:
+        self._recorder = recorder
+        self._writer = writer
+        self._sums = RunningMetrics()
+        self._sums_lock = threading.Lock()
+        self._pid = os.getpid()
+        self.consumed = (0, -1)
+
+    def collect(self) -> None:
+        """Drain the rings."""
+        with self._sums_lock:
+            spans = self._recorder.drain()
+            if self._writer is not None and not self._is_forked:
+                self._writer.append(spans, dropped=self._recorder.dropped)
+            self._sums.add(spans, *self.consumed)
+
+    def epoch(self, epoch: int) -> EpochMetrics | None:
+        """Return the sums of one epoch as last collected; None where no span of it was."""
+        return self._sums.epoch(epoch)
+
+    def epochs(self) -> list[EpochMetrics]:
+        """Return the sums so far, by epoch."""
+        self.collect()
+        return self._sums.epochs()
+
+    def close(self) -> None:
+        """End the file. Twice is harmless."""
+        if self._writer is not None and not self._is_forked:
+            self._writer.close()
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this is a forked child's copy: the file is the parent's."""
+        return os.getpid() != self._pid
 
 
 def _joined(first: EpochMetrics, then: EpochMetrics) -> EpochMetrics:
