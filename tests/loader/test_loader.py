@@ -471,6 +471,56 @@ def test_a_wrong_argument_is_named_and_starts_nothing(
         make(folder, **options)
 
 
+MACHINE = """
+[source]
+read = "50 MB/s"
+latency = "10 ms"
+threads = 8
+
+[[storage]]
+name = "staging"
+capacity = "100 MB"
+threads = 1
+read = "10 GB/s"
+"""
+
+
+def test_a_machine_can_be_given_by_its_file(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "machine.toml").write_text(MACHINE)
+
+    with make(folder, machine=tmp_path / "machine.toml") as loader:
+        assert sum(len(labels) for _, labels in loader) == COUNT
+        assert loader.memory.tier_bytes == 0  # the machine names no tier
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        (None, DataError, "machine.toml.*penstock calibrate"),
+        (MACHINE.replace("10 ms", "10 GB"), ConfigError, "machine.toml: source.latency"),
+        (
+            MACHINE + '[[storage]]\nname="m"\ncapacity="10 B"\nthreads=1\nread="1 GB/s"',
+            ConfigError,
+            "largest sample",
+        ),
+        (
+            MACHINE
+            + '[[storage]]\nname="d"\ncapacity="1 GB"\nthreads=1\nread="1 GB/s"\nbackend="filesystem"\npath="/d"',
+            ConfigError,
+            "in memory only",
+        ),
+    ],
+)
+def test_a_machine_that_cannot_serve_is_named_with_its_fault(
+    folder: Path, tmp_path: Path, text: str | None, error: type[Exception], message: str
+) -> None:
+    if text is not None:
+        (tmp_path / "machine.toml").write_text(text)
+
+    with pytest.raises(error, match=message):
+        make(folder, machine=tmp_path / "machine.toml")
+
+
 def test_transforms_beside_a_data_set_are_refused() -> None:
     with pytest.raises(ConfigError, match="makes its samples itself"):
         make(Numbers())

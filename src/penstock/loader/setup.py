@@ -175,7 +175,13 @@ def _most_kept_bytes(machine: Machine | None, sizes_bytes: NDArray[np.int64]) ->
     if machine is None:
         return total_bytes
     tiers = machine.storage[1:]
+    largest_bytes = int(sizes_bytes.max(initial=0))
     for tier in tiers:
+        if tier.capacity_bytes < largest_bytes:
+            raise ConfigError(
+                f"machine.storage: {tier.name!r} holds {tier.capacity_bytes:,} bytes; a tier needs at least "
+                f"the largest sample ({largest_bytes:,} bytes): raise it or leave the class out"
+            )
         if tier.backend != "memory":
             raise ConfigError(
                 f"machine.storage names {tier.name!r} of backend {tier.backend!r}; a loader keeps samples in memory "
