@@ -20,7 +20,14 @@ from penstock import Loader, Machine
 from penstock.loader.transforms import CenterCrop, ToTensor
 
 folder, tier_bytes, batch_size, epochs = sys.argv[1], *map(int, sys.argv[2:])
-machine = Machine.from_toml(f'''
+tier = f'''
+[[storage]]
+name = "memory"
+capacity = "{tier_bytes} B"
+threads = 2
+read = "10 GB/s"
+'''
+machine = Machine.from_toml('''
 [source]
 read = "1 GB/s"
 threads = 8
@@ -29,12 +36,7 @@ name = "staging"
 capacity = "10 MB"
 threads = 2
 read = "10 GB/s"
-[[storage]]
-name = "memory"
-capacity = "{tier_bytes} B"
-threads = 2
-read = "10 GB/s"
-''')
+''' + (tier if tier_bytes else ""))
 with Loader(
     folder,
     batch_size=batch_size,
@@ -81,7 +83,7 @@ def test_a_file_is_opened_no_more_often_than_the_bound_for_its_memory_says(
     file_bytes = (photographs / "cat" / "0000.bmp").stat().st_size
     log = tmp_path / "strace.log"
 
-    tier_bytes = max(1, held * file_bytes)
+    tier_bytes = held * file_bytes
 
     strace = ["strace", "-f", "--seccomp-bpf", "-e", "trace=openat", "-o", str(log)]
     job = subprocess.run(
