@@ -26,7 +26,6 @@ from penstock.trace import read_trace
 
 SAMPLES, BATCH = 6, 2
 BROKEN = 4
-PENSTOCK = os.path.dirname(sys.modules["penstock"].__file__ or "")
 
 
 class Numbers:
@@ -88,7 +87,7 @@ def handlers(code: CodeType) -> dict[int, int]:
 
 
 class Interrupter:
-    """Raises KeyboardInterrupt in the n-th place in Penstock's own code at which this thread may meet a signal.
+    """Raises KeyboardInterrupt in the n-th place at which this thread may meet a signal, outside of this file.
 
     The interpreter would raise it one instruction earlier than a trace function can. Places where that makes a
     difference to who catches it, as at the end of a `with`, are left out.
@@ -113,7 +112,7 @@ class Interrupter:
         self._last.clear()
 
     def _enter_frame(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(PENSTOCK):
+        if frame.f_code.co_filename == __file__:
             return None
         frame.f_trace_opcodes = True
         return self._see

@@ -84,7 +84,8 @@ class TraceWriter:
         """Mark the end and force the file to the disk. Twice is harmless."""
         if not self._file.closed:
             if not self._is_ended:
-                self._is_ended = True  # beforehand: a second mark, after a Ctrl-C in here, would read as damage
+                # Beforehand: a second mark, after a Ctrl-C in here, would read as damage.
+                self._is_ended = True
                 self._write_chunk(_END, _DROPPED.pack(self._dropped))
             os.fsync(self._file.fileno())
             self._file.close()
