@@ -1,0 +1,672 @@
+"""Trainings that are interrupted, killed, forked and asked, as processes of their own."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.trace import read_trace
+
+END_SECONDS = 30  # for a process that should end at once, on a busy machine
+
+PRELUDE = """
+import os, signal, sys, threading, time
+import numpy as np
+from penstock.loader import Loader
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+def in_worker():
+    return threading.current_thread() is not threading.main_thread()
+
+class Numbers:
+    def __len__(self):
+        return 24
+    def __getitem__(self, k):
+        return np.full(1000, k)
+
+def check(loader, epoch):
+    seen = [number for batch in loader for number in batch[:, 0].tolist()]
+    expected = loader.plan.order.at(epoch, np.arange(24)).tolist()
+    assert seen == expected, (epoch, seen, expected)
+
+options = dict(batch_size=4, epochs=10**6, memory="128 KB", report=None)
+"""
+
+
+class Training:
+    """A Python script that runs as a process of its own, in a session of its own."""
+
+    def __init__(self, script: str, folder: Path, *arguments: str) -> None:
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir(exist_ok=True)
+        self._errors = folder / "stderr"
+        with self._errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", PRELUDE + script, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+                env={**os.environ, "TMPDIR": str(self.temporary)},
+            )
+        self.pid = self.process.pid
+
+    @property
+    def stderr(self) -> str:
+        return self._errors.read_text()
+
+    def until(self, line: str | re.Pattern[str]) -> str:
+        """Read what the script says until it says this, and return it."""
+        wanted = re.compile(re.escape(line)) if isinstance(line, str) else line
+        assert self.process.stdout is not None
+        for said in self.process.stdout:
+            if wanted.fullmatch(said.rstrip("\n")):
+                return said.rstrip("\n")
+        pytest.fail(f"it never said {line!r}:\n{self.stderr}")
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def end(self) -> int:
+        """Wait until the process has ended and return its exit status, having checked that nothing of it is left."""
+        try:
+            self.process.communicate(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)
+            self.process.communicate()
+            pytest.fail(f"it did not end:\n{self.stderr}")
+        assert f"penstock-waits-{self.pid}" not in Path("/proc/net/unix").read_text()
+        assert not list(self.temporary.iterdir())
+        assert not processes_of_session(self.pid)
+        return self.process.returncode
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+def processes_of_session(session: int) -> list[int]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(process.name))
+    return found
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Iterator[Callable[..., Training]]:
+    trainings: list[Training] = []
+
+    def start(script: str, *arguments: str) -> Training:
+        trainings.append(Training(script, tmp_path, *arguments))
+        return trainings[-1]
+
+    yield start
+    for training in trainings:
+        training.kill()
+
+
+def assert_was_interrupted_quietly(training: Training, warned: bool = False) -> None:
+    """One traceback, of the main thread's KeyboardInterrupt; and perhaps our warning of a store that hangs."""
+    errors = training.stderr
+    assert training.process.returncode == -signal.SIGINT, errors
+    assert errors.count("Traceback") == 1, errors
+    assert errors.rstrip().splitlines()[-1] == "KeyboardInterrupt", errors
+    assert "Exception ignored" not in errors
+    assert "Exception in thread" not in errors
+    assert ("Warning" in errors) == warned, errors
+
+
+# Ctrl-C
+
+STUCK = """
+from penstock.flow import engine
+engine._JOIN_SECONDS = 0.5
+options["shuffle"] = False
+
+def tell_joins(word):
+    join = threading.Thread.join
+    def telling_join(thread, timeout=None):
+        say(word)
+        join(thread, timeout)
+    threading.Thread.join = telling_join
+
+class Stuck(Numbers):
+    def __getitem__(self, k):
+        if in_worker() and k == 7:
+            say("stuck")
+            threading.Event().wait()
+        return super().__getitem__(k)
+"""
+
+#: What the script does, and whether its store hangs for ever. It says "now" when the moment has come.
+MOMENTS = {
+    "while it is made": (
+        """
+class Slow(Numbers):
+    def __getitem__(self, k):
+        say("now")
+        time.sleep(1000)
+Loader(Slow(), **options)
+""",
+        False,
+    ),
+    "in the first wait": (
+        STUCK
+        + """
+with Loader(Stuck(), **{**options, "patience_seconds": 0.1, "report": lambda line: say("now")}) as loader:
+    for batch in loader:
+        pass
+""",
+        True,
+    ),
+    "in a step": (
+        """
+with Loader(Numbers(), **options) as loader:
+    for step, batch in enumerate(loader):
+        if step == 3:
+            say("now")
+            time.sleep(1000)
+""",
+        False,
+    ),
+    "in a step without with": (
+        """
+for step, batch in enumerate(Loader(Numbers(), **options)):
+    if step == 3:
+        say("now")
+        time.sleep(1000)
+""",
+        False,
+    ),
+    "at the end of an epoch": (
+        """
+def report(line):
+    say("now")
+    time.sleep(1000)
+with Loader(Numbers(), **{**options, "report": report}) as loader:
+    for batch in loader:
+        pass
+""",
+        False,
+    ),
+    "between epochs": (
+        """
+with Loader(Numbers(), **options) as loader:
+    for batch in loader:
+        pass
+    say("now")
+    time.sleep(1000)
+""",
+        False,
+    ),
+    "in close, of a store that hangs": (
+        STUCK
+        + """
+engine._JOIN_SECONDS = 1000
+loader = Loader(Stuck(), **options)
+while not loader._engine._reading:
+    pass
+tell_joins("now")
+loader.close()
+""",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_ctrl_c_ends_a_training(train: Callable[..., Training], moment: str) -> None:
+    script, warned = MOMENTS[moment]
+    training = train(script)
+    training.until("now")
+
+    training.interrupt()
+    training.end()
+
+    assert_was_interrupted_quietly(training, warned)
+
+
+def test_ctrl_c_while_modules_are_imported_ends_the_process(train: Callable[..., Training]) -> None:
+    """What NumPy, numba and torch make of it is theirs; ours is that there is no thread yet that would go on."""
+    training = train(
+        "say('now')\nimport penstock.torch, penstock.loader.transforms.pipeline\nsay('there')\nsignal.pause()"
+    )
+    training.until("now")
+
+    training.interrupt()
+
+    assert training.end() != 0
+
+
+BUSY = """
+class Talking(Numbers):
+    def __getitem__(self, k):
+        say("*")
+        return super().__getitem__(k)
+with Loader(Talking(), **options) as loader:
+    while True:
+        for batch in loader:
+            say("*")
+"""
+
+
+@pytest.mark.parametrize(
+    "number", [*range(4), *(pytest.param(k, marks=pytest.mark.slow) for k in range(4, 60))]
+)
+def test_ctrl_c_at_any_moment_ends_a_busy_training(train: Callable[..., Training], number: int) -> None:
+    """The moment is told by how much the training's threads have done."""
+    training = train(BUSY)
+    for _ in range(random.Random(number).randint(1, 300)):
+        training.until("*")
+
+    training.interrupt()
+    training.end()
+
+    assert_was_interrupted_quietly(training)
+
+
+NOTEBOOK = """
+import random
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+chance = random.Random(int(sys.argv[1]))
+
+def interrupted(loader):
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 3e-3))
+            while True:
+                for batch in loader:
+                    assert (batch == batch[:, :1]).all()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        pass
+
+loader = Loader(Numbers(), **{**options, "timeout_seconds": 20})
+for _ in range(int(sys.argv[2])):
+    interrupted(loader)
+    epoch, step = loader.position
+    check(loader, epoch + (step > 0))
+loader.close()
+assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
+
+with Loader(Numbers(), **options) as another:
+    check(another, 0)
+say("all is well")
+"""
+
+
+@pytest.mark.parametrize(("seed", "times"), [(0, 300), pytest.param(1, 5000, marks=pytest.mark.slow)])
+def test_after_a_ctrl_c_that_is_caught_the_same_loader_and_a_new_one_work(
+    train: Callable[..., Training], seed: int, times: int
+) -> None:
+    """As in a notebook, where the loop's cell is stopped and run again; the signals come when they come."""
+    training = train(NOTEBOOK, str(seed), str(times))
+    training.until("all is well")
+
+    assert training.end() == 0
+    assert training.stderr == ""
+
+
+def test_a_second_ctrl_c_ends_a_close_that_waits_for_a_store_that_hangs(
+    train: Callable[..., Training],
+) -> None:
+    script = (
+        STUCK
+        + """
+engine._JOIN_SECONDS = 1000
+try:
+    with Loader(Stuck(), **{**options, "patience_seconds": 0.1, "report": lambda line: say("now")}) as loader:
+        tell_joins("closing")
+        for batch in loader:
+            pass
+finally:
+    say("closed")
+"""
+    )
+    training = train(script)
+    training.until("now")
+    training.interrupt()
+    training.until("closing")
+    training.interrupt()
+    training.until("closed")
+    training.end()
+
+    assert training.process.returncode == -signal.SIGINT
+    assert "Exception ignored" not in training.stderr
+
+
+# Killed
+
+KILLED = """
+def run(epochs):
+    with Loader(Numbers(), **{**options, "epochs": epochs}, trace=sys.argv[1]) as loader:
+        for epoch in range(epochs):
+            check(loader, epoch)
+            say("epoch", epoch)
+
+for _ in range(20):
+    child = os.fork()  # of a process without threads: as good as a new one, and faster
+    if child == 0:
+        run(10**6)
+    say(child)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+run(3)
+say("all is well")
+"""
+
+
+def test_a_killed_training_can_be_run_again_at_once_twenty_times(
+    train: Callable[..., Training], tmp_path: Path
+) -> None:
+    trace = tmp_path / "run.trace"
+    training = train(KILLED, str(trace))
+    for _ in range(20):
+        killed = int(training.until(re.compile(r"\d+")))
+        training.until("epoch 2")
+        os.kill(killed, signal.SIGKILL)
+        while Path(f"/proc/{killed}").exists():
+            pass
+        assert f"penstock-waits-{killed}" not in Path("/proc/net/unix").read_text()
+
+    training.until("all is well")
+    assert training.end() == 0
+    assert training.stderr == ""
+    assert read_trace(trace).is_complete
+    assert [epoch.samples for epoch in read_trace(trace).epochs()] == [24, 24, 24]
+
+
+def test_the_trace_of_a_killed_training_shows_what_came_before(
+    train: Callable[..., Training], tmp_path: Path
+) -> None:
+    trace = tmp_path / "run.trace"
+    script = """
+with Loader(Numbers(), **{**options, "report": lambda line: None}, trace=sys.argv[1]) as loader:
+    for epoch in range(10**6):
+        check(loader, epoch)
+        say(epoch)
+"""
+    training = train(script, str(trace))
+    training.until("5")
+    training.process.kill()
+
+    assert training.end() == -signal.SIGKILL
+    found = read_trace(trace)
+    assert not found.is_complete
+    assert [epoch.samples for epoch in found.epochs()][:5] == [24] * 5
+
+
+# Forked
+
+FORKED = """
+import multiprocessing, warnings
+from penstock.errors import LoaderClosed
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork beside threads
+
+def use(loader):
+    try:
+        for batch in loader:
+            pass
+    except LoaderClosed as error:
+        say("child:", error)
+        sys.exit(3)
+
+loader = Loader(Numbers(), **{**options, "epochs": 3}, trace=sys.argv[1])
+passes = iter(loader)
+batch = next(passes)
+before = batch.copy()
+
+child = multiprocessing.get_context("fork").Process(target=use, args=(loader,))
+child.start()
+child.join()
+assert child.exitcode == 3
+
+child = os.fork()
+if child == 0:  # a child that runs the interpreter's whole end
+    del batch, passes
+    use(loader)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+
+assert (batch == before).all()
+assert sum(1 for _ in passes) == 5
+check(loader, 1)
+check(loader, 2)
+loader.close()
+say("all is well")
+"""
+
+
+def test_a_fork_after_the_start_gets_a_clear_error_and_the_parent_goes_on(
+    train: Callable[..., Training], tmp_path: Path
+) -> None:
+    trace = tmp_path / "run.trace"
+    training = train(FORKED, str(trace))
+    assert training.process.stdout is not None
+    complaints = [next(training.process.stdout), next(training.process.stdout)]
+    training.until("all is well")
+
+    assert training.end() == 0
+    assert training.stderr == ""
+    assert all("its threads do not exist in the forked process" in complaint for complaint in complaints)
+    assert all("after the fork" in complaint for complaint in complaints)
+    assert read_trace(trace).is_complete
+    assert [epoch.samples for epoch in read_trace(trace).epochs()] == [24, 24, 24]
+
+
+# Asked
+
+FIFO = """
+from penstock.flow.waits import report_waits_on
+from penstock.loader.transforms import Resize, ToTensor
+from penstock.store import ImageFolder
+
+report_waits_on(signal.SIGUSR1)
+source = ImageFolder(sys.argv[1])
+stuck = source.path_of(5)
+os.unlink(stuck)
+os.mkfifo(stuck)
+say(stuck)
+settings = {"epochs": 1, "memory": "4 MB", "shuffle": False, "on_error": "skip"}
+loader = Loader(source, transforms=[Resize((8, 8)), ToTensor()], **{**options, **settings})
+print(sum(len(labels) for _, labels in loader), flush=True)
+"""
+
+
+def penstock(*arguments: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
+    command = "import os, sys\nfrom penstock.cli.main import main\n"
+    if user is not None:  # who may not be allowed to import anything any more
+        command += f"main(['ps', '0'])\nos.setuid({user})\n"
+    return subprocess.run(
+        [sys.executable, "-c", command + "sys.exit(main())", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def stuck(train: Callable[..., Training], image_folder: Callable[..., Path]) -> tuple[Training, Path]:
+    """A training that reads from a pipe into which nobody writes, and the pipe."""
+    training = train(FIFO, str(image_folder(images=12)))
+    assert training.process.stdout is not None
+    return training, Path(training.process.stdout.readline().rstrip("\n"))
+
+
+def wait_until_it_waits(training: Training) -> str:
+    deadline = time.monotonic() + END_SECONDS
+    while time.monotonic() < deadline:
+        answer = penstock("ps", str(training.pid))
+        if "the training waits" in answer.stdout and answer.stdout.count(" reads sample") == 1:
+            return answer.stdout
+    pytest.fail(f"it never waited: {answer}\n{training.stderr}")
+
+
+def go_on_without(training: Training, pipe: Path) -> None:
+    """Let the stuck read end: the pipe is no picture, and skipped."""
+    pipe.open("wb").close()
+    training.until("11")
+    assert training.end() == 0
+
+
+def test_penstock_ps_tells_what_a_stuck_training_waits_for(stuck: tuple[Training, Path]) -> None:
+    training, pipe = stuck
+
+    answer = wait_until_it_waits(training)
+
+    assert f"process {training.pid}" in answer
+    assert "the training waits for the batch of epoch 0, step 1" in answer
+    assert f"reads sample 5, {pipe}, since" in answer
+    go_on_without(training, pipe)
+
+
+def test_a_signal_prints_the_same_while_the_training_waits(stuck: tuple[Training, Path]) -> None:
+    training, pipe = stuck
+    wait_until_it_waits(training)
+
+    training.process.send_signal(signal.SIGUSR1)
+    while f"reads sample 5, {pipe}, since" not in training.stderr:
+        assert training.process.poll() is None, training.stderr
+
+    assert "the training waits for the batch of epoch 0, step 1" in training.stderr
+    go_on_without(training, pipe)
+
+
+def test_signals_that_come_while_the_training_prints_do_it_no_harm(
+    train: Callable[..., Training], tmp_path: Path
+) -> None:
+    script = """
+from penstock.flow.waits import report_waits_on
+report_waits_on()
+with Loader(Numbers(), **options) as loader:
+    say("now")
+    while not os.path.exists(sys.argv[1]):
+        for batch in loader:
+            for _ in range(20):
+                print("a line of the user's own", file=sys.stderr)
+say("all is well")
+"""
+    training = train(script, str(tmp_path / "stop"))
+    training.until("now")
+    for _ in range(300):
+        training.process.send_signal(signal.SIGUSR1)
+        training.process.poll()
+    (tmp_path / "stop").touch()
+    training.until("all is well")
+
+    assert training.end() == 0
+    assert "Traceback" not in training.stderr
+    assert f"penstock: process {training.pid}" in training.stderr
+
+
+def test_ctrl_c_ends_a_training_whose_store_hangs_in_the_kernel(stuck: tuple[Training, Path]) -> None:
+    training, pipe = stuck
+    wait_until_it_waits(training)
+
+    training.interrupt()
+    training.end()
+
+    assert training.process.returncode == -signal.SIGINT
+    assert "RuntimeWarning: closed while the store hangs: thread" in training.stderr
+    assert str(pipe) in training.stderr
+    assert "Exception ignored" not in training.stderr
+
+
+@pytest.mark.parametrize("pid", ["1", str(2**22 + 1), "0", "-5"])
+def test_penstock_ps_says_so_where_no_loader_runs(pid: str) -> None:
+    answer = penstock("ps", "--", pid)
+
+    assert answer.returncode == 1
+    assert answer.stdout == ""
+    assert f"no loader runs in process {pid}" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_penstock_ps_tells_another_user_only_whose_process_it_is(stuck: tuple[Training, Path]) -> None:
+    training, _ = stuck
+    wait_until_it_waits(training)
+
+    answer = penstock("ps", str(training.pid), user=65534)
+
+    assert answer.returncode == 1
+    assert answer.stdout == ""
+    assert f"process {training.pid} is of user 0" in answer.stderr
+
+
+def test_a_name_that_another_process_took_costs_the_answers_and_not_the_training(
+    train: Callable[..., Training],
+) -> None:
+    """Containers that share a network number their processes apart: two may have the same number."""
+    script = """
+import socket
+squatter = socket.socket(socket.AF_UNIX)
+squatter.bind(f"\\0penstock-waits-{os.getpid()}")
+with Loader(Numbers(), **options) as loader:
+    check(loader, 0)
+squatter.close()
+with Loader(Numbers(), **options) as loader:
+    from penstock.flow.waits import ask_waits
+    say(ask_waits(os.getpid()).splitlines()[0] == f"penstock: process {os.getpid()}")
+"""
+    training = train(script)
+    training.until("True")
+
+    assert training.end() == 0
+    assert training.stderr == ""
+
+
+# Ends of their own
+
+
+@pytest.mark.parametrize(
+    ("place", "last"), [("break", ""), ("pass", "sys.exit(0)"), ("break", "os._exit(0)")]
+)
+def test_a_process_ends_without_a_word_though_nobody_closed_its_loader(
+    train: Callable[..., Training], place: str, last: str
+) -> None:
+    training = train(f"loader = Loader(Numbers(), **options)\nfor batch in loader:\n    {place}\n{last}\n")
+
+    assert training.end() == 0
+    assert training.stderr == ""
+
+
+def test_an_exception_in_a_loop_without_with_ends_the_process_with_that_alone(
+    train: Callable[..., Training],
+) -> None:
+    training = train("for batch in Loader(Numbers(), **options):\n    loss = 1 / 0\n")
+
+    assert training.end() == 1
+    assert training.stderr.count("Traceback") == 1
+    assert training.stderr.rstrip().endswith("ZeroDivisionError: division by zero")
+
+
+def test_a_loader_kept_in_a_global_and_a_batch_in_a_module_do_not_hold_the_process_up(
+    train: Callable[..., Training],
+) -> None:
+    training = train("sys.kept = iter(Loader(Numbers(), **options))\nsys.batch = next(sys.kept)\n")
+
+    assert training.end() == 0
+    assert training.stderr == ""
