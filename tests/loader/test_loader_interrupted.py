@@ -201,7 +201,7 @@ def test_ctrl_c_anywhere_in_the_construction_leaves_no_thread(stride: int) -> No
         with interrupter:
             try:
                 make(Numbers(), epochs=2, on_error="skip").close()
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, RuntimeError):  # Thread.start may turn it into an error about its own lock
                 assert interrupter.has_struck
         gc.collect()
         for thread in threading.enumerate():
