@@ -289,6 +289,105 @@ class TestCallables:
         assert "transform 0 (" in caught.value.__notes__[0]
         assert "broken" in caught.value.__notes__[0]
 
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+    def test_a_torch_tensor_keeps_its_own_axes(self, dtype: str) -> None:
+        """torchvision's habit: the callable itself goes over to [channels, height, width]."""
+        image = scene(64, 64)
+        steps = [Resize((64, 64)), lambda a: torch.from_numpy(a.copy()).permute(2, 0, 1).float() / 255]
+        expected = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1).float() / 255
+
+        pipeline = compile_pipeline(steps, 0, dtype)
+
+        assert pipeline.probe(png(image)) == (3, 64, 64)
+        got = torch.from_numpy(run(pipeline, png(image)))
+        assert torch.equal(
+            got.view(torch.bfloat16) if dtype == "bfloat16" else got.float(),
+            expected.bfloat16() if dtype == "bfloat16" else expected,
+        )
+
+    @pytest.mark.parametrize("before", [[Resize((20, 30))], [Resize((20, 30)), ToTensor()]])
+    @pytest.mark.parametrize("shape", [(30, 20, 3), (3, 20, 30), (7, 2, 5), (600,), (2, 1, 300)])
+    def test_a_torch_tensor_of_any_shape_is_taken_as_it_is(self, before, shape) -> None:  # type: ignore[no-untyped-def]
+        made = torch.arange(float(np.prod(shape))).reshape(shape).requires_grad_()
+        pipeline = compile_pipeline([*before, lambda value: made], 0)
+
+        assert pipeline.probe(png(scene(20, 30))) == shape
+        assert np.array_equal(run(pipeline, png(scene(20, 30))), made.detach().numpy())
+
+    def test_a_tensor_of_a_type_that_numpy_lacks_is_taken_too(self) -> None:
+        pipeline = compile_pipeline([ToTensor(), lambda value: torch.from_numpy(value).bfloat16()], 0)
+        image = scene(20, 30)
+        pipeline.probe(png(image))
+        expected = (torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1) / 255).bfloat16().float()
+        assert np.array_equal(run(pipeline, png(image)), expected.numpy())
+
+    def test_a_float_array_whose_last_axis_is_no_channels_keeps_its_axes(self) -> None:
+        image = scene(20, 30)
+        steps = [Resize((20, 30)), lambda value: value.transpose(2, 0, 1) / np.float32(255)]
+        pipeline = compile_pipeline(steps, 0)
+
+        assert pipeline.probe(png(image)) == (3, 20, 30)
+        assert np.array_equal(
+            run(pipeline, png(image)), np.asarray(image).transpose(2, 0, 1) / np.float32(255)
+        )
+
+    @pytest.mark.parametrize(("layout", "shape"), [("NCHW", (1, 20, 30)), ("NHWC", (20, 30, 1))])
+    def test_a_float_array_with_channels_last_gets_the_layout(self, layout, shape) -> None:  # type: ignore[no-untyped-def]
+        pipeline = compile_pipeline([Resize((20, 30)), lambda value: value[:, :, :1] * 2.0], 0, layout=layout)
+        image = scene(20, 30)
+
+        assert pipeline.probe(png(image)) == shape
+        assert np.array_equal(run(pipeline, png(image)).ravel(), np.asarray(image)[:, :, 0].ravel() * 2.0)
+
+    @pytest.mark.parametrize(
+        ("steps", "layout", "text"),
+        [
+            (
+                [Resize((3, 64)), lambda value: value * 1.0],
+                "NCHW",
+                r"<lambda> returned float64\[3, 64, 3\], of which the first and the last axis could be the channels",
+            ),
+            (
+                [Resize((8, 9)), lambda value: torch.zeros(3, 8, 9)],
+                "NHWC",
+                r"layout is 'NHWC', and .*<lambda> returned a tensor float32\[3, 8, 9\].*return \[height, width, ch",
+            ),
+            (
+                [Resize((8, 9)), lambda value: torch.zeros(3, 8, 9), ToTensor()],
+                "NCHW",
+                r"ToTensor was given a tensor float32\[3, 8, 9\].*drop ToTensor",
+            ),
+            (
+                [Resize((8, 9)), lambda value: value.transpose(2, 0, 1), ToTensor()],
+                "NCHW",
+                r"ToTensor was given uint8\[3, 8, 9\]",
+            ),
+            (
+                [lambda value: torch.zeros(3, 8, 9), Resize((8, 9))],
+                "NCHW",
+                r"given a tensor float32\[3, 8, 9\] .* works on pictures",
+            ),
+            (
+                [Resize((8, 9)), lambda value: (value, 7)],
+                "NCHW",
+                "a value of type tuple; a batch needs numbers",
+            ),
+            ([Resize((8, 9)), lambda value: None], "NCHW", "a value of type NoneType; a batch needs numbers"),
+        ],
+    )
+    def test_what_could_be_meant_in_two_ways_or_none_is_refused(self, steps, layout, text) -> None:  # type: ignore[no-untyped-def]
+        pipeline = compile_pipeline(steps, 0, layout=layout)
+        with pytest.raises(ConfigError, match=text):
+            pipeline.probe(png(scene(8, 9))) if pipeline.needs_probe else run(pipeline, png(scene(8, 9)))
+
+    def test_one_that_wants_a_pil_image_is_told_what_it_was_given(self) -> None:
+        pipeline = compile_pipeline([Resize((8, 9)), lambda picture: picture.convert("L")], 0)
+        with pytest.raises(AttributeError) as caught:
+            pipeline.probe(png(scene(8, 9)))
+        assert (
+            "with uint8[8, 9, 3]: a NumPy array [height, width, 3], no PIL image" in caught.value.__notes__[0]
+        )
+
     def test_what_is_no_number_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="a batch needs numbers"):
             compile_pipeline([lambda data: "text"], 0).probe(b"abc")

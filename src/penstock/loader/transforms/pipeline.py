@@ -21,14 +21,17 @@ from penstock.loader.transforms.draws import Draws, draw_crops
 from penstock.loader.transforms.jpeg import Encoded
 from penstock.loader.transforms.sink import IMAGE_DTYPES, Sink, encode_bfloat16
 from penstock.loader.transforms.stages import (
+    CHANNELS,
     Image,
     PictureStep,
     Scratch,
     Stage,
     Value,
+    as_array,
     call_stage,
     describe,
     is_rgb,
+    is_tensor,
     name_of,
     normalize_array,
     normalize_stage,
@@ -57,13 +60,19 @@ def compile_pipeline(
     """Check transforms and bring everything in that running them needs (OpenCV, compiled kernels).
 
     transforms: built-in steps and callables, first to last. A callable gets what comes before it: the picture
-        as uint8[height, width, 3], after `ToTensor` float32[3, height, width], or the stored bytes if no
-        built-in is in the list; and `rng=`, a NumPy generator of its own for each epoch and sample, if its
-        signature has that name.
+        as a NumPy array uint8[height, width, 3] (no PIL image), after `ToTensor` float32[3, height, width], or
+        the stored bytes if no built-in is in the list; and `rng=`, a NumPy generator of its own for each epoch
+        and sample, if its signature has that name. What it returns is told by its type:
+        - a NumPy array uint8[height, width, 3] is a picture, for any step after it;
+        - a torch tensor is taken as it is, in its own axes, by torchvision's habit [channels, height, width];
+        - a NumPy array after `ToTensor` is [channels, height, width];
+        - without `ToTensor`, a NumPy array of three axes is [height, width, channels] if the last of them is
+          1, 3 or 4 long, and else taken as it is; where the first is too, it could be either and is refused;
+        - any other number of axes, or a number, is taken as it is.
     seed: of all random draws, a non-negative integer below 2**64.
     dtype: "float32", "float16", "bfloat16" (stored as its bits in uint16) or "uint8"; behind a callable, any
         number type of NumPy. Without `ToTensor`, values are 0 to 255 in every dtype.
-    layout: of a sample with three axes: "NCHW" or "NHWC".
+    layout: of a sample with three axes, "NCHW" or "NHWC", unless it is taken as it is.
 
     Raises: ConfigError if the transforms cannot follow each other or no image decoder is installed.
 
@@ -210,17 +219,33 @@ class Pipeline:
         """Apply the last steps to an array that is no picture, and bring it into layout and number format."""
         for step in self._tail:
             value = to_tensor_array(value) if isinstance(step, ToTensor) else normalize_array(value, step)
-        array = np.asarray(value)
-        if array.dtype.kind not in "biuf":
-            raise ConfigError(
-                f"{name_of(self.transforms[-1])} returned {describe(value)}; a batch needs numbers"
-            )
+        array = as_array(value)
         if self._is_visual and array.ndim == 3:
-            if self._has_tensor and self.layout == "NHWC":
-                array = array.transpose(1, 2, 0)
-            elif not self._has_tensor and self.layout == "NCHW":
-                array = array.transpose(2, 0, 1)
+            array = self._laid_out(array, value)
         return encode_bfloat16(array.astype(np.float32)) if self.dtype == "bfloat16" else array
+
+    def _laid_out(self, array: NDArray[Any], value: Value) -> NDArray[Any]:
+        """Bring three axes into the layout; `value` is what the array was made from."""
+        first, _, last = array.shape
+        if self._has_tensor and not is_tensor(value):
+            return array.transpose(1, 2, 0) if self.layout == "NHWC" else array
+        if is_rgb(value) or (last in CHANNELS and first not in CHANNELS and not is_tensor(value)):
+            return array.transpose(2, 0, 1) if self.layout == "NCHW" else array
+        if first in CHANNELS and last in CHANNELS and not is_tensor(value):
+            raise ConfigError(
+                f"{self._last_callable} returned {describe(value)}, of which the first and the last axis could be the "
+                "channels: return a torch tensor, which is taken in its own axes, or uint8[height, width, 3]"
+            )
+        if self.layout == "NHWC" and first in CHANNELS and last not in CHANNELS:
+            raise ConfigError(
+                f"layout is 'NHWC', and {self._last_callable} returned {describe(value)}, which is taken in its own "
+                "axes: return [height, width, channels], or leave layout at 'NCHW'"
+            )
+        return array
+
+    @property
+    def _last_callable(self) -> str:
+        return name_of([step for step in self.transforms if not _is_built_in(step)][-1])
 
     def _check_shape(self, shape: tuple[int, ...], out: NDArray[Any], draws: Draws, index: int) -> None:
         if shape != out.shape:

@@ -36,6 +36,9 @@ PictureStep = Resize | CenterCrop | RandomResizedCrop | RandomHorizontalFlip | R
 #: result in both directions (Pillow's `reducing_gap`, whose documentation calls 2 close to fair resampling).
 REDUCING_GAP = 2
 
+#: How long the axis of channels of a picture may be: grey, red-green-blue, and with opacity.
+CHANNELS = (1, 3, 4)
+
 
 class Scratch:
     """The decoder and the buffers of one thread, reused from sample to sample.
@@ -180,11 +183,17 @@ def call_stage(function: Callable[..., Any], place: int, key: int, to_array: Sin
             return function(value)
         except Exception as error:
             error.add_note(
-                f"in transform {place} ({name}), called for sample {sample} of epoch {draws.epoch}"
+                f"in transform {place} ({name}), called for sample {sample} of epoch {draws.epoch} with {_given(value)}"
             )
             raise
 
     return run
+
+
+def _given(value: Value) -> str:
+    """Name what a callable was given, for those who expected what torchvision gives."""
+    about = ": a NumPy array [height, width, 3], no PIL image" if is_rgb(value) else ""
+    return describe(value) + about
 
 
 def tensor_stage(to_tensor: Sink) -> Stage:
@@ -207,11 +216,16 @@ def normalize_stage(step: Normalize) -> Stage:
 
 def to_tensor_array(value: Value) -> NDArray[np.float32]:
     """Return `ToTensor` of what a callable made: bytes to 0...1, (rows, columns[, n]) to (n, ...)."""
-    array = np.asarray(value)
+    array = np.empty(0) if is_tensor(value) else as_array(value)
     if array.ndim == 2:
         array = array[:, :, None]
-    if array.ndim == 3:
-        array = array.transpose(2, 0, 1)
+    if array.ndim != 3 or array.shape[2] not in CHANNELS:
+        raise ConfigError(
+            f"ToTensor was given {describe(value)} by the callable before it; it takes NumPy arrays "
+            "[height, width] or [height, width, channels] of 1, 3 or 4 channels: return such an array or, where the "
+            "callable does ToTensor's work itself, drop ToTensor"
+        )
+    array = array.transpose(2, 0, 1)
     if array.dtype == np.uint8:
         return array.astype(np.float32) / np.float32(255)
     return np.ascontiguousarray(array, np.float32)
@@ -219,17 +233,48 @@ def to_tensor_array(value: Value) -> NDArray[np.float32]:
 
 def normalize_array(value: Value, step: Normalize) -> NDArray[np.float32]:
     """Return `Normalize` of float32[3, height, width]."""
-    array = np.asarray(value, np.float32)
+    array = as_array(value).astype(np.float32, copy=False)
     if array.ndim != 3 or array.shape[0] != 3:
         raise ConfigError(f"{step} was given {describe(value)}; it works on (3, height, width)")
     mean, std = np.array(step.mean, np.float32), np.array(step.std, np.float32)
     return (array - mean[:, None, None]) / std[:, None, None]
 
 
+def is_tensor(value: Value) -> bool:
+    """Tell a torch tensor by its methods: those without torch need not import it to be asked."""
+    return hasattr(value, "detach") and hasattr(value, "permute")
+
+
+def as_array(value: Value) -> NDArray[Any]:
+    """Return the numbers of what a callable made, in their own axes; as float32 where NumPy lacks their type.
+
+    Raises: ConfigError if it holds anything but real numbers.
+    """
+    if is_tensor(value):
+        tensor = value.detach().cpu()
+        try:
+            array = np.asarray(tensor)
+        except TypeError:
+            array = np.asarray(tensor.float())
+    else:
+        try:
+            array = np.asarray(value)
+        except ValueError:  # parts of several shapes, such as an image and its label
+            array = np.asarray(None)
+    if array.dtype.kind not in "biuf":
+        raise ConfigError(
+            f"the last callable among the transforms returned {describe(value)}; a batch needs numbers: return one "
+            "array or tensor of real numbers"
+        )
+    return array
+
+
 def describe(value: Value) -> str:
     """Name a value's kind for a message: ``float32[3, 8, 8]``."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
+    if is_tensor(value):
+        return f"a tensor {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return f"a value of type {type(value).__name__}"
 
 
