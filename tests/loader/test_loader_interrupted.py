@@ -195,13 +195,19 @@ def test_ctrl_c_anywhere_in_close_leaves_nothing_that_a_second_close_does_not_en
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
 
 
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # a file between open() and `with`
 @pytest.mark.parametrize("stride", [53, pytest.param(7, marks=pytest.mark.slow)])
 def test_ctrl_c_anywhere_in_the_construction_leaves_no_thread(stride: int) -> None:
     for interrupter in every_place(stride):
         with interrupter:
             try:
                 make(Numbers(), epochs=2, on_error="skip").close()
-            except (KeyboardInterrupt, RuntimeError):  # Thread.start may turn it into an error about its own lock
+            except (
+                KeyboardInterrupt,
+                RuntimeError,
+            ):  # Thread.start may turn it into an error about its own lock
                 assert interrupter.has_struck
         gc.collect()
         for thread in threading.enumerate():
