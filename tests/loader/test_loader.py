@@ -1,8 +1,11 @@
 """The loader as a user meets it, on real files."""
 
 import gc
+import os
+import pickle
 import threading
 import time
+import warnings
 import weakref
 from collections import Counter
 from pathlib import Path
@@ -18,7 +21,7 @@ from penstock.loader.transforms import RandomHorizontalFlip, RandomResizedCrop, 
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import BundleShuffle, FullShuffle, Sequential
 from penstock.store import ImageFolder, SlowSource
-from penstock.trace import SOURCE, Cause, limiting, read_trace
+from penstock.trace import SOURCE, Cause, Kind, limiting, read_trace
 
 COUNT = 23
 BATCH = 4
@@ -255,7 +258,7 @@ def test_the_end_of_an_epoch_says_in_one_line_what_limits(folder: Path) -> None:
             for _ in loader:
                 pass
 
-        assert lines == [limiting(metrics) for metrics in loader.metrics]
+        assert lines == [f"SlowSource: {limiting(metrics)}" for metrics in loader.metrics]
     assert len(lines) == 2
     assert "storage limits it" in lines[0]
 
@@ -462,6 +465,8 @@ def test_an_error_in_a_users_transform_keeps_its_kind_and_tells_its_place(folder
         ({"split": "evenly"}, "evenly"),
         ({"shuffle": FullShuffle(5, 0)}, "5 samples"),
         ({"transforms": ["Resize"]}, "Resize"),
+        ({"report": "stdout"}, "report is 'stdout'"),
+        ({"timeout_seconds": "5"}, "timeout_seconds is '5'"),
     ],
 )
 def test_a_wrong_argument_is_named_and_starts_nothing(
@@ -575,3 +580,100 @@ def test_spans_of_a_long_step_of_the_training_are_not_lost(
 
         assert loader._recorder.dropped == 0
         assert reads >= COUNT
+
+
+def test_the_epochs_line_tells_what_was_skipped(folder: Path) -> None:
+    source = ImageFolder(folder)
+    spoil(Path(source.path_of(3)), "vanished")
+    spoil(Path(source.path_of(8)), "vanished")
+    lines: list[str] = []
+
+    with make(source, shuffle=False, on_error="skip", epochs=1, report=lines.append) as loader:
+        for _ in loader:
+            pass
+
+    assert "2 samples were skipped, the first: " + source.path_of(3) in lines[0]
+
+
+def test_an_epoch_in_which_every_sample_is_skipped_is_an_error(folder: Path) -> None:
+    source = ImageFolder(folder)
+    for sample in range(COUNT):
+        spoil(Path(source.path_of(sample)), "vanished")
+
+    with make(source, on_error="skip") as loader, pytest.raises(DataError, match="23 samples were skipped"):
+        for _ in loader:
+            pass
+
+
+def test_the_sums_can_be_asked_for_after_the_end(folder: Path, tmp_path: Path) -> None:
+    with make(folder, trace=tmp_path / "run.trace", epochs=1) as loader:
+        for _ in loader:
+            pass
+
+    assert loader.metrics[0].samples == COUNT
+
+
+def test_a_trace_that_cannot_be_written_is_named(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"trace is '/nowhere/run\.trace'"):
+        make(folder, trace="/nowhere/run.trace")
+
+
+def test_a_trace_is_on_the_disk_every_few_seconds_however_slow_the_steps(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.loader.base._DRAIN_SECONDS", 0.0)
+    with make(folder, trace=tmp_path / "run.trace") as loader:
+        passes = iter(loader)
+        next(passes)
+        next(passes)
+
+        spans = read_trace(tmp_path / "run.trace").spans
+
+    assert np.count_nonzero(spans["kind"] == Kind.WAIT) == 1
+
+
+def test_classes_are_the_sources(folder: Path) -> None:
+    with make(folder) as loader:
+        assert loader.classes == ("label0", "label1", "label2")
+
+
+def test_a_loader_cannot_be_pickled_and_says_what_to_do(folder: Path) -> None:
+    with make(folder) as loader, pytest.raises(TypeError, match="make one in each process"):
+        pickle.dumps(loader)
+
+
+def test_asking_for_fewer_than_no_samples_is_refused(folder: Path) -> None:
+    with make(folder) as loader, pytest.raises(ConfigError, match="count is -1"):
+        loader.preview(-1)
+
+
+def test_a_child_that_is_forked_while_the_threads_start_can_close_its_copy(folder: Path) -> None:
+    """A lock that some thread holds at that moment is held for ever in the child."""
+    for _ in range(20):
+        loader = make(folder)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # Python 3.12 warns of any fork beside threads
+            child = os.fork()
+        if child == 0:
+            loader.close()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        loader.close()
+
+
+def test_the_keys_of_a_data_sets_samples_decide_not_their_order() -> None:
+    class Unordered:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> dict[str, int]:
+            parts = [("image", index), ("target", 100 + index)]
+            return dict(parts if index % 2 else parts[::-1])
+
+    with make(Unordered(), transforms=(), shuffle=False) as loader:
+        batch = next(iter(loader))
+
+    assert batch["image"].tolist() == [0, 1, 2, 3]
+    assert batch["target"].tolist() == [100, 101, 102, 103]

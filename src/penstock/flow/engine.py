@@ -483,5 +483,6 @@ class Engine:
         if sample is not None:
             self._reading[worker] = (sample, self._clock())
         result = self._work.load(load, ring)
+        self._recent_read_seconds.extend(result.read_seconds)
         self._reading.pop(worker, None)
         self._inbox.append(partial(self._load_done, load, result))

@@ -8,12 +8,12 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Self, TypedDict, TypeVar
+from typing import Any, Generic, Literal, NoReturn, Self, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import ConfigError, LoaderClosed
+from penstock.errors import ConfigError, DataError, LoaderClosed
 from penstock.flow.engine import Engine, Whole
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import StagingBuffer
@@ -37,6 +37,7 @@ OnError = Literal["raise", "skip"] | Callable[[Exception, int], Literal["raise",
 _CONSUMER = 0
 _RING_SPANS = 4096
 _DRAIN_SAMPLES = 1024
+_DRAIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,11 @@ class BaseLoader(ABC, Generic[Batch]):
             raise ConfigError(
                 f'on_error is {on_error!r}; it is "raise", "skip" or a function that returns one'
             )
+        if report is not None and not callable(report):
+            raise ConfigError(f"report is {report!r}; give a function that takes a line, or None for silence")
+        for name, seconds in (("patience_seconds", patience_seconds), ("timeout_seconds", timeout_seconds)):
+            if seconds is not None and not isinstance(seconds, (int, float)):
+                raise ConfigError(f"{name} is {seconds!r}; it is a number of seconds")
         if patience_seconds <= 0 or (timeout_seconds is not None and timeout_seconds <= 0):
             raise ConfigError("patience_seconds and timeout_seconds must be above zero")
         opened = open_any(source)
@@ -160,12 +166,11 @@ class BaseLoader(ABC, Generic[Batch]):
         self._plan, self._rank, self._work = plan, rank, setup.work
         self._on_error = on_error
         self._report = report
+        self._name = setup.work.name if world_size == 1 else f"{setup.work.name}, rank {rank}"
 
         self._recorder = Recorder(_RING_SPANS, rank)
         self._ring = self._recorder.ring(_CONSUMER)
-        self._collector = Collector(
-            self._recorder, None if trace is None else TraceWriter(trace, self._about())
-        )
+        self._collector = Collector(self._recorder, self._trace_writer(trace))
         staging = StagingBuffer(
             setup.work.fields, plan.max_local_batch(rank), setup.budget.staging_bytes, self._hold()
         )
@@ -191,11 +196,13 @@ class BaseLoader(ABC, Generic[Batch]):
         #: (epoch, step) of the next batch to hand out; the batch handed out last, and when.
         self._position = self._plan.first_read_from(rank, 0, 0)
         self._handed: tuple[int, int, float, int] | None = None
-        self._undrained_samples = 0
+        self._undrained_samples, self._drained = 0, self._recorder.clock()
         #: Counts `iter` calls: an iterator that is not of the latest is over.
         self._iteration = 0
         #: The epoch that a pass is in, None between passes.
         self._inside_epoch: int | None = None
+        #: Batches that the pass has handed out.
+        self._delivered = 0
         self._skipped: list[SkippedSample] = []
         self._is_closed = False
         self._shut_unless_closed = weakref.finalize(self, _shut, engine, self._collector)
@@ -235,6 +242,7 @@ class BaseLoader(ABC, Generic[Batch]):
             )
         self._iteration += 1
         self._inside_epoch = epoch
+        self._delivered = 0
         return _Epoch(self, self._iteration, epoch)
 
     def __len__(self) -> int:
@@ -266,6 +274,11 @@ class BaseLoader(ABC, Generic[Batch]):
         return self._plan
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the labels, by label; empty where the source names none."""
+        return self._work.classes
+
+    @property
     def position(self) -> tuple[int, int]:
         """(epoch, step) of the batch that comes next."""
         return self._position
@@ -286,28 +299,36 @@ class BaseLoader(ABC, Generic[Batch]):
         return self._collector.epochs()
 
     def preview(self, count: int) -> NDArray[np.int64]:
-        """Return the ids of the next `count` samples that this rank will get, in order; fewer at the run's end."""
+        """Return the ids of the next `count` samples that this rank will get, in order; fewer at the run's end.
+
+        Raises: ConfigError if count is negative.
+        """
+        if count < 0:
+            raise ConfigError(f"count is {count}; ask for 0 samples or more")
         epoch, step = self._position
         if epoch >= self._plan.epochs:
             return np.empty(0, np.int64)
         return self._plan.stream(self._rank, epoch, step, count)
 
-    def predict(self, *, machine: Machine | None = None, step_seconds: float | None = None) -> Trace:
+    def predict(
+        self, *, machine: Machine | str | os.PathLike[str] | None = None, step_seconds: float | None = None
+    ) -> Trace:
         """Return the trace that this run should leave, from the same plan and scheduler in virtual time.
 
-        machine: with measured costs; this loader's memory is put in the place of its storage classes.
+        machine: with measured costs, or its file; this loader's memory is put in the place of its storage classes.
         step_seconds: that the training takes for each batch; machine.compute says unless given.
 
         Raises: ConfigError if neither is known.
         """
         setup = self._setup
-        if machine is None:
-            machine = setup.machine
+        given = read_machine(machine)
+        if given is None:
+            on = setup.machine
         else:
-            machine = with_memory(machine, setup.budget, setup.limits.decoders, self._plan.ranks)
+            on = with_memory(given, setup.budget, setup.limits.decoders, self._plan.ranks)
         return predict(
             self._plan,
-            machine,
+            on,
             setup.sizes_bytes,
             limits=setup.limits,
             placement=setup.placement,
@@ -341,8 +362,11 @@ class BaseLoader(ABC, Generic[Batch]):
             now = self._recorder.clock()
             self._ring.record(Kind.WAIT, begin, now, epoch=epoch, step=step)
             self._collector.consumed = (epoch, step)
+            self._delivered += 1
             self._handed = (epoch, step, now, len(kept))
             return batch
+        if self._delivered == 0 and (told := self._told_skips(epoch)):
+            raise DataError(f"epoch {epoch} has no sample left{told}")
         self._leave_epoch(epoch)
         raise StopIteration
 
@@ -354,8 +378,9 @@ class BaseLoader(ABC, Generic[Batch]):
         self._handed = None
         self._ring.record(Kind.STEP, since, self._recorder.clock(), nbytes=samples, epoch=epoch, step=step)
         self._undrained_samples += samples
-        if self._undrained_samples >= _DRAIN_SAMPLES:
-            self._undrained_samples = 0
+        now = self._recorder.clock()
+        if self._undrained_samples >= _DRAIN_SAMPLES or now - self._drained >= _DRAIN_SECONDS:
+            self._undrained_samples, self._drained = 0, now
             self._collector.collect()
 
     def _leave_epoch(self, ended: int) -> None:
@@ -370,7 +395,7 @@ class BaseLoader(ABC, Generic[Batch]):
         self._collector.collect()
         metrics = self._collector.epoch(ended)
         if metrics is not None and self._report is not None:
-            self._report(limiting(metrics))
+            self._report(f"{self._name}: {limiting(metrics)}{self._told_skips(ended)}")
 
     def _judge(self, whole: Whole) -> tuple[list[int], list[SkippedSample], Exception | None]:
         """Return the places of a batch that can be handed out, what is skipped, and what is to be raised instead."""
@@ -393,6 +418,29 @@ class BaseLoader(ABC, Generic[Batch]):
         return [index for index in range(ready.samples.size) if index not in lost], skipped, None
 
     # Bookkeeping
+
+    def _told_skips(self, epoch: int) -> str:
+        skipped = [skip for skip in self._skipped if skip.epoch == epoch]
+        if not skipped:
+            return ""
+        return f"; {len(skipped)} samples were skipped, the first: {skipped[0].error}"
+
+    def __repr__(self) -> str:
+        epoch, step = self._position
+        return (
+            f"{type(self).__name__}({self._work.place}; at epoch {epoch} of {self._plan.epochs}, step {step})"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a loader has threads and cannot be copied or pickled: make one in each process")
+
+    def _trace_writer(self, trace: str | os.PathLike[str] | None) -> TraceWriter | None:
+        if trace is None:
+            return None
+        try:
+            return TraceWriter(trace, self._about())
+        except (OSError, TypeError) as error:
+            raise DataError(f"trace is {trace!r}, which cannot be written: {error}") from error
 
     def _about(self) -> dict[str, Any]:
         plan = self._plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.flow.engine import LoadResult
 from penstock.flow.recorder import Ring
 from penstock.flow.staging import Field, StagingBuffer
+from penstock.loader.structure import learn_structure
 from penstock.policy import Load, Read
 from penstock.policy.scheduler import Item
 from penstock.trace.schema import SOURCE, Kind
@@ -46,11 +47,16 @@ class DatasetWork:
         self._dataset = dataset
         self._as_array = as_array
         sample, example = self._example(samples, on_error_raise)
-        fields: list[Field] = []
-        self._others = 0
-        self._structure = self._learn(example, fields)
-        self.fields = tuple(fields)
-        if not fields:
+        self._structure = learn_structure(example)
+        leaves = [as_array(leaf) for leaf in self._structure.leaves_of(example, self.describe(sample))]
+        #: Which leaves are arrays, in the structure's order.
+        self._is_array = [leaf is not None for leaf in leaves]
+        self.fields = tuple(
+            Field(f"leaf {number}", leaf.shape, leaf.dtype)
+            for number, leaf in enumerate(leaves)
+            if leaf is not None
+        )
+        if not self.fields:
             raise ConfigError(
                 f"sample {sample} of {type(dataset).__name__} is a {type(example).__name__} without any array "
                 "or number: return at least one, for example the label"
@@ -62,6 +68,16 @@ class DatasetWork:
     def attach(self, staging: StagingBuffer) -> None:
         """Say where samples go, before the first Load."""
         self._staging = staging
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What torchvision's data sets call their labels' names; empty where the data set tells none."""
+        return tuple(getattr(self._dataset, "classes", ()))
+
+    @property
+    def name(self) -> str:
+        """The data set in a word, for lines about an epoch."""
+        return type(self._dataset).__name__
 
     @property
     def place(self) -> str:
@@ -85,9 +101,7 @@ class DatasetWork:
             try:
                 value = self._dataset[item.sample]
                 fetched = clock()
-                leaves: list[Any] = []
-                _flatten(value, leaves)
-                others[item.index] = self._store(leaves, arrays, item)
+                others[item.index] = self._store(value, arrays, item)
             except Exception as error:
                 error.add_note(f"while loading sample {item.sample} ({self.describe(item.sample)})")
                 failed.append((item, error))
@@ -100,8 +114,11 @@ class DatasetWork:
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], kept: Sequence[int]) -> Any:
         """Return what a batch is made of, once its arrays hold the `kept` places of the slot."""
         rows = self._other_leaves.get(slot, {})
-        lists = [[rows[row][which] for row in kept] for which in range(self._others)]
-        return self._structure(iter(arrays), iter(lists))
+        stacked = iter(arrays)
+        listed = ([rows[row][which] for row in kept] for which in range(self._is_array.count(False)))
+        return self._structure.build(
+            next(stacked) if is_array else next(listed) for is_array in self._is_array
+        )
 
     def close(self) -> None:
         self._other_leaves.clear()
@@ -119,62 +136,26 @@ class DatasetWork:
         assert last_error is not None, "a plan has samples"
         raise last_error
 
-    def _learn(self, value: Any, fields: list[Field]) -> Callable[[Any, Any], Any]:
-        """Collect the fields of an example; return what puts a batch's arrays and lists into its structure."""
-        if isinstance(value, Mapping):
-            parts = {key: self._learn(part, fields) for key, part in value.items()}
-            return lambda arrays, lists: {key: part(arrays, lists) for key, part in parts.items()}
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            kind: Any = type(value)
-            members = [self._learn(part, fields) for part in value]
-            return lambda arrays, lists: kind(*(part(arrays, lists) for part in members))
-        if isinstance(value, (tuple, list)):
-            members = [self._learn(part, fields) for part in value]
-            return lambda arrays, lists: [part(arrays, lists) for part in members]
-        array = self._as_array(value)
-        if array is None:
-            self._others += 1
-            return lambda arrays, lists: next(lists)
-        fields.append(Field(f"leaf {len(fields)}", array.shape, array.dtype))
-        return lambda arrays, lists: next(arrays)
-
-    def _store(self, leaves: list[Any], arrays: tuple[NDArray[Any], ...], item: Item) -> list[Any]:
-        """Copy a sample's arrays into its row; return the other leaves."""
+    def _store(self, value: Any, arrays: tuple[NDArray[Any], ...], item: Item) -> list[Any]:
+        """Copy a sample's arrays into its row; return the leaves that are none."""
         others: list[Any] = []
-        stored = 0
-        for leaf in leaves:
+        places = iter(arrays)
+        name = self.describe(item.sample)
+        leaves = self._structure.leaves_of(value, name)
+        for number, (leaf, is_array) in enumerate(zip(leaves, self._is_array, strict=True)):
             array = self._as_array(leaf)
-            if array is None:
+            if not is_array:
                 others.append(leaf)
                 continue
-            if stored == len(arrays):
-                break
-            place = arrays[stored]
-            if place.shape[1:] != array.shape or place.dtype != array.dtype:
+            place = next(places)
+            if array is None or place.shape[1:] != array.shape or place.dtype != array.dtype:
+                found = type(leaf).__name__ if array is None else f"{array.dtype}{list(array.shape)}"
                 raise DataError(
-                    f"{self.describe(item.sample)}: part {stored} is {array.dtype}{list(array.shape)}, the first "
-                    f"sample's was {place.dtype}{list(place.shape[1:])}: samples of a batch must be alike, "
-                    "so crop, pad or convert them in the data set"
+                    f"{name}: part {number} is {found}, the first sample's was {place.dtype}{list(place.shape[1:])}: "
+                    "samples of a batch must be alike, so crop, pad or convert them in the data set"
                 )
             place[item.index] = array
-            stored += 1
-        if stored != len(arrays) or len(others) != self._others:
-            raise DataError(
-                f"{self.describe(item.sample)}: has {len(leaves)} parts, the first sample had "
-                f"{len(arrays) + self._others}: return the same structure for every sample"
-            )
         return others
-
-
-def _flatten(value: Any, leaves: list[Any]) -> None:
-    if isinstance(value, Mapping):
-        for part in value.values():
-            _flatten(part, leaves)
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            _flatten(part, leaves)
-    else:
-        leaves.append(value)
 
 
 def numpy_leaf(value: Any) -> NDArray[Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -66,6 +67,16 @@ class ImageWork:
     def attach(self, staging: StagingBuffer) -> None:
         """Say where decoded samples go, before the first Load."""
         self._staging = staging
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self._source.classes
+
+    @property
+    def name(self) -> str:
+        """The source in a word, for lines about an epoch."""
+        root = getattr(self._source, "list_file", None) or getattr(self._source, "root", None)
+        return os.path.basename(root) if root else type(self._source).__name__
 
     @property
     def place(self) -> str:

@@ -59,13 +59,16 @@ class Collector:
         self._sums = RunningMetrics()
         self._sums_lock = threading.Lock()
         self._pid = os.getpid()
+        self._is_closed = False
         self.consumed = (0, -1)
 
     def collect(self) -> None:
-        """Drain the rings."""
+        """Drain the rings; do nothing once closed, nor in a forked child, where a lock may be held for ever."""
+        if self._is_closed or self._is_forked:
+            return
         with self._sums_lock:
             spans = self._recorder.drain()
-            if self._writer is not None and not self._is_forked:
+            if self._writer is not None:
                 self._writer.append(spans, dropped=self._recorder.dropped)
             self._sums.add(spans, *self.consumed)
 
@@ -80,6 +83,7 @@ class Collector:
 
     def close(self) -> None:
         """End the file. Twice is harmless."""
+        self._is_closed = True
         if self._writer is not None and not self._is_forked:
             self._writer.close()
 

@@ -16,6 +16,21 @@ from penstock.loader.dataset import MapDataset, numpy_leaf
 from penstock.loader.images import ImageWork
 from penstock.store import Source
 
+#: What becomes of the arguments of PyTorch's DataLoader.
+_ADVICE = {
+    "num_workers": "threads are counted by this machine; decoders= and readers= change that",
+    "collate_fn": "arrays and numbers are stacked, anything else comes in lists",
+    "pin_memory": "copy with .to(device, non_blocking=True)",
+    "prefetch_factor": "memory= says how much is staged",
+    "persistent_workers": "threads live as long as the loader",
+    "sampler": "give an order as shuffle=, such as penstock.plan.Explicit.from_sampler(sampler, ...)",
+    "batch_sampler": "give an order as shuffle=, and batch_size=",
+    "generator": "give seed=, or its order as shuffle=penstock.plan.TorchShuffle(len(dataset), generator.get_state())",
+    "timeout": "timeout_seconds=",
+    "worker_init_fn": "there are no worker processes",
+    "multiprocessing_context": "there are no worker processes",
+}
+
 
 class Loader(BaseLoader[Any]):
     """Batches as tensors that alias the staging buffer, without a copy.
@@ -41,12 +56,20 @@ class Loader(BaseLoader[Any]):
         world_size: int | None = None,
         **options: Unpack[LoaderOptions],
     ) -> None:
+        for name in options.keys() - LoaderOptions.__annotations__.keys():
+            advice = _ADVICE.get(name, "see penstock.loader.BaseLoader for the arguments there are")
+            raise ConfigError(f"{name} is no argument of a loader: {advice}")
         if (rank is None) != (world_size is None):
             raise ConfigError("rank and world_size belong together: give both or neither")
         if rank is None or world_size is None:
             distributed = torch.distributed
             if distributed.is_available() and distributed.is_initialized():
                 rank, world_size = distributed.get_rank(), distributed.get_world_size()
+            elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                raise ConfigError(
+                    f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but torch.distributed is not initialised, so that each "
+                    "rank would read everything: call init_process_group before, or give rank= and world_size="
+                )
             else:
                 rank, world_size = 0, 1
         name = str(dtype).removeprefix("torch.")
