@@ -198,7 +198,7 @@ def test_ctrl_c_anywhere_in_close_leaves_nothing_that_a_second_close_does_not_en
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # a file between open() and `with`
-@pytest.mark.parametrize("stride", [53, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [151, pytest.param(7, marks=pytest.mark.slow)])
 def test_ctrl_c_anywhere_in_the_construction_leaves_no_thread(stride: int) -> None:
     for interrupter in every_place(stride):
         with interrupter:
