@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -409,6 +410,23 @@ def test_a_path_is_opened_as_what_is_found_there(tmp_path: Path) -> None:
     assert isinstance(open_source(tmp_path / "labels"), ImageFolder)
     assert isinstance(open_source(str(tmp_path / "flat")), FlatFolder)
     assert isinstance(open_source(tmp_path / "list.txt"), FileList)
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "labels/cat/a.jpg", "flat/a.jpg")
+    (tmp_path / "list.txt").write_text("flat/a.jpg\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    for path, opened in (("~/labels", ImageFolder), ("~/flat", FlatFolder), ("~/list.txt", FileList)):
+        assert isinstance(open_source(path), opened)
+        assert len(opened(Path(path))) == 1
+
+
+@pytest.mark.parametrize("path", ["", None, 5, b"photos"])
+def test_what_is_no_path_is_refused(path: Any) -> None:
+    for opened in (open_source, ImageFolder, FlatFolder, FileList):
+        with pytest.raises(ConfigError, match=f"{path!r} is not the path of a folder or of a list of files"):
+            opened(path)
 
 
 def test_a_folder_that_could_be_either_is_asked_about(tmp_path: Path) -> None:

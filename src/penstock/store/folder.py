@@ -44,7 +44,7 @@ class ImageFolder(FileSource):
     def __init__(
         self, root: str | os.PathLike[str], *, extensions: Collection[str] | None = IMAGE_EXTENSIONS
     ) -> None:
-        folder = os.path.abspath(root)
+        folder = _absolute(root)
         classes = sorted(name for name, is_folder in _visible(folder) if is_folder)
         if not classes:
             raise DataError(
@@ -76,7 +76,7 @@ class FlatFolder(FileSource):
     def __init__(
         self, root: str | os.PathLike[str], *, extensions: Collection[str] | None = IMAGE_EXTENSIONS
     ) -> None:
-        folder = os.path.abspath(root)
+        folder = _absolute(root)
         names = sorted(name for name, is_folder in _visible(folder) if not is_folder)
         names = _choose(folder, names, extensions)
         labels = np.full(len(names), NO_LABEL, dtype=np.int64)
@@ -97,7 +97,7 @@ class FileList(FileSource):
     """
 
     def __init__(self, list_file: str | os.PathLike[str]) -> None:
-        self.list_file = os.path.abspath(list_file)
+        self.list_file = _absolute(list_file)
         rows = _read_rows(self.list_file)
         root = os.path.dirname(self.list_file)
         names = [fields[0] for _, fields in rows]
@@ -112,10 +112,12 @@ class FileList(FileSource):
 def open_source(path: str | os.PathLike[str]) -> Source:
     """Open a data set of plain files by what is found at a path.
 
-    A folder with subfolders becomes an `ImageFolder`, one without a `FlatFolder`, a file a `FileList`.
-    Raises: DataError as those; ConfigError where images lie beside subfolders, so that it could be either.
+    A folder with subfolders becomes an `ImageFolder`, one without a `FlatFolder`, a file a `FileList`. A `~` at
+    its beginning is the home folder.
+    Raises: DataError as those; ConfigError where images lie beside subfolders, so that it could be either, and
+        for what is no path.
     """
-    place = os.path.abspath(path)
+    place = _absolute(path)
     if os.path.isfile(place):
         return FileList(place)
     found = _visible(place)
@@ -128,6 +130,16 @@ def open_source(path: str | os.PathLike[str]) -> Source:
             f"out the images beside the label folders, or with FlatFolder, which leaves out the subfolders"
         )
     return ImageFolder(place)
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    try:
+        text = os.path.expanduser(path)
+    except TypeError:
+        text = ""
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f"{path!r} is not the path of a folder or of a list of files: give one")
+    return os.path.abspath(text)
 
 
 def _visible(folder: str) -> list[tuple[str, bool]]:
