@@ -264,6 +264,21 @@ def test_sizes_that_cannot_be_are_refused(name: str, value: object) -> None:
         AccessPlan(Sequential(10), **sizes)  # type: ignore[arg-type]
 
 
+def test_dropping_the_last_batch_is_a_yes_or_a_no() -> None:
+    with pytest.raises(ConfigError, match="drop_last is 'yes'; it is True or False"):
+        AccessPlan(Sequential(10), batch_size=4, epochs=2, drop_last="yes")  # type: ignore[arg-type]
+
+
+def test_a_training_of_which_every_batch_would_be_dropped_is_refused() -> None:
+    one_long_epoch = AccessPlan(Explicit([[1], [0, 1, 2]], samples=3), 2, 2, drop_last=True)
+    one_long_epoch.check_equal_steps()
+
+    with pytest.raises(
+        ConfigError, match=r"drop_last leaves no batch: an epoch reads 10 samples, .*batch_size \(16\)"
+    ):
+        AccessPlan(Sequential(10), 16, 2, drop_last=True).check_equal_steps()
+
+
 def test_questions_outside_the_plan_are_refused() -> None:
     plan = AccessPlan(Sequential(10), batch_size=4, epochs=2, ranks=3)
 

@@ -168,10 +168,10 @@ def test_a_seed_that_is_no_64_bit_number_is_refused(seed: object) -> None:
             make(10, seed)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("ratio", [0, -0.1, 1.0001, float("nan"), float("inf")])
-def test_a_bundle_ratio_outside_0_to_1_is_refused(ratio: float) -> None:
+@pytest.mark.parametrize("ratio", [0, -0.1, 1.0001, float("nan"), float("inf"), "half", True, None])
+def test_a_bundle_ratio_outside_0_to_1_is_refused(ratio: object) -> None:
     with pytest.raises(ConfigError, match=f"bundle_ratio is {ratio!r}; .*0.1 makes ten bundles"):
-        BundleShuffle(10, bundle_ratio=ratio)
+        BundleShuffle(10, bundle_ratio=ratio)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("order", [Sequential(10), FullShuffle(10), BundleShuffle(10), FullShuffle(10**6)])

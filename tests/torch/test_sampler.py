@@ -87,6 +87,12 @@ def test_long_epochs_are_yielded_piece_by_piece_without_a_seam() -> None:
     assert list(OrderSampler(order)) == order.at(0, np.arange(150_000)).tolist()
 
 
+def test_what_is_no_order_is_refused() -> None:
+    for order in ("x", [0, 1], FullShuffle):
+        with pytest.raises(ConfigError, match=r"order is .*FullShuffle\(len\(dataset\)\)"):
+            OrderSampler(order)  # type: ignore[arg-type]
+
+
 def test_a_bundle_sampler_refuses_what_its_order_refuses() -> None:
     for ratio in (0.0, 1.5):
         with pytest.raises(ConfigError, match=f"bundle_ratio is {ratio}"):

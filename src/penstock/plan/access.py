@@ -54,6 +54,8 @@ class AccessPlan:
             value = getattr(self, name)
             if not is_whole(value) or value < 1:
                 raise ConfigError(f"{name} is {value!r}; a plan needs a whole number of at least 1: raise it")
+        if not isinstance(self.drop_last, bool):
+            raise ConfigError(f"drop_last is {self.drop_last!r}; it is True or False")
         object.__setattr__(self, "split", as_split(self.split, self.ranks))
         self._split.size(self.ranks - 1, self.ranks, self.batch_size)
         self.order.length(self.epochs - 1)
@@ -140,9 +142,15 @@ class AccessPlan:
     def check_equal_steps(self) -> None:
         """Make sure that all ranks take part in every step, as training in step with each other demands.
 
-        Raises: ConfigError naming a step and ranks that read something and nothing in it.
+        Raises: ConfigError naming a step and ranks that read something and nothing in it, or if there is no step.
         """
-        for epoch in {self.length(epoch): epoch for epoch in range(self.epochs)}.values():
+        by_length = {self.length(epoch): epoch for epoch in range(self.epochs)}
+        if not any(by_length):
+            raise ConfigError(
+                f"drop_last leaves no batch: an epoch reads {self.order.length(0):,} samples, fewer than batch_size "
+                f"({self.batch_size:,}): make batch_size smaller, or leave drop_last out"
+            )
+        for epoch in (epoch for length, epoch in by_length.items() if length):
             for step in {0, self.steps(epoch) - 1}:
                 sizes = [self.local_batch_size(rank, epoch, step) for rank in range(self.ranks)]
                 if not all(sizes):

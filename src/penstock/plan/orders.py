@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction
+from numbers import Real
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -115,7 +116,8 @@ class BundleShuffle:
     def __post_init__(self) -> None:
         check_samples(self.samples)
         check_seed(self.seed)
-        if not 0 < self.bundle_ratio <= 1:
+        ratio: object = self.bundle_ratio
+        if isinstance(ratio, bool) or not isinstance(ratio, Real) or not 0 < float(ratio) <= 1:
             raise ConfigError(
                 f"bundle_ratio is {self.bundle_ratio!r}; it is the size of a bundle relative to the data "
                 "set, above 0 and at most 1: 0.1 makes ten bundles, 1 shuffles fully"

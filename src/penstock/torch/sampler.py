@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sized
 import numpy as np
 from torch.utils.data import Sampler
 
+from penstock.errors import ConfigError
 from penstock.plan import BundleShuffle, Order
 
 _IDS_AT_ONCE = 65_536
@@ -20,9 +21,14 @@ class OrderSampler(Sampler[int]):
     of samples where the order is a function.
 
     order: its samples are the ids of the dataset.
+    Raises: ConfigError if it is no order.
     """
 
     def __init__(self, order: Order) -> None:
+        if isinstance(order, type) or not isinstance(order, Order):
+            raise ConfigError(
+                f"order is {order!r}; it is one of penstock.plan, for example FullShuffle(len(dataset))"
+            )
         self.order = order
         #: The epoch of the latest iteration or, until one has begun since `set_epoch`, of the next.
         self.epoch = 0
