@@ -41,7 +41,13 @@ def test_a_transform_is_a_value_that_prints_and_compares() -> None:
         (lambda: RandomResizedCrop(8, interpolation="bicubic"), 'interpolation is "bilinear"'),
         (lambda: RandomHorizontalFlip(1.1), "p is a probability"),
         (lambda: RandomVerticalFlip(float("nan")), "p is a probability"),
+        (lambda: RandomHorizontalFlip("0.5"), r"RandomHorizontalFlip\(p='0.5'\): p is a probability"),  # type: ignore[arg-type]
+        (lambda: RandomVerticalFlip(None), "p is a probability"),  # type: ignore[arg-type]
+        (lambda: RandomResizedCrop(8, scale=0.5), r"scale=0.5\): scale is \(low, high\)"),  # type: ignore[arg-type]
+        (lambda: RandomResizedCrop(8, ratio="12"), r"ratio is \(low, high\)"),  # type: ignore[arg-type]
         (lambda: Normalize((0.5,), (0.5,)), "three finite numbers"),  # type: ignore[arg-type]
+        (lambda: Normalize(0.5, 0.5), r"Normalize\(mean=0.5\): mean is three finite numbers"),  # type: ignore[arg-type]
+        (lambda: Normalize((0.5, 0.5, "x"), (1, 1, 1)), "mean is three finite numbers"),  # type: ignore[arg-type]
         (lambda: Normalize((0.5, 0.5, 0.5), (0.5, 0.0, 0.5)), "divide by zero"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,15 @@ from penstock.loader.transforms import compile_pipeline
 from penstock.loader.transforms.pipeline import Transform
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle, Order, Sequential
+from penstock.plan.orders import is_whole
 from penstock.policy import Placement, StagingLimits, place_by_frequency
 from penstock.store import MemoryTier, Source, open_source
-from penstock.units import parse_bytes
+from penstock.units import format_bytes, parse_bytes
 
 # A data set's own code reads and decodes in one go: more threads than processors, for what it waits.
 _DATASET_THREADS = 16
+# More than any store rewards: a slip of the hand, and every thread costs a stack.
+_MOST_THREADS = 1024
 # Samples to try where the first cannot be had and its shape is wanted.
 _PROBES = 16
 
@@ -55,17 +58,55 @@ class Setup:
 
 
 def open_any(source: str | os.PathLike[str] | Source | MapDataset) -> Source | MapDataset:
-    """Open what a path names; a source or data set is taken as it is."""
-    return open_source(source) if isinstance(source, (str, os.PathLike)) else source
+    """Open what a path names; a source or data set is taken as it is.
+
+    Raises: ConfigError for anything else; what `open_source` raises.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        return open_source(source)
+    if reason := _why_no_source(source):
+        raise ConfigError(f"source is {reason}")
+    return source
+
+
+_SOURCES = "a folder, a list file, a Source or a data set with a length and samples by number"
+
+
+def _why_no_source(source: Any) -> str | None:
+    kind = type(source)
+    if isinstance(source, type):
+        return f"the class {source.__name__}: make an instance of it"
+    if isinstance(source, Source):
+        return None
+    if hasattr(source, "dataset") and hasattr(source, "batch_size"):
+        return f"a {kind.__name__}, itself a loader: give the data set that it was made from, its .dataset"
+    if any(base.__name__ == "IterableDataset" for base in kind.__mro__):
+        return f"a {kind.__name__}, which can only be iterated; it must be {_SOURCES}"
+    if isinstance(source, Mapping):
+        return f"a {kind.__name__}, of data sets or columns: give one data set"
+    if isinstance(source, (list, tuple)) and source and isinstance(source[0], (str, bytes, os.PathLike)):
+        return (
+            f"a {kind.__name__} of paths: write them into a text file, one a line, and give the path of that"
+        )
+    if isinstance(source, (bytes, bytearray)) or not all(
+        hasattr(kind, name) for name in ("__len__", "__getitem__")
+    ):
+        return f"{source!r}; it must be {_SOURCES}"
+    return None
 
 
 def order_of(shuffle: bool | Order, samples: int, seed: int) -> Order:
     """Return the order that `shuffle` stands for.
 
-    Raises: ConfigError if an order is over another number of samples.
+    Raises: ConfigError if it is no order, or one over another number of samples.
     """
     if isinstance(shuffle, bool):
         return FullShuffle(samples, seed) if shuffle else Sequential(samples)
+    if isinstance(shuffle, type) or not isinstance(shuffle, Order):
+        raise ConfigError(
+            f"shuffle is {shuffle!r}; it is True, False or an order of penstock.plan; a sampler of torch or a list of "
+            "ids becomes one by Explicit.from_sampler(sampler, samples, epochs) or Explicit(ids, samples)"
+        )
     if shuffle.samples != samples:
         raise ConfigError(
             f"shuffle is an order over {shuffle.samples} samples and the source has {samples}: make it for as many"
@@ -109,8 +150,9 @@ def set_up(
     Raises: ConfigError naming the argument that cannot work.
     """
     for name, count in (("readers", readers), ("decoders", decoders)):
-        if count is not None and count < 1:
-            raise ConfigError(f"{name} is {count}; at least one thread must do that work")
+        if count is not None and not (is_whole(count) and 1 <= count <= _MOST_THREADS):
+            raise ConfigError(f"{name} is {count!r}; it is a whole number of threads, 1 to {_MOST_THREADS}")
+    memory_bytes = _memory_bytes(memory)
     cpus = available_cpus()
     probes = plan.stream(rank, 0, 0, _PROBES).tolist()
     tiers: dict[int, MemoryTier] = {}
@@ -137,7 +179,7 @@ def set_up(
 
     local_batch = plan.max_local_batch(rank)
     budget = share_memory(
-        memory_limit_bytes() // 4 if memory is None else parse_bytes(memory),
+        memory_bytes,
         slot_bytes=slot_bytes(work.fields, local_batch),
         local_batch=local_batch,
         readers=readers,
@@ -152,6 +194,22 @@ def set_up(
     )
     limits = StagingLimits(budget.slots, readers, decoders, budget.undecoded_bytes)
     return Setup(plan, rank, sizes_bytes, work, budget, machine, placement, limits)
+
+
+def _memory_bytes(memory: str | int | None) -> int:
+    limit_bytes = memory_limit_bytes()
+    if memory is None:
+        return limit_bytes // 4
+    try:
+        memory_bytes = parse_bytes(memory)
+    except ConfigError as error:
+        raise ConfigError(f"memory: {error}") from error
+    if memory_bytes > limit_bytes:
+        raise ConfigError(
+            f"memory is {format_bytes(memory_bytes)}, and this process may use {format_bytes(limit_bytes)} in all "
+            "(the machine's memory or its control group's limit): give less"
+        )
+    return memory_bytes
 
 
 def with_memory(machine: Machine | None, budget: MemoryBudget, decoders: int, ranks: int) -> Machine:

@@ -8,7 +8,7 @@ threads; each thread has a `Scratch` of its own.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,7 @@ def compile_pipeline(
     >>> compile_pipeline([CenterCrop(224), ToTensor()], seed=0).output_shape
     (3, 224, 224)
     """
-    transforms = tuple(transforms)
+    transforms = _as_list(transforms)
     _check(transforms, dtype, layout)
     return Pipeline(transforms, seed, dtype, layout)
 
@@ -257,6 +257,20 @@ class Pipeline:
             )
 
 
+def _as_list(transforms: object) -> tuple[Transform, ...]:
+    what = f"transforms is {transforms!r}"
+    if hasattr(transforms, "transforms"):
+        raise ConfigError(f"{what}, which holds a list of transforms: {_COMPOSED}")
+    if _is_built_in(transforms) or callable(transforms):
+        raise ConfigError(f"{what}, a single one: put it into a list, transforms=[...]")
+    if isinstance(transforms, str) or not isinstance(transforms, Iterable):
+        raise ConfigError(f"{what}; it is a list of transforms, for example [Resize((224, 224)), ToTensor()]")
+    return tuple(transforms)
+
+
+_COMPOSED = "give that list instead, of the steps in penstock.loader.transforms and callables on arrays"
+
+
 def _is_built_in(step: Transform) -> bool:
     return isinstance(step, PictureStep | ToTensor | Normalize)
 
@@ -272,6 +286,8 @@ def _check(transforms: tuple[Transform, ...], dtype: str, layout: str) -> None:
         label = f"transform {place} ({step})"
         if isinstance(step, type):
             raise ConfigError(f"{label} is a class; make an instance of it: {step.__name__}(...)")
+        if hasattr(step, "transforms"):
+            raise ConfigError(f"{label} holds a list of transforms: {_COMPOSED}")
         if isinstance(step, PictureStep) and has_tensor:
             raise ConfigError(f"{label} works on pictures and stands behind ToTensor: put it before")
         if isinstance(step, ToTensor):

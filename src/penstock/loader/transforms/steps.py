@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 from penstock.errors import ConfigError
 
@@ -26,22 +27,30 @@ def _check_size(owner: str, size: object) -> Size:
     raise ConfigError(f"{owner}(size={size!r}): size is one positive integer, or (height, width) of two")
 
 
-def _check_probability(owner: str, p: float) -> None:
-    if not 0.0 <= p <= 1.0:
+def _check_probability(owner: str, p: object) -> None:
+    if not isinstance(p, Real) or not 0.0 <= float(p) <= 1.0:
         raise ConfigError(f"{owner}(p={p!r}): p is a probability between 0 and 1")
 
 
-def _check_range(owner: str, name: str, values: Sequence[float]) -> tuple[float, float]:
-    if len(values) == 2:
-        low, high = float(values[0]), float(values[1])
-        if 0.0 < low <= high < math.inf:
+def _numbers(values: object) -> tuple[float, ...]:
+    """Return a sequence of numbers as such; nothing where it is something else."""
+    try:
+        return () if isinstance(values, str) else tuple(float(value) for value in values)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        return ()
+
+
+def _check_range(owner: str, name: str, values: object) -> tuple[float, float]:
+    match _numbers(values):
+        case (low, high) if 0.0 < low <= high < math.inf:
             return low, high
     raise ConfigError(f"{owner}({name}={values!r}): {name} is (low, high) with 0 < low <= high")
 
 
-def _check_channels(name: str, values: Sequence[float]) -> tuple[float, float, float]:
-    if len(values) == 3 and all(math.isfinite(value) for value in values):
-        return float(values[0]), float(values[1]), float(values[2])
+def _check_channels(name: str, values: object) -> tuple[float, float, float]:
+    match _numbers(values):
+        case (red, green, blue) if math.isfinite(red + green + blue):
+            return red, green, blue
     raise ConfigError(
         f"Normalize({name}={values!r}): {name} is three finite numbers, for red, green and blue"
     )

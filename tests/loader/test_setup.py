@@ -1,0 +1,142 @@
+"""What a loader is given, wrongly: each argument is named, with what it was and what it may be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
+
+from penstock.errors import ConfigError, PenstockError
+from penstock.flow.cpus import memory_limit_bytes
+from penstock.loader import Loader
+from penstock.loader.transforms import Resize, ToTensor
+from penstock.plan import Explicit, FullShuffle
+
+COUNT = 10
+
+
+class Compose:
+    """What torchvision's is: callable, and holds the list that it was made of."""
+
+    def __init__(self, transforms: list[Any]) -> None:
+        self.transforms = transforms
+
+    def __call__(self, value: Any) -> Any:
+        raise AssertionError("not to be called")
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(COUNT))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number in range(COUNT):
+        cv2.imwrite(str(tmp_path / f"{number}.png"), np.full((8, 8, 3), number, np.uint8))
+    return tmp_path
+
+
+def make(source: Any, **options: Any) -> Loader:
+    settings = {"batch_size": 2, "epochs": 1, "transforms": [Resize((8, 8)), ToTensor()], "memory": "8 MiB"}
+    return Loader(source, report=None, **{**settings, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"transforms": None}, "transforms is None; it is a list of transforms"),
+        ({"transforms": "Resize"}, "transforms is 'Resize'; it is a list"),
+        ({"transforms": Resize(8)}, r"transforms is Resize\(.*, a single one: put it into a list"),
+        ({"transforms": abs}, r"transforms is <built-in function abs>, a single one"),
+        ({"transforms": Compose([ToTensor()])}, "transforms is .*Compose.*holds a list.*: give that list"),
+        (
+            {"transforms": [Compose([ToTensor()])]},
+            r"transform 0 \(.*Compose.*\) holds a list.*: give that list",
+        ),
+        ({"shuffle": "yes"}, "shuffle is 'yes'; it is True, False or an order"),
+        ({"shuffle": 1}, "shuffle is 1; it is True, False"),
+        (
+            {"shuffle": [3, 1]},
+            r"shuffle is \[3, 1\]; .*a list of ids becomes one by .*Explicit\(ids, samples\)",
+        ),
+        ({"shuffle": FullShuffle}, r"shuffle is <class .*FullShuffle'>; it is True"),
+        ({"shuffle": RandomSampler(range(COUNT))}, r"shuffle is <.*RandomSampler.*Explicit.from_sampler\("),
+        ({"drop_last": "yes"}, "drop_last is 'yes'; it is True or False"),
+        (
+            {"drop_last": True, "batch_size": COUNT + 1},
+            r"drop_last leaves no batch: .* 10 samples.*batch_size \(11\)",
+        ),
+        ({"memory": "0"}, "memory: '0' has no unit"),
+        ({"memory": -1}, "memory: -1 cannot be"),
+        ({"memory": 0}, "memory is 0 B"),
+        ({"memory": []}, r"memory: \[\] is not a quantity"),
+        ({"memory": memory_limit_bytes() + 1}, "memory is .*, and this process may use .* in all"),
+        ({"readers": 1025}, "readers is 1025; it is a whole number of threads, 1 to 1024"),
+        ({"readers": 2.0}, "readers is 2.0; it is a whole number"),
+        ({"decoders": 10**9}, "decoders is 1000000000; it is a whole number"),
+        ({"decoders": True}, "decoders is True; it is a whole number"),
+    ],
+)
+def test_a_wrong_argument_says_what_it_is_and_may_be(
+    folder: Path, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make(folder, **options)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (None, "source is None; it must be a folder, a list file"),
+        (5, "source is 5; it must be"),
+        (b"/photos", "source is b'/photos'; it must be"),
+        ("", "'' is not the path of a folder"),
+        (["a.jpg", "b.jpg"], "source is a list of paths: write them into a text file"),
+        ({"train": range(3)}, "source is a dict, of data sets or columns: give one"),
+        (iter(range(3)), "source is <range_iterator.*; it must be"),
+        (TensorDataset, "source is the class TensorDataset: make an instance"),
+        (Stream(), "source is a Stream, which can only be iterated"),
+        (
+            DataLoader(TensorDataset(torch.zeros(3))),
+            r"source is a DataLoader, itself a loader: .* its \.dataset",
+        ),
+    ],
+)
+def test_what_is_no_source_says_what_it_is_instead(source: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make(source, transforms=())
+
+
+def test_the_sampler_that_the_message_speaks_of_becomes_an_order(folder: Path) -> None:
+    sampler = RandomSampler(range(COUNT), generator=torch.Generator().manual_seed(1))
+    expected = list(RandomSampler(range(COUNT), generator=torch.Generator().manual_seed(1)))
+
+    with make(folder, shuffle=Explicit.from_sampler(sampler, COUNT, 1)) as loader:
+        assert loader.preview(COUNT).tolist() == expected
+
+
+def test_a_plain_list_of_samples_is_a_data_set_as_it_is_for_pytorch() -> None:
+    with make([(np.full(3, k), k) for k in range(4)], transforms=(), shuffle=False) as loader:
+        batches = [labels.tolist() for _, labels in loader]
+
+    assert batches == [[0, 1], [2, 3]]
+
+
+def test_a_home_folder_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+
+    with make(f"~/{folder.name}") as loader:
+        assert loader.plan.samples == COUNT
+
+
+def test_a_user_without_a_home_is_named_as_the_folder_that_is_missing() -> None:
+    with pytest.raises(PenstockError, match=re.escape("~nobody-of-that-name/photos")):
+        make("~nobody-of-that-name/photos")
