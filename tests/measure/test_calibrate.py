@@ -7,8 +7,10 @@ import contextlib
 import math
 import os
 import pty
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -160,6 +162,15 @@ def test_a_source_without_samples_is_refused() -> None:
         calibrate(FakeSource(0))
 
 
+@pytest.fixture
+def keyboard() -> Iterator[None]:
+    """Let Ctrl-C interrupt, also where this was started in the background, which makes the shell ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("keyboard")
 def test_ctrl_c_ends_the_readers() -> None:
     """Somebody presses Ctrl-C while all read; no thread goes on for the minute, which every test is checked for."""
 
