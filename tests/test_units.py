@@ -14,6 +14,7 @@ from penstock.units import (
     exact_seconds,
     format_bytes,
     format_rate,
+    format_ratio,
     format_seconds,
     parse_bytes,
     parse_rate,
@@ -140,6 +141,14 @@ def test_people_are_shown_three_digits_of_a_size(size: float, expected: str) -> 
 )
 def test_people_are_shown_three_digits_of_a_time(seconds: float, expected: str) -> None:
     assert format_seconds(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [(1, "1.00 x"), (1.666, "1.67 x"), (100, "100.00 x"), (100.1, "> 100 x"), (math.inf, "> 100 x")],
+)
+def test_people_are_shown_how_many_times_up_to_a_hundred(ratio: float, expected: str) -> None:
+    assert format_ratio(ratio) == expected
 
 
 def test_people_are_shown_three_digits_of_a_rate() -> None:

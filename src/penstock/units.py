@@ -141,6 +141,11 @@ def format_seconds(seconds: float) -> str:
     return _for_people(seconds, {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0})
 
 
+def format_ratio(ratio: float) -> str:
+    """Return how many times for people: ``"1.67 x"``; what is beyond a hundred times only says so."""
+    return f"{ratio:.2f} x" if ratio <= 100 else "> 100 x"
+
+
 def _for_people(amount: float, ascending_units: Mapping[str, float]) -> str:
     if amount == 0 or not math.isfinite(amount):
         unit = next(name for name, scale in ascending_units.items() if scale == 1)

@@ -95,8 +95,13 @@ def test_a_loader_that_keeps_up_leaves_nothing_to_gain() -> None:
     assert str(watched.verdict()) == "waited 0.1 % of 200 s; nothing to gain here"
 
 
-def test_the_line_of_the_issue_is_worded_as_it_was_asked_for() -> None:
+def test_a_verdict_reads_as_one_line() -> None:
     assert str(Verdict(100, 80.6, 131.4, 0.0)) == "waited 38 % of 212 s; ceiling 1.61 x"
+
+
+def test_a_ceiling_beyond_a_hundred_only_says_so() -> None:
+    assert str(Verdict(100, 1.0, 0.001, 0.0)) == "waited 100 % of 1 s; ceiling > 100 x"
+    assert str(Verdict(100, 1.0, 0.0, 0.0)) == "waited 100 % of 1 s; ceiling > 100 x"
 
 
 @given(

@@ -299,8 +299,25 @@ def test_the_line_of_an_epoch_names_what_limits_it_and_by_how_much() -> None:
 
 def test_the_line_of_an_epoch_that_hardly_waited_names_the_training() -> None:
     assert line_of(DECODE, Row(9, 9.5), Row(9.5, 209, kind=Kind.STEP)) == (
-        "epoch 0: the training itself limits it: waited 0.2 % of 200 s"
+        "epoch 0: the training itself limits it: waited 0.2 % of 200 s (500 ms hand-over)"
     )
+    assert line_of(DECODE, Row(0, 10), Row(10, 210, kind=Kind.STEP)).startswith(
+        "epoch 0: the training itself limits it: waited 4.8 % of 210 s ("
+    )
+    assert line_of(DECODE, Row(0, 10), Row(10, 200, kind=Kind.STEP)).startswith("epoch 0: decode limits it")
+    assert line_of(Row(5, 5), Row(5, 10, kind=Kind.STEP)) == (
+        "epoch 0: the training itself limits it: waited 0.0 % of 5 s"
+    )
+
+
+def test_a_training_that_did_nothing_but_wait_would_be_more_than_a_hundred_times_as_fast() -> None:
+    assert line_of(DECODE, Row(1, 10)).endswith("; without, > 100 x as fast")
+    assert line_of(DECODE, Row(1, 10), Row(10, 10.05, kind=Kind.STEP)).endswith("; without, > 100 x as fast")
+
+
+def test_an_epoch_of_which_nothing_was_consumed_says_so() -> None:
+    """As when a run is cut off while the next epoch is being read ahead."""
+    assert line_of(READ._replace(epoch=1), DECODE._replace(epoch=1)) == "epoch 1: no batch was consumed"
 
 
 def test_reads_of_source_and_tiers_count_together_as_storage() -> None:
@@ -315,5 +332,5 @@ def test_reads_of_source_and_tiers_count_together_as_storage() -> None:
 
     assert line_of(*waits, *lives) == (
         "epoch 0: storage limits it: waited 100.0 % of 10 s (4 s decode, 3 s source read, 3 s tier read); "
-        "without, no time at all"
+        "without, > 100 x as fast"
     )

@@ -24,7 +24,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.flow.recorder import Recorder
 from penstock.trace import NO_SAMPLE, NO_STEP, NOTHING_TO_GAIN, SPAN, Kind, Spans, Trace, stall_share
-from penstock.units import format_seconds
+from penstock.units import format_ratio, format_seconds
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ class Verdict:
         line = f"waited {share:.{0 if share >= 9.5 else 1}f} % of {format_seconds(seconds)}; "
         if self.ceiling < 1.0 + NOTHING_TO_GAIN:
             return line + "nothing to gain here"
-        line += f"ceiling {self.ceiling:.2f} x"
+        line += f"ceiling {format_ratio(self.ceiling)}"
         if self.replay_seconds is not None:
             return line + ", by replay"
         if self.gpu_in_use:

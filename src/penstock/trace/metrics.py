@@ -14,6 +14,7 @@ also where that thread reads by itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.trace.schema import NO_STEP, SOURCE, Kind, Spans
-from penstock.units import format_seconds
+from penstock.units import format_ratio, format_seconds
 
 _BATCH = ("rank", "epoch", "step")
 _SAMPLE = ("rank", "sample")
@@ -55,6 +56,8 @@ _LIMIT_OF = {
 
 #: Share of waiting below which a better loader has nothing to offer.
 NOTHING_TO_GAIN = 0.01
+#: Share of waiting below which it is the training that limits.
+_HARDLY_WAITED = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,26 +139,29 @@ def epoch_metrics(spans: Spans) -> list[EpochMetrics]:
 def limiting(metrics: EpochMetrics) -> str:
     """Say in one line what limited an epoch, and by how much.
 
-    Below one part in a hundred of waiting, the training itself is named: no loader could make it faster.
+    Below one part in twenty of waiting, the training itself is named: no loader could make it much faster.
 
     >>> limiting(EpochMetrics(2, 10.0, 640, 10, 4.0, {Cause.DECODE: 4.0}, 6.0, {}, {}, {}))
     'epoch 2: decode limits it: waited 40.0 % of 10 s (4 s decode); without, 1.67 x as fast'
     """
+    if not metrics.steps:
+        return f"epoch {metrics.epoch}: no batch was consumed"
     share = stall_share(metrics.stall_seconds, metrics.own_seconds)
     waited = f"waited {share:.1%} of {format_seconds(metrics.stall_seconds + metrics.own_seconds)}".replace(
         "%", " %"
     )
-    if share < NOTHING_TO_GAIN:
+    parts = sorted(metrics.stall_by_cause.items(), key=lambda part: -part[1])
+    told = ", ".join(f"{format_seconds(seconds)} {cause}" for cause, seconds in parts if seconds > 0.0)
+    waited += f" ({told})" if told else ""
+    if share < _HARDLY_WAITED:
         return f"epoch {metrics.epoch}: the training itself limits it: {waited}"
     by_limit: dict[str, float] = {}
     for cause, seconds in metrics.stall_by_cause.items():
         limit = _LIMIT_OF[cause]
         by_limit[limit] = by_limit.get(limit, 0.0) + seconds
     limit = max(by_limit, key=by_limit.__getitem__)
-    parts = sorted(metrics.stall_by_cause.items(), key=lambda part: -part[1])
-    told = ", ".join(f"{format_seconds(seconds)} {cause}" for cause, seconds in parts if seconds > 0.0)
-    gain = f"{1.0 / (1.0 - share):.2f} x as fast" if share < 1.0 else "no time at all"
-    return f"epoch {metrics.epoch}: {limit} limits it: {waited} ({told}); without, {gain}"
+    gain = format_ratio(1.0 / (1.0 - share) if share < 1.0 else math.inf)
+    return f"epoch {metrics.epoch}: {limit} limits it: {waited}; without, {gain} as fast"
 
 
 def stall_share(stall_seconds: float, own_seconds: float) -> float:
