@@ -1,5 +1,6 @@
 """The command line as a user types it."""
 
+import importlib.metadata
 import os
 from pathlib import Path
 
@@ -67,6 +68,14 @@ def test_a_cut_off_trace_counts_what_came_before_and_says_so(
     ("arguments", "message"),
     [
         (["calibrate", "/nowhere/to/be/found"], "/nowhere/to/be/found"),
+        (["calibrate", "{tmp}", "--seconds", "-1"], "--seconds is -1; it must be above zero"),
+        (["calibrate", "{tmp}", "--out", "{tmp}/none/m.toml"], "there is no folder {tmp}/none"),
+        (
+            ["trace", "{trace}", "--plot", "{tmp}/picture.xyz"],
+            "picture.xyz ends in '.xyz', which is no picture",
+        ),
+        (["trace", "{empty}"], "no batch was consumed yet"),
+        (["trace", "{empty}", "--plot", "{tmp}/picture.png"], "no batch was consumed yet"),
         (["trace", "/nowhere/to/be/found"], "/nowhere/to/be/found"),
         (["demo", "--epochs", "0"], "--epochs is 0"),
         (["demo", "--data", "/nowhere/to/be/found", "--out", "{tmp}"], "/nowhere/to/be/found"),
@@ -74,14 +83,30 @@ def test_a_cut_off_trace_counts_what_came_before_and_says_so(
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_a_status(
-    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = main([argument.replace("{tmp}", str(tmp_path)) for argument in arguments])
+    with TraceWriter(tmp_path / "empty.trace", {}) as writer:
+        writer.append(SPANS[:2])
+    places = {"{tmp}": tmp_path, "{trace}": trace, "{empty}": tmp_path / "empty.trace"}
+
+    def placed(text: str) -> str:
+        for name, place in places.items():
+            text = text.replace(name, str(place))
+        return text
+
+    status = main([placed(argument) for argument in arguments])
 
     (line,) = capsys.readouterr().err.splitlines()
     assert status == 1
     assert line.startswith("penstock: ")
-    assert message in line
+    assert placed(message) in line
+
+
+def test_the_version_is_the_one_that_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+
+    assert capsys.readouterr().out == f"penstock {importlib.metadata.version('penstock')}\n"
 
 
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

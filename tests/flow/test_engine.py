@@ -39,12 +39,13 @@ class NumberWork:
             raise DataError(f"{self.describe(read.sample)} is broken")
         return read.sample
 
-    def load(self, load: Load, ring: Ring) -> LoadResult:
+    def load(self, load: Load, ring: Ring, at: Callable[[int], None]) -> LoadResult:
         assert self.staging is not None
         (ids,) = self.staging.arrays(load.slot)
         failed: list[tuple[Item, Exception]] = []
         seconds = []
         for item in load.items:
+            at(item.sample)
             try:
                 ids[item.index] = self.read(item.read) if item.read and item.read.by_worker else item.sample
                 seconds.append(1.0)
@@ -93,6 +94,7 @@ class Run:
             decoders=2,
             say=self.said.append,
             collect=lambda: None,
+            samples_of=lambda epoch, step: plan.local_batch(0, epoch, step),
             **settings,
         )
         self.engine.start()
@@ -241,7 +243,7 @@ def test_a_seek_leaves_out_what_was_staged_and_goes_on_from_there(run: Callable[
 
 def test_an_error_of_the_work_itself_reaches_the_consumer_and_never_hangs_it(run: Callable[..., Run]) -> None:
     class Faulty(NumberWork):
-        def load(self, load: Load, ring: Ring) -> LoadResult:
+        def load(self, load: Load, ring: Ring, at: Callable[[int], None]) -> LoadResult:
             raise AssertionError("a fault of ours")
 
     running = run(AccessPlan(Sequential(20), 5, 1), Faulty())
@@ -267,7 +269,7 @@ def test_closing_while_a_read_hangs_warns_and_names_it(
     work = NumberWork()
     work.shut = {0}
     running = run(AccessPlan(Sequential(20), 5, 1), work)
-    while not running.engine._reading:
+    while not running.engine._at:
         pass
 
     with pytest.warns(RuntimeWarning, match=r"/data/0\.jpg"):

@@ -677,3 +677,104 @@ def test_the_keys_of_a_data_sets_samples_decide_not_their_order() -> None:
 
     assert batch["image"].tolist() == [0, 1, 2, 3]
     assert batch["target"].tolist() == [100, 101, 102, 103]
+
+
+def test_after_a_break_position_and_preview_are_the_next_epochs_and_the_step_has_ended(folder: Path) -> None:
+    lines: list[str] = []
+    with make(folder, report=lines.append) as loader:
+        for _ in loader:
+            break
+        time.sleep(0.2)  # a validation, say
+        expected = loader.preview(COUNT).tolist()
+        position = loader.position
+        source = ImageFolder(folder)
+        seen = [k for images, _ in loader for k in ids_of(source, numbers(images))]
+        first = loader.metrics[0]
+
+    assert position == (1, 0)
+    assert seen == expected
+    assert first.own_seconds < 0.2
+    assert len(lines) == 2
+
+
+def test_a_loop_left_in_its_last_step_leaves_the_next_epoch_whole(folder: Path) -> None:
+    with make(folder) as loader:
+        passes = iter(loader)
+        for _ in range(len(loader)):
+            next(passes)
+        del passes
+
+        assert loader.position == (1, 0)
+        assert sum(len(labels) for _, labels in loader) == COUNT
+
+
+def test_a_loader_that_is_closed_after_a_break_still_tells_what_limited_it(folder: Path) -> None:
+    lines: list[str] = []
+    with make(folder, report=lines.append) as loader:
+        for _ in loader:
+            break
+
+    assert len(lines) == 1
+
+
+def test_a_dropped_loader_gives_its_memory_back(folder: Path) -> None:
+    loader = make(folder)
+    engine, staging = weakref.ref(loader._engine), weakref.ref(loader._staging)
+    next(iter(loader))
+
+    del loader
+
+    deadline = time.monotonic() + 5
+    while (engine() is not None or staging() is not None) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    assert engine() is None
+    assert staging() is None
+
+
+def test_what_a_data_set_makes_the_training_wait_for_is_called_its_own() -> None:
+    """Whether its code reads or computes is not known here, so that storage is not blamed."""
+
+    class Slow(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.02)
+            return np.zeros(3)
+
+    lines: list[str] = []
+    with make(Slow(), transforms=(), epochs=1, report=lines.append) as loader:
+        for _ in loader:
+            pass
+
+    assert "the data set limits it" in lines[0]
+
+
+def test_a_prediction_for_a_data_set_is_refused() -> None:
+    with make(Numbers(), transforms=()) as loader, pytest.raises(ConfigError, match="nothing can be"):
+        loader.predict(step_seconds=0.1)
+
+
+def test_large_samples_in_flight_stay_within_the_memory(folder: Path) -> None:
+    """As many readers as are allowed would hold more than what is given for bytes in passing."""
+
+    class Big(CountingSource):
+        def __init__(self, source: ImageFolder) -> None:
+            super().__init__(source)
+            self.sizes_bytes = np.full(COUNT, 1 << 20)
+            self.lock, self.reading, self.most = threading.Lock(), 0, 0
+
+        def read(self, sample: int) -> bytes:
+            with self.lock:
+                self.reading += 1
+                self.most = max(self.most, self.reading)
+            time.sleep(0.01)
+            with self.lock:
+                self.reading -= 1
+            return super().read(sample)
+
+    big = Big(ImageFolder(folder))
+    with make(big, memory="16 MiB", readers=16) as loader:
+        for _ in loader:
+            pass
+        budget = loader.memory
+
+    assert 1 <= big.most <= budget.undecoded_bytes >> 20

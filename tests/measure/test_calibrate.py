@@ -9,6 +9,7 @@ import os
 import pty
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -107,6 +108,28 @@ def test_a_decoder_is_measured_on_the_samples() -> None:
 
     assert seen == {bytes(1000)}
     assert 0 < machine.preprocess_bytes_per_second < math.inf
+
+
+def test_what_a_decoder_does_first_in_each_thread_is_not_its_speed() -> None:
+    """Ten bytes a second, after a first call in each thread that takes a hundred."""
+    seconds = [0.0]
+    threads = threading.local()
+
+    def decode(data: bytes) -> None:
+        seconds[0] += 1.0 if hasattr(threads, "is_warm") else 100.0
+        threads.is_warm = True
+
+    rate = calibrate_module._measure_decode(decode, [bytes(10)], 1, 20.0, lambda: seconds[0])
+
+    assert rate == 10.0
+
+
+def test_decoding_that_was_not_measured_is_said_to_be_taken_as_free() -> None:
+    plain = measure_machine(FakeSource(50), max_seconds=0.1).to_toml()
+    decoded = measure_machine(FakeSource(50), decode=len, max_seconds=0.1).to_toml()
+
+    assert "# Decoding was not measured: predictions take it as free.\n" in plain
+    assert "Decoding was not measured" not in decoded
 
 
 def test_a_decoder_that_refuses_everything_is_reported() -> None:

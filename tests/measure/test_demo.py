@@ -11,8 +11,17 @@ from sklearn.datasets import load_digits
 
 import penstock.torch as pt
 from penstock.errors import ConfigError, DataError
-from penstock.measure.demo import TRANSFORMS, StoredImages, run_demo, split_folder, write_digits
+from penstock.measure.demo import (
+    TRANSFORMS,
+    DemoRun,
+    StoredImages,
+    _table,
+    run_demo,
+    split_folder,
+    write_digits,
+)
 from penstock.store import ImageFolder, open_source
+from penstock.trace import NO_TIER, SOURCE, SPAN, Kind, Trace
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +92,29 @@ def test_both_loaders_see_the_same_pixels(digits: Path) -> None:
             image, label = dataset[row]
             assert (images[row] == image).all()
             assert int(labels[row]) == label
+
+
+def test_the_table_fits_a_terminal_and_its_counts_add_up() -> None:
+    """The store gave two samples, one of them ahead into memory; the later epochs took both from there."""
+    taken = [
+        (0.0, 0.1, 0, 100, 0, 0, Kind.READ, SOURCE, 1, 0),
+        (0.0, 0.1, 1, 100, 0, -1, Kind.READ, SOURCE, 1, 0),
+        (0.1, 0.2, 1, 100, 0, 0, Kind.HIT, 1, 1, 0),
+        *((0.5 + e, 0.6 + e, k, 100, e, 0, Kind.HIT, 1, 1, 0) for e in (1, 2) for k in (0, 1)),
+        *((0.6 + e, 0.7 + e, k, 0, e, 0, Kind.DECODE, NO_TIER, 1, 0) for e in range(3) for k in (0, 1)),
+    ]
+    waits = [(float(e), 12.34 + e, -1, 0, e, 0, Kind.WAIT, NO_TIER, 0, 0) for e in range(3)]
+    watched = Trace(np.array(waits, SPAN), {}, True)
+    traced = Trace(np.array(taken + waits, SPAN), {}, True)
+    text = io.StringIO()
+
+    table = _table([DemoRun("PyTorch, 16 workers", watched, 0.975), DemoRun("Penstock", traced, 0.975)])
+    Console(file=text, width=80).print(table)
+
+    assert "…" not in text.getvalue()
+    ours = text.getvalue().split("Penstock")[1].split()
+    assert ours == ["37.02", "s", "12.34", "s", "12.34", "2", "4", "97.5%"]
+    assert "epoch 0" in text.getvalue()
 
 
 @pytest.mark.slow

@@ -137,6 +137,15 @@ cases = st.tuples(
 )
 
 
+def staged_reads(load: Load) -> list[Read]:
+    """The reads whose bytes a Load is decoding."""
+    return [
+        item.read
+        for item in load.items
+        if item.read is not None and item.read.tier == STAGING and not item.read.by_worker
+    ]
+
+
 def set_up(
     case: tuple[int, int, int, int, int, int, int, int, float, int], broken: frozenset[int] = frozenset()
 ) -> tuple[AccessPlan, Placement, FakeRuntime]:
@@ -247,7 +256,8 @@ def test_bytes_in_passing_stay_within_their_bound_but_for_one_read(
         for step in range(plan.steps(epoch)):
             while (epoch, step) not in runtime.ready:
                 runtime.finish_something()
-                in_passing = [read for read in runtime.reads if read.tier == STAGING and read.batch >= 0]
+                waiting = {id(read): read for load in runtime.loads for read in staged_reads(load)}
+                in_passing = [*runtime.reads, *waiting.values()]
                 total = sum(read.nbytes for read in in_passing)
                 assert total <= limit or len(in_passing) == 1
             runtime.obey(runtime.scheduler.slot_freed(runtime.take(epoch, step).slot, 0.0))

@@ -227,7 +227,7 @@ with Loader(Numbers(), **options) as loader:
         + """
 engine._JOIN_SECONDS = 1000
 loader = Loader(Stuck(), **options)
-while not loader._engine._reading:
+while not loader._engine._at:
     pass
 tell_joins("now")
 loader.close()
@@ -589,7 +589,7 @@ def test_ctrl_c_ends_a_training_whose_store_hangs_in_the_kernel(stuck: tuple[Tra
     training.end()
 
     assert training.process.returncode == -signal.SIGINT
-    assert "RuntimeWarning: closed while the store hangs: thread" in training.stderr
+    assert "RuntimeWarning: closed while threads hang" in training.stderr
     assert str(pipe) in training.stderr
     assert "Exception ignored" not in training.stderr
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from penstock.errors import ConfigError, PenstockError
@@ -28,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="penstock", description="Training input, computed ahead.")
+    parser.add_argument("--version", action="version", version=f"penstock {version('penstock')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     demo = commands.add_parser("demo", help="train beside PyTorch's loader on a slow store, and compare")
@@ -77,6 +80,10 @@ def _calibrate(options: argparse.Namespace) -> None:
     from penstock.measure.calibrate import measure_machine
     from penstock.store import open_source
 
+    if not (math.isfinite(options.seconds) and options.seconds > 0):
+        raise ConfigError(f"--seconds is {options.seconds:g}; it must be above zero, 10 is usual")
+    if not options.out.parent.is_dir():
+        raise ConfigError(f"--out {options.out}: there is no folder {options.out.parent}: make it first")
     text = measure_machine(open_source(options.source), max_seconds=options.seconds).to_toml()
     options.out.write_text(text)
     print(
@@ -96,11 +103,21 @@ def _trace(options: argparse.Namespace) -> None:
     from penstock.trace import limiting, read_trace
 
     trace = read_trace(options.trace)
-    for epoch in trace.epochs():
+    epochs = trace.epochs()
+    for epoch in epochs:
         print(limiting(epoch))
+    if not any(epoch.steps for epoch in epochs):
+        raise ConfigError(
+            f"{options.trace}: no batch was consumed yet, so there is nothing to sum up or to draw"
+        )
     if not trace.is_complete:
         print("the trace is not complete: its file is cut off, or the run was too fast to record all of it")
     if options.plot is not None:
         from penstock.measure.plot import plot_trace
 
-        plot_trace(trace, options.plot)
+        try:
+            plot_trace(trace, options.plot)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"--plot needs {error.name}, which is not installed: pip install 'penstock[plot]'"
+            ) from error

@@ -21,12 +21,14 @@ import os
 import threading
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import LoaderClosed, WaitTimeout
@@ -88,6 +90,14 @@ class Whole:
         return tuple(array[: len(places)] for array in self.arrays)
 
 
+class Departure(weakref.ref[Any]):
+    """Tells when an object was dropped. seconds: a reading of the engine's clock soon after; None until then."""
+
+    __slots__ = ("seconds",)
+
+    seconds: float | None
+
+
 class Work(Protocol):
     """What the threads do, apart from when."""
 
@@ -100,8 +110,8 @@ class Work(Protocol):
         """Fetch a sample, put it into its tier if it has one, and return the bytes for the decode worker."""
         ...
 
-    def load(self, load: Load, ring: Ring) -> LoadResult:
-        """Decode the items of a Load into its slot; record READ, HIT and DECODE spans."""
+    def load(self, load: Load, ring: Ring, at: Callable[[int], None]) -> LoadResult:
+        """Decode the items of a Load into its slot; record READ, HIT and DECODE spans; tell `at` each sample's turn."""
         ...
 
     def describe(self, sample: int) -> str:
@@ -119,6 +129,7 @@ class Engine:
     clock: seconds; of the recorder.
     patience_seconds: a wait that lasts longer is told to `say`, once per patience.
     timeout_seconds: a wait that lasts longer raises WaitTimeout.
+    samples_of: the samples of the batch of an epoch and step, for messages.
     collect: drains the recorder; workers call it when their ring is half full, as in a long step of the training.
     """
 
@@ -135,6 +146,7 @@ class Engine:
         timeout_seconds: float | None,
         say: Callable[[str], None],
         collect: Callable[[], None],
+        samples_of: Callable[[int, int], NDArray[np.int64]],
     ) -> None:
         self._scheduler = scheduler
         self._work = work
@@ -145,13 +157,14 @@ class Engine:
         self._timeout_seconds = timeout_seconds
         self._say = say
         self._collect = collect
+        self._samples_of = samples_of
         self._pid = os.getpid()
 
         self._lock = threading.Lock()
         self._inbox: deque[Event] = deque()
         self._reads: SimpleQueue[Read | None] = SimpleQueue()
-        #: What decode workers get: work, an event to pass on, an array that the consumer dropped; None ends them.
-        self._loads: SimpleQueue[Load | Event | Reference | None] = SimpleQueue()
+        #: What decode workers get: work, an event to pass on, what the consumer dropped; None ends them.
+        self._loads: SimpleQueue[Load | Event | Reference | Departure | None] = SimpleQueue()
         #: Batches that are whole and not handed out yet, by (epoch, step): workers add, the consumer removes.
         self._arrived: dict[tuple[int, int], Whole] = {}
         #: Slots of batches that are in `_arrived` or with the caller. A worker adds one after its batch has arrived.
@@ -166,8 +179,9 @@ class Engine:
         #: Why a sample could not be had for a batch, by running number of the batch and sample, until it is whole.
         self._failures: dict[tuple[int, int], Exception] = {}
 
-        #: What each worker reads now and since when, by worker; for `waits` only.
-        self._reading: dict[int, tuple[int, float]] = {}
+        #: The sample that each worker is at and since when, by worker; for `waits` only.
+        self._at: dict[int, tuple[int, float]] = {}
+        self._first_decoder = _FIRST_WORKER + readers
         self._recent_read_seconds: deque[float] = deque(maxlen=_RECENT_READS)
         self._consumer_waits: tuple[int, int, float] | None = None
         self._closed = False
@@ -181,6 +195,8 @@ class Engine:
                 _FIRST_WORKER,
             )
         ]
+        # Through a weak reference: a loader that is dropped unclosed must not be kept until the exit.
+        self._at_exit = partial(_close_at_exit, weakref.ref(self))
         self._running_lock = threading.Lock()
         self._running = len(self._threads)
 
@@ -188,7 +204,7 @@ class Engine:
         """Begin to prefetch."""
         try:
             waits.register(self)
-            atexit.register(self._close_at_exit)
+            atexit.register(self._at_exit)
             for thread in self._threads:
                 thread.start()
         except BaseException:
@@ -228,6 +244,12 @@ class Engine:
         finally:
             self._consumer_waits = None
 
+    def await_departure(self, thing: object) -> Departure:
+        """Return what will tell when the last reference to a thing has gone."""
+        departure = Departure(thing, self._loads.put)
+        departure.seconds = None
+        return departure
+
     def let_go(self, epoch: int, step: int) -> None:
         """The caller has a batch, or wants nothing more of it: its slot is free with the last reference to it."""
         self._arrived.pop((epoch, step), None)
@@ -254,16 +276,17 @@ class Engine:
         self.end()
         if self.is_forked:
             return
-        atexit.unregister(self._close_at_exit)
+        atexit.unregister(self._at_exit)
         deadline = time.monotonic() + _JOIN_SECONDS
         for thread in self._threads:
             if thread.ident is not None and thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
         if not any(thread.is_alive() for thread in self._threads):
             self._finish()
-        elif self._reading:
-            stuck = "; ".join(self._reading_lines())
-            warnings.warn(f"closed while the store hangs: {stuck}", RuntimeWarning, stacklevel=2)
+        elif os.getpid() == self._pid:
+            alive = ", ".join(thread.name for thread in self._threads if thread.is_alive())
+            stuck = "; ".join(self._working_lines()) or "they are at no sample"
+            warnings.warn(f"closed while threads hang ({alive}): {stuck}", RuntimeWarning, stacklevel=2)
 
     @property
     def is_forked(self) -> bool:
@@ -273,7 +296,7 @@ class Engine:
     def waits(self) -> list[str]:
         """Return a line for each wait under way (see `flow.waits`)."""
         lines = [self._consumer_line()] if self._consumer_waits is not None else []
-        return lines + self._reading_lines()
+        return lines + self._working_lines()
 
     # The consumer's side
 
@@ -320,11 +343,11 @@ class Engine:
         epoch, step, since = self._consumer_waits
         now = self._clock()
         line = f"the training waits for the batch of epoch {epoch}, step {step} since {now - since:.1f} s"
-        reading = sorted(self._reading.copy().items(), key=lambda entry: entry[1][1])
-        if reading:
-            _, (sample, begin) = reading[0]
+        at = sorted(self._at.copy().values(), key=lambda entry: entry[1])
+        wanted = set(self._samples_of(epoch, step).tolist())
+        for sample, begin in [entry for entry in at if entry[0] in wanted][:1] or at[:1]:
             line += f"; longest under way: sample {sample}, {self._work.describe(sample)}, for {now - begin:.1f} s"
-        return f"{line}; {len(reading)} reads in flight on {self._work.place}; {self._how_reads_fare()}"
+        return f"{line}; {len(at)} samples in work on {self._work.place}; {self._how_reads_fare()}"
 
     def _how_reads_fare(self) -> str:
         recent = sorted(self._recent_read_seconds.copy())
@@ -333,11 +356,12 @@ class Engine:
         median, slowest = recent[len(recent) // 2], recent[-1]
         return f"the last {len(recent)} reads took {median * 1e3:.1f} ms (median), {slowest * 1e3:.1f} ms (slowest)"
 
-    def _reading_lines(self) -> list[str]:
+    def _working_lines(self) -> list[str]:
         now = self._clock()
         return [
-            f"thread {worker} reads sample {sample}, {self._work.describe(sample)}, since {now - begin:.1f} s"
-            for worker, (sample, begin) in sorted(self._reading.copy().items())
+            f"thread {worker} {'reads' if worker < self._first_decoder else 'loads'} sample {sample}, "
+            f"{self._work.describe(sample)}, since {now - begin:.1f} s"
+            for worker, (sample, begin) in sorted(self._at.copy().items())
         ]
 
     # The workers' side
@@ -436,10 +460,6 @@ class Engine:
             if is_last:
                 self._finish()
 
-    def _close_at_exit(self) -> None:
-        with contextlib.suppress(KeyboardInterrupt):  # an impatient user, whose training is over
-            self.close()
-
     def _finish(self) -> None:
         """No work is done any more. Twice is harmless."""
         waits.unregister(self)
@@ -448,7 +468,7 @@ class Engine:
     def _run_reader(self, worker: int, ring: Ring) -> None:
         while (read := self._reads.get()) is not None and not self._closed:
             begin = self._clock()
-            self._reading[worker] = (read.sample, begin)
+            self._at[worker] = (read.sample, begin)
             try:
                 read.payload = self._work.read(read)
             except Exception as error:
@@ -459,7 +479,7 @@ class Engine:
                 ring.record(Kind.READ, begin, end, read.sample, read.nbytes, read.epoch, read.step, SOURCE)
                 self._inbox.append(partial(self._scheduler.read_done, read, end - begin))
             finally:
-                del self._reading[worker]
+                del self._at[worker]
             self._drive()
             if ring.is_half_full:
                 self._collect()
@@ -469,6 +489,8 @@ class Engine:
         while (message := self._loads.get()) is not None and not self._closed:
             if isinstance(message, Load):
                 self._load(message, worker, ring)
+            elif isinstance(message, Departure):
+                message.seconds = self._clock()
             elif isinstance(message, Reference):
                 self._inbox.append(partial(self._dropped, message))
             else:
@@ -479,10 +501,17 @@ class Engine:
         self._loads.put(None)  # for the next one
 
     def _load(self, load: Load, worker: int, ring: Ring) -> None:
-        sample = next((item.sample for item in load.items if item.origin == SOURCE), None)
-        if sample is not None:
-            self._reading[worker] = (sample, self._clock())
-        result = self._work.load(load, ring)
+        def at(sample: int) -> None:
+            self._at[worker] = (sample, self._clock())
+
+        result = self._work.load(load, ring, at)
+        self._at.pop(worker, None)
         self._recent_read_seconds.extend(result.read_seconds)
-        self._reading.pop(worker, None)
         self._inbox.append(partial(self._load_done, load, result))
+
+
+def _close_at_exit(reference: weakref.ref[Engine]) -> None:
+    engine = reference()
+    if engine is not None:
+        with contextlib.suppress(KeyboardInterrupt):  # an impatient user, whose training is over
+            engine.close()

@@ -59,20 +59,21 @@ class _Board:
             self._server.close()
         #: guards the coming and going of the server, its thread's end included
         self._server_lock = threading.Lock()
-        self._waiters: weakref.WeakSet[Waiter] = weakref.WeakSet()
+        #: By identity. A report may run beside any change, a signal handler's in the midst of one: it copies this.
+        self._waiters: dict[int, weakref.ref[Waiter]] = {}
         self._server = None
         self._thread: threading.Thread | None = None
 
     def register(self, waiter: Waiter) -> None:
         with self._server_lock:
-            self._waiters.add(waiter)
+            self._waiters[id(waiter)] = weakref.ref(waiter)
             if self._server is None:
                 self._begin_to_answer()
 
     def unregister(self, waiter: Waiter) -> None:
         with self._server_lock:
-            self._waiters.discard(waiter)
-            if self._waiters or self._server is None:
+            self._waiters.pop(id(waiter), None)
+            if any(other() is not None for other in self._waiters.values()) or self._server is None:
                 return
             self._server.shutdown(socket.SHUT_RDWR)
             if self._thread is not None and self._thread.ident is not None:
@@ -95,7 +96,8 @@ class _Board:
         self._thread.start()
 
     def report(self) -> str:
-        lines = [line for waiter in list(self._waiters) for line in waiter.waits()]
+        waiters = [reference() for reference in self._waiters.copy().values()]
+        lines = [line for waiter in waiters if waiter is not None for line in waiter.waits()]
         return "\n".join([f"penstock: process {os.getpid()}", *(lines or ["nothing waits"])]) + "\n"
 
 

@@ -8,17 +8,18 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Literal, NoReturn, Self, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError, LoaderClosed
-from penstock.flow.engine import Engine, Whole
+from penstock.flow.engine import Departure, Engine, Whole
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import StagingBuffer
 from penstock.loader.budget import MemoryBudget
-from penstock.loader.dataset import MapDataset
+from penstock.loader.dataset import DatasetWork, MapDataset
 from penstock.loader.progress import Collector
 from penstock.loader.setup import open_any, order_of, read_machine, set_up, with_memory
 from penstock.loader.transforms.pipeline import Transform
@@ -170,7 +171,8 @@ class BaseLoader(ABC, Generic[Batch]):
 
         self._recorder = Recorder(_RING_SPANS, rank)
         self._ring = self._recorder.ring(_CONSUMER)
-        self._collector = Collector(self._recorder, self._trace_writer(trace))
+        say = report if report is not None else _keep_silent
+        self._collector = Collector(self._recorder, self._trace_writer(trace), say)
         staging = StagingBuffer(
             setup.work.fields, plan.max_local_batch(rank), setup.budget.staging_bytes, self._hold()
         )
@@ -187,8 +189,9 @@ class BaseLoader(ABC, Generic[Batch]):
             decoders=setup.limits.decoders,
             patience_seconds=patience_seconds,
             timeout_seconds=timeout_seconds,
-            say=report if report is not None else _keep_silent,
+            say=say,
             collect=self._collector.collect,
+            samples_of=partial(plan.local_batch, rank),
         )
         self._engine = engine
         self._staging = staging
@@ -201,6 +204,8 @@ class BaseLoader(ABC, Generic[Batch]):
         self._iteration = 0
         #: The epoch that a pass is in, None between passes.
         self._inside_epoch: int | None = None
+        #: Tells when the pass was dropped: a `for` loop that is left drops its iterator at once.
+        self._departure: Departure | None = None
         #: Batches that the pass has handed out.
         self._delivered = 0
         self._skipped: list[SkippedSample] = []
@@ -243,7 +248,9 @@ class BaseLoader(ABC, Generic[Batch]):
         self._iteration += 1
         self._inside_epoch = epoch
         self._delivered = 0
-        return _Epoch(self, self._iteration, epoch)
+        begun = _Epoch(self, self._iteration, epoch)
+        self._departure = self._engine.await_departure(begun)
+        return begun
 
     def __len__(self) -> int:
         """Return the number of batches of the epoch that is under way or comes next."""
@@ -258,8 +265,8 @@ class BaseLoader(ABC, Generic[Batch]):
     def close(self) -> None:
         """End all threads and give the memory back once no batch is referred to. Twice is harmless."""
         try:
-            if not self._is_closed:
-                self._collector.collect()
+            if not self._is_closed and not self._engine.is_forked:
+                self._end_epoch()
         finally:
             self._is_closed = True
             _shut(self._engine, self._collector)
@@ -280,7 +287,10 @@ class BaseLoader(ABC, Generic[Batch]):
 
     @property
     def position(self) -> tuple[int, int]:
-        """(epoch, step) of the batch that comes next."""
+        """(epoch, step) of the batch that comes next; after a loop that was left early, the next epoch's first."""
+        is_left = self._departure is not None and self._departure() is None
+        if is_left and self._position[0] == self._inside_epoch and self._position[1]:
+            return self._plan.first_read_from(self._rank, self._position[0] + 1, 0)
         return self._position
 
     @property
@@ -305,7 +315,7 @@ class BaseLoader(ABC, Generic[Batch]):
         """
         if count < 0:
             raise ConfigError(f"count is {count}; ask for 0 samples or more")
-        epoch, step = self._position
+        epoch, step = self.position
         if epoch >= self._plan.epochs:
             return np.empty(0, np.int64)
         return self._plan.stream(self._rank, epoch, step, count)
@@ -321,6 +331,11 @@ class BaseLoader(ABC, Generic[Batch]):
         Raises: ConfigError if neither is known.
         """
         setup = self._setup
+        if isinstance(self._work, DatasetWork):
+            raise ConfigError(
+                f"what a sample of {self._work.place} costs is known to its own code alone, so that nothing can be "
+                "predicted: give a folder or a source, with transforms, to have a prediction"
+            )
         given = read_machine(machine)
         if given is None:
             on = setup.machine
@@ -376,7 +391,9 @@ class BaseLoader(ABC, Generic[Batch]):
             return
         epoch, step, since, samples = self._handed
         self._handed = None
-        self._ring.record(Kind.STEP, since, self._recorder.clock(), nbytes=samples, epoch=epoch, step=step)
+        left = None if self._departure is None else self._departure.seconds
+        end = self._recorder.clock() if left is None else left
+        self._ring.record(Kind.STEP, since, end, nbytes=samples, epoch=epoch, step=step)
         self._undrained_samples += samples
         now = self._recorder.clock()
         if self._undrained_samples >= _DRAIN_SAMPLES or now - self._drained >= _DRAIN_SECONDS:
@@ -391,11 +408,17 @@ class BaseLoader(ABC, Generic[Batch]):
             self._engine.seek(*following)
             self._position = following
             self._collector.consumed = (epoch, self._plan.steps(epoch))
-        self._inside_epoch = None
+        self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        """Close the sums of the epoch that a pass was in, and report them."""
+        self._end_step()
+        self._departure = None
+        ended, self._inside_epoch = self._inside_epoch, None
         self._collector.collect()
-        metrics = self._collector.epoch(ended)
-        if metrics is not None and self._report is not None:
-            self._report(f"{self._name}: {limiting(metrics)}{self._told_skips(ended)}")
+        metrics = None if ended is None else self._collector.epoch(ended)
+        if ended is not None and metrics is not None and metrics.steps and self._report is not None:
+            self._report(f"{self._name}: {limiting(metrics, self._work.read_from)}{self._told_skips(ended)}")
 
     def _judge(self, whole: Whole) -> tuple[list[int], list[SkippedSample], Exception | None]:
         """Return the places of a batch that can be handed out, what is skipped, and what is to be raised instead."""

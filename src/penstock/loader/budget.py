@@ -9,7 +9,7 @@ from penstock.units import format_bytes
 
 _LEAST_SLOTS = 3  # the training holds one, one is whole, one is being filled
 _USUAL_SLOTS = 8
-_MOST_IN_PASSING_BYTES = 256 << 20
+_USUALLY_IN_PASSING_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,10 @@ def share_memory(
             "give more, or make the batch smaller"
         )
     spare_bytes = limit_bytes - least_bytes
-    in_passing = least_in_passing + min(spare_bytes, limit_bytes // 16, _MOST_IN_PASSING_BYTES)
+    # Room for all readers at once, if that leaves three quarters of the memory to the rest.
+    busy_bytes = min(readers * largest_sample_bytes, limit_bytes // 4)
+    usual_bytes = min(limit_bytes // 16, _USUALLY_IN_PASSING_BYTES)
+    in_passing = least_in_passing + min(spare_bytes, max(busy_bytes, usual_bytes))
     wanted = max(_USUAL_SLOTS, -(-2 * readers // max(local_batch, 1)) + _LEAST_SLOTS)
     affordable = min(limit_bytes // 4, limit_bytes - in_passing) // max(slot_bytes, 1)
     slots = max(_LEAST_SLOTS, min(wanted, affordable))

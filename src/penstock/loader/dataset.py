@@ -80,6 +80,11 @@ class DatasetWork:
         return type(self._dataset).__name__
 
     @property
+    def read_from(self) -> str:
+        """What reads that take long are blamed on: whether the data set's code reads or computes is not seen here."""
+        return "the data set"
+
+    @property
     def place(self) -> str:
         return type(self._dataset).__name__
 
@@ -89,7 +94,7 @@ class DatasetWork:
     def read(self, read: Read) -> Any:
         raise AssertionError("a data set is read by decode workers alone")
 
-    def load(self, load: Load, ring: Ring) -> LoadResult:
+    def load(self, load: Load, ring: Ring, at: Callable[[int], None]) -> LoadResult:
         assert self._staging is not None, "attach comes before the first Load"
         arrays = self._staging.arrays(load.slot)
         others = self._other_leaves.setdefault(load.slot, {})
@@ -97,6 +102,7 @@ class DatasetWork:
         read_seconds: list[float] = []
         clock = time.perf_counter
         for item in load.items:
+            at(item.sample)
             begin = clock()
             try:
                 value = self._dataset[item.sample]

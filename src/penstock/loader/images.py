@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,11 @@ class ImageWork:
         return os.path.basename(root) if root else type(self._source).__name__
 
     @property
+    def read_from(self) -> str:
+        """What reads that take long are blamed on."""
+        return "storage"
+
+    @property
     def place(self) -> str:
         return repr(self._source)
 
@@ -90,10 +95,14 @@ class ImageWork:
         if read.tier == STAGING:
             return data
         tier = self._tiers[read.tier]
-        tier.put(read.sample, data)
+        if not tier.put(read.sample, data):
+            raise DataError(
+                f"{self.describe(read.sample)}: has {len(data):,} bytes where the source's sizes_bytes says "
+                f"{read.nbytes:,}, so that the memory planned for the samples is full: correct the source"
+            )
         return tier.view(read.sample)
 
-    def load(self, load: Load, ring: Ring) -> LoadResult:
+    def load(self, load: Load, ring: Ring, at: Callable[[int], None]) -> LoadResult:
         assert self._staging is not None, "attach comes before the first Load"
         images, labels = self._staging.arrays(load.slot)
         draws = self._draws_of(load)
@@ -102,6 +111,7 @@ class ImageWork:
         read_seconds: list[float] = []
         clock = time.perf_counter
         for item in load.items:
+            at(item.sample)
             try:
                 begin = clock()
                 data = self._bytes_of(item)

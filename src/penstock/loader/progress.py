@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -50,11 +50,13 @@ class RunningMetrics:
 class Collector:
     """Brings spans from the rings of the threads to the sums, and to the file if there is one. Any thread may ask.
 
+    say: is told when the file cannot be written any more, as on a full disk.
     consumed: (epoch, step) of the last batch whose spans are all recorded. The consumer moves it.
     """
 
-    def __init__(self, recorder: Recorder, writer: TraceWriter | None) -> None:
+    def __init__(self, recorder: Recorder, writer: TraceWriter | None, say: Callable[[str], None]) -> None:
         self._recorder = recorder
+        self._say = say
         self._writer = writer
         self._sums = RunningMetrics()
         self._sums_lock = threading.Lock()
@@ -67,10 +69,15 @@ class Collector:
         if self._is_closed or self._is_forked:
             return
         with self._sums_lock:
+            consumed = self.consumed  # before the drain, which then has all spans of these batches
             spans = self._recorder.drain()
             if self._writer is not None:
-                self._writer.append(spans, dropped=self._recorder.dropped)
-            self._sums.add(spans, *self.consumed)
+                try:
+                    self._writer.append(spans, dropped=self._recorder.dropped)
+                except OSError as error:
+                    self._writer = None
+                    self._say(f"the trace breaks off here, the training goes on: {error}")
+            self._sums.add(spans, *consumed)
 
     def epoch(self, epoch: int) -> EpochMetrics | None:
         """Return the sums of one epoch as last collected; None where no span of it was."""

@@ -83,6 +83,8 @@ class Calibration:
             lines.append(
                 "More readers would have got more: the store's limit was not reached, its rate is a guess."
             )
+        if math.isinf(self.machine.preprocess_bytes_per_second):
+            lines.append("Decoding was not measured: predictions take it as free.")
         lines += [_describe(level) for level in self.levels]
         return "".join(f"# {line}\n" for line in lines) + "\n" + self.machine.to_toml()
 
@@ -112,8 +114,9 @@ def calibrate(
     Random samples are read by 1, 2, 4 to 64 readers; files are driven out of the page cache first, so that
     the store itself is measured. One client is measured, and all clients of the machine share what it saw.
 
-    decode: turns a sample's bytes into anything; it is run on all processors at once. Without it
-        preprocessing never limits in the machine.
+    decode: turns a sample's bytes into anything, for example `penstock.measure.calibrate.decode_with` a
+        loader's transforms; it is run on all processors at once. Without it decoding is not measured, and
+        predictions on the machine take it as free.
     max_seconds: about how long it takes, above zero; a read that hangs can make it longer.
     progress: show a progress bar on stderr; by default where that is a terminal.
     Returns: a machine of one rank, whose staging buffer and memory tier share a quarter of the memory that
@@ -387,20 +390,19 @@ def _measure_decode(
 
 def _repeat_for(threads: int, seconds: float, clock: Clock, work: Callable[[], Iterator[int]]) -> float:
     """Return bytes/s of all threads together, each repeating its work, from after its first round on."""
-    # Buffers, caches and compiled code are made here, before any clock runs.
-    ready = [work() for _ in range(threads)]
-    for rounds in ready:
-        next(rounds)
     stop = threading.Event()
     rates: list[float] = []
 
-    def repeat(rounds: Iterator[int]) -> None:
+    def repeat() -> None:
+        rounds = work()
+        # A thread's buffers and caches, and what it touches first, are made here, before its time counts.
+        next(rounds)
         begin, done = clock(), 0
         while done == 0 or not (stop.is_set() or clock() >= begin + seconds):
             done += next(rounds)
         rates.append(done / (clock() - begin))
 
-    _run_together([partial(repeat, rounds) for rounds in ready], stop)
+    _run_together([repeat] * threads, stop)
     return sum(rates)
 
 

@@ -45,10 +45,16 @@ def plot_trace(runs: Trace | Sequence[tuple[str, Trace]], path: str | os.PathLik
         the prediction.
     path: of the picture; its ending decides the format (png, svg, pdf).
 
-    Raises: ConfigError when there is no run, or one in which nobody waited for a batch; ImportError without
-    matplotlib.
+    Raises: ConfigError when there is no run, or one in which nobody waited for a batch, or the ending is none of
+        a picture; ImportError without matplotlib.
     """
-    draw([("", runs)] if isinstance(runs, Trace) else runs).savefig(path, dpi=150)
+    figure = draw([("", runs)] if isinstance(runs, Trace) else runs)
+    ending = os.path.splitext(path)[1].lower()
+    if ending[1:] not in ("", *figure.canvas.get_supported_filetypes()):
+        raise ConfigError(
+            f"{os.fspath(path)} ends in {ending!r}, which is no picture: use .png, .svg or .pdf"
+        )
+    figure.savefig(path, dpi=150)
 
 
 def draw(runs: Sequence[tuple[str, Trace]]) -> Figure:

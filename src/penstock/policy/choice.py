@@ -36,7 +36,10 @@ class FetchCosts:
 
     def observe(self, origin: int, nbytes: int, seconds: float, in_flight: int = 1) -> None:
         """Learn from a read that took `seconds` while `in_flight` reads, itself included, shared the place."""
-        ratio = seconds / self.modelled_seconds(origin, nbytes, in_flight)
+        modelled = self.modelled_seconds(origin, nbytes, in_flight)
+        if not modelled:  # an empty sample of a store without latency teaches nothing
+            return
+        ratio = seconds / modelled
         known = self._correction.get(origin)
         self._correction[origin] = ratio if known is None else known + _MEMORY_OF_A_READ * (ratio - known)
 

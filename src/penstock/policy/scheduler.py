@@ -17,7 +17,8 @@ Rules, in the order in which they win:
    sample that a tier shall keep fills the tier as well (one physical read per miss).
 3. Readers that no staged batch needs fill the tiers in the order of first use, on at most half of the readers, so that
    an urgent read never finds all of them taken.
-4. Bytes that were read and not yet decoded are bounded; decode workers take the earliest batch that has work.
+4. Bytes in flight and bytes that were read and not yet decoded are bounded; decode workers take the earliest batch that
+   has work.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class StagingLimits:
     slots: batch slots that exist from the start.
     readers: reads in flight at most; 0 leaves all reading to the decode workers.
     decoders: `Load`s in progress at most.
-    undecoded_bytes: of samples that were read for a batch and not yet decoded; one read is always allowed.
+    undecoded_bytes: of samples that reader threads are reading, or have read for a batch and that are not decoded
+        yet; one read is always allowed.
     """
 
     slots: int
@@ -285,18 +287,10 @@ class Scheduler:
 
     # Questions
 
-    def next_number(self) -> int:
-        """Return the running number of the next batch to be staged: all before it have, or had, a slot."""
-        return self._number
-
     def is_wanted(self, number: int) -> bool:
         """Return whether a batch has a slot, is not whole yet, and was not given up."""
         batch = self._staged.get(number)
         return batch is not None and not batch.abandoned
-
-    def reads_for(self, number: int) -> list[Read]:
-        """Return the reads that a batch still waits for."""
-        return [read for read in self._pending.values() if any(batch == number for batch, _ in read.waiters)]
 
     # Decisions
 
@@ -359,32 +353,32 @@ class Scheduler:
                 self._urgent.popleft()
                 self._forget(read)
                 continue
-            if read.tier == STAGING:
-                if (
-                    self._undecoded_bytes
-                    and self._undecoded_bytes + read.nbytes > self._limits.undecoded_bytes
-                ):
-                    return None
-                self._undecoded_bytes += read.nbytes
+            if not self._has_room_for(read.nbytes):
+                return None
             self._urgent.popleft()
-            self._reads_in_flight += 1
+            self._begin(read)
             return read
         if self._fills_in_flight == self._fill_limit:
             return None
         while self._fill_next < self._placement.fill_order.size:
             sample = int(self._placement.fill_order[self._fill_next])
-            self._fill_next += 1
             if self._state[sample] == _ABSENT:
-                tier = int(self._placement.tier_of[sample])
-                read = Read(
-                    sample, int(self._sizes[sample]), tier, -1, min(self._epoch, self._plan.epochs - 1), -1
-                )
+                nbytes, tier = int(self._sizes[sample]), int(self._placement.tier_of[sample])
+                if not self._has_room_for(nbytes):
+                    return None
+                read = Read(sample, nbytes, tier, -1, min(self._epoch, self._plan.epochs - 1), -1)
                 self._state[sample] = _PENDING
                 self._pending[sample] = read
-                self._reads_in_flight += 1
                 self._fills_in_flight += 1
+                self._fill_next += 1
+                self._begin(read)
                 return read
+            self._fill_next += 1
         return None
+
+    def _has_room_for(self, nbytes: int) -> bool:
+        passing = self._undecoded_bytes
+        return not passing or passing + nbytes <= self._limits.undecoded_bytes
 
     def _next_load(self) -> Load:
         batch = next(batch for batch in self._staged.values() if batch.decodable)
@@ -400,6 +394,10 @@ class Scheduler:
     def _offer(self, batch: _Batch, item: Item) -> None:
         batch.decodable.append(item)
         self._decodable += 1
+
+    def _begin(self, read: Read) -> None:
+        self._reads_in_flight += 1
+        self._undecoded_bytes += read.nbytes
 
     def _read_ended(self, read: Read) -> None:
         self._reads_in_flight -= 1
@@ -425,17 +423,19 @@ class Scheduler:
                 self._offer(batch, Item(index, read.sample, origin, None if read.by_worker else read))
                 read.holders += 1
         if not read.by_worker:
+            if read.tier != STAGING:
+                self._undecoded_bytes -= read.nbytes
             self._release(read)
 
     def _release(self, read: Read) -> None:
-        """One holder less of a read's payload."""
+        """One holder less of a read's payload, which is the tier's own memory where a tier keeps the sample."""
         read.holders -= 1
         if read.holders == 0 and read.tier == STAGING:
             self._undecoded_bytes -= read.nbytes
 
     def _fail(self, read: Read, out: list[Instruction]) -> None:
         self._forget(read)
-        if not read.by_worker and read.tier == STAGING:
+        if not read.by_worker:
             self._undecoded_bytes -= read.nbytes
         for number, index in read.waiters:
             batch = self._staged.get(number)

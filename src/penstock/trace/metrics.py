@@ -136,8 +136,10 @@ def epoch_metrics(spans: Spans) -> list[EpochMetrics]:
     ]
 
 
-def limiting(metrics: EpochMetrics) -> str:
+def limiting(metrics: EpochMetrics, source: str = "storage") -> str:
     """Say in one line what limited an epoch, and by how much.
+
+    source: what to name where reads of the source limited it.
 
     Below one part in twenty of waiting, the training itself is named: no loader could make it much faster.
 
@@ -157,7 +159,7 @@ def limiting(metrics: EpochMetrics) -> str:
         return f"epoch {metrics.epoch}: the training itself limits it: {waited}"
     by_limit: dict[str, float] = {}
     for cause, seconds in metrics.stall_by_cause.items():
-        limit = _LIMIT_OF[cause]
+        limit = source if cause is Cause.SOURCE_READ else _LIMIT_OF[cause]
         by_limit[limit] = by_limit.get(limit, 0.0) + seconds
     limit = max(by_limit, key=by_limit.__getitem__)
     gain = format_ratio(1.0 / (1.0 - share) if share < 1.0 else math.inf)
