@@ -161,9 +161,10 @@ def ask_waits(pid: int) -> str:
             while part := connection.recv(65536):
                 parts.append(part)
         except (ConnectionRefusedError, ConnectionResetError) as error:
-            raise ConfigError(
-                f"no loader runs in process {pid}: give the id of the training process (a rank of the job)"
-            ) from error
+            advice = "give the id of the training process (a rank of the job)"
+            if not os.path.exists(f"/proc/{pid}"):
+                advice = f"there is no such process here; {advice}"
+            raise ConfigError(f"no loader runs in process {pid}: {advice}") from error
         except TimeoutError as error:
             raise DataError(f"process {pid} did not answer within {_ANSWER_SECONDS:.0f} s") from error
     if owner.pid != pid:  # the name belongs to a process that another container calls by this number
