@@ -9,7 +9,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.machine import Machine
-from penstock.trace import NO_TIER, SOURCE, SPAN, Kind, TraceWriter
+from penstock.trace import NO_TIER, SOURCE, SPAN, Kind, Spans, TraceWriter
 
 SPANS = np.array(
     [
@@ -65,6 +65,20 @@ def test_a_cut_off_trace_counts_what_came_before_and_says_so(
 
 
 @pytest.mark.parametrize(
+    ("spans", "said"),
+    [(SPANS[:0], "no batch was consumed yet\n"), (SPANS[:2], "epoch 0: no batch was consumed\n")],
+)
+def test_a_trace_of_a_run_that_only_read_ahead_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spans: Spans, said: str
+) -> None:
+    with TraceWriter(tmp_path / "early.trace", {}) as writer:
+        writer.append(spans)
+
+    assert main(["trace", str(tmp_path / "early.trace")]) == 0
+    assert capsys.readouterr().out == said
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["calibrate", "/nowhere/to/be/found"], "/nowhere/to/be/found"),
@@ -74,12 +88,12 @@ def test_a_cut_off_trace_counts_what_came_before_and_says_so(
             ["trace", "{trace}", "--plot", "{tmp}/picture.xyz"],
             "picture.xyz ends in '.xyz', which is no picture",
         ),
-        (["trace", "{empty}"], "no batch was consumed yet"),
         (["trace", "{empty}", "--plot", "{tmp}/picture.png"], "no batch was consumed yet"),
         (["trace", "/nowhere/to/be/found"], "/nowhere/to/be/found"),
         (["demo", "--epochs", "0"], "--epochs is 0"),
         (["demo", "--data", "/nowhere/to/be/found", "--out", "{tmp}"], "/nowhere/to/be/found"),
         (["ps", str(os.getpid())], "no loader runs in process"),
+        (["ps", str(2**22 + 1)], f"no loader runs in process {2**22 + 1}: there is no such process here"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_a_status(

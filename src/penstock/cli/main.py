@@ -106,13 +106,13 @@ def _trace(options: argparse.Namespace) -> None:
     epochs = trace.epochs()
     for epoch in epochs:
         print(limiting(epoch))
-    if not any(epoch.steps for epoch in epochs):
-        raise ConfigError(
-            f"{options.trace}: no batch was consumed yet, so there is nothing to sum up or to draw"
-        )
+    if not epochs:
+        print("no batch was consumed yet")
     if not trace.is_complete:
         print("the trace is not complete: its file is cut off, or the run was too fast to record all of it")
     if options.plot is not None:
+        if not any(epoch.steps for epoch in epochs):
+            raise ConfigError(f"{options.trace}: no batch was consumed yet, so there is nothing to draw")
         from penstock.measure.plot import plot_trace
 
         try:
