@@ -33,7 +33,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "$(PYTHON) cannot make virtual environments: install its venv module" \
 	    "(Debian and Ubuntu: apt-get install python3-venv), then run this again" >&2; exit 1; }
-	@echo "Setting up $(VENV), once: some hundred MB of packages, one to five minutes ..."
+	@echo "Setting up $(VENV), once: some hundred MB of packages, one to five minutes;" \
+	  "where pip finds no build of PyTorch for CPUs alone, several GB ..."
 	@$(RUN) -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@test -t 1 || quiet=--quiet; $(PIP) $$quiet hatchling editables \
 	  && $(PIP) $$quiet --no-build-isolation -e '.[test,lint]'

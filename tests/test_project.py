@@ -165,6 +165,10 @@ def pinned_versions() -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in pins}
 
 
+#: How the names of those begin that only a build of PyTorch for GPUs brings; the pins are of the build for CPUs.
+ONLY_WITH_CUDA = ("nvidia-", "cuda-", "triton")
+
+
 def needed_distributions(extras: set[str]) -> dict[str, set[str]]:
     """Return every third-party distribution that the extras reach, with the extras asked of each."""
     project = PYPROJECT["project"]
@@ -176,7 +180,7 @@ def needed_distributions(extras: set[str]) -> dict[str, set[str]]:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)
         asked = {"", *requirement.extras} - found.get(name, set())
-        if not asked:
+        if not asked or name.startswith(ONLY_WITH_CUDA):
             continue
         found.setdefault(name, set()).update(asked)
         if name == "penstock":
@@ -202,6 +206,20 @@ def test_every_distribution_that_is_tested_with_is_pinned() -> None:
     needed = needed_distributions(set(PYPROJECT["project"]["optional-dependencies"]))
 
     assert sorted(set(needed) - set(pinned_versions())) == []
+
+
+def test_what_only_a_build_for_gpus_brings_needs_no_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The requirements of torch 2.13.0 from PyPI, beside those of the build for CPUs."""
+    requires = importlib.metadata.requires
+    on_a_gpu = ["nvidia-cudnn-cu13==9.20.0.48", "cuda-toolkit[cublas,cudart]==13.0.2", "triton==3.7.0"]
+    needed = needed_distributions({"torch"})
+
+    def those_of_the_gpu_build(name: str) -> list[str]:
+        return [*(requires(name) or []), *(on_a_gpu if name == "torch" else [])]
+
+    monkeypatch.setattr(importlib.metadata, "requires", those_of_the_gpu_build)
+
+    assert needed_distributions({"torch"}) == needed
 
 
 def test_the_pins_hold_no_local_version_and_no_address() -> None:
