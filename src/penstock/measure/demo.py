@@ -210,21 +210,25 @@ def torch_loader(source: Source, workers: int, generator: torch.Generator) -> Da
         )
 
 
-def exhaust(loader: Iterable[object]) -> None:
+def exhaust(loader: Iterable[object], step_seconds: float) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
         for _ in loader:
-            pass
+            time.sleep(step_seconds)
 
 
-def best_workers(source: Source) -> int:
-    """Return the number of workers from which on more of them make PyTorch's loader no faster, in its second epoch."""
+def best_workers(source: Source, step_seconds: float) -> int:
+    """Return the number of workers from which on more of them make an epoch with PyTorch's loader no shorter.
+
+    An epoch with steps, as long as the training's: beyond what keeps the store busy, more workers only make the
+    first batch later. The second one, in which the workers run already.
+    """
     best, best_seconds = 0, math.inf
     for workers in WORKER_CHOICES:
         loader = torch_loader(source, workers, torch.Generator())
-        exhaust(loader)
+        exhaust(loader, 0.0)
         begin = time.perf_counter()
-        exhaust(loader)
+        exhaust(loader, step_seconds)
         seconds = time.perf_counter() - begin
         if seconds > best_seconds * (1 - WORTH_MORE_WORKERS):
             break
@@ -307,7 +311,7 @@ def run_demo(data: Path | None, out: Path, epochs: int, console: Console) -> lis
     machine = calibrate(store, decode=decode_with(TRANSFORMS), max_seconds=8)
     (out / "machine.toml").write_text(machine.to_toml())
     step_seconds = measure_step_seconds(exercise.classes)
-    workers = best_workers(store)
+    workers = best_workers(store, step_seconds)
     console.print(
         f"calibrated: {machine.source.latency_seconds * 1e3:.1f} ms a read; a training step takes "
         f"{step_seconds * 1e3:.1f} ms;\nPyTorch's loader is fastest with {workers} workers"
