@@ -184,7 +184,7 @@ PNG = encode(scene(120, 160), "PNG")
         (b"<html><body>404 Not Found</body></html>", "not an image"),
         (b"\xff\xd8", "truncated JPEG: its 2 bytes end within the header"),
         (JPEG[:100], "truncated JPEG: its 100 bytes end within the header"),
-        (b"\xff\xd8\x00\x00rubbish", "damaged JPEG"),
+        (b"\xff\xd8\x00\x00rubbish", "truncated JPEG"),
         (PNG[:20], "decode"),
     ],
     ids=["empty", "zeros", "text", "html", "start", "header", "rubbish", "png"],
@@ -241,3 +241,15 @@ def test_flipped_bytes_give_a_picture_or_a_clear_error_but_never_a_crash() -> No
 def test_any_bytes_like_object_is_read(kind: type) -> None:
     assert np.array_equal(whole(kind(JPEG), "turbojpeg"), whole(JPEG, "turbojpeg"))
     assert np.array_equal(whole(kind(PNG)), whole(PNG))
+
+
+def test_bytes_that_belong_to_no_segment_are_skipped_as_every_decoder_does() -> None:
+    _, encoded = cv2.imencode(".jpg", np.full((40, 60, 3), 100, np.uint8))
+    data = encoded.tobytes()
+    end_of_first = 4 + (data[4] << 8 | data[5])
+    littered = data[:end_of_first] + b"\x00\x01\x02" + data[end_of_first:]
+
+    header = read_header(littered)
+
+    assert (header.height, header.width) == (40, 60)
+    assert cv2.imdecode(np.frombuffer(littered, np.uint8), cv2.IMREAD_COLOR) is not None

@@ -47,8 +47,11 @@ def read_header(data: Encoded) -> JpegHeader:
     """
     length, at = len(data), 2
     while at + 4 <= length:
-        if data[at] != 0xFF:
-            raise DataError(f"damaged JPEG: byte {at} should begin a marker (0xFF) and is 0x{data[at]:02X}")
+        if data[at] != 0xFF:  # bytes between segments that belong to none, which decoders skip with a warning
+            at = bytes(data).find(b"\xff", at)
+            if at < 0:
+                break
+            continue
         marker = data[at + 1]
         if marker == 0xFF:  # fill byte
             at += 1
