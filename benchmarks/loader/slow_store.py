@@ -20,26 +20,24 @@ import argparse
 import statistics
 import sys
 import time
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import penstock.torch as pt
 from penstock.loader.transforms import (
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
-    Scratch,
     ToTensor,
-    compile_pipeline,
 )
 from penstock.machine import Machine, StorageClass
 from penstock.measure.calibrate import calibrate, decode_with
+from penstock.measure.demo import StoredImages, many_workers
 from penstock.measure.watch import watch
 from penstock.store import ImageFolder, SlowSource, Source
 from penstock.trace import SOURCE, EpochMetrics
@@ -58,31 +56,12 @@ TRANSFORMS = (
 )
 
 
-class Images(Dataset[tuple[Any, int]]):
-    """The usual data set: read, decode, transform one sample."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.pipeline = compile_pipeline(TRANSFORMS, seed=0, dtype="float32", layout="NCHW")
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        image = np.empty(self.pipeline.output_shape, np.float32)
-        draws = self.pipeline.draw(0, np.array([index]))
-        self.pipeline.run(self.source.read(index), image, draws, 0, Scratch())
-        return image, int(self.source.labels[index])
-
-
 def slow(source: Source) -> SlowSource:
     return SlowSource(source, OPEN_SECONDS, READ_SECONDS, WIRE_BYTES_PER_SECOND)
 
 
 def train(loader: Iterable[tuple[Tensor, Tensor]]) -> None:
-    with warnings.catch_warnings():
-        # More workers than processors is what a store with latency asks for.
-        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+    with many_workers():
         for _ in range(EPOCHS):
             for _images, _labels in loader:
                 time.sleep(STEP_SECONDS)
@@ -91,10 +70,9 @@ def train(loader: Iterable[tuple[Tensor, Tensor]]) -> None:
 def run_torch(source: Source, workers: int) -> list[float]:
     """Return the stall of each epoch, seconds; the first holds the start of the workers."""
     begin = time.perf_counter()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+    with many_workers():
         loader = DataLoader(
-            Images(slow(source)),
+            StoredImages(slow(source), TRANSFORMS),
             BATCH_SIZE,
             shuffle=True,
             num_workers=workers,

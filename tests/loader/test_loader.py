@@ -279,8 +279,14 @@ def test_the_trace_file_holds_the_run_and_its_sums_are_the_loaders(folder: Path,
         assert ours.stall_by_cause == pytest.approx(theirs.stall_by_cause)
 
 
+SLOW_MACHINE = Machine(
+    SharedStore(None, Curve(((1, 1e6),)), 1e-3, 8),
+    tuple(StorageClass(name, 10**7, 1, Curve(((1, 1e9),))) for name in ("staging", "memory")),
+)
+
+
 def test_a_prediction_has_the_reads_and_the_shape_of_the_run(folder: Path) -> None:
-    with make(folder) as loader:
+    with make(folder, machine=SLOW_MACHINE) as loader:
         for _ in range(2):
             for _ in loader:
                 pass
@@ -293,8 +299,15 @@ def test_a_prediction_has_the_reads_and_the_shape_of_the_run(folder: Path) -> No
 
 
 def test_a_prediction_without_the_speed_of_the_training_asks_for_it(folder: Path) -> None:
-    with make(folder) as loader, pytest.raises(ConfigError, match="step_seconds"):
+    with make(folder, machine=SLOW_MACHINE) as loader, pytest.raises(ConfigError, match="step_seconds"):
         loader.predict()
+
+
+def test_nothing_is_predicted_from_a_machine_that_nobody_measured(folder: Path) -> None:
+    with make(folder) as loader:
+        with pytest.raises(ConfigError, match="penstock calibrate"):
+            loader.predict(step_seconds=0.1)
+        assert loader.predict(machine=SLOW_MACHINE, step_seconds=0.1).epochs()
 
 
 def test_threads_end_when_the_last_reference_goes_even_without_close(folder: Path) -> None:

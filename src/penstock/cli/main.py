@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -85,7 +86,9 @@ def _calibrate(options: argparse.Namespace) -> None:
     if not options.out.parent.is_dir():
         raise ConfigError(f"--out {options.out}: there is no folder {options.out.parent}: make it first")
     text = measure_machine(open_source(options.source), max_seconds=options.seconds).to_toml()
-    options.out.write_text(text)
+    unfinished = options.out.with_name(f"{options.out.name}.{os.getpid()}.unfinished")
+    unfinished.write_text(text)
+    unfinished.replace(options.out)
     print(
         "".join(line.removeprefix("# ") for line in text.splitlines(keepends=True) if line.startswith("#")),
         end="",

@@ -326,9 +326,10 @@ class BaseLoader(ABC, Generic[Batch]):
         """Return the trace that this run should leave, from the same plan and scheduler in virtual time.
 
         machine: with measured costs, or its file; this loader's memory is put in the place of its storage classes.
+            The one that the loader was made with unless given.
         step_seconds: that the training takes for each batch; machine.compute says unless given.
 
-        Raises: ConfigError if neither is known.
+        Raises: ConfigError if one of the two is not known, or for a data set, whose costs are its own code's.
         """
         setup = self._setup
         if isinstance(self._work, DatasetWork):
@@ -338,6 +339,11 @@ class BaseLoader(ABC, Generic[Batch]):
             )
         given = read_machine(machine)
         if given is None:
+            if not setup.is_measured:
+                raise ConfigError(
+                    "machine is not known, here or at the construction: penstock calibrate measures one, and machine= "
+                    "takes the file that it writes"
+                )
             on = setup.machine
         else:
             on = with_memory(given, setup.budget, setup.limits.decoders, self._plan.ranks)

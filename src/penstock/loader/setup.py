@@ -45,6 +45,7 @@ class Setup:
 
     sizes_bytes: int64[samples], as stored; zeros for a data set, which does not tell.
     machine: with the memory budget as its storage classes.
+    is_measured: whether the machine was given, rather than guessed until reads have been observed.
     """
 
     plan: AccessPlan
@@ -53,6 +54,7 @@ class Setup:
     work: ImageWork | DatasetWork
     budget: MemoryBudget
     machine: Machine
+    is_measured: bool
     placement: Placement
     limits: StagingLimits
 
@@ -186,14 +188,12 @@ def set_up(
         largest_sample_bytes=int(sizes_bytes.max(initial=0)),
         keep_bytes=_most_kept_bytes(machine, sizes_bytes),
     )
-    machine = with_memory(machine, budget, decoders, plan.ranks)
+    on = with_memory(machine, budget, decoders, plan.ranks)
     if budget.tier_bytes:
         tiers[1] = MemoryTier(budget.tier_bytes)
-    placement = place_by_frequency(
-        plan, rank, sizes_bytes, [tier.capacity_bytes for tier in machine.storage[1:]]
-    )
+    placement = place_by_frequency(plan, rank, sizes_bytes, [tier.capacity_bytes for tier in on.storage[1:]])
     limits = StagingLimits(budget.slots, readers, decoders, budget.undecoded_bytes)
-    return Setup(plan, rank, sizes_bytes, work, budget, machine, placement, limits)
+    return Setup(plan, rank, sizes_bytes, work, budget, on, machine is not None, placement, limits)
 
 
 def _memory_bytes(memory: str | int | None) -> int:

@@ -8,7 +8,8 @@ import os
 import statistics
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ import penstock.torch as pt
 from penstock.errors import ConfigError, DataError
 from penstock.flow.cpus import available_cpus
 from penstock.loader.transforms import CenterCrop, Normalize, Resize, Scratch, ToTensor, compile_pipeline
+from penstock.loader.transforms.pipeline import Transform
 from penstock.machine import Machine
 from penstock.measure.calibrate import calibrate, decode_with
 from penstock.measure.plot import plot_trace
@@ -115,18 +117,29 @@ def split_folder(folder: Path, out: Path) -> tuple[Path, Path, int]:
 class StoredImages(Dataset[tuple[Tensor, int]]):
     """The usual map-style data set over a store: read, decode, transform one sample."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, transforms: Sequence[Transform] = TRANSFORMS) -> None:
         self._source = source
-        self._pipeline = compile_pipeline(TRANSFORMS, seed=0, dtype="float32", layout="NCHW")
+        self._pipeline = compile_pipeline(transforms, seed=0, dtype="float32", layout="NCHW")
+        #: Made in the worker that uses it: a decoder's buffers are nobody else's.
+        self._scratch: Scratch | None = None
 
     def __len__(self) -> int:
         return len(self._source)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self._scratch = self._scratch or Scratch()
         image = np.empty(self._pipeline.output_shape, np.float32)
         draws = self._pipeline.draw(0, np.array([index]))
-        self._pipeline.run(self._source.read(index), image, draws, 0, Scratch())
+        self._pipeline.run(self._source.read(index), image, draws, 0, self._scratch)
         return torch.from_numpy(image), int(self._source.labels[index])
+
+
+@contextmanager
+def many_workers() -> Iterator[None]:
+    """Let PyTorch's loader have more workers than processors, as a store with latency asks for, without a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        yield
 
 
 def small_cnn(classes: int) -> nn.Module:
@@ -156,8 +169,7 @@ class Training:
         self._optimizer.step()
 
     def run(self, loader: Iterable[tuple[Tensor, Tensor]], epochs: int) -> None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        with many_workers():
             for _ in range(epochs):
                 for images, labels in loader:
                     self.step(images, labels)
@@ -196,9 +208,7 @@ def measure_step_seconds(classes: int) -> float:
 
 
 def torch_loader(source: Source, workers: int, generator: torch.Generator) -> DataLoader[tuple[Tensor, int]]:
-    with warnings.catch_warnings():
-        # More workers than processors is what a store with latency asks for.
-        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+    with many_workers():
         return DataLoader(
             StoredImages(source),
             batch_size=BATCH_SIZE,
@@ -211,8 +221,7 @@ def torch_loader(source: Source, workers: int, generator: torch.Generator) -> Da
 
 
 def exhaust(loader: Iterable[object], step_seconds: float) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+    with many_workers():
         for _ in loader:
             time.sleep(step_seconds)
 

@@ -54,7 +54,7 @@ class _Clock:
             event(now)
 
 
-class _SharedWire:
+class _SimulatedStore:
     """A store whose reads each wait out a latency in parallel and then share a bandwidth.
 
     The bytes under way flow at the rate that so many reads get together, those of the read that came first before
@@ -128,7 +128,7 @@ class _Run:
         self._step_seconds = step_seconds
         self._scheduler = Scheduler(plan, rank, sizes_bytes, placement, FetchCosts(machine), limits)
         self._clock = _Clock()
-        self._source = _SharedWire(
+        self._source = _SimulatedStore(
             self._clock,
             machine.source.latency_seconds,
             lambda reads: reads * machine.source_rate(machine.ranks, reads),
