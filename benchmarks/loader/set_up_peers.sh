@@ -9,8 +9,7 @@ mkdir -p "$cache"
 
 if [ ! -x "$cache/ffcv/bin/python" ]; then
     "$python" -m venv "$cache/ffcv"
-    "$cache/ffcv/bin/pip" install -q --extra-index-url "${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}" \
-        torch==2.13.0+cpu
+    "$cache/ffcv/bin/pip" install -q torch==2.13.0
     "$cache/ffcv/bin/pip" install -q "setuptools<81" wheel numpy numba opencv-python-headless fastargs \
         assertpy pandas tqdm psutil terminaltables pillow
     "$cache/ffcv/bin/pip" install -q --no-deps --no-build-isolation ffcv==1.0.2
