@@ -13,6 +13,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.flow.engine import LoadResult
 from penstock.flow.recorder import Ring
 from penstock.flow.staging import Field, StagingBuffer
+from penstock.loader.probing import from_first
 from penstock.loader.structure import learn_structure
 from penstock.policy import Load, Read
 from penstock.policy.scheduler import Item
@@ -46,7 +47,7 @@ class DatasetWork:
     ) -> None:
         self._dataset = dataset
         self._as_array = as_array
-        sample, example = self._example(samples, on_error_raise)
+        sample, example = from_first(samples, self._example, on_error_raise=on_error_raise)
         self._structure = learn_structure(example)
         leaves = [as_array(leaf) for leaf in self._structure.leaves_of(example, self.describe(sample))]
         #: Which leaves are arrays, in the structure's order.
@@ -129,18 +130,12 @@ class DatasetWork:
     def close(self) -> None:
         self._other_leaves.clear()
 
-    def _example(self, samples: Iterable[int], on_error_raise: bool) -> tuple[int, Any]:
-        last_error: Exception | None = None
-        for sample in samples:
-            try:
-                return sample, self._dataset[sample]
-            except Exception as error:
-                last_error = error
-                error.add_note(f"while asking {self.place} for sample {sample}, to see its shape")
-                if on_error_raise:
-                    break
-        assert last_error is not None, "a plan has samples"
-        raise last_error
+    def _example(self, sample: int) -> tuple[int, Any]:
+        try:
+            return sample, self._dataset[sample]
+        except Exception as error:
+            error.add_note(f"while asking {self.place} for sample {sample}, to see its shape")
+            raise
 
     def _store(self, value: Any, arrays: tuple[NDArray[Any], ...], item: Item) -> list[Any]:
         """Copy a sample's arrays into its row; return the leaves that are none."""

@@ -15,6 +15,7 @@ from penstock.errors import DataError
 from penstock.flow.engine import LoadResult
 from penstock.flow.recorder import Ring
 from penstock.flow.staging import Field, StagingBuffer
+from penstock.loader.probing import from_first
 from penstock.loader.transforms import Draws, Pipeline, Scratch
 from penstock.policy import Load, Read
 from penstock.policy.scheduler import Item
@@ -51,18 +52,7 @@ class ImageWork:
         """Find the shape of a sample where the transforms do not fix it, from the first of these that can be had."""
         if not self._pipeline.needs_probe:
             return
-        last_error: Exception | None = None
-        for sample in samples:
-            try:
-                self._pipeline.probe(self._source.read(sample))
-            except Exception as error:
-                last_error = self._explained(error, sample)
-                if on_error_raise:
-                    break
-            else:
-                return
-        assert last_error is not None, "a plan has samples"
-        raise last_error
+        from_first(samples, self._probe, on_error_raise=on_error_raise)
 
     def attach(self, staging: StagingBuffer) -> None:
         """Say where decoded samples go, before the first Load."""
@@ -174,6 +164,15 @@ class ImageWork:
             if len(self._draws) > _DRAWS_KEPT:
                 self._draws.pop(min(self._draws), None)
         return draws
+
+    def _probe(self, sample: int) -> None:
+        try:
+            self._pipeline.probe(self._source.read(sample))
+        except Exception as error:
+            explained = self._explained(error, sample)
+            if explained is error:
+                raise
+            raise explained from error
 
     def _explained(self, error: Exception, sample: int) -> Exception:
         """Give an error its place. What the source raised names the file already."""

@@ -1,0 +1,26 @@
+"""Learning what samples look like from the first one that can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def from_first(samples: Iterable[int], look: Callable[[int], T], *, on_error_raise: bool) -> T:
+    """Return what `look` makes of the first sample that it does not raise for.
+
+    samples: ids, at least one. on_error_raise: the first sample's error is final.
+    Raises: the last error of `look`, where there is nothing to return.
+    """
+    last_error: Exception | None = None
+    for sample in samples:
+        try:
+            return look(sample)
+        except Exception as error:
+            last_error = error
+            if on_error_raise:
+                break
+    assert last_error is not None, "a plan has samples"
+    raise last_error
