@@ -480,6 +480,8 @@ def test_an_error_in_a_users_transform_keeps_its_kind_and_tells_its_place(folder
         ({"transforms": ["Resize"]}, "Resize"),
         ({"report": "stdout"}, "report is 'stdout'"),
         ({"timeout_seconds": "5"}, "timeout_seconds is '5'"),
+        ({"timeout_seconds": float("nan")}, "timeout_seconds is nan"),
+        ({"patience_seconds": None}, "patience_seconds is None"),
     ],
 )
 def test_a_wrong_argument_is_named_and_starts_nothing(

@@ -140,11 +140,12 @@ class BaseLoader(ABC, Generic[Batch]):
             )
         if report is not None and not callable(report):
             raise ConfigError(f"report is {report!r}; give a function that takes a line, or None for silence")
-        for name, seconds in (("patience_seconds", patience_seconds), ("timeout_seconds", timeout_seconds)):
-            if seconds is not None and not isinstance(seconds, (int, float)):
-                raise ConfigError(f"{name} is {seconds!r}; it is a number of seconds")
-        if patience_seconds <= 0 or (timeout_seconds is not None and timeout_seconds <= 0):
-            raise ConfigError("patience_seconds and timeout_seconds must be above zero")
+        waits = {"patience_seconds": patience_seconds}
+        if timeout_seconds is not None:
+            waits["timeout_seconds"] = timeout_seconds
+        for name, seconds in waits.items():
+            if not isinstance(seconds, (int, float)) or not seconds > 0:
+                raise ConfigError(f"{name} is {seconds!r}; it is a number of seconds above zero")
         opened = open_any(source)
         order = order_of(shuffle, len(opened), seed)
         plan = AccessPlan(order, batch_size, epochs, world_size, split, drop_last)
@@ -408,7 +409,6 @@ class BaseLoader(ABC, Generic[Batch]):
 
     def _leave_epoch(self, ended: int) -> None:
         epoch, step = self._position
-        self._end_step()
         if epoch == ended and step:  # left early: what is staged of this epoch is not wanted
             following = self._plan.first_read_from(self._rank, epoch + 1, 0)
             self._engine.seek(*following)
