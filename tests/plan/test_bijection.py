@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -112,20 +111,6 @@ def test_a_short_last_block_is_sorted_by_random_words_beside_large_ones() -> Non
 
     words = {sample: tuple(draw_words(key, 4, [sample], 2)[0].tolist()) for sample in range(140_000, 140_050)}
     assert last.tolist() == sorted(words, key=words.__getitem__)
-
-
-def test_kernels_are_compiled_anew_where_no_folder_can_keep_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container without a writable home numba refuses to cache, and says so when a function is decorated."""
-    from penstock.plan import _kernels
-
-    def njit(**options: bool) -> Callable[[Callable[[int], int]], Callable[[int], int]]:
-        if options.get("cache"):
-            raise RuntimeError("cannot cache function: no locator available")
-        return lambda function: lambda value: function(value) + 100
-
-    monkeypatch.setattr(_kernels, "njit", njit)
-
-    assert _kernels._compile(abs)(-3) == 103
 
 
 def test_the_shape_of_a_question_is_the_shape_of_the_answer() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from penstock.cli.simulate import add_simulate
 from penstock.errors import ConfigError, PenstockError
 
 INTERRUPTED = 130
@@ -55,6 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     waits = commands.add_parser("ps", help="print what a running training waits for")
     waits.add_argument("pid", type=int, metavar="PID", help="process id of the training")
     waits.set_defaults(run=_ps)
+
+    add_simulate(commands)
 
     report = commands.add_parser("trace", help="sum a recorded trace up, and plot it")
     report.add_argument("trace", type=Path, metavar="FILE", help="written by a loader's trace=")

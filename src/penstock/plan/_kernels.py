@@ -5,15 +5,10 @@ Measured: `benchmarks/plan.py`; figures in docs/decisions/0003-full-shuffle-bije
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
-
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-P = ParamSpec("P")
-R = TypeVar("R")
+from penstock.kernel import kernel
 
 #: Positions that go through all rounds together: four arrays of this length stay in the first-level cache.
 _BLOCK = 512
@@ -24,15 +19,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 _MULTIPLIER = np.uint64(0xD2511F53)
 
 
-def _compile(function: Callable[P, R]) -> Callable[P, R]:
-    try:
-        compiled: Callable[P, R] = njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # no folder is writable, neither the package's nor the user's cache
-        compiled = njit(nogil=True)(function)
-    return compiled
-
-
-@_compile
+@kernel
 def _scatter(word: np.uint64, key: np.uint64, multiplier: np.uint64, size: np.uint64) -> np.uint64:
     """The round function: 32 bits in, a number below `size` out. Two multiplications, folded between."""
     product = (word ^ key) * multiplier
@@ -40,7 +27,7 @@ def _scatter(word: np.uint64, key: np.uint64, multiplier: np.uint64, size: np.ui
     return ((((product >> _HALF) ^ product) & _LOW) * size) >> _HALF
 
 
-@_compile
+@kernel
 def _add_round(
     source: NDArray[np.uint64],
     target: NDArray[np.uint64],
@@ -55,7 +42,7 @@ def _add_round(
         target[position] = min(total, total - size)
 
 
-@_compile
+@kernel
 def _subtract_round(
     source: NDArray[np.uint64],
     target: NDArray[np.uint64],
@@ -69,7 +56,7 @@ def _subtract_round(
         target[position] = min(rest, rest + size)
 
 
-@_compile
+@kernel
 def _split(
     values: NDArray[np.int64],
     begin: int,
@@ -96,7 +83,7 @@ def _split(
         right[position] = np.uint64(rest - above * columns)
 
 
-@_compile
+@kernel
 def _rounds(
     left: NDArray[np.uint64],
     right: NDArray[np.uint64],
@@ -117,7 +104,7 @@ def _rounds(
             _add_round(left, right, count, keys[turn + 1, 0], keys[turn + 1, 1], columns)
 
 
-@_compile
+@kernel
 def permute(
     values: NDArray[np.int64],
     out: NDArray[np.int64],
@@ -164,7 +151,7 @@ def permute(
                     out[position] = base + np.int64(left[0] * n_columns + right[0])
 
 
-@_compile
+@kernel
 def permute_runs(
     values: NDArray[np.int64],
     out: NDArray[np.int64],
@@ -196,7 +183,7 @@ def permute_runs(
         )
 
 
-@_compile
+@kernel
 def shuffle_by_swaps(table: NDArray[np.int64], words: NDArray[np.uint64], begin: int) -> None:
     """Swap table[i] with table[i + word % (n - i)] for the i from `begin` on, one per word.
 
@@ -209,7 +196,7 @@ def shuffle_by_swaps(table: NDArray[np.int64], words: NDArray[np.uint64], begin:
         table[position], table[other] = table[other], table[position]
 
 
-@_compile
+@kernel
 def shuffle_inside_out(table: NDArray[np.int64], words: NDArray[np.uint64], begin: int) -> None:
     """Insert the numbers from `begin` on into a growing permutation, each at word % (number + 1).
 

@@ -1,0 +1,86 @@
+"""How every command shows what it found: tables for people, JSON for programs, progress only where somebody looks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table for people: cells are text already; columns after the first are aligned to the right."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def add_output_options(parser: argparse.ArgumentParser, *, plot: bool = True) -> None:
+    """Give a command --json and, where it can draw, --plot FILE."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    if plot:
+        parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it (.png, .svg or .pdf)")
+
+
+def show(options: argparse.Namespace, data: Any, tables: Sequence[Table], notes: Sequence[str] = ()) -> None:
+    """Print `data` as JSON where --json was given, else the tables and below them the notes.
+
+    data: of dicts, lists, text, finite numbers and None alone.
+    """
+    if options.json:
+        print(json.dumps(data, indent=2, allow_nan=False))
+        return
+    for table in tables:
+        print_table(table)
+    for note in notes:
+        print(note)
+
+
+def print_table(table: Table) -> None:
+    """Print a table, as wide as it needs where the output is no terminal."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    is_terminal = sys.stdout.isatty()
+    shown = RichTable(
+        title=table.title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+    )
+    for index, column in enumerate(table.columns):
+        shown.add_column(column, justify="right" if index else "left", no_wrap=not is_terminal)
+    for row in table.rows:
+        shown.add_row(*row)
+    Console(markup=False, highlight=False, width=None if is_terminal else 1000).print(shown)
+
+
+@contextmanager
+def progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function that is told how much of `total` is done; draws a bar on standard error if it is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _done: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+@contextmanager
+def needing(what: str, extra: str) -> Iterator[None]:
+    """Turn the absence of an optional package into an error that says how to get it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{what} needs {error.name}, which is not installed: pip install 'penstock[{extra}]'"
+        ) from error

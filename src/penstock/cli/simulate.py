@@ -1,0 +1,14 @@
+"""`penstock simulate`: everything that can be predicted, kept together."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add_simulate(commands: Any) -> None:
+    """Add the group and its commands to the parser's."""
+    group: argparse.ArgumentParser = commands.add_parser(
+        "simulate", help="predict loading, caches and SSD wear, before a run or a purchase"
+    )
+    group.add_subparsers(required=True, metavar="WHAT")

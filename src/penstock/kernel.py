@@ -1,0 +1,23 @@
+"""Compiling a loop with numba: without the interpreter's lock, kept on disk where a folder is writable.
+
+Imported by modules of kernels only, which are themselves imported when first needed: it loads numba.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from numba import njit
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def kernel(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile a function at its first call; later processes load what was compiled."""
+    try:
+        compiled: Callable[P, R] = njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # no folder is writable, neither the package's nor the user's cache
+        compiled = njit(nogil=True)(function)
+    return compiled
