@@ -42,6 +42,7 @@ def test_calibrate_writes_a_machine_and_tells_what_it_measured(
     assert "1 reader:" in out
     assert str(tmp_path / "machine.toml") in out
     machine = Machine.from_toml((tmp_path / "machine.toml").read_text())
+    assert machine.source.read is not None
     assert machine.source.read.at(1) > 0
 
 

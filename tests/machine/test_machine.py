@@ -55,6 +55,16 @@ def test_without_a_curve_over_clients_they_do_not_slow_each_other() -> None:
     assert alone.source_rate(clients=1000, reads_in_flight=1) == 50e6
 
 
+def test_where_a_clients_own_side_never_limits_the_others_and_the_link_do() -> None:
+    free = machine(source=SharedStore(clients=CLIENTS))
+
+    # t(4)/4 = 36.5 MB/s, shared by the client's reads, however many.
+    assert free.source_rate(clients=4, reads_in_flight=1) == pytest.approx(36.5e6)
+    assert free.source_rate(clients=4, reads_in_flight=10) == pytest.approx(3.65e6)
+    narrow = machine(source=SharedStore(clients=CLIENTS), source_network_bytes_per_second=10e6)
+    assert narrow.source_rate(clients=4, reads_in_flight=2) == 5e6
+
+
 def test_a_tier_is_shared_by_its_readers() -> None:
     assert machine().local_rate(tier=1, readers=2) == pytest.approx(399e6 / 2)
     assert machine().local_rate(tier=1, readers=1) == 192e6
@@ -127,6 +137,11 @@ def test_a_storage_class_that_cannot_be_is_refused(changes: dict[str, Any], mess
 def test_a_shared_store_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(changes))):
         SharedStore(clients=None, read=RAM, **changes)
+
+
+def test_a_shared_store_of_no_known_speed_is_refused() -> None:
+    with pytest.raises(ConfigError, match="read is missing, and so is clients"):
+        SharedStore(clients=None)
 
 
 @pytest.mark.parametrize("per_second", [0.0, -1.0, math.nan, math.inf])

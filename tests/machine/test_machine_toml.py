@@ -46,6 +46,8 @@ write = { 1 = "100 MB/s", 4 = "300 MB/s" }
 latency = "80 us"
 """
 
+SPEEDS_OF_THE_STORE = LISTING_4_7[LISTING_4_7.index("clients") : LISTING_4_7.index("[[")]
+
 
 def test_the_thesis_configuration_file_can_be_said() -> None:
     machine = Machine.from_toml(LISTING_4_7)
@@ -85,6 +87,14 @@ def test_what_is_left_out_never_limits() -> None:
     assert machine.compute is None
     assert machine.source.latency_seconds == 0
     assert machine.source.clients is None
+
+
+def test_a_clients_own_speed_may_be_left_out_where_that_of_all_of_them_is_given() -> None:
+    machine = Machine.from_toml(LISTING_4_7.replace('read = "2000 MB/s"', "", 1))
+
+    assert machine.source.read is None
+    assert machine.source.clients is not None
+    assert Machine.from_toml(machine.to_toml()) == machine
 
 
 @pytest.mark.parametrize(
@@ -133,6 +143,11 @@ def test_what_is_left_out_never_limits() -> None:
         ('backend = "filesystem"', 'backend = "tape"', "storage[2]: backend is 'tape'"),
         ('path = "/tmp/hdmlp"', "", "storage[2]: path is missing"),
         ('path = "/tmp/hdmlp"', "path = 5", "storage[2].path: 5 is not text"),
+        (
+            LISTING_4_7[LISTING_4_7.index("clients") : LISTING_4_7.index("[[")],
+            "",
+            "source: read is missing, and so is clients",
+        ),
         ("ranks = 4", "ranks = 0", "ranks: 0 is below 1"),
         ("ranks = 4", 'ranks = "4"', "ranks: '4' is not a whole number"),
         ("ranks = 4", "rank = 4", "rank is not a field; did you mean ranks?"),
@@ -155,7 +170,7 @@ def test_a_wrong_field_is_named_by_its_path(right: str, wrong: str, message: str
 
 
 def test_storage_that_is_no_list_is_answered_with_how_to_write_it() -> None:
-    with pytest.raises(ConfigError, match=re.escape("write each storage class under [[storage]]")):
+    with pytest.raises(ConfigError, match=re.escape("write each one under [[storage]]")):
         Machine.from_toml('[source]\nread = "1 MB/s"\n[storage]\nname = "s"')
 
 
@@ -170,6 +185,13 @@ curves = st.dictionaries(st.floats(min_value=0.5, max_value=1e4), rates, min_siz
 places: st.SearchStrategy[tuple[Backend, str | None]] = st.one_of(
     st.just(("memory", None)),
     st.tuples(st.just("filesystem"), st.text(st.characters(codec="utf-8"), min_size=1)),
+)
+
+stores = st.builds(
+    lambda speeds, *rest: SharedStore(*speeds, *rest),
+    st.tuples(curves, st.none() | curves) | st.tuples(st.none(), curves),
+    latencies,
+    counts,
 )
 
 
@@ -194,7 +216,7 @@ def machines(draw: st.DrawFn) -> Machine:
             )
         )
     return Machine(
-        source=SharedStore(draw(st.none() | curves), draw(curves), draw(latencies), draw(counts)),
+        source=draw(stores),
         storage=tuple(storage),
         ranks=draw(counts),
         network_bytes_per_second=draw(rates | st.just(math.inf)),

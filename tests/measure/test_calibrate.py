@@ -71,6 +71,7 @@ def test_all_clients_share_the_best_rate_of_the_one_that_was_measured() -> None:
     source = calibration.machine.source
     assert source.clients is not None
     assert source.clients.at(1) == source.clients.at(100)
+    assert source.read is not None
     assert source.clients.at(1) == max(rate for _, rate in source.read.points)
 
 
@@ -318,4 +319,5 @@ def test_a_slow_store_is_recognised() -> None:
         machine = calibrate(slow, max_seconds=10)
 
     assert machine.source.latency_seconds == pytest.approx(0.010, rel=0.1)
+    assert machine.source.read is not None
     assert [machine.source.read.at(n) for n in (1, 2, 8, 50)] == pytest.approx([50e6] * 4, rel=0.1)

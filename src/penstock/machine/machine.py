@@ -89,18 +89,24 @@ class SharedStore:
 
     clients: t(gamma), bytes/s of all clients together by number of clients that read at once; None means that
         clients do not slow each other.
-    read: bytes/s of one client, all its reads together, by number of its reads that are past their latency.
+    read: bytes/s of one client, all its reads together, by number of its reads that are past their latency; None
+        means that the client's own side never limits. Not both are None.
     latency_seconds: of each read, before its bytes flow; reads overlap theirs.
     threads: how many reads one client keeps in flight, at least 1.
     Raises: ConfigError naming the field.
     """
 
     clients: Curve | None
-    read: Curve
+    read: Curve | None = None
     latency_seconds: float = 0.0
     threads: int = 1
 
     def __post_init__(self) -> None:
+        if self.clients is None and self.read is None:
+            raise ConfigError(
+                "read is missing, and so is clients: say how fast the store is, for one client (read) or for all "
+                "of them together (clients)"
+            )
         _check_at_least_one("threads", self.threads)
         _check_latency(self.latency_seconds)
 
@@ -158,9 +164,8 @@ class Machine:
         """
         store = self.source
         share = math.inf if store.clients is None else store.clients.at(clients) / clients
-        return (
-            min(self.source_network_bytes_per_second, share, store.read.at(reads_in_flight)) / reads_in_flight
-        )
+        own = math.inf if store.read is None else store.read.at(reads_in_flight)
+        return min(self.source_network_bytes_per_second, share, own) / reads_in_flight
 
     def remote_rate(self, tier: int, readers: int) -> float:
         """Return the bytes/s of one read of another rank's tier, of `readers` that share it and the link.
