@@ -81,6 +81,10 @@ class Table:
         entries = self.read(field, as_tables)
         return [Table(entry, f"{path}[{index}]") for index, entry in enumerate(entries)]
 
+    def value(self, field: str) -> object:
+        """Return what stands under a field, unread; None where it is left out."""
+        return self._values.get(field)
+
     def rest(self) -> list[str]:
         """Return the fields that were not asked for yet, in the order of the file."""
         return [field for field in self._values if field not in self._known]

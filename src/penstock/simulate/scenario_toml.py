@@ -1,0 +1,197 @@
+"""A scenario as a TOML text: what the thesis' listings 4.1 to 4.3 say, with units.
+
+name = "images on four ranks"
+
+[machine]                       # or: machine = "machine.toml"
+ranks = 4                       # and all else that a machine's file has
+
+[data]
+samples = 10_000
+distribution = "normal"         # or any of scipy.stats; or instead of all this: folder = "/data/images"
+loc = "27 kB"
+scale = "10 kB"
+min = "1 B"
+
+[training]
+batch_size = 100
+epochs = 10
+seed = 0
+split = "uniform"
+drop_last = true
+
+[assumptions]
+preset = "physical"
+time = "together"               # single values override the preset's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import tomli_w
+
+from penstock.errors import ConfigError
+from penstock.machine import Machine
+from penstock.machine.tables import Table, at, count, flag, load_toml, number, size, text, whole, with_unit
+from penstock.machine.toml import machine_from, machine_values, read_machine
+from penstock.simulate.assumptions import PRESETS, Assumptions
+from penstock.simulate.scenario import Scenario
+from penstock.simulate.sizes import SizeDistribution, Sizes, SizesOfFolder
+from penstock.units import exact_bytes
+
+#: Parameters of a distribution that are bytes; the others are plain numbers.
+_IN_BYTES = ("loc", "scale")
+
+
+def read_scenario(
+    toml: str,
+    name: str,
+    machine_text: Callable[[str], str] | None,
+    sizes_of: Callable[[str], Sizes] | None,
+) -> Scenario:
+    """Return the scenario that a TOML text describes; see `Scenario.from_toml`."""
+    table = load_toml(toml, "the scenario")
+    name = table.read("name", text, name)
+    machine = _read_machine(table, machine_text)
+    data = table.required_table("data")
+    training = table.required_table("training")
+    assumptions = table.table("assumptions")
+    table.refuse_unknown()
+    arguments: dict[str, Any] = {
+        "batch_size": training.read("batch_size", count),
+        "epochs": training.read("epochs", count),
+        "seed": training.read("seed", whole, 0),
+        "split": training.read("split", _split, "uniform"),
+        "drop_last": training.read("drop_last", flag, True),
+    }
+    training.refuse_unknown()
+    arguments["data"] = _read_data(data, sizes_of)
+    arguments["assumptions"] = _read_assumptions(assumptions)
+    with at(training.path):
+        return Scenario(name, machine, **arguments)
+
+
+def write_scenario(scenario: Scenario) -> str:
+    """Return the text from which `read_scenario` makes an equal scenario."""
+    training: dict[str, Any] = {
+        "batch_size": scenario.batch_size,
+        "epochs": scenario.epochs,
+        "seed": scenario.seed,
+        "split": scenario.split if isinstance(scenario.split, str) else list(scenario.split),
+        "drop_last": scenario.drop_last,
+    }
+    return tomli_w.dumps(
+        {
+            "name": scenario.name,
+            "data": _write_data(scenario.data),
+            "training": training,
+            "assumptions": _write_assumptions(scenario.assumptions),
+            "machine": machine_values(scenario.machine),
+        }
+    )
+
+
+def _read_machine(table: Table, machine_text: Callable[[str], str] | None) -> Machine:
+    if not isinstance(table.value("machine"), str):
+        return machine_from(table.required_table("machine"))
+
+    def from_file(path: str) -> Machine:
+        if machine_text is None:
+            raise ConfigError(
+                f"{path!r} is a file, and a simulation opens none: give machine_text, "
+                "or read the scenario with penstock.measure.scenarios.open_scenario"
+            )
+        with at(path):
+            return read_machine(machine_text(path))
+
+    return table.read("machine", from_file)
+
+
+def _read_data(table: Table, sizes_of: Callable[[str], Sizes] | None) -> SizeDistribution | SizesOfFolder:
+    if "folder" in table:
+
+        def from_folder(value: object) -> SizesOfFolder:
+            path = text(value)
+            if sizes_of is None:
+                raise ConfigError(
+                    f"{path!r} is a folder, and a simulation opens none: give sizes_of, "
+                    "or read the scenario with penstock.measure.scenarios.open_scenario"
+                )
+            return SizesOfFolder(path, sizes_of(path))
+
+        found = table.read("folder", from_folder)
+        if others := table.rest():
+            raise ConfigError(
+                f"{table.path_of(others[0])} stands beside {table.path_of('folder')}, whose files say how many samples "
+                "there are and how large: keep one of the two"
+            )
+        return found
+    arguments: dict[str, Any] = {
+        "name": table.read("distribution", text),
+        "samples": table.read("samples", count),
+        "min_bytes": table.read("min", size, 1),
+        "max_bytes": table.read("max", size, None),
+    }
+    parameters = {
+        parameter: table.read(parameter, _signed_size) for parameter in _IN_BYTES if parameter in table
+    }
+    # What is left is a shape parameter or a mistake: the distribution knows.
+    parameters |= {parameter: table.read(parameter, number) for parameter in table.rest()}
+    with at(table.path):
+        return SizeDistribution(parameters=parameters, **arguments)
+
+
+def _write_data(data: SizeDistribution | SizesOfFolder) -> dict[str, Any]:
+    if isinstance(data, SizesOfFolder):
+        return {"folder": data.path}
+    values: dict[str, Any] = {"samples": data.samples, "distribution": data.name}
+    for parameter, value in dict(data.parameters).items():
+        values[parameter] = _write_signed_size(value) if parameter in _IN_BYTES else float(value)
+    values["min"] = exact_bytes(data.min_bytes)
+    if data.max_bytes is not None:
+        values["max"] = exact_bytes(data.max_bytes)
+    return values
+
+
+def _read_assumptions(table: Table) -> Assumptions:
+    def preset(value: object) -> Assumptions:
+        if text(value) not in PRESETS:
+            raise ConfigError(f"{value!r} is no preset; the known ones are {', '.join(PRESETS)}")
+        return PRESETS[text(value)]
+
+    base = table.read("preset", preset, PRESETS["physical"])
+    values = {
+        field.name: table.read(field.name, text, getattr(base, field.name)) for field in fields(Assumptions)
+    }
+    table.refuse_unknown()
+    return Assumptions(**values)  # type: ignore[arg-type]
+
+
+def _write_assumptions(assumptions: Assumptions) -> dict[str, str]:
+    """Return the preset that is nearest, and what differs from it."""
+
+    def different(preset: Assumptions) -> dict[str, str]:
+        return {
+            field.name: getattr(assumptions, field.name)
+            for field in fields(Assumptions)
+            if getattr(assumptions, field.name) != getattr(preset, field.name)
+        }
+
+    nearest = min(PRESETS, key=lambda name: len(different(PRESETS[name])))
+    return {"preset": nearest, **different(PRESETS[nearest])}
+
+
+def _split(value: object) -> str | tuple[int, ...]:
+    return tuple(whole(share) for share in value) if isinstance(value, list) else text(value)
+
+
+def _signed_size(value: object) -> float:
+    """Return bytes of any sign: a fitted distribution may well begin below zero."""
+    written = with_unit(value, "4 kB").strip()
+    return -size(written[1:]) if written.startswith("-") else size(written)
+
+
+def _write_signed_size(value: float) -> str:
+    return f"-{exact_bytes(-int(value))}" if value < 0 else exact_bytes(int(value))
