@@ -181,6 +181,12 @@ class Machine:
         """
         return self.storage[tier].read.at(readers) / readers
 
+    def write_rate(self, tier: int, writers: int) -> float:
+        """Return the bytes/s of one of `writers` into a storage class, by its read curve where no other is known."""
+        storage_class = self.storage[tier]
+        curve = storage_class.read if storage_class.write is None else storage_class.write
+        return curve.at(writers) / writers
+
     def write_seconds(self, stored_bytes: int) -> float:
         """Return the time in which one decode thread turns a read sample into a staged one.
 
@@ -188,9 +194,7 @@ class Machine:
         staging buffer's write curve (its read curve where none was measured).
         Source: thesis, section 3.1.3, write_i(k).
         """
-        staging = self.storage[0]
-        write = staging.read if staging.write is None else staging.write
-        write_share = write.at(self.decode_threads) / self.decode_threads
+        write_share = self.write_rate(0, self.decode_threads)
         return stored_bytes / min(self.preprocess_bytes_per_second, write_share)
 
     def to_toml(self) -> str:
