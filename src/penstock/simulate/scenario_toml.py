@@ -128,14 +128,14 @@ def _read_data(table: Table, sizes_of: Callable[[str], Sizes] | None) -> SizeDis
                 "there are and how large: keep one of the two"
             )
         return found
-    arguments: dict[str, Any] = {
-        "name": table.read("distribution", text),
-        "samples": table.read("samples", count),
-        "min_bytes": table.read("min", size, 1),
-        "max_bytes": table.read("max", size, None),
-    }
     parameters = {
         parameter: table.read(parameter, _signed_size) for parameter in _IN_BYTES if parameter in table
+    }
+    arguments: dict[str, Any] = {
+        "min_bytes": table.read("min", size, 1),
+        "max_bytes": table.read("max", size, None),
+        "name": table.read("distribution", text),
+        "samples": table.read("samples", count),
     }
     # What is left is a shape parameter or a mistake: the distribution knows.
     parameters |= {parameter: table.read(parameter, number) for parameter in table.rest()}

@@ -215,7 +215,7 @@ def _is_discrete(distribution: Any) -> bool:
 def _uniform(key: int, redraw: int, chunk: int, count: int) -> Floats:
     """Return the numbers of a chunk's samples in (0, 1), open at both ends: float64[count]."""
     words = generator_for(key, redraw, chunk).bit_generator.random_raw(count)
-    return ((words >> np.uint64(11)) + 0.5) * 2.0**-53
+    return np.asarray(((words >> np.uint64(11)) + 0.5) * 2.0**-53, np.float64)
 
 
 # Wichura, "Algorithm AS 241: the percentage points of the normal distribution", Applied Statistics 37 (1988),
