@@ -1,4 +1,4 @@
-"""Which sample lives in which tier, decided once from the plan."""
+"""Which sample lives in which tier of one rank, decided once from the plan."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.plan import AccessPlan
+from penstock.plan.frequency import uses_of
 from penstock.trace.schema import SOURCE
 
 
@@ -30,6 +31,24 @@ class Placement:
         return chosen
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What one rank keeps, listed: a `Placement` that takes no memory for the samples it does not keep.
+
+    samples: int64[n], in filling order.
+    tiers: int8[n], the tier of each.
+    """
+
+    samples: NDArray[np.int64]
+    tiers: NDArray[np.int8]
+
+    def as_placement(self, samples: int) -> Placement:
+        """Return the same as a table over all `samples` samples."""
+        tier_of = np.full(samples, SOURCE, np.int8)
+        tier_of[self.samples] = self.tiers
+        return Placement(tier_of, self.samples)
+
+
 def place_by_frequency(
     plan: AccessPlan, rank: int, sizes_bytes: NDArray[np.int64], capacities_bytes: Sequence[int]
 ) -> Placement:
@@ -43,18 +62,37 @@ def place_by_frequency(
     capacities_bytes: of tier 1, 2, ..., fastest first.
     Source: thesis, section 3.2 (choice by access frequency, filling by first access).
     """
-    tier_of = np.full(plan.samples, SOURCE, np.int8)
+    return keep_by_frequency(plan, rank, sizes_bytes, capacities_bytes).as_placement(plan.samples)
+
+
+def keep_by_frequency(
+    plan: AccessPlan, rank: int, sizes_bytes: NDArray[np.int64], capacities_bytes: Sequence[int]
+) -> Kept:
+    """Decide as `place_by_frequency` does, and list what is kept: for many ranks, or a large data set.
+
+    Memory and time grow with what the rank reads, not with F.
+    """
     if not any(capacities_bytes):
-        return Placement(tier_of, np.empty(0, np.int64))
-    uses = plan.frequency(rank)
-    candidates = np.argsort(-uses, kind="stable")
-    candidates = candidates[uses[candidates] > 0]
+        return Kept(np.empty(0, np.int64), np.empty(0, np.int8))
+    uses = uses_of(plan, rank)
+    order = np.argsort(-uses.counts, kind="stable")  # samples ascend, so that ties are by id
+    tiers = fill_in_order(sizes_bytes[uses.samples[order]], capacities_bytes)
+    order = order[: tiers.size]
+    by_first_use = np.argsort(uses.first[order], kind="stable")
+    return Kept(uses.samples[order][by_first_use], tiers[by_first_use])
+
+
+def fill_in_order(sizes_bytes: NDArray[np.int64], capacities_bytes: Sequence[int]) -> NDArray[np.int8]:
+    """Fill tiers with samples in the given order, each until the next sample no longer fits.
+
+    sizes_bytes: int64[n], in the order of filling.
+    Returns: int8[placed], the tier of each of the first `placed` samples, 1 being the first tier.
+    """
+    tiers = []
     begin = 0
     for tier, capacity_bytes in enumerate(capacities_bytes, start=1):
-        ends_bytes = np.cumsum(sizes_bytes[candidates[begin:]])
+        ends_bytes = np.cumsum(sizes_bytes[begin:])
         count = int(np.searchsorted(ends_bytes, capacity_bytes, side="right"))
-        tier_of[candidates[begin : begin + count]] = tier
+        tiers.append(np.full(count, tier, np.int8))
         begin += count
-    placed = candidates[:begin]
-    first_use = plan.first_use(rank)[placed]
-    return Placement(tier_of, placed[np.argsort(first_use, kind="stable")])
+    return np.concatenate(tiers) if tiers else np.empty(0, np.int8)

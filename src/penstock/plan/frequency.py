@@ -1,0 +1,240 @@
+"""How often, by whom and when first a sample is read: what placements on several ranks are decided by.
+
+Every rank reads each sample of a fully shuffled epoch with probability 1/N, so that over E epochs it reads it
+X ~ B(E, 1/N) times: E/N on average, some far more often. Keeping those is the idea of the thesis (section 3.2.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError
+from penstock.plan.access import AccessPlan
+from penstock.plan.orders import RepeatingOrder, check_samples, is_whole
+from penstock.plan.splits import Split
+
+Ids = NDArray[np.int64]
+
+#: Readers held at once while samples are asked for in blocks: 256 MB.
+_READERS_AT_ONCE = 1 << 26
+#: Orders that are tables make one per epoch, so a block is worth at least as much work.
+_SMALLEST_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """What one rank reads over a run.
+
+    samples: int64[n], each sample that it reads, ascending.
+    counts: int64[n], how often.
+    first: int64[n], index into the rank's access string of its first read.
+    """
+
+    samples: Ids
+    counts: Ids
+    first: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class FirstReads:
+    """Who reads each sample first of all ranks, and when.
+
+    rank_of: int32[F], -1 where nobody ever reads it.
+    step_of: int64[F], the step counted over the epochs before it too; -1 likewise.
+    """
+
+    rank_of: NDArray[np.int32]
+    step_of: Ids
+
+
+def uses_of(plan: AccessPlan, rank: int) -> Uses:
+    """Count what the rank reads, in memory and time that grow with its own reads where these are fewer than F.
+
+    Same answers as `AccessPlan.frequency` and `AccessPlan.first_use`, without an entry for what is never read.
+    """
+    if reads_of(plan, rank) < plan.samples:
+        samples, first, counts = np.unique(plan.string(rank), return_index=True, return_counts=True)
+        return Uses(samples, counts.astype(np.int64), first.astype(np.int64))
+    frequency = plan.frequency(rank)
+    samples = np.flatnonzero(frequency)
+    return Uses(samples, frequency[samples], plan.first_use(rank)[samples])
+
+
+def reads_of(plan: AccessPlan, rank: int) -> int:
+    """Return the length of the rank's access string over the whole run."""
+    return int(_local_batches(plan, rank).sum())
+
+
+def steps_of_reads(plan: AccessPlan, rank: int) -> Ids:
+    """Return the step of each entry of the rank's access string, counted over all epochs: int64[reads]."""
+    sizes = _local_batches(plan, rank)
+    return np.repeat(np.arange(sizes.size), sizes)
+
+
+def first_steps(plan: AccessPlan) -> Ids:
+    """Return the number of steps before each epoch, and of all: int64[epochs + 1]."""
+    steps = [plan.steps(epoch) for epoch in range(plan.epochs)]
+    return np.concatenate(([0], np.cumsum(steps))).astype(np.int64)
+
+
+def readers_of_epoch(plan: AccessPlan, epoch: int, begin: int = 0, end: int | None = None) -> tuple[Ids, Ids]:
+    """Return the samples at the epoch's positions [begin, end) and the rank that reads each, both int64.
+
+    Raises: ConfigError where several ranks read the same position.
+    """
+    check_partition(plan)
+    assert isinstance(plan.split, Split), "a plan keeps its split as one"
+    length = plan.length(epoch)
+    positions = np.arange(begin, length if end is None else min(end, length))
+    samples = plan.sample_at(epoch, positions)
+    offsets = positions % plan.batch_size
+    in_full = positions < length - length % plan.batch_size
+    ranks = np.empty(positions.size, np.int64)
+    ranks[in_full] = plan.split.reader(plan.ranks, plan.batch_size, offsets[in_full])
+    if not in_full.all():
+        ranks[~in_full] = plan.split.reader(plan.ranks, length % plan.batch_size, offsets[~in_full])
+    return samples, ranks
+
+
+def readers_by_sample(plan: AccessPlan, samples: Ids) -> tuple[Ids, NDArray[np.int32]]:
+    """Return who reads each of the samples, read by read in the order of time.
+
+    Returns: starts, int64[n + 1], and ranks, int32[starts[n]]: sample i is read by ranks[starts[i]:starts[i + 1]].
+        Where an epoch leaves a sample out, an entry may be -1.
+    Memory: 4 bytes a read. Ask in `blocks_of_samples`.
+    """
+    check_partition(plan)
+    if isinstance(plan.order, RepeatingOrder):
+        return _readers_with_repeats(plan, plan.order, samples)
+    ranks = np.empty((samples.size, plan.epochs), np.int32)
+    for epoch in range(plan.epochs):
+        ranks[:, epoch] = plan.reader_of(epoch, samples)[0]
+    return np.arange(samples.size + 1) * plan.epochs, ranks.ravel()
+
+
+def blocks_of_samples(plan: AccessPlan, samples: Ids) -> Iterator[slice]:
+    """Yield slices of `samples` whose readers take little memory."""
+    block = max(_SMALLEST_BLOCK, _READERS_AT_ONCE // plan.epochs)
+    for begin in range(0, samples.size, block):
+        yield slice(begin, begin + block)
+
+
+def first_reads(plan: AccessPlan) -> FirstReads:
+    """Find out who reads each sample first: who takes it from the shared store while nobody holds it yet."""
+    check_partition(plan)
+    ranks = np.full(plan.samples, -1, np.int32)
+    steps = np.full(plan.samples, -1, np.int64)
+    begins = first_steps(plan)
+    for begin in range(0, plan.samples, _READERS_AT_ONCE):
+        pending = np.arange(begin, min(begin + _READERS_AT_ONCE, plan.samples))
+        for epoch in range(plan.epochs):
+            readers, in_epoch = plan.reader_of(epoch, pending)
+            found = readers >= 0
+            ranks[pending[found]] = readers[found]
+            steps[pending[found]] = begins[epoch] + in_epoch[found]
+            pending = pending[~found]
+            if pending.size == 0:
+                break
+    return FirstReads(ranks, steps)
+
+
+def check_partition(plan: AccessPlan) -> None:
+    """Raise ConfigError unless each position of a batch has one reader."""
+    read = sum(plan.split.size(rank, plan.ranks, plan.batch_size) for rank in range(plan.ranks))  # type: ignore[union-attr]
+    if read != plan.batch_size:
+        raise ConfigError(
+            f"split is {plan.split!r}: {plan.ranks} ranks read {read} samples of a batch of {plan.batch_size}, so "
+            "that a sample has no one reader to be placed near: use a split that shares the batch out, or "
+            "place by hash"
+        )
+
+
+def expected_samples_read_more_often(samples: int, epochs: int, ranks: int, delta: float) -> float:
+    """Return how many samples a rank is expected to read more than (1 + delta) E / N times: F P[X > ...].
+
+    samples, epochs, ranks: F, E, N. delta: at least -1, taken as the decimal that it is written as.
+
+    "More than" is meant: where (1 + delta) E / N is whole, that count itself is left out. The sum printed in the
+    thesis begins at ceil((1 + delta) E / N) and would take it in: 378 instead of 323 for its example of N = 4,
+    E = 1,000, F = 10,000, delta = 0.1, which its text and its result leave out.
+    Source: thesis, section 3.2.1, equation 3.8.
+
+    >>> round(expected_samples_read_more_often(10_000, epochs=1_000, ranks=4, delta=0.1))
+    323
+    """
+    probability = _binomial(samples, epochs, ranks)
+    least = math.floor(threshold(epochs, ranks, delta)) + 1
+    return float(samples * probability[max(0, least) :].sum())
+
+
+def count_samples_read_more_often(plan: AccessPlan, rank: int, delta: float) -> int:
+    """Count the samples that the rank reads more than (1 + delta) E / N times in this very plan."""
+    limit = threshold(plan.epochs, plan.ranks, delta)
+    return int(np.count_nonzero(plan.frequency(rank) > math.floor(limit)))
+
+
+def expected_histogram(samples: int, epochs: int, ranks: int) -> NDArray[np.float64]:
+    """Return how many samples a rank is expected to read 0, 1, ..., E times: float64[E + 1], the sum is F."""
+    return samples * _binomial(samples, epochs, ranks)
+
+
+def threshold(epochs: int, ranks: int, delta: float) -> Fraction:
+    """Return (1 + delta) E / N exactly: 275 for delta = 0.1, not the 275.00000000000006 of binary numbers.
+
+    Raises: ConfigError unless delta is a finite number of at least -1.
+    """
+    if isinstance(delta, bool) or not isinstance(delta, int | float) or not -1 <= delta < math.inf:
+        raise ConfigError(
+            f"delta is {delta!r}; it is a share above the mean of at least -1: 0.1 is 10 % above"
+        )
+    return (1 + Fraction(repr(delta))) * epochs / ranks
+
+
+def _binomial(samples: int, epochs: int, ranks: int) -> NDArray[np.float64]:
+    """P[X = k] for X ~ B(epochs, 1 / ranks), k from 0 to epochs."""
+    check_samples(samples)
+    for name, value in (("epochs", epochs), ("ranks", ranks)):
+        if not is_whole(value) or value < 1:
+            raise ConfigError(f"{name} is {value!r}; it is a whole number of at least 1: raise it")
+    counts = np.arange(epochs + 1)
+    if ranks == 1:
+        return (counts == epochs).astype(np.float64)
+    factorials = np.concatenate(([0.0], np.cumsum(np.log(counts[1:]))))
+    logarithms = factorials[-1] - factorials - factorials[::-1]
+    logarithms += counts * -math.log(ranks) + (epochs - counts) * math.log1p(-1.0 / ranks)
+    probability: NDArray[np.float64] = np.exp(logarithms)
+    return probability
+
+
+def _local_batches(plan: AccessPlan, rank: int) -> Ids:
+    """The rank's local batch sizes, all steps of the run."""
+    pieces = []
+    for epoch in range(plan.epochs):
+        sizes = np.zeros(plan.steps(epoch), np.int64)
+        if sizes.size:
+            sizes[:] = plan.local_batch_size(rank, epoch, 0)
+            sizes[-1] = plan.local_batch_size(rank, epoch, sizes.size - 1)
+        pieces.append(sizes)
+    return np.concatenate(pieces)
+
+
+def _readers_with_repeats(
+    plan: AccessPlan, order: RepeatingOrder, samples: Ids
+) -> tuple[Ids, NDArray[np.int32]]:
+    index, ranks = [], []
+    place_of = np.full(plan.samples, -1, np.int64)
+    place_of[samples] = np.arange(samples.size)
+    for epoch in range(plan.epochs):
+        ids, readers = readers_of_epoch(plan, epoch)
+        wanted = place_of[ids] >= 0
+        index.append(place_of[ids[wanted]])
+        ranks.append(readers[wanted].astype(np.int32))
+    by_sample = np.argsort(np.concatenate(index), kind="stable")
+    counts = np.bincount(np.concatenate(index), minlength=samples.size)
+    return np.concatenate(([0], np.cumsum(counts))), np.concatenate(ranks)[by_sample]

@@ -1,0 +1,98 @@
+"""The compiled loops of `penstock.policy.homes`: one pass over samples or their reads each. Loads numba."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.kernel import kernel
+
+
+@kernel
+def _tier_with_room(room: NDArray[np.int64], rank: int, size_bytes: int) -> int:
+    """The fastest tier of the rank (0 is the first) with room for so many bytes, -1 where there is none."""
+    for tier in range(room.shape[1]):
+        if room[rank, tier] >= size_bytes:
+            return tier
+    return -1
+
+
+@kernel
+def find_favourites(
+    starts: NDArray[np.int64],
+    ranks: NDArray[np.int32],
+    sizes_bytes: NDArray[np.int64],
+    room: NDArray[np.int64],
+    best: NDArray[np.int32],
+    uses: NDArray[np.int32],
+    total: NDArray[np.int32],
+) -> None:
+    """Find for each sample the rank with room that reads it most often; of several, the first to read it.
+
+    starts, ranks: sample i is read by ranks[starts[i]:starts[i + 1]], in the order of time, -1 being nobody.
+    sizes_bytes: int64[n], of these samples. room: int64[ranks, tiers].
+    best, uses, total: int32[n], written: that rank (-1: no reader has room), its reads, the reads of all.
+    """
+    counts = np.zeros(room.shape[0], np.int32)
+    for sample in range(sizes_bytes.size):
+        best[sample], uses[sample], total[sample] = -1, 0, 0
+        for read in range(starts[sample], starts[sample + 1]):
+            if ranks[read] >= 0:
+                counts[ranks[read]] += 1
+                total[sample] += 1
+        for read in range(starts[sample], starts[sample + 1]):
+            rank = ranks[read]
+            if rank < 0:
+                continue
+            if counts[rank] > uses[sample] and _tier_with_room(room, rank, sizes_bytes[sample]) >= 0:
+                best[sample], uses[sample] = rank, counts[rank]
+        for read in range(starts[sample], starts[sample + 1]):
+            if ranks[read] >= 0:
+                counts[ranks[read]] = 0
+
+
+@kernel
+def settle(
+    samples: NDArray[np.int64],
+    ranks: NDArray[np.int32],
+    sizes_bytes: NDArray[np.int64],
+    room: NDArray[np.int64],
+    rank_of: NDArray[np.int32],
+    tier_of: NDArray[np.int8],
+) -> None:
+    """Give samples[i] a home on ranks[i] if it has room, in this order, in the fastest tier with room.
+
+    sizes_bytes: int64[F]. room, rank_of, tier_of: written.
+    """
+    for index in range(samples.size):
+        sample, rank = samples[index], ranks[index]
+        if rank < 0:
+            continue
+        tier = _tier_with_room(room, rank, sizes_bytes[sample])
+        if tier >= 0:
+            room[rank, tier] -= sizes_bytes[sample]
+            rank_of[sample] = rank
+            tier_of[sample] = tier + 1
+
+
+@kernel
+def settle_anywhere(
+    samples: NDArray[np.int64],
+    sizes_bytes: NDArray[np.int64],
+    room: NDArray[np.int64],
+    rank_of: NDArray[np.int32],
+    tier_of: NDArray[np.int8],
+) -> None:
+    """Give each sample a home on the first rank that has room, looking on from where the last one found it."""
+    ranks = room.shape[0]
+    first = 0
+    for sample in samples:
+        for turn in range(ranks):
+            rank = (first + turn) % ranks
+            tier = _tier_with_room(room, rank, sizes_bytes[sample])
+            if tier >= 0:
+                room[rank, tier] -= sizes_bytes[sample]
+                rank_of[sample] = rank
+                tier_of[sample] = tier + 1
+                first = rank
+                break
