@@ -65,6 +65,64 @@ def test_where_a_clients_own_side_never_limits_the_others_and_the_link_do() -> N
     assert narrow.source_rate(clients=4, reads_in_flight=2) == 5e6
 
 
+def disk(**changes: Any) -> Machine:
+    """A store of one disk: 10 ms of seek, 100 MB/s; at reads of 1 MB it gives 50 MB/s, whoever shares it."""
+    fields: dict[str, Any] = {
+        "clients": Curve.flat(50e6),
+        "sequential": Curve.flat(100e6),
+        "random_bytes": 10**6,
+    }
+    return machine(source=SharedStore(**{**fields, **changes}))
+
+
+def test_a_scattered_read_of_the_measured_size_takes_what_was_measured() -> None:
+    assert disk().source_wire_seconds(1, 1e6, clients=1, sample_bytes=7) == pytest.approx(1e6 / 50e6)
+    assert disk().source_wire_seconds(1, 1e6, clients=4, sample_bytes=7) == pytest.approx(4 * 1e6 / 50e6)
+
+
+def test_smaller_reads_pay_the_seek_as_well_and_larger_ones_hardly_notice_it() -> None:
+    assert disk().source_request_seconds(clients=1, sample_bytes=7) == pytest.approx(0.01)
+    assert disk().source_wire_seconds(100, 100 * 1e4, clients=1, sample_bytes=7) == pytest.approx(
+        100 * 0.01 + 0.01
+    )
+    assert disk().source_wire_seconds(1, 1e9, clients=1, sample_bytes=7) == pytest.approx(10.01)
+
+
+def test_curves_are_of_reads_as_large_as_the_samples_unless_a_size_is_given() -> None:
+    unknown = disk(random_bytes=None)
+
+    assert unknown.source_request_seconds(clients=1, sample_bytes=2e6) == pytest.approx(0.02)
+
+
+def test_what_a_request_costs_the_store_is_not_shared_by_its_clients() -> None:
+    # 1,000 requests a second for all of them: one of four gets through 250.
+    capped = machine(source=SharedStore(clients=Curve(((1, 100e6), (4, 400e6))), request_seconds=0.001))
+
+    assert capped.source_wire_seconds(250, 0, clients=4, sample_bytes=1) == pytest.approx(1.0)
+    assert capped.source_wire_seconds(250, 100e6, clients=4, sample_bytes=1) == pytest.approx(2.0)
+
+
+def test_without_what_tells_them_apart_scattered_and_consecutive_reads_cost_the_same() -> None:
+    plain = machine(source=SharedStore(clients=CLIENTS))
+
+    one, many = (plain.source_seconds(n, 1e9, clients=4, sample_bytes=1e5) for n in (1, 10_000))
+
+    assert one == many == pytest.approx(1e9 / 36.5e6)
+
+
+def test_latency_shows_where_the_reads_in_flight_do_not_cover_it() -> None:
+    # Each of 4 reads waits 100 ms and then takes 20 ms of wire: a cycle of 120 ms brings 4 reads, not 6.
+    slow = disk(latency_seconds=0.1, threads=4)
+
+    assert slow.source_seconds(400, 400e6, clients=1, sample_bytes=1) == pytest.approx(400 * 0.12 / 4)
+    assert disk(latency_seconds=0.01, threads=4).source_seconds(400, 400e6, 1, 1) == pytest.approx(8.0)
+
+
+def test_writing_is_as_fast_as_reading_unless_it_was_measured() -> None:
+    assert disk().source_write_rate(clients=4) == 25e6
+    assert disk(write=Curve.flat(40e6)).source_write_rate(clients=4) == 10e6
+
+
 def test_a_tier_is_shared_by_its_readers() -> None:
     assert machine().local_rate(tier=1, readers=2) == pytest.approx(399e6 / 2)
     assert machine().local_rate(tier=1, readers=1) == 192e6
@@ -133,10 +191,25 @@ def test_a_storage_class_that_cannot_be_is_refused(changes: dict[str, Any], mess
         StorageClass(**fields)
 
 
-@pytest.mark.parametrize("changes", [{"threads": 0}, {"latency_seconds": math.inf}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"threads": 0},
+        {"latency_seconds": math.inf},
+        {"request_seconds": -1.0},
+        {"request_seconds": math.nan},
+        {"random_bytes": 0},
+        {"random_bytes": 1.5},
+    ],
+)
 def test_a_shared_store_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(changes))):
         SharedStore(clients=None, read=RAM, **changes)
+
+
+def test_a_store_is_not_slower_at_consecutive_reads() -> None:
+    with pytest.raises(ConfigError, match=r"sequential is 1e\+08 bytes/s at 8 clients, below the 3.26e\+08"):
+        SharedStore(clients=CLIENTS, sequential=Curve(((1, 100e6), (2, 100e6), (4, 200e6), (8, 100e6))))
 
 
 def test_a_shared_store_of_no_known_speed_is_refused() -> None:

@@ -148,6 +148,22 @@ def test_a_clients_own_speed_may_be_left_out_where_that_of_all_of_them_is_given(
             "",
             "source: read is missing, and so is clients",
         ),
+        ('read = "2000 MB/s"', 'random_read = "0 kB"', "source.random_read: '0 kB' is no size of a read"),
+        ('read = "2000 MB/s"', "random_read = 128", "source.random_read: 128 has no unit"),
+        ('read = "2000 MB/s"', 'request = "-1 ms"', "source.request: '-1 ms'"),
+        ('read = "2000 MB/s"', 'request = "inf s"', "source.request: 'inf s' never ends"),
+        (
+            'read = "2000 MB/s"',
+            'sequential = "60 MB/s"',
+            "source: sequential is 6e+07 bytes/s at 1 clients, below",
+        ),
+        (
+            'read = "2000 MB/s"',
+            'sequential = "200 MB/s"',
+            "source: sequential is 2e+08 bytes/s at 8 clients, below",
+        ),
+        ('read = "2000 MB/s"', 'write = "-2 MB/s"', "source.write: '-2 MB/s'"),
+        ('read = "2000 MB/s"', 'writes = "2 MB/s"', "source.writes is not a field; did you mean write?"),
         ("ranks = 4", "ranks = 0", "ranks: 0 is below 1"),
         ("ranks = 4", 'ranks = "4"', "ranks: '4' is not a whole number"),
         ("ranks = 4", "rank = 4", "rank is not a field; did you mean ranks?"),
@@ -187,12 +203,32 @@ places: st.SearchStrategy[tuple[Backend, str | None]] = st.one_of(
     st.tuples(st.just("filesystem"), st.text(st.characters(codec="utf-8"), min_size=1)),
 )
 
-stores = st.builds(
-    lambda speeds, *rest: SharedStore(*speeds, *rest),
-    st.tuples(curves, st.none() | curves) | st.tuples(st.none(), curves),
-    latencies,
-    counts,
+
+def at_least(slow: Curve, times: float) -> Curve:
+    """A curve that is above another everywhere, with the same points."""
+    return Curve(tuple((users, max(rate, rate * times)) for users, rate in slow.points))
+
+
+speeds = st.one_of(
+    st.tuples(curves, st.none() | curves, st.none()),
+    st.tuples(st.none(), curves, st.none() | curves),
+    st.builds(lambda slow, times: (slow, None, at_least(slow, times)), curves, st.floats(1, 1e3)),
 )
+
+
+@st.composite
+def stores(draw: st.DrawFn) -> SharedStore:
+    clients, read, sequential = draw(speeds)
+    return SharedStore(
+        clients,
+        read,
+        latency_seconds=draw(latencies),
+        threads=draw(counts),
+        sequential=sequential,
+        random_bytes=draw(st.none() | st.integers(1, 2**63)),
+        request_seconds=draw(latencies),
+        write=draw(st.none() | curves),
+    )
 
 
 @st.composite
@@ -216,7 +252,7 @@ def machines(draw: st.DrawFn) -> Machine:
             )
         )
     return Machine(
-        source=draw(stores),
+        source=draw(stores()),
         storage=tuple(storage),
         ranks=draw(counts),
         network_bytes_per_second=draw(rates | st.just(math.inf)),

@@ -70,7 +70,7 @@ class StorageClass:
             raise ConfigError("name is empty; a storage class is told from others by its name")
         _check_at_least_one("capacity_bytes", self.capacity_bytes)
         _check_at_least_one("threads", self.threads)
-        _check_latency(self.latency_seconds)
+        _check_time("latency_seconds", self.latency_seconds)
         if self.backend not in BACKENDS:
             raise ConfigError(f"backend is {self.backend!r}; it must be one of {', '.join(BACKENDS)}")
         if self.backend == "filesystem" and not self.path:
@@ -93,6 +93,17 @@ class SharedStore:
         means that the client's own side never limits. Not both are None.
     latency_seconds: of each read, before its bytes flow; reads overlap theirs.
     threads: how many reads one client keeps in flight, at least 1.
+
+    What tells scattered from consecutive reads; the defaults make no difference between them:
+
+    sequential: bytes/s of all clients together while each of them reads long consecutive ranges, by number of clients;
+        None means that consecutive reads are as fast as scattered ones. Nowhere below `clients`.
+    random_bytes: how large the reads were with which `clients` and `read` were measured; None means as large as the
+        samples are on average. Without `sequential` it has no effect.
+    request_seconds: what one read costs the store beside its bytes, however large it is: a seek, a look-up. Unlike
+        latency it is not overlapped: the store answers at most 1 / request_seconds reads a second, of all clients.
+    write: bytes/s of all clients together that write consecutively, by number of clients; None means as fast as they
+        read so.
     Raises: ConfigError naming the field.
     """
 
@@ -100,6 +111,10 @@ class SharedStore:
     read: Curve | None = None
     latency_seconds: float = 0.0
     threads: int = 1
+    sequential: Curve | None = None
+    random_bytes: int | None = None
+    request_seconds: float = 0.0
+    write: Curve | None = None
 
     def __post_init__(self) -> None:
         if self.clients is None and self.read is None:
@@ -108,7 +123,21 @@ class SharedStore:
                 "of them together (clients)"
             )
         _check_at_least_one("threads", self.threads)
-        _check_latency(self.latency_seconds)
+        _check_time("latency_seconds", self.latency_seconds)
+        _check_time("request_seconds", self.request_seconds)
+        if self.random_bytes is not None:
+            _check_at_least_one("random_bytes", self.random_bytes)
+        if self.clients is not None and self.sequential is not None:
+            # Both are straight between their points, so the points of both are where one may cross the other.
+            for users in sorted(
+                {users for curve in (self.clients, self.sequential) for users, _ in curve.points}
+            ):
+                slow, fast = self.clients.at(users), self.sequential.at(users)
+                if fast < slow:
+                    raise ConfigError(
+                        f"sequential is {fast:g} bytes/s at {users:g} clients, below the {slow:g} of scattered reads "
+                        "(clients): a store is not slower at consecutive reads; measure again, or leave it out"
+                    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +196,51 @@ class Machine:
         own = math.inf if store.read is None else store.read.at(reads_in_flight)
         return min(self.source_network_bytes_per_second, share, own) / reads_in_flight
 
+    def source_wire_seconds(self, requests: float, nbytes: float, clients: int, sample_bytes: float) -> float:
+        """Return the time in which the shared store serves one client's reads, one after the other.
+
+        requests, nbytes: how many reads, each of consecutive bytes, and their bytes in all.
+        clients: gamma, ranks that all read like this at the same time.
+        sample_bytes: mean size of a sample: that of the reads with which the store's curves were measured, unless
+            `SharedStore.random_bytes` says better.
+
+        A read costs its bytes at the sequential rate and a part that is the same for reads of any size: the store's
+        `request_seconds`, and what a read of the measured size took beyond its bytes at the sequential rate.
+        """
+        return requests * self.source_request_seconds(clients, sample_bytes) + nbytes / self.sequential_rate(
+            clients
+        )
+
+    def source_seconds(self, requests: float, nbytes: float, clients: int, sample_bytes: float) -> float:
+        """Return the time of such reads for a client that keeps `SharedStore.threads` of them in flight.
+
+        The wire of `source_wire_seconds` is busy all the time, unless so few reads in flight cannot cover the latency.
+        """
+        wire = self.source_wire_seconds(requests, nbytes, clients, sample_bytes)
+        return max(wire, (requests * self.source.latency_seconds + wire) / self.source.threads)
+
+    def source_request_seconds(self, clients: int, sample_bytes: float) -> float:
+        """Return what one read costs one of so many clients beside its bytes; arguments as `source_wire_seconds`."""
+        store = self.source
+        measured_bytes = sample_bytes if store.random_bytes is None else store.random_bytes
+        scattered = self.source_rate(clients, store.threads) * store.threads
+        positioning = measured_bytes * (1 / scattered - 1 / self.sequential_rate(clients))
+        return clients * store.request_seconds + max(0.0, positioning)
+
+    def sequential_rate(self, clients: int) -> float:
+        """Return the bytes/s of one client's consecutive reads while `clients` ranks read so."""
+        store = self.source
+        if store.sequential is None:
+            return self.source_rate(clients, store.threads) * store.threads
+        return min(self.source_network_bytes_per_second, store.sequential.at(clients) / clients)
+
+    def source_write_rate(self, clients: int) -> float:
+        """Return the bytes/s at which one of `clients` ranks writes consecutively to the shared store."""
+        store = self.source
+        if store.write is None:
+            return self.sequential_rate(clients)
+        return min(self.source_network_bytes_per_second, store.write.at(clients) / clients)
+
     def remote_rate(self, tier: int, readers: int) -> float:
         """Return the bytes/s of one read of another rank's tier, of `readers` that share it and the link.
 
@@ -222,9 +296,9 @@ def _check_at_least_one(field: str, value: int) -> None:
         raise ConfigError(f"{field} is {value}; it must be at least 1")
 
 
-def _check_latency(value: float) -> None:
+def _check_time(field: str, value: float) -> None:
     if not (math.isfinite(value) and value >= 0):
-        raise ConfigError(f"latency_seconds is {value!r}; it must be finite and zero or more")
+        raise ConfigError(f"{field} is {value!r}; it must be finite and zero or more")
 
 
 def _check_rate(field: str, value: float) -> None:

@@ -15,6 +15,10 @@ table from the number of users to a rate, or one rate for any number:
     read = "100 MB/s"
     latency = "5 ms"
     threads = 16
+    sequential = { 1 = "110 MB/s", 4 = "400 MB/s" }                # what tells consecutive from scattered reads
+    random_read = "128 kB"
+    request = "50 us"
+    write = "200 MB/s"
 
     [[storage]]                     # the staging buffer
     name = "staging"
@@ -103,6 +107,14 @@ def machine_values(machine: Machine) -> dict[str, Any]:
     if machine.source.latency_seconds:
         source["latency"] = exact_seconds(machine.source.latency_seconds)
     source["threads"] = machine.source.threads
+    if machine.source.sequential is not None:
+        source["sequential"] = _write_curve(machine.source.sequential)
+    if machine.source.random_bytes is not None:
+        source["random_read"] = exact_bytes(machine.source.random_bytes)
+    if machine.source.request_seconds:
+        source["request"] = exact_seconds(machine.source.request_seconds)
+    if machine.source.write is not None:
+        source["write"] = _write_curve(machine.source.write)
     values: dict[str, Any] = {"ranks": machine.ranks}
     for field, rate in (
         ("network", machine.network_bytes_per_second),
@@ -128,6 +140,10 @@ def _read_source(table: Table) -> SharedStore:
         "read": table.read("read", _curve, None),
         "latency_seconds": table.read("latency", seconds, 0.0),
         "threads": table.read("threads", count, 1),
+        "sequential": table.read("sequential", _curve, None),
+        "random_bytes": table.read("random_read", _read_size, None),
+        "request_seconds": table.read("request", seconds, 0.0),
+        "write": table.read("write", _curve, None),
     }
     table.refuse_unknown()
     with at(table.path):
@@ -181,6 +197,12 @@ def _capacity(value: object) -> int:
     if room < 1:
         raise ConfigError(f"{value!r} is no room at all: give it some, or drop the storage class")
     return room
+
+
+def _read_size(value: object) -> int:
+    if size(value) < 1:
+        raise ConfigError(f"{value!r} is no size of a read: it has at least a byte")
+    return size(value)
 
 
 def _compute(value: object) -> Rate:
