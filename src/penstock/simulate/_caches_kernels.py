@@ -23,7 +23,6 @@ NEVER = 2**63 - 1
 
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _ONE = np.uint64(1)
-_SCATTER = np.uint64(0x9E3779B97F4A7C15)
 _BITS_OF_2 = np.uint64(0x5555555555555555)
 _BITS_OF_4 = np.uint64(0x3333333333333333)
 _BITS_OF_8 = np.uint64(0x0F0F0F0F0F0F0F0F)
@@ -31,7 +30,7 @@ _SUM_BYTES = np.uint64(0x0101010101010101)
 
 
 @kernel
-def _count_bits(word: np.uint64) -> int:
+def _count_bits(word: np.uint64) -> np.int64:
     word = word - ((word >> _ONE) & _BITS_OF_2)
     word = (word & _BITS_OF_4) + ((word >> np.uint64(2)) & _BITS_OF_4)
     word = (word + (word >> np.uint64(4))) & _BITS_OF_8
@@ -48,50 +47,6 @@ def _highest_bit(word: np.uint64) -> int:
             highest += width
             word = above
     return highest
-
-
-@kernel
-def number_objects(references: Ids, ids: Ids) -> int:
-    """Number the objects by first appearance into ids: int64[n]; return their count. A hash table, O(n)."""
-    bits = 10
-    slots = np.full(1 << bits, -1, np.int64)  # the number of the object in the slot, -1 where free
-    keys = np.empty(1 << bits, np.int64)
-    objects = 0
-    for index in range(references.size):
-        key = references[index]
-        slot = np.int64((np.uint64(key) * _SCATTER) >> np.uint64(64 - bits))
-        while slots[slot] >= 0 and keys[slot] != key:
-            slot = (slot + 1) & (slots.size - 1)
-        if slots[slot] < 0:
-            slots[slot] = objects
-            keys[slot] = key
-            objects += 1
-        ids[index] = slots[slot]
-        if 2 * objects > slots.size:
-            bits += 1
-            larger_slots = np.full(1 << bits, -1, np.int64)
-            larger_keys = np.empty(1 << bits, np.int64)
-            for old in range(slots.size):
-                if slots[old] >= 0:
-                    slot = np.int64((np.uint64(keys[old]) * _SCATTER) >> np.uint64(64 - bits))
-                    while larger_slots[slot] >= 0:
-                        slot = (slot + 1) & (larger_slots.size - 1)
-                    larger_slots[slot] = slots[old]
-                    larger_keys[slot] = keys[old]
-            slots = larger_slots
-            keys = larger_keys
-    return objects
-
-
-@kernel
-def next_uses(ids: Ids, objects: int) -> Ids:
-    """Return when the object of each request is requested next: int64[n], n where never again. O(n)."""
-    later = np.full(objects, ids.size, np.int64)
-    found = np.empty(ids.size, np.int64)
-    for index in range(ids.size - 1, -1, -1):
-        found[index] = later[ids[index]]
-        later[ids[index]] = index
-    return found
 
 
 @kernel
@@ -198,22 +153,75 @@ def mru_distances(ids: Ids, objects: int) -> Ids:
 
 
 @kernel
-def replay_lru(ids: Ids, objects: int, capacity: int) -> Hits:
-    """Victims are found by a hand that follows through the string and stops at objects not used since. O(n)."""
+def min_distances(ids: Ids, next_use: Ids, objects: int) -> Ids:
+    """Return each request's depth in the stack of Belady's MIN: int64[n], NEVER at a first use.
+
+    The object requested goes on top. The one that was there sinks; at every depth above the requested object's old
+    one, the object that is needed later of the two goes on sinking, and the last takes the old place.
+    Source: Mattson et al. 1970, section "Priority lists" and the general stack update. O(n objects): the objects on a
+    way down change places at nearly every depth of a shuffled string, so that looking for the places where they do
+    with a tree gains nothing; from some thousand objects on, a replay per size is faster.
+    """
+    distances = np.empty(ids.size, np.int64)
+    depth_of = np.zeros(objects, np.int64)
+    object_at = np.empty(objects + 1, np.int64)
+    use_at = np.empty(objects + 1, np.int64)
+    seen = 0
+    for index in range(ids.size):
+        requested = ids[index]
+        depth = depth_of[requested]
+        if depth == 0:
+            distances[index] = NEVER
+            seen += 1
+            depth = seen
+        else:
+            distances[index] = depth
+        if depth > 1:
+            sinking = object_at[1]
+            sinking_use = use_at[1]
+            for place in range(2, depth):
+                if use_at[place] > sinking_use:
+                    other = object_at[place]
+                    other_use = use_at[place]
+                    object_at[place] = sinking
+                    use_at[place] = sinking_use
+                    depth_of[sinking] = place
+                    sinking = other
+                    sinking_use = other_use
+            object_at[depth] = sinking
+            use_at[depth] = sinking_use
+            depth_of[sinking] = depth
+        object_at[1] = requested
+        use_at[1] = next_use[index]
+        depth_of[requested] = 1
+    return distances
+
+
+@kernel
+def replay_lru(ids: Ids, sizes: Ids, capacity: int) -> Hits:
+    """Victims are found by a hand that follows through the string and stops at objects not used since. O(n).
+
+    sizes: int64[objects], each at least 1, in the unit of the capacity.
+    """
     hits = np.zeros(ids.size, np.bool_)
-    last_use = np.full(objects, -1, np.int64)  # of residents
-    resident = 0
+    last_use = np.full(sizes.size, -1, np.int64)  # of residents
+    used = 0
     hand = 0
     for index in range(ids.size):
         requested = ids[index]
         if last_use[requested] >= 0:
             hits[index] = True
-        elif resident < capacity:
-            resident += 1
         else:
-            while last_use[ids[hand]] != hand:
+            size = sizes[requested]
+            if size > capacity:
+                continue
+            while used + size > capacity:
+                victim = ids[hand]
+                if last_use[victim] == hand:
+                    last_use[victim] = -1
+                    used -= sizes[victim]
                 hand += 1
-            last_use[ids[hand]] = -1
+            used += size
         last_use[requested] = index
     return hits
 
@@ -238,24 +246,30 @@ def replay_mru(ids: Ids, objects: int, capacity: int) -> Hits:
 
 
 @kernel
-def replay_fifo(ids: Ids, objects: int, capacity: int) -> Hits:
-    """The queue is the string without its hits, with a hand at its head. O(n)."""
+def replay_fifo(ids: Ids, sizes: Ids, capacity: int) -> Hits:
+    """The queue is the string without its hits and what was too large, with a hand at its head. O(n).
+
+    sizes: int64[objects], each at least 1, in the unit of the capacity.
+    """
     hits = np.zeros(ids.size, np.bool_)
-    is_resident = np.zeros(objects, np.bool_)
-    resident = 0
+    is_resident = np.zeros(sizes.size, np.bool_)
+    used = 0
     hand = 0
     for index in range(ids.size):
         requested = ids[index]
         if is_resident[requested]:
             hits[index] = True
             continue
-        if resident < capacity:
-            resident += 1
-        else:
-            while hits[hand]:
-                hand += 1
-            is_resident[ids[hand]] = False
+        size = sizes[requested]
+        if size > capacity:
+            continue
+        while used + size > capacity:
+            victim = ids[hand]
+            if not hits[hand] and sizes[victim] <= capacity:
+                is_resident[victim] = False
+                used -= sizes[victim]
             hand += 1
+        used += size
         is_resident[requested] = True
     return hits
 
@@ -340,9 +354,9 @@ def replay_lfu(ids: Ids, objects: int, capacity: int, is_perfect: bool) -> Hits:
 def replay_min(next_use: Ids, capacity: int) -> Hits:
     """Residents are a set of times, those of their next uses: a request hits if its own time is in the set.
 
-    next_use: of `next_uses`. Residents that are never used again are only counted; they go first. The set is a tree of
-    words of 64 bits, a bit for each word below that is not empty, so that its latest time is found in a word per
-    level. O(n log n / 6).
+    next_use: int64[n], the index of the next request of each request's object, n for none.
+    Residents that are never used again are only counted; they go first. The set is a tree of words of 64 bits, a bit
+    for each word below that is not empty, so that its latest time is found in a word per level. O(n log n / 6).
     """
     hits = np.zeros(next_use.size, np.bool_)
     widths = np.empty(12, np.int64)

@@ -1,127 +1,145 @@
 """Reference strings through caches of every size.
 
 The rules are those of `penstock.policy.eviction`. What runs here is a compiled second form of them, because a study of
-a hundred sizes over millions of requests takes hours with objects and seconds compiled; tests hold the two equal
-request by request, and nothing else may decide by the compiled form.
+a hundred sizes over millions of requests takes hours with objects and seconds compiled. Tests hold the two equal
+request by request on random strings, and nothing that runs a training decides by the compiled form.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
+from penstock.plan.orders import is_whole
 from penstock.policy.eviction import check_eviction
+from penstock.trace.references import as_string, next_uses, number_objects
 
 Ids = NDArray[np.int64]
+Hits = NDArray[np.bool_]
 
 #: Stack distance of a request that no cache can hit: the first of its object.
 NEVER = 2**63 - 1
 
-#: Policies whose larger cache always holds what the smaller one does, with one pass for all sizes.
-_DISTANCES = ("lru", "mru")
+#: Stack algorithms whose distances are found in one pass: a larger cache always holds what a smaller one does.
+WITH_DISTANCES = ("lru", "mru", "min")
+#: Of these, the ones whose pass is faster than replays, whatever the number of objects.
+_ONE_PASS = ("lru", "mru")
+_WITH_SIZES = ("lru", "fifo")
 
 
 def stack_distances(references: ArrayLike, policy: str = "lru") -> Ids:
     """Return for each request the smallest cache that hits: int64[n], in objects; `NEVER` at first uses.
 
     references: integers of any value, one dimension.
-    policy: "lru" or "mru".
-    Source: Mattson, Gecsei, Slutz & Traiger, "Evaluation techniques for storage hierarchies", 1970; see the kernels.
+    policy: "lru" (O(n log objects)), "mru" (O(n)) or "min" (O(n objects): for some thousand objects at most).
+    Source: Mattson, Gecsei, Slutz & Traiger, "Evaluation techniques for storage hierarchies", IBM Systems Journal 1970.
 
     >>> stack_distances([7, 8, 7, 9, 8])[[2, 4]]
     array([2, 3])
     """
-    if policy not in _DISTANCES:
+    if policy not in WITH_DISTANCES:
         check_eviction(policy)
         raise ConfigError(
-            f"policy {policy!r} has no stack distances here, only {' and '.join(_DISTANCES)}: replay it by size"
+            f"{policy} has no stack distances here, only {', '.join(WITH_DISTANCES)} have: replay it size by size"
         )
     from penstock.simulate import _caches_kernels as kernels
 
-    ids, objects = _numbered(references)
-    return (kernels.lru_distances if policy == "lru" else kernels.mru_distances)(ids, objects)
+    ids, objects = number_objects(references)
+    if policy == "lru":
+        return kernels.lru_distances(ids, objects)
+    if policy == "mru":
+        return kernels.mru_distances(ids, objects)
+    return kernels.min_distances(ids, next_uses(ids, never=ids.size), objects)
 
 
-def replay(references: ArrayLike, capacity: int, policy: str) -> NDArray[np.bool_]:
-    """Return for each request whether it hits: bool[n].
+def replay(
+    references: ArrayLike, capacity: int, policy: str, *, sizes_bytes: ArrayLike | None = None
+) -> Hits:
+    """Return for each request whether it hits: bool[n]. The cache is empty at first.
 
     references: integers of any value, one dimension.
-    capacity: objects that fit, 0 or more; the cache is empty at first.
+    capacity: objects that fit, or bytes where sizes_bytes is given; 0 or more.
     policy: of `penstock.policy.eviction.EVICTIONS`.
+    sizes_bytes: int64[n], size of each request's object, at least 1; an object's first size counts. Only "lru" and
+        "fifo" take sizes: among unequal objects MIN is not the optimum and LFU and CLOCK have no agreed form;
+        `penstock.policy.eviction.Residents` replays any policy with sizes, uncompiled. Objects larger than the
+        cache are passed by.
     """
-    return _replays(references, policy)(_checked_size(capacity))
+    return _replays(references, policy, sizes_bytes)(_checked_size(capacity))
 
 
-def hit_ratios(references: ArrayLike, sizes: ArrayLike, policy: str) -> NDArray[np.float64]:
+def hit_ratios(
+    references: ArrayLike, sizes: ArrayLike, policy: str, *, sizes_bytes: ArrayLike | None = None
+) -> NDArray[np.float64]:
     """Return the share of requests that hit, for each cache size: float64[len(sizes)].
 
     references: integers of any value, one dimension, one at least.
-    sizes: objects that fit, each 0 or more.
-    policy: of `penstock.policy.eviction.EVICTIONS`. LRU and MRU take one pass for all sizes, the others one per size.
+    sizes: capacities as in `replay`.
+    policy, sizes_bytes: as in `replay`. LRU and MRU over equal objects take one pass for all sizes, the others one
+        per size: MIN too, since its one pass is slower (`stack_distances`).
     """
-    string = _string(references)
+    string = as_string(references)
     if not string.size:
         raise ConfigError("references are empty; a hit ratio needs one request at least")
     wanted = np.array([_checked_size(size) for size in np.atleast_1d(np.asarray(sizes)).tolist()], np.int64)
-    if policy in _DISTANCES:
+    if policy in _ONE_PASS and sizes_bytes is None:
         distances = np.sort(stack_distances(string, policy))
         return np.searchsorted(distances, wanted, side="right") / string.size
-    hits = _replays(string, policy)
-    counts = {int(size): int(hits(int(size)).sum()) for size in np.unique(wanted)}
-    return np.array([counts[int(size)] for size in wanted], np.float64) / string.size
+    hits = _replays(string, policy, sizes_bytes)
+    different, place = np.unique(wanted, return_inverse=True)
+    counts = np.array([hits(int(size)).sum() for size in different], np.float64)
+    ratios: NDArray[np.float64] = counts[place] / string.size
+    return ratios
 
 
-def _replays(references: ArrayLike, policy: str) -> Any:
+def _replays(references: ArrayLike, policy: str, sizes_bytes: ArrayLike | None) -> Callable[[int], Hits]:
     """Return a function from a capacity to hits; what all capacities share is done once."""
     check_eviction(policy)
+    if sizes_bytes is not None and policy not in _WITH_SIZES:
+        raise ConfigError(
+            f"{policy} is replayed over equal objects only; {' and '.join(_WITH_SIZES)} take sizes in bytes"
+        )
     from penstock.simulate import _caches_kernels as kernels
 
-    ids, objects = _numbered(references)
-    next_use = kernels.next_uses(ids, objects) if policy == "min" else ids
-    loops: dict[str, Any] = {
-        "lru": lambda capacity: kernels.replay_lru(ids, objects, capacity),
+    ids, objects = number_objects(references)
+    sizes = np.ones(objects, np.int64)
+    if sizes_bytes is not None:
+        sizes = _object_sizes(ids, objects, np.asarray(sizes_bytes))
+    next_use = next_uses(ids, never=ids.size) if policy == "min" else ids
+    loops: dict[str, Callable[[int], Hits]] = {
+        "lru": lambda capacity: kernels.replay_lru(ids, sizes, capacity),
         "mru": lambda capacity: kernels.replay_mru(ids, objects, capacity),
-        "fifo": lambda capacity: kernels.replay_fifo(ids, objects, capacity),
+        "fifo": lambda capacity: kernels.replay_fifo(ids, sizes, capacity),
         "clock": lambda capacity: kernels.replay_clock(ids, objects, capacity),
         "lfu": lambda capacity: kernels.replay_lfu(ids, objects, capacity, False),
         "perfect-lfu": lambda capacity: kernels.replay_lfu(ids, objects, capacity, True),
         "min": lambda capacity: kernels.replay_min(next_use, capacity),
     }
-
-    def hits(capacity: int) -> NDArray[np.bool_]:
-        return loops[policy](capacity) if capacity else np.zeros(ids.size, np.bool_)
-
-    return hits
+    chosen = loops[policy]
+    return lambda capacity: chosen(capacity) if capacity else np.zeros(ids.size, np.bool_)
 
 
-def _numbered(references: ArrayLike) -> tuple[Ids, int]:
-    """Return the string over dense ids, and their number. Ids that are dense enough already stay."""
-    from penstock.simulate import _caches_kernels as kernels
-
-    string = _string(references)
-    if not string.size:
-        return string, 0
-    if string.min() >= 0 and string.max() < 2 * string.size:
-        return string, int(string.max()) + 1
-    ids = np.empty_like(string)
-    return ids, kernels.number_objects(string, ids)
-
-
-def _string(references: ArrayLike) -> Ids:
-    given = np.asarray(references)
-    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+def _object_sizes(ids: Ids, objects: int, sizes_bytes: NDArray[Any]) -> Ids:
+    if sizes_bytes.shape != ids.shape or (ids.size and sizes_bytes.dtype.kind not in "iu"):
         raise ConfigError(
-            f"references are {given.dtype}, shape {given.shape}; a string is one dimension of integers: "
-            "number the objects"
+            f"sizes_bytes is {sizes_bytes.dtype}{list(sizes_bytes.shape)}; {ids.size} requests need a whole number each"
         )
-    # Unsigned ids beyond int64 wrap round, which keeps them apart.
-    return np.ascontiguousarray(given.astype(np.int64, copy=False))
+    if ids.size and sizes_bytes.min() < 1:
+        request = int((sizes_bytes < 1).argmax())
+        raise ConfigError(
+            f"sizes_bytes is {sizes_bytes[request]} at request {request}; an object in a cache has 1 byte at least: "
+            "leave such requests out"
+        )
+    sizes = np.ones(objects, np.int64)
+    sizes[ids[::-1]] = sizes_bytes[::-1]  # of several sizes the one written last stays, the object's first
+    return sizes
 
 
-def _checked_size(size: object) -> int:
-    if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
-        raise ConfigError(f"cache size is {size!r}; it is a whole number of objects, 0 or more")
+def _checked_size(size: Any) -> int:
+    if not is_whole(size) or size < 0:
+        raise ConfigError(f"cache size is {size!r}; it is a whole number, 0 or more")
     return int(size)
