@@ -2,6 +2,7 @@
 
 from penstock.plan.access import AccessPlan
 from penstock.plan.explicit import Explicit
+from penstock.plan.local import split_locally
 from penstock.plan.orders import BundleShuffle, FullShuffle, Order, RepeatingOrder, Sequential
 from penstock.plan.splits import Assigned, Shares, Split, Strided, Uniform, Whole
 from penstock.plan.torch_order import TorchDistributed, TorchShuffle, TwisterState
@@ -23,4 +24,5 @@ __all__ = [
     "TwisterState",
     "Uniform",
     "Whole",
+    "split_locally",
 ]

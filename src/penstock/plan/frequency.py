@@ -89,16 +89,16 @@ def readers_of_epoch(plan: AccessPlan, epoch: int, begin: int = 0, end: int | No
     Raises: ConfigError where several ranks read the same position.
     """
     check_partition(plan)
-    assert isinstance(plan.split, Split), "a plan keeps its split as one"
+    split = _split_of(plan)
     length = plan.length(epoch)
     positions = np.arange(begin, length if end is None else min(end, length))
     samples = plan.sample_at(epoch, positions)
     offsets = positions % plan.batch_size
     in_full = positions < length - length % plan.batch_size
     ranks = np.empty(positions.size, np.int64)
-    ranks[in_full] = plan.split.reader(plan.ranks, plan.batch_size, offsets[in_full])
+    ranks[in_full] = split.reader(plan.ranks, plan.batch_size, offsets[in_full])
     if not in_full.all():
-        ranks[~in_full] = plan.split.reader(plan.ranks, length % plan.batch_size, offsets[~in_full])
+        ranks[~in_full] = split.reader(plan.ranks, length % plan.batch_size, offsets[~in_full])
     return samples, ranks
 
 
@@ -146,7 +146,8 @@ def first_reads(plan: AccessPlan) -> FirstReads:
 
 def check_partition(plan: AccessPlan) -> None:
     """Raise ConfigError unless each position of a batch has one reader."""
-    read = sum(plan.split.size(rank, plan.ranks, plan.batch_size) for rank in range(plan.ranks))  # type: ignore[union-attr]
+    split = _split_of(plan)
+    read = sum(split.size(rank, plan.ranks, plan.batch_size) for rank in range(plan.ranks))
     if read != plan.batch_size:
         raise ConfigError(
             f"split is {plan.split!r}: {plan.ranks} ranks read {read} samples of a batch of {plan.batch_size}, so "
@@ -204,12 +205,17 @@ def _binomial(samples: int, epochs: int, ranks: int) -> NDArray[np.float64]:
             raise ConfigError(f"{name} is {value!r}; it is a whole number of at least 1: raise it")
     counts = np.arange(epochs + 1)
     if ranks == 1:
-        return (counts == epochs).astype(np.float64)
+        return np.equal(counts, epochs).astype(np.float64)
     factorials = np.concatenate(([0.0], np.cumsum(np.log(counts[1:]))))
     logarithms = factorials[-1] - factorials - factorials[::-1]
     logarithms += counts * -math.log(ranks) + (epochs - counts) * math.log1p(-1.0 / ranks)
     probability: NDArray[np.float64] = np.exp(logarithms)
     return probability
+
+
+def _split_of(plan: AccessPlan) -> Split:
+    assert isinstance(plan.split, Split), "a plan keeps its split as one"
+    return plan.split
 
 
 def _local_batches(plan: AccessPlan, rank: int) -> Ids:

@@ -234,6 +234,11 @@ def as_split(split: str | Split | Sequence[int] | Callable[[int, int], ArrayLike
             return Whole()
         case "imbalanced":
             return imbalanced(ranks)
+        case "local":
+            raise ConfigError(
+                "split 'local' needs to know which rank holds which sample: make the plan with another split, place "
+                "its samples, then call penstock.plan.split_locally(plan, homes.rank_of)"
+            )
     if isinstance(split, Split):
         return split
     if isinstance(split, Sequence) and not isinstance(split, str):

@@ -4,12 +4,17 @@ Nothing here knows whether time is real: threads over real stores and a virtual 
 """
 
 from penstock.policy.choice import FetchCosts
-from penstock.policy.placement import Placement, place_by_frequency
+from penstock.policy.homes import Homes, place_by_hash, place_cover, place_frequency
+from penstock.policy.placement import Kept, Placement, place_by_frequency
+from penstock.policy.push import Handed, decide_push
 from penstock.policy.scheduler import Instruction, Load, Read, Ready, Scheduler, Staged, StagingLimits
 
 __all__ = [
     "FetchCosts",
+    "Handed",
+    "Homes",
     "Instruction",
+    "Kept",
     "Load",
     "Placement",
     "Read",
@@ -17,5 +22,9 @@ __all__ = [
     "Scheduler",
     "Staged",
     "StagingLimits",
+    "decide_push",
     "place_by_frequency",
+    "place_by_hash",
+    "place_cover",
+    "place_frequency",
 ]

@@ -1,0 +1,108 @@
+"""The compiled loop of `penstock.policy.push`. Loads numba."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.kernel import kernel
+
+
+@kernel
+def _push_heap(heap: NDArray[np.int64], count: int, value: int) -> None:
+    """Add a value to a heap of `count` values whose largest is heap[0]."""
+    place = count
+    while place > 0:
+        above = (place - 1) // 2
+        if heap[above] >= value:
+            break
+        heap[place] = heap[above]
+        place = above
+    heap[place] = value
+
+
+@kernel
+def _pop_heap(heap: NDArray[np.int64], count: int) -> int:
+    """Take the largest value out of a heap of `count` values."""
+    largest = int(heap[0])
+    value = heap[count - 1]
+    place, below = 0, 1
+    while below < count - 1:
+        if below + 1 < count - 1 and heap[below + 1] > heap[below]:
+            below += 1
+        if heap[below] <= value:
+            break
+        heap[place] = heap[below]
+        place, below = below, 2 * below + 1
+    heap[place] = value
+    return largest
+
+
+@kernel
+def _tier_with_room(room: NDArray[np.int64], size_bytes: int) -> int:
+    for tier in range(room.size):
+        if room[tier] >= size_bytes:
+            return tier
+    return -1
+
+
+@kernel
+def keep_nearest(
+    arriving: NDArray[np.int64],
+    arrives: NDArray[np.int64],
+    steps: NDArray[np.int64],
+    sizes_bytes: NDArray[np.int64],
+    room: NDArray[np.int64],
+    tiers: NDArray[np.int8],
+    given_up: NDArray[np.int64],
+) -> None:
+    """Keep samples from their arrival to their read; where room is short, give up what is read last.
+
+    A read is named by its index into the access string, so a larger index is a farther use.
+
+    arriving: int64[m], the reads whose samples arrive, in the order of arrival.
+    arrives, steps, sizes_bytes: int64[reads], step of arrival and of the read, bytes of the sample. A sample arrives
+        at the end of its step, so that it serves reads of later steps only.
+    room: int64[tiers], free bytes, changed. tiers, given_up: written as `Handed` has them, from -1.
+    Complexity: O(reads log reads). The heap is not cleared of what was read: such entries are smaller than all that
+        can still be given up, so they lie below them and never come out first.
+    """
+    heap = np.empty(arriving.size, np.int64)
+    taken = np.empty(arriving.size, np.int64)
+    in_heap = 0
+    come = 0
+    for read in range(steps.size):
+        while come < arriving.size and arrives[arriving[come]] < steps[read]:
+            new = arriving[come]
+            come += 1
+            size_bytes = sizes_bytes[new]
+            if new < read:  # arrives in the very step that reads it
+                given_up[new] = arrives[new]
+                continue
+            tier = _tier_with_room(room, size_bytes)
+            count = 0
+            while tier < 0 and in_heap > 0 and heap[0] > new:
+                farthest = _pop_heap(heap, in_heap)
+                in_heap -= 1
+                taken[count] = farthest
+                count += 1
+                room[tiers[farthest] - 1] += sizes_bytes[farthest]
+                tier = _tier_with_room(room, size_bytes)
+            for index in range(count):
+                farthest = taken[index]
+                if tier >= 0:
+                    tiers[farthest] = -1
+                    given_up[farthest] = arrives[new]
+                else:  # all that is farther would not make enough room: it stays
+                    room[tiers[farthest] - 1] -= sizes_bytes[farthest]
+                    _push_heap(heap, in_heap, farthest)
+                    in_heap += 1
+            if tier < 0:
+                given_up[new] = arrives[new]
+                continue
+            room[tier] -= size_bytes
+            tiers[new] = tier + 1
+            _push_heap(heap, in_heap, new)
+            in_heap += 1
+        if tiers[read] > 0:
+            room[tiers[read] - 1] += sizes_bytes[read]
