@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from penstock import kernel as kernel_module
 
@@ -18,3 +20,18 @@ def test_kernels_are_compiled_anew_where_no_folder_can_keep_them(monkeypatch: py
     monkeypatch.setattr(kernel_module, "njit", njit)
 
     assert kernel_module.kernel(abs)(-3) == 103
+
+
+def test_a_function_is_compiled_into_the_kernel_that_calls_it() -> None:
+    @kernel_module.inlined
+    def doubled(value: int) -> int:
+        return 2 * value
+
+    @kernel_module.kernel
+    def summed(values: NDArray[np.int64]) -> int:
+        total = 0
+        for value in values:
+            total += doubled(value)
+        return total
+
+    assert summed(np.arange(4)) == 12

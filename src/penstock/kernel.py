@@ -21,3 +21,9 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     except RuntimeError:  # no folder is writable, neither the package's nor the user's cache
         compiled = njit(nogil=True)(function)
     return compiled
+
+
+def inlined(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile a small function into each kernel that calls it, where a call with many arrays would cost more."""
+    compiled: Callable[P, R] = njit(nogil=True, inline="always")(function)
+    return compiled

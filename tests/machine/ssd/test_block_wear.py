@@ -1,0 +1,65 @@
+"""Wear is counted block by block, and tells how long the drive will last."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigError
+from penstock.machine.ssd import Wear, lifetime
+
+
+@given(st.lists(st.integers(0, 300), min_size=1), st.integers(1, 60))
+def test_every_block_is_in_the_bin_that_says_so(erases: list[int], most_bins: int) -> None:
+    wear = Wear(np.array(erases, np.int32))
+
+    bins = wear.histogram(most_bins)
+
+    assert len(bins) <= most_bins
+    assert [blocks for *_, blocks in bins] == [
+        sum(fewest <= count <= most for count in erases) for fewest, most, _ in bins
+    ]
+    assert sum(blocks for *_, blocks in bins) == len(erases)
+
+
+def test_mean_deviation_and_extremes_are_over_all_blocks() -> None:
+    wear = Wear(np.array([0, 4, 2, 2], np.int32))
+
+    assert (wear.least, wear.most, wear.mean) == (0, 4, 2.0)
+    assert wear.deviation == pytest.approx(math.sqrt(2.0))
+
+
+def test_a_drive_lasts_until_its_blocks_were_erased_as_often_as_they_are_rated() -> None:
+    """A thousand bytes cost 2 erases of each block on average, 4 of the worst; each is good for 100."""
+    life = lifetime(Wear(np.array([0, 4, 2, 2], np.int32)), 1_000, rated_cycles=100, bytes_per_day=500.0)
+
+    assert (life.even_bytes, life.first_block_bytes) == (50_000.0, 25_000.0)
+    assert (life.even_days, life.first_block_days) == (100.0, 50.0)
+    assert life.even_years == pytest.approx(100 / 365.25)
+
+
+def test_a_drive_that_was_never_erased_lasts_for_ever_and_without_a_rate_no_time_is_said() -> None:
+    life = lifetime(Wear(np.zeros(3, np.int32)), 1_000, rated_cycles=100)
+
+    assert life.even_bytes == life.first_block_bytes == math.inf
+    assert life.even_days is None
+    assert life.first_block_years is None
+
+
+@pytest.mark.parametrize(
+    ("rated_cycles", "bytes_per_day", "message"),
+    [
+        (0, None, "rated_cycles is 0"),
+        (1, 0.0, "bytes_per_day is 0.0"),
+        (1, float("nan"), "bytes_per_day is nan"),
+    ],
+)
+def test_a_life_without_cycles_or_writes_is_refused(
+    rated_cycles: int, bytes_per_day: float | None, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        lifetime(Wear(np.ones(3, np.int32)), 1_000, rated_cycles, bytes_per_day)
