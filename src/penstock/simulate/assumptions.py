@@ -1,8 +1,8 @@
 """What the request model takes for granted, each as a named value.
 
-`PHYSICAL` is what a careful engineer would assume and the default; `THESIS` is what the published numbers (R. Böhringer,
-"Clairvoyant Prefetching for Machine Learning I/O", ETH Zürich 2020, Tables 5.1 to 5.4) were computed with. Where the two
-differ, the field says why the published value is not physical.
+`PHYSICAL` is what a careful engineer would assume, and the default; `THESIS` is what the published numbers
+(R. Böhringer, "Clairvoyant Prefetching for Machine Learning I/O", ETH Zürich 2020, section 5.2) were computed with.
+Each field says what the published value gets wrong.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ class Assumptions:
         ``last-rank``: when the highest rank that loads is done; the others may still be loading.
     staging_begins: when staging threads begin under a policy that loads before training. ``after-loading``: then.
         ``at-zero``: at time zero, with the samples that are still being loaded available already.
+    filling: what bringing a sample into a tier costs. ``as-read``: its fetch, and the tier's write. ``preprocessed``:
+        its fetch at N clients, then preprocessing (beta), though tiers keep samples as they are stored.
+    pieces: how HDMLP's list of samples by frequency is sorted by first use. ``tiers``: what each tier will keep.
+        ``from-staging``: pieces as large as the staging buffer, the first tier, ...: each a class too early, so that
+        tiers do not keep what their frequency says.
     unread: samples that a rank never reads but has room for. ``left``: it does not keep them. ``kept``: it reads and
         keeps them; that costs bandwidth and serves nobody but other ranks by luck.
     locality: what locality-aware loading does. ``reordered``: ranks exchange samples of a batch for those they hold,
@@ -59,6 +64,8 @@ class Assumptions:
     counted: Literal["always", "first-time"] = "always"
     initial_stall: Literal["longest", "last-rank"] = "longest"
     staging_begins: Literal["after-loading", "at-zero"] = "after-loading"
+    filling: Literal["as-read", "preprocessed"] = "as-read"
+    pieces: Literal["tiers", "from-staging"] = "tiers"
     unread: Literal["left", "kept"] = "left"
     locality: Literal["reordered", "as-published"] = "reordered"
     late_copies: Literal["any", "lower"] = "any"
@@ -95,6 +102,8 @@ THESIS = Assumptions(
     counted="first-time",
     initial_stall="last-rank",
     staging_begins="at-zero",
+    filling="preprocessed",
+    pieces="from-staging",
     unread="kept",
     locality="as-published",
     late_copies="lower",

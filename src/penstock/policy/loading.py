@@ -1,0 +1,488 @@
+"""Loading policies of a whole job: what each rank keeps, and from where it stages.
+
+A policy is asked once, before the run, and answers with a `Loading`: values that a simulator or real ranks carry out.
+Those of the literature are here to be compared with; each class names its source.
+
+A policy of one's own is a class with a `name` and a `prepare`:
+
+    class Nothing:
+        name = "nothing"
+
+        def prepare(self, job: Job) -> Loading:
+            return Loading()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError
+from penstock.machine import Machine
+from penstock.plan import AccessPlan
+from penstock.plan.frequency import uses_of
+from penstock.plan.local import split_locally
+from penstock.plan.random import derive_key, draw_uniform
+from penstock.policy.homes import place_by_hash, place_cover
+from penstock.policy.placement import Kept, fill_in_order
+from penstock.policy.push import decide_push
+
+Ids = NDArray[np.int64]
+
+
+class NotSupported(ConfigError):
+    """A policy cannot run this job, for example because the data set does not fit; tables show it as N/A."""
+
+
+class Job:
+    """What a policy may know: all of it, before the run.
+
+    plan: who reads what, when. sizes_bytes: int64[F], as stored. machine: of every rank; tiers are
+    machine.storage[1:], and a tier's number is its index there.
+    """
+
+    def __init__(
+        self, plan: AccessPlan, sizes_bytes: NDArray[np.int64], machine: Machine, seed: int = 0
+    ) -> None:
+        self.plan = plan
+        self.sizes_bytes = sizes_bytes
+        self.machine = machine
+        self.seed = seed
+
+    @property
+    def ranks(self) -> int:
+        """N."""
+        return self.plan.ranks
+
+    @cached_property
+    def strings(self) -> list[Ids]:
+        """Each rank's access string R_i over the run: int64[reads] each."""
+        return [self.plan.string(rank) for rank in range(self.ranks)]
+
+    @cached_property
+    def total_bytes(self) -> int:
+        """S, the size of the data set."""
+        return int(self.sizes_bytes.sum())
+
+    def capacities_bytes(self) -> list[int]:
+        """Return d_1, d_2, ... of one rank."""
+        return [tier.capacity_bytes for tier in self.machine.storage[1:]]
+
+    def tier(self, number: int, policy: str) -> int:
+        """Return the tier's capacity in bytes.
+
+        Raises: NotSupported if the machine has no such tier, naming the policy that needs it.
+        """
+        if number >= len(self.machine.storage):
+            raise NotSupported(
+                f"{policy} keeps samples in storage class {number}, and the machine has {len(self.machine.storage)} "
+                "classes, the staging buffer included: add one, or leave the policy out"
+            )
+        return self.machine.storage[number].capacity_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Samples that one rank brings into one tier, in this order, with the tier's own threads.
+
+    origin: ``store``: read from the shared store. ``peers``: copied from other ranks that hold them.
+        ``hand-over``: nobody reads them for this purpose; the first rank that reads a sample for its training hands it
+        over.
+    before_training: training waits until all such fills are done.
+    """
+
+    rank: int
+    tier: int
+    samples: Ids
+    origin: Literal["store", "peers", "hand-over"] = "store"
+    before_training: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """A policy's decisions for a job.
+
+    fills: what the tiers get. The samples of a rank's tier must fit into it, but for `spares`.
+    strings: int64 array per rank where the policy changes who reads what; as long as the plan's. None: the plan's.
+    stages: staging threads run ahead of the training; without, each sample is fetched when it is asked for.
+    stages_from_store: whether they may read the shared store; without, samples that no rank holds are fetched when
+        asked for.
+    stages_from_peers: whether they may read other ranks' tiers.
+    hits: int8 array per rank: the tier in which each of its reads finds the sample, handed on by its previous user;
+        SOURCE (-1) where it does not. None: nowhere.
+    drops: a sample leaves a rank's tiers after that rank's last read of it, and makes room for `spares`.
+    spares: samples per rank that follow, in this order, where room is made.
+    is_ready: every sample is ready when it is asked for, whatever it takes.
+    """
+
+    fills: Sequence[Fill] = ()
+    strings: list[Ids] | None = None
+    stages: bool = True
+    stages_from_store: bool = True
+    stages_from_peers: bool = False
+    hits: list[NDArray[np.int8]] | None = None
+    drops: bool = False
+    spares: list[Ids] | None = None
+    is_ready: bool = False
+
+
+class LoadingPolicy(Protocol):
+    """How a job loads."""
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        ...
+
+    def prepare(self, job: Job) -> Loading:
+        """Decide.
+
+        Raises: NotSupported where the policy cannot run the job.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LowerBound:
+    """No rank ever waits for a sample; only for the slowest rank of a step. Source: thesis, section 4.1.4."""
+
+    name: str = "lower-bound"
+
+    def prepare(self, job: Job) -> Loading:
+        """See `LoadingPolicy.prepare`."""
+        return Loading(stages=False, is_ready=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Naive:
+    """Fetch each sample from the shared store when it is asked for. Source: thesis, section 4.1.4."""
+
+    name: str = "naive"
+
+    def prepare(self, job: Job) -> Loading:
+        """See `LoadingPolicy.prepare`."""
+        return Loading(stages=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """Stage ahead from the shared store, keep nothing: tf.data, double buffering. Source: thesis, 2.3 and 4.1.4."""
+
+    name: str = "staging"
+
+    def prepare(self, job: Job) -> Loading:
+        """See `LoadingPolicy.prepare`."""
+        return Loading()
+
+
+@dataclass(frozen=True, slots=True)
+class DeepIO:
+    """Keep a contiguous part of the data set in memory, exchange the rest.
+
+    Where the data set fits into all ranks' tier 1 together, rank i loads ids [iF/N, (i+1)F/N) before training; else
+    each rank fills its tier 1 with the ids that follow those of the rank before.
+    opportunistic: train on what is held instead of what the plan says: each read becomes a random sample, with
+        probability 1/(N-1) one of the rank's own (always on rank 0), else one of the rank before.
+    Source: Zhu et al., "Entropy-aware I/O pipelining for large-scale deep learning on HPC systems", MASCOTS 2018, as
+        the thesis, section 2.3, models it.
+    """
+
+    opportunistic: bool = False
+
+    @property
+    def name(self) -> str:
+        """See `LoadingPolicy.name`."""
+        return "deepio-opportunistic" if self.opportunistic else "deepio"
+
+    def prepare(self, job: Job) -> Loading:
+        """See `LoadingPolicy.prepare`."""
+        capacity_bytes = job.tier(1, self.name)
+        if job.total_bytes / job.ranks <= capacity_bytes:
+            parts = _equal_parts(job.plan.samples, job.ranks)
+        else:
+            parts = _parts_that_fit(job.sizes_bytes, [capacity_bytes] * job.ranks)
+        fills = [_range_fill(rank, 1, begin, end) for rank, (begin, end) in enumerate(parts)]
+        strings = self._draw(job, parts) if self.opportunistic else None
+        return Loading(fills, strings, stages_from_store=False, stages_from_peers=True)
+
+    def _draw(self, job: Job, parts: list[tuple[int, int]]) -> list[Ids]:
+        key = derive_key(job.seed, "deepio opportunistic order")
+        strings = []
+        for rank, string in enumerate(job.strings):
+            draws = draw_uniform(key, rank, np.arange(string.size), 2)
+            own = np.full(string.size, rank == 0 or job.ranks < 3)
+            if job.ranks >= 3:
+                own |= draws[:, 0] < 1 / (job.ranks - 1)
+            begins, ends = np.array(parts, np.int64).T
+            source = np.where(own, rank, rank - 1)
+            held = ends[source] - begins[source]
+            strings.append(begins[source] + (draws[:, 1] * held).astype(np.int64))
+        return strings
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelStaging:
+    """Load an own part into tier 2 before training, copy more from peers, then train on what is there.
+
+    copies: which ids follow the own part. ``any``: those after it, around the end. ``lower``: those before it alone.
+    Source: Kurth et al., "Exascale deep learning for climate analytics", SC'18, as thesis, section 2.3, models it.
+    """
+
+    copies: Literal["any", "lower"] = "any"
+    name: str = "parallel-staging"
+
+    def prepare(self, job: Job) -> Loading:
+        """See `LoadingPolicy.prepare`."""
+        capacity_bytes = job.tier(2, self.name)
+        samples = job.plan.samples
+        key = derive_key(job.seed, "parallel staging order")
+        fills, strings = [], []
+        for rank, (begin, end) in enumerate(_equal_parts(samples, job.ranks)):
+            own = _that_fit(np.arange(begin, end), job.sizes_bytes, capacity_bytes)
+            left_bytes = capacity_bytes - int(job.sizes_bytes[own].sum())
+            others = (
+                np.arange(begin)
+                if self.copies == "lower"
+                else np.arange(end, end + samples - (end - begin)) % samples
+            )
+            copied = _that_fit(others, job.sizes_bytes, left_bytes)
+            fills.append(Fill(rank, 2, own, before_training=True))
+            fills.append(Fill(rank, 2, copied, "peers", before_training=True))
+            trained = own if self.copies == "lower" else np.concatenate([own, copied])
+            if not trained.size:
+                raise NotSupported(
+                    f"{self.name}: storage class 2 of rank {rank} holds no sample: make it larger"
+                )
+            length = job.strings[rank].size
+            drawn = (draw_uniform(key, rank, np.arange(length), 1)[:, 0] * trained.size).astype(np.int64)
+            strings.append(trained[drawn])
+        return Loading(fills, strings, stages_from_store=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LbannStore:
+    """Keep the whole data set in the ranks' tier 1, exchange samples as they are due.
+
+    preloading: each rank loads a contiguous part before training. Else (dynamic) it keeps the first F / N samples that
+        it reads.
+    keeps_as_read: what is kept dynamically is the copy that staging reads; else threads of its own read it as well.
+    Source: Jacobs et al., "Parallelizing training of deep generative models on massive scientific datasets", CLUSTER
+        2019, as thesis, section 2.3, models it.
+    """
+
+    preloading: bool = False
+    keeps_as_read: bool = True
+
+    @property
+    def name(self) -> str:
+        """See `LoadingPolicy.name`."""
+        return "lbann-preloading" if self.preloading else "lbann-dynamic"
+
+    def prepare(self, job: Job) -> Loading:
+        """See `LoadingPolicy.prepare`.
+
+        Raises: NotSupported if the data set is larger than all ranks' tier 1 together.
+        """
+        capacity_bytes = job.tier(1, self.name) * job.ranks
+        if job.total_bytes > capacity_bytes:
+            raise NotSupported(
+                f"{self.name} keeps the whole data set ({job.total_bytes:,} bytes) in storage class 1 of all "
+                f"ranks, which hold {capacity_bytes:,} bytes: give them more, or choose another policy"
+            )
+        if self.preloading:
+            parts = _equal_parts(job.plan.samples, job.ranks)
+            fills = [_range_fill(rank, 1, begin, end) for rank, (begin, end) in enumerate(parts)]
+            return Loading(fills, stages_from_store=False, stages_from_peers=True)
+        origin: Literal["hand-over", "store"] = "hand-over" if self.keeps_as_read else "store"
+        kept = job.plan.samples // job.ranks
+        fills = [Fill(rank, 1, _firsts(string[:kept]), origin) for rank, string in enumerate(job.strings)]
+        return Loading(fills, stages_from_store=self.keeps_as_read, stages_from_peers=True)
+
+
+def _equal_parts(samples: int, ranks: int) -> list[tuple[int, int]]:
+    """Return contiguous ranges of floor(F / N) ids; the last rank takes the rest."""
+    share = samples // ranks
+    return [(rank * share, samples if rank == ranks - 1 else (rank + 1) * share) for rank in range(ranks)]
+
+
+def _parts_that_fit(sizes_bytes: NDArray[np.int64], capacities_bytes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return contiguous ranges of ids that fill each capacity, one after the other."""
+    ends_bytes = np.cumsum(sizes_bytes)
+    parts: list[tuple[int, int]] = []
+    begin = 0
+    for capacity_bytes in capacities_bytes:
+        before = int(ends_bytes[begin - 1]) if begin else 0
+        end = int(np.searchsorted(ends_bytes, before + capacity_bytes, side="right"))
+        parts.append((begin, end))
+        begin = end
+    return parts
+
+
+def _that_fit(samples: Ids, sizes_bytes: NDArray[np.int64], capacity_bytes: int) -> Ids:
+    """Return the samples before the first that no longer fits."""
+    count = int(np.searchsorted(np.cumsum(sizes_bytes[samples]), capacity_bytes, side="right"))
+    return samples[:count]
+
+
+def _range_fill(rank: int, tier: int, begin: int, end: int) -> Fill:
+    return Fill(rank, tier, np.arange(begin, end), before_training=True)
+
+
+def _firsts(ids: Ids) -> Ids:
+    """Return the ids without repeats, in the order of their first occurrence."""
+    unique, first = np.unique(ids, return_index=True)
+    ordered: Ids = unique[np.argsort(first, kind="stable")]
+    return ordered
+
+
+@dataclass(frozen=True, slots=True)
+class Frequency:
+    """Keep what a rank itself reads most often, in its fastest tiers: HDMLP, later NoPFS.
+
+    in_order: tiers are filled by first use; else by frequency.
+    cleanup_read: a sample leaves after the rank's last read of it, and the next by frequency takes its room.
+    stages_from_peers: staging reads other ranks' tiers too; else they are asked only when a sample is late.
+    pieces, unread: see `penstock.simulate.assumptions.Assumptions`.
+    Source: thesis, section 3.2.
+    """
+
+    in_order: bool = True
+    cleanup_read: bool = False
+    stages_from_peers: bool = True
+    pieces: Literal["tiers", "from-staging"] = "tiers"
+    unread: Literal["left", "kept"] = "left"
+    name: str = "frequency"
+
+    def prepare(self, job: Job) -> Loading:
+        """See `LoadingPolicy.prepare`."""
+        fills: list[Fill] = []
+        spares: list[Ids] = []
+        for rank in range(job.ranks):
+            uses = uses_of(job.plan, rank)
+            listed = uses.samples[np.argsort(-uses.counts, kind="stable")]
+            first_use = np.full(job.plan.samples, job.strings[rank].size, np.int64)
+            first_use[uses.samples] = uses.first
+            if self.unread == "kept":
+                listed = np.concatenate([listed, np.flatnonzero(first_use == job.strings[rank].size)])
+            if self.in_order and self.pieces == "from-staging":
+                listed = _sort_pieces(job, listed, first_use)
+            tiers = fill_in_order(job.sizes_bytes[listed], job.capacities_bytes())
+            kept, left = listed[: tiers.size], listed[tiers.size :]
+            if self.in_order and self.pieces == "tiers":
+                by_first_use = np.argsort(first_use[kept], kind="stable")
+                kept, tiers = kept[by_first_use], tiers[by_first_use]
+            fills += _fills_of(rank, Kept(kept, tiers), "store")
+            spares.append(left)
+        return Loading(
+            fills,
+            stages_from_peers=self.stages_from_peers,
+            drops=self.cleanup_read,
+            spares=spares if self.cleanup_read else None,
+        )
+
+
+def _fills_of(rank: int, kept: Kept, origin: Literal["store", "hand-over"]) -> list[Fill]:
+    return [
+        Fill(rank, int(tier), kept.samples[kept.tiers == tier], origin)
+        for tier in np.unique(kept.tiers).tolist()
+    ]
+
+
+def _sort_pieces(job: Job, listed: Ids, first_use: Ids) -> Ids:
+    """Sort pieces of the list by first use, each as large as a storage class and one sample more, staging first."""
+    pieces, begin = [], 0
+    ends_bytes = np.cumsum(job.sizes_bytes[listed])
+    for storage_class in job.machine.storage:
+        before = int(ends_bytes[begin - 1]) if begin else 0
+        end = int(np.searchsorted(ends_bytes, before + storage_class.capacity_bytes, side="right")) + 1
+        piece = listed[begin:end]
+        pieces.append(piece[np.argsort(first_use[piece], kind="stable")])
+        begin = min(end, listed.size)
+    return np.concatenate([*pieces, listed[begin:]])
+
+
+@dataclass(frozen=True, slots=True)
+class LocalityAware:
+    """Load a contiguous part before training; ranks then exchange the samples of a batch for those they hold.
+
+    reorders: the exchange takes place, and the part fills the tiers fastest first; else all goes into tier 2.
+    Source: Yang & Cong, "Accelerating data loading in deep neural network training", HiPC 2019, as the thesis, section
+        2.3, models it.
+    """
+
+    reorders: bool = True
+    name: str = "locality-aware"
+
+    def prepare(self, job: Job) -> Loading:
+        """See `LoadingPolicy.prepare`."""
+        fills: list[Fill] = []
+        capacities_bytes = job.capacities_bytes()
+        if not self.reorders:
+            capacities_bytes = [0, job.tier(2, self.name)]
+        rank_of = np.full(job.plan.samples, -1, np.int64)
+        for rank, (begin, end) in enumerate(_equal_parts(job.plan.samples, job.ranks)):
+            tiers = fill_in_order(job.sizes_bytes[begin:end], capacities_bytes)
+            kept = np.arange(begin, begin + tiers.size)
+            rank_of[kept] = rank
+            fills += [
+                replace(fill, before_training=True) for fill in _fills_of(rank, Kept(kept, tiers), "store")
+            ]
+        strings = _strings_of(split_locally(job.plan, rank_of)) if self.reorders else None
+        return Loading(fills, strings, stages_from_peers=True)
+
+
+def _strings_of(plan: AccessPlan) -> list[Ids]:
+    return [plan.string(rank) for rank in range(plan.ranks)]
+
+
+@dataclass(frozen=True, slots=True)
+class OneHome:
+    """Agreed homes: every sample is read from the shared store once, by its first reader, who hands it to its home.
+
+    by: ``hash``: the home follows from the sample's id, as in hash-partitioned caches, and knows nothing of the order.
+        ``cover``: it follows from the order, see `penstock.policy.homes.place_cover`.
+    reads_locally: ranks exchange the samples of a batch for those they hold, see `penstock.plan.local`. The global
+        batch is unchanged; what is computed over a local batch alone, as BatchNorm's statistics, is not.
+    """
+
+    by: Literal["hash", "cover"] = "cover"
+    reads_locally: bool = False
+
+    @property
+    def name(self) -> str:
+        """See `LoadingPolicy.name`."""
+        return ("hash-home" if self.by == "hash" else "cover") + ("+local" if self.reads_locally else "")
+
+    def prepare(self, job: Job) -> Loading:
+        """See `LoadingPolicy.prepare`."""
+        if not any(job.capacities_bytes()):
+            return Loading()
+        if self.by == "hash":
+            homes = place_by_hash(job.sizes_bytes, job.capacities_bytes(), job.ranks)
+        else:
+            homes = place_cover(job.plan, job.sizes_bytes, job.capacities_bytes())
+        fills = [fill for rank, kept in enumerate(homes.keeps) for fill in _fills_of(rank, kept, "hand-over")]
+        strings = _strings_of(split_locally(job.plan, homes.rank_of)) if self.reads_locally else None
+        return Loading(fills, strings, stages_from_peers=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Each sample is handed to its next user ahead of time, see `penstock.policy.push`."""
+
+    name: str = "push"
+
+    def prepare(self, job: Job) -> Loading:
+        """See `LoadingPolicy.prepare`."""
+        if not any(job.capacities_bytes()):
+            return Loading()
+        hits = [
+            decide_push(job.plan, rank, job.sizes_bytes, job.capacities_bytes()).tiers
+            for rank in range(job.ranks)
+        ]
+        return Loading(hits=hits)

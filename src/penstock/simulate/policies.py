@@ -1,0 +1,63 @@
+"""The loading policies by name, as a scenario's assumptions want them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from difflib import get_close_matches
+
+from penstock.errors import ConfigError
+from penstock.policy.loading import (
+    DeepIO,
+    Frequency,
+    LbannStore,
+    LoadingPolicy,
+    LocalityAware,
+    LowerBound,
+    Naive,
+    OneHome,
+    ParallelStaging,
+    Push,
+    Staging,
+)
+from penstock.simulate.assumptions import PHYSICAL, Assumptions
+
+_MAKERS: dict[str, Callable[[Assumptions], LoadingPolicy]] = {
+    "lower-bound": lambda _: LowerBound(),
+    "naive": lambda _: Naive(),
+    "staging": lambda _: Staging(),
+    "deepio": lambda _: DeepIO(),
+    "deepio-opportunistic": lambda _: DeepIO(opportunistic=True),
+    "parallel-staging": lambda assumed: ParallelStaging(assumed.late_copies),
+    "lbann-dynamic": lambda assumed: LbannStore(keeps_as_read=assumed.time == "together"),
+    "lbann-preloading": lambda _: LbannStore(preloading=True),
+    "locality-aware": lambda assumed: LocalityAware(assumed.locality == "reordered"),
+    "frequency": lambda assumed: _frequency(assumed),
+    "frequency-cleanup": lambda assumed: _frequency(assumed, cleanup_read=True),
+    "hash-home": lambda _: OneHome("hash"),
+    "cover": lambda _: OneHome("cover"),
+    "cover+local": lambda _: OneHome("cover", reads_locally=True),
+    "push": lambda _: Push(),
+}
+POLICY_NAMES = tuple(_MAKERS)
+
+
+def policy_named(name: str, assumptions: Assumptions = PHYSICAL) -> LoadingPolicy:
+    """Return a policy by its name in tables.
+
+    Raises: ConfigError that lists the known ones.
+    """
+    if name not in _MAKERS:
+        close = get_close_matches(name, POLICY_NAMES, n=1)
+        meant = f"; {close[0]!r} is meant, perhaps" if close else ""
+        raise ConfigError(f"policy {name!r} is not known{meant}. Known are {', '.join(POLICY_NAMES)}")
+    return _MAKERS[name](assumptions)
+
+
+def _frequency(assumed: Assumptions, *, cleanup_read: bool = False) -> Frequency:
+    return Frequency(
+        cleanup_read=cleanup_read,
+        stages_from_peers=assumed.remote_staging == "all",
+        pieces=assumed.pieces,
+        unread=assumed.unread,
+        name="frequency-cleanup" if cleanup_read else "frequency",
+    )

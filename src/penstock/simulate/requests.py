@@ -1,0 +1,442 @@
+"""A whole job's loading in modelled time, request by request: the thesis' performance simulation (3.1 and 4.1).
+
+The plan says who reads what, the machine what a read costs, a policy what is kept where; the loops of
+`_request_kernels` and `_event_kernels` keep the clocks of all ranks. What the product itself will do, event by event,
+is `penstock.simulate.predict`; docs/howto/two-engines.md lays the two side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError
+from penstock.machine import Machine
+from penstock.policy.loading import Fill, Job, Loading, LoadingPolicy
+from penstock.simulate.assumptions import PHYSICAL, Assumptions
+
+if TYPE_CHECKING:
+    from penstock.simulate import _request_kernels as kernels
+    from penstock.simulate.scenario import Scenario
+
+#: Columns of `LoadingResult.reads`.
+ORIGINS = ("staged from the store", "staged from a tier", "staged from a peer", "store", "tier", "peer")
+
+Floats = NDArray[np.float64]
+T = TypeVar("T", np.int8, np.int32, np.float64, np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadingResult:
+    """What a simulated run amounts to.
+
+    run_seconds: from the start, loading before training included, to the end of the last step.
+    initial_stall_seconds: of loading before training.
+    step_end_seconds: float64[steps].
+    step_stall_seconds, step_busy_seconds: float32[steps, ranks], each rank's waiting for samples and its compute.
+    reads: int64[ranks, 6], consumed samples by where they came from, see ORIGINS; the last three were not staged.
+    store_bytes: float64[ranks], read from the shared store, for tiers too. fill_reads: int64[ranks], reads of the
+        store that filled tiers.
+    sample_stall_seconds, sample_end_seconds: per rank, float[reads], where asked for; else None.
+    """
+
+    policy: str
+    run_seconds: float
+    initial_stall_seconds: float
+    step_end_seconds: Floats
+    step_stall_seconds: NDArray[np.float32]
+    step_busy_seconds: NDArray[np.float32]
+    reads: NDArray[np.int64]
+    store_bytes: Floats
+    fill_reads: NDArray[np.int64]
+    sample_stall_seconds: list[NDArray[np.float32]] | None = None
+    sample_end_seconds: list[Floats] | None = None
+
+    @property
+    def stall_seconds(self) -> Floats:
+        """float64[ranks], waiting for samples over the run, loading before training included."""
+        stalls: Floats = self.step_stall_seconds.sum(axis=0, dtype=np.float64)
+        return stalls + self.initial_stall_seconds
+
+
+def simulate_loading(scenario: Scenario, policy: LoadingPolicy, *, per_sample: bool = False) -> LoadingResult:
+    """Run a scenario under a policy.
+
+    Raises: NotSupported where the policy cannot run it; ConfigError for assumptions that cannot be combined with it.
+    """
+    job = Job(scenario.plan(), scenario.sizes_bytes(), scenario.machine, scenario.seed)
+    return simulate_job(job, policy, scenario.assumptions, per_sample=per_sample)
+
+
+def simulate_job(
+    job: Job, policy: LoadingPolicy, assumptions: Assumptions = PHYSICAL, *, per_sample: bool = False
+) -> LoadingResult:
+    """Run a job under a policy; several policies can be run on one job, which keeps its access strings.
+
+    per_sample: also return each sample's stall and end.
+    """
+    from penstock.simulate import _event_kernels, _request_kernels
+
+    loading = policy.prepare(job)
+    check_loading(job, loading, policy.name)
+    compute = job.machine.compute
+    if compute is None:
+        raise ConfigError(
+            "machine.compute is unknown: say how fast the training consumes, for example '100 MB/s'"
+        )
+    together = assumptions.time == "together"
+    strings = loading.strings or job.strings
+    bounds = _bounds(job)
+    string = np.concatenate(strings) if strings else np.empty(0, np.int64)
+    before = [fill for fill in loading.fills if fill.before_training]
+    during = [fill for fill in loading.fills if not fill.before_training]
+    loaded = _load_before(job, before, assumptions)
+    start = _initial_stall(loaded.stall_seconds, assumptions)
+    copies = _copies(job, loading, 0.0 if assumptions.staging_begins == "at-zero" else start)
+    fills = _fills(job, during, loading.spares)
+    rules = _request_kernels.Rules(
+        stages=loading.stages,
+        from_store=loading.stages_from_store,
+        from_peers=loading.stages_from_peers,
+        is_ready=loading.is_ready,
+        drops=loading.drops,
+        counts_ahead=assumptions.clients == "ahead",
+        counts_all=assumptions.clients == "all",
+        takes_last=assumptions.remote == "last",
+        frees_on_use=assumptions.freed == "on-use",
+        counts_first_time=assumptions.counted == "first-time",
+        staging_bytes=float(job.machine.storage[0].capacity_bytes),
+        threads=job.machine.storage[0].threads,
+        start=start,
+        staging_start=0.0 if assumptions.staging_begins == "at-zero" else start,
+    )
+    steps = bounds.shape[1] - 1
+    results = _request_kernels.Results(
+        step_end=np.zeros(steps),
+        step_stall=np.zeros((steps, job.ranks), np.float32),
+        step_busy=np.zeros((steps, job.ranks), np.float32),
+        reads=np.zeros((job.ranks, len(ORIGINS)), np.int64),
+        store_bytes=loaded.store_bytes,
+        fill_reads=loaded.store_reads,
+        access_stall=np.zeros(string.size if per_sample else 0, np.float32),
+        access_end=np.zeros(string.size if per_sample else 0),
+    )
+    work = _request_kernels.Job(
+        string,
+        bounds,
+        job.sizes_bytes,
+        np.concatenate(loading.hits) if loading.hits else np.empty(0, np.int8),
+        _last_reads(strings) if loading.drops else np.empty(0, np.bool_),
+    )
+    costs = _costs(job.machine, assumptions, compute.seconds(0, 1), compute.seconds(1, 0))
+    if together:
+        _event_kernels.run_together(work, copies, fills, costs, rules, results)
+    else:
+        asked = _read_times(rules, [string.size for string in strings])
+        fetched = _read_times(
+            rules, [each.size for each in strings], loaded.read_seconds, np.diff(fills.begin).tolist()
+        )
+        _request_kernels.run_rank_by_rank(work, copies, fills, costs, rules, asked, fetched, results)
+    splits = np.cumsum([each.size for each in strings])[:-1]
+    return LoadingResult(
+        policy.name,
+        float(results.step_end[-1]) if steps else start,
+        start,
+        results.step_end,
+        results.step_stall,
+        results.step_busy,
+        results.reads,
+        results.store_bytes,
+        results.fill_reads,
+        np.split(results.access_stall, splits) if per_sample else None,
+        np.split(results.access_end, splits) if per_sample else None,
+    )
+
+
+def check_loading(job: Job, loading: Loading, policy: str) -> None:
+    """Raise ConfigError where a policy's decisions cannot be carried out on the job's machine."""
+    for rank in range(job.ranks if loading.fills else 0):
+        for tier in range(1, len(job.machine.storage)):
+            kept = [fill.samples for fill in loading.fills if (fill.rank, fill.tier) == (rank, tier)]
+            total = sum(int(job.sizes_bytes[samples].sum()) for samples in kept)
+            if total > job.machine.storage[tier].capacity_bytes:
+                raise ConfigError(
+                    f"policy {policy!r} puts {total:,} bytes into tier {tier} of rank {rank}, which holds "
+                    f"{job.machine.storage[tier].capacity_bytes:,}: let it keep less"
+                )
+    for fill in loading.fills:
+        if not 1 <= fill.tier < len(job.machine.storage) or not 0 <= fill.rank < job.ranks:
+            raise ConfigError(
+                f"policy {policy!r} fills tier {fill.tier} of rank {fill.rank}; tiers are 1 to "
+                f"{len(job.machine.storage) - 1}, ranks 0 to {job.ranks - 1}"
+            )
+    for name, arrays in (("strings", loading.strings), ("hits", loading.hits)):
+        if arrays is not None and [each.size for each in arrays] != [each.size for each in job.strings]:
+            raise ConfigError(
+                f"policy {policy!r} gives {name} of other lengths than the plan's strings: keep them"
+            )
+
+
+def _bounds(job: Job) -> NDArray[np.int64]:
+    """Return where each rank's local batches begin in the concatenated strings: int64[ranks, steps + 1]."""
+    plan = job.plan
+    counts = np.concatenate(
+        [
+            np.array(
+                [
+                    [
+                        plan.local_batch_size(rank, epoch, step)
+                        for step in _steps_that_differ(plan.steps(epoch))
+                    ]
+                    for rank in range(job.ranks)
+                ],
+                np.int64,
+            )[:, _spread(plan.steps(epoch))]
+            for epoch in range(plan.epochs)
+        ],
+        axis=1,
+    )
+    bounds = np.zeros((job.ranks, counts.shape[1] + 1), np.int64)
+    np.cumsum(counts, axis=1, out=bounds[:, 1:])
+    bounds[1:] += np.cumsum(bounds[:-1, -1])[:, None]
+    return bounds
+
+
+def _steps_that_differ(steps: int) -> list[int]:
+    """A full step and the last one stand for all."""
+    return [0, steps - 1] if steps else []
+
+
+def _spread(steps: int) -> NDArray[np.int64]:
+    spread = np.zeros(steps, np.int64)
+    spread[-1:] = 1
+    return spread
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """Loading before training: per rank its end, its bytes and reads of the store, and when each read was done."""
+
+    stall_seconds: Floats
+    store_bytes: Floats
+    store_reads: NDArray[np.int64]
+    read_seconds: list[Floats]
+
+
+def _load_before(job: Job, fills: Sequence[Fill], assumptions: Assumptions) -> _Loaded:
+    machine, ranks = job.machine, job.ranks
+    clock, store_bytes = np.zeros(ranks), np.zeros(ranks)
+    store_reads = np.zeros(ranks, np.int64)
+    read_seconds = [np.empty(0)] * ranks
+    share = _shared_source(job, fills) if assumptions.bandwidth == "shared" else None
+    for fill in fills:
+        threads = machine.storage[fill.tier].threads
+        sizes = job.sizes_bytes[fill.samples].astype(np.float64)
+        if fill.origin == "store":
+            per_byte = 1 / machine.source_rate(ranks, 1) if share is None else share[fill.rank] * threads
+            store_bytes[fill.rank] += sizes.sum()
+            store_reads[fill.rank] += sizes.size
+        elif fill.origin == "peers":
+            readers = 1 if assumptions.bandwidth == "per-thread" else threads
+            rate = (
+                machine.remote_rate(fill.tier, threads) * threads
+                if readers == 1
+                else machine.remote_rate(fill.tier, threads)
+            )
+            per_byte = 1 / rate
+        else:
+            raise ConfigError("a hand-over happens during training: before_training cannot be with it")
+        seconds = sizes * (per_byte + _fill_byte_seconds(machine, fill.tier, assumptions))
+        ends = clock[fill.rank] + _round_robin_ends(seconds, threads)
+        if fill.origin == "store":
+            read_seconds[fill.rank] = np.concatenate([read_seconds[fill.rank], ends])
+        clock[fill.rank] = ends.max(initial=clock[fill.rank])
+    return _Loaded(clock, store_bytes, store_reads, read_seconds)
+
+
+def _shared_source(job: Job, fills: Sequence[Fill]) -> Floats:
+    """Return the seconds per byte that each rank's loading gets while all share the store, on average: float64[ranks].
+
+    Ranks that have less to load end earlier and leave more to the others.
+    """
+    machine = job.machine
+    left = np.zeros(job.ranks)
+    for fill in fills:
+        if fill.origin == "store":
+            left[fill.rank] += job.sizes_bytes[fill.samples].sum()
+    total = left.copy()
+    seconds = np.zeros(job.ranks)
+    elapsed = 0.0
+    while left.any():
+        active = left > 0
+        rate = machine.source_rate(int(active.sum()), 1)
+        least = left[active].min()
+        elapsed += least / rate
+        left[active] -= least
+        left[left < 0.5] = 0.0
+        seconds[active & (left == 0)] = elapsed
+    return np.divide(seconds, total, out=np.zeros(job.ranks), where=total > 0)
+
+
+def _round_robin_ends(seconds: Floats, threads: int) -> Floats:
+    """Return when each read ends if the threads take them in turn, each thread one after the other."""
+    padded = np.zeros(-(-seconds.size // threads) * threads)
+    padded[: seconds.size] = seconds
+    ends: Floats = np.cumsum(padded.reshape(-1, threads), axis=0).ravel()[: seconds.size]
+    return ends
+
+
+def _initial_stall(stall_seconds: Floats, assumptions: Assumptions) -> float:
+    if assumptions.initial_stall == "longest":
+        return float(stall_seconds.max())
+    loading = np.flatnonzero(stall_seconds)
+    return float(stall_seconds[loading[-1]]) if loading.size else 0.0
+
+
+def _fill_byte_seconds(machine: Machine, tier: int, assumptions: Assumptions) -> float:
+    if assumptions.filling == "preprocessed":
+        return machine.write_seconds(1)
+    threads = machine.storage[tier].threads
+    return 1 / machine.write_rate(tier, threads)
+
+
+def _copies(job: Job, loading: Loading, ready_seconds: float) -> kernels.Copies:
+    from penstock.simulate import _request_kernels
+
+    parts = [
+        (
+            fill.samples,
+            fill.rank,
+            fill.tier,
+            ready_seconds if fill.before_training else np.inf,
+            fill.origin == "hand-over",
+        )
+        for fill in loading.fills
+    ]
+    for rank, spares in enumerate(loading.spares or ()):
+        parts.append((spares, rank, 0, np.inf, False))
+    parts.sort(key=lambda part: part[1])
+    counts = [part[0].size for part in parts]
+    samples = np.concatenate([part[0] for part in parts]) if parts else np.empty(0, np.int64)
+    begin, place = _request_kernels.sort_by_sample(samples, job.plan.samples)
+
+    def sorted_column(values: Sequence[float], dtype: type[T]) -> NDArray[T]:
+        column = np.empty(samples.size, dtype)
+        column[place] = np.repeat(np.array(values, dtype), counts)
+        return column
+
+    return _request_kernels.Copies(
+        begin,
+        sorted_column([part[1] for part in parts], np.int32),
+        sorted_column([part[2] for part in parts], np.int8),
+        sorted_column([part[3] for part in parts], np.float64),
+        sorted_column([part[4] for part in parts], np.bool_),
+    )
+
+
+def _fills(job: Job, during: Sequence[Fill], spares: Sequence[NDArray[np.int64]] | None) -> kernels.Fills:
+    from penstock.simulate import _request_kernels
+
+    storage = job.machine.storage
+    lists, levels, begin = [], [], np.zeros(job.ranks + 1, np.int64)
+    own: list[list[Fill]] = [[] for _ in range(job.ranks)]
+    for fill in during:
+        if fill.origin == "store":
+            own[fill.rank].append(fill)
+    for rank, mine in enumerate(own):
+        for fill in sorted(mine, key=lambda fill: fill.tier):
+            lists.append(fill.samples)
+            levels.append(np.full(fill.samples.size, fill.tier, np.int8))
+        if spares is not None:
+            lists.append(spares[rank])
+            levels.append(np.zeros(spares[rank].size, np.int8))
+        begin[rank + 1] = sum(each.size for each in lists)
+    room = np.array([[float(tier.capacity_bytes) for tier in storage]] * job.ranks)
+    return _request_kernels.Fills(
+        begin,
+        np.concatenate(lists) if lists else np.empty(0, np.int64),
+        np.concatenate(levels) if levels else np.empty(0, np.int8),
+        np.array([tier.threads for tier in storage], np.int64),
+        room,
+    )
+
+
+def _last_reads(strings: Sequence[NDArray[np.int64]]) -> NDArray[np.bool_]:
+    """Return which reads are the rank's last of their sample: bool[accesses]."""
+    flags = []
+    for string in strings:
+        is_last = np.zeros(string.size, np.bool_)
+        _, from_end = np.unique(string[::-1], return_index=True)
+        is_last[string.size - 1 - from_end] = True
+        flags.append(is_last)
+    return np.concatenate(flags)
+
+
+def _costs(
+    machine: Machine, assumptions: Assumptions, compute_byte: float, compute_sample: float
+) -> kernels.Costs:
+    from penstock.simulate import _request_kernels
+
+    storage, ranks = machine.storage, machine.ranks
+    if assumptions.curves == "exact":
+        for each in storage:
+            if each.threads not in [users for users, _ in each.read.points]:
+                raise ConfigError(
+                    f"storage class {each.name!r} has {each.threads} threads, and its read curve was not measured with "
+                    "as many: add the point, or use assumptions.curves = 'interpolated'"
+                )
+    most = sum(tier.threads for tier in storage) + 1
+    by_rank = assumptions.time == "rank-by-rank"
+    store = np.zeros((ranks + 1, most + 1))
+    tiers, peers = np.zeros((len(storage), ranks * most + 1)), np.zeros((len(storage), ranks * most + 1))
+    per_thread = assumptions.bandwidth == "per-thread"
+    for clients in range(1, ranks + 1):
+        for reads in range(1, most + 1):
+            sharing = 1 if per_thread else storage[0].threads if by_rank else reads
+            store[clients, reads] = machine.source_rate(clients, sharing)
+    for tier in range(len(storage)):
+        threads = storage[tier].threads
+        for reads in range(1, tiers.shape[1]):
+            if per_thread:
+                tiers[tier, reads] = machine.local_rate(tier, threads) * threads
+                peers[tier, reads] = min(machine.network_bytes_per_second, tiers[tier, reads])
+            else:
+                sharing = threads if by_rank else reads
+                tiers[tier, reads] = machine.local_rate(tier, sharing)
+                peers[tier, reads] = machine.remote_rate(tier, sharing)
+    fill = np.array([_fill_byte_seconds(machine, tier, assumptions) for tier in range(len(storage))])
+    return _request_kernels.Costs(
+        store,
+        tiers,
+        peers,
+        machine.write_seconds(1),
+        fill,
+        compute_byte,
+        compute_sample,
+        machine.network_bytes_per_second,
+    )
+
+
+def _read_times(
+    rules: kernels.Rules, lengths: list[int], known: list[Floats] | None = None, more: list[int] | None = None
+) -> kernels.ReadTimes:
+    """Return empty lists with room for a rank's reads, or lists that begin with the known times."""
+    from penstock.simulate import _request_kernels
+
+    ranks = len(lengths)
+    if not rules.counts_ahead:
+        return _request_kernels.ReadTimes(
+            np.zeros(ranks + 1, np.int64), np.zeros(ranks, np.int64), np.empty(0)
+        )
+    known = known or [np.empty(0)] * ranks
+    more = more or [0] * ranks
+    sizes = [length + each.size + extra for length, each, extra in zip(lengths, known, more, strict=True)]
+    begin = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    times = np.zeros(begin[-1])
+    for rank, each in enumerate(known):
+        times[begin[rank] : begin[rank] + each.size] = each
+    return _request_kernels.ReadTimes(begin, np.array([each.size for each in known], np.int64), times)
