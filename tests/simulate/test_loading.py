@@ -180,3 +180,30 @@ def test_a_longer_plan_never_costs_less(case: dict[str, float]) -> None:
     _, _, longer = simulated({**case, "epochs": case["epochs"] + 1})
 
     assert longer.spans["end"].max() >= short.spans["end"].max() * (1 - 1e-9)
+
+
+def test_steps_may_each_take_their_own_time() -> None:
+    """Batches of two samples are whole at 2, 4 and 6 s; their steps take 0.5, 3 and 0.25 s."""
+    plan = AccessPlan(Sequential(6), 2, 1)
+    limits = StagingLimits(slots=4, readers=1, decoders=1, undecoded_bytes=BIG)
+    on = machine(read=Curve(((1, 100.0),)))
+
+    trace = predict(plan, on, np.full(6, 100), limits=limits, step_seconds=[0.5, 3.0, 0.25])
+
+    steps = trace.spans[trace.spans["kind"] == Kind.STEP]
+    assert steps["start"] == pytest.approx([2.0, 4.0, 7.0])
+    assert steps["end"] == pytest.approx([2.5, 7.0, 7.25])
+    with pytest.raises(ConfigError, match="lists 2 steps and rank 0 runs 3"):
+        predict(plan, on, np.full(6, 100), limits=limits, step_seconds=[0.5, 3.0])
+
+
+def test_a_training_that_asks_late_waits_less() -> None:
+    """Prefetching begins at 0; the first batch is whole at 2 s, and asked for after 1.5 s."""
+    plan = AccessPlan(Sequential(2), 2, 1)
+    limits = StagingLimits(slots=4, readers=1, decoders=1, undecoded_bytes=BIG)
+    on = machine(read=Curve(((1, 100.0),)))
+
+    trace = predict(plan, on, np.full(2, 100), limits=limits, step_seconds=0.0, first_ask_seconds=1.5)
+
+    (wait,) = trace.spans[trace.spans["kind"] == Kind.WAIT]
+    assert (wait["start"], wait["end"]) == pytest.approx((1.5, 2.0))

@@ -7,7 +7,7 @@ import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Generic, Literal, NoReturn, Self, TypedDict, TypeVar
 
@@ -25,6 +25,7 @@ from penstock.loader.setup import open_any, order_of, read_machine, set_up, with
 from penstock.loader.transforms.pipeline import Transform
 from penstock.machine import Machine
 from penstock.plan import AccessPlan, Order
+from penstock.plan.written import write_plan
 from penstock.policy import FetchCosts, Scheduler
 from penstock.simulate import predict
 from penstock.store import Source
@@ -472,14 +473,18 @@ class BaseLoader(ABC, Generic[Batch]):
             raise DataError(f"trace is {trace!r}, which cannot be written: {error}") from error
 
     def _about(self) -> dict[str, Any]:
-        plan = self._plan
+        """Return what a trace must say for the run to be predicted from it alone, by the same scheduler."""
+        setup = self._setup
         return {
-            "rank": self._rank,
-            "ranks": plan.ranks,
-            "samples": plan.samples,
-            "batch_size": plan.batch_size,
-            "epochs": plan.epochs,
-            "order": repr(plan.order),
+            "loader": self._name,
+            "reads": "data set" if isinstance(self._work, DatasetWork) else "source",
+            "rank": int(self._rank),
+            "plan": write_plan(self._plan),
+            "machine": setup.machine.to_toml() if setup.is_measured else None,
+            # As whole numbers: NumPy's, which arguments may be, are no JSON.
+            "memory": {name: int(size) for name, size in asdict(setup.budget).items()},
+            "limits": {name: int(count) for name, count in asdict(setup.limits).items()},
+            "placement": "frequency",
         }
 
 

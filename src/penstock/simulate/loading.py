@@ -7,8 +7,9 @@ and the trace that comes out has the spans that a real run records.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,9 +145,9 @@ class _Run:
             if plan.local_batch_size(rank, epoch, step)
         )
 
-    def spans(self) -> Spans:
+    def spans(self, first_ask_seconds: float) -> Spans:
         self._clock.at(0.0, lambda now: self._obey(self._scheduler.start(now), now))
-        self._clock.at(0.0, self._ask)
+        self._clock.at(first_ask_seconds, self._ask)
         self._clock.run()
         assert self._asked is None, f"the simulated run stopped before batch {self._asked}"
         spans = np.array(self._spans, SPAN)
@@ -259,7 +260,8 @@ def predict(
     limits: StagingLimits,
     placement: Placement | None = None,
     rank: int = 0,
-    step_seconds: float | None = None,
+    step_seconds: float | Sequence[float] | None = None,
+    first_ask_seconds: float = 0.0,
 ) -> Trace:
     """Run one rank's loading in virtual time and return its trace.
 
@@ -267,9 +269,12 @@ def predict(
     sizes_bytes: int64[samples], as stored.
     limits: slots, readers and decode workers of the real run.
     placement: what the tiers keep; by frequency (thesis, section 3.2) unless given.
-    step_seconds: of the training for each batch; by default machine.compute says.
+    step_seconds: of the training for each batch, or for the rank's batches one after the other; by default
+        machine.compute says.
+    first_ask_seconds: how long after the start of prefetching the training asks for its first batch.
 
-    Raises: ConfigError where neither step_seconds nor machine.compute is known.
+    Raises: ConfigError where neither step_seconds nor machine.compute is known, or a list of them has another length
+    than the run.
     Source: thesis, section 3.1; reads in flight share a place's bandwidth here, as they do in a real store, where
     the thesis gives each thread a full share.
     """
@@ -282,11 +287,22 @@ def predict(
             "step_seconds is not given and machine.compute is unknown: say how long the training takes for a batch"
         )
 
+    each: Iterator[float] | None = None
+    if isinstance(step_seconds, Sequence):
+        steps = sum(plan.local_steps(rank, epoch) for epoch in range(plan.epochs))
+        if len(step_seconds) != steps:
+            raise ConfigError(
+                f"step_seconds lists {len(step_seconds)} steps and rank {rank} runs {steps}: give one time for each"
+            )
+        each = iter(step_seconds)
+    elif step_seconds is not None:
+        each = itertools.repeat(step_seconds)
+
     def seconds_for(samples: NDArray[np.int64]) -> float:
-        if step_seconds is not None:
-            return step_seconds
+        if each is not None:
+            return next(each)
         assert compute is not None, "checked above"
         return compute.seconds(samples.size, int(sizes_bytes[samples].sum()))
 
     run = _Run(plan, rank, machine, sizes_bytes, placement, limits, seconds_for)
-    return Trace(run.spans(), {"time": "virtual", "rank": rank})
+    return Trace(run.spans(first_ask_seconds), {"time": "virtual", "rank": rank})

@@ -1,0 +1,131 @@
+"""An access plan as plain values, and back: what a trace's header says of the run that it recorded.
+
+Orders that are functions of a few numbers are written by those numbers. What somebody else made (listed ids, a user's
+function or split) is not written; the recorded spans tell it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import ConfigError
+from penstock.plan.access import AccessPlan
+from penstock.plan.explicit import Explicit
+from penstock.plan.orders import BundleShuffle, FullShuffle, Order, Sequential
+from penstock.plan.splits import Shares, Split, Strided, Uniform, Whole
+from penstock.plan.torch_order import TorchDistributed, TorchShuffle, TwisterState
+from penstock.trace.schema import Kind, Spans
+from penstock.trace.trace import JSON
+
+_ORDERS: dict[str, type[Any]] = {
+    order.__name__: order for order in (Sequential, FullShuffle, BundleShuffle, TorchDistributed)
+}
+_SPLITS: dict[str, type[Any]] = {split.__name__: split for split in (Uniform, Strided, Whole)}
+
+
+def write_plan(plan: AccessPlan) -> dict[str, JSON]:
+    """Return what JSON can say of a plan; `read_plan` makes an equal plan of it.
+
+    "order" or "split" is None where only the spans of the run can tell it.
+    """
+    assert isinstance(plan.split, Split), "a plan makes it one"
+    return {
+        "samples": int(plan.samples),
+        "batch_size": int(plan.batch_size),
+        "epochs": int(plan.epochs),
+        "ranks": int(plan.ranks),
+        "drop_last": plan.drop_last,
+        "order": _write_order(plan.order),
+        "split": _write_split(plan.split),
+    }
+
+
+def read_plan(written: Mapping[str, Any], rank: int, spans: Spans) -> tuple[AccessPlan, int]:
+    """Return the plan that was written, and the rank's number in it.
+
+    spans: SPAN[n] of the rank. Where order or split was not written, the plan is what these read, as the only rank
+        of a job: the ids of each step are exact, their order within a step is that of their decoding, and what the
+        run did not come to is missing.
+
+    Raises: ConfigError if the values are not those of `write_plan`, or the spans are needed and read nothing.
+    """
+    try:
+        order = None if written["order"] is None else _read_order(written["order"])
+        split = None if written["split"] is None else _read_split(written["split"])
+        sizes = {name: int(written[name]) for name in ("samples", "batch_size", "epochs", "ranks")}
+        drop_last = bool(written["drop_last"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the plan is not one that this Penstock wrote ({error!r}): read it with the Penstock that wrote it"
+        ) from error
+    if order is None or split is None:
+        return _replayed(spans, sizes["samples"]), 0
+    return AccessPlan(order, sizes["batch_size"], sizes["epochs"], sizes["ranks"], split, drop_last), rank
+
+
+def _write_order(order: Order) -> JSON:
+    if isinstance(order, TorchShuffle):
+        state = order.state
+        assert isinstance(state, TwisterState), "an order makes it one"
+        return {
+            "kind": "TorchShuffle",
+            "samples": int(order.samples),
+            "words": base64.b64encode(state.words.astype("<u4").tobytes()).decode(),
+            "used": int(state.used),
+            "is_global": bool(order.is_global),
+            "persistent_workers": bool(order.persistent_workers),
+            "first_epoch": int(order.first_epoch),
+        }
+    kind = _ORDERS.get(type(order).__name__)
+    if kind is not type(order):
+        return None
+    return {"kind": kind.__name__, **{name: _plain(getattr(order, name)) for name in _arguments(kind)}}
+
+
+def _read_order(written: Mapping[str, Any]) -> Order:
+    arguments = dict(written)
+    kind = arguments.pop("kind")
+    if kind == "TorchShuffle":
+        words = np.frombuffer(base64.b64decode(arguments.pop("words")), "<u4").astype(np.uint32)
+        return TorchShuffle(state=TwisterState(words, arguments.pop("used")), **arguments)
+    order: Order = _ORDERS[kind](**arguments)
+    return order
+
+
+def _write_split(split: Split) -> JSON:
+    if isinstance(split, Shares):
+        return [int(weight) for weight in split.weights]
+    kind = type(split).__name__
+    return kind if _SPLITS.get(kind) is type(split) else None
+
+
+def _read_split(written: Any) -> Split:
+    if isinstance(written, list):
+        return Shares(tuple(written))
+    split: Split = _SPLITS[written]()
+    return split
+
+
+def _replayed(spans: Spans, samples: int) -> AccessPlan:
+    used = spans[(spans["kind"] == Kind.DECODE) & (spans["step"] >= 0)]
+    if not used.size:
+        raise ConfigError("no sample was decoded in the recorded run, so there is no order to replay")
+    order = Explicit.from_trace(used, samples)
+    _, sizes = np.unique(np.stack([used["epoch"], used["step"]]), axis=1, return_counts=True)
+    return AccessPlan(order, int(sizes.max()), int(np.unique(used["epoch"]).size))
+
+
+def _arguments(kind: type[Any]) -> list[str]:
+    return [field.name for field in fields(kind) if field.init]
+
+
+def _plain(value: Any) -> JSON:
+    """A number of NumPy's is no JSON; a seed or a ratio may be one."""
+    if isinstance(value, bool):
+        return value
+    return int(value) if isinstance(value, (int, np.integer)) else float(value)

@@ -1,0 +1,219 @@
+"""A recorded run beside its prediction: a real one over a slow store, and records that cannot serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.loader import Loader
+from penstock.loader.transforms import Resize, ToTensor
+from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.measure.against import compare, lay_over
+from penstock.plan import Explicit, Order
+from penstock.store import ImageFolder, SlowSource
+from penstock.trace import NO_STEP, NO_TIER, SOURCE, SPAN, Cause, Kind, Spans, Trace, TraceWriter, read_trace
+
+IMAGES = 24
+OPEN_SECONDS = 2e-3
+WIRE = 400e3  # 24 images of about 1.5 kB take about 0.1 s to cross it
+
+
+def slow_machine() -> Machine:
+    memory = Curve.flat(5e9)
+    store = SharedStore(None, Curve.flat(WIRE), 2 * OPEN_SECONDS, threads=4)
+    return Machine(
+        store, (StorageClass("staging", 10**9, 2, memory), StorageClass("memory", 10**9, 2, memory))
+    )
+
+
+@pytest.fixture
+def record(image_folder: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    folder = image_folder(images=IMAGES)
+
+    def run(
+        epochs: int = 2, leave_after: int | None = None, shuffle: bool | Order = True, known: bool = True
+    ) -> Path:
+        with (
+            SlowSource(ImageFolder(folder), OPEN_SECONDS, OPEN_SECONDS, WIRE) as source,
+            Loader(
+                source,
+                batch_size=np.int64(5),  # type: ignore[arg-type]
+                epochs=epochs,
+                seed=3,
+                shuffle=shuffle,
+                transforms=(Resize(16), ToTensor()),
+                memory="64 MiB",
+                machine=slow_machine() if known else None,
+                readers=4,
+                decoders=2,
+                trace=tmp_path / "run.trace",
+                report=None,
+            ) as loader,
+        ):
+            for _ in range(epochs):
+                for count, _batch in enumerate(loader, 1):
+                    if count == leave_after:
+                        break
+        return tmp_path / "run.trace"
+
+    return run
+
+
+def test_a_real_run_is_predicted_from_its_file_alone(record: Callable[..., Path]) -> None:
+    comparison = compare(record())
+
+    first, second = comparison.epochs
+    sizes = comparison.measured.spans["bytes"][comparison.measured.spans["kind"] == Kind.READ]
+    assert (first.measured.steps, first.predicted.steps) == (5, 5)
+    assert first.predicted.reads_by_tier == first.measured.reads_by_tier == {SOURCE: IMAGES}
+    assert second.predicted.reads_by_tier == second.measured.reads_by_tier == {}
+    assert second.predicted.samples == second.measured.samples == IMAGES
+    # The training's own time is taken from the record; the store can be no faster than its wire.
+    for each in comparison.epochs:
+        assert each.predicted.own_seconds == pytest.approx(each.measured.own_seconds)
+    assert first.predicted.stall_seconds >= 0.8 * sizes.sum() / WIRE
+    assert first.measured.stall_seconds >= 0.8 * first.predicted.stall_seconds
+    assert sum(predicted for predicted, _ in comparison.causes.values()) == pytest.approx(
+        comparison.stall_seconds[0]
+    )
+    assert comparison.notes == ()
+
+
+@pytest.mark.slow
+def test_a_real_run_that_waits_for_its_wire_is_predicted_within_a_tenth(record: Callable[..., Path]) -> None:
+    comparison = compare(record(epochs=6))
+
+    predicted, measured = comparison.stall_seconds
+    assert predicted == pytest.approx(measured, rel=0.1)
+
+
+def test_an_epoch_that_was_left_early_counts_on_both_sides_as_far_as_it_went(
+    record: Callable[..., Path],
+) -> None:
+    comparison = compare(record(leave_after=2))
+
+    assert [each.measured.steps for each in comparison.epochs] == [2, 2]
+    assert [each.predicted.steps for each in comparison.epochs] == [2, 2]
+    assert any("4 of the 10 planned steps" in note for note in comparison.notes)
+
+
+def test_an_order_of_listed_ids_is_replayed_from_the_record(record: Callable[..., Path]) -> None:
+    ids = np.random.default_rng(0).integers(0, IMAGES, (2, 20))
+
+    comparison = compare(record(shuffle=Explicit(ids, IMAGES)))
+
+    for each in comparison.epochs:
+        assert (each.predicted.steps, each.predicted.samples) == (4, 20)
+    reads = comparison.predicted.spans[comparison.predicted.spans["kind"] == Kind.READ]
+    assert set(reads["sample"].tolist()) == set(ids.ravel().tolist())
+
+
+def test_a_step_time_that_was_assumed_beforehand_replaces_the_recorded_one(
+    record: Callable[..., Path],
+) -> None:
+    comparison = compare(record(), step_seconds=0.25)
+
+    assert comparison.epochs[0].predicted.own_seconds == pytest.approx(5 * 0.25)
+    assert comparison.epochs[0].measured.own_seconds < 5 * 0.25
+
+
+def test_a_run_without_a_machine_asks_for_one_and_takes_it(
+    record: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = record(known=False)
+    with pytest.raises(ConfigError, match=r"run\.trace: .*without a machine.*--machine"):
+        compare(run)
+    (tmp_path / "machine.toml").write_text(slow_machine().to_toml())
+
+    comparison = compare(run, machine=tmp_path / "machine.toml")
+
+    assert comparison.epochs[0].predicted.reads_by_tier == {SOURCE: IMAGES}
+    assert comparison.epochs[1].predicted.reads_by_tier == {}
+
+
+def test_another_machine_predicts_another_run(record: Callable[..., Path]) -> None:
+    run = record()
+    faster = Machine(SharedStore(None, Curve.flat(10 * WIRE)), slow_machine().storage)
+
+    assert compare(run, machine=faster).stall_seconds[0] < 0.5 * compare(run).stall_seconds[0]
+
+
+def test_a_run_over_a_data_set_of_ones_own_cannot_be_predicted(tmp_path: Path) -> None:
+    class Numbers:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    with Loader(Numbers(), batch_size=2, epochs=1, trace=tmp_path / "own.trace", report=None) as loader:
+        for _ in loader:
+            pass
+
+    with pytest.raises(ConfigError, match="its own code alone"):
+        compare(tmp_path / "own.trace")
+
+
+WAIT = (0.0, 1.0, -1, 0, 0, 0, Kind.WAIT, NO_TIER, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("spans", "meta", "said"),
+    [
+        ([], {}, "no batch was consumed"),
+        ([(0.0, 1.0, -1, 0, 0, NO_STEP, Kind.WAIT, NO_TIER, 0, 0)], {}, "no batch was consumed"),
+        ([WAIT], {}, "does not say what was run"),
+        ([WAIT], {"plan": {}, "rank": None}, "rank = None"),
+    ],
+)
+def test_a_record_that_does_not_say_enough_is_told_so(
+    tmp_path: Path, spans: list[tuple[float, ...]], meta: dict[str, None], said: str
+) -> None:
+    with TraceWriter(tmp_path / "poor.trace", meta) as writer:
+        writer.append(np.array(spans, SPAN))
+
+    with pytest.raises(ConfigError, match=rf"poor\.trace: .*{said}"):
+        compare(tmp_path / "poor.trace")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("limits", {"slots": 3, "wheels": 4}, "limits = "),
+        ("plan", {"order": None}, "not one that this Penstock wrote"),
+        ("rank", 7, "rank is 7"),
+        ("machine", "ranks = 'one'", "source is missing"),
+    ],
+)
+def test_a_header_that_was_tampered_with_is_an_error_of_ours(
+    record: Callable[..., Path], field: str, value: object, said: str
+) -> None:
+    trace = read_trace(record(epochs=1))
+    broken = Trace(trace.spans, {**trace.meta, field: value})  # type: ignore[dict-item]
+
+    with pytest.raises(ConfigError, match=said):
+        lay_over(broken)
+
+
+def test_a_batch_that_the_plan_does_not_know_is_told(record: Callable[..., Path]) -> None:
+    trace = read_trace(record(epochs=1))
+    spans: Spans = trace.spans.copy()
+    spans["step"][spans["kind"] == Kind.WAIT] = 77
+
+    with pytest.raises(ConfigError, match=r"\(0, 77\).*header is of another run"):
+        lay_over(Trace(spans, trace.meta))
+
+
+def test_sizes_that_a_cut_off_record_does_not_tell_are_guessed_and_said(record: Callable[..., Path]) -> None:
+    trace = read_trace(record(epochs=1))
+    early = trace.spans[trace.spans["end"] <= np.median(trace.spans["end"])]
+
+    comparison = lay_over(Trace(early, trace.meta, is_complete=False))
+
+    assert "not complete" in comparison.notes[0]
+    assert any("sizes of" in note and "of 24 samples" in note for note in comparison.notes)
+    assert comparison.causes[Cause.SOURCE_READ][0] > 0
