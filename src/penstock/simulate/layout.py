@@ -36,6 +36,17 @@ Ids = NDArray[np.int64]
 How = Literal["samples", "ranges", "sieving", "collective"]
 Name = Literal["samples", "ranges", "sieving", "collective", "packed", "rewritten", "copies"]
 
+#: What tables and pictures call the options.
+TITLES: dict[Name, str] = {
+    "samples": "each sample by itself",
+    "ranges": "neighbours together",
+    "sieving": "and over small holes",
+    "collective": "all ranks together",
+    "packed": "packed once",
+    "rewritten": "rewritten in order",
+    "copies": "a copy per epoch",
+}
+
 #: Reads that are counted one by one; beyond them, counts of a part stand for the whole.
 _COUNTED_READS = 20_000_000
 
@@ -60,22 +71,40 @@ class LayoutOption:
     """One way to lay the data set out and to read it.
 
     name: of the module's list; the ways to read are options of the layout as it is found.
-    once_seconds: of writing the data set anew before the training; 0 where it stays. Of all copies, for copies.
+    epochs: of the run.
+    once_seconds: of writing the data set anew, however many epochs there are; 0 where it stays.
+    each_epoch_seconds: of writing one more copy; 0 for all but copies.
     first: reading of the first epoch. later: of each other epoch, the mean of those that were counted; None if there
         is but one epoch.
-    run_seconds: once_seconds and all epochs' reading.
     stored_bytes: that the store holds beside the data set as found.
     break_even_epochs: the fewest epochs from which on this is quicker than the best way to read the data set as found;
         None where it never is, and for that way itself.
     """
 
     name: Name
+    epochs: int
     once_seconds: float
+    each_epoch_seconds: float
     first: Reading
     later: Reading | None
-    run_seconds: float
     stored_bytes: int
     break_even_epochs: int | None
+
+    @property
+    def rewrite_seconds(self) -> float:
+        """Of all writing before the run."""
+        return self.once_seconds + self.epochs * self.each_epoch_seconds
+
+    @property
+    def run_seconds(self) -> float:
+        """Of writing and of reading all epochs."""
+        return self.seconds_after(self.epochs)
+
+    def seconds_after(self, epochs: int) -> float:
+        """Return the time of writing and reading if the run had so many epochs."""
+        later = self.first if self.later is None else self.later
+        once = self.once_seconds + epochs * self.each_epoch_seconds
+        return once + self.first.seconds + (epochs - 1) * later.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +182,12 @@ def compare_layouts(
     if window_bytes < 1:
         raise ConfigError(f"window_bytes is {window_bytes}; a rank reads at least a sample ahead: raise it")
     return _Comparison(plan, machine, sizes_bytes, window_bytes, counted_reads).compare(is_packed, progress)
+
+
+def count_epochs(plan: AccessPlan, counted_reads: int = _COUNTED_READS) -> int:
+    """Return how many epochs `compare_layouts` counts: at least two, or all."""
+    longest = max(plan.length(epoch) for epoch in range(min(plan.epochs, 2)))
+    return min(plan.epochs, max(2, counted_reads // max(1, longest)))
 
 
 def expected_neighbours(window_samples: float, samples: int) -> float:
@@ -236,8 +271,7 @@ class _Comparison:
         self._window_bytes = window_bytes
         self._total_bytes = int(sizes_bytes.sum())
         self._mean_bytes = self._total_bytes / sizes_bytes.size
-        longest = max(plan.length(epoch) for epoch in range(min(plan.epochs, 2)))
-        self._counted_epochs = min(plan.epochs, max(2, counted_reads // max(1, longest)))
+        self._counted_epochs = count_epochs(plan, counted_reads)
         reads_of_an_epoch = max(plan.batch_size, counted_reads // self._counted_epochs)
         self._counted_steps = reads_of_an_epoch // plan.batch_size
 
@@ -418,17 +452,16 @@ class _Comparison:
         # Once it is in memory, the data set need not be read again for the next copy.
         each = write if self._fits_memory() else one
         reading = min(first.values(), key=lambda reading: reading.seconds)
-        later = reading if epochs > 1 else None
-        fixed, per_epoch = one - each, each + reading.seconds
-        found = as_found.run_seconds / epochs
+        seconds = each + reading.seconds
         return LayoutOption(
             name="copies",
-            once_seconds=fixed + epochs * each,
+            epochs=epochs,
+            once_seconds=one - each,
+            each_epoch_seconds=each,
             first=reading,
-            later=later,
-            run_seconds=fixed + epochs * per_epoch,
+            later=reading if epochs > 1 else None,
             stored_bytes=epochs * self._total_bytes,
-            break_even_epochs=_break_even(fixed, per_epoch, per_epoch, found),
+            break_even_epochs=_break_even(one - each, seconds, seconds, as_found.run_seconds / epochs),
         )
 
     def _fits_memory(self) -> bool:
@@ -458,16 +491,18 @@ class _Comparison:
         first = epochs[0][how]
         later = _mean([readings[how] for readings in epochs[1:]])
         later_seconds = first.seconds if later is None else later.seconds
+        found = None if as_found is None else as_found.run_seconds / self._plan.epochs
         return LayoutOption(
             name=name,
+            epochs=self._plan.epochs,
             once_seconds=once,
+            each_epoch_seconds=0.0,
             first=first,
             later=later,
-            run_seconds=once + first.seconds + (self._plan.epochs - 1) * later_seconds,
             stored_bytes=stored,
             break_even_epochs=None
-            if as_found is None
-            else _break_even(once, first.seconds, later_seconds, as_found.run_seconds / self._plan.epochs),
+            if found is None
+            else _break_even(once, first.seconds, later_seconds, found),
         )
 
 
@@ -506,7 +541,7 @@ _IN_WORDS: dict[Name, str] = {
 
 def _verdict(comparison: LayoutComparison) -> Iterator[str]:
     samples, best = comparison.option("samples"), comparison.best
-    if comparison.request_seconds <= 0 and best.run_seconds >= samples.run_seconds:
+    if comparison.request_seconds <= 0 and best.run_seconds > 0.98 * samples.run_seconds:
         yield (
             "This machine does not tell scattered from consecutive reads, so nothing is gained: give the store's "
             "`sequential` rate, or what a `request` costs."
@@ -530,23 +565,27 @@ def _verdict(comparison: LayoutComparison) -> Iterator[str]:
             f"Best is {_IN_WORDS[best.name]}{_then(best)}: {format_seconds(best.run_seconds)} for {comparison.epochs} "
             f"epochs, {times:.2f} times as fast as each sample by itself."
         )
+    found = min(option.run_seconds for option in comparison.options if not option.rewrite_seconds)
     for option in comparison.options:
-        if option.once_seconds:
-            yield _when(option, comparison.epochs)
+        if option.rewrite_seconds:
+            yield _when(option, found / comparison.epochs)
 
 
 def _then(option: LayoutOption) -> str:
-    return f" ({option.first.how})" if option.once_seconds else ""
+    return f" ({option.first.how})" if option.rewrite_seconds else ""
 
 
-def _when(option: LayoutOption, epochs: int) -> str:
+def _when(option: LayoutOption, found_seconds: float) -> str:
+    """found_seconds: of an epoch of the data set as found."""
     what = _IN_WORDS[option.name].capitalize()
-    # What copies cost grows with the epochs; the others cost once.
-    in_all = " in all" if option.name == "copies" else ""
-    cost = f"costs {format_seconds(option.once_seconds)} and {format_bytes(option.stored_bytes)}{in_all}"
+    cost = f"costs {format_seconds(option.rewrite_seconds)} and {format_bytes(option.stored_bytes)}"
+    if option.name == "copies":
+        cost += f" in all, for {option.epochs} epochs"
     if option.break_even_epochs is None:
         return f"{what} {cost}, and never pays."
     if option.break_even_epochs == 1:
-        return f"{what} {cost}, and pays from the first epoch on."
-    here = "too many for this run" if option.break_even_epochs > epochs else "which this run has"
+        # A later epoch as slow as before: what is gained is gained in the first one.
+        once = option.later is not None and option.later.seconds > 0.999 * found_seconds
+        return f"{what} {cost}, and pays {'in the first epoch alone' if once else 'from the first epoch on'}."
+    here = "too many for this run" if option.break_even_epochs > option.epochs else "which this run has"
     return f"{what} {cost}, and pays from {option.break_even_epochs:,} epochs on, {here}."

@@ -1,0 +1,190 @@
+"""`penstock simulate layout`: sequential against random reads of the shared store."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.output import Table, add_output_options, needing, progress, show
+from penstock.cli.scenario import add_scenario_options, scenario_from
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.machine import Machine
+    from penstock.simulate.layout import LayoutComparison, LayoutOption, Reading
+
+_DESCRIPTION = """\
+Compares ways to read a data set from the shared store, each sample by itself or neighbours together, and ways to write
+it anew before the training, and says which pays. What a scattered read costs beside its bytes follows from the
+machine's source: clients, sequential, random_read, request and latency (docs/howto/sequential-or-random.md).
+"""
+_EPILOG = """\
+examples:
+  penstock simulate layout scenario3 --sequential "500 MB/s"
+  penstock simulate layout cats.toml --files --order bundle:0.01 --request "5 ms" --plot layout.png
+
+JSON: scenario, order, epochs, counted_epochs, counted_share; sample_bytes, window_samples, neighbour_share,
+request_seconds, sequential_bytes_per_second, hole_bytes; best; verdict[]; and options[] of name, once_seconds,
+each_epoch_seconds, run_seconds, stored_bytes, break_even_epochs (or null), first_epoch and later_epoch (or null), each
+of how, requests, read_bytes and seconds.
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser of `penstock simulate`."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "layout",
+        help="sequential against random reads, and whether to rewrite the data set",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_scenario_options(parser)
+    parser.add_argument("--order", metavar="NAME", help="full, sequential, bundle or bundle:RATIO (full)")
+    parser.add_argument(
+        "--files", action="store_true", help="each sample is a file, beside which nothing lies"
+    )
+    parser.add_argument("--window", metavar="SIZE", help="what a rank reads ahead (its staging buffer)")
+    store = parser.add_argument_group("the store, in place of the machine's [source]")
+    store.add_argument("--sequential", metavar="RATE", help="all clients together, consecutive reads")
+    store.add_argument("--random-read", metavar="SIZE", help="of the reads that `clients` was measured with")
+    store.add_argument("--request", metavar="TIME", help="what one read costs the store beside its bytes")
+    store.add_argument("--latency", metavar="TIME", help="of each read; reads overlap theirs")
+    store.add_argument("--write", metavar="RATE", help="all clients together, consecutive writes")
+    add_output_options(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    from dataclasses import replace
+
+    from penstock.simulate.cache_study import OrderName
+    from penstock.simulate.layout import compare_layouts, count_epochs
+    from penstock.units import parse_bytes
+
+    scenario = scenario_from(options)
+    machine = _machine(options, scenario.machine)
+    plan = scenario.plan()
+    order = options.order or "full"
+    if options.order is not None:
+        plan = replace(plan, order=OrderName(options.order).of(scenario.samples, scenario.seed))
+    with progress("counting reads", count_epochs(plan)) as done:
+        comparison = compare_layouts(
+            plan,
+            machine,
+            scenario.sizes_bytes(),
+            is_packed=not options.files,
+            window_bytes=None if options.window is None else _parsed("--window", parse_bytes, options.window),
+            progress=done,
+        )
+    if options.plot is not None:
+        with needing("--plot", "plot"):
+            from penstock.measure.plot_layout import plot_layout
+
+            plot_layout(comparison, options.plot)
+    show(
+        options,
+        {"scenario": scenario.name, "order": order, **_as_json(comparison)},
+        [_table(f"{scenario.name}: {plan.ranks} ranks, {order}", comparison)],
+        [*comparison.verdict(), *_caveats(comparison)],
+    )
+
+
+def _machine(options: argparse.Namespace, machine: Machine) -> Machine:
+    from dataclasses import replace
+
+    from penstock.machine import Curve
+    from penstock.units import parse_bytes, parse_rate, parse_seconds
+
+    changes: dict[str, Any] = {}
+    for option, field in (("sequential", "sequential"), ("write", "write")):
+        if (written := getattr(options, option)) is not None:
+            changes[field] = _parsed(f"--{option}", lambda text: Curve.flat(parse_rate(text)), written)
+    if options.random_read is not None:
+        changes["random_bytes"] = _parsed("--random-read", parse_bytes, options.random_read)
+    for option, field in (("request", "request_seconds"), ("latency", "latency_seconds")):
+        if (written := getattr(options, option)) is not None:
+            changes[field] = _parsed(f"--{option}", parse_seconds, written)
+    if not changes:
+        return machine
+    source = machine.source
+    if "sequential" in changes and source.clients is not None:
+        # A flat rate for all clients is meant for as many as there are, not for those of a curve that go beyond it.
+        changes["clients"] = Curve.flat(source.clients.at(machine.ranks))
+    return replace(machine, source=replace(source, **changes))
+
+
+def _parsed(option: str, parse: Any, written: str) -> Any:
+    try:
+        return parse(written)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from None
+
+
+def _table(title: str, comparison: LayoutComparison) -> Table:
+    from penstock.simulate.layout import TITLES
+    from penstock.units import format_bytes, format_seconds
+
+    def row(option: LayoutOption) -> list[str]:
+        epoch = option.first if option.later is None else option.later
+        even = option.break_even_epochs
+        return [
+            TITLES[option.name] + (f" ({epoch.how})" if option.rewrite_seconds else ""),
+            f"{epoch.requests:,.0f}",
+            format_bytes(epoch.nbytes),
+            format_seconds(option.rewrite_seconds) if option.rewrite_seconds else "",
+            format_seconds(option.first.seconds),
+            "" if option.later is None else format_seconds(option.later.seconds),
+            format_seconds(option.run_seconds),
+            "" if not option.rewrite_seconds else "never" if even is None else f"epoch {even:,}",
+        ]
+
+    columns = ("", "requests", "read", "rewrite", "first epoch", "later epochs", "run", "pays from")
+    return Table(title, columns, [row(option) for option in comparison.options])
+
+
+def _caveats(comparison: LayoutComparison) -> list[str]:
+    if comparison.counted_epochs == comparison.epochs and comparison.counted_share == 1.0:
+        return []
+    share = f"the first {100 * comparison.counted_share:.2g} % of " if comparison.counted_share < 1.0 else ""
+    return [
+        f"Counted in {share}{comparison.counted_epochs} of {comparison.epochs} epochs; they stand for the rest."
+    ]
+
+
+def _as_json(comparison: LayoutComparison) -> dict[str, Any]:
+    return {
+        "epochs": comparison.epochs,
+        "counted_epochs": comparison.counted_epochs,
+        "counted_share": comparison.counted_share,
+        "sample_bytes": comparison.sample_bytes,
+        "window_samples": comparison.window_samples,
+        "neighbour_share": comparison.neighbours,
+        "request_seconds": comparison.request_seconds,
+        "sequential_bytes_per_second": comparison.sequential_rate,
+        "hole_bytes": comparison.hole_bytes,
+        "best": comparison.best.name,
+        "verdict": comparison.verdict(),
+        "options": [
+            {
+                "name": option.name,
+                "once_seconds": option.once_seconds,
+                "each_epoch_seconds": option.each_epoch_seconds,
+                "run_seconds": option.run_seconds,
+                "stored_bytes": option.stored_bytes,
+                "break_even_epochs": option.break_even_epochs,
+                "first_epoch": _reading_as_json(option.first),
+                "later_epoch": None if option.later is None else _reading_as_json(option.later),
+            }
+            for option in comparison.options
+        ],
+    }
+
+
+def _reading_as_json(reading: Reading) -> dict[str, Any]:
+    return {
+        "how": reading.how,
+        "requests": reading.requests,
+        "read_bytes": reading.nbytes,
+        "seconds": reading.seconds,
+    }

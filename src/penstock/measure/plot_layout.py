@@ -1,0 +1,132 @@
+"""A picture of ways to lay a data set out and to read it: where the run's time goes, and when a rewrite pays.
+
+Needs matplotlib (`pip install penstock[plot]`), which is imported when something is drawn, and no display.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.errors import ConfigError
+from penstock.measure.plot import _FAINT, _INK, _style
+from penstock.simulate.layout import TITLES, LayoutComparison, LayoutOption, Name
+from penstock.units import format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Okabe and Ito's colours, told apart with any colour vision.
+_COLOUR_OF: dict[Name, str] = {
+    "samples": "#4A4A4A",
+    "ranges": "#56B4E9",
+    "sieving": "#0072B2",
+    "collective": "#009E73",
+    "packed": "#CC79A7",
+    "rewritten": "#E69F00",
+    "copies": "#D55E00",
+}
+_DASHES = {"copies": (0, (5, 2)), "rewritten": (0, (2, 1.5)), "ranges": (0, (6, 2, 1, 2))}
+#: A break-even further out than so many times the run's epochs is not worth an axis.
+_FURTHEST = 4
+
+
+def plot_layout(comparison: LayoutComparison, path: str | os.PathLike[str]) -> None:
+    """Draw a comparison into a file.
+
+    path: of the picture; its ending decides the format (png, svg, pdf).
+    Raises: ConfigError when the ending is none of a picture; ImportError without matplotlib.
+    """
+    figure = draw(comparison)
+    ending = os.path.splitext(path)[1].lower()
+    if ending[1:] not in ("", *figure.canvas.get_supported_filetypes()):
+        raise ConfigError(
+            f"{os.fspath(path)} ends in {ending!r}, which is no picture: use .png, .svg or .pdf"
+        )
+    figure.savefig(path, dpi=150)
+
+
+def draw(comparison: LayoutComparison) -> Figure:
+    """Return the picture of `plot_layout` as a figure: bars of the run's time, and that time by number of epochs."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
+    figure = Figure(figsize=(10.4, 4.2), layout=layout, facecolor="white")
+    bars, lines = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.0, 1.0]})
+    _draw_bars(bars, comparison)
+    _draw_lines(lines, comparison)
+    return figure
+
+
+def _draw_bars(axes: Axes, comparison: LayoutComparison) -> None:
+    _style(axes)
+    axes.grid(axis="y", visible=False)
+    axes.grid(axis="x", color="#E6E8EB", lw=0.8)
+    options = comparison.options[::-1]
+    places = np.arange(len(options))
+    rewriting = np.array([option.rewrite_seconds for option in options])
+    reading = np.array([option.run_seconds for option in options]) - rewriting
+    colours = [_COLOUR_OF[option.name] for option in options]
+    axes.barh(places, rewriting, 0.66, color="white", edgecolor=colours, hatch="////", lw=0.8)
+    axes.barh(places, reading, 0.66, left=rewriting, color=colours)
+    for place, option in zip(places, options, strict=True):
+        axes.annotate(
+            format_seconds(option.run_seconds),
+            (option.run_seconds, float(place)),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color=_INK,
+        )
+    axes.set_yticks(places, [TITLES[option.name] for option in options])
+    axes.set_xlim(0.0, 1.2 * max(option.run_seconds for option in options) or 1.0)
+    axes.set_xlabel("time (s); hatched: writing the data set anew")
+    axes.set_title(
+        f"{comparison.epochs} epochs on the store's wire",
+        fontsize=11,
+        fontweight="bold",
+        color=_INK,
+        loc="left",
+    )
+
+
+def _draw_lines(axes: Axes, comparison: LayoutComparison) -> None:
+    _style(axes)
+    epochs = np.arange(1, _last_epoch(comparison) + 1)
+    for option in comparison.options:
+        axes.plot(
+            epochs,
+            [option.seconds_after(int(count)) for count in epochs],
+            color=_COLOUR_OF[option.name],
+            ls=_DASHES.get(option.name, "-"),
+            lw=1.8,
+            marker="o" if epochs.size == 1 else None,
+            label=TITLES[option.name],
+        )
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if epochs.size > 1:
+        axes.axvline(comparison.epochs, color=_FAINT, lw=0.8, ls=(0, (2, 2)), zorder=0)
+        axes.set_xlim(1, int(epochs[-1]))
+    axes.set_ylim(bottom=0.0)
+    axes.set_xlabel("epochs of the run")
+    axes.set_ylabel("time (s)")
+    axes.set_title("by number of epochs", fontsize=11, fontweight="bold", color=_INK, loc="left")
+    axes.legend(loc="upper left", frameon=False, fontsize=9, handlelength=2.6)
+
+
+def _last_epoch(comparison: LayoutComparison) -> int:
+    """As far as the break-evens that are near enough to be of interest."""
+    furthest = _FURTHEST * comparison.epochs
+
+    def shown(option: LayoutOption) -> int:
+        even = option.break_even_epochs
+        return 0 if even is None or even > furthest else 2 * even
+
+    return max(comparison.epochs, *map(shown, comparison.options))
