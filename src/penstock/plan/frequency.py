@@ -7,7 +7,7 @@ X ~ B(E, 1/N) times: E/N on average, some far more often. Keeping those is the i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -176,8 +176,25 @@ def expected_samples_read_more_often(samples: int, epochs: int, ranks: int, delt
 
 def count_samples_read_more_often(plan: AccessPlan, rank: int, delta: float) -> int:
     """Count the samples that the rank reads more than (1 + delta) E / N times in this very plan."""
-    limit = threshold(plan.epochs, plan.ranks, delta)
-    return int(np.count_nonzero(plan.frequency(rank) > math.floor(limit)))
+    limit = math.floor(threshold(plan.epochs, plan.ranks, delta))
+    return int(np.count_nonzero(plan.frequency(rank) > limit))
+
+
+def count_reads(plan: AccessPlan, done: Callable[[int], None] = lambda _epochs: None) -> Ids:
+    """Count how often each rank reads each sample, all ranks in one pass: int64[ranks, F].
+
+    done: told after each epoch how many have been counted.
+    Memory: 8 N F bytes; for many ranks ask `uses_of` for one.
+    """
+    counts = np.zeros((plan.ranks, plan.samples), np.int64)
+    for epoch in range(plan.epochs):
+        samples, ranks = readers_of_epoch(plan, epoch)
+        if isinstance(plan.order, RepeatingOrder):
+            np.add.at(counts, (ranks, samples), 1)
+        else:
+            counts[ranks, samples] += 1
+        done(epoch + 1)
+    return counts
 
 
 def expected_histogram(samples: int, epochs: int, ranks: int) -> NDArray[np.float64]:

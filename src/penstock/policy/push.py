@@ -43,8 +43,8 @@ class Handed:
     from_rank: int32[reads], the rank that read the sample last before and hands it on, this rank itself included;
         -1 where nobody has read it yet.
     arrives: int64[reads], the step at whose end it is handed on; -1 likewise.
-    given_up: int64[reads], the step at whose end its place was given up; its arrival where it never got one
-        and need not be sent; -1 where it was kept, or never arrived.
+    given_up: int64[reads], the step at whose end something nearer took its place, or its arrival where it never got
+        one; -1 where it was kept, or nobody had it. Known beforehand, so such samples are not sent at all.
     """
 
     rank: int
@@ -55,9 +55,8 @@ class Handed:
 
     @property
     def is_sent(self) -> NDArray[np.bool_]:
-        """bool[reads], whether another rank sends the sample for this read, be it given up later or not."""
-        gets_a_place = (self.arrives >= 0) & (self.arrives != self.given_up)
-        sent: NDArray[np.bool_] = gets_a_place & (self.from_rank != self.rank)
+        """bool[reads], whether another rank sends the sample for this read, at the end of step `arrives`."""
+        sent: NDArray[np.bool_] = (self.tiers > 0) & (self.from_rank != self.rank)
         return sent
 
 

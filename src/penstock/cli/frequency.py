@@ -1,0 +1,103 @@
+"""`penstock simulate frequency`: how often a rank reads the same sample over a training."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import Any
+
+from penstock.cli.output import Table, add_output_options, needing, progress, show
+from penstock.errors import ConfigError
+
+_DESCRIPTION = """\
+Shuffled anew each epoch, a sample is read by each of N ranks in one epoch of N: X ~ B(E, 1/N) times in E epochs. Most
+samples are read about E / N times by a rank, some far more often. Counts these in a plan and beside the formula.
+"""
+_EPILOG = """\
+examples:
+  penstock simulate frequency
+  penstock simulate frequency --ranks 16 --epochs 90 --samples 1281167 --delta 0.8 --plot frequency.png
+
+JSON: mean_reads (E / N), more_than_reads ((1 + delta) E / N), expected_samples, counted_samples[] (by rank), and
+histogram{reads[], expected_samples[], counted_samples[] (of rank 0)}.
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser of `penstock simulate`."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "frequency",
+        help="how often a rank reads the same sample: formula and count",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--samples", type=int, default=10_000, metavar="F", help="(%(default)s)")
+    parser.add_argument("--ranks", type=int, default=4, metavar="N", help="(%(default)s)")
+    parser.add_argument("--epochs", type=int, default=1_000, metavar="E", help="(%(default)s)")
+    parser.add_argument("--batch", type=int, default=25, metavar="B", help="samples per rank (%(default)s)")
+    parser.add_argument(
+        "--delta",
+        type=float,
+        default=0.1,
+        metavar="D",
+        help="count what is read over (1 + D) E / N times (%(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the shuffle (%(default)s)")
+    add_output_options(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    import numpy as np
+
+    from penstock.plan import AccessPlan, FullShuffle
+    from penstock.plan.frequency import (
+        count_reads,
+        expected_histogram,
+        expected_samples_read_more_often,
+        threshold,
+    )
+
+    if options.batch < 1:
+        raise ConfigError(f"--batch is {options.batch}; each rank reads at least one sample a step: raise it")
+    limit = threshold(options.epochs, options.ranks, options.delta)
+    expected = expected_samples_read_more_often(options.samples, options.epochs, options.ranks, options.delta)
+    order = FullShuffle(options.samples, options.seed)
+    plan = AccessPlan(order, options.batch * options.ranks, options.epochs, options.ranks)
+    with progress("counting", options.epochs) as done:
+        counts = count_reads(plan, done)
+    counted = (counts > math.floor(limit)).sum(axis=1)
+    expected_by_reads = expected_histogram(options.samples, options.epochs, options.ranks)
+    counted_by_reads = np.bincount(counts[0], minlength=options.epochs + 1)
+    shown = np.flatnonzero((counted_by_reads > 0) | (expected_by_reads > 1e-3))
+    data = {
+        **{name: getattr(options, name) for name in ("samples", "ranks", "epochs", "delta", "seed")},
+        "batch_per_rank": options.batch,
+        "mean_reads": options.epochs / options.ranks,
+        "more_than_reads": float(limit),
+        "expected_samples": expected,
+        "counted_samples": counted.tolist(),
+        "histogram": {
+            "reads": shown.tolist(),
+            "expected_samples": expected_by_reads[shown].tolist(),
+            "counted_samples": counted_by_reads[shown].tolist(),
+        },
+    }
+    rows = [["expected", f"{expected:.1f}"]]
+    rows += [[f"counted, rank {rank}", str(count)] for rank, count in enumerate(counted[:8].tolist())]
+    if options.ranks > 1:
+        rows.append(["counted, mean of all ranks", f"{counted.mean():.1f}"])
+    title = f"Read more than {float(limit):g} times"
+    table = Table(title, ["", "samples"], rows)
+    note = (
+        f"{options.samples:,} samples, {options.epochs:,} epochs, {options.ranks} ranks: each reads a sample "
+        f"{options.epochs / options.ranks:g} times on average. One rank's count varies by {expected**0.5:.0f} from "
+        "seed to seed (standard deviation)."
+    )
+    show(options, data, [table], [note])
+    if options.plot is not None:
+        with needing("--plot", "plot"):
+            from penstock.measure.plot_frequency import plot_frequency
+
+            plot_frequency(expected_by_reads, counted_by_reads, float(limit), options.plot)

@@ -1,0 +1,174 @@
+"""`penstock simulate sharing`: how often N ranks read the shared store, each other and themselves."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.output import Table, add_output_options, needing, progress, show
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.plan import AccessPlan
+    from penstock.simulate.sharing import Shares
+
+_DESCRIPTION = """\
+Counts, read by read, where N ranks that keep part of the data set find their samples: in their own tiers, with a peer,
+or only in the shared store. One row per scheme, from one home by hash to samples handed on to their next user, beside
+the bound that no scheme can beat: F + (E - 1) max(0, F - N C) reads of the store.
+"""
+_EPILOG = """\
+examples:
+  penstock simulate sharing --cache 1
+  penstock simulate sharing --ranks 32 --batch 64 --samples 200000 --epochs 10 --cache 0.5 1 --plot sharing.png
+
+JSON: points[], one per --cache, each with cache_share, samples_held, least_store_reads_share and schemes{}: by name
+the counts reads, local, moved, store (these three make all reads), handed, filled (ahead of reads), the same as
+..._share of all reads, store_reads_share (store and filled), peer_reads_share (moved and handed), and
+store_reads_by_epoch[], local_by_rank[]. schemes{} at the top says what each name means.
+"""
+_SHARES = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.6, 2.0)
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser of `penstock simulate`."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "sharing",
+        help="how many reads are local, moved between ranks, or from the shared store",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--samples", type=int, default=20_000, metavar="F", help="(%(default)s)")
+    parser.add_argument("--ranks", type=int, default=4, metavar="N", help="(%(default)s)")
+    parser.add_argument("--epochs", type=int, default=50, metavar="E", help="(%(default)s)")
+    parser.add_argument("--batch", type=int, default=32, metavar="B", help="samples per rank (%(default)s)")
+    parser.add_argument(
+        "--cache",
+        type=float,
+        nargs="+",
+        default=list(_SHARES),
+        metavar="SHARE",
+        help=f"of the data set, that all ranks together hold: N C / F ({' '.join(map(str, _SHARES))})",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the shuffle (%(default)s)")
+    add_output_options(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    from penstock.plan import AccessPlan, FullShuffle
+    from penstock.simulate.sharing import SCHEMES, compare_schemes, in_memory, least_store_reads
+
+    for share in options.cache:
+        if not (math.isfinite(share) and share >= 0):
+            raise ConfigError(f"--cache is {share:g}; it is a share of the data set: 1 holds all of it once")
+    if options.batch < 1:
+        raise ConfigError(f"--batch is {options.batch}; each rank reads at least one sample a step: raise it")
+    order = FullShuffle(options.samples, options.seed)
+    plan = in_memory(AccessPlan(order, options.batch * options.ranks, options.epochs, options.ranks))
+    held = [round(share * options.samples) for share in options.cache]
+    counted, bounds = [], []
+    with progress("counting", len(held)) as done:
+        for index, samples_held in enumerate(held):
+            counted.append(compare_schemes(plan, samples_held))
+            bounds.append(least_store_reads(plan, samples_held) / _reads(plan))
+            done(index + 1)
+    data = {
+        **{name: getattr(options, name) for name in ("samples", "ranks", "epochs", "seed")},
+        "batch_per_rank": options.batch,
+        "schemes": dict(SCHEMES),
+        "points": [
+            {
+                "cache_share": share,
+                "samples_held": samples_held,
+                "least_store_reads_share": bound,
+                "schemes": {name: _as_data(shares) for name, shares in by_scheme.items()},
+            }
+            for share, samples_held, bound, by_scheme in zip(
+                options.cache, held, bounds, counted, strict=True
+            )
+        ],
+    }
+    if len(counted) == 1:
+        tables = [_one_size(options.cache[0], counted[0], bounds[0])]
+    else:
+        tables = _all_sizes(options.cache, counted, bounds)
+    show(options, data, tables, _notes(options))
+    if options.plot is not None:
+        with needing("--plot", "plot"):
+            from penstock.measure.plot_sharing import plot_sharing
+
+            plot_sharing(options.cache, counted, bounds, options.plot)
+
+
+def _reads(plan: AccessPlan) -> int:
+    return sum(plan.length(epoch) for epoch in range(plan.epochs))
+
+
+def _one_size(share: float, counted: dict[str, Shares], bound: float) -> Table:
+    rows = [
+        [
+            name,
+            _percent(shares.share(shares.store_reads)),
+            _percent(shares.share(shares.local)),
+            _percent(shares.share(shares.moved)),
+            _percent(shares.share(shares.handed)),
+            _percent(shares.share(shares.filled)),
+        ]
+        for name, shares in counted.items()
+    ]
+    rows.append(["no scheme below", _percent(bound), "", "", "", ""])
+    columns = ["% of all reads", "store", "local", "moved", "ahead: handed on", "ahead: store"]
+    return Table(f"All ranks together hold {share:g} of the data set", columns, rows)
+
+
+def _all_sizes(
+    cache_shares: list[float], counted: list[dict[str, Shares]], bounds: list[float]
+) -> list[Table]:
+    names = list(counted[0])
+    store = [
+        [f"{share:g}", *(_percent(s.share(s.store_reads)) for s in by_scheme.values()), _percent(bound)]
+        for share, by_scheme, bound in zip(cache_shares, counted, bounds, strict=True)
+    ]
+    local = [
+        [f"{share:g}", *(_percent(s.share(s.local)) for s in by_scheme.values())]
+        for share, by_scheme in zip(cache_shares, counted, strict=True)
+    ]
+    moved = [
+        [f"{share:g}", *(_percent(s.share(s.peer_reads)) for s in by_scheme.values())]
+        for share, by_scheme in zip(cache_shares, counted, strict=True)
+    ]
+    return [
+        Table("Read from the shared store, % of all reads", ["N C / F", *names, "bound"], store),
+        Table("Local when read, % of all reads", ["N C / F", *names], local),
+        Table("Moved between ranks, % of all reads", ["N C / F", *names], moved),
+    ]
+
+
+def _notes(options: argparse.Namespace) -> list[str]:
+    return [
+        f"{options.samples:,} samples of equal size, {options.epochs} epochs, {options.ranks} ranks of {options.batch} "
+        f"samples a step, seed {options.seed}. Store: fetched from there, ahead of a read or for it. Moved: sent from "
+        "rank to rank; push sends ahead, so that no read waits for it.",
+        '"local" pays where reads from other ranks make the training wait, and the more the larger the batch per rank. '
+        "The global batch stays as it is, but samples that one rank holds meet in its local batch more often: "
+        "statistics over a local batch (BatchNorm, unless synchronised) change. It is never chosen by itself.",
+    ]
+
+
+def _as_data(shares: Shares) -> dict[str, Any]:
+    counts = {name: getattr(shares, name) for name in ("local", "moved", "store", "handed", "filled")}
+    relative = counts | {"store_reads": shares.store_reads, "peer_reads": shares.peer_reads}
+    return {
+        "reads": int(shares.reads.sum()),
+        **{name: int(count.sum()) for name, count in counts.items()},
+        **{f"{name}_share": shares.share(count) for name, count in relative.items()},
+        "store_reads_by_epoch": shares.store_reads.sum(axis=1).tolist(),
+        "local_by_rank": shares.local.sum(axis=0).tolist(),
+    }
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
