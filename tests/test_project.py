@@ -24,6 +24,7 @@ from packaging.utils import canonicalize_name
 
 import penstock
 from penstock.cli.main import main
+from penstock.simulate.scenario import Scenario
 
 if TYPE_CHECKING:
     from _pytest.mark import ParameterSet
@@ -251,10 +252,12 @@ def blocks_in_pages(language: str) -> list[ParameterSet]:
 
 
 @pytest.mark.parametrize("text", blocks_in_pages("toml"))
-def test_the_machines_in_the_pages_are_machines(text: str) -> None:
-    machine = penstock.Machine.from_toml(text)
+def test_the_machines_and_scenarios_in_the_pages_are_what_they_say(text: str) -> None:
+    kind = Scenario if "[training]" in text else penstock.Machine
 
-    assert penstock.Machine.from_toml(machine.to_toml()) == machine
+    described = kind.from_toml(text)
+
+    assert kind.from_toml(described.to_toml()) == described
 
 
 @pytest.mark.parametrize("code", blocks_in_pages("python"))
