@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError
 from penstock.units import (
     exact_bytes,
+    exact_mean_bytes,
     exact_rate,
     exact_seconds,
     format_bytes,
@@ -17,6 +18,7 @@ from penstock.units import (
     format_ratio,
     format_seconds,
     parse_bytes,
+    parse_mean_bytes,
     parse_rate,
     parse_samples_rate,
     parse_seconds,
@@ -171,7 +173,21 @@ def test_a_time_written_for_a_file_is_read_back_bit_for_bit(seconds: float) -> N
     assert parse_seconds(exact_seconds(seconds)) == seconds
 
 
+@given(st.floats(min_value=0, max_value=1e18))
+def test_a_mean_size_written_down_is_read_back_bit_for_bit(size: float) -> None:
+    assert parse_mean_bytes(exact_mean_bytes(size)) == size
+
+
+def test_a_mean_size_is_not_rounded_to_a_byte_and_is_finite() -> None:
+    assert parse_mean_bytes("2.7 B") == 2.7
+    with pytest.raises(ConfigError, match="it must be finite"):
+        parse_mean_bytes("inf B")
+    with pytest.raises(ConfigError, match="zero or more"):
+        parse_mean_bytes("-1 kB")
+
+
 def test_round_figures_are_written_as_people_would() -> None:
     assert exact_rate(50e6) == "50 MB/s"
+    assert exact_mean_bytes(27_500.0) == "27.5 kB"
     assert exact_seconds(0.005) == "5 ms"
     assert exact_bytes(4 * 10**9) == "4 GB"

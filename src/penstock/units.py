@@ -58,6 +58,18 @@ def parse_bytes(value: str | int | float) -> int:
     return int(amount)
 
 
+def parse_mean_bytes(value: str | int | float) -> float:
+    """Return bytes that need not be whole, as a mean or a deviation of sizes is not.
+
+    value: bytes, or text such as ``"27.5 kB"``.
+    Raises: as `parse_bytes`.
+    """
+    amount = float(_parse(value, _BYTES, "27.5 kB"))
+    if amount == math.inf:
+        raise ConfigError(f"{value!r} is not a size: it must be finite")
+    return amount
+
+
 def parse_rate(value: str | int | float) -> float:
     """Return bytes per second; inf means that this never limits.
 
@@ -164,6 +176,11 @@ def exact_bytes(size: int) -> str:
     units = ((unit, scale) for unit, scale in reversed(_DECIMAL.items()) if size and size % scale == 0)
     unit, scale = next(units, ("B", 1))
     return f"{size // scale} {unit}"
+
+
+def exact_mean_bytes(size: float) -> str:
+    """Return text that `parse_mean_bytes` reads back as the same number, bit for bit."""
+    return _exact(size, _BYTES, ("GB", "MB", "kB", "B"))
 
 
 def exact_rate(bytes_per_second: float) -> str:

@@ -193,6 +193,16 @@ def test_ranks_that_read_together_read_each_window_once_in_sequence() -> None:
     assert option.first.seconds == pytest.approx(0.01 + 2.5)
 
 
+def test_ranks_that_read_together_share_the_holes_that_are_read_over() -> None:
+    """Two ranks read every second one of 19 samples; the nine holes of half a megabyte are read once, not twice."""
+    plan = AccessPlan(FixedOrder(19, list(range(0, 19, 2))), 10, epochs=1, ranks=2)
+
+    option = compare_layouts(plan, machine(ranks=2, window=10**12), np.full(19, MB // 2)).option("collective")
+
+    # Each rank has a range of its own; of nine holes one has five, the other four, and both are taken for five.
+    assert (option.first.requests, option.first.nbytes) == (2, 20 * MB // 2)
+
+
 def test_reading_together_is_limited_by_the_network_of_the_exchange() -> None:
     plan = AccessPlan(FullShuffle(1_000), 100, epochs=1, ranks=4)
     slow = replace(machine(ranks=4, window=250 * MB), network_bytes_per_second=10e6)
@@ -293,6 +303,11 @@ def test_bundles_of_packed_samples_are_read_whole_where_the_ranks_windows_hold_t
     assert packed.first.seconds == pytest.approx(5.2)
     assert packed.break_even_epochs == 4  # 15 / (10 - 5.2) = 3.1
     assert comparison.best == packed
+    # What was written in the order of the first epoch keeps a bundle together for the next ones too.
+    rewritten = comparison.option("rewritten")
+    assert packed.later is not None
+    assert rewritten.later is not None
+    assert rewritten.later.requests == packed.later.requests == 20 * 4
 
 
 def listed_break_even(once: float, first: float, later: float, found: float) -> int | None:

@@ -39,7 +39,7 @@ from penstock.machine.toml import machine_from, machine_values, read_machine
 from penstock.simulate.assumptions import PRESETS, Assumptions
 from penstock.simulate.scenario import Scenario
 from penstock.simulate.sizes import SizeDistribution, Sizes, SizesOfFolder
-from penstock.units import exact_bytes
+from penstock.units import exact_bytes, exact_mean_bytes, parse_mean_bytes
 
 #: Parameters of a distribution that are bytes; the others are plain numbers.
 _IN_BYTES = ("loc", "scale")
@@ -190,8 +190,8 @@ def _split(value: object) -> str | tuple[int, ...]:
 def _signed_size(value: object) -> float:
     """Return bytes of any sign: a fitted distribution may well begin below zero."""
     written = with_unit(value, "4 kB").strip()
-    return -size(written[1:]) if written.startswith("-") else size(written)
+    return -parse_mean_bytes(written[1:]) if written.startswith("-") else parse_mean_bytes(written)
 
 
 def _write_signed_size(value: float) -> str:
-    return f"-{exact_bytes(-int(value))}" if value < 0 else exact_bytes(int(value))
+    return f"-{exact_mean_bytes(-value)}" if value < 0 else exact_mean_bytes(value)
