@@ -1,0 +1,186 @@
+"""`penstock simulate bundles`: what it prints, as tables and as JSON, and what it refuses."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from penstock.cli import bundles
+from penstock.errors import ConfigError
+from penstock.measure.convergence import read_study
+from penstock.measure.plot_bundles import draw_curves
+from penstock.simulate.bundles import Setting, recommend
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _fonts() -> None:
+    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
+    draw_curves([], 3, 100).savefig(io.BytesIO())
+
+
+def run(*arguments: str) -> None:
+    parser = argparse.ArgumentParser()
+    bundles.add(parser.add_subparsers())
+    options = parser.parse_args(["bundles", *arguments])
+    options.run(options)
+
+
+@pytest.fixture
+def as_json(capsys: pytest.CaptureFixture[str]) -> Any:
+    def of(*arguments: str) -> Any:
+        run(*arguments, "--json")
+        return json.loads(capsys.readouterr().out)
+
+    return of
+
+
+def test_the_recommendation_is_that_of_the_library(as_json: Any) -> None:
+    data = as_json("--samples", "10000", "--cache", "30%", "--epochs", "10", "--tolerate", "0.1")
+
+    found = recommend(Setting(10_000, 3_000, 10), tolerate=0.1)
+    assert data["recommended"]["bundle_ratio"] == found.chosen.bundle_ratio
+    assert data["recommended"]["hit_ratio"] == found.chosen.hit_ratio
+    assert data["recommended"]["counted_hit_ratio"] == pytest.approx(found.chosen.hit_ratio, abs=0.003)
+    assert data["bound_hit_ratio"] == pytest.approx(0.27)
+    assert [each["bundle_samples"] for each in data["beside"]] == [each.bundle for each in found.beside]
+    assert data["ids"] == {"noise_growth": None, "scatter": None}
+    assert len(data["accuracy"]) == 16
+
+
+def test_the_table_says_what_to_take_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    run("--samples", "10000", "--cache", "3,000", "--epochs", "10")
+
+    said = capsys.readouterr().out
+    assert "take this" in said
+    assert "no order hits more than 27.00%" in said
+    assert "the largest bundle within 1% of the best hit ratio" in said
+    assert "within noise" in said
+    assert "differs" in said
+    assert "Scattered(BundleShuffle(...))" in said
+
+
+def test_ids_sorted_by_class_are_to_be_scattered(as_json: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--samples", "10000", "--cache", "30%", "--classes", "100")
+
+    data = as_json(*arguments)
+
+    assert data["ids"]["scatter"] is True
+    assert data["ids"]["noise_growth"] > 3
+    run(*arguments)
+    assert "Do not use these bundles on the ids as they are" in capsys.readouterr().out
+
+
+def test_one_class_needs_no_scattering(as_json: Any) -> None:
+    data = as_json("--samples", "10000", "--cache", "30%", "--classes", "1")
+
+    assert data["ids"]["scatter"] is False
+
+
+def test_hits_become_seconds_of_the_store(as_json: Any) -> None:
+    data = as_json(
+        *("--samples", "10000", "--cache", "300 MB", "--sample-size", "100 kB", "--epochs", "10"),
+        *("--store-rate", "50 MB/s", "--headroom", "0"),
+    )
+
+    assert data["setting"]["cache"] == 3000
+    for each in (data["recommended"], *data["beside"]):
+        reads = (1 - each["hit_ratio"]) * 10_000 * 10
+        assert each["store_read_seconds"] == pytest.approx(reads * 1e5 / 50e6)
+
+
+def test_a_folder_tells_its_samples_sizes_and_classes(as_json: Any, tmp_path: Path) -> None:
+    for number in range(60):
+        place = tmp_path / "abc"[number // 20] / f"{number:02d}.png"
+        place.parent.mkdir(exist_ok=True)
+        Image.fromarray(np.full((4, 4), number, np.uint8)).save(place)
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*.png")) / 60
+
+    data = as_json("--data", str(tmp_path), "--cache", f"{int(30 * size) + 1} B", "--batch-size", "4")
+
+    assert data["setting"]["samples"] == 60
+    assert data["setting"]["cache"] == 30
+    assert data["ids"]["scatter"] is True
+
+
+def test_other_trainings_can_be_shown(as_json: Any, tmp_path: Path) -> None:
+    study = read_study()
+    kept = tuple(run for run in study.runs if run.bundle_ratio in (1.0, 0.1) and run.seed < 2)
+    path = tmp_path / "own.json"
+    path.write_text(
+        type(study)(**{**{f: getattr(study, f) for f in study.__slots__}, "runs": kept}).to_json()
+    )
+
+    data = as_json("--samples", "1000", "--cache", "30%", "--accuracy", str(path))
+
+    assert [row["bundle_ratio"] for row in data["accuracy"]] == [1.0, 0.1, 1.0, 0.1]
+
+
+def test_a_run_too_long_to_count_is_computed(as_json: Any) -> None:
+    data = as_json("--samples", "100000000", "--cache", "30%", "--batch-size", "256")
+
+    assert data["recommended"]["counted_hit_ratio"] is None
+    assert data["recommended"]["hit_ratio"] > 0.27
+
+
+def test_table_1_stands_beside_the_papers(as_json: Any, tmp_path: Path) -> None:
+    data = as_json("--study", "table1", "--plot", str(tmp_path / "table.png"))
+
+    assert data["bound_hit_ratio"] == pytest.approx(0.4, abs=1e-5)
+    assert len(data["rows"]) == 2 * 30
+    first = data["rows"][0]
+    assert (first["paper_original"], first["paper_proposed"]) == (0.1163, 0.3699)
+    halves = [row for row in data["rows"] if row["cache_share"] == 0.5]
+    assert np.mean([row["proposed"] for row in halves]) == pytest.approx(0.4, abs=0.001)
+    with Image.open(tmp_path / "table.png") as picture:
+        assert picture.size[0] > 500
+
+
+def test_the_effective_cache_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    run("--study", "effective-cache")
+
+    said = capsys.readouterr().out
+    assert "11.97% and 37.18%" in said
+    assert "49.4%" in said
+    assert "48.9%" in said
+
+
+def test_sizes_and_ratios_are_laid_side_by_side(as_json: Any) -> None:
+    data = as_json("--study", "sizes")
+
+    assert [curve["bundle_ratio"] for curve in data["curves"]] == [1.0, 0.5, 0.2, 0.1, 0.05, 0.01]
+    for curve in data["curves"]:
+        assert (np.array(curve["counted_hit_ratio"]) <= np.array(data["bound_hit_ratio"]) + 1e-9).all()
+        np.testing.assert_allclose(curve["counted_hit_ratio"], curve["expected_hit_ratio"], atol=0.008)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--cache", "30%"], "--samples or by --data"),
+        (["--samples", "100", "--data", "x", "--cache", "30%"], "--samples or by --data"),
+        (["--samples", "100"], "--cache is not given"),
+        (["--samples", "0", "--cache", "30%"], "samples is 0"),
+        (["--samples", "100", "--cache", "130%"], "--cache is '130%'"),
+        (["--samples", "100", "--cache", "much"], "much"),
+        (["--samples", "100", "--cache", "8 GB"], "--sample-size"),
+        (["--samples", "100", "--cache", "8 GB", "--sample-size", "0 B"], "at least a byte"),
+        (["--samples", "100", "--cache", "30%", "--store-rate", "1 MB/s"], "--sample-size"),
+        (["--samples", "100", "--cache", "30%", "--classes", "101"], "--classes is 101"),
+        (["--samples", "100", "--cache", "30%", "--tolerate", "nan"], "--tolerate is 'nan'"),
+        (["--samples", "100", "--cache", "30%", "--tolerate", "1", "--reach", "0.1"], "both given"),
+        (["--samples", "100", "--cache", "30%", "--epochs", "0"], "epochs is 0"),
+        (["--samples", "100", "--cache", "30%", "--plot", "x.txt"], "no picture"),
+        (["--study", "table1", "--cache", "30%"], "do not go together"),
+        (["--study", "sizes", "--epochs", "1"], "first epoch never hits"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(*arguments)
