@@ -60,9 +60,8 @@ def keep_nearest(
 
     A read is named by its index into the access string, so a larger index is a farther use.
 
-    arriving: int64[m], the reads whose samples arrive, in the order of arrival.
-    arrives, steps, sizes_bytes: int64[reads], step of arrival and of the read, bytes of the sample. A sample arrives
-        at the end of its step, so that it serves reads of later steps only.
+    arriving: int64[m], the reads whose samples arrive, in the order of arrival, each before the step of its read.
+    arrives, steps, sizes_bytes: int64[reads], step at whose end it arrives and step of the read, bytes of the sample.
     room: int64[tiers], free bytes, changed. tiers, given_up: written as `Handed` has them, from -1.
     Complexity: O(reads log reads). The heap is not cleared of what was read: such entries are smaller than all that
         can still be given up, so they lie below them and never come out first.
@@ -76,9 +75,6 @@ def keep_nearest(
             new = arriving[come]
             come += 1
             size_bytes = sizes_bytes[new]
-            if new < read:  # arrives in the very step that reads it
-                given_up[new] = arrives[new]
-                continue
             tier = _tier_with_room(room, size_bytes)
             count = 0
             while tier < 0 and in_heap > 0 and heap[0] > new:

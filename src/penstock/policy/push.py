@@ -112,9 +112,10 @@ def _keep_nearest(
     sizes = as_sizes(sizes_bytes, plan.samples)
     room = as_capacities(capacities_bytes, plan.ranks)[rank]
     tiers = np.full(string.size, SOURCE, np.int8)
-    given_up = np.full(string.size, -1, np.int64)
+    # What the very step reads again that reads it would come too late.
+    given_up = np.where((arrives >= 0) & (arrives == steps), arrives, -1)
     # Of what a step hands on, the nearest use comes first: nothing is sent and given up at once.
-    arriving = np.flatnonzero(arrives >= 0)
+    arriving = np.flatnonzero((arrives >= 0) & (arrives < steps))
     arriving = arriving[np.argsort(arrives[arriving], kind="stable")]
     kernels.keep_nearest(arriving, arrives, steps, sizes[string], room, tiers, given_up)
     return Handed(rank, tiers, from_rank, arrives, given_up)
@@ -149,6 +150,8 @@ def _last_reads_with_repeats(plan: AccessPlan, rank: int, reads: int) -> tuple[N
     done = 0
     for epoch in range(plan.epochs):
         samples, readers = readers_of_epoch(plan, epoch)
+        if samples.size == 0:
+            continue
         steps = begins[epoch] + np.arange(samples.size) // plan.batch_size
         order = np.argsort(samples, kind="stable")
         again = np.flatnonzero(samples[order[1:]] == samples[order[:-1]]) + 1

@@ -1,0 +1,244 @@
+"""How often, by whom and when first samples are read: formula, counts and the lemmas of the thesis."""
+
+from fractions import Fraction
+from math import ceil, comb, floor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError
+from penstock.plan import AccessPlan, Explicit, FullShuffle, Sequential
+from penstock.plan import frequency as module
+from penstock.plan.frequency import (
+    blocks_of_samples,
+    count_reads,
+    count_samples_read_more_often,
+    expected_histogram,
+    expected_samples_read_more_often,
+    first_reads,
+    first_steps,
+    readers_by_sample,
+    readers_of_epoch,
+    reads_of,
+    steps_of_reads,
+    threshold,
+    uses_of,
+)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> AccessPlan:
+    """Small plans of every shape: short last batches dropped or not, idle ranks, repeated and left-out samples."""
+    samples = draw(st.integers(1, 40))
+    epochs = draw(st.integers(1, 5))
+    if draw(st.booleans()):
+        order: FullShuffle | Explicit = FullShuffle(samples, draw(st.integers(0, 99)))
+    else:
+        ids = st.lists(st.integers(0, samples - 1), min_size=1, max_size=50)
+        order = Explicit([draw(ids) for _ in range(epochs)], samples)
+    split = draw(st.sampled_from(["uniform", "strided", "imbalanced"]))
+    return AccessPlan(
+        order, draw(st.integers(1, 20)), epochs, draw(st.integers(1, 5)), split, draw(st.booleans())
+    )
+
+
+def _all_reads(plan: AccessPlan) -> list[tuple[int, int, int]]:
+    """(step over all epochs, rank, sample) of every read, step by step and rank by rank."""
+    reads, step = [], 0
+    for epoch in range(plan.epochs):
+        for local in range(plan.steps(epoch)):
+            for rank in range(plan.ranks):
+                reads += [(step, rank, int(k)) for k in plan.local_batch(rank, epoch, local)]
+            step += 1
+    return reads
+
+
+# The formula of section 3.2.1
+
+
+def test_the_example_of_the_thesis_expects_323_samples() -> None:
+    expected = expected_samples_read_more_often(10_000, epochs=1_000, ranks=4, delta=0.1)
+
+    exactly = 10_000 * Fraction(sum(comb(1_000, k) * 3 ** (1_000 - k) for k in range(276, 1_001)), 4**1_000)
+    assert expected == pytest.approx(float(exactly), rel=1e-9)
+    assert round(expected) == 323  # "around 323"
+
+
+def test_as_printed_the_sum_of_the_thesis_would_expect_378() -> None:
+    histogram = expected_histogram(10_000, epochs=1_000, ranks=4)
+
+    assert histogram[ceil(threshold(1_000, 4, 0.1)) :].sum() == pytest.approx(378.18, abs=0.01)
+    assert histogram.sum() == pytest.approx(10_000, rel=1e-9)
+
+
+def test_a_limit_is_the_decimal_that_was_written() -> None:
+    assert (1 + 0.1) * 50 > 55  # what binary numbers say
+
+    assert threshold(200, 4, 0.1) == 55
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_below_the_least_limit_every_sample_is_expected(ranks: int) -> None:
+    assert expected_samples_read_more_often(50, epochs=7, ranks=ranks, delta=-1) == pytest.approx(
+        50 * (1 - (1 - 1 / ranks) ** 7)
+    )
+
+
+@pytest.mark.parametrize("delta", [float("nan"), float("inf"), -1.1, True])
+def test_a_delta_that_is_no_share_is_refused(delta: float) -> None:
+    with pytest.raises(ConfigError, match="delta is"):
+        threshold(10, 2, delta)
+
+
+@pytest.mark.parametrize(
+    ("field", "sizes"), [("epochs", (10, 0, 2)), ("ranks", (10, 5, 0)), ("samples", (0, 5, 2))]
+)
+def test_sizes_that_cannot_be_are_refused(field: str, sizes: tuple[int, int, int]) -> None:
+    with pytest.raises(ConfigError, match=f"{field} is 0"):
+        expected_histogram(*sizes)
+
+
+def test_a_plan_has_as_many_often_read_samples_as_the_formula_expects() -> None:
+    plan = AccessPlan(FullShuffle(4_000, 5), 40, 200, ranks=4)
+
+    counted = [count_samples_read_more_often(plan, rank, 0.2) for rank in range(4)]
+
+    expected = expected_samples_read_more_often(4_000, 200, 4, 0.2)
+    assert expected > 100
+    # Each count is nearly Poisson; four standard deviations.
+    assert all(abs(count - expected) < 4 * expected**0.5 for count in counted), (counted, expected)
+
+
+def test_the_example_of_the_thesis_counts_about_329_samples() -> None:
+    plan = AccessPlan(FullShuffle(10_000, 0), 100, 1_000, ranks=4)
+
+    counted = (count_reads(plan) > 275).sum(axis=1)
+
+    assert counted.tolist()[0] == 328  # with this seed; 329 in the thesis
+    assert abs(counted.mean() - 323) < 3 * 323**0.5 / 2
+
+
+# Lemmas 3.1 and 3.2
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), st.integers(1, 30), st.integers(2, 6), st.integers(0, 99))
+def test_who_reads_a_sample_often_leaves_another_rank_that_reads_it_seldom(
+    samples: int, epochs: int, ranks: int, seed: int
+) -> None:
+    """Lemma 3.1, with the delta that the rank's count stands for."""
+    counts = count_reads(AccessPlan(FullShuffle(samples, seed), 7, epochs, ranks))
+
+    for rank, sample in zip(*np.nonzero(counts * ranks >= epochs), strict=True):
+        delta = Fraction(int(counts[rank, sample]) * ranks, epochs) - 1
+        assert ceil((1 + delta) * Fraction(epochs, ranks)) == counts[rank, sample]
+        at_most = ceil((ranks - 1 - delta) / (ranks - 1) * Fraction(epochs, ranks))
+        assert np.delete(counts[:, sample], rank).min() <= at_most
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), st.integers(1, 30), st.integers(2, 6), st.integers(0, 99))
+def test_who_reads_a_sample_seldom_leaves_another_rank_that_reads_it_often(
+    samples: int, epochs: int, ranks: int, seed: int
+) -> None:
+    """Lemma 3.2, likewise."""
+    counts = count_reads(AccessPlan(FullShuffle(samples, seed), 7, epochs, ranks))
+
+    for rank, sample in zip(*np.nonzero(counts * ranks <= epochs), strict=True):
+        delta = 1 - Fraction(int(counts[rank, sample]) * ranks, epochs)
+        assert floor((1 - delta) * Fraction(epochs, ranks)) == counts[rank, sample]
+        at_least = floor((ranks - 1 + delta) / (ranks - 1) * Fraction(epochs, ranks))
+        assert np.delete(counts[:, sample], rank).max() >= at_least
+
+
+# What a plan is asked
+
+
+@settings(deadline=None)
+@given(plans())
+def test_uses_are_those_of_the_access_string(plan: AccessPlan) -> None:
+    for rank in range(plan.ranks):
+        string = plan.string(rank).tolist()
+        uses = uses_of(plan, rank)
+
+        assert uses.samples.tolist() == sorted(set(string))
+        assert uses.counts.tolist() == [string.count(sample) for sample in uses.samples]
+        assert uses.first.tolist() == [string.index(sample) for sample in uses.samples]
+        assert reads_of(plan, rank) == len(string)
+
+
+@settings(deadline=None)
+@given(plans())
+def test_every_read_has_its_step_and_its_reader(plan: AccessPlan) -> None:
+    reads = _all_reads(plan)
+    begins = first_steps(plan).tolist()
+    found = []
+    for epoch in range(plan.epochs):
+        samples, ranks = readers_of_epoch(plan, epoch)
+        steps = begins[epoch] + np.arange(samples.size) // plan.batch_size
+        found += list(zip(steps.tolist(), ranks.tolist(), samples.tolist(), strict=True))
+
+    assert sorted(found) == sorted(reads)
+    for rank in range(plan.ranks):
+        assert steps_of_reads(plan, rank).tolist() == [step for step, by, _ in reads if by == rank]
+
+
+@settings(deadline=None)
+@given(plans())
+def test_readers_of_a_sample_are_listed_in_the_order_of_time(plan: AccessPlan) -> None:
+    wanted = np.arange(0, plan.samples, 2)
+
+    starts, ranks = readers_by_sample(plan, wanted)
+
+    reads = _all_reads(plan)
+    for index, sample in enumerate(wanted.tolist()):
+        listed = [rank for rank in ranks[starts[index] : starts[index + 1]].tolist() if rank >= 0]
+        steps = {(step, rank) for step, rank, other in reads if other == sample}
+        assert sorted(listed) == sorted(rank for _, rank, other in reads if other == sample)
+        if len(steps) == len(listed) == len({step for step, _ in steps}):
+            assert listed == [rank for _, rank in sorted(steps)]
+
+
+@settings(deadline=None)
+@given(plans())
+def test_the_first_reader_of_a_sample_is_found(plan: AccessPlan) -> None:
+    first = first_reads(plan)
+
+    reads = _all_reads(plan)
+    for sample in range(plan.samples):
+        steps = [(step, rank) for step, rank, other in reads if other == sample]
+        if not steps:
+            assert (first.rank_of[sample], first.step_of[sample]) == (-1, -1)
+        else:
+            earliest = min(steps)[0]
+            assert first.step_of[sample] == earliest
+            assert (earliest, first.rank_of[sample]) in steps
+
+
+@settings(deadline=None)
+@given(plans())
+def test_counts_of_all_ranks_are_those_of_each(plan: AccessPlan) -> None:
+    counts = count_reads(plan)
+
+    assert counts.tolist() == [plan.frequency(rank).tolist() for rank in range(plan.ranks)]
+
+
+def test_blocks_of_samples_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_READERS_AT_ONCE", 100)
+    monkeypatch.setattr(module, "_SMALLEST_BLOCK", 8)
+    plan = AccessPlan(Sequential(30), 10, 10)
+    samples: NDArray[np.int64] = np.arange(30)
+
+    blocks = [samples[block].size for block in blocks_of_samples(plan, samples)]
+
+    assert blocks == [10, 10, 10]
+
+
+def test_a_split_by_which_ranks_share_samples_is_refused() -> None:
+    plan = AccessPlan(Sequential(10), 5, 1, ranks=2, split="whole")
+
+    with pytest.raises(ConfigError, match="no one reader"):
+        first_reads(plan)

@@ -1,0 +1,138 @@
+"""The split local: ranks read what they hold, and the global batch stays what it is."""
+
+import pickle
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigError
+from penstock.plan import AccessPlan, Explicit, FullShuffle, Sequential, split_locally
+from penstock.plan import local as module
+from penstock.plan.frequency import readers_of_epoch
+
+
+@st.composite
+def held_plans(draw: st.DrawFn) -> tuple[AccessPlan, list[int]]:
+    samples = draw(st.integers(1, 50))
+    epochs = draw(st.integers(1, 3))
+    ranks = draw(st.integers(1, 5))
+    if draw(st.booleans()):
+        order: FullShuffle | Explicit = FullShuffle(samples, draw(st.integers(0, 99)))
+    else:
+        ids = st.lists(st.integers(0, samples - 1), min_size=1, max_size=50)
+        order = Explicit([draw(ids) for _ in range(epochs)], samples)
+    split = draw(st.sampled_from(["uniform", "strided", "imbalanced"]))
+    plan = AccessPlan(order, draw(st.integers(1, 20)), epochs, ranks, split, draw(st.booleans()))
+    return plan, draw(st.lists(st.integers(-1, ranks - 1), min_size=samples, max_size=samples))
+
+
+@settings(deadline=None)
+@given(held_plans())
+def test_global_batches_and_local_sizes_stay_and_each_rank_reads_what_it_holds(
+    case: tuple[AccessPlan, list[int]],
+) -> None:
+    plan, rank_of = case
+
+    local = split_locally(plan, rank_of)
+
+    for epoch in range(plan.epochs):
+        assert local.length(epoch) == plan.length(epoch)
+        for step in range(plan.steps(epoch)):
+            before = [plan.local_batch(rank, epoch, step).tolist() for rank in range(plan.ranks)]
+            after = [local.local_batch(rank, epoch, step).tolist() for rank in range(plan.ranks)]
+            assert sorted(chain(*after)) == sorted(chain(*before))
+            assert list(map(len, after)) == list(map(len, before))
+            holders = [rank_of[sample] for sample in chain(*before)]
+            for rank, samples in enumerate(after):
+                own = [sample for sample in samples if rank_of[sample] == rank]
+                assert len(own) == min(holders.count(rank), len(samples))
+
+
+@settings(deadline=None)
+@given(held_plans())
+def test_every_question_of_a_plan_is_answered_for_the_places_that_samples_have_now(
+    case: tuple[AccessPlan, list[int]],
+) -> None:
+    plan, rank_of = case
+    local = split_locally(plan, rank_of)
+
+    for epoch in range(plan.epochs):
+        ids = local.sample_at(epoch, np.arange(local.length(epoch))).tolist()
+        found = [ids.index(sample) if sample in ids else -1 for sample in range(plan.samples)]
+        assert local.position_of(epoch, np.arange(plan.samples)).tolist() == found
+        _, readers = readers_of_epoch(local, epoch)
+        assert [local.reader_of(epoch, [ids[p]])[0][0] for p in sorted({i for i in found if i >= 0})] == [
+            readers[p] for p in sorted({i for i in found if i >= 0})
+        ]
+
+
+def test_blocks_give_the_same_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = AccessPlan(FullShuffle(1_000, 2), 30, 2, ranks=3)
+    rank_of = np.random.default_rng(0).integers(0, 3, 1_000)
+    at_once = split_locally(plan, rank_of)
+    monkeypatch.setattr(module, "_BLOCK", 100)
+
+    in_blocks = split_locally(plan, rank_of)
+
+    for rank in range(3):
+        assert in_blocks.string(rank).tolist() == at_once.string(rank).tolist()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "local_batch", "share", "target"),
+    [
+        (4, 32, 0.062, 0.08),
+        (4, 64, 0.041, 0.05),
+        (32, 64, 0.049, 0.05),
+        (32, 256, 0.025, 0.026),
+        (256, 32, 0.070, 0.08),
+    ],
+)
+def test_few_samples_move_and_fewer_the_larger_the_batch(
+    ranks: int, local_batch: int, share: float, target: float
+) -> None:
+    """Shares as simulated independently for uniform homes; they vary by a few tenths of a percent with the batches."""
+    batch = ranks * local_batch
+    plan = AccessPlan(FullShuffle(max(100_000, 20 * batch), 3), batch, 1, ranks, drop_last=True)
+    rank_of = np.random.default_rng(1).permutation(np.arange(plan.samples) % ranks)
+
+    samples, readers = readers_of_epoch(split_locally(plan, rank_of), 0)
+
+    moved = float((rank_of[samples] != readers).mean())
+    assert moved == pytest.approx(share, abs=0.003)
+    assert moved <= target
+
+
+def test_a_plan_with_local_batches_travels_to_other_processes() -> None:
+    plan = split_locally(AccessPlan(FullShuffle(60, 2), 12, 2, ranks=3), np.arange(60) % 3)
+
+    copy = pickle.loads(pickle.dumps(plan))
+
+    assert copy.string(1).tolist() == plan.string(1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("rank_of", "match"),
+    [
+        ([0, 1, 2, 0], r"ranks 0 to 2"),
+        ([0, 1, -2, 0], "ranks -2 to 1"),
+        ([0, 1], "shape"),
+        ([0.0] * 4, "float64"),
+    ],
+)
+def test_holders_that_cannot_be_are_refused(rank_of: list[int], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        split_locally(AccessPlan(Sequential(4), 2, 1, ranks=2), rank_of)
+
+
+def test_where_all_ranks_read_everything_there_is_nothing_to_share_out() -> None:
+    with pytest.raises(ConfigError, match="no one reader"):
+        split_locally(AccessPlan(Sequential(4), 2, 1, ranks=2, split="whole"), [0, 1, 0, 1])
+
+
+def test_local_is_no_name_of_a_split_but_says_where_to_find_it() -> None:
+    with pytest.raises(ConfigError, match="split_locally"):
+        AccessPlan(Sequential(4), 2, 1, ranks=2, split="local")
