@@ -155,7 +155,15 @@ def test_a_training_repeats_and_leaves_the_callers_random_numbers_and_threads_al
     told: list[int] = []
 
     once, again = (
-        train_digits(ratios=[0.1], numberings=[SCATTERED], seeds=1, epochs=1, single=False, done=told.append)
+        train_digits(
+            ratios=[0.1],
+            numberings=[SCATTERED],
+            seeds=1,
+            epochs=1,
+            batch_size=128,
+            single=False,
+            done=told.append,
+        )
         for _ in range(2)
     )
 
