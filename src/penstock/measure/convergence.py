@@ -199,12 +199,12 @@ def train_digits(
     """Train a small convolutional network on scikit-learn's 1,797 handwritten digits in each order, and test it.
 
     ratios: of the bundles; full shuffle (1) is added if it is not there. single: also bundles of a single sample,
-        the same sequence in every epoch. optimizer: "adam" or "sgd", its rate falling to 0 along a cosine. done: told
+        one sequence back and forth. optimizer: "adam" or "sgd", its rate falling to 0 along a cosine. done: told
         after each training how many are done.
     Every fifth scan of a class is tested on, 1,442 are trained on. One seed gives the weights at the start, the order
-    and the scattering, so that runs of one seed differ in order alone. SGD with momentum, its rate falling to 0 along
-    a cosine. One thread; about a second per training of 20 epochs.
-    Raises: ConfigError for counts that cannot be, unknown numberings and ratios that `BundleShuffle` refuses;
+    and the scattering, so that runs of one seed differ in order alone. One thread; one to two
+    seconds of a processor per training of 20 epochs.
+    Raises: ConfigError for counts that cannot be, unknown names and ratios that `BundleShuffle` refuses;
         ImportError without PyTorch or scikit-learn.
     """
     for name, value in (("seeds", seeds), ("epochs", epochs), ("batch_size", batch_size)):
