@@ -38,25 +38,18 @@ from penstock.simulate._request_kernels import (
 
 #: What an actor's next event ends.
 _IDLE, _FETCH, _WORK = 0, 1, 2
-#: State of an access besides the time at which it is staged.
-_BEGUN, _LEFT = -2.0, -3.0
-_UNSEEN = -1.0
-
-
-class Heap(NamedTuple):
-    """Events by time, then actor. times, actors: [actors]; count: int64[1]."""
-
-    times: Floats
-    actors: Ints
-    count: Ints
+#: State of an access that is not staged: not thought of; on its way; left to the consumer.
+_UNSEEN, _BEGUN, _LEFT = -1.0, -2.0, -3.0
+#: What an actor reads from, if no tier (holder * tiers + tier).
+_STORE, _NOTHING = -1, -2
 
 
 class Actors(NamedTuple):
     """State per actor, [actors]. Actor rank * per_rank is a consumer, staging threads follow, then fill threads.
 
-    phase: what its event ends. access: the access, or for a fill thread its sample. origin: as in reads.
-    held: whose tier it reads from, holder * tiers + tier; -1 the store; -2 nothing.
-    level: of a fill thread the tier; else 0. is_parked: it waits for room.
+    phase: what its event ends. access: its access, of a fill thread its sample. origin: as in reads. held: what it
+    reads from. level: of a fill thread its tier, else 0. is_parked: it waits for room.
+    times, waiting: a heap of (time, actor), by time, then actor.
     """
 
     phase: NDArray[np.int8]
@@ -65,17 +58,19 @@ class Actors(NamedTuple):
     held: Ints
     level: Ints
     is_parked: NDArray[np.bool_]
+    times: Floats
+    waiting: Ints
 
 
 class State(NamedTuple):
-    """Of ranks. store_reads: int64[ranks]; clients: int64[1]; tier_reads: int64[ranks * tiers].
+    """Of ranks. store_reads: int64[ranks] and tier_reads: int64[ranks * tiers], reads under way.
 
-    staged_at: float64[accesses], when staged, or one of _UNSEEN, _BEGUN, _LEFT. asked_at: float64[ranks], since when
-    the consumer waits, -1 where it does not. next_fill, end_fill: int64[ranks, tiers]; index 0: the spares.
+    staged_at: float64[accesses], when staged, or one of _UNSEEN, _BEGUN, _LEFT; staged_from: int8[accesses].
+    staged_bytes, next_stage, next_free, next_use: [ranks]. asked_at: float64[ranks], since when the consumer waits, -1
+    where it does not. next_fill, end_fill: int64[ranks, tiers], of Fills.samples; column 0: the spares.
     """
 
     store_reads: Ints
-    clients: Ints
     tier_reads: Ints
     staged_at: Floats
     staged_from: NDArray[np.int8]
@@ -88,403 +83,378 @@ class State(NamedTuple):
     end_fill: Ints
 
 
+def new_state(job: Job, fills: Fills, rules: Rules) -> tuple[Actors, State]:
+    """Return all actors idle, and the state before the first step; what is listed is taken off `fills.room`."""
+    ranks, tiers = fills.room.shape
+    stagers = rules.threads if rules.stages else 0
+    levels = np.concatenate(
+        [np.zeros(1 + stagers, np.int64), np.repeat(np.arange(1, tiers), fills.threads[1:])]
+    )
+    count = ranks * levels.size
+    actors = Actors(
+        np.zeros(count, np.int8),
+        np.zeros(count, np.int64),
+        np.zeros(count, np.int8),
+        np.full(count, _NOTHING),
+        np.tile(levels, ranks),
+        np.zeros(count, np.bool_),
+        np.empty(count),
+        np.empty(count, np.int64),
+    )
+    next_fill, end_fill = np.zeros((ranks, tiers), np.int64), np.zeros((ranks, tiers), np.int64)
+    for rank in range(ranks):
+        begin, end = fills.begin[rank], fills.begin[rank + 1]
+        levels = fills.level[begin:end]
+        planned = fills.samples[begin:end][levels > 0]
+        fills.room[rank] -= np.bincount(levels[levels > 0], job.sizes[planned], tiers)
+        counts = np.bincount(levels, minlength=tiers)
+        # In the list tier 1 comes first, the spares last.
+        ends = begin + np.concatenate([np.cumsum(counts[1:]), [counts.sum()]])
+        end_fill[rank] = np.roll(ends, 1)
+        next_fill[rank] = end_fill[rank] - counts
+    state = State(
+        np.zeros(ranks, np.int64),
+        np.zeros(ranks * tiers, np.int64),
+        np.full(job.string.size, _UNSEEN),
+        np.zeros(job.string.size, np.int8),
+        np.zeros(ranks),
+        job.bounds[:, 0].copy(),
+        job.bounds[:, 0].copy(),
+        job.bounds[:, 0].copy(),
+        np.full(ranks, -1.0),
+        next_fill,
+        end_fill,
+    )
+    return actors, state
+
+
 @kernel
-def _push(heap: Heap, time: float, actor: int) -> None:
-    place = heap.count[0]
-    heap.count[0] += 1
+def _push(times: Floats, waiting: Ints, count: int, time: float, actor: int) -> int:
+    """Add an event; return how many there are."""
+    place = count
     while place > 0:
         parent = (place - 1) // 2
-        if (heap.times[parent], heap.actors[parent]) <= (time, actor):
+        if times[parent] < time or (times[parent] == time and waiting[parent] < actor):
             break
-        heap.times[place], heap.actors[place] = heap.times[parent], heap.actors[parent]
+        times[place], waiting[place] = times[parent], waiting[parent]
         place = parent
-    heap.times[place], heap.actors[place] = time, actor
+    times[place], waiting[place] = time, actor
+    return count + 1
 
 
 @kernel
-def _pop(heap: Heap) -> tuple[float, int]:
-    first = heap.times[0], heap.actors[0]
-    heap.count[0] -= 1
-    count = heap.count[0]
-    time, actor = heap.times[count], heap.actors[count]
+def _pop(times: Floats, waiting: Ints, count: int) -> int:
+    """Take the first event out of the heap; return how many are left."""
+    count -= 1
+    time, actor = times[count], waiting[count]
     place = 0
     while True:
         child = 2 * place + 1
         if child >= count:
             break
-        if child + 1 < count and (heap.times[child + 1], heap.actors[child + 1]) < (
-            heap.times[child],
-            heap.actors[child],
+        other = child + 1
+        if other < count and (
+            times[other] < times[child] or (times[other] == times[child] and waiting[other] < waiting[child])
         ):
-            child += 1
-        if (time, actor) <= (heap.times[child], heap.actors[child]):
+            child = other
+        if time < times[child] or (time == times[child] and actor < waiting[child]):
             break
-        heap.times[place], heap.actors[place] = heap.times[child], heap.actors[child]
+        times[place], waiting[place] = times[child], waiting[child]
         place = child
-    heap.times[place], heap.actors[place] = time, actor
-    return first
+    times[place], waiting[place] = time, actor
+    return count
 
 
 @kernel
-def _store_rate(costs: Costs, rules: Rules, state: State, rank: int) -> float:
-    """Bytes/s of one more read of the store by this rank, as of now."""
-    clients = state.clients[0] + (state.store_reads[rank] == 0)
-    return float(
-        costs.store[state.store_reads.size if rules.counts_all else clients, state.store_reads[rank] + 1]
-    )
-
-
-@kernel
-def _take(state: State, rank: int, held: int) -> None:
-    if held == -1:
-        state.clients[0] += state.store_reads[rank] == 0
-        state.store_reads[rank] += 1
-    elif held >= 0:
-        state.tier_reads[held] += 1
-
-
-@kernel
-def _give_back(state: State, rank: int, held: int) -> None:
-    if held == -1:
-        state.store_reads[rank] -= 1
-        state.clients[0] -= state.store_reads[rank] == 0
-    elif held >= 0:
-        state.tier_reads[held] -= 1
-
-
-@kernel
-def _fetch(
-    job: Job,
-    copies: Copies,
-    fills: Fills,
-    costs: Costs,
-    rules: Rules,
-    state: State,
-    results: Results,
-    actors: Actors,
-    actor: int,
+def _from_tiers(
+    begin: Ints,
+    holder: NDArray[np.int32],
+    tier: NDArray[np.int8],
+    ready: Floats,
+    tier_rate: Floats,
+    peer_rate: Floats,
+    tier_reads: Ints,
+    sample: int,
+    nbytes: int,
     rank: int,
-    access: int,
     now: float,
-    from_store: bool,
     from_peers: bool,
-) -> float:
-    """Begin to fetch an access from where it is there first; return when its bytes are here, inf if from nowhere."""
-    sample = job.string[access]
-    nbytes = job.sizes[sample]
-    tiers = fills.room.shape[1]
-    done, origin, held = np.inf, STAGED_STORE, -1
-    own = -1
-    for copy in range(copies.begin[sample], copies.begin[sample + 1]):
-        is_own = copies.holder[copy] == rank
-        if is_own:
-            own = copy
-        if copies.ready[copy] == np.inf or not (is_own or (from_peers and copies.ready[copy] <= now)):
+    handed_to: int,
+) -> tuple[float, int]:
+    """Return when a sample can be here from a tier, the rank's own or a peer's, and from which; inf if from none.
+
+    handed_to: a tier of this rank's where it lies besides, if above 0. A copy of one's own that is on its way counts.
+    """
+    tiers = tier_rate.shape[0]
+    done, held = np.inf, _NOTHING
+    for copy in range(begin[sample], begin[sample + 1]):
+        is_own = holder[copy] == rank
+        if ready[copy] == np.inf or not (is_own or (from_peers and ready[copy] <= now)):
             continue
-        place = copies.holder[copy] * tiers + copies.tier[copy]
-        reads = state.tier_reads[place] + 1
-        rate = costs.tier[copies.tier[copy], reads] if is_own else costs.peer[copies.tier[copy], reads]
-        end = max(now, copies.ready[copy]) + nbytes / rate
+        place = holder[copy] * tiers + tier[copy]
+        rates = tier_rate if is_own else peer_rate
+        end = max(now, ready[copy]) + nbytes / rates[tier[copy], tier_reads[place] + 1]
         if end < done:
-            done, origin, held = end, STAGED_TIER if is_own else STAGED_PEER, place
-    if job.hit.size and job.hit[access] > 0:
-        place = rank * tiers + job.hit[access]
-        end = now + nbytes / costs.tier[job.hit[access], state.tier_reads[place] + 1]
+            done, held = end, place
+    if handed_to > 0:
+        place = rank * tiers + handed_to
+        end = now + nbytes / tier_rate[handed_to, tier_reads[place] + 1]
         if end < done:
-            done, origin, held = end, STAGED_TIER, place
-    if from_store:
-        end = now + nbytes / _store_rate(costs, rules, state, rank)
-        if end < done:
-            done, origin, held = end, STAGED_STORE, -1
-            results.store_bytes[rank] += nbytes
-            if own >= 0 and copies.ready[own] == np.inf and copies.tier[own] > 0:
-                copies.ready[own] = done
-            for copy in range(copies.begin[sample], copies.begin[sample + 1]):
-                if copies.is_handed[copy] and copies.ready[copy] == np.inf:
-                    copies.ready[copy] = done + nbytes / costs.network
-    if done < np.inf:
-        _take(state, rank, held)
-        actors.phase[actor] = _FETCH
-        actors.access[actor] = access
-        actors.origin[actor] = origin
-        actors.held[actor] = held
-    return done
+            done, held = end, place
+    return done, held
 
 
 @kernel
-def _call_consumer(
-    state: State, actors: Actors, heap: Heap, actor: int, rank: int, access: int, now: float
-) -> None:
-    """Let the rank's consumer go on if it waits for this access."""
-    consumer = actor - actor % (actors.phase.size // state.asked_at.size)
-    if state.asked_at[rank] >= 0.0 and state.next_use[rank] == access:
-        actors.phase[consumer] = _IDLE
-        _push(heap, now, consumer)
-
-
-@kernel
-def _stage_next(
-    job: Job,
-    copies: Copies,
-    fills: Fills,
-    costs: Costs,
-    rules: Rules,
-    state: State,
-    results: Results,
-    actors: Actors,
-    heap: Heap,
-    actor: int,
+def _claim(
+    begin: Ints,
+    holder: NDArray[np.int32],
+    tier: NDArray[np.int8],
+    ready: Floats,
+    is_handed: NDArray[np.bool_],
+    sample: int,
     rank: int,
-    now: float,
+    done: float,
+    sending: float,
 ) -> None:
-    """Let a staging thread take the next access, park where there is no room, or retire at the end of the string."""
-    end = job.bounds[rank, job.bounds.shape[1] - 1]
-    while state.next_stage[rank] < end:
-        access = state.next_stage[rank]
-        nbytes = job.sizes[job.string[access]]
-        if state.staged_bytes[rank] > 0 and state.staged_bytes[rank] + nbytes > rules.staging_bytes:
-            actors.is_parked[actor] = True
-            _call_consumer(state, actors, heap, actor, rank, access, now)
-            return
-        state.next_stage[rank] += 1
-        done = _fetch(
-            job,
-            copies,
-            fills,
-            costs,
-            rules,
-            state,
-            results,
-            actors,
-            actor,
-            rank,
-            access,
-            now,
-            rules.from_store,
-            rules.from_peers,
-        )
-        if done < np.inf:
-            state.staged_bytes[rank] += nbytes
-            state.staged_at[access] = _BEGUN
-            _push(heap, done, actor)
-            return
-        state.staged_at[access] = _LEFT
-        _call_consumer(state, actors, heap, actor, rank, access, now)
-
-
-@kernel
-def _fill_next(
-    job: Job,
-    copies: Copies,
-    fills: Fills,
-    costs: Costs,
-    rules: Rules,
-    state: State,
-    results: Results,
-    actors: Actors,
-    heap: Heap,
-    actor: int,
-    rank: int,
-    now: float,
-) -> None:
-    """Let a fill thread take its tier's next sample that nobody has begun to read, or a spare that fits."""
-    level = actors.level[actor]
-    for column in (level, 0):
-        while state.next_fill[rank, column] < state.end_fill[rank, column]:
-            sample = fills.samples[state.next_fill[rank, column]]
-            nbytes = job.sizes[sample]
-            copy = own_copy(copies, sample, rank)
-            if copies.ready[copy] < np.inf:
-                state.next_fill[rank, column] += 1
-                continue
-            if column == 0 and nbytes > fills.room[rank, level]:
-                break
-            state.next_fill[rank, column] += 1
-            if column == 0:
-                fills.room[rank, level] -= nbytes
-                copies.tier[copy] = level
-            fetched = now + nbytes / _store_rate(costs, rules, state, rank)
-            _take(state, rank, -1)
-            copies.ready[copy] = fetched + nbytes * costs.fill[level]
-            results.store_bytes[rank] += nbytes
-            results.fill_reads[rank] += 1
-            actors.phase[actor], actors.access[actor], actors.held[actor] = _FETCH, sample, -1
-            _push(heap, fetched, actor)
-            return
-    actors.is_parked[actor] = True
-
-
-@kernel
-def _wake(actors: Actors, heap: Heap, first: int, last: int, now: float) -> None:
-    for actor in range(first, last):
-        if actors.is_parked[actor]:
-            actors.is_parked[actor] = False
-            actors.phase[actor] = _IDLE
-            _push(heap, now, actor)
-
-
-@kernel
-def _release(
-    job: Job, copies: Copies, fills: Fills, rules: Rules, state: State, rank: int, last: int
-) -> bool:
-    """Free what was consumed before `last`; return whether a tier has new room."""
-    has_room = False
-    for access in range(state.next_free[rank], last):
-        sample = job.string[access]
-        if state.staged_at[access] >= 0.0:
-            state.staged_bytes[rank] -= job.sizes[sample]
-        if rules.drops and job.is_last[access]:
-            own = own_copy(copies, sample, rank)
-            if own >= 0 and copies.ready[own] < np.inf:
-                fills.room[rank, copies.tier[own]] += job.sizes[sample]
-                copies.ready[own] = np.inf
-                copies.tier[own] = 0
-                has_room = True
-    state.next_free[rank] = last
-    return has_room
+    """A read of the store that ends at `done` serves the rank's own tier too, and those that are handed the sample."""
+    for copy in range(begin[sample], begin[sample + 1]):
+        if ready[copy] < np.inf:
+            continue
+        if holder[copy] == rank and tier[copy] > 0:
+            ready[copy] = done
+        elif is_handed[copy]:
+            ready[copy] = done + sending
 
 
 @kernel
 def run_together(
-    job: Job, copies: Copies, fills: Fills, costs: Costs, rules: Rules, results: Results
-) -> None:
+    job: Job,
+    copies: Copies,
+    fills: Fills,
+    costs: Costs,
+    rules: Rules,
+    actors: Actors,
+    state: State,
+    results: Results,
+) -> bool:
     """Run all steps; a step begins for all ranks at once and ends when the slowest is done.
 
-    Mutated: copies.ready and .tier, fills.room and results.
+    One long loop: what it keeps are some forty arrays, and handing them to functions costs more than the work.
+    Mutated: copies.ready and .tier, fills.room, actors, state and results.
+    Returns: whether the run came to its end; it does not if every rank waits for another.
     """
-    ranks, steps, tiers = job.bounds.shape[0], job.bounds.shape[1] - 1, fills.room.shape[1]
+    string, bounds, sizes, hit, is_last = job
+    begin, holder, tier, ready, is_handed = copies
+    fill_begin, fill_samples, _, _, room = fills
+    store_rate, tier_rate, peer_rate = costs.store, costs.tier, costs.peer
+    phases, accesses, origins, helds, levels, is_parked, times, waiting = actors
+    (
+        store_reads, tier_reads, staged_at, staged_from, staged_bytes, next_stage, next_free, next_use, asked_at,
+        next_fill, end_fill,
+    ) = state  # fmt: skip
+    step_end, step_stall, step_busy, reads, store_bytes, fill_reads, access_stall, access_end = results
+    ranks, steps = bounds.shape[0], bounds.shape[1] - 1
+    per_rank = phases.size // ranks
     stagers = rules.threads if rules.stages else 0
-    per_rank = 1 + stagers + fills.threads[1:].sum()
-    count = ranks * per_rank
-    heap = Heap(np.empty(count), np.empty(count, np.int64), np.zeros(1, np.int64))
-    actors = Actors(
-        np.zeros(count, np.int8), np.zeros(count, np.int64), np.zeros(count, np.int8), np.full(count, -2),
-        np.zeros(count, np.int64), np.zeros(count, np.bool_),
-    )  # fmt: skip
-    state = State(
-        np.zeros(ranks, np.int64), np.zeros(1, np.int64), np.zeros(ranks * tiers, np.int64),
-        np.full(job.string.size, _UNSEEN), np.zeros(job.string.size, np.int8), np.zeros(ranks),
-        job.bounds[:, 0].copy(), job.bounds[:, 0].copy(), job.bounds[:, 0].copy(), np.full(ranks, -1.0),
-        np.zeros((ranks, tiers), np.int64), np.zeros((ranks, tiers), np.int64),
-    )  # fmt: skip
+    has_hits = hit.size > 0
+
+    clients, events = 0, 0
     for rank in range(ranks):
-        place = fills.begin[rank]
-        for column in range(1, tiers + 1):
-            level = column % tiers
-            state.next_fill[rank, level] = place
-            while place < fills.begin[rank + 1] and fills.level[place] == level:
-                if level:
-                    fills.room[rank, level] -= job.sizes[fills.samples[place]]
-                place += 1
-            state.end_fill[rank, level] = place
-        actor = rank * per_rank + 1
-        for _ in range(stagers):
-            _push(heap, rules.staging_start, actor)
-            actor += 1
-        for level in range(1, tiers):
-            for _ in range(fills.threads[level]):
-                actors.level[actor] = level
-                if fills.begin[rank] < fills.begin[rank + 1]:
-                    _push(heap, rules.start, actor)
-                actor += 1
+        for actor in range(rank * per_rank + 1, (rank + 1) * per_rank):
+            if levels[actor] == 0:
+                events = _push(times, waiting, events, rules.staging_start, actor)
+            elif fill_begin[rank] < fill_begin[rank + 1]:
+                events = _push(times, waiting, events, rules.start, actor)
 
     now = rules.start
     for step in range(steps):
         running = 0
         for rank in range(ranks):
-            if job.bounds[rank, step] < job.bounds[rank, step + 1]:
+            if bounds[rank, step] < bounds[rank, step + 1]:
                 running += 1
-                actors.phase[rank * per_rank] = _IDLE
-                _push(heap, now, rank * per_rank)
-        results.step_end[step] = now
+                phases[rank * per_rank] = _IDLE
+                events = _push(times, waiting, events, now, rank * per_rank)
+        step_end[step] = now
         while running:
-            assert heap.count[0] > 0, "every rank waits for another"
-            now, actor = _pop(heap)
-            rank, place = actor // per_rank, actor % per_rank
-            phase = actors.phase[actor]
+            if events == 0:
+                return False
+            now, actor = times[0], waiting[0]
+            events = _pop(times, waiting, events)
+            rank = actor // per_rank
+            consumer = rank * per_rank
+            first_fill = consumer + 1 + stagers
+            phase = phases[actor]
             if phase == _FETCH:
-                _give_back(state, rank, actors.held[actor])
-                if place > stagers:
-                    seconds = job.sizes[actors.access[actor]] * costs.fill[actors.level[actor]]
+                if helds[actor] == _STORE:
+                    store_reads[rank] -= 1
+                    clients -= store_reads[rank] == 0
                 else:
-                    seconds = job.sizes[job.string[actors.access[actor]]] * costs.preprocess
-                actors.phase[actor] = _WORK
-                _push(heap, now + seconds, actor)
-                continue
-            if place > stagers:
-                _fill_next(job, copies, fills, costs, rules, state, results, actors, heap, actor, rank, now)
-                continue
-            if place > 0:
-                if phase == _WORK:
-                    access = actors.access[actor]
-                    state.staged_at[access] = now
-                    state.staged_from[access] = actors.origin[actor]
-                    _call_consumer(state, actors, heap, actor, rank, access, now)
-                _stage_next(job, copies, fills, costs, rules, state, results, actors, heap, actor, rank, now)
+                    tier_reads[helds[actor]] -= 1
+                if levels[actor]:
+                    work = sizes[accesses[actor]] * costs.fill[levels[actor]]
+                else:
+                    work = sizes[string[accesses[actor]]] * costs.preprocess
+                phases[actor] = _WORK
+                events = _push(times, waiting, events, now + work, actor)
                 continue
 
-            # The consumer: what it asks for is there, or is on its way, or it has to fetch it.
-            access = state.next_use[rank]
-            if access == job.bounds[rank, step + 1]:
-                running -= 1
-                results.step_end[step] = max(results.step_end[step], now)
+            if levels[actor]:
+                # A fill thread: its tier's next sample that nobody has begun to read, or a spare that fits.
+                level = levels[actor]
+                column = level
+                is_parked[actor] = True
+                while column >= 0:
+                    if next_fill[rank, column] == end_fill[rank, column]:
+                        column = 0 if column else -1
+                        continue
+                    sample = fill_samples[next_fill[rank, column]]
+                    nbytes = sizes[sample]
+                    own = own_copy(begin, holder, sample, rank)
+                    if ready[own] < np.inf:
+                        next_fill[rank, column] += 1
+                        continue
+                    if column == 0:
+                        if nbytes > room[rank, level]:
+                            break
+                        room[rank, level] -= nbytes
+                        tier[own] = level
+                    next_fill[rank, column] += 1
+                    clients += store_reads[rank] == 0
+                    store_reads[rank] += 1
+                    gamma = ranks if rules.counts_all else clients
+                    done = now + nbytes / store_rate[gamma, store_reads[rank]]
+                    ready[own] = done + nbytes * costs.fill[level]
+                    store_bytes[rank] += nbytes
+                    fill_reads[rank] += 1
+                    phases[actor], accesses[actor], helds[actor] = _FETCH, sample, _STORE
+                    events = _push(times, waiting, events, done, actor)
+                    is_parked[actor] = False
+                    break
                 continue
-            if state.asked_at[rank] < 0.0:
-                state.asked_at[rank] = now
-                if not rules.frees_on_use and access == job.bounds[rank, step]:
-                    if _release(job, copies, fills, rules, state, rank, access):
-                        _wake(actors, heap, actor + 1 + stagers, actor + per_rank, now)
-                    _wake(actors, heap, actor + 1, actor + 1 + stagers, now)
-            sample = job.string[access]
-            if rules.is_ready:
-                origin = STAGED_TIER
-            elif phase == _WORK:
-                origin = np.int64(actors.origin[actor]) + STORE
-            elif state.staged_at[access] >= 0.0:
-                origin = np.int64(state.staged_from[access])
+
+            wanted = -1
+            if actor != consumer:
+                # A staging thread: what it has decoded is staged.
+                if phase == _WORK:
+                    access = accesses[actor]
+                    staged_at[access] = now
+                    staged_from[access] = origins[actor]
+                    if asked_at[rank] >= 0.0 and next_use[rank] == access:
+                        phases[consumer] = _IDLE
+                        events = _push(times, waiting, events, now, consumer)
+                phases[actor] = _IDLE
             else:
-                is_stuck = stagers > 0
-                for stager in range(actor + 1, actor + 1 + stagers):
-                    is_stuck &= actors.is_parked[stager]
-                if (
-                    stagers == 0
-                    or state.staged_at[access] == _LEFT
-                    or (state.staged_at[access] == _UNSEEN and is_stuck)
-                ):
-                    state.next_stage[rank] = max(state.next_stage[rank], access + 1)
-                    state.staged_at[access] = _LEFT
-                    done = _fetch(
-                        job,
-                        copies,
-                        fills,
-                        costs,
-                        rules,
-                        state,
-                        results,
-                        actors,
-                        actor,
-                        rank,
-                        access,
-                        now,
-                        True,
-                        rules.from_peers,
-                    )
-                    _push(heap, done, actor)
-                continue
-            results.reads[rank, origin] += 1
-            stall = now - state.asked_at[rank]
-            busy = job.sizes[sample] * costs.compute_byte + costs.compute_sample
-            results.step_stall[step, rank] += stall
-            results.step_busy[step, rank] += busy
-            if results.access_stall.size:
-                results.access_stall[access] = stall
-                results.access_end[access] = now + busy
-            state.asked_at[rank] = -1.0
-            state.next_use[rank] += 1
-            if rules.frees_on_use:
-                if _release(job, copies, fills, rules, state, rank, access + 1):
-                    _wake(actors, heap, actor + 1 + stagers, actor + per_rank, now)
-                _wake(actors, heap, actor + 1, actor + 1 + stagers, now)
-            actors.phase[actor] = _IDLE
-            _push(heap, now + busy, actor)
-        now = results.step_end[step]
+                # A consumer: what it asks for is there, or is on its way, or it fetches it by itself.
+                access = next_use[rank]
+                if access == bounds[rank, step + 1]:
+                    running -= 1
+                    step_end[step] = max(step_end[step], now)
+                    continue
+                frees_until = -1
+                if asked_at[rank] < 0.0:
+                    asked_at[rank] = now
+                    if not rules.frees_on_use and access == bounds[rank, step]:
+                        frees_until = access
+                is_answered = rules.is_ready or phase == _WORK or staged_at[access] >= 0.0
+                if is_answered:
+                    origin = STAGED_TIER
+                    if phase == _WORK:
+                        origin = origins[actor] + STORE
+                    elif not rules.is_ready:
+                        origin = staged_from[access]
+                    reads[rank, origin] += 1
+                    stall = now - asked_at[rank]
+                    busy = sizes[string[access]] * costs.compute_byte + costs.compute_sample
+                    step_stall[step, rank] += stall
+                    step_busy[step, rank] += busy
+                    if access_stall.size:
+                        access_stall[access] = stall
+                        access_end[access] = now + busy
+                    asked_at[rank] = -1.0
+                    next_use[rank] += 1
+                    phases[actor] = _IDLE
+                    events = _push(times, waiting, events, now + busy, actor)
+                    if rules.frees_on_use:
+                        frees_until = access + 1
+                # Release: what was consumed leaves the staging buffer, and what is never read again its tier.
+                if frees_until > next_free[rank]:
+                    has_room = False
+                    for past in range(next_free[rank], frees_until):
+                        sample = string[past]
+                        if staged_at[past] >= 0.0:
+                            staged_bytes[rank] -= sizes[sample]
+                        if rules.drops and is_last[past]:
+                            own = own_copy(begin, holder, sample, rank)
+                            if own >= 0 and ready[own] < np.inf:
+                                room[rank, tier[own]] += sizes[sample]
+                                ready[own] = np.inf
+                                tier[own] = 0
+                                has_room = True
+                    next_free[rank] = frees_until
+                    for parked in range(consumer + 1, consumer + per_rank if has_room else first_fill):
+                        if is_parked[parked]:
+                            is_parked[parked] = False
+                            phases[parked] = _IDLE
+                            events = _push(times, waiting, events, now, parked)
+                if is_answered:
+                    continue
+                is_stuck = True
+                for stager in range(consumer + 1, first_fill):
+                    is_stuck &= is_parked[stager]
+                if staged_at[access] == _LEFT or (staged_at[access] == _UNSEEN and is_stuck):
+                    next_stage[rank] = max(next_stage[rank], access + 1)
+                    staged_at[access] = _LEFT
+                    wanted = access
+
+            # Fetch: the consumer what it waits for; a staging thread the next access, if there is room and a source.
+            while True:
+                if actor != consumer:
+                    access = next_stage[rank]
+                    if access == bounds[rank, steps]:
+                        break
+                    nbytes = sizes[string[access]]
+                    if staged_bytes[rank] > 0 and staged_bytes[rank] + nbytes > rules.staging_bytes:
+                        is_parked[actor] = True
+                    else:
+                        next_stage[rank] += 1
+                        wanted = access
+                if wanted >= 0:
+                    sample = string[wanted]
+                    nbytes = sizes[sample]
+                    handed_to = np.int64(hit[wanted]) if has_hits else 0
+                    done, held = _from_tiers(
+                        begin, holder, tier, ready, tier_rate, peer_rate, tier_reads, sample, nbytes, rank, now,
+                        rules.from_peers, handed_to,
+                    )  # fmt: skip
+                    if rules.from_store or actor == consumer:
+                        gamma = ranks if rules.counts_all else clients + (store_reads[rank] == 0)
+                        by_store = now + nbytes / store_rate[gamma, store_reads[rank] + 1]
+                        if by_store < done:
+                            done, held = by_store, _STORE
+                    if done < np.inf:
+                        if held == _STORE:
+                            clients += store_reads[rank] == 0
+                            store_reads[rank] += 1
+                            store_bytes[rank] += nbytes
+                            origins[actor] = STAGED_STORE
+                            sending = nbytes / costs.network
+                            _claim(begin, holder, tier, ready, is_handed, sample, rank, done, sending)
+                        else:
+                            tier_reads[held] += 1
+                            origins[actor] = STAGED_TIER if held // room.shape[1] == rank else STAGED_PEER
+                        phases[actor], accesses[actor], helds[actor] = _FETCH, wanted, held
+                        events = _push(times, waiting, events, done, actor)
+                        if actor != consumer:
+                            staged_bytes[rank] += nbytes
+                            staged_at[wanted] = _BEGUN
+                        break
+                    staged_at[wanted] = _LEFT
+                # A consumer that waits for what nobody will stage has to see to it.
+                if actor != consumer and asked_at[rank] >= 0.0 and next_use[rank] == access:
+                    phases[consumer] = _IDLE
+                    events = _push(times, waiting, events, now, consumer)
+                if actor == consumer or is_parked[actor]:
+                    break
+                wanted = -1
+        now = step_end[step]
+    return True

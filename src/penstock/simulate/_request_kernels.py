@@ -126,49 +126,92 @@ class Results(NamedTuple):
     access_end: Floats
 
 
+class Clocks(NamedTuple):
+    """Where ranks and threads are; all but the first three per rank.
+
+    staged_at: float64[accesses], when staged, -1 if not. staged_from: int8[accesses], from where.
+    seen: bool[ranks, F], samples that were staged before, where the buffer counts them the first time only.
+    staged_bytes, next_stage, next_free, next_fill: [ranks]; the last three are accesses, and an index into Fills.
+    next_thread: int64[ranks]. stage, fill: float64[ranks, threads] and [ranks, tiers, threads], since when idle.
+    """
+
+    staged_at: Floats
+    staged_from: NDArray[np.int8]
+    seen: NDArray[np.bool_]
+    staged_bytes: Floats
+    next_stage: Ints
+    next_free: Ints
+    next_fill: Ints
+    next_thread: Ints
+    stage: Floats
+    fill: Floats
+
+
+def new_clocks(job: Job, fills: Fills, rules: Rules) -> Clocks:
+    """Return the state before the first step."""
+    ranks = job.bounds.shape[0]
+    return Clocks(
+        np.full(job.string.size, -1.0),
+        np.zeros(job.string.size, np.int8),
+        np.zeros((ranks, job.sizes.size) if rules.counts_first_time else (1, 1), np.bool_),
+        np.zeros(ranks),
+        job.bounds[:, 0].copy(),
+        job.bounds[:, 0].copy(),
+        fills.begin[:-1].copy(),
+        np.zeros(ranks, np.int64),
+        np.full((ranks, rules.threads), rules.staging_start),
+        np.zeros((ranks, fills.room.shape[1], int(fills.threads.max()))),
+    )
+
+
 @kernel
-def own_copy(copies: Copies, sample: int, rank: int) -> int:
+def own_copy(begin: Ints, holder: NDArray[np.int32], sample: int, rank: int) -> int:
     """Return the rank's own copy of a sample, or -1."""
-    for copy in range(copies.begin[sample], copies.begin[sample + 1]):
-        if copies.holder[copy] == rank:
+    for copy in range(begin[sample], begin[sample + 1]):
+        if holder[copy] == rank:
             return copy
     return -1
 
 
 @kernel
-def peer_copy(copies: Copies, sample: int, rank: int, by: float, peer_rate: Floats, takes_last: bool) -> int:
-    """Return the copy on another rank, there by the time `by`, that reads fastest (or that of the highest rank), or -1.
-
-    peer_rate: bytes/s of a read of another rank's tier, by tier.
-    """
+def _peer_copy(
+    begin: Ints,
+    holder: NDArray[np.int32],
+    tier: NDArray[np.int8],
+    ready: Floats,
+    peer_rate: Floats,
+    sample: int,
+    rank: int,
+    by: float,
+    takes_last: bool,
+) -> int:
+    """Return the copy on another rank, there by the time `by`, that reads fastest or has the highest rank; or -1."""
     best = -1
-    for copy in range(copies.begin[sample], copies.begin[sample + 1]):
-        if copies.holder[copy] == rank or copies.ready[copy] > by:
+    for copy in range(begin[sample], begin[sample + 1]):
+        if holder[copy] == rank or ready[copy] > by:
             continue
-        if best < 0 or takes_last or peer_rate[copies.tier[copy]] > peer_rate[copies.tier[best]]:
+        if best < 0 or takes_last or peer_rate[tier[copy]] > peer_rate[tier[best]]:
             best = copy
     return best
 
 
 @kernel
-def hand_over(copies: Copies, sample: int, done: float) -> None:
+def _hand_over(begin: Ints, ready: Floats, is_handed: NDArray[np.bool_], sample: int, done: float) -> None:
     """Give a sample that was read from the store to the ranks that shall keep it and do not read it themselves."""
-    for copy in range(copies.begin[sample], copies.begin[sample + 1]):
-        if copies.is_handed[copy] and copies.ready[copy] > done:
-            copies.ready[copy] = done
+    for copy in range(begin[sample], begin[sample + 1]):
+        if is_handed[copy] and ready[copy] > done:
+            ready[copy] = done
 
 
 @kernel
-def _has_reads_ahead(reads: ReadTimes, rank: int, now: float) -> bool:
-    """Whether a bisection of a rank's read times, which need not be sorted, finds one at or after now."""
-    first = reads.begin[rank]
-    count = reads.count[rank]
-    if count == 0 or reads.times[first + count - 1] <= now - 0.1:
+def _has_reads_ahead(times: Floats, first: int, count: int, now: float) -> bool:
+    """Whether a bisection of `count` times from `first` on, which need not be sorted, finds one at or after now."""
+    if count == 0 or times[first + count - 1] <= now - 0.1:
         return False
     low, high = 0, count
     while low < high:
         middle = (low + high) // 2
-        if reads.times[first + middle] < now:
+        if times[first + middle] < now:
             low = middle + 1
         else:
             high = middle
@@ -176,198 +219,28 @@ def _has_reads_ahead(reads: ReadTimes, rank: int, now: float) -> bool:
 
 
 @kernel
-def _clients(rank: int, now: float, asked: ReadTimes, fetched: ReadTimes, ranks: int, rules: Rules) -> int:
-    if not rules.counts_ahead:
-        return ranks
+def _clients_ahead(
+    rank: int,
+    now: float,
+    asked_begin: Ints,
+    asked_count: Ints,
+    asked_times: Floats,
+    fetched_begin: Ints,
+    fetched_count: Ints,
+    fetched_times: Floats,
+) -> int:
+    """Count this rank and those that have read times at or after now."""
     clients = 1
-    for other in range(ranks):
-        if other != rank and (_has_reads_ahead(asked, other, now) or _has_reads_ahead(fetched, other, now)):
+    for other in range(asked_count.size):
+        if other == rank:
+            continue
+        # Requests are in the order of time, so that the last tells; what is fetched ahead is not.
+        last = asked_begin[other] + asked_count[other] - 1
+        if (asked_count[other] and asked_times[last] >= now) or _has_reads_ahead(
+            fetched_times, fetched_begin[other], fetched_count[other], now
+        ):
             clients += 1
     return clients
-
-
-@kernel
-def _note(reads: ReadTimes, rank: int, now: float, rules: Rules) -> None:
-    if rules.counts_ahead:
-        reads.times[reads.begin[rank] + reads.count[rank]] = now
-        reads.count[rank] += 1
-
-
-@kernel
-def _answer(
-    job: Job,
-    copies: Copies,
-    costs: Costs,
-    rules: Rules,
-    asked: ReadTimes,
-    fetched: ReadTimes,
-    staged_at: Floats,
-    staged_from: NDArray[np.int8],
-    results: Results,
-    rank: int,
-    access: int,
-    now: float,
-) -> float:
-    """Return when a sample that is asked for now is there, from the staging buffer or straight from the best place."""
-    sample = job.string[access]
-    nbytes = job.sizes[sample]
-    ranks = job.bounds.shape[0]
-    if rules.is_ready:
-        results.reads[rank, STAGED_TIER] += 1
-        return now
-    staged = np.inf if staged_at[access] < 0.0 else max(staged_at[access], now)
-    rate = costs.store[_clients(rank, now, asked, fetched, ranks, rules), 1]
-    origin = STORE
-    own = own_copy(copies, sample, rank)
-    if own >= 0 and copies.ready[own] <= now and costs.tier[copies.tier[own], 1] > rate:
-        rate, origin = costs.tier[copies.tier[own], 1], TIER
-    if job.hit.size and job.hit[access] > 0 and costs.tier[job.hit[access], 1] > rate:
-        rate, origin = costs.tier[job.hit[access], 1], TIER
-    peer = peer_copy(copies, sample, rank, now, costs.peer[:, 1], rules.takes_last)
-    if peer >= 0 and costs.peer[copies.tier[peer], 1] > rate:
-        rate, origin = costs.peer[copies.tier[peer], 1], PEER
-    direct = now + nbytes / rate + nbytes * costs.preprocess
-    if direct < staged:
-        if origin == STORE:
-            results.store_bytes[rank] += nbytes
-            hand_over(copies, sample, direct)
-            _note(asked, rank, now, rules)
-        answered = direct
-    else:
-        answered, origin = staged, int(staged_from[access])
-        if origin == STAGED_STORE:
-            _note(asked, rank, answered, rules)
-    results.reads[rank, origin] += 1
-    return answered
-
-
-@kernel
-def _fill(
-    job: Job,
-    copies: Copies,
-    fills: Fills,
-    costs: Costs,
-    rules: Rules,
-    fetched: ReadTimes,
-    next_fill: Ints,
-    clocks: Floats,
-    results: Results,
-    rank: int,
-    now: float,
-) -> None:
-    """Bring the next listed samples into the rank's tiers while they have room; each tier has threads of its own."""
-    ranks, tiers = job.bounds.shape[0], fills.room.shape[1]
-    end = fills.begin[rank + 1]
-    for level in range(1, tiers):
-        thread = 0
-        while next_fill[rank] < end:
-            place = next_fill[rank]
-            sample = fills.samples[place]
-            nbytes = job.sizes[sample]
-            if (fills.level[place] and fills.level[place] != level) or nbytes > fills.room[rank, level]:
-                break
-            begun = max(now, clocks[rank, level, thread])
-            done = begun + nbytes / costs.store[ranks, 1] + nbytes * costs.fill[level]
-            clocks[rank, level, thread] = done
-            copy = own_copy(copies, sample, rank)
-            copies.tier[copy] = level
-            copies.ready[copy] = done
-            fills.room[rank, level] -= nbytes
-            results.store_bytes[rank] += nbytes
-            results.fill_reads[rank] += 1
-            _note(fetched, rank, begun, rules)
-            next_fill[rank] += 1
-            thread = (thread + 1) % fills.threads[level]
-
-
-@kernel
-def _stage(
-    job: Job,
-    copies: Copies,
-    costs: Costs,
-    rules: Rules,
-    asked: ReadTimes,
-    fetched: ReadTimes,
-    staged_at: Floats,
-    staged_from: NDArray[np.int8],
-    staged_bytes: Floats,
-    seen: NDArray[np.bool_],
-    next_stage: Ints,
-    next_thread: Ints,
-    clocks: Floats,
-    results: Results,
-    rank: int,
-    now: float,
-) -> None:
-    """Top the rank's staging buffer up in the order of its string, its threads in turn."""
-    ranks, steps = job.bounds.shape[0], job.bounds.shape[1] - 1
-    for thread in range(rules.threads):
-        clocks[rank, thread] = max(clocks[rank, thread], now)
-    end = job.bounds[rank, steps]
-    while next_stage[rank] < end:
-        access = next_stage[rank]
-        sample = job.string[access]
-        nbytes = job.sizes[sample]
-        if staged_bytes[rank] + nbytes > rules.staging_bytes:
-            return
-        thread = next_thread[rank]
-        begun = clocks[rank, thread]
-        rate, at, origin = 0.0, np.inf, STAGED_TIER
-        own = own_copy(copies, sample, rank)
-        if own >= 0 and copies.ready[own] < np.inf:
-            rate, at = costs.tier[copies.tier[own], 1], copies.ready[own]
-        elif job.hit.size and job.hit[access] > 0:
-            rate, at = costs.tier[job.hit[access], 1], begun
-        if rules.from_peers:
-            # Any copy that is or will be there: where the store is out of bounds, staging waits for it.
-            peer = peer_copy(copies, sample, rank, 1e300, costs.peer[:, 1], rules.takes_last)
-            if peer >= 0 and costs.peer[copies.tier[peer], 1] > rate:
-                if rules.from_store and copies.ready[peer] > begun:
-                    return
-                rate, at, origin = costs.peer[copies.tier[peer], 1], copies.ready[peer], STAGED_PEER
-        if rules.from_store:
-            store = costs.store[_clients(rank, begun, asked, fetched, ranks, rules), 1]
-            if at > begun or store > rate:
-                rate, at, origin = store, begun, STAGED_STORE
-        if at < np.inf:
-            done = max(at, begun) + nbytes / rate + nbytes * costs.preprocess
-            clocks[rank, thread] = done
-            staged_at[access] = done
-            staged_from[access] = origin
-            if origin == STAGED_STORE:
-                results.store_bytes[rank] += nbytes
-                hand_over(copies, sample, done)
-                _note(fetched, rank, begun, rules)
-            if not (rules.counts_first_time and seen[rank, sample]):
-                staged_bytes[rank] += nbytes
-            if rules.counts_first_time:
-                seen[rank, sample] = True
-        next_stage[rank] += 1
-        next_thread[rank] = (thread + 1) % rules.threads
-
-
-@kernel
-def _release(
-    job: Job,
-    copies: Copies,
-    fills: Fills,
-    rules: Rules,
-    staged_at: Floats,
-    staged_bytes: Floats,
-    rank: int,
-    first: int,
-    last: int,
-) -> None:
-    """Take consumed accesses out of the staging buffer, and with `drops` out of their tier after the last read."""
-    for access in range(first, last):
-        sample = job.string[access]
-        if staged_at[access] >= 0.0:
-            staged_bytes[rank] -= job.sizes[sample]
-        if rules.drops and job.is_last[access]:
-            own = own_copy(copies, sample, rank)
-            if own >= 0 and copies.ready[own] < np.inf:
-                copies.ready[own] = np.inf
-                fills.room[rank, copies.tier[own]] += job.sizes[sample]
 
 
 @kernel
@@ -379,127 +252,213 @@ def run_rank_by_rank(
     rules: Rules,
     asked: ReadTimes,
     fetched: ReadTimes,
+    clocks: Clocks,
     results: Results,
 ) -> None:
     """Run all steps, in each the ranks one after the other; a step ends for all when the slowest is done.
 
-    Mutated: copies.ready and .tier, fills.room, asked, fetched and results.
+    One long loop: what it keeps are some forty arrays, and handing them to functions costs more than the work.
+    Mutated: copies.ready and .tier, fills.room, asked, fetched, clocks and results.
     """
-    ranks, steps = job.bounds.shape[0], job.bounds.shape[1] - 1
-    staged_at = np.full(job.string.size, -1.0)
-    staged_from = np.zeros(job.string.size, np.int8)
-    staged_bytes = np.zeros(ranks)
-    seen = np.zeros((ranks, job.sizes.size) if rules.counts_first_time else (1, 1), np.bool_)
-    next_stage, next_free = job.bounds[:, 0].copy(), job.bounds[:, 0].copy()
-    next_thread = np.zeros(ranks, np.int64)
-    stage_clocks = np.full((ranks, rules.threads), rules.staging_start)
-    next_fill = fills.begin[:-1].copy()
-    fill_clocks = np.zeros((ranks, fills.room.shape[1], fills.threads.max()))
+    string, bounds, sizes, hit, is_last = job
+    begin, holder, tier, ready, is_handed = copies
+    fill_begin, fill_samples, fill_level, fill_threads, room = fills
+    tier_rate, peer_rate = costs.tier[:, 1].copy(), costs.peer[:, 1].copy()
+    store_rate = costs.store[:, 1].copy()
+    asked_begin, asked_count, asked_times = asked
+    fetched_begin, fetched_count, fetched_times = fetched
+    (
+        staged_at,
+        staged_from,
+        seen,
+        staged_bytes,
+        next_stage,
+        next_free,
+        next_fill,
+        next_thread,
+        idle,
+        fill_idle,
+    ) = clocks
+    step_end, step_stall, step_busy, reads, store_bytes, fill_reads, access_stall, access_end = results
+    ranks, steps, tiers = bounds.shape[0], bounds.shape[1] - 1, room.shape[1]
+    has_hits = hit.size > 0
+    counts_ahead = rules.counts_ahead
 
-    for rank in range(ranks):
-        _fill(job, copies, fills, costs, rules, fetched, next_fill, fill_clocks, results, rank, 0.0)
-    for rank in range(ranks):
-        if rules.stages:
-            _stage(
-                job,
-                copies,
-                costs,
-                rules,
-                asked,
-                fetched,
-                staged_at,
-                staged_from,
-                staged_bytes,
-                seen,
-                next_stage,
-                next_thread,
-                stage_clocks,
-                results,
-                rank,
-                rules.staging_start,
-            )
     now = rules.start
-    for step in range(steps):
+    # Step -2: tiers are filled; -1: staging begins; both before anything is asked for.
+    for step in range(-2, steps):
         latest = now
         for rank in range(ranks):
-            clock = now
-            first = job.bounds[rank, step]
-            for access in range(first, job.bounds[rank, step + 1]):
-                answered = _answer(
-                    job,
-                    copies,
-                    costs,
-                    rules,
-                    asked,
-                    fetched,
-                    staged_at,
-                    staged_from,
-                    results,
-                    rank,
-                    access,
-                    clock,
-                )
-                results.step_stall[step, rank] += answered - clock
-                gone = access + 1 if rules.frees_on_use else first
-                _release(job, copies, fills, rules, staged_at, staged_bytes, rank, next_free[rank], gone)
-                next_free[rank] = gone
-                if rules.drops:
-                    _fill(
-                        job,
-                        copies,
-                        fills,
-                        costs,
-                        rules,
-                        fetched,
-                        next_fill,
-                        fill_clocks,
-                        results,
-                        rank,
-                        answered,
-                    )
-                # A sample that was fetched directly needs no staging any more.
-                next_stage[rank] = max(next_stage[rank], access + 1)
-                if rules.stages:
-                    _stage(
-                        job,
-                        copies,
-                        costs,
-                        rules,
-                        asked,
-                        fetched,
-                        staged_at,
-                        staged_from,
-                        staged_bytes,
-                        seen,
-                        next_stage,
-                        next_thread,
-                        stage_clocks,
-                        results,
-                        rank,
-                        answered,
-                    )
-                busy = job.sizes[job.string[access]] * costs.compute_byte + costs.compute_sample
-                results.step_busy[step, rank] += busy
-                if results.access_stall.size:
-                    results.access_stall[access] = answered - clock
-                    results.access_end[access] = answered + busy
-                clock = answered + busy
-            latest = max(latest, clock)
-        now = latest
-        results.step_end[step] = now
+            clock = now if step >= 0 else 0.0
+            first = bounds[rank, step] if step >= 0 else 0
+            last = bounds[rank, step + 1] if step >= 0 else 1
+            for access in range(first, last):
+                answered = clock if step >= 0 else rules.staging_start
+                if step >= 0:
+                    # Answer: what is staged, or else the fastest way, if that is earlier.
+                    sample = string[access]
+                    nbytes = sizes[sample]
+                    origin = STAGED_TIER
+                    at = staged_at[access]
+                    if rules.is_ready:
+                        pass
+                    elif 0.0 <= at <= clock:
+                        origin = staged_from[access]
+                    else:
+                        clients = ranks
+                        if counts_ahead:
+                            clients = _clients_ahead(
+                                rank, clock, asked_begin, asked_count, asked_times, fetched_begin, fetched_count,
+                                fetched_times,
+                            )  # fmt: skip
+                        rate, origin = store_rate[clients], STORE
+                        own = own_copy(begin, holder, sample, rank)
+                        if own >= 0 and ready[own] <= clock and tier_rate[tier[own]] > rate:
+                            rate, origin = tier_rate[tier[own]], TIER
+                        if has_hits and hit[access] > 0 and tier_rate[hit[access]] > rate:
+                            rate, origin = tier_rate[hit[access]], TIER
+                        peer = _peer_copy(
+                            begin, holder, tier, ready, peer_rate, sample, rank, clock, rules.takes_last
+                        )
+                        if peer >= 0 and peer_rate[tier[peer]] > rate:
+                            rate, origin = peer_rate[tier[peer]], PEER
+                        answered = clock + nbytes / rate + nbytes * costs.preprocess
+                        if 0.0 <= at <= answered:
+                            answered, origin = at, staged_from[access]
+                        elif origin == STORE:
+                            store_bytes[rank] += nbytes
+                            _hand_over(begin, ready, is_handed, sample, answered)
+                    if counts_ahead and origin in (STORE, STAGED_STORE):
+                        asked_times[asked_begin[rank] + asked_count[rank]] = (
+                            clock if origin == STORE else answered
+                        )
+                        asked_count[rank] += 1
+                    reads[rank, origin] += 1
+                    # Release: what was consumed leaves the staging buffer, and what is never read again its tier.
+                    gone = access + 1 if rules.frees_on_use else first
+                    for past in range(next_free[rank], gone):
+                        if staged_at[past] >= 0.0:
+                            staged_bytes[rank] -= sizes[string[past]]
+                        if rules.drops and is_last[past]:
+                            own = own_copy(begin, holder, string[past], rank)
+                            if own >= 0 and ready[own] < np.inf:
+                                ready[own] = np.inf
+                                room[rank, tier[own]] += sizes[string[past]]
+                    next_free[rank] = gone
+                    # A sample that was fetched directly needs no staging any more.
+                    next_stage[rank] = max(next_stage[rank], access + 1)
+
+                # Fill: tiers take the next listed samples while they have room, each with threads of its own.
+                if step == -2 or (rules.drops and step >= 0):
+                    for level in range(1, tiers):
+                        thread = 0
+                        while next_fill[rank] < fill_begin[rank + 1]:
+                            place = next_fill[rank]
+                            sample = fill_samples[place]
+                            nbytes = sizes[sample]
+                            if (fill_level[place] and fill_level[place] != level) or nbytes > room[
+                                rank, level
+                            ]:
+                                break
+                            begun = max(clock if step < 0 else answered, fill_idle[rank, level, thread])
+                            done = begun + nbytes / store_rate[ranks] + nbytes * costs.fill[level]
+                            fill_idle[rank, level, thread] = done
+                            own = own_copy(begin, holder, sample, rank)
+                            tier[own] = level
+                            ready[own] = done
+                            room[rank, level] -= nbytes
+                            store_bytes[rank] += nbytes
+                            fill_reads[rank] += 1
+                            if counts_ahead:
+                                fetched_times[fetched_begin[rank] + fetched_count[rank]] = begun
+                                fetched_count[rank] += 1
+                            next_fill[rank] += 1
+                            thread = (thread + 1) % fill_threads[level]
+
+                # Stage: top the buffer up in the order of the string, the threads in turn.
+                if rules.stages and step >= -1:
+                    for thread in range(rules.threads):
+                        idle[rank, thread] = max(idle[rank, thread], answered)
+                    while next_stage[rank] < bounds[rank, steps]:
+                        ahead = next_stage[rank]
+                        sample = string[ahead]
+                        nbytes = sizes[sample]
+                        if staged_bytes[rank] + nbytes > rules.staging_bytes:
+                            break
+                        thread = next_thread[rank]
+                        begun = idle[rank, thread]
+                        rate, at, origin = 0.0, np.inf, STAGED_TIER
+                        own = own_copy(begin, holder, sample, rank)
+                        if own >= 0 and ready[own] < np.inf:
+                            rate, at = tier_rate[tier[own]], ready[own]
+                        elif has_hits and hit[ahead] > 0:
+                            rate, at = tier_rate[hit[ahead]], begun
+                        if rules.from_peers:
+                            # Any copy that is or will be there: where the store is out of bounds, staging waits.
+                            peer = _peer_copy(
+                                begin, holder, tier, ready, peer_rate, sample, rank, 1e300, rules.takes_last
+                            )
+                            if peer >= 0 and peer_rate[tier[peer]] > rate:
+                                if rules.from_store and ready[peer] > begun:
+                                    break
+                                rate, at, origin = peer_rate[tier[peer]], ready[peer], STAGED_PEER
+                        if rules.from_store and (at > begun or store_rate[1] > rate):
+                            clients = ranks
+                            if counts_ahead:
+                                clients = _clients_ahead(
+                                    rank, begun, asked_begin, asked_count, asked_times, fetched_begin, fetched_count,
+                                    fetched_times,
+                                )  # fmt: skip
+                            if at > begun or store_rate[clients] > rate:
+                                rate, at, origin = store_rate[clients], begun, STAGED_STORE
+                        if at < np.inf:
+                            done = max(at, begun) + nbytes / rate + nbytes * costs.preprocess
+                            idle[rank, thread] = done
+                            staged_at[ahead] = done
+                            staged_from[ahead] = origin
+                            if origin == STAGED_STORE:
+                                store_bytes[rank] += nbytes
+                                _hand_over(begin, ready, is_handed, sample, done)
+                                if counts_ahead:
+                                    fetched_times[fetched_begin[rank] + fetched_count[rank]] = begun
+                                    fetched_count[rank] += 1
+                            if not (rules.counts_first_time and seen[rank, sample]):
+                                staged_bytes[rank] += nbytes
+                            if rules.counts_first_time:
+                                seen[rank, sample] = True
+                        next_stage[rank] += 1
+                        next_thread[rank] = (thread + 1) % rules.threads
+
+                if step >= 0:
+                    busy = sizes[string[access]] * costs.compute_byte + costs.compute_sample
+                    step_stall[step, rank] += answered - clock
+                    step_busy[step, rank] += busy
+                    if access_stall.size:
+                        access_stall[access] = answered - clock
+                        access_end[access] = answered + busy
+                    clock = answered + busy
+            if step >= 0:
+                latest = max(latest, clock)
+        if step >= 0:
+            now = latest
+            step_end[step] = now
 
 
 @kernel
-def sort_by_sample(samples: Ints, count: int) -> tuple[Ints, Ints]:
-    """Return where each sample's entries begin, int64[count + 1], and each entry's place among all, in stable order."""
-    begin = np.zeros(count + 1, np.int64)
+def sort_by_sample(samples: Ints, begin: Ints, place: Ints) -> None:
+    """Write where each sample's entries begin, int64[F + 1], and each entry's place among all, in stable order.
+
+    begin: zeros. Both are written.
+    """
     for sample in samples:
-        begin[sample + 1] += 1
-    for sample in range(count):
-        begin[sample + 1] += begin[sample]
-    following = begin[:-1].copy()
-    place = np.empty(samples.size, np.int64)
+        begin[sample] += 1
+    total = 0
+    for sample in range(begin.size):
+        total += begin[sample]
+        begin[sample] = total - begin[sample]
     for entry in range(samples.size):
-        place[entry] = following[samples[entry]]
-        following[samples[entry]] += 1
-    return begin, place
+        place[entry] = begin[samples[entry]]
+        begin[samples[entry]] += 1
+    for sample in range(begin.size - 1, 0, -1):
+        begin[sample] = begin[sample - 1]
+    begin[0] = 0

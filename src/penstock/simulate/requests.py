@@ -134,13 +134,16 @@ def simulate_job(
     )
     costs = _costs(job.machine, assumptions, compute.seconds(0, 1), compute.seconds(1, 0))
     if together:
-        _event_kernels.run_together(work, copies, fills, costs, rules, results)
+        actors, state = _event_kernels.new_state(work, fills, rules)
+        ended = _event_kernels.run_together(work, copies, fills, costs, rules, actors, state, results)
+        assert ended, f"under {policy.name} every rank waits for another"
     else:
         asked = _read_times(rules, [string.size for string in strings])
         fetched = _read_times(
             rules, [each.size for each in strings], loaded.read_seconds, np.diff(fills.begin).tolist()
         )
-        _request_kernels.run_rank_by_rank(work, copies, fills, costs, rules, asked, fetched, results)
+        clocks = _request_kernels.new_clocks(work, fills, rules)
+        _request_kernels.run_rank_by_rank(work, copies, fills, costs, rules, asked, fetched, clocks, results)
     splits = np.cumsum([each.size for each in strings])[:-1]
     return LoadingResult(
         policy.name,
@@ -322,7 +325,8 @@ def _copies(job: Job, loading: Loading, ready_seconds: float) -> kernels.Copies:
     parts.sort(key=lambda part: part[1])
     counts = [part[0].size for part in parts]
     samples = np.concatenate([part[0] for part in parts]) if parts else np.empty(0, np.int64)
-    begin, place = _request_kernels.sort_by_sample(samples, job.plan.samples)
+    begin, place = np.zeros(job.plan.samples + 1, np.int64), np.empty(samples.size, np.int64)
+    _request_kernels.sort_by_sample(samples, begin, place)
 
     def sorted_column(values: Sequence[float], dtype: type[T]) -> NDArray[T]:
         column = np.empty(samples.size, dtype)
