@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
 
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, Explicit, FullShuffle, Sequential
@@ -149,7 +150,6 @@ def test_few_reads_of_a_large_data_set_are_counted_as_many_of_a_small_one() -> N
 
 def test_a_home_is_where_its_sample_is_read_most_as_far_as_room_goes() -> None:
     """Against the best assignment there is (Kuhn & Munkres), which needs N F entries and cubic time."""
-    optimize = pytest.importorskip("scipy.optimize")
     samples, ranks = 400, 4
     plan = AccessPlan(FullShuffle(samples, 3), 40, 30, ranks)
     counts = count_reads(plan)
@@ -157,7 +157,7 @@ def test_a_home_is_where_its_sample_is_read_most_as_far_as_room_goes() -> None:
     homes = place_cover(plan, np.ones(samples, np.int64), [samples // ranks])
 
     local = counts[homes.rank_of, np.arange(samples)].sum()
-    rows, columns = optimize.linear_sum_assignment(np.repeat(counts, samples // ranks, axis=0), maximize=True)
+    rows, columns = linear_sum_assignment(np.repeat(counts, samples // ranks, axis=0), maximize=True)
     best = np.repeat(counts, samples // ranks, axis=0)[rows, columns].sum()
     assert 0.995 * best <= local <= best
 

@@ -203,7 +203,7 @@ def expected_histogram(samples: int, epochs: int, ranks: int) -> NDArray[np.floa
 
 
 def threshold(epochs: int, ranks: int, delta: float) -> Fraction:
-    """Return (1 + delta) E / N exactly: 55 for a mean of 50 and delta = 0.1, not the 55.00000000000001 of binary numbers.
+    """Return (1 + delta) E / N exactly: 55 for a mean of 50 and delta 0.1; binary numbers say 55.00000000000001.
 
     Raises: ConfigError unless delta is a finite number of at least -1.
     """

@@ -109,15 +109,19 @@ def count_epoch_of_loners(
     kept_until: int64[reads of all ranks], the last step in which the reader has the sample after this read.
     held_until: int64[F], the last step in which any rank has the sample; written, -1 before the first epoch.
     """
-    for read in range(samples.size):
-        sample, reader = samples[read], readers[read]
-        step = first_step + read // batch
-        index = next_read[reader]
-        next_read[reader] += 1
-        if is_local[index]:
-            local[reader] += 1
-        elif held_until[sample] >= step:
-            moved[reader] += 1
-        else:
-            store[reader] += 1
-        held_until[sample] = max(held_until[sample], kept_until[index])
+    index_of = np.empty(samples.size, np.int64)
+    for begin in range(0, samples.size, batch):
+        step = first_step + begin // batch
+        end = min(begin + batch, samples.size)
+        for read in range(begin, end):
+            sample, reader = samples[read], readers[read]
+            index_of[read] = next_read[reader]
+            next_read[reader] += 1
+            if is_local[index_of[read]]:
+                local[reader] += 1
+            elif held_until[sample] >= step:
+                moved[reader] += 1
+            else:
+                store[reader] += 1
+        for read in range(begin, end):  # what a step reads is there for others from the next step on
+            held_until[samples[read]] = max(held_until[samples[read]], kept_until[index_of[read]])

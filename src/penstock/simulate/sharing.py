@@ -164,7 +164,8 @@ def count_min(plan: AccessPlan, sizes_bytes: ArrayLike, capacities_bytes: ArrayL
         again = np.flatnonzero(string[order[1:]] == string[order[:-1]])
         later = order[again + 1]
         until = np.full(string.size, -1, np.int64)
-        until[order[again]] = np.where(kept.given_up[later] >= 0, kept.given_up[later], steps[later])
+        given_up, arrives = kept.given_up[later], kept.arrives[later]
+        until[order[again]] = np.where(given_up < 0, steps[later], np.where(given_up > arrives, given_up, -1))
         is_local.append(kept.tiers > 0)
         kept_until.append(until)
     next_read = np.cumsum([0, *(part.size for part in is_local)])[:-1]

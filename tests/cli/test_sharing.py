@@ -1,0 +1,105 @@
+"""`penstock simulate sharing` and `frequency`: what they print, write and refuse."""
+
+import argparse
+import json
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import frequency, sharing
+from penstock.errors import ConfigError
+from penstock.measure.plot_sharing import draw
+
+
+def _run(*arguments: str) -> None:
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers()
+    sharing.add(commands)
+    frequency.add(commands)
+    options = parser.parse_args(arguments)
+    options.run(options)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _fonts() -> None:
+    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
+    draw([1.0], [{}], [0.5]).savefig(BytesIO())
+
+
+_SMALL = ("--samples", "600", "--epochs", "6", "--batch", "5")
+
+
+def test_one_size_of_cache_is_one_table_of_all_schemes(capsys: pytest.CaptureFixture[str]) -> None:
+    _run("sharing", *_SMALL, "--cache", "1")
+
+    shown = capsys.readouterr().out
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["hash", "16.7"] in [row[:2] for row in rows]
+    assert ["no", "scheme", "below", "16.7"] in rows
+    assert "BatchNorm" in shown  # said, never silent
+
+
+def test_json_counts_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+    _run("sharing", *_SMALL, "--cache", "0.5", "1", "--json")
+
+    data = json.loads(capsys.readouterr().out)
+    assert [point["samples_held"] for point in data["points"]] == [300, 600]
+    for point in data["points"]:
+        assert set(point["schemes"]) == set(data["schemes"])
+        for counts in point["schemes"].values():
+            assert counts["local"] + counts["moved"] + counts["store"] == counts["reads"] == 3_600
+            assert counts["store_reads_share"] >= point["least_store_reads_share"]
+            assert sum(counts["store_reads_by_epoch"]) == counts["store"] + counts["filled"]
+
+
+def test_several_sizes_are_drawn_and_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _run("sharing", *_SMALL, "--cache", "1", "0.2", "--plot", str(tmp_path / "sharing.png"))
+
+    assert capsys.readouterr().out.count("N C / F") == 3
+    assert (tmp_path / "sharing.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (("--cache", "nan"), "--cache is nan"),
+        (("--cache", "-1"), "--cache is -1"),
+        (("--batch", "0"), "--batch is 0"),
+        (("--ranks", "0"), "batch_size is 0"),
+        (("--samples", "0"), "samples is 0"),
+        (("--epochs", "0"), "epochs is 0"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(arguments: tuple[str, ...], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        _run("sharing", *arguments)
+
+
+def test_frequency_lays_the_count_beside_the_formula(capsys: pytest.CaptureFixture[str]) -> None:
+    _run("frequency", "--samples", "400", "--epochs", "40", "--json")
+
+    data = json.loads(capsys.readouterr().out)
+    assert data["more_than_reads"] == 11
+    assert len(data["counted_samples"]) == 4
+    histogram = data["histogram"]
+    assert sum(histogram["counted_samples"]) == 400
+    assert sum(histogram["expected_samples"]) == pytest.approx(400, abs=0.1)
+    above = [
+        count
+        for reads, count in zip(histogram["reads"], histogram["counted_samples"], strict=True)
+        if reads > 11
+    ]
+    assert sum(above) == data["counted_samples"][0]
+
+
+def test_frequency_draws_figure_3_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _run("frequency", "--samples", "400", "--epochs", "40", "--plot", str(tmp_path / "frequency.svg"))
+
+    assert "expected" in capsys.readouterr().out
+    assert "read more than 11 times" in (tmp_path / "frequency.svg").read_text()
+
+
+def test_frequency_refuses_a_delta_that_is_no_share() -> None:
+    with pytest.raises(ConfigError, match="delta is -2"):
+        _run("frequency", "--delta", "-2")
