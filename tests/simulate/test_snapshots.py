@@ -1,0 +1,367 @@
+"""Snapshots under the seven methods: the paper's figures, and the sizes of two models that were really trained."""
+
+from __future__ import annotations
+
+import json
+import math
+import runpy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.errors import ConfigError, FormatError
+from penstock.machine.ssd import Drive, Ssd
+from penstock.simulate.snapshots import (
+    METHODS,
+    PAPER_ERASES,
+    TABLE_9,
+    Scheme,
+    SnapshotSizes,
+    caffenet_sizes,
+    compare_methods,
+    method_named,
+    read_sizes,
+    recorded_sizes,
+    run_table_9,
+    snapshot_stream,
+)
+from penstock.simulate.wear import DeleteFile, ReadFile, WriteFile, run_stream, warm_drive
+
+RECORDER = Path(__file__).parents[2] / "benchmarks" / "snapshots" / "record_sizes.py"
+
+
+@pytest.fixture(scope="module")
+def papers_drive() -> Drive:
+    return warm_drive(Ssd.paper())
+
+
+def closed_form(reads: list[int], written: int | None, open_pages: int) -> float:
+    """Seconds of Table 9 without a drive: pages striped over 8 chips, 63 of 64 pages of a block for data."""
+    t_read, t_write, t_erase = 130.6e-6, 305.6e-6, 1.5e-3
+    seconds = sum(math.ceil(pages / 8) * t_read for pages in reads)
+    if written is not None:
+        of_chip = math.ceil(written / 8)
+        seconds += of_chip * t_write + (of_chip + open_pages) // 63 * (t_erase + t_write)
+    return seconds
+
+
+def files_of(scheme: Scheme) -> list[int]:
+    """Pages of each snapshot's file, from the useful pages of Table 9, as a reader with a pencil has them."""
+    useful = [row.useful_pages for row in TABLE_9[scheme]]
+    pages = []
+    for index, whole in enumerate(useful):
+        base = 5 * (index // 5)
+        others = 0 if index == base else useful[index - 1] if scheme == "progressive" else useful[base]
+        pages.append(whole - others)
+    return pages
+
+
+def test_all_forty_times_of_table_9_come_out_of_the_drive(papers_drive: Drive) -> None:
+    """The published times are cut to milliseconds, and the drive's agree in every digit that is printed."""
+    rows = run_table_9(papers_drive)
+
+    assert len(rows) == 20
+    assert max(row.worst_error for row in rows) < 0.001
+    for row in rows:
+        assert math.floor(row.save_seconds * 1e3) / 1e3 == row.published.save_seconds
+        assert math.floor(row.restore_seconds * 1e3) / 1e3 == row.published.restore_seconds
+        assert row.useful_pages == row.published.useful_pages
+
+
+@pytest.mark.parametrize("open_pages", [0, 15, 40])
+def test_times_are_those_of_the_closed_form(open_pages: int) -> None:
+    rows = run_table_9(warm_drive(replace(Ssd.paper(), open_pages=open_pages)))
+
+    for row in rows:
+        pages = files_of(row.scheme)
+        base, own = 5 * (row.snapshot // 5), row.snapshot
+        before = list(range(base, own)) if row.scheme == "progressive" else [base] if own > base else []
+        restored = [*before, own]
+        saved = closed_form([pages[file] for file in before], pages[own], open_pages)
+        assert row.save_seconds == pytest.approx(saved, rel=1e-12)
+        assert row.restore_seconds == pytest.approx(
+            closed_form([pages[f] for f in restored], None, 0), rel=1e-12
+        )
+
+
+def test_a_drive_that_goes_on_from_save_to_save_is_a_little_off(papers_drive: Drive) -> None:
+    """The open block is then filled differently by the time of each save: one erase more or less."""
+    rows = run_table_9(papers_drive, phases_from_start=False)
+
+    assert 0.001 < max(row.worst_error for row in rows) < 0.0015
+
+
+def test_with_one_transfer_at_a_time_the_times_would_be_several_times_longer() -> None:
+    """What 5.1 of the paper reads like: 46,581 pages over one bus, 105.6 us each."""
+    first = run_table_9(warm_drive(replace(Ssd.paper(), host_link="shared")))[0]
+
+    assert first.restore_seconds == pytest.approx(46_581 * 105.6e-6)
+    assert first.restore_seconds > 6 * first.published.restore_seconds
+    assert first.save_seconds > 2.5 * first.published.save_seconds
+
+
+def test_erases_of_caffenet_are_those_of_the_text(papers_drive: Drive) -> None:
+    """8,880 for complete snapshots; the paper says about 27 % fewer at snap_dis 10, Table 9 gives snap_dis 5."""
+    runs = {run.method.name: run for run in compare_methods(papers_drive, [caffenet_sizes()], METHODS, [5])}
+    erases = {name: run.result.work.erases for name, run in runs.items() if run.result is not None}
+
+    assert set(erases) == {"complete", "dynrle-progressive", "dynrle-chain"}
+    assert erases["complete"] == 8_880
+    assert PAPER_ERASES / erases["complete"] == pytest.approx(0.73, abs=0.005)
+    assert erases["dynrle-progressive"] / erases["complete"] == pytest.approx(414_307 / 559_440, rel=1e-3)
+    assert erases["dynrle-chain"] / erases["complete"] == pytest.approx(443_130 / 559_440, rel=1e-3)
+
+
+def test_seven_methods_at_three_distances_run_on_two_trained_models() -> None:
+    """On an eighth of the paper's drive, with an eighth of CaffeNet."""
+    drive = warm_drive(replace(Ssd.paper(), blocks_per_chip=2_048))
+    models = [model.scaled(57_286_118 // 8) for model in recorded_sizes()]
+
+    runs = compare_methods(drive, models)
+
+    assert len(runs) == 2 * 3 * 7
+    shares: dict[tuple[str, int, str], float] = {}
+    for run in runs:
+        assert run.result is not None
+        assert run.stored_bytes is not None
+        complete = 4 * run.sizes.parameters * run.sizes.count
+        shares[run.sizes.name, run.snap_dis, run.method.name] = run.stored_bytes / complete
+        # Sequential files make one erase for each block that they fill, on a drive at its threshold.
+        assert run.result.work.erases == pytest.approx(run.stored_bytes / 4_096 / 63, rel=1e-3)
+        assert run.result.work.moved_pages == 0
+    for (model, distance, method), share in shares.items():
+        if method == "dynrle-progressive":  # the paper: smallest of all, and smaller the rarer baselines are
+            assert share == min(shares[model, distance, other.name] for other in METHODS)
+            assert share <= min(shares[model, nearer, method] for nearer in (3, 5, 10) if nearer <= distance)
+            assert share < shares[model, distance, "dynrle-chain"]
+
+
+# -- Which files a scheme reads, writes and deletes ------------------------------------------------------
+
+SMALL = SnapshotSizes(
+    "small",
+    "",
+    25,
+    {"complete": (100,) * 6, "gzip": (90,) * 6, "huffman": (80, 81, 82, 83, 84, None)},
+    {
+        "gzip": {(later, later - 1): 60 + later for later in range(1, 6)},
+        "rle4": {},
+        "rle4_gzip": {},
+        "dynrle": {(1, 0): 51, (2, 0): 52, (2, 1): 50, (4, 3): 54, (5, 3): 55, (5, 4): 53},
+    },
+)
+
+
+def said(method: str, snap_dis: int) -> list[list[str]]:
+    lines: list[list[str]] = []
+    for operation in snapshot_stream(SMALL, method_named(method), snap_dis, with_restores=True).operations:
+        match operation:
+            case WriteFile(name, size):
+                lines[-1].append(f"write {name[-1]}: {size}")
+            case ReadFile(name):
+                lines[-1].append(f"read {name[-1]}")
+            case DeleteFile(name):
+                lines[-1].append(f"delete {name[-1]}")
+            case _:
+                lines.append([])
+    return lines
+
+
+def test_progressive_deltas_are_kept_until_the_next_baseline_is_written() -> None:
+    assert said("dynrle-progressive", 3) == [
+        ["write 1: 80"],
+        ["read 1"],
+        ["read 1", "write 2: 51"],
+        ["read 1", "read 2"],
+        ["read 1", "read 2", "write 3: 50"],
+        ["read 1", "read 2", "read 3"],
+        ["write 4: 83", "delete 1", "delete 2", "delete 3"],
+        ["read 4"],
+        ["read 4", "write 5: 54"],
+        ["read 4", "read 5"],
+        ["read 4", "read 5", "write 6: 53"],
+        ["read 4", "read 5", "read 6"],
+    ]
+
+
+def test_a_chain_keeps_its_baseline_and_its_newest_delta() -> None:
+    assert said("dynrle-chain", 3)[::2] == [
+        ["write 1: 80"],
+        ["read 1", "write 2: 51"],
+        ["read 1", "write 3: 52", "delete 2"],
+        ["write 4: 83", "delete 1", "delete 3"],
+        ["read 4", "write 5: 54"],
+        ["read 4", "write 6: 55", "delete 5"],
+    ]
+    assert said("dynrle-chain", 3)[-1] == ["read 4", "read 6"]
+
+
+def test_complete_snapshots_replace_each_other() -> None:
+    assert said("gzip", 3)[:4] == [["write 1: 90"], ["read 1"], ["write 2: 90", "delete 1"], ["read 2"]]
+
+
+def test_gzip_on_deltas_takes_the_baselines_too() -> None:
+    assert SMALL.stored_bytes(method_named("gzip-delta"), 4) == [90, 61, 62, 63, 90, 65]
+
+
+def test_sizes_that_were_not_recorded_are_said_to_be_missing() -> None:
+    drive = Drive(Ssd.paper())
+    (run,) = compare_methods(drive, [SMALL], [method_named("rle4")], [3])
+
+    assert run.stored_bytes is None
+    assert run.result is None
+    with pytest.raises(ConfigError, match="small has no sizes recorded for rle4 at snap_dis 3"):
+        snapshot_stream(SMALL, method_named("rle4"), 3)
+    assert SMALL.stored_bytes(method_named("dynrle-chain"), 1) is None  # the sixth baseline is a gap
+    with pytest.raises(ConfigError, match="snap_dis is 0"):
+        SMALL.stored_bytes(METHODS[0], 0)
+
+
+def test_a_larger_model_has_every_size_in_proportion() -> None:
+    scaled = SMALL.scaled(50)
+
+    assert scaled.baselines["huffman"] == (160, 162, 164, 166, 168, None)
+    assert scaled.deltas["dynrle"][2, 1] == 100
+    assert SMALL.scaled(26).baselines["complete"][0] == 104
+    assert SMALL.scaled(12).baselines["gzip"][0] == 44  # 43.2, rounded up
+    with pytest.raises(ConfigError, match="parameters is 0"):
+        SMALL.scaled(0)
+
+
+def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(
+        ConfigError, match="'zip' is no method; the known ones are complete, gzip, gzip-delta"
+    ):
+        method_named("zip")
+
+
+# -- Recorded sizes --------------------------------------------------------------------------------------
+
+GOOD: dict[str, Any] = {
+    "format": "penstock snapshot sizes 1",
+    "models": [
+        {
+            "name": "a",
+            "parameters": 5,
+            "complete_bytes": [20, 20],
+            "gzip_bytes": [19, None],
+            "deltas": [{"snapshot": 1, "reference": 0, "dynrle_bytes": 11}],
+        }
+    ],
+}
+
+
+def test_sizes_are_read_with_their_gaps() -> None:
+    (model,) = read_sizes(json.dumps(GOOD), "sizes.json")
+
+    assert model.baselines == {"complete": (20, 20), "gzip": (19, None), "huffman": (None, None)}
+    assert model.deltas["dynrle"] == {(1, 0): 11}
+    assert model.deltas["gzip"] == {}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda data: data.update(format="other"), "its format is 'other'"),
+        (lambda data: data.update(models=[]), r"models is \[\]; it must be a list"),
+        (lambda data: data.update(models=[3]), r"models\[0\] is 3; it must be an object"),
+        (lambda data: data["models"][0].pop("name"), r"models\[0\]\.name is None"),
+        (lambda data: data["models"][0].update(parameters=0), r"models\[0\]\.parameters is 0"),
+        (
+            lambda data: data["models"][0].update(complete_bytes=[]),
+            r"complete_bytes is \[\]; .* at least one",
+        ),
+        (lambda data: data["models"][0].update(complete_bytes=[20, None]), "complete_bytes has a gap"),
+        (lambda data: data["models"][0].update(gzip_bytes=[19]), r"gzip_bytes is \[19\]; .* 2 sizes"),
+        (lambda data: data["models"][0].update(gzip_bytes=[19, 1.5]), r"gzip_bytes\[1\] is 1.5"),
+        (lambda data: data["models"][0].update(deltas=5), "deltas is 5; it must be a list"),
+        (lambda data: data["models"][0].update(deltas=[5]), r"deltas\[0\] is 5; it must be an object"),
+        (
+            lambda data: data["models"][0]["deltas"][0].update(snapshot=2),
+            r"deltas\[0\] is of snapshot 2 to 0",
+        ),
+        (lambda data: data["models"][0]["deltas"][0].update(reference=-1), r"deltas\[0\]\.reference is -1"),
+        (
+            lambda data: data["models"][0]["deltas"][0].update(dynrle_bytes=0),
+            r"deltas\[0\]\.dynrle_bytes is 0",
+        ),
+    ],
+)
+def test_wrong_sizes_are_named_by_their_place(spoil: Callable[[Any], object], message: str) -> None:
+    data = json.loads(json.dumps(GOOD))
+    spoil(data)
+
+    with pytest.raises(FormatError, match=r"sizes\.json: ") as caught:
+        read_sizes(json.dumps(data), "sizes.json")
+
+    assert caught.match(message)
+
+
+def test_what_is_no_json_is_named_by_its_line() -> None:
+    with pytest.raises(FormatError, match=r"sizes\.json, line 2: it is not JSON"):
+        read_sizes("{\n nothing", "sizes.json")
+    with pytest.raises(FormatError, match="its format is 'list'"):
+        read_sizes("[]", "sizes.json")
+
+
+# -- How the recorded sizes were made --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recorder() -> dict[str, Any]:
+    return runpy.run_path(str(RECORDER))
+
+
+def unpacked(packed: bytes, words: int, bits: int) -> list[int]:
+    """Read RLE bit by bit: how many zeros lead, then what is left of the word."""
+    stored = "".join(f"{byte:08b}" for byte in packed)
+    found, place = [], 0
+    for _ in range(words):
+        zeros = int(stored[place : place + bits] or "0", 2)
+        place += bits
+        found.append(int(stored[place : place + 32 - zeros] or "0", 2))
+        place += 32 - zeros
+    assert len(stored) - place < 8
+    return found
+
+
+def test_run_lengths_are_packed_so_that_they_can_be_unpacked(recorder: dict[str, Any]) -> None:
+    random = np.random.default_rng(0)
+    words = (random.integers(0, 2**32, 500) >> random.integers(0, 33, 500)).astype(np.uint32)
+    words[:4] = [0, 1, 2**31, 2**32 - 1]
+    sizes = []
+    for bits in range(6):
+        packed = recorder["rle_packed"](words, bits).tobytes()
+        assert len(packed) == -(-recorder["rle_bits"](words, bits) // 8)
+        assert unpacked(packed, words.size, bits) == words.tolist()
+        sizes.append(recorder["rle_bits"](words, bits))
+
+    assert sizes[recorder["heading_bits"](words)] == min(sizes)
+
+
+def test_the_papers_example_saves_nine_of_32_bits(recorder: dict[str, Any]) -> None:
+    """Figure 5: 13 leading zeros, described by 4 bits."""
+    assert recorder["rle_bits"](np.array([2**18 + 5], np.uint32), 4) == 32 - 9
+
+
+def test_huffman_codes_have_the_textbook_length(recorder: dict[str, Any]) -> None:
+    """Exponents 5, 2, 1 and 1 times: codes of 1, 2, 3 and 3 bits."""
+    exponents = np.array([120] * 5 + [121] * 2 + [119, 118], np.uint32)
+
+    size = recorder["huffman_bytes"](exponents << np.uint32(23))
+
+    assert size == 256 + math.ceil((5 * 1 + 2 * 2 + 3 + 3 + 9 * 24) / 8)
+
+
+@pytest.mark.slow
+def test_the_recorder_runs_and_its_file_can_be_read(tmp_path: Path, recorder: dict[str, Any]) -> None:
+    recorder["main"](["--quick", "--out", str(tmp_path / "sizes.json")])
+
+    models = read_sizes((tmp_path / "sizes.json").read_text(), "sizes.json")
+    assert [model.name for model in models] == [model.name for model in recorded_sizes()]
+    assert all(model.stored_bytes(method, 3) for model in models for method in METHODS)
+    assert run_stream(Drive(Ssd.paper()), snapshot_stream(models[0], METHODS[3], 3)).work.written_pages > 0
