@@ -18,7 +18,7 @@ from penstock.simulate.sharing import (
     MIN,
     PUSH,
     SCHEMES,
-    Shares,
+    ReadCounts,
     compare_schemes,
     count_min,
     count_push,
@@ -164,7 +164,7 @@ def plan() -> AccessPlan:
 
 
 @pytest.fixture(scope="module")
-def counted(plan: AccessPlan) -> dict[str, Shares]:
+def counted(plan: AccessPlan) -> dict[str, ReadCounts]:
     return compare_schemes(plan, 20_000)
 
 
@@ -173,7 +173,7 @@ def counted(plan: AccessPlan) -> dict[str, Shares]:
     [(FREQUENCY, 19.6, 0.5), (COVER, 2.0, 1e-9), (PUSH, 2.4, 0.1), (MIN, 22.0, 1.0), (HASH, 2.0, 1e-9)],
 )
 def test_the_store_is_read_as_often_as_theory_says(
-    counted: dict[str, Shares], scheme: str, percent: float, within: float
+    counted: dict[str, ReadCounts], scheme: str, percent: float, within: float
 ) -> None:
     shares = counted[scheme]
 
@@ -184,7 +184,7 @@ def test_the_store_is_read_as_often_as_theory_says(
     ("scheme", "percent", "within"), [(FREQUENCY, 33.0, 0.5), (PUSH, 97.6, 0.1), (HASH, 24.5, 0.3)]
 )
 def test_as_many_reads_are_local_as_theory_says(
-    counted: dict[str, Shares], scheme: str, percent: float, within: float
+    counted: dict[str, ReadCounts], scheme: str, percent: float, within: float
 ) -> None:
     shares = counted[scheme]
 
@@ -195,14 +195,14 @@ def test_as_many_reads_are_local_as_theory_says(
     ("scheme", "percent", "within"), [(PUSH, 73.0, 0.7), (HASH, 75.0, 0.3), (LOCAL, 6.2, 0.3)]
 )
 def test_as_many_samples_move_as_theory_says(
-    counted: dict[str, Shares], scheme: str, percent: float, within: float
+    counted: dict[str, ReadCounts], scheme: str, percent: float, within: float
 ) -> None:
     shares = counted[scheme]
 
     assert 100 * shares.share(shares.peer_reads) == pytest.approx(percent, abs=within)
 
 
-def test_two_first_readers_in_three_hand_a_sample_to_its_home(counted: dict[str, Shares]) -> None:
+def test_two_first_readers_in_three_hand_a_sample_to_its_home(counted: dict[str, ReadCounts]) -> None:
     """67 % where a home is any rank that reads it most; fewer here, where it is the first to read it of these."""
     handed = counted[COVER].handed
 

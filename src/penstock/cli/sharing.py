@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.plan import AccessPlan
-    from penstock.simulate.sharing import Shares
+    from penstock.simulate.sharing import ReadCounts
 
 _DESCRIPTION = """\
 Counts, read by read, where N ranks that keep part of the data set find their samples: in their own tiers, with a peer,
@@ -107,7 +107,7 @@ def _reads(plan: AccessPlan) -> int:
     return sum(plan.length(epoch) for epoch in range(plan.epochs))
 
 
-def _one_size(share: float, counted: dict[str, Shares], bound: float) -> Table:
+def _one_size(share: float, counted: dict[str, ReadCounts], bound: float) -> Table:
     rows = [
         [
             name,
@@ -125,7 +125,7 @@ def _one_size(share: float, counted: dict[str, Shares], bound: float) -> Table:
 
 
 def _all_sizes(
-    cache_shares: list[float], counted: list[dict[str, Shares]], bounds: list[float]
+    cache_shares: list[float], counted: list[dict[str, ReadCounts]], bounds: list[float]
 ) -> list[Table]:
     names = list(counted[0])
     store = [
@@ -158,7 +158,7 @@ def _notes(options: argparse.Namespace) -> list[str]:
     ]
 
 
-def _as_data(shares: Shares) -> dict[str, Any]:
+def _as_data(shares: ReadCounts) -> dict[str, Any]:
     counts = {name: getattr(shares, name) for name in ("local", "moved", "store", "handed", "filled")}
     relative = counts | {"store_reads": shares.store_reads, "peer_reads": shares.peer_reads}
     return {

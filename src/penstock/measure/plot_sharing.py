@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
 from penstock.measure.plot import _INK, OWN_COLOUR, _style
-from penstock.simulate.sharing import COVER, FREQUENCY, HASH, LOCAL, MIN, PUSH, Shares
+from penstock.simulate.sharing import COVER, FREQUENCY, HASH, LOCAL, MIN, PUSH, ReadCounts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,7 @@ _PANELS = (
 
 def plot_sharing(
     cache_shares: Sequence[float],
-    counted: Sequence[Mapping[str, Shares]],
+    counted: Sequence[Mapping[str, ReadCounts]],
     bounds: Sequence[float],
     path: str | os.PathLike[str],
 ) -> None:
@@ -59,7 +59,7 @@ def plot_sharing(
 
 
 def draw(
-    cache_shares: Sequence[float], counted: Sequence[Mapping[str, Shares]], bounds: Sequence[float]
+    cache_shares: Sequence[float], counted: Sequence[Mapping[str, ReadCounts]], bounds: Sequence[float]
 ) -> Figure:
     """Return the picture of `plot_sharing` as a figure: three panels that share both axes."""
     if not counted:

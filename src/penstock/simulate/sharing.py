@@ -52,7 +52,7 @@ _REMEMBERED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class ReadCounts:
     """Where reads are served from: counts, each int64[epochs, ranks].
 
     local, moved, store: of reads, by where the sample is when it is read; together all reads.
@@ -87,7 +87,7 @@ class Shares:
         return float(counts.sum() / self.reads.sum())
 
 
-def count_shares(plan: AccessPlan, homes: Homes) -> Shares:
+def count_shares(plan: AccessPlan, homes: Homes) -> ReadCounts:
     """Count the reads of a plan on ranks that keep what `homes` says.
 
     plan: perhaps that of `split_locally`.
@@ -129,7 +129,7 @@ def count_shares(plan: AccessPlan, homes: Homes) -> Shares:
     return shares
 
 
-def count_push(plan: AccessPlan, sizes_bytes: ArrayLike, capacities_bytes: ArrayLike) -> Shares:
+def count_push(plan: AccessPlan, sizes_bytes: ArrayLike, capacities_bytes: ArrayLike) -> ReadCounts:
     """Count the reads of a plan whose samples are handed on as `decide_push` says.
 
     Time: O(E F log(E F / N)), memory: that of one rank's reads.
@@ -148,7 +148,7 @@ def count_push(plan: AccessPlan, sizes_bytes: ArrayLike, capacities_bytes: Array
     return shares
 
 
-def count_min(plan: AccessPlan, sizes_bytes: ArrayLike, capacities_bytes: ArrayLike) -> Shares:
+def count_min(plan: AccessPlan, sizes_bytes: ArrayLike, capacities_bytes: ArrayLike) -> ReadCounts:
     """Count the reads of a plan on ranks that each keep by `decide_min` what is best for themselves alone.
 
     A rank asks its peers for what it has not kept, and finds there what they happen to have kept.
@@ -209,7 +209,7 @@ def least_store_reads(plan: AccessPlan, samples_held: int) -> int:
 
 def compare_schemes(
     plan: AccessPlan, samples_held: int, schemes: Sequence[str] = tuple(SCHEMES)
-) -> dict[str, Shares]:
+) -> dict[str, ReadCounts]:
     """Count the reads under each scheme with samples of equal size.
 
     samples_held: N C, shared out evenly over the ranks, the first ones taking what is left over.
@@ -301,5 +301,5 @@ def _reads(plan: AccessPlan, epoch: int) -> Iterator[tuple[Ids, Ids, int]]:
         yield *readers_of_epoch(plan, epoch, begin, begin + block), begin
 
 
-def _none(plan: AccessPlan) -> Shares:
-    return Shares(*(np.zeros((plan.epochs, plan.ranks), np.int64) for _ in range(5)))
+def _none(plan: AccessPlan) -> ReadCounts:
+    return ReadCounts(*(np.zeros((plan.epochs, plan.ranks), np.int64) for _ in range(5)))
