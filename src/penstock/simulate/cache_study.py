@@ -1,0 +1,244 @@
+"""How often the caches of a training job hit: by order, policy, size and number of ranks, beside the bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from penstock.errors import ConfigError
+from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Order, Sequential, Uniform
+from penstock.plan.orders import check_samples, check_seed
+from penstock.plan.random import derive_key
+from penstock.policy.eviction import check_eviction
+from penstock.simulate.bundles import PAPER_RATIO, best_hit_ratio, expected_hit_ratio
+from penstock.simulate.caches import hit_ratios
+
+Ids = NDArray[np.int64]
+Ratios = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderName:
+    """An order by name, for any number of samples: "full", "sequential", "bundle" or "bundle:" and a ratio."""
+
+    name: str
+    #: Size of a bundle relative to the samples that are shuffled together; None where there is none.
+    bundle_ratio: float | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        kind, _, ratio = self.name.partition(":")
+        if kind not in ("full", "sequential", "bundle") or (ratio and kind != "bundle"):
+            raise ConfigError(
+                f"there is no order {self.name!r}; known are full, sequential, bundle and, for example, bundle:0.05"
+            )
+        object.__setattr__(self, "bundle_ratio", None)
+        if kind == "bundle":
+            try:
+                value = float(ratio) if ratio else PAPER_RATIO
+            except ValueError:
+                raise ConfigError(
+                    f"order is {self.name!r}; after bundle: stands a ratio, like 0.05"
+                ) from None
+            BundleShuffle(1, bundle_ratio=value)  # says what is wrong with a ratio
+            object.__setattr__(self, "bundle_ratio", value)
+
+    def of(self, samples: int, seed: int) -> Order:
+        """Return the order of so many samples."""
+        if self.bundle_ratio is not None:
+            return BundleShuffle(samples, seed, self.bundle_ratio)
+        return FullShuffle(samples, seed) if self.name == "full" else Sequential(samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Ranks that read a data set, each through a cache of its own.
+
+    samples: F. epochs: E; caches are empty before the first. ranks: N.
+    own_subsets: each rank keeps to a subset of its own, as even as ceil(F / N) allows, and shuffles it by a seed of its
+        own (Lee & Bahn 2023, section 4.2). Otherwise all ranks share one order of all samples and each reads its slice
+        of every batch, so that a rank meets a sample again after N epochs on average.
+    batch_size: B, over all ranks; only with a shared order does it matter.
+    """
+
+    samples: int
+    epochs: int
+    ranks: int = 1
+    own_subsets: bool = False
+    batch_size: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_samples(self.samples)
+        check_seed(self.seed)
+        AccessPlan(Sequential(self.samples), self.batch_size, self.epochs, self.ranks)
+        if not self.own_samples(self.ranks - 1):
+            raise ConfigError(
+                f"ranks is {self.ranks}; of {self.samples} samples the last rank's share is nothing: use fewer ranks"
+            )
+
+    def own_samples(self, rank: int) -> int:
+        """Return the size of the rank's subset, or of a share as large where the order is shared."""
+        return Uniform().size(rank, self.ranks, self.samples)
+
+    def cache_samples(self, rank: int, cache_share: float) -> int:
+        """Return the samples that fit into a cache of so large a share of the rank's: whole ones."""
+        # A share such as 0.29 of 100 is meant to be 29, though its product is a little less.
+        return math.floor(cache_share * self.own_samples(rank) * (1 + 1e-12))
+
+    def string(self, order: OrderName, rank: int) -> Ids:
+        """Return the samples that the rank reads over the run: int64[reads]; ids count from 0 within a subset."""
+        if self.own_subsets and self.ranks > 1:
+            own = self.own_samples(rank)
+            key = derive_key(self.seed, f"node {rank} of {self.ranks}")
+            return AccessPlan(order.of(own, key), own, self.epochs).string(0)
+        shared = order.of(self.samples, self.seed)
+        return AccessPlan(shared, self.batch_size, self.epochs, self.ranks).string(rank)
+
+    def bound(self, cache_shares: Sequence[float]) -> Ratios:
+        """Return the share of reads that any caches of these sizes hit at most, ranks helping each other or not.
+
+        Source: `penstock.simulate.bundles.best_hit_ratio`. With a shared order it is reached only by ranks that know
+        what the others hold: F + (E - 1) max(0, F - sum of the caches) reads have to come from the data's home.
+        """
+        if not self.own_subsets:
+            sums = [
+                sum(self.cache_samples(rank, share) for rank in range(self.ranks)) for share in cache_shares
+            ]
+            return np.array([best_hit_ratio(self.samples, caches, self.epochs) for caches in sums])
+        return self._mean_over_ranks(
+            [
+                [best_hit_ratio(own, self.cache_samples(rank, share), self.epochs) for share in cache_shares]
+                for rank, own in enumerate(map(self.own_samples, range(self.ranks)))
+            ]
+        )
+
+    def expected(self, order: OrderName, cache_shares: Sequence[float]) -> Ratios | None:
+        """Return the hit ratio to expect of LRU, by formula; None where there is none.
+
+        For shuffles within bundles, a full one being one bundle, read by one rank or by own subsets: for F large,
+        (E - 1) / E (c + (1 - c) ln(1 - c)) under a full shuffle. Source: `penstock.simulate.bundles`.
+        """
+        if order.name == "sequential" or (self.ranks > 1 and not self.own_subsets):
+            return None
+        ratios = []
+        for rank in range(self.ranks):
+            own = self.own_samples(rank)
+            shuffled = order.of(own, 0)
+            bundle = shuffled.bundle if isinstance(shuffled, BundleShuffle) else own
+            ratios.append(
+                [
+                    expected_hit_ratio(own, self.cache_samples(rank, share), self.epochs, bundle)
+                    for share in cache_shares
+                ]
+            )
+        return self._mean_over_ranks(ratios)
+
+    def _mean_over_ranks(self, ratios: Sequence[Sequence[float]]) -> Ratios:
+        weights = [self.own_samples(rank) for rank in range(self.ranks)]
+        mean: Ratios = np.average(np.array(ratios), axis=0, weights=weights)
+        return mean
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """Hit ratios by cache size.
+
+    order: of the epochs; "" for a string from a file.
+    hit_ratio: float64[sizes], of all ranks' reads together. lowest, highest: float64[sizes], of single ranks.
+    """
+
+    order: str
+    policy: str
+    hit_ratio: Ratios
+    lowest: Ratios
+    highest: Ratios
+
+
+def job_curve(job: Job, order: OrderName, policy: str, cache_shares: Sequence[float]) -> Curve:
+    """Return how often the job's caches hit, by size.
+
+    cache_shares: of each rank's share of the samples, 0 or more.
+    """
+    check_eviction(policy)
+    check_shares(cache_shares)
+    strings = (job.string(order, rank) for rank in range(job.ranks))
+    reads, ratios = [], []
+    for rank, string in enumerate(strings):
+        sizes = [job.cache_samples(rank, share) for share in cache_shares]
+        reads.append(string.size)
+        ratios.append(hit_ratios(string, sizes, policy))
+    each = np.array(ratios)
+    return Curve(
+        order.name, policy, np.average(each, axis=0, weights=reads), each.min(axis=0), each.max(axis=0)
+    )
+
+
+def string_curve(
+    references: ArrayLike, policy: str, sizes: Sequence[int], *, sizes_bytes: ArrayLike | None = None
+) -> Curve:
+    """Return how often one cache hits on a string, by size: in objects, or bytes where sizes_bytes are given."""
+    ratios = hit_ratios(references, sizes, policy, sizes_bytes=sizes_bytes)
+    return Curve("", policy, ratios, ratios, ratios)
+
+
+def check_shares(cache_shares: Sequence[float]) -> None:
+    """Raise ConfigError unless these are sizes of caches relative to something."""
+    for share in cache_shares:
+        if not 0 <= share < math.inf:
+            raise ConfigError(f"a cache's relative size is {share}; it is 0 or more: 0.3 is 30 %")
+
+
+@dataclass(frozen=True, slots=True)
+class Improvement:
+    """What "improved by x %" can mean of hit ratios f (full shuffle) and b (bundles): mean and most over cache sizes.
+
+    Sizes at which both hit alike count; sizes at which one of the ratios is 0 are left out where it would divide.
+    """
+
+    #: 1 - f / b: the share of the bundles' hits that a full shuffle misses.
+    of_new_hits: tuple[float, float]
+    #: b / f - 1: how many more.
+    relative: tuple[float, float]
+    #: b - f, in hit ratio.
+    difference: tuple[float, float]
+    #: (b - f) / (1 - f): the share of a full shuffle's misses that is saved.
+    of_old_misses: tuple[float, float]
+
+
+def improvement(full: ArrayLike, bundles: ArrayLike) -> Improvement:
+    """Return how much better the second curve is than the first, by each reading: float64[sizes] both."""
+    f, b = np.asarray(full, np.float64), np.asarray(bundles, np.float64)
+
+    def summed_up(part: Ratios, whole: Ratios) -> tuple[float, float]:
+        ratios = part[whole > 0] / whole[whole > 0]
+        return (float(ratios.mean()), float(ratios.max())) if ratios.size else (0.0, 0.0)
+
+    return Improvement(
+        summed_up(b - f, b), summed_up(b - f, f), summed_up(b - f, np.ones_like(f)), summed_up(b - f, 1 - f)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PaperGain:
+    """What the bundle paper says of a figure: by how much bundles improve the hit rate.
+
+    mean, most: over cache sizes. most is None where the paper says "almost the same" instead of a number.
+    """
+
+    mean: float
+    most: float | None
+
+
+#: Training images, as section 2 counts them.
+FOOD101_SAMPLES, IMAGENET100_SAMPLES = 75_750, 130_000
+#: Source: Lee & Bahn 2023, section 4 (Figure 5, LRU) and 4.3 (Figure 10, Food101).
+PAPER_FIGURE_5 = {"ImageNet100": PaperGain(0.407, 0.741), "Food101": PaperGain(0.338, 0.596)}
+PAPER_FIGURE_10 = {
+    "lru": PaperGain(0.338, 0.596),
+    "lfu": PaperGain(0.293, 0.666),
+    "mru": PaperGain(0.0, None),
+}

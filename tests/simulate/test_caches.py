@@ -1,0 +1,220 @@
+"""Compiled replays equal the policies, request by request, and libCacheSim where it has the policy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import libcachesim
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError
+from penstock.plan import AccessPlan, BundleShuffle, FullShuffle
+from penstock.policy.eviction import EVICTIONS, Residents, eviction_of
+from penstock.simulate.caches import NEVER, WITH_DISTANCES, hit_ratios, replay, stack_distances
+from penstock.trace.references import next_uses
+
+Ids = NDArray[np.int64]
+
+
+@st.composite
+def strings(draw: st.DrawFn, longest: int = 300) -> Ids:
+    """Requests as they come: at random over few or many objects, in epochs, in loops; ids small, wide or negative."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    objects = draw(st.integers(1, 80))
+    length = draw(st.integers(0, longest))
+    kind = draw(st.sampled_from(("random", "skewed", "epochs", "loop")))
+    if kind == "random":
+        string = rng.integers(0, objects, length)
+    elif kind == "skewed":
+        string = rng.zipf(1.3, length) % objects
+    elif kind == "epochs":
+        string = np.concatenate([rng.permutation(objects) for _ in range(length // objects + 1)])[:length]
+    else:
+        string = np.arange(length) % objects
+    if draw(st.booleans()):
+        string = rng.integers(-(2**63), 2**63 - 1, objects)[string]
+    return np.asarray(string, np.int64)
+
+
+def by_policy(string: Ids, capacity: int, policy: str) -> list[bool]:
+    residents = Residents(eviction_of(policy, string.tolist()), capacity)
+    return [residents.access(key).is_hit for key in string.tolist()]
+
+
+@pytest.mark.parametrize("policy", EVICTIONS)
+@settings(max_examples=80, deadline=None)
+@given(string=strings(), capacity=st.integers(0, 90))
+def test_a_replay_equals_the_policy_request_by_request(policy: str, string: Ids, capacity: int) -> None:
+    assert replay(string, capacity, policy).tolist() == by_policy(string, capacity, policy)
+
+
+@pytest.mark.parametrize("policy", ["lru", "fifo"])
+@settings(max_examples=60, deadline=None)
+@given(string=strings(), capacity=st.integers(0, 300), seed=st.integers(0, 2**32))
+def test_a_replay_with_sizes_equals_the_policy_request_by_request(
+    policy: str, string: Ids, capacity: int, seed: int
+) -> None:
+    different, place = np.unique(string, return_inverse=True)
+    sizes = np.random.default_rng(seed).integers(1, 40, different.size)[place]
+    residents = Residents(eviction_of(policy), capacity)
+    expected = [
+        residents.access(key, size).is_hit for key, size in zip(string.tolist(), sizes.tolist(), strict=True)
+    ]
+
+    assert replay(string, capacity, policy, sizes_bytes=sizes).tolist() == expected
+
+
+THEIRS = {
+    "lru": libcachesim.LRU,
+    "lfu": libcachesim.LFU,
+    "clock": libcachesim.Clock,
+    "fifo": libcachesim.FIFO,
+    "min": libcachesim.Belady,
+}
+
+
+def by_libcachesim(string: Ids, capacity: int, policy: str, sizes: list[int]) -> list[bool]:
+    cache = THEIRS[policy](capacity, hashpower=8)
+    following = next_uses(string, never=2**63 - 1)
+    found = []
+    for time, (key, size) in enumerate(zip(string.tolist(), sizes, strict=True)):
+        request = libcachesim.Request(
+            obj_id=key % 2**64, obj_size=size, next_access_vtime=int(following[time]), clock_time=time
+        )
+        found.append(bool(cache.get(request)))
+    return found
+
+
+@pytest.mark.parametrize("policy", THEIRS)
+@settings(max_examples=40, deadline=None)
+@given(string=strings(), capacity=st.integers(1, 90))
+def test_a_replay_equals_libcachesim_request_by_request(policy: str, string: Ids, capacity: int) -> None:
+    expected = by_libcachesim(string, capacity, policy, [1] * string.size)
+
+    assert replay(string, capacity, policy).tolist() == expected
+
+
+@pytest.mark.parametrize("policy", ["lru", "fifo"])
+@settings(max_examples=30, deadline=None)
+@given(string=strings(), capacity=st.integers(1, 300), seed=st.integers(0, 2**32))
+def test_a_replay_with_sizes_equals_libcachesim_request_by_request(
+    policy: str, string: Ids, capacity: int, seed: int
+) -> None:
+    different, place = np.unique(string, return_inverse=True)
+    sizes = np.random.default_rng(seed).integers(1, 40, different.size)[place]
+    expected = by_libcachesim(string, capacity, policy, sizes.tolist())
+
+    assert replay(string, capacity, policy, sizes_bytes=sizes).tolist() == expected
+
+
+@pytest.mark.parametrize("policy", WITH_DISTANCES)
+@settings(max_examples=60, deadline=None)
+@given(string=strings())
+def test_a_request_hits_in_all_caches_from_its_stack_distance_on(policy: str, string: Ids) -> None:
+    distances = stack_distances(string, policy)
+
+    for capacity in range(1, 82, 4):
+        assert (distances <= capacity).tolist() == by_policy(string, capacity, policy)
+    first_uses = np.unique(string, return_index=True)[1]
+    assert sorted(np.flatnonzero(distances == NEVER)) == sorted(first_uses)
+
+
+def test_lru_distances_count_the_different_objects_in_between() -> None:
+    rng = np.random.default_rng(5)
+    string = rng.integers(0, 3000, 20_000)  # marks are moved together several times
+    distances = stack_distances(string)
+
+    for request in rng.integers(0, string.size, 300).tolist():
+        before = np.flatnonzero(string[:request] == string[request])
+        expected = np.unique(string[before[-1] : request]).size if before.size else NEVER
+        assert distances[request] == expected
+
+
+@pytest.mark.parametrize("policy", EVICTIONS)
+def test_hit_ratios_are_those_of_one_replay_per_size_in_the_order_asked_for(policy: str) -> None:
+    string = AccessPlan(BundleShuffle(200, seed=1), batch_size=200, epochs=4).string(0)
+    sizes = [70, 0, 200, 1, 70, 500]
+
+    ratios = hit_ratios(string, sizes, policy)
+
+    assert ratios.tolist() == [by_policy(string, size, policy).count(True) / string.size for size in sizes]
+    assert ratios[2] == ratios[5] == 0.75
+
+
+@settings(max_examples=40, deadline=None)
+@given(string=strings().filter(len), capacity=st.integers(0, 60))
+def test_no_policy_hits_more_often_than_min(string: Ids, capacity: int) -> None:
+    best = replay(string, capacity, "min").sum()
+
+    assert all(replay(string, capacity, policy).sum() <= best for policy in EVICTIONS)
+
+
+def test_on_epochs_mru_is_as_good_as_min_and_perfect_lfu_the_same_as_lru() -> None:
+    """MRU keeps what the last epoch left; uses counted over the run order an epoch's objects by last use."""
+    string = AccessPlan(FullShuffle(500, seed=2), batch_size=500, epochs=5).string(0)
+
+    for capacity in (5, 50, 250, 480):
+        assert replay(string, capacity, "mru").sum() == pytest.approx(4 * capacity, abs=8)
+        assert replay(string, capacity, "min").sum() == pytest.approx(4 * capacity, abs=8)
+        assert (replay(string, capacity, "perfect-lfu") == replay(string, capacity, "lru")).all()
+
+
+def test_fifo_shows_beladys_anomaly() -> None:
+    references = [1, 2, 3, 4, 1, 2, 5, 1, 2, 3, 4, 5]
+
+    assert (hit_ratios(references, [3, 4], "fifo") * 12).round().tolist() == [3, 2]
+
+
+def test_an_object_keeps_the_size_it_came_with_first() -> None:
+    # Were the second size of 1 to count, both would fit.
+    assert replay([1, 2, 1], 10, "lru", sizes_bytes=[6, 5, 1]).tolist() == [False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1, 2], 1, "arc"), "no eviction policy 'arc'"),
+        (([1, 2], -1, "lru"), "cache size is -1"),
+        (([1, 2], 1.5, "lru"), r"cache size is 1\.5"),
+        (([1, 2], True, "lru"), "cache size is True"),
+        (([0.5], 1, "lru"), r"references are float64\[1\]"),
+        (([[1]], 1, "lru"), r"references are int64\[1, 1\]"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replay(*arguments)
+
+
+def test_wrong_sizes_of_objects_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="clock is replayed over equal objects only; lru and fifo take sizes"
+    ):
+        replay([1, 2], 1, "clock", sizes_bytes=[1, 1])
+    with pytest.raises(ConfigError, match="sizes_bytes is 0 at request 1"):
+        replay([1, 2], 1, "lru", sizes_bytes=[1, 0])
+    with pytest.raises(ConfigError, match=r"sizes_bytes is int64\[1\]; 2 requests"):
+        replay([1, 2], 1, "lru", sizes_bytes=[1])
+
+
+def test_no_ratio_without_requests_and_no_distance_without_a_stack() -> None:
+    with pytest.raises(ConfigError, match="references are empty"):
+        hit_ratios([], [1], "lru")
+    with pytest.raises(ConfigError, match="fifo has no stack distances"):
+        stack_distances([1], "fifo")
+    with pytest.raises(ConfigError, match="no eviction policy 'arc'"):
+        stack_distances([1], "arc")
+    assert replay([], 3, "min").tolist() == []
+    assert stack_distances([]).tolist() == []
+
+
+def test_importing_the_simulation_loads_no_compiler() -> None:
+    code = "import sys, penstock.simulate.caches, penstock.simulate.cache_study; sys.exit('numba' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
