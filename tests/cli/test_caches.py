@@ -1,0 +1,209 @@
+"""`penstock simulate caches` as a user types it."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.cli import caches
+from penstock.errors import ConfigError, DataError, FormatError
+from penstock.measure.plot_caches import Line, Panel, draw
+from penstock.simulate.caches import hit_ratios
+from penstock.trace.references import References, write_references
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _fonts() -> None:
+    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
+    line = Line("LRU", np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+    draw([Panel("bold", [line])], "samples").savefig(io.BytesIO())
+
+
+def run(*words: str) -> None:
+    parser = argparse.ArgumentParser()
+    caches.add(parser.add_subparsers())
+    options = parser.parse_args(["caches", *words])
+    options.run(options)
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    run(*words, "--json")
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_training_is_shown_by_order_policy_and_size_beside_the_bound(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run("--samples", "1000", "--sizes", "10%,50%,100%")
+
+    out = capsys.readouterr().out
+    assert "full shuffle" in out
+    assert "bundles of 10 %" in out
+    (header,) = {" ".join(line.split()) for line in out.splitlines() if "bound" in line}
+    assert header == "cache samples LRU LFU MRU CLOCK FIFO MIN LRU by formula bound"
+    row = next(
+        line.split() for line in out.split("bundles of 10 %")[1].splitlines() if line.split()[:1] == ["50"]
+    )
+    assert row[:4] == ["50", "%", "500", "40.00"]
+    assert row[-1] == "40.00"
+    assert "1,000 samples, 5 epochs, one rank, seed 0" in out
+
+
+def test_json_has_every_curve_at_every_size(capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_json(capsys, "--samples", "1000", "--policies", "lru,min", "--order", "full")
+
+    assert data["job"] == {
+        "samples": 1000,
+        "epochs": 5,
+        "ranks": 1,
+        "own_subsets": False,
+        "batch_size": 64,
+        "seed": 0,
+    }
+    assert data["cache_samples"] == list(range(10, 1001, 10))
+    assert data["bound_hit_ratio"][49] == 0.4
+    lru, best = data["curves"]
+    assert (lru["order"], lru["policy"], best["policy"]) == ("full", "lru", "min")
+    assert len(lru["hit_ratio"]) == len(lru["expected_hit_ratio"]) == len(best["hit_ratio"]) == 100
+    assert best["expected_hit_ratio"] is None
+    assert lru["hit_ratio"][49] == pytest.approx(0.1227, abs=0.02)
+
+
+def test_the_seed_changes_the_strings_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--samples", "500", "--sizes", "50%", "--policies", "lru", "--order", "full")
+
+    first, again, other = (
+        run_json(capsys, *words, "--seed", seed)["curves"][0]["hit_ratio"] for seed in ("0", "0", "1")
+    )
+
+    assert first == again != other
+
+
+def test_many_ranks_are_averaged_and_their_spread_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--samples", "4000", "--ranks", "4", "--sizes", "50%", "--policies", "lru", "--order", "bundle")
+
+    own = run_json(capsys, *words, "--subsets")["curves"][0]
+    run(*words)
+
+    assert own["hit_ratio"][0] == pytest.approx(0.4, abs=0.01)
+    assert own["lowest_rank_hit_ratio"][0] <= own["hit_ratio"][0] <= own["highest_rank_hit_ratio"][0]
+    out = capsys.readouterr().out
+    assert "4 ranks sharing one order, 256 a batch" in out
+    assert "bounded by MIN" in out
+
+
+def test_a_trace_is_replayed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    string = np.random.default_rng(0).integers(0, 40, 500)
+    write_references(tmp_path / "a.oracleGeneral", References.of(string, sizes_bytes=np.full(500, 7)))
+    file = str(tmp_path / "a.oracleGeneral")
+
+    data = run_json(capsys, "--trace", file, "--sizes", "10,20", "--plot", str(tmp_path / "a.png"))
+    in_bytes = run_json(capsys, "--trace", file, "--sizes", "70 B,140 B", "--bytes")
+    run("--trace", file)
+
+    assert data["trace"] == {"file": file, "requests": 500, "objects": 40, "objects_bytes": 280}
+    assert data["cache_objects"] == [10, 20]
+    by_policy = {curve["policy"]: curve["hit_ratio"] for curve in data["curves"]}
+    assert list(by_policy) == ["lru", "lfu", "mru", "clock", "fifo", "min"]
+    for policy, ratios in by_policy.items():
+        assert ratios == hit_ratios(string, [10, 20], policy).tolist()
+    assert in_bytes["cache_bytes"] == [70, 140]
+    assert [curve["hit_ratio"] for curve in in_bytes["curves"]] == [by_policy["lru"], by_policy["fifo"]]
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+    assert "500 requests for 40 objects; 8.0% are an object's first" in capsys.readouterr().out
+
+
+def test_figures_5_and_10_stand_beside_the_papers_numbers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Relative sizes decide, so that data sets of some thousand samples show what the paper's do."""
+    monkeypatch.setattr("penstock.simulate.cache_study.FOOD101_SAMPLES", 3000)
+    monkeypatch.setattr("penstock.simulate.cache_study.IMAGENET100_SAMPLES", 2000)
+
+    five = run_json(capsys, "--figure", "5", "--plot", str(tmp_path / "5.png"))
+    ten = run_json(capsys, "--figure", "10")
+    run("--figure", "10")
+
+    assert [panel["name"] for panel in five["panels"]] == ["ImageNet100, LRU", "Food101, LRU"]
+    assert five["panels"][0]["paper_improvement"] == {"mean": 0.407, "most": 0.741}
+    assert len(five["panels"][0]["cache_share"]) == 101
+    lru, lfu, mru = (panel["improvement"] for panel in ten["panels"])
+    # 1 - f / b with f = c + (1 - c) ln(1 - c) and b = c, over c = 0.1, 0.2, ... 1.
+    cache = np.arange(1, 10) / 10
+    expected = np.append(-(1 - cache) * np.log(1 - cache) / cache, 0.0).mean()
+    assert lru["of_new_hits"][0] == pytest.approx(expected, abs=0.01)
+    assert lfu["of_new_hits"][0] < lru["of_new_hits"][0]
+    assert mru["of_new_hits"][0] == pytest.approx(0.0, abs=0.001)
+    out = capsys.readouterr().out
+    assert "33.8 (59.6) %" in out
+    assert "29.3 (66.6) %" in out
+    assert (tmp_path / "5.png").exists()
+
+
+def test_small_caches_are_shown_for_subsets_and_for_a_shared_order(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = run_json(capsys, "--small", "--samples", "6400", "--plot", str(tmp_path / "small.png"))
+    run("--small", "--samples", "6400")
+
+    of_name = {panel["name"]: panel for panel in data["panels"]}
+    assert len(of_name) == 8
+    own = {
+        curve["order"]: curve
+        for curve in of_name["4 ranks, own subsets"]["curves"]
+        if curve["policy"] == "lru"
+    }
+    assert own["bundle:0.01"]["hit_ratio"][4] > 3 * own["bundle"]["hit_ratio"][4]
+    shared = of_name["4 ranks, one shared order"]
+    best = next(curve for curve in shared["curves"] if curve["policy"] == "min")
+    assert best["hit_ratio"][4] > 0.9 * shared["bound_hit_ratio"][4]
+    assert "LRU, one shared order" in capsys.readouterr().out
+    assert (tmp_path / "small.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--policies lru,arc", "no eviction policy 'arc'; known are lru, lfu"),
+        ("--order full,random", "no order 'random'"),
+        ("--sizes 0.5", "--sizes has '0.5'; sizes are like"),
+        ("--sizes 50..10%", "--sizes has"),
+        ("--sizes=-5%", "--sizes has '-5%'"),
+        ("--samples 0", "samples is 0"),
+        ("--epochs 0", "epochs is 0"),
+        ("--ranks 0", "ranks is 0"),
+        ("--seed -1", "seed is -1"),
+        ("--batch-size 0", "batch_size is 0"),
+        ("--ranks 4 --samples 3", "ranks is 4; of 3 samples"),
+        ("--trace a.csv --samples 5", "--trace and --samples do not go together"),
+        ("--trace a.csv --figure 5", "--trace and --figure do not go together"),
+        ("--figure 5 --sizes 3%", "--figure and --sizes do not go together"),
+        ("--small --ranks 3", "--small and --ranks do not go together"),
+        ("--bytes", "--bytes is about a trace"),
+        ("--format csv", "--format is about a trace"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(*words.split())
+
+
+def test_a_bad_trace_is_told_by_its_place(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("1,2,3\n4,5\n")
+    (tmp_path / "empty.csv").write_text("time,id,size\n")
+
+    with pytest.raises(FormatError, match=r"a\.csv, line 2"):
+        run("--trace", str(tmp_path / "a.csv"))
+    with pytest.raises(ConfigError, match="has no requests"):
+        run("--trace", str(tmp_path / "empty.csv"))
+    with pytest.raises(DataError, match="cannot be read"):
+        run("--trace", str(tmp_path / "none.csv"))
+    (tmp_path / "a.csv").write_text("1,2,3\n")
+    with pytest.raises(ConfigError, match="mru is replayed over equal objects only"):
+        run("--trace", str(tmp_path / "a.csv"), "--bytes", "--policies", "mru")
