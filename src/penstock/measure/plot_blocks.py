@@ -1,0 +1,121 @@
+"""Pictures of reference strings: the number of the block over logical time, coloured by phase.
+
+As Figures 2 to 4 of Lee & Bahn, "Analyzing data reference characteristics of deep learning workloads for
+improving buffer cache performance", Applied Sciences 2023. Needs matplotlib (`pip install penstock[plot]`), which is
+imported when something is drawn, and no display.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.errors import ConfigError
+from penstock.measure.plot import _FAINT, _INK, _style
+from penstock.trace.blocks import BLOCK_BYTES, BlockString, Phase, PhaseRule, Recording
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Okabe and Ito's colours, told apart with any colour vision.
+COLOUR_OF = {
+    Phase.LIBRARY: "#E69F00",
+    Phase.DATA: "#0072B2",
+    Phase.CHECKPOINT: "#D55E00",
+    Phase.OTHER: "#8A8F96",
+}
+_LABEL_OF = {
+    Phase.LIBRARY: "reading libraries",
+    Phase.DATA: "reading the data set",
+    Phase.CHECKPOINT: "checkpointing",
+    Phase.OTHER: "other files",
+}
+#: More points than this in one picture add time and no ink: every so many is left out, evenly.
+_MOST_POINTS = 300_000
+
+
+def plot_blocks(
+    recordings: Recording | Sequence[tuple[str, Recording]],
+    path: str | os.PathLike[str],
+    *,
+    block_bytes: int = BLOCK_BYTES,
+    rule: PhaseRule | None = None,
+) -> None:
+    """Draw recordings side by side into a file.
+
+    recordings: one, or several with their names.
+    path: of the picture; its ending decides the format (png, svg, pdf).
+    block_bytes, rule: see `Recording.string`.
+    Raises: ConfigError when a recording has no reference, or the ending is none of a picture; ImportError without
+        matplotlib.
+    """
+    named = [("", recordings)] if isinstance(recordings, Recording) else recordings
+    figure = draw_blocks([(name, each.string(block_bytes=block_bytes, rule=rule)) for name, each in named])
+    ending = os.path.splitext(path)[1].lower()
+    if ending[1:] not in ("", *figure.canvas.get_supported_filetypes()):
+        raise ConfigError(
+            f"{os.fspath(path)} ends in {ending!r}, which is no picture: use .png, .svg or .pdf"
+        )
+    figure.savefig(path, dpi=150)
+
+
+def draw_blocks(strings: Sequence[tuple[str, BlockString]]) -> Figure:
+    """Return the picture of `plot_blocks` as a figure; all strings share both scales.
+
+    A point stands for one reference. Of more than 300,000 in a string, every so many is drawn, and the axis says so.
+    """
+    if not strings or not all(string.numbers.size for _, string in strings):
+        raise ConfigError("a recording has no reference to a block, so there is nothing to draw")
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FuncFormatter
+
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
+    width = max(6.4, 1.0 + 3.7 * len(strings))
+    figure = Figure(figsize=(width, 4.4), layout=layout, facecolor="white")
+    all_axes = figure.subplots(1, len(strings), squeeze=False, sharey=True, sharex=True)[0]
+    thousands = FuncFormatter(lambda value, _place: f"{value:,.0f}")
+    for axes, (name, string) in zip(all_axes, strings, strict=True):
+        _style(axes)
+        axes.set_title(name, fontsize=12, fontweight="bold", color=_INK, loc="left")
+        every = _draw_points(axes, string)
+        axes.set_xlabel("logical time (references)" + (f", 1 of {every} drawn" if every > 1 else ""))
+        axes.xaxis.set_major_formatter(thousands)
+        axes.locator_params(axis="x", nbins=5)
+        axes.yaxis.set_major_formatter(thousands)
+    all_axes[0].set_ylabel("block number, by first reference")
+    all_axes[0].set_xlim(0, 1.02 * max(string.numbers.size for _, string in strings))
+    all_axes[0].set_ylim(0, 1.04 * max(string.blocks for _, string in strings))
+    present = [phase for phase in Phase if any((string.phases == phase).any() for _, string in strings)]
+    figure.legend(
+        [
+            Line2D([], [], ls="", marker="o", ms=6, mfc=COLOUR_OF[phase], mec=_FAINT, mew=0.3)
+            for phase in present
+        ],
+        [_LABEL_OF[phase] for phase in present],
+        loc="outside lower center",
+        ncols=len(present),
+        frameon=False,
+        fontsize=9,
+        handletextpad=0.3,
+    )
+    return figure
+
+
+def _draw_points(axes: Axes, string: BlockString) -> int:
+    """Draw every so many of the references, and return how many one point stands for."""
+    every = -(-string.numbers.size // _MOST_POINTS)
+    times = np.arange(0, string.numbers.size, every)
+    numbers, phases = string.numbers[::every], string.phases[::every]
+    size = float(np.clip(1.5e5 / times.size, 0.3, 6.0))
+    for phase, colour in COLOUR_OF.items():
+        of = phases == phase
+        if of.any():
+            # Rasterized: a vector file of 100,000 points opens nowhere quickly.
+            axes.scatter(times[of], numbers[of], s=size, c=colour, lw=0, rasterized=True)
+    return every
