@@ -35,7 +35,7 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.errors import ConfigError
 from penstock.plan._recent import Recent
 from penstock.plan.access import AccessPlan
-from penstock.plan.bijection import as_ids
+from penstock.plan.bijection import _groups, as_ids
 from penstock.plan.explicit import Explicit
 from penstock.plan.frequency import check_partition
 from penstock.plan.orders import Order, RepeatingOrder
@@ -132,13 +132,12 @@ class Local:
     def _by_block(self, epoch: int, positions: Ids, answer: Callable[[tuple[Ids, Ids], Ids], Ids]) -> Ids:
         """Ask each block of batches that the positions lie in."""
         size = self.batch_size * max(1, _BLOCK // self.batch_size)
-        blocks = positions // size
-        answers = np.empty(positions.shape, np.int64)
-        for number in np.unique(blocks).tolist():
+        flat = positions.ravel()
+        answers = np.empty(flat.size, np.int64)
+        for number, members in _groups(flat // size):
             block = self._blocks.get((epoch, number), partial(self._arrange, epoch, number * size, size))
-            members = blocks == number
-            answers[members] = answer(block, positions[members] - number * size)
-        return answers
+            answers[members] = answer(block, flat[members] - number * size)
+        return answers.reshape(positions.shape)
 
     def _arrange(self, epoch: int, begin: int, size: int) -> tuple[Ids, Ids]:
         """The samples at the positions from `begin` on, and where those that the order has there are read."""
