@@ -105,6 +105,8 @@ def test_the_string_of_chosen_phases_is_written_for_a_cache(
         ([], "no command is given"),
         (["--block-bytes", "0", "--", "true"], "--block-bytes is 0"),
         (["--phases", "data,warm-up", "--", "true"], "'warm-up'; known are library, data"),
+        (["--plot", "references.txt", "--", "true"], "which is no picture"),
+        (["--string", "nowhere/requests.txt", "--", "true"], "there is no folder nowhere"),
         (["--format", "fio", "--", "true"], "says what --import reads"),
         (["--import", str(LOGS / "random.fio")], "say with --format what it is"),
         (["--import", str(LOGS / "random.fio"), "--format", "fio", "--", "true"], "leave out the command"),

@@ -279,7 +279,9 @@ def test_a_second_interruption_kills_a_command_that_does_not_end(tmp_path: Path)
 
 
 @pytest.mark.system
-def test_a_recorder_that_is_killed_leaves_a_recording_of_before_and_the_command_running(tmp_path: Path) -> None:
+def test_a_recorder_that_is_killed_leaves_a_recording_of_before_and_the_command_running(
+    tmp_path: Path,
+) -> None:
     recorder, program = start_recorder(tmp_path, "strace", "obedient")
     with recorder:
         while not recording_has_rows(tmp_path / "out"):
@@ -377,9 +379,7 @@ def test_a_disk_that_takes_no_more_ends_the_command(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
-    recording = read_recording(tmp_path / "out")
-    assert recording.rows.size > 0
-    assert not recording.is_complete
+    assert not read_recording(tmp_path / "out").is_complete
 
 
 def test_a_command_ended_by_a_signal_has_the_status_that_shells_give(tmp_path: Path) -> None:

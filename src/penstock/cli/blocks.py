@@ -151,9 +151,16 @@ def _check(options: argparse.Namespace) -> None:
     _phases(options)
     if options.block_bytes < 1:
         raise ConfigError(f"--block-bytes is {options.block_bytes}; a block has at least one: 4096 is a page")
+    # Now, rather than when a training of days is over.
+    for name in ("out", "plot", "string"):
+        path = getattr(options, name)
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"--{name} {path}: there is no folder {path.parent}: make it first")
     if options.plot is not None:
         with needing("--plot", "plot"):
-            import matplotlib  # noqa: F401 (better now than when the training is over)
+            from penstock.measure.plot_blocks import check_picture
+
+            check_picture(options.plot)
 
 
 def _show(options: argparse.Namespace, recording: Recording, recorded: Recorded | None) -> None:

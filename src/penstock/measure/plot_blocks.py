@@ -54,13 +54,20 @@ def plot_blocks(
         matplotlib.
     """
     named = [("", recordings)] if isinstance(recordings, Recording) else recordings
+    check_picture(path)
     figure = draw_blocks([(name, each.string(block_bytes=block_bytes, rule=rule)) for name, each in named])
+    figure.savefig(path, dpi=150)
+
+
+def check_picture(path: str | os.PathLike[str]) -> None:
+    """Raise ConfigError unless a picture can be drawn into a file of this name, for who has long to go until then."""
+    from matplotlib.figure import Figure
+
     ending = os.path.splitext(path)[1].lower()
-    if ending[1:] not in ("", *figure.canvas.get_supported_filetypes()):
+    if ending[1:] not in ("", *Figure().canvas.get_supported_filetypes()):
         raise ConfigError(
             f"{os.fspath(path)} ends in {ending!r}, which is no picture: use .png, .svg or .pdf"
         )
-    figure.savefig(path, dpi=150)
 
 
 def draw_blocks(strings: Sequence[tuple[str, BlockString]]) -> Figure:

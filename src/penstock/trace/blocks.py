@@ -81,7 +81,8 @@ _COUNTS = struct.Struct("<QQ")
 _CHUNK_ROWS = 65_536
 
 _SYSTEM_PLACES = tuple(
-    f"/{name}/" for name in ("bin", "boot", "etc", "lib", "lib32", "lib64", "nix", "run", "sbin", "snap", "usr")
+    f"/{name}/"
+    for name in ("bin", "boot", "etc", "lib", "lib32", "lib64", "nix", "run", "sbin", "snap", "usr")
 )
 _LIBRARY_PARTS = frozenset(("site-packages", "dist-packages", "__pycache__", "lib-dynload"))
 _LIBRARY_ENDINGS = (".py", ".pyc", ".pyi", ".pth", ".so", "/pyvenv.cfg")
