@@ -1,0 +1,416 @@
+"""`penstock plan`: which machine to buy, and how well a prediction was met."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.output import Table, add_output_options, needing, progress, show
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.measure.against import Comparison, EpochPair
+    from penstock.measure.sweep import Outcome, Runner, Sweep, Task
+    from penstock.measure.sweep_answer import Answer, Row
+
+#: Waiting of less than this share of the run gets no line of its own.
+_WORTH_A_LINE = 0.001
+_MOST_REASONS = 5
+
+
+def add_plan(commands: Any) -> None:
+    """Add `penstock plan` to the parser's commands."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "plan",
+        help="find the machine that a training needs, or lay a recorded run over its prediction",
+        description="Predict a training on many machines and name the cheapest that hardly waits; or, with --against, "
+        "lay a recorded run over its prediction.",
+        epilog="Sizes are lists and ranges: 10GB,20GB or 10GB..80GB*2 or 10GB..40GB+10GB; 0 leaves a tier out. "
+        "What is not given stays as the scenario has it.",
+    )
+    parser.add_argument(
+        "scenario", nargs="?", metavar="SCENARIO", help="a built-in name or a file, NAME.toml"
+    )
+    sweep = parser.add_argument_group("what to vary")
+    sweep.add_argument("--ram", metavar="SIZES", help="memory per rank that keeps samples")
+    sweep.add_argument("--ssd", metavar="SIZES", help="local disk per rank that keeps samples")
+    sweep.add_argument(
+        "--ssd-read", metavar="RATE", help="how fast that disk reads, if not as the scenario says"
+    )
+    sweep.add_argument("--staging", metavar="SIZES", help="staging buffer per rank")
+    sweep.add_argument("--ranks", metavar="NUMBERS", help="numbers of ranks")
+    sweep.add_argument("--policies", metavar="NAMES", help="loading policies, with commas (frequency)")
+    choice = parser.add_argument_group("what to choose by")
+    choice.add_argument(
+        "--price",
+        action="append",
+        metavar="WHAT=PRICE",
+        help="ram=3/GB, ssd=0.1/GB, staging=3/GB or node=5000, in any currency; once for each",
+    )
+    choice.add_argument(
+        "--within", default="5%", metavar="SHARE", help="of the lower bound, at most (%(default)s)"
+    )
+    choice.add_argument("--deadline", metavar="TIME", help="that the run may take at most, as in 2h")
+    doing = parser.add_argument_group("how to compute it")
+    doing.add_argument("--jobs", type=int, metavar="N", help="processes at once (one per processor)")
+    doing.add_argument(
+        "--ray", metavar="ADDRESS", help="compute on a Ray cluster: local, auto or its address"
+    )
+    doing.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        default=Path("plan-out"),
+        help="what was computed is kept there (%(default)s)",
+    )
+    against = parser.add_argument_group("instead of all this")
+    against.add_argument(
+        "--against",
+        type=Path,
+        metavar="RUN",
+        help="a trace that a loader recorded, to be predicted afterwards",
+    )
+    against.add_argument("--machine", type=Path, metavar="FILE", help="predict it on this machine")
+    against.add_argument("--step", metavar="TIME", help="predict it with steps of this time, as in 100ms")
+    add_output_options(parser)
+    parser.set_defaults(run=_plan)
+
+
+_OF_SWEEPS = ("ram", "ssd", "ssd_read", "staging", "ranks", "policies", "price", "deadline", "jobs", "ray")
+_OF_RUNS = ("machine", "step")
+
+
+def _plan(options: argparse.Namespace) -> None:
+    if (options.scenario is None) == (options.against is None):
+        raise ConfigError(
+            "penstock plan takes either a scenario to vary or --against and a recorded run: give one of the two"
+        )
+    foreign = _OF_RUNS if options.against is None else _OF_SWEEPS
+    for name in foreign:
+        if getattr(options, name) is not None:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} means nothing "
+                + ("without --against" if options.against is None else "for a recorded run (--against)")
+                + ": leave it out"
+            )
+    if options.against is None:
+        _plan_sweep(options)
+    else:
+        _plan_against(options)
+
+
+# Sweeps
+
+
+def _plan_sweep(options: argparse.Namespace) -> None:
+    from penstock.measure.sweep_answer import answer_values, judge, parquet_of
+    from penstock.measure.sweep_ranges import parse_prices, parse_share
+    from penstock.measure.sweep_store import KeptPoints, write_whole
+    from penstock.units import parse_seconds
+
+    within = parse_share(options.within, "--within")
+    prices = parse_prices(options.price) if options.price else None
+    deadline_seconds = (
+        float("inf") if options.deadline is None else _parsed("--deadline", parse_seconds, options.deadline)
+    )
+    sweep = _sweep_of(options)
+    # All that can be missing is missed now, not after hours.
+    with needing("penstock plan", "study"):
+        import pyarrow.parquet  # noqa: F401
+    if options.plot is not None:
+        with needing("--plot", "study"):
+            from penstock.measure.plot_sweep import check_plot, plot_sweep
+
+            check_plot(options.plot, sweep)
+    run = _runner(options)
+    with KeptPoints(options.out) as kept:
+        outcomes = _computed(sweep, run, kept, options.out)
+        answer = judge(outcomes, within=within, prices=prices, deadline_seconds=deadline_seconds)
+        values = answer_values(answer, sweep)
+        write_whole(options.out / "plan.json", f"{json.dumps(values, indent=2, allow_nan=False)}\n".encode())
+        write_whole(options.out / "points.parquet", parquet_of(answer, sweep))
+    if options.plot is not None:
+        plot_sweep(answer, options.plot)
+    notes = [*_verdict(answer), *_failures(answer)]
+    notes.append(f"All of it is in {options.out}/points.parquet and {options.out}/plan.json.")
+    if options.plot is not None:
+        notes.append(f"The picture: {options.plot}")
+    show(options, values, _tables(answer, sweep), notes)
+
+
+def _sweep_of(options: argparse.Namespace) -> Sweep:
+    from penstock.machine import Curve
+    from penstock.measure.own_policy import find_policy
+    from penstock.measure.scenarios import open_scenario
+    from penstock.measure.sweep import Sweep
+    from penstock.measure.sweep_ranges import parse_counts, parse_sizes
+    from penstock.units import parse_rate
+
+    def sizes(option: str, may_be_zero: bool) -> tuple[int, ...] | None:
+        text = getattr(options, option)
+        return None if text is None else parse_sizes(text, f"--{option}", may_be_zero=may_be_zero)
+
+    scenario = open_scenario(options.scenario)
+    if scenario.machine.compute is None:
+        raise ConfigError(
+            f"{options.scenario}: machine.compute is missing, so how fast the training consumes is not known: "
+            'add it, for example compute = "640 samples/s"'
+        )
+    policies = tuple(name.strip() for name in (options.policies or "frequency").split(","))
+    for name in policies:
+        find_policy(name, scenario.assumptions)
+    return Sweep(
+        scenario,
+        policies,
+        ranks=None if options.ranks is None else parse_counts(options.ranks, "--ranks"),
+        staging_bytes=sizes("staging", may_be_zero=False),
+        ram_bytes=sizes("ram", may_be_zero=True),
+        ssd_bytes=sizes("ssd", may_be_zero=True),
+        ssd_read=None
+        if options.ssd_read is None
+        else Curve.flat(_parsed("--ssd-read", parse_rate, options.ssd_read)),
+    )
+
+
+def _parsed(option: str, parse: Callable[[str], float], text: str) -> float:
+    try:
+        value = parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from error
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"{option} is {text!r}; it must be finite and above zero")
+    return value
+
+
+def _runner(options: argparse.Namespace) -> Runner:
+    from penstock.flow.cpus import available_cpus
+    from penstock.measure.sweep_processes import in_processes
+
+    jobs = available_cpus() if options.jobs is None else options.jobs
+    if options.ray is None:
+        return in_processes(jobs)
+    with needing("--ray", "ray"):
+        from penstock.measure.sweep_ray import on_ray
+
+        return on_ray(options.ray, jobs)
+
+
+def _computed(sweep: Sweep, run: Runner, kept: Any, out: Path) -> dict[Task, Outcome]:
+    from penstock.measure.sweep import run_sweep
+
+    total, done = len(sweep.tasks), 0
+    try:
+        # What Ray prints of its own while it works does not belong among the results.
+        with (
+            contextlib.redirect_stdout(sys.stderr),
+            progress(f"predicting {sweep.scenario.name}", total) as tell,
+        ):
+
+            def told(count: int) -> None:
+                nonlocal done
+                done = count
+                tell(count)
+
+            return run_sweep(sweep, run, kept, told=told)
+    except KeyboardInterrupt:
+        print(
+            f"penstock: {done} of {total} predictions are done and kept in {out}; the same command goes on from there",
+            file=sys.stderr,
+        )
+        raise
+
+
+def _tables(answer: Answer, sweep: Sweep) -> list[Table]:
+    priced = any(row.price is not None for row in answer.rows)
+    columns = ["ranks", "staging", "RAM", "SSD", "policy", "run (s)", "over bound", "stall (s)", "from store"]
+    rows = [_cells(row, answer, priced) for row in answer.rows]
+    tables = [Table(f"{sweep.scenario.name}", [*columns, *(["price"] if priced else []), ""], rows)]
+    if answer.front:
+        cells = [_cells(row, answer, priced) for row in answer.front]
+        tables.append(
+            Table("Price against time: no other one is cheaper and as fast", [*columns, "price", ""], cells)
+        )
+    return tables
+
+
+def _cells(row: Row, answer: Answer, priced: bool) -> list[str]:
+    outcome = row.outcome
+    mark = "cheapest" if row == answer.cheapest else "within" if row in answer.sufficient else ""
+    if row in answer.least:
+        mark = "least"
+    missing = "N/A" if outcome.status == "not supported" else "failed"
+    return [
+        str(row.point.ranks),
+        _size(row.point.staging_bytes),
+        _size(row.point.ram_bytes),
+        _size(row.point.ssd_bytes),
+        row.policy,
+        missing if outcome.run_seconds is None else f"{outcome.run_seconds:,.2f}",
+        "" if row.over is None else f"{100 * row.over:.2f} %",
+        "" if outcome.stall_seconds is None else f"{outcome.stall_seconds:,.2f}",
+        "" if outcome.store_reads_share is None else f"{100 * outcome.store_reads_share:.1f} %",
+        *([f"{row.price:,.6g}"] if priced else []),
+        mark,
+    ]
+
+
+def _size(size_bytes: int) -> str:
+    from penstock.units import format_bytes
+
+    return format_bytes(size_bytes) if size_bytes else "none"
+
+
+def _verdict(answer: Answer) -> list[str]:
+    notes = [
+        f"Lower bound, {ranks} ranks: " + ("unknown" if seconds is None else f"{seconds:,.2f} s")
+        for ranks, seconds in sorted({(row.point.ranks, row.lower_bound_seconds) for row in answer.rows})
+    ]
+    asked = f"within {100 * answer.within:g} % of the lower bound"
+    if answer.deadline_seconds != float("inf"):
+        asked += f" and {answer.deadline_seconds:,.0f} s"
+    if answer.cheapest is not None:
+        notes.append(f"The cheapest {asked}: {_described(answer.cheapest)}.")
+    elif answer.least:
+        notes.append(f"No price is given. {asked.capitalize()}, and nothing can be taken away from:")
+        notes += [f"  {_described(row)}" for row in answer.least]
+    elif answer.closest is not None:
+        notes.append(f"None is {asked}. The closest: {_described(answer.closest)}.")
+    else:
+        notes.append(f"None is {asked}: no point could be run.")
+    return notes
+
+
+def _described(row: Row) -> str:
+    point = row.point
+    parts = [
+        f"{point.ranks} ranks" if point.ranks > 1 else "1 rank",
+        f"staging {_size(point.staging_bytes)}",
+        f"RAM {_size(point.ram_bytes)}",
+        f"SSD {_size(point.ssd_bytes)}",
+        row.policy,
+    ]
+    told = f"{', '.join(parts)}: {row.outcome.run_seconds or 0.0:,.2f} s"
+    if row.over is not None:
+        told += f", {100 * row.over:.2f} % over it"
+    return told if row.price is None else f"{told}, for {row.price:,.6g}"
+
+
+def _failures(answer: Answer) -> list[str]:
+    reasons: dict[str, int] = {}
+    for row in answer.rows:
+        if row.outcome.reason:
+            told = f"{row.policy}: {row.outcome.reason}"
+            reasons[told] = reasons.get(told, 0) + 1
+    notes = [f"{count} without a result, {told}" for told, count in list(reasons.items())[:_MOST_REASONS]]
+    if len(reasons) > _MOST_REASONS:
+        notes.append(f"{len(reasons) - _MOST_REASONS} more reasons are in the files.")
+    return notes
+
+
+# Predicted and measured
+
+
+def _plan_against(options: argparse.Namespace) -> None:
+    from penstock.measure.against import compare
+    from penstock.units import parse_seconds
+
+    step_seconds = None if options.step is None else _parsed("--step", parse_seconds, options.step)
+    comparison = compare(options.against, machine=options.machine, step_seconds=step_seconds)
+    if options.plot is not None:
+        with needing("--plot", "plot"):
+            from penstock.measure.plot import plot_trace
+
+            plot_trace([("predicted", comparison.predicted), ("measured", comparison.measured)], options.plot)
+    notes = [*_against_notes(comparison), *comparison.notes]
+    if options.plot is not None:
+        notes.append(f"The picture: {options.plot}")
+    show(options, _against_values(comparison), [_against_table(comparison)], notes)
+
+
+def _against_values(comparison: Comparison) -> dict[str, Any]:
+    predicted_run, measured_run = comparison.run_seconds
+    predicted, measured = comparison.stall_seconds
+
+    def pair(predicted: float, measured: float) -> dict[str, Any]:
+        return {
+            "predicted_seconds": predicted,
+            "measured_seconds": measured,
+            "difference_of_run": _share(predicted - measured, measured_run),
+        }
+
+    def epoch(each: EpochPair) -> dict[str, Any]:
+        return {
+            "epoch": each.epoch,
+            "steps": each.measured.steps,
+            "stall": pair(each.predicted.stall_seconds, each.measured.stall_seconds),
+            "stall_by_cause": {
+                cause: pair(each.predicted.stall_by_cause[cause], each.measured.stall_by_cause[cause])
+                for cause in each.measured.stall_by_cause
+            },
+            "own": pair(each.predicted.own_seconds, each.measured.own_seconds),
+        }
+
+    return {
+        "run": pair(predicted_run, measured_run),
+        "stall": {
+            **pair(predicted, measured),
+            "difference_of_stall": _share(predicted - measured, measured),
+        },
+        "stall_by_cause": {cause: pair(*seconds) for cause, seconds in comparison.causes.items()},
+        "epochs": [epoch(each) for each in comparison.epochs],
+        "notes": list(comparison.notes),
+    }
+
+
+def _against_table(comparison: Comparison) -> Table:
+    run_seconds = comparison.run_seconds[1]
+
+    def line(name: str, predicted: float, measured: float) -> list[str]:
+        share = _share(predicted - measured, run_seconds)
+        return [
+            name,
+            f"{predicted:.3f}",
+            f"{measured:.3f}",
+            f"{predicted - measured:+.3f}",
+            "" if share is None else f"{100 * share:+.2f} %",
+        ]
+
+    def block(
+        name: str, pair: tuple[float, float], causes: dict[Any, tuple[float, float]]
+    ) -> list[list[str]]:
+        told = [
+            line(f"  {cause}", *seconds)
+            for cause, seconds in causes.items()
+            if max(seconds) >= _WORTH_A_LINE * run_seconds
+        ]
+        return [line(name, *pair), *told]
+
+    rows = []
+    for each in comparison.epochs:
+        one, other = each.predicted, each.measured
+        causes = {
+            cause: (one.stall_by_cause[cause], other.stall_by_cause[cause]) for cause in other.stall_by_cause
+        }
+        rows += block(f"epoch {each.epoch}", (one.stall_seconds, other.stall_seconds), causes)
+    rows += block("all epochs", comparison.stall_seconds, dict(comparison.causes))
+    columns = ["stall, seconds", "predicted", "measured", "difference", "of the run"]
+    return Table("Predicted against measured", columns, rows)
+
+
+def _against_notes(comparison: Comparison) -> list[str]:
+    predicted, measured = comparison.stall_seconds
+    predicted_run, measured_run = comparison.run_seconds
+    of_run, of_stall = _share(predicted - measured, measured_run), _share(predicted - measured, measured)
+    told = f"Stall: predicted {predicted:.2f} s, measured {measured:.2f} s"
+    if of_run is not None and of_stall is not None:
+        told += f"; off by {100 * of_stall:+.1f} % of the stall, {100 * of_run:+.2f} % of the run"
+    return [f"{told}.", f"Run: predicted {predicted_run:.2f} s, measured {measured_run:.2f} s."]
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,46 @@
+"""Loading policies by name, one's own included: ``module:Class``, a small class in a file of one's own."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+from penstock.errors import ConfigError
+from penstock.policy.loading import LoadingPolicy
+from penstock.simulate.assumptions import Assumptions
+from penstock.simulate.policies import policy_named
+
+
+def find_policy(name: str, assumptions: Assumptions) -> LoadingPolicy:
+    """Return a policy of the package, or an instance of a class of one's own.
+
+    name: as in tables; or ``module:Class``, of a module on Python's path or in the current folder, whose class can be
+        made without arguments and has what `penstock.policy.loading.LoadingPolicy` asks for.
+
+    Raises: ConfigError naming the name, and listing the known ones where it is none of one's own.
+    """
+    module_name, is_own, class_name = name.partition(":")
+    if not is_own:
+        return policy_named(name, assumptions)
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        kind = getattr(importlib.import_module(module_name), class_name, None)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(
+            f"policy {name!r}: {error}; it is module:Class, of a module that Python finds here or on its path"
+        ) from error
+    if not isinstance(kind, type):
+        raise ConfigError(f"policy {name!r}: {module_name} has no class {class_name}")
+    try:
+        policy = kind()
+    except TypeError as error:
+        raise ConfigError(f"policy {name!r} is made without arguments: {error}") from error
+    if not (isinstance(getattr(policy, "name", None), str) and callable(getattr(policy, "prepare", None))):
+        raise ConfigError(
+            f"policy {name!r} lacks a name (text) or a prepare(job): see penstock.policy.loading.LoadingPolicy"
+        )
+    made: LoadingPolicy = policy
+    return made

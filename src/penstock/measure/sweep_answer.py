@@ -1,0 +1,261 @@
+"""What a sweep says: which machine to buy, and the table that it was chosen from."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.measure.sweep import LOWER_BOUND, Outcome, Point, Sweep, Task
+from penstock.measure.sweep_ranges import Prices
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One policy at one point, judged.
+
+    lower_bound_seconds: of the same number of ranks; None where it could not be computed.
+    over: by which share the run is longer than it; None where either is not known.
+    price: of all hosts; None where no price was given.
+    """
+
+    point: Point
+    policy: str
+    outcome: Outcome
+    lower_bound_seconds: float | None
+    over: float | None
+    price: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What to buy.
+
+    rows: every policy at every point.
+    within: how much longer than the lower bound a run may take, as a share.
+    deadline_seconds: how long it may take at all; inf for any time.
+    sufficient: the rows that meet both, in the order of `rows`.
+    cheapest: of the sufficient ones; of equally cheap ones the fastest. None without prices, or where none suffices.
+    least: without prices, the sufficient rows of which nothing can be taken away: no other sufficient one has at most
+        as many ranks and as much of everything.
+    closest: where none suffices, the one that comes nearest to the lower bound, of those that meet the deadline, if
+        any does. None where some suffice, or nothing ran.
+    front: with prices, the rows that no other one beats in both price and run time, from the cheapest to the fastest.
+    """
+
+    rows: tuple[Row, ...]
+    within: float
+    deadline_seconds: float
+    sufficient: tuple[Row, ...]
+    cheapest: Row | None
+    least: tuple[Row, ...]
+    closest: Row | None
+    front: tuple[Row, ...]
+
+
+def judge(
+    outcomes: Mapping[Task, Outcome],
+    *,
+    within: float,
+    prices: Prices | None = None,
+    deadline_seconds: float = math.inf,
+) -> Answer:
+    """Choose from a sweep's outcomes.
+
+    within: 0.05 allows runs 5 % longer than the lower bound of as many ranks.
+    prices: None where nobody said what anything costs.
+
+    Raises: ConfigError if within or deadline_seconds is negative or not a number.
+    """
+    if not within >= 0:
+        raise ConfigError(f"within is {within!r}; it is a share of zero or more")
+    if not deadline_seconds > 0:
+        raise ConfigError(f"deadline_seconds is {deadline_seconds!r}; it is above zero")
+    bounds = {
+        task.point.ranks: outcome.run_seconds
+        for task, outcome in outcomes.items()
+        if task.policy == LOWER_BOUND
+    }
+    rows = tuple(
+        _row(task, outcome, bounds.get(task.point.ranks), prices)
+        for task, outcome in outcomes.items()
+        if task.policy != LOWER_BOUND
+    )
+    in_time = [row for row in rows if _seconds(row) <= deadline_seconds]
+    # A run at the very edge is within: 1.05 / 1 - 1 is above 0.05 by a hair.
+    sufficient = tuple(row for row in in_time if row.over is not None and row.over <= within + _ROUNDING)
+    candidates = [row for row in in_time or rows if row.over is not None]
+    return Answer(
+        rows,
+        within,
+        deadline_seconds,
+        sufficient,
+        cheapest=min(sufficient, key=_price_then_seconds, default=None) if prices is not None else None,
+        least=tuple(row for row in sufficient if _is_least(row, sufficient)) if prices is None else (),
+        closest=None if sufficient else min(candidates, key=_over, default=None),
+        front=_front(rows) if prices is not None else (),
+    )
+
+
+def _row(task: Task, outcome: Outcome, bound: float | None, prices: Prices | None) -> Row:
+    over = None
+    if outcome.run_seconds is not None and bound:
+        # Rounding of a sum of many steps may put a run below its bound by a hair.
+        over = max(0.0, outcome.run_seconds / bound - 1.0)
+    price = None if prices is None else prices.of(task.point)
+    return Row(task.point, task.policy, outcome, bound, over, price)
+
+
+def _seconds(row: Row) -> float:
+    return math.inf if row.outcome.run_seconds is None else row.outcome.run_seconds
+
+
+def _over(row: Row) -> float:
+    return math.inf if row.over is None else row.over
+
+
+def _price(row: Row) -> float:
+    return math.inf if row.price is None else row.price
+
+
+def _price_then_seconds(row: Row) -> tuple[float, float]:
+    return _price(row), _seconds(row)
+
+
+def _is_least(row: Row, sufficient: tuple[Row, ...]) -> bool:
+    def needs(row: Row) -> tuple[int, ...]:
+        point = row.point
+        return point.ranks, point.staging_bytes, point.ram_bytes, point.ssd_bytes
+
+    own = needs(row)
+    for other in sufficient:
+        others = needs(other)
+        if others == own and _seconds(other) < _seconds(row):
+            return False
+        if others != own and all(less <= more for less, more in zip(others, own, strict=True)):
+            return False
+    return True
+
+
+def _front(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    front: list[Row] = []
+    for row in sorted((row for row in rows if row.outcome.run_seconds is not None), key=_price_then_seconds):
+        if not front or _seconds(row) < _seconds(front[-1]):
+            front.append(row)
+    return tuple(front)
+
+
+def all_values(answer: Answer) -> list[dict[str, Any]]:
+    """Return the rows as plain values, every name with its unit: lines of the Parquet file, objects of the JSON."""
+    sufficient, front = frozenset(answer.sufficient), frozenset(answer.front)
+    return [_values(row, row in sufficient, row in front) for row in answer.rows]
+
+
+def _values(row: Row, is_sufficient: bool, is_on_front: bool) -> dict[str, Any]:
+    outcome = row.outcome
+    return {
+        "ranks": row.point.ranks,
+        "staging_bytes": row.point.staging_bytes,
+        "ram_bytes": row.point.ram_bytes,
+        "ssd_bytes": row.point.ssd_bytes,
+        "policy": row.policy,
+        "status": outcome.status,
+        "run_seconds": outcome.run_seconds,
+        "lower_bound_seconds": row.lower_bound_seconds,
+        "over_lower_bound": row.over,
+        "is_sufficient": is_sufficient,
+        "price": row.price,
+        "is_on_front": is_on_front,
+        "initial_stall_seconds": outcome.initial_stall_seconds,
+        "mean_stall_seconds": outcome.stall_seconds,
+        "longest_stall_seconds": outcome.longest_stall_seconds,
+        "store_reads_share": outcome.store_reads_share,
+        "store_bytes": outcome.store_bytes,
+        "took_seconds": outcome.took_seconds,
+        "reason": outcome.reason,
+    }
+
+
+def answer_values(answer: Answer, sweep: Sweep) -> dict[str, Any]:
+    """Return an answer as JSON says it."""
+
+    rows = all_values(answer)
+    of_row = dict(zip(answer.rows, rows, strict=True))
+    bounds = {row.point.ranks: row.lower_bound_seconds for row in answer.rows}
+    return {
+        "penstock_version": version("penstock"),
+        "scenario": sweep.scenario.name,
+        "within": answer.within,
+        "deadline_seconds": None if math.isinf(answer.deadline_seconds) else answer.deadline_seconds,
+        "lower_bounds": [
+            {"ranks": ranks, "run_seconds": seconds} for ranks, seconds in sorted(bounds.items())
+        ],
+        "cheapest": None if answer.cheapest is None else of_row[answer.cheapest],
+        "least": [of_row[row] for row in answer.least],
+        "closest": None if answer.closest is None else of_row[answer.closest],
+        "front": [of_row[row] for row in answer.front],
+        "rows": rows,
+    }
+
+
+#: What Parquet calls the types of `all_values`, in its order.
+_TYPES = {
+    "ranks": "int64",
+    "staging_bytes": "int64",
+    "ram_bytes": "int64",
+    "ssd_bytes": "int64",
+    "policy": "string",
+    "status": "string",
+    "run_seconds": "float64",
+    "lower_bound_seconds": "float64",
+    "over_lower_bound": "float64",
+    "is_sufficient": "bool",
+    "price": "float64",
+    "is_on_front": "bool",
+    "initial_stall_seconds": "float64",
+    "mean_stall_seconds": "float64",
+    "longest_stall_seconds": "float64",
+    "store_reads_share": "float64",
+    "store_bytes": "float64",
+    "took_seconds": "float64",
+    "reason": "string",
+    "scenario": "string",
+    "samples": "int64",
+    "batch_size": "int64",
+    "epochs": "int64",
+    "seed": "int64",
+    "penstock_version": "string",
+}
+
+
+def parquet_of(answer: Answer, sweep: Sweep) -> bytes:
+    """Return a Parquet file with one line per row; the scenario's text is in the metadata of its schema.
+
+    Raises: ModuleNotFoundError without pyarrow (penstock[study]).
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    scenario = sweep.scenario
+    common = {
+        "scenario": scenario.name,
+        "samples": scenario.samples,
+        "batch_size": scenario.batch_size,
+        "epochs": scenario.epochs,
+        "seed": scenario.seed,
+        "penstock_version": version("penstock"),
+    }
+    rows = [{**values, **common} for values in all_values(answer)]
+    schema = pa.schema(
+        [(name, pa.type_for_alias(kind)) for name, kind in _TYPES.items()],
+        metadata={"penstock.scenario": scenario.to_toml()},
+    )
+    file = io.BytesIO()
+    parquet.write_table(pa.Table.from_pylist(rows, schema=schema), file)
+    return file.getvalue()

@@ -1,0 +1,178 @@
+"""What to vary and what it costs, as people write it: ranges of sizes and numbers, prices, tolerances.
+
+10GB,20GB,40GB      these
+10GB..80GB*2        10, 20, 40 and 80 GB
+10GB..40GB+10GB     10, 20, 30 and 40 GB
+0                   none at all
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+
+from penstock.errors import ConfigError
+from penstock.measure.sweep import Point
+from penstock.units import parse_bytes
+
+_RANGE = re.compile(r"(.+?)\.\.(.+?)([*+])(.+)")
+#: More values than this in one range are a slip of the hand.
+_MOST_VALUES = 1000
+
+
+def parse_sizes(text: str, option: str, *, may_be_zero: bool) -> tuple[int, ...]:
+    """Return the bytes that a list of sizes and ranges names, ascending.
+
+    Raises: ConfigError naming the option, the value and what is expected.
+    """
+
+    def size(value: str) -> int:
+        found = 0 if value == "0" else parse_bytes(value)
+        if not found and not may_be_zero:
+            raise ConfigError(f"{value!r} is no room at all; it must be above zero")
+        return found
+
+    return _parse(text, option, size, "10GB,20GB, 10GB..80GB*2 or 10GB..40GB+10GB")
+
+
+def parse_counts(text: str, option: str) -> tuple[int, ...]:
+    """Return the whole numbers that a list of numbers and ranges names, ascending.
+
+    Raises: ConfigError naming the option, the value and what is expected.
+    """
+
+    def count(value: str) -> int:
+        if not re.fullmatch(r"\d{1,9}", value) or not int(value):
+            raise ConfigError(f"{value!r} is not a whole number of at least 1")
+        return int(value)
+
+    return _parse(text, option, count, "2,4,8, 2..16*2 or 2..8+2")
+
+
+def parse_share(text: str, option: str) -> float:
+    """Return what "5%" says, as 0.05.
+
+    Raises: ConfigError where the sign is missing, or the number is not finite and zero or more.
+    """
+    match = re.fullmatch(r"\s*([0-9.eE+-]+|nan|inf)\s*%\s*", text)
+    try:
+        share = float(match[1]) / 100 if match else math.nan
+    except ValueError:
+        share = math.nan
+    if not (math.isfinite(share) and share >= 0):
+        raise ConfigError(
+            f"{option} is {text!r}; write a share of zero or more with its sign, for example 5%"
+        )
+    return share
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a machine costs, in any currency.
+
+    node: of each rank's host. ram, ssd: of a byte of it in each host; the staging buffer is memory too.
+    staging: of a byte of it, where it costs something else than other memory.
+    """
+
+    node: float = 0.0
+    ram: float = 0.0
+    ssd: float = 0.0
+    staging: float | None = None
+
+    def of(self, point: Point) -> float:
+        """Return the price of all hosts of a point together."""
+        staging = self.ram if self.staging is None else self.staging
+        one = (
+            self.node
+            + staging * point.staging_bytes
+            + self.ram * point.ram_bytes
+            + self.ssd * point.ssd_bytes
+        )
+        return point.ranks * one
+
+
+def parse_prices(texts: Iterable[str]) -> Prices:
+    """Return the prices that texts such as "ram=3/GB", "ssd=100/TB" and "node=5000" name.
+
+    Raises: ConfigError naming the text, for an unknown or repeated thing, or a price that is none.
+    """
+    known = [field.name for field in fields(Prices)]
+    prices: dict[str, float] = {}
+    for text in texts:
+        thing, is_given, price = (part.strip() for part in text.partition("="))
+        if thing not in known or not is_given:
+            raise ConfigError(
+                f"--price {text!r} prices none of {', '.join(known)}: write for example ram=3/GB, ssd=100/TB "
+                "or node=5000"
+            )
+        if thing in prices:
+            raise ConfigError(f"--price gives {thing} twice: leave one out")
+        prices[thing] = _parse_price(text, thing, price)
+    return Prices(**prices)
+
+
+def _parse_price(text: str, thing: str, price: str) -> float:
+    amount, is_per, unit = (part.strip() for part in price.partition("/"))
+    if (thing == "node") == bool(is_per):
+        example = "node=5000, of one host" if thing == "node" else f"{thing}=3/GB, with what it is for"
+        raise ConfigError(f"--price {text!r}: write {example}")
+    try:
+        value = float(amount)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigError(f"--price {text!r}: {amount!r} is not a finite number of zero or more")
+    if not is_per:
+        return value
+    try:
+        return value / parse_bytes(f"1 {unit}")
+    except ConfigError as error:
+        raise ConfigError(f"--price {text!r}: {error}") from error
+
+
+def _parse(text: str, option: str, value: Callable[[str], int], example: str) -> tuple[int, ...]:
+    found: list[int] = []
+    try:
+        for part in text.split(","):
+            found += _part(part.strip(), value)
+    except ConfigError as error:
+        raise ConfigError(f"{option} {text!r}: {error}; write for example {example}") from error
+    for number, each in enumerate(sorted(found)[1:], 1):
+        if each == sorted(found)[number - 1]:
+            raise ConfigError(f"{option} {text!r} names {each:,} twice: leave one out")
+    return tuple(sorted(found))
+
+
+def _part(text: str, value: Callable[[str], int]) -> list[int]:
+    if not text:
+        raise ConfigError("a value is missing")
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        if ".." in text:
+            raise ConfigError(f"{text!r} is a range without its step, *FACTOR or +STEP")
+        return [value(text)]
+    first, last = value(match[1].strip()), value(match[2].strip())
+    if last < first or not first:
+        raise ConfigError(f"{text!r} is no range: it goes from a smaller value above zero to a larger one")
+    found = [first]
+    if match[3] == "+":
+        step = value(match[4].strip())
+        if not step:
+            raise ConfigError(f"{text!r} never gets on: its step is zero")
+        while found[-1] + step <= last and len(found) <= _MOST_VALUES:
+            found.append(found[-1] + step)
+    else:
+        factor = _factor(match[4].strip())
+        while found[-1] * factor <= last and len(found) <= _MOST_VALUES:
+            found.append(found[-1] * factor)
+    if len(found) > _MOST_VALUES:
+        raise ConfigError(f"{text!r} has more than {_MOST_VALUES:,} values: take larger steps")
+    return found
+
+
+def _factor(text: str) -> int:
+    if not re.fullmatch(r"\d{1,6}", text) or int(text) < 2:
+        raise ConfigError(f"{text!r} is not a whole factor of at least 2")
+    return int(text)

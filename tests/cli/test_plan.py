@@ -1,0 +1,390 @@
+"""`penstock plan` as a user types it: with a real scenario, small enough for a test, and the request model itself."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+
+from penstock.cli.plan import add_plan
+from penstock.errors import ConfigError, FormatError, PenstockError
+from penstock.loader import Loader
+from penstock.loader.transforms import Resize, ToTensor
+from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.measure.plot_sweep import draw_sweep
+from penstock.measure.sweep import LOWER_BOUND, Outcome, Point, Task
+from penstock.measure.sweep_answer import judge
+from penstock.measure.sweep_store import KeptPoints
+from penstock.simulate.scenario import scenario_named
+from penstock.simulate.sizes import SizeDistribution
+from penstock.store import ImageFolder, SlowSource
+
+GB = 10**9
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _fonts() -> None:
+    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
+    rows = {
+        Task(Point(1, 1, 0, 0), policy): Outcome("done", run_seconds=1.0) for policy in (LOWER_BOUND, "naive")
+    }
+    draw_sweep(judge(rows, within=0.1)).savefig(io.BytesIO())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _tracker() -> None:
+    """Python's own process for shared memory lives, with its pipe, as long as the process that spawned first."""
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()
+
+
+@pytest.fixture
+def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """300 samples of 1 MB for 3 epochs on the hosts of the thesis."""
+    small = replace(
+        scenario_named("scenario1"),
+        name="small",
+        data=SizeDistribution("normal", 300, {"loc": 1e6, "scale": 1e5}),
+        batch_size=20,
+        epochs=3,
+    )
+    (tmp_path / "small.toml").write_text(small.to_toml())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "small.toml"
+
+
+def plan(*arguments: str | Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_plan(parser.add_subparsers())
+    options = parser.parse_args(["plan", *map(str, arguments)])
+    options.run(options)
+
+
+#: The command as a process of its own.
+COMMAND = [
+    sys.executable,
+    "-c",
+    """
+import argparse
+from penstock.cli.plan import add_plan
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    add_plan(parser.add_subparsers())
+    options = parser.parse_args()
+    options.run(options)
+""",
+    "plan",
+]
+
+
+def test_the_cheapest_machine_is_named_and_all_are_kept(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan(
+        *(scenario, "--ram", "0,100MB", "--ssd", "0,200MB", "--policies", "frequency,naive,lbann-preloading"),
+        *("--staging", "40MB", "--price", "ram=3/GB", "--price", "ssd=0.1/GB", "--within", "100%"),
+        *("--jobs", "1", "--plot", "plan.png"),
+    )
+
+    out = capsys.readouterr().out
+    assert "Price against time" in out
+    assert re.search(
+        r"The cheapest within 100 % of the lower bound: 4 ranks, staging 40 MB, .*frequency", out
+    )
+    assert "N/A" in out
+    assert "without a result, lbann-preloading: " in out
+    assert (tmp_path / "plan.png").stat().st_size > 5_000
+    rows = parquet.read_table(tmp_path / "plan-out" / "points.parquet").to_pylist()
+    assert len(rows) == 4 * 3
+    assert json.loads((tmp_path / "plan-out" / "plan.json").read_text())["scenario"] == "small"
+    by_place = {(row["ram_bytes"], row["ssd_bytes"], row["policy"]): row for row in rows}
+    assert by_place[0, 0, "lbann-preloading"]["status"] == "not supported"
+    # Nothing kept: the store is read for all 900 uses; naive waits for each of them.
+    assert by_place[0, 0, "frequency"]["store_reads_share"] == 1.0
+    assert by_place[0, 0, "naive"]["run_seconds"] > by_place[0, 0, "frequency"]["run_seconds"]
+    assert by_place[100 * 10**6, 0, "frequency"]["store_reads_share"] < 0.7
+    assert all(row["run_seconds"] is None or row["over_lower_bound"] >= 0 for row in rows)
+
+
+def test_what_was_computed_before_is_not_computed_again(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan(scenario, "--ram", "100MB", "--jobs", "1", "--json")
+    first = json.loads(capsys.readouterr().out)
+    lines = (tmp_path / "plan-out" / "points.jsonl").read_bytes()
+
+    plan(scenario, "--ram", "100MB", "--jobs", "1", "--json")
+
+    assert json.loads(capsys.readouterr().out) == first
+    assert (tmp_path / "plan-out" / "points.jsonl").read_bytes() == lines
+
+
+def test_without_prices_what_nothing_can_be_taken_away_from_is_listed(
+    scenario: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan(scenario, "--ram", "100MB,300MB", "--ssd", "0", "--within", "500%", "--jobs", "1")
+
+    out = capsys.readouterr().out
+    assert "No price is given" in out
+    assert "RAM 100 MB, SSD none, frequency: " in out
+    assert "price" not in out.splitlines()[2]
+
+
+def test_where_none_suffices_the_closest_is_said(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan(scenario, "--ram", "0", "--ssd", "0", "--within", "0%", "--jobs", "1")
+
+    assert "None is within 0 % of the lower bound. The closest: 4 ranks" in capsys.readouterr().out
+
+
+WRONG = [
+    (["--ram", "10"], "--ram '10': '10' has no unit"),
+    (["--staging", "0"], "--staging '0': '0' is no room at all"),
+    (["--ranks", "0"], "--ranks '0': '0' is not a whole number of at least 1"),
+    (["--ssd", "10GB..5GB*2"], "is no range"),
+    (["--ssd-read", "0MB/s"], "--ssd-read: "),
+    (["--policies", "frequency,best"], "policy 'best' is not known.*lower-bound, naive"),
+    (["--policies", "naive,naive"], "policies tries 'naive' twice"),
+    (["--price", "ram"], "--price 'ram'"),
+    (["--within", "5"], "--within is '5'"),
+    (["--deadline", "soon"], "--deadline: "),
+    (["--deadline", "0s"], "--deadline is '0s'"),
+    (["--jobs", "0"], "--jobs is 0"),
+    (["--ray", ""], "--ray is empty"),
+    (["--plot", "plan.txt"], "no picture"),
+    (["--machine", "m.toml"], "--machine means nothing without --against"),
+    (["--against", "run.trace"], "give one of the two"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
+def test_what_cannot_be_is_said_before_anything_is_computed(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said) if said.startswith("--") else said):
+        plan(scenario, *arguments)
+
+    assert not (tmp_path / "plan-out").exists()
+
+
+def test_a_scenario_that_is_none_is_told_by_name_or_by_file_and_field(
+    scenario: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match="scenario1, scenario2, scenario3, scenario4"):
+        plan("scenario9")
+
+    scenario.write_text(scenario.read_text().replace("batch_size = 20", "batch_size = -20"))
+    with pytest.raises(ConfigError, match=r"small\.toml: training\.batch_size.*-20"):
+        plan(scenario)
+
+    with pytest.raises(ConfigError, match="either a scenario to vary or --against"):
+        plan()
+
+
+def test_a_machine_whose_training_has_no_speed_is_refused(
+    scenario: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario.write_text(re.sub(r"^compute = .*$", "", scenario.read_text(), flags=re.MULTILINE))
+
+    with pytest.raises(ConfigError, match=r"small\.toml: machine\.compute is missing"):
+        plan(scenario)
+
+
+def test_a_folder_in_use_is_left_alone(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        KeptPoints(tmp_path / "plan-out"),
+        pytest.raises(ConfigError, match="in use by another penstock plan"),
+    ):
+        plan(scenario)
+
+
+OWN_POLICY = """
+import os, threading
+from penstock.policy.loading import Loading
+
+class Hangs:
+    name = "hangs"
+
+    def prepare(self, job):
+        if job.ranks == 2:
+            with open("hangs", "w") as pipe:
+                pipe.write(str(os.getpid()))
+            threading.Event().wait()
+        return Loading()
+"""
+
+
+def told_through(pipe: Path, process: subprocess.Popen[str]) -> int:
+    """Wait until the task that hangs is at work and tells its process, or the command has ended too early."""
+    told, ended = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), os.pidfd_open(process.pid)
+    try:
+        ready, _, _ = select.select([told, ended], [], [], 60)
+        assert told in ready, process.communicate()
+        return int(os.read(told, 20))
+    finally:
+        os.close(told)
+        os.close(ended)
+
+
+def test_ctrl_c_says_what_is_kept_and_a_policy_of_ones_own_is_run(scenario: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_POLICY)
+    os.mkfifo(tmp_path / "hangs")
+    arguments = [scenario.name, "--ranks", "1,2", "--policies", "own:Hangs", "--jobs", "1"]
+    process = subprocess.Popen(
+        [*COMMAND, *arguments],
+        cwd=tmp_path,
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    worker = told_through(tmp_path / "hangs", process)
+
+    os.killpg(process.pid, signal.SIGINT)
+    out, errors = process.communicate(timeout=30)
+
+    assert out == ""
+    told, *traceback = errors.splitlines()
+    assert (
+        told
+        == "penstock: 3 of 4 predictions are done and kept in plan-out; the same command goes on from there"
+    )
+    assert traceback[-1] == "KeyboardInterrupt"  # of which `main` makes one line and the status 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+    with KeptPoints(tmp_path / "plan-out") as points:
+        assert len(points.kept()) == 3
+
+
+@pytest.mark.slow
+def test_the_same_command_runs_on_ray_and_prints_the_same_json(scenario: Path, tmp_path: Path) -> None:
+    def json_of(*arguments: str) -> dict[str, Any]:
+        result = subprocess.run(
+            [*COMMAND, scenario.name, "--ram", "0,100MB", "--json", "--jobs", "1", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        values: dict[str, Any] = json.loads(result.stdout)
+        for row in (*values["rows"], *values["least"], values["closest"] or {}):
+            row.pop("took_seconds", None)
+        return values
+
+    assert json_of("--ray", "local", "--out", "on-ray") == json_of("--out", "here")
+
+
+# Predicted and measured
+
+
+@pytest.fixture
+def run(image_folder: Callable[..., Path], tmp_path: Path) -> Path:
+    memory = Curve.flat(5e9)
+    machine = Machine(
+        SharedStore(None, Curve.flat(1e6), 2e-3, threads=4), (StorageClass("staging", GB, 2, memory),)
+    )
+    source = SlowSource(ImageFolder(image_folder(images=12)), 1e-3, 1e-3, 1e6)
+    with (
+        source,
+        Loader(
+            source,
+            batch_size=4,
+            epochs=2,
+            transforms=(Resize(16), ToTensor()),
+            memory="64 MiB",
+            machine=machine,
+            trace=tmp_path / "run.trace",
+            report=None,
+        ) as loader,
+    ):
+        for _ in range(2):
+            for _batch in loader:
+                pass
+    return tmp_path / "run.trace"
+
+
+def test_a_recorded_run_is_laid_over_its_prediction(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan("--against", run, "--plot", tmp_path / "both.png")
+
+    out = capsys.readouterr().out
+    for told in ("epoch 0", "epoch 1", "all epochs", "source read", "Stall: predicted", "of the run"):
+        assert told in out
+    assert (tmp_path / "both.png").stat().st_size > 5_000
+
+
+def test_the_comparison_is_json_too(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan("--against", run, "--json", "--step", "10ms")
+
+    values = json.loads(capsys.readouterr().out)
+    assert [epoch["steps"] for epoch in values["epochs"]] == [3, 3]
+    assert values["epochs"][0]["own"]["predicted_seconds"] == pytest.approx(0.03)
+    total = values["stall"]
+    assert total["difference_of_run"] == pytest.approx(
+        (total["predicted_seconds"] - total["measured_seconds"]) / values["run"]["measured_seconds"]
+    )
+    assert total["difference_of_stall"] == pytest.approx(
+        total["predicted_seconds"] / total["measured_seconds"] - 1
+    )
+    assert set(values["stall_by_cause"]) >= {"source read", "decode"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--ram", "1GB"], "--ram means nothing for a recorded run"),
+        (["--ssd-read", "1GB/s"], "--ssd-read means nothing"),
+        (["--step", "0s"], "--step is '0s'"),
+        (["--machine", "none.toml"], "none.toml"),
+    ],
+)
+def test_what_means_nothing_for_a_recorded_run_is_refused(
+    run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    with pytest.raises(PenstockError, match=said):
+        plan("--against", run, *arguments)
+
+
+def test_what_is_no_trace_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "no.trace").write_text("nothing")
+
+    with pytest.raises(FormatError, match="is not a trace"):
+        plan("--against", tmp_path / "no.trace")
+    with pytest.raises(FileNotFoundError, match=r"missing\.trace"):
+        plan("--against", tmp_path / "missing.trace")
+
+
+def test_the_help_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        plan("--help")
+
+    out = capsys.readouterr().out
+    for option in (
+        "--ram",
+        "--ssd",
+        "--staging",
+        "--price",
+        "--within",
+        "--against",
+        "--ray",
+        "--json",
+        "--plot",
+    ):
+        assert option in out

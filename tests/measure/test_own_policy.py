@@ -1,0 +1,62 @@
+"""A policy of one's own is a small class outside of the package, called by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.measure.own_policy import find_policy
+from penstock.simulate.assumptions import PHYSICAL
+
+OWN = """
+from penstock.policy.loading import Loading
+
+class Nothing:
+    name = "nothing"
+
+    def prepare(self, job):
+        return Loading()
+
+class Nameless:
+    def prepare(self, job):
+        return Loading()
+
+class Picky:
+    name = "picky"
+
+    def __init__(self, taste):
+        pass
+
+number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_loading_policy.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # taken off again after the test
+
+
+def test_one_of_ours_and_one_of_ones_own_are_found() -> None:
+    assert find_policy("frequency", PHYSICAL).name == "frequency"
+    assert find_policy("my_loading_policy:Nothing", PHYSICAL).name == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("frequence", "Known are lower-bound, naive"),
+        ("no_such_module:Nothing", "No module named"),
+        (":Nothing", "module:Class"),
+        ("my_loading_policy:Missing", "has no class Missing"),
+        ("my_loading_policy:number", "has no class number"),
+        ("my_loading_policy:Nameless", "lacks a name"),
+        ("my_loading_policy:Picky", "made without arguments"),
+    ],
+)
+def test_a_policy_that_is_none_is_told_why(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        find_policy(name, PHYSICAL)
