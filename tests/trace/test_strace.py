@@ -237,6 +237,20 @@ def test_processes_with_an_io_uring_are_named_as_their_reads_are_not_seen() -> N
     assert reader.rings == {7}
 
 
+def test_two_names_that_are_exchanged_go_on_naming_their_files() -> None:
+    _, rows, _ = followed(
+        [
+            '7 openat(AT_FDCWD</w>, "a", O_RDWR) = 3</w/a>',
+            '7 openat(AT_FDCWD</w>, "d/b", O_RDWR) = 4</w/d/b>',
+            '7 renameat2(AT_FDCWD</w>, "a", AT_FDCWD</w>, "d/b", RENAME_EXCHANGE) = 0',
+            '7 read(3</w/d/b>, ""..., 5) = 5',
+            '7 read(4</w/a>, ""..., 6) = 6',
+        ]
+    )
+
+    assert rows == [(R, "/w/d/b", 0, 5, 7), (R, "/w/a", 0, 6, 7)]
+
+
 @pytest.mark.parametrize("line", ["", "hello", "7 read(3</w/a>, ", "7 read(3) 9", "12,x read(3) = 1"])
 def test_a_line_that_is_not_straces_is_named_by_its_number(line: str) -> None:
     with pytest.raises(FormatError, match=r"run\.strace, line 2: .* is no line of strace's"):

@@ -368,12 +368,9 @@ class StraceReader:
         old = self._path(task, args[: names[0].start()] or "AT_FDCWD", names[0][1])
         between = args[names[0].end() : names[1].start()].strip(", ")
         new = self._path(task, between or "AT_FDCWD", names[1][1])
+        moved = self._below(old, new)
         if "RENAME_EXCHANGE" in args:
-            moved = [*self._below(old, new), *self._below(new, old)]
-        else:
-            moved = self._below(
-                old, new
-            )  # what was there, `new` or an empty folder, is no longer found by its name
+            moved += self._below(new, old)  # else what was there is no longer found by its name
         for path, _, _ in moved:
             del self._numbers[path]
         for _, number, path in moved:
