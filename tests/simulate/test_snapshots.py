@@ -131,7 +131,7 @@ def test_seven_methods_at_three_distances_run_on_two_trained_models() -> None:
         complete = 4 * run.sizes.parameters * run.sizes.count
         shares[run.sizes.name, run.snap_dis, run.method.name] = run.stored_bytes / complete
         # Sequential files make one erase for each block that they fill, on a drive at its threshold.
-        assert run.result.work.erases == pytest.approx(run.stored_bytes / 4_096 / 63, rel=1e-3)
+        assert run.result.work.erases == pytest.approx(run.stored_bytes / 4_096 / 63, rel=0.01)
         assert run.result.work.moved_pages == 0
     for (model, distance, method), share in shares.items():
         if method == "dynrle-progressive":  # the paper: smallest of all, and smaller the rarer baselines are

@@ -396,7 +396,8 @@ def compare_methods(
     repeat: how many trainings follow each other on it. done: told how many of the runs are done.
     Returns: in the order of models, then distances, then methods: Figures 9 and 10.
     """
-    runs = []
+    runs: list[StoredRun] = []
+    used = drive.copy()
     for sizes in models:
         for snap_dis in snap_distances:
             for method in methods:
@@ -405,7 +406,8 @@ def compare_methods(
                     runs.append(StoredRun(sizes, method, snap_dis, None, None, None))
                 else:
                     stream = snapshot_stream(sizes, method, snap_dis)
-                    result = run_stream(drive.copy(), stream, repeat=repeat)
+                    used.become(drive)
+                    result = run_stream(used, stream, repeat=repeat)
                     runs.append(StoredRun(sizes, method, snap_dis, sum(stored), stream, result))
                 done(len(runs))
     return runs

@@ -406,12 +406,12 @@ def run_stream(
                 run.do(DeleteFile(name))
         for operation in stream.operations:
             if start is not None and isinstance(operation, Phase):
-                run.drive = start.copy()
+                drive.become(start)
             for part in _in_parts(operation):
                 run.do(part)
                 finished += _length(part)
                 done(finished)
-    return WearResult(drive.ssd, run.phases(), Wear(run.drive.erases() - before))
+    return WearResult(drive.ssd, run.phases(), Wear(drive.erases() - before))
 
 
 def _in_parts(operation: Operation) -> Iterable[Operation]:

@@ -394,6 +394,20 @@ def test_a_copy_goes_its_own_way() -> None:
     assert copied.work().written_pages == 20
 
 
+def test_a_drive_takes_on_the_state_of_another_of_its_make_alone() -> None:
+    drive, other = Drive(TINY), Drive(TINY)
+    drive.write(0, 10)
+
+    other.become(drive)
+    drive.write(0, 10)
+
+    assert other.work().written_pages == 10
+    other.write(0, 10)
+    assert other.places().tolist() == drive.places().tolist()
+    with pytest.raises(ConfigError, match="of the same make"):
+        other.become(Drive(replace(TINY, channels=1)))
+
+
 def test_pages_that_were_never_written_cost_nothing_to_read_or_give_up() -> None:
     drive = Drive(TINY)
 

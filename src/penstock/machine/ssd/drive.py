@@ -159,6 +159,15 @@ class Drive:
         other._flash = Flash(page_of.copy(), logical_of.copy(), blocks.copy(), ends.copy(), chips.copy())
         return other
 
+    def become(self, other: Drive) -> None:
+        """Take on the state of another drive of the same make: a copy without new memory."""
+        if other.ssd != self.ssd:
+            raise ConfigError(
+                "a drive can only take on the state of one of the same make: copy the other one"
+            )
+        for field in Flash._fields:
+            np.copyto(getattr(self._flash, field), getattr(other._flash, field))
+
     def run(self, ops: ArrayLike, firsts: ArrayLike, counts: ArrayLike) -> Work:
         """Write, trim and read runs of logical pages in their order; return what that made the chips do.
 

@@ -1,0 +1,249 @@
+"""Pictures of SSD wear: the paper's Figures 9 and 10 by method, its Table 9's times, and a drive's blocks.
+
+Needs matplotlib (`pip install penstock[plot]`), which is imported when something is drawn, and no display.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.errors import ConfigError
+from penstock.measure.plot import _INK, _style
+from penstock.simulate.snapshots import (
+    METHODS,
+    PAPER_ERASES,
+    PAPER_SAVING,
+    PAPER_SNAP_DIS,
+    StoredRun,
+    TimedSnapshot,
+    is_the_papers,
+)
+from penstock.simulate.wear import WearResult
+from penstock.units import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Greys for what is stored whole, Okabe and Ito's colours for the deltas.
+COLOUR_OF = dict(
+    zip(
+        (method.name for method in METHODS),
+        ("#4A4A4A", "#9AA0A6", "#CC79A7", "#E69F00", "#D55E00", "#0072B2", "#009E73"),
+        strict=True,
+    )
+)
+
+
+def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """Write a picture. Raises: ConfigError where the ending of the path is none of a picture."""
+    ending = os.path.splitext(path)[1].lower()
+    if ending[1:] not in figure.canvas.get_supported_filetypes():
+        raise ConfigError(
+            f"{os.fspath(path)} ends in {ending!r}, which is no picture: use .png, .svg or .pdf"
+        )
+    figure.savefig(path, dpi=150)
+
+
+def draw_methods(runs: Sequence[StoredRun]) -> Figure:
+    """Return written bytes (Figure 9) above erased blocks (Figure 10): a column a model, bars by method.
+
+    runs: of `penstock.simulate.snapshots.compare_methods`. Over each bar: its change from complete snapshots.
+    """
+    names = list(dict.fromkeys(run.sizes.name for run in runs))
+    figure = _figure(max(7.0, 1.0 + 5.2 * len(names)), 7.2)
+    grid = figure.subplots(2, len(names), squeeze=False)
+    for column, name in enumerate(names):
+        own = [run for run in runs if run.sizes.name == name]
+        sizes = own[0].sizes
+        written, erases = grid[0, column], grid[1, column]
+        written.set_title(
+            f"{name}: {sizes.count} snapshots of {format_bytes(4 * sizes.parameters)}",
+            fontsize=11,
+            fontweight="bold",
+            color=_INK,
+            loc="left",
+        )
+        _draw_bars(written, own, [_gigabytes(run) for run in own])
+        _draw_bars(erases, own, [None if run.result is None else run.result.work.erases for run in own])
+        erases.yaxis.set_major_formatter("{x:,.0f}")
+        erases.set_xlabel("snapshots from one baseline to the next (snap_dis)")
+        if is_the_papers(sizes) and PAPER_SNAP_DIS in {run.snap_dis for run in own}:
+            _draw_published(erases, own)
+    grid[0, 0].set_ylabel("written to the drive (GB)")
+    grid[1, 0].set_ylabel("blocks erased")
+    drawn = dict.fromkeys(run.method for run in runs)
+    handles = [
+        figure.axes[0].bar([0], [0], color=COLOUR_OF[method.name], label=method.label) for method in drawn
+    ]
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=min(len(handles), 7), frameon=False, fontsize=9
+    )
+    return figure
+
+
+def _gigabytes(run: StoredRun) -> float | None:
+    return None if run.stored_bytes is None else run.stored_bytes / 1e9
+
+
+def _draw_bars(axes: Axes, runs: Sequence[StoredRun], heights: Sequence[float | None]) -> None:
+    _style(axes)
+    distances = list(dict.fromkeys(run.snap_dis for run in runs))
+    methods = list(dict.fromkeys(run.method for run in runs))
+    width = 0.84 / len(methods)
+    complete = {
+        run.snap_dis: height
+        for run, height in zip(runs, heights, strict=True)
+        if run.method.name == "complete" and height is not None
+    }
+    missing: dict[int, list[float]] = {}
+    for run, height in zip(runs, heights, strict=True):
+        group = distances.index(run.snap_dis)
+        place = group + (methods.index(run.method) - (len(methods) - 1) / 2) * width
+        if height is None:
+            missing.setdefault(group, []).append(place)
+            continue
+        axes.bar([place], [height], 0.92 * width, color=COLOUR_OF[run.method.name])
+        whole = complete.get(run.snap_dis)
+        if whole and run.method.name != "complete":
+            change = f"{100 * (height / whole - 1):+.0f} %".replace("-", "\u2212")
+            _annotate(axes, change, place, height, rotation=90)
+    for places in missing.values():
+        _annotate(axes, "not given", float(np.mean(places)), 0.0, rotation=0)
+    axes.set_xticks(range(len(distances)), [str(distance) for distance in distances])
+    axes.set_xlim(-0.5, len(distances) - 0.5)
+    highest = max((height for height in heights if height is not None), default=0.0)
+    axes.set_ylim(0.0, 1.12 * highest or 1.0)
+
+
+def _annotate(axes: Axes, text: str, place: float, height: float, rotation: int) -> None:
+    axes.annotate(
+        text,
+        (place, height),
+        (0, 3),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize=7.5,
+        color=_INK,
+        rotation=rotation,
+    )
+
+
+def _draw_published(axes: Axes, runs: Sequence[StoredRun]) -> None:
+    place = list(dict.fromkeys(run.snap_dis for run in runs)).index(PAPER_SNAP_DIS)
+    axes.plot(
+        [place - 0.28, place + 0.46], [PAPER_ERASES] * 2, color=COLOUR_OF["dynrle-progressive"], ls="--"
+    )
+    axes.annotate(
+        f"the paper: {PAPER_ERASES:,},\nabout {100 * PAPER_SAVING:.0f} % fewer\nthan complete",
+        (place + 0.09, PAPER_ERASES),
+        (0, 4),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize=8,
+        color=_INK,
+    )
+
+
+def draw_table_9(rows: Sequence[TimedSnapshot], one_at_a_time: Sequence[TimedSnapshot]) -> Figure:
+    """Return the times of Table 9 as lines over which the published ones are marked.
+
+    rows: of `penstock.simulate.snapshots.run_table_9`. one_at_a_time: the same on a drive whose channels wait for
+    each other, drawn faintly.
+    """
+    figure = _figure(9.6, 4.6)
+    axes = figure.subplots(1, 2)
+    for each, what in zip(axes, ("save", "restore"), strict=True):
+        _style(each)
+        for scheme, colour in (
+            ("progressive", COLOUR_OF["dynrle-progressive"]),
+            ("chain", COLOUR_OF["dynrle-chain"]),
+        ):
+            own = [row for row in rows if row.scheme == scheme]
+            other = [row for row in one_at_a_time if row.scheme == scheme]
+            iterations = [5_000 * (row.snapshot + 1) for row in own]
+            each.plot(
+                iterations,
+                [getattr(row, f"{what}_seconds") for row in own],
+                color=colour,
+                label=f"{scheme}, the model",
+            )
+            each.plot(
+                iterations,
+                [getattr(row.published, f"{what}_seconds") for row in own],
+                ls="none",
+                marker="o" if scheme == "progressive" else "s",
+                mfc="white",
+                color=colour,
+                label=f"{scheme}, Table 9",
+            )
+            each.plot(
+                iterations,
+                [getattr(row, f"{what}_seconds") for row in other],
+                color=colour,
+                ls=":",
+                alpha=0.6,
+                label=f"{scheme}, one transfer at a time",
+            )
+        each.set_title(f"to {what} a snapshot", fontsize=11, fontweight="bold", color=_INK, loc="left")
+        each.set_yscale("log")
+        ticks = [1, 2, 5, 10, 20]
+        each.set_yticks(ticks, [str(tick) for tick in ticks])
+        each.minorticks_off()
+        each.xaxis.set_major_formatter("{x:,.0f}")
+        each.set_xlabel("iteration of CaffeNet's training")
+    axes[0].set_ylabel("the drive is busy (s)")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    return figure
+
+
+def draw_blocks(result: WearResult, name: str) -> Figure:
+    """Return how many blocks were erased how often."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure = _figure(7.2, 4.2)
+    axes = figure.subplots()
+    _style(axes)
+    bins = result.wear.histogram()
+    width = bins[0][1] - bins[0][0] + 1
+    axes.bar(
+        [(fewest + most) / 2 for fewest, most, _ in bins],
+        [blocks for *_, blocks in bins],
+        0.94 * width,
+        color=COLOUR_OF["dynrle-progressive"],
+    )
+    axes.set_yscale("symlog", linthresh=1.0)
+    axes.set_ylim(0.0, 3.0 * max(blocks for *_, blocks in bins))
+    powers = [0, *(10**power for power in range(int(np.log10(result.ssd.blocks)) + 1))]
+    axes.set_yticks(powers, [f"{power:,}" for power in powers])
+    axes.minorticks_off()
+    axes.axvline(
+        result.wear.mean, color=COLOUR_OF["rle4-gzip"], ls="--", label=f"mean {result.wear.mean:.3g}"
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("erases of a block")
+    axes.set_ylabel("blocks")
+    axes.set_title(
+        f"{name}: {format_bytes(result.written_bytes)} written, {result.work.erases:,} erases",
+        fontsize=11,
+        fontweight="bold",
+        color=_INK,
+        loc="left",
+    )
+    axes.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
+    return Figure(figsize=(width, height), layout=layout, facecolor="white")

@@ -1,0 +1,190 @@
+"""`penstock simulate wear` as a user types it."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.cli import wear
+from penstock.errors import PenstockError
+from penstock.machine.ssd import Ssd, Wear
+from penstock.measure.plot_wear import draw_blocks
+from penstock.simulate.wear import WearResult
+
+SMALL = replace(Ssd.paper(), blocks_per_chip=512)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _fonts() -> None:
+    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
+    result = WearResult(SMALL, (), Wear(np.array([1, 2], np.int32)))
+    draw_blocks(result, "in bold").savefig(io.BytesIO())
+
+
+def run(*arguments: str) -> None:
+    parser = argparse.ArgumentParser()
+    wear.add(parser.add_subparsers())
+    options = parser.parse_args(["wear", *arguments])
+    options.run(options)
+
+
+@pytest.fixture
+def ssd(tmp_path: Path) -> str:
+    (tmp_path / "ssd.toml").write_text(SMALL.to_toml())
+    return str(tmp_path / "ssd.toml")
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> str:
+    (tmp_path / "stream.csv").write_text(
+        "phase,one\nwrite,a,20 MB\nphase,two\nread,a\nwrite,b,20 MB\ndelete,a\n"
+    )
+    return str(tmp_path / "stream.csv")
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_methods_are_compared_at_every_distance(ssd: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run("--ssd", ssd, "--parameters", "1e6", "--models", "text-gpt", "--snap-dis", "3,10", "--json")
+
+    data = printed(capsys)
+    runs = data["runs"]
+    assert [(row["snap_dis"], row["method"]) for row in runs][6:8] == [(3, "dynrle-chain"), (10, "complete")]
+    assert len(runs) == 2 * 7
+    assert runs[0]["stored_bytes"] == 25 * 4_000_000
+    assert runs[0]["erases"] > runs[-2]["erases"] > 0
+    assert runs[0]["lifetime"]["even_bytes"] == pytest.approx(
+        runs[0]["written_bytes"] * 100_000 * data["ssd"]["blocks"] / runs[0]["erases"]
+    )
+    assert runs[0]["lifetime"]["even_years"] is None
+    assert data["ssd"]["exported_bytes"] == SMALL.exported_bytes
+
+
+def test_the_table_names_what_is_missing_and_what_is_scaled(
+    ssd: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("--ssd", ssd, "--parameters", "1000000", "--snap-dis", "5", "--every", "25 min")
+
+    out = capsys.readouterr().out
+    assert "caffenet: 10 snapshots of 1,000,000 parameters" in out
+    assert "Left out: what caffenet has no recorded sizes for." in out
+    assert "are scaled to 1,000,000 parameters" in out
+    assert "Years need" not in out
+
+
+def test_a_stream_is_summed_up_by_phase(ssd: str, stream: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run("--ssd", ssd, "--stream", stream, "--every", "12 h", "--endurance", "1000", "--json")
+
+    data = printed(capsys)
+    pages = -(-20_000_000 // 4_096)
+    assert data["written_pages"] == 2 * pages
+    assert [phase["name"] for phase in data["phases"]] == ["one", "two"]
+    assert data["phases"][1]["read_pages"] == pages
+    assert data["trimmed_pages"] == pages
+    assert data["bytes_per_day"] == pytest.approx(2 * pages * 4_096)
+    life = data["lifetime"]
+    assert life["even_bytes"] == pytest.approx(
+        data["written_bytes"] * 1_000 / data["erases_per_block"]["mean"]
+    )
+    assert life["even_years"] == pytest.approx(life["even_bytes"] / data["bytes_per_day"] / 365.25)
+    assert life["first_block_bytes"] <= life["even_bytes"]
+    assert sum(row["blocks"] for row in data["histogram"]) == SMALL.blocks
+
+
+def test_a_drive_that_nothing_was_erased_on_lasts_for_ever(
+    ssd: str, stream: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("--ssd", ssd, "--stream", stream, "--warm-up", "none", "--json")
+    assert printed(capsys)["lifetime"]["even_bytes"] is None
+
+    run("--ssd", ssd, "--stream", stream, "--warm-up", "none")
+    assert "never: nothing was erased" in capsys.readouterr().out
+
+
+def test_repeating_multiplies_what_is_written(
+    ssd: str, stream: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("--ssd", ssd, "--stream", stream, "--repeat", "30", "--per-day", "1 TB", "--warm-up", "random")
+
+    out = capsys.readouterr().out
+    assert "1.2 GB (292,980 pages)" in out
+    assert "years" in out
+    assert "No block was erased more than" not in out
+
+
+def test_the_papers_tables_are_laid_beside_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    run("--paper", "--json")
+
+    data = printed(capsys)
+    assert data["table_8_blocks"] == {"valid": 111_432, "invalid": 13_048, "free": 6_592}
+    assert len(data["table_9"]) == 20
+    assert data["worst_error"] < 0.001 < data["worst_error_continued"] < 0.0015
+
+
+def test_pictures_are_drawn(ssd: str, stream: str, tmp_path: Path) -> None:
+    run("--ssd", ssd, "--stream", stream, "--plot", str(tmp_path / "blocks.svg"))
+    run(
+        "--ssd",
+        ssd,
+        "--models",
+        "digits-cnn",
+        "--parameters",
+        "1000",
+        "--plot",
+        str(tmp_path / "methods.svg"),
+    )
+
+    assert (tmp_path / "blocks.svg").stat().st_size > 1_000
+    assert (tmp_path / "methods.svg").stat().st_size > 1_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ssd", "{tmp}/none.toml"], "there is no such file; the built-in one is paper"),
+        (["--ssd", "{tmp}/bad.toml"], "bad.toml: chanels is not a field"),
+        (
+            ["--models", "resnet"],
+            "--models: 'resnet' is not recorded; the models are digits-cnn, text-gpt, caffenet",
+        ),
+        (["--methods", "zip"], "'zip' is no method; the known ones are complete"),
+        (["--snap-dis", "3,x"], "--snap-dis is 'x'; it must be a whole number"),
+        (["--snap-dis", "0"], "--snap-dis is '0'"),
+        (["--parameters", "nan"], "--parameters is 'nan'"),
+        (["--parameters", "1.5"], "--parameters is '1.5'"),
+        (["--parameters", "1e15"], "'snapshot 1' needs .* pages, and .* are free"),
+        (["--repeat", "0"], "--repeat is 0"),
+        (["--seed", "-1"], "--seed is -1"),
+        (["--endurance", "0"], "--endurance is 0"),
+        (["--warm-up", "hot"], "warm-up is 'hot'; it must be one of sequential"),
+        (["--stream", "{tmp}/bad.csv"], r"bad.csv, line 2: 'copy' is no operation"),
+        (["--stream", "{stream}", "--models", "x"], "--models says nothing to --stream"),
+        (["--stream", "{stream}", "--per-day", "5"], "--per-day: '5' has no unit"),
+        (["--stream", "{stream}", "--every", "0 s"], "--every is '0 s'; it must be finite and above zero"),
+        (["--stream", "{tmp}/pages.csv", "--every", "1 s"], "writes no files, so it has no rate of its own"),
+        (["--sizes", "{tmp}/bad.csv"], "bad.csv, line 1: it is not JSON"),
+        (["--paper", "--snap-dis", "3"], "--snap-dis says nothing to --paper"),
+        (["--paper", "--repeat", "2"], "--paper runs on the paper's own drive, once"),
+        (["--stream", "{stream}", "--plot", "{tmp}/picture.xyz"], "ends in '.xyz', which is no picture"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    arguments: list[str], message: str, ssd: str, stream: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.csv").write_text("# a comment\ncopy,a\n")
+    (tmp_path / "pages.csv").write_text("write_pages,0\n")
+    (tmp_path / "bad.toml").write_text("chanels = 8\n")
+    if "--ssd" not in arguments and "--paper" not in arguments:
+        arguments = [*arguments, "--ssd", ssd]
+
+    with pytest.raises(PenstockError, match=message):
+        run(*(text.replace("{tmp}", str(tmp_path)).replace("{stream}", stream) for text in arguments))

@@ -1,0 +1,122 @@
+"""The pictures show what the runs counted."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.patches import Rectangle
+from PIL import Image
+
+from penstock.errors import ConfigError
+from penstock.machine.ssd import Ssd, Wear
+from penstock.measure.plot_wear import COLOUR_OF, draw_blocks, draw_methods, draw_table_9, save_figure
+from penstock.simulate.snapshots import (
+    METHODS,
+    TABLE_9,
+    Scheme,
+    StoredRun,
+    TimedSnapshot,
+    caffenet_sizes,
+    compare_methods,
+    recorded_sizes,
+)
+from penstock.simulate.wear import WearResult, warm_drive
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _fonts() -> None:
+    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
+    result = WearResult(Ssd.paper(), (), Wear(np.array([1, 2], np.int32)))
+    draw_blocks(result, "in bold").savefig(io.BytesIO())
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[StoredRun]:
+    drive = warm_drive(replace(Ssd.paper(), blocks_per_chip=256))
+    return compare_methods(drive, [recorded_sizes()[0], caffenet_sizes().scaled(100_000)], METHODS, [3, 5])
+
+
+def bars_of(axes: Axes) -> list[Rectangle]:
+    return [
+        patch
+        for patch in axes.patches
+        if isinstance(patch, Rectangle) and patch.get_height() > 0 and patch.get_width() > 0
+    ]
+
+
+def test_bars_are_what_was_written_and_erased_in_the_colour_of_their_method(runs: list[StoredRun]) -> None:
+    written, beside, erased, _ = draw_methods(runs).axes
+    own = runs[:14]
+
+    assert [bar.get_height() for bar in bars_of(written)] == [
+        pytest.approx(run.stored_bytes / 1e9) for run in own if run.stored_bytes
+    ]
+    assert [bar.get_height() for bar in bars_of(erased)] == [
+        run.result.work.erases for run in own if run.result is not None
+    ]
+    for bar, run in zip(bars_of(erased), own, strict=True):
+        assert to_hex(bar.get_facecolor()).upper() == COLOUR_OF[run.method.name].upper()
+    assert len(bars_of(beside)) == 4  # complete twice, two schemes at snap_dis 5
+    assert "not given" in [text.get_text() for text in beside.texts]
+
+
+def test_changes_are_those_from_complete_snapshots(runs: list[StoredRun]) -> None:
+    written = draw_methods(runs).axes[0]
+    complete, gzip = (run.stored_bytes for run in runs[:2])
+    assert complete is not None
+    assert gzip is not None
+
+    assert written.texts[0].get_text() == f"\u2212{100 - 100 * gzip / complete:.0f} %"
+
+
+def test_the_papers_figure_stands_only_beside_the_papers_own_sizes() -> None:
+    drive = warm_drive(replace(Ssd.paper(), blocks_per_chip=2_048))
+    texts = []
+    for sizes in (caffenet_sizes(), caffenet_sizes().scaled(1_000)):
+        axes = draw_methods(compare_methods(drive, [sizes], METHODS[:1], [10])).axes[1]
+        texts.append(any("6,448" in text.get_text() for text in axes.texts))
+
+    assert texts == [True, False]
+
+
+def test_times_of_table_9_are_drawn_over_the_published_ones() -> None:
+    schemes: tuple[Scheme, ...] = ("progressive", "chain")
+    rows = [
+        TimedSnapshot(scheme, index, row, row.useful_pages, row.save_seconds + 0.1, row.restore_seconds + 0.2)
+        for scheme in schemes
+        for index, row in enumerate(TABLE_9[scheme])
+    ]
+
+    save, restore = draw_table_9(rows, rows).axes
+
+    lines = {str(line.get_label()): list(np.asarray(line.get_ydata())) for line in save.lines}
+    assert lines["chain, Table 9"] == [row.save_seconds for row in TABLE_9["chain"]]
+    assert lines["chain, the model"] == pytest.approx([row.save_seconds + 0.1 for row in TABLE_9["chain"]])
+    assert len(restore.lines) == 6
+
+
+def test_blocks_are_drawn_by_their_erases() -> None:
+    result = WearResult(Ssd.paper(), (), Wear(np.array([0, 0, 3, 1, 3, 3], np.int32)))
+
+    (axes,) = draw_blocks(result, "a stream").axes
+
+    centres = {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in bars_of(axes)}
+    assert centres == {0: 2, 1: 1, 3: 3}
+
+
+def test_a_picture_is_a_file_that_can_be_opened(tmp_path: Path, runs: list[StoredRun]) -> None:
+    save_figure(draw_methods(runs), tmp_path / "figure.png")
+
+    with Image.open(tmp_path / "figure.png") as picture:
+        assert min(picture.size) > 500
+
+
+def test_an_ending_that_is_no_picture_is_refused(tmp_path: Path, runs: list[StoredRun]) -> None:
+    with pytest.raises(ConfigError, match=r"figure\.xyz ends in '\.xyz', which is no picture"):
+        save_figure(draw_methods(runs[:1]), tmp_path / "figure.xyz")
