@@ -174,6 +174,7 @@ def _from_tiers(
     tier_rate: Floats,
     peer_rate: Floats,
     tier_reads: Ints,
+    latency: Floats,
     sample: int,
     nbytes: int,
     rank: int,
@@ -193,12 +194,13 @@ def _from_tiers(
             continue
         place = holder[copy] * tiers + tier[copy]
         rates = tier_rate if is_own else peer_rate
-        end = max(now, ready[copy]) + nbytes / rates[tier[copy], tier_reads[place] + 1]
+        begun = max(now, ready[copy]) + latency[tier[copy]]
+        end = begun + nbytes / rates[tier[copy], tier_reads[place] + 1]
         if end < done:
             done, held = end, place
     if handed_to > 0:
         place = rank * tiers + handed_to
-        end = now + nbytes / tier_rate[handed_to, tier_reads[place] + 1]
+        end = now + latency[handed_to] + nbytes / tier_rate[handed_to, tier_reads[place] + 1]
         if end < done:
             done, held = end, place
     return done, held
@@ -246,7 +248,7 @@ def run_together(
     string, bounds, sizes, hit, is_last = job
     begin, holder, tier, ready, is_handed = copies
     fill_begin, fill_samples, _, _, room = fills
-    store_rate, tier_rate, peer_rate = costs.store, costs.tier, costs.peer
+    store_rate, tier_rate, peer_rate, latency = costs.store, costs.tier, costs.peer, costs.latency
     phases, accesses, origins, helds, levels, is_parked, times, waiting = actors
     (
         store_reads, tier_reads, staged_at, staged_from, staged_bytes, next_stage, next_free, next_use, asked_at,
@@ -322,7 +324,7 @@ def run_together(
                     clients += store_reads[rank] == 0
                     store_reads[rank] += 1
                     gamma = ranks if rules.counts_all else clients
-                    done = now + nbytes / store_rate[gamma, store_reads[rank]]
+                    done = now + latency[0] + nbytes / store_rate[gamma, store_reads[rank]]
                     ready[own] = done + nbytes * costs.fill[level]
                     store_bytes[rank] += nbytes
                     fill_reads[rank] += 1
@@ -423,12 +425,12 @@ def run_together(
                     nbytes = sizes[sample]
                     handed_to = np.int64(hit[wanted]) if has_hits else 0
                     done, held = _from_tiers(
-                        begin, holder, tier, ready, tier_rate, peer_rate, tier_reads, sample, nbytes, rank, now,
-                        rules.from_peers, handed_to,
+                        begin, holder, tier, ready, tier_rate, peer_rate, tier_reads, latency, sample, nbytes, rank,
+                        now, rules.from_peers, handed_to,
                     )  # fmt: skip
                     if rules.from_store or actor == consumer:
                         gamma = ranks if rules.counts_all else clients + (store_reads[rank] == 0)
-                        by_store = now + nbytes / store_rate[gamma, store_reads[rank] + 1]
+                        by_store = now + latency[0] + nbytes / store_rate[gamma, store_reads[rank] + 1]
                         if by_store < done:
                             done, held = by_store, _STORE
                     if done < np.inf:

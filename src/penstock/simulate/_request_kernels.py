@@ -69,7 +69,7 @@ class Costs(NamedTuple):
     """Bytes per second of a read: store[clients, reads of this rank], tier and peer [tier, reads]; seconds per byte.
 
     preprocess: decoding and writing a byte into the staging buffer. fill: into tier j, [tiers]. network: bytes/s
-    between ranks.
+    between ranks. latency: seconds before the bytes of a read flow, [tiers], at 0 the store's.
     """
 
     store: Floats
@@ -80,6 +80,7 @@ class Costs(NamedTuple):
     compute_byte: float
     compute_sample: float
     network: float
+    latency: Floats
 
 
 class Rules(NamedTuple):
@@ -311,18 +312,18 @@ def run_rank_by_rank(
                                 rank, clock, asked_begin, asked_count, asked_times, fetched_begin, fetched_count,
                                 fetched_times,
                             )  # fmt: skip
-                        rate, origin = store_rate[clients], STORE
+                        rate, origin, latency = store_rate[clients], STORE, costs.latency[0]
                         own = own_copy(begin, holder, sample, rank)
                         if own >= 0 and ready[own] <= clock and tier_rate[tier[own]] > rate:
-                            rate, origin = tier_rate[tier[own]], TIER
+                            rate, origin, latency = tier_rate[tier[own]], TIER, costs.latency[tier[own]]
                         if has_hits and hit[access] > 0 and tier_rate[hit[access]] > rate:
-                            rate, origin = tier_rate[hit[access]], TIER
+                            rate, origin, latency = tier_rate[hit[access]], TIER, costs.latency[hit[access]]
                         peer = _peer_copy(
                             begin, holder, tier, ready, peer_rate, sample, rank, clock, rules.takes_last
                         )
                         if peer >= 0 and peer_rate[tier[peer]] > rate:
-                            rate, origin = peer_rate[tier[peer]], PEER
-                        answered = clock + nbytes / rate + nbytes * costs.preprocess
+                            rate, origin, latency = peer_rate[tier[peer]], PEER, costs.latency[tier[peer]]
+                        answered = clock + latency + nbytes / rate + nbytes * costs.preprocess
                         if 0.0 <= at <= answered:
                             answered, origin = at, staged_from[access]
                         elif origin == STORE:
@@ -361,7 +362,12 @@ def run_rank_by_rank(
                             ]:
                                 break
                             begun = max(clock if step < 0 else answered, fill_idle[rank, level, thread])
-                            done = begun + nbytes / store_rate[ranks] + nbytes * costs.fill[level]
+                            done = (
+                                begun
+                                + costs.latency[0]
+                                + nbytes / store_rate[ranks]
+                                + nbytes * costs.fill[level]
+                            )
                             fill_idle[rank, level, thread] = done
                             own = own_copy(begin, holder, sample, rank)
                             tier[own] = level
@@ -387,12 +393,12 @@ def run_rank_by_rank(
                             break
                         thread = next_thread[rank]
                         begun = idle[rank, thread]
-                        rate, at, origin = 0.0, np.inf, STAGED_TIER
+                        rate, at, origin, level = 0.0, np.inf, STAGED_TIER, 0
                         own = own_copy(begin, holder, sample, rank)
                         if own >= 0 and ready[own] < np.inf:
-                            rate, at = tier_rate[tier[own]], ready[own]
+                            rate, at, level = tier_rate[tier[own]], ready[own], np.int64(tier[own])
                         elif has_hits and hit[ahead] > 0:
-                            rate, at = tier_rate[hit[ahead]], begun
+                            rate, at, level = tier_rate[hit[ahead]], begun, np.int64(hit[ahead])
                         if rules.from_peers:
                             # Any copy that is or will be there: where the store is out of bounds, staging waits.
                             peer = _peer_copy(
@@ -402,6 +408,7 @@ def run_rank_by_rank(
                                 if rules.from_store and ready[peer] > begun:
                                     break
                                 rate, at, origin = peer_rate[tier[peer]], ready[peer], STAGED_PEER
+                                level = np.int64(tier[peer])
                         if rules.from_store and (at > begun or store_rate[1] > rate):
                             clients = ranks
                             if counts_ahead:
@@ -410,9 +417,10 @@ def run_rank_by_rank(
                                     fetched_times,
                                 )  # fmt: skip
                             if at > begun or store_rate[clients] > rate:
-                                rate, at, origin = store_rate[clients], begun, STAGED_STORE
+                                rate, at, origin, level = store_rate[clients], begun, STAGED_STORE, 0
                         if at < np.inf:
-                            done = max(at, begun) + nbytes / rate + nbytes * costs.preprocess
+                            fetched_at = max(at, begun) + costs.latency[level] + nbytes / rate
+                            done = fetched_at + nbytes * costs.preprocess
                             idle[rank, thread] = done
                             staged_at[ahead] = done
                             staged_from[ahead] = origin

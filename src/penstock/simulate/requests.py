@@ -413,6 +413,7 @@ def _costs(
                 tiers[tier, reads] = machine.local_rate(tier, sharing)
                 peers[tier, reads] = machine.remote_rate(tier, sharing)
     fill = np.array([_fill_byte_seconds(machine, tier, assumptions) for tier in range(len(storage))])
+    latency = np.array([machine.source.latency_seconds, *(tier.latency_seconds for tier in storage[1:])])
     return _request_kernels.Costs(
         store,
         tiers,
@@ -422,6 +423,7 @@ def _costs(
         compute_byte,
         compute_sample,
         machine.network_bytes_per_second,
+        latency,
     )
 
 

@@ -1,0 +1,260 @@
+"""`penstock simulate loading`: a whole job's loading under every policy."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.output import Table, add_output_options, needing, progress, show
+from penstock.cli.scenario import add_scenario_options, scenario_from
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.measure.policies import PolicyRuns
+    from penstock.measure.two_engines import SideBySide
+    from penstock.policy.loading import LoadingPolicy
+    from penstock.simulate.scenario import Scenario
+
+_DESCRIPTION = """\
+Predicts a job's loading request by request, on all ranks, under each policy: how long it runs and waits, and from where
+its samples come. The modelling assumptions have names; the presets are physical (default) and thesis (those of the
+published tables). See docs/howto/compare-loading-policies.md.
+"""
+_EPILOG = """\
+examples:
+  penstock simulate loading scenario1 --assumptions thesis --seeds 6
+  penstock simulate loading scenario4 --policies lower-bound,staging,cover,mine:MyPolicy --plot policies.png
+  penstock simulate loading cats.toml --scaling 1,2,4,8 --assume clients=all --json
+
+JSON: scenario, assumptions{}, seeds, and runs[] of policy, ranks, run_seconds (mean of the seeds, null where the policy
+cannot run: see reason), run_seconds_of_seeds[], spread_seconds, reason; and of the first seed initial_stall_seconds,
+stall_seconds_of_ranks[], store_read_bytes, data_set_bytes, shares{}; with --series also step_end_seconds[] and
+step_stall_seconds[] (mean over ranks), or with --per sample sample_end_seconds[] and sample_stall_seconds[] of rank 0.
+With --two-engines instead: scenario, rows[] of policy, scheduler_seconds, requests_seconds, scheduler_stall_seconds,
+requests_stall_seconds.
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser of `penstock simulate`."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "loading",
+        help="a whole job's loading under every policy",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_scenario_options(parser)
+    parser.add_argument(
+        "--policies", metavar="NAMES", help="with commas; one's own as module:Class (default: all)"
+    )
+    parser.add_argument("--seeds", type=int, default=1, metavar="K", help="means over so many (%(default)s)")
+    parser.add_argument("--scaling", metavar="RANKS", help="strong scaling over these numbers, with commas")
+    parser.add_argument(
+        "--assume", action="append", default=[], metavar="NAME=VALUE", help="one assumption; repeatable"
+    )
+    parser.add_argument(
+        "--per", choices=("batch", "sample"), default="batch", help="of series and pictures (%(default)s)"
+    )
+    parser.add_argument("--series", action="store_true", help="put every batch or sample into the JSON")
+    parser.add_argument(
+        "--two-engines",
+        action="store_true",
+        help="beside the request model, run the loader's own scheduler on a virtual clock, one rank without peers",
+    )
+    add_output_options(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    from penstock.measure.own_policy import find_policy
+    from penstock.measure.policies import run_policies
+    from penstock.simulate.policies import POLICY_NAMES
+
+    scenario = _assuming(scenario_from(options), options.assume)
+    if options.two_engines:
+        _run_two_engines(options, scenario)
+        return
+    if options.seeds < 1:
+        raise ConfigError(f"--seeds is {options.seeds}; at least 1 is needed")
+    names = options.policies.split(",") if options.policies else POLICY_NAMES
+    policies = [find_policy(name.strip(), scenario.assumptions) for name in names]
+    ranks = _ranks(options.scaling)
+    total = len(policies) * options.seeds * max(1, len(ranks))
+    with progress("simulating", total) as done:
+        runs = run_policies(
+            scenario,
+            policies,
+            seeds=options.seeds,
+            ranks=ranks,
+            per_sample=options.per == "sample",
+            progress=done,
+        )
+    if options.plot is not None:
+        with needing("--plot", "study"):
+            from penstock.measure.plot_loading import plot_policies, plot_scaling
+
+            if len(ranks) > 1:
+                plot_scaling(scenario.name, runs, options.plot)
+            else:
+                plot_policies(scenario.name, runs, options.plot, per=options.per)
+    show(options, _as_json(options, scenario, runs), _tables(scenario, policies, runs), _notes(runs))
+
+
+def _assuming(scenario: Scenario, changes: Sequence[str]) -> Scenario:
+    from dataclasses import fields, replace
+
+    from penstock.simulate.assumptions import Assumptions
+
+    known = [field.name for field in fields(Assumptions)]
+    values: dict[str, Any] = {}
+    for change in changes:
+        name, has_value, value = change.partition("=")
+        if not has_value or name not in known:
+            raise ConfigError(f"--assume {change}: it is NAME=VALUE, and the names are {', '.join(known)}")
+        values[name] = value
+    return replace(scenario, assumptions=replace(scenario.assumptions, **values))
+
+
+def _ranks(written: str | None) -> list[int]:
+    if written is None:
+        return []
+    try:
+        ranks = [int(each) for each in written.split(",")]
+    except ValueError:
+        ranks = [0]
+    if min(ranks) < 1:
+        raise ConfigError(f"--scaling is {written!r}; it is numbers of ranks with commas, as in 1,2,4,8")
+    return ranks
+
+
+def _tables(scenario: Scenario, policies: Sequence[LoadingPolicy], runs: Sequence[PolicyRuns]) -> list[Table]:
+    tables = []
+    for begin in range(0, len(runs), len(policies)):
+        rows = runs[begin : begin + len(policies)]
+        lower = next((row.mean_seconds for row in rows if row.policy == "lower-bound"), None)
+        columns = [
+            "policy",
+            "run time (s)",
+            "x lower bound",
+            "before (s)",
+            "waits (s)",
+            "store",
+            "tier",
+            "peer",
+        ]
+        columns.append("read of the store")
+        title = (
+            f"{scenario.name}: {rows[0].ranks} ranks, {scenario.samples:,} samples, {scenario.epochs} epochs"
+        )
+        tables.append(Table(title, columns, [_cells(row, lower) for row in rows]))
+    return tables
+
+
+def _cells(row: PolicyRuns, lower: float | None) -> list[str]:
+    if row.result is None or row.mean_seconds is None:
+        return [row.policy, "N/A", *[""] * 7]
+    spread = f" ± {row.spread_seconds:,.2f}" if row.spread_seconds is not None else ""
+    shares = row.shares()
+    place = {
+        name: shares[f"staged from {staged}"] + shares[name]
+        for name, staged in (("store", "the store"), ("tier", "a tier"), ("peer", "a peer"))
+    }
+    # The lower bound has every sample at once; where it came from is not asked.
+    counted = [f"{100 * place[name]:.1f} %" for name in place] if row.policy != "lower-bound" else [""] * 3
+    return [
+        row.policy,
+        f"{row.mean_seconds:,.2f}{spread}",
+        f"{row.mean_seconds / lower:.3f}" if lower else "",
+        f"{row.result.initial_stall_seconds:,.2f}",
+        f"{row.result.stall_seconds.max():,.2f}",
+        *counted,
+        f"{row.result.store_bytes.sum() / row.total_bytes:.2f} x data",
+    ]
+
+
+def _notes(runs: Sequence[PolicyRuns]) -> list[str]:
+    notes = [f"{row.policy}: {row.reason}" for row in runs if row.reason]
+    if any(row.policy.endswith("+local") for row in runs):
+        notes.append(
+            "+local changes which rank reads which sample of a batch: gradients do not notice, statistics over a local "
+            "batch (BatchNorm) do"
+        )
+    return notes
+
+
+def _as_json(options: argparse.Namespace, scenario: Scenario, runs: Sequence[PolicyRuns]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    entries = []
+    for row in runs:
+        entry: dict[str, Any] = {
+            "policy": row.policy,
+            "ranks": row.ranks,
+            "run_seconds": row.mean_seconds,
+            "run_seconds_of_seeds": list(row.run_seconds),
+            "spread_seconds": row.spread_seconds,
+            "reason": row.reason or None,
+        }
+        if row.result is not None:
+            result = row.result
+            entry |= {
+                "initial_stall_seconds": result.initial_stall_seconds,
+                "stall_seconds_of_ranks": result.stall_seconds.tolist(),
+                "store_read_bytes": float(result.store_bytes.sum()),
+                "data_set_bytes": row.total_bytes,
+                "shares": row.shares(),
+            }
+            if options.series and result.sample_end_seconds and result.sample_stall_seconds:
+                entry["sample_end_seconds"] = result.sample_end_seconds[0].tolist()
+                entry["sample_stall_seconds"] = result.sample_stall_seconds[0].tolist()
+            elif options.series:
+                entry["step_end_seconds"] = result.step_end_seconds.tolist()
+                entry["step_stall_seconds"] = result.step_stall_seconds.mean(axis=1).tolist()
+        entries.append(entry)
+    return {
+        "scenario": scenario.name,
+        "assumptions": asdict(scenario.assumptions),
+        "seeds": options.seeds,
+        "runs": entries,
+    }
+
+
+def _run_two_engines(options: argparse.Namespace, scenario: Scenario) -> None:
+    from dataclasses import asdict
+
+    from penstock.measure.two_engines import run_two_engines
+
+    if options.plot is not None:
+        raise ConfigError("--plot draws policies; --two-engines prints a table: leave one of them out")
+    rows: list[SideBySide] = run_two_engines(scenario)
+    columns = [
+        "policy",
+        "scheduler (s)",
+        "requests (s)",
+        "difference",
+        "waits: scheduler (s)",
+        "requests (s)",
+    ]
+    cells = [
+        [
+            row.policy,
+            f"{row.scheduler_seconds:,.2f}",
+            f"{row.requests_seconds:,.2f}",
+            f"{100 * (row.requests_seconds / row.scheduler_seconds - 1):+.1f} %",
+            f"{row.scheduler_stall_seconds:,.2f}",
+            f"{row.requests_stall_seconds:,.2f}",
+        ]
+        for row in rows
+    ]
+    title = (
+        f"{scenario.name}: one of {scenario.ranks} ranks, all {scenario.ranks} reading the store, no peers"
+    )
+    notes = ["Where the two differ and why: docs/howto/two-engines.md"]
+    show(
+        options,
+        {"scenario": scenario.name, "rows": [asdict(row) for row in rows]},
+        [Table(title, columns, cells)],
+        notes,
+    )

@@ -1,0 +1,64 @@
+"""What all pictures share: ink, axes, and how they are saved. Importing it imports no matplotlib."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Okabe and Ito's colours, told apart with any colour vision.
+BLUE, SKY, GREEN, ORANGE, RED, PURPLE = "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7"
+INK, DARK, FAINT, PALE = "#222222", "#4A4A4A", "#8A8F96", "#C9CDD2"
+_GRID = "#E6E8EB"
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of so many inches, laid out so that nothing overlaps; needs no display."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
+    return Figure(figsize=(width, height), layout=layout, facecolor="white")
+
+
+def style_axes(axes: Axes) -> None:
+    """Draw axes thin and behind."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.tick_params(colors=INK, labelsize=9, color=FAINT)
+    axes.grid(axis="y", color=_GRID, lw=0.8)
+    axes.set_axisbelow(True)
+
+
+def check_picture(path: str | os.PathLike[str]) -> None:
+    """Refuse a name that no picture can have, before anything is computed for it.
+
+    Raises: ConfigError for an ending that is none of a picture, or a missing folder; ImportError without matplotlib.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    picture = Path(path)
+    if picture.suffix[1:].lower() not in (
+        "",
+        *FigureCanvasAgg(new_figure(1.0, 1.0)).get_supported_filetypes(),
+    ):
+        raise ConfigError(
+            f"{picture} ends in {picture.suffix!r}, which is no picture: use .png, .svg or .pdf"
+        )
+    if not picture.absolute().parent.is_dir():
+        raise ConfigError(f"{picture}: there is no folder {picture.parent}: make it first")
+
+
+def save_picture(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """Write a figure into a file; its ending decides the format (png, svg, pdf).
+
+    Raises: as `check_picture`.
+    """
+    check_picture(path)
+    figure.savefig(path, dpi=150)

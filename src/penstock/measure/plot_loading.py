@@ -1,0 +1,219 @@
+"""Loading policies in a picture: how far each is after each batch, how it waits, and what its run time is made of.
+
+In the manner of the thesis' Figures 5.4 to 5.7. Needs matplotlib, which is imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError
+from penstock.measure.picture import (
+    BLUE,
+    DARK,
+    FAINT,
+    GREEN,
+    INK,
+    ORANGE,
+    PALE,
+    PURPLE,
+    RED,
+    SKY,
+    new_figure,
+    save_picture,
+    style_axes,
+)
+from penstock.measure.policies import PolicyRuns
+from penstock.simulate.requests import LoadingResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Columns into which a long series is gathered: more cannot be told apart.
+_COLUMNS = 240
+#: Policies that would otherwise look alike differ in colour or dash; one's own take what is left.
+_LOOKS: dict[str, tuple[str, Any]] = {
+    "lower-bound": (INK, (0, (1, 1.2))),
+    "naive": (FAINT, "-"),
+    "staging": (ORANGE, "-"),
+    "deepio": (RED, "-"),
+    "deepio-opportunistic": (RED, (0, (5, 2))),
+    "parallel-staging": (PURPLE, "-"),
+    "lbann-dynamic": (SKY, "-"),
+    "lbann-preloading": (SKY, (0, (5, 2))),
+    "locality-aware": (PURPLE, (0, (5, 2))),
+    "frequency": (BLUE, "-"),
+    "frequency-cleanup": (BLUE, (0, (5, 2))),
+    "hash-home": (DARK, (0, (6, 2, 1, 2))),
+    "cover": (GREEN, "-"),
+    "cover+local": (GREEN, (0, (5, 2))),
+    "push": (GREEN, (0, (1, 1.2))),
+}
+_OWN_LOOKS: list[tuple[str, Any]] = [(DARK, "-"), (DARK, (0, (5, 2))), (DARK, (0, (1, 1.2)))]
+
+
+def plot_policies(
+    scenario: str, runs: Sequence[PolicyRuns], path: str | os.PathLike[str], *, per: str = "batch"
+) -> None:
+    """Draw policies on one number of ranks into a file.
+
+    per: ``batch``, all ranks; or ``sample``, rank 0's, which the results must have been asked for.
+    Raises: ConfigError where no policy could run, or the ending is none of a picture; ImportError without matplotlib.
+    """
+    save_picture(draw_policies(scenario, runs, per), path)
+
+
+def draw_policies(scenario: str, runs: Sequence[PolicyRuns], per: str = "batch") -> Figure:
+    """Return the picture of `plot_policies` as a figure."""
+    drawn = [(row, row.result) for row in runs if row.result is not None]
+    if not drawn:
+        raise ConfigError(
+            "no policy could run, so that there is nothing to draw: see the reasons in the table"
+        )
+    figure = new_figure(11.5, max(5.2, 1.6 + 0.34 * len(drawn)))
+    grid = figure.add_gridspec(2, 2, width_ratios=[1.15, 1.0], height_ratios=[1.7, 1.0])
+    progress, stalls = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[1, 0])
+    bars = figure.add_subplot(grid[:, 1])
+    for place, (row, result) in enumerate(drawn):
+        colour, dash = _LOOKS.get(row.policy, _OWN_LOOKS[place % len(_OWN_LOOKS)])
+        end, stall = _series(result, per)
+        progress.plot(np.arange(1, end.size + 1), end, color=colour, ls=dash, lw=1.4, label=row.policy)
+        edges, means = _columns(stall)
+        stalls.stairs(means, edges, baseline=None, color=colour, ls=dash, lw=1.1)
+    for axes in (progress, stalls):
+        style_axes(axes)
+        axes.xaxis.set_major_formatter(lambda value, _place: f"{value:,.0f}")
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+    progress.yaxis.set_major_formatter(lambda value, _place: f"{value:,.6g}")
+    what = "batch" if per == "batch" else "sample of rank 0"
+    progress.set_ylabel("time since the start (s)")
+    stalls.set_ylabel(f"waiting per {per} (s)")
+    # A few batches at the start wait far longer than the rest: a line that may curve shows both.
+    stalls.set_yscale("symlog", linthresh=_smallest_shown([_series(result, per)[1] for _, result in drawn]))
+    stalls.set_xlabel(what)
+    _title(progress, f"{scenario}: {drawn[0][0].ranks} ranks", "how far each policy is after each " + per)
+    _draw_bars(bars, drawn)
+    handles, labels = progress.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=min(8, len(labels)), frameon=False, fontsize=8.5
+    )
+    return figure
+
+
+def plot_scaling(scenario: str, runs: Sequence[PolicyRuns], path: str | os.PathLike[str]) -> None:
+    """Draw strong scaling, run time against number of ranks, into a file. Raises: as `plot_policies`."""
+    save_picture(draw_scaling(scenario, runs), path)
+
+
+def draw_scaling(scenario: str, runs: Sequence[PolicyRuns]) -> Figure:
+    """Return the picture of `plot_scaling` as a figure."""
+    figure = new_figure(7.6, 5.2)
+    axes = figure.subplots()
+    style_axes(axes)
+    names = list(dict.fromkeys(row.policy for row in runs))
+    for place, name in enumerate(names):
+        points = [(row.ranks, row.mean_seconds) for row in runs if row.policy == name and row.mean_seconds]
+        if points:
+            colour, dash = _LOOKS.get(name, _OWN_LOOKS[place % len(_OWN_LOOKS)])
+            axes.plot(
+                *zip(*points, strict=True), color=colour, ls=dash, marker="o", ms=3.5, lw=1.4, label=name
+            )
+    ranks = sorted({row.ranks for row in runs})
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(ranks, [str(count) for count in ranks])
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter(lambda value, _place: f"{value:,.6g}")
+    axes.set_xlabel("ranks")
+    axes.set_ylabel("run time (s)")
+    _title(axes, f"{scenario}: strong scaling", "the same data set and global batch on more ranks")
+    figure.legend(loc="outside right center", frameon=False, fontsize=9)
+    return figure
+
+
+def _series(result: LoadingResult, per: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    if per == "sample":
+        assert result.sample_end_seconds is not None, "asked for per sample"
+        assert result.sample_stall_seconds is not None, "asked for per sample"
+        return result.sample_end_seconds[0], result.sample_stall_seconds[0].astype(np.float64)
+    return result.step_end_seconds, result.step_stall_seconds.mean(axis=1, dtype=np.float64)
+
+
+def _columns(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return edges and means of at most _COLUMNS columns, so that areas remain times."""
+    per_column = max(1, -(-values.size // _COLUMNS))
+    starts = np.arange(0, values.size, per_column)
+    counts = np.diff(np.append(starts, values.size))
+    means = np.add.reduceat(values, starts) / counts
+    return np.append(starts, values.size).astype(np.float64), means
+
+
+def _smallest_shown(series: Sequence[NDArray[np.float64]]) -> float:
+    positive = [means[means > 0] for _, means in map(_columns, series)]
+    values = np.concatenate(positive) if positive else np.empty(0)
+    return float(np.quantile(values, 0.2)) if values.size else 1.0
+
+
+def _draw_bars(axes: Axes, drawn: Sequence[tuple[PolicyRuns, LoadingResult]]) -> None:
+    """One bar a policy: the mean rank's computing, waiting for samples and for slower ranks, and loading before."""
+    style_axes(axes)
+    axes.grid(axis="y", visible=False)
+    places = np.arange(len(drawn))[::-1]
+    busy = np.array([result.step_busy_seconds.sum(dtype=float) / row.ranks for row, result in drawn])
+    before = np.array([result.initial_stall_seconds for _, result in drawn])
+    waits = np.array([result.step_stall_seconds.sum(dtype=float) / row.ranks for row, result in drawn])
+    total = np.array([result.run_seconds for _, result in drawn])
+    parts = [
+        ("computes", busy, PALE),
+        ("waits for slower ranks", total - busy - before - waits, FAINT),
+        ("loads before training", before, SKY),
+        ("waits for samples", waits, RED),
+    ]
+    left = np.zeros(len(drawn))
+    for label, seconds, colour in parts:
+        axes.barh(places, seconds, 0.7, left=left, color=colour, label=label)
+        left += seconds
+    # Where one policy takes many times as long as the others, its bar is cut, and says so.
+    limit = 1.18 * min(float(total.max()), 4.0 * float(np.median(total)))
+    axes.set_xlim(0.0, limit)
+    for place, seconds in zip(places, total, strict=True):
+        is_cut = seconds > limit
+        axes.annotate(
+            _told(seconds) + (" →" if is_cut else ""),
+            (min(seconds, 0.995 * limit), place),
+            xytext=(-3 if is_cut else 3, 0),
+            textcoords="offset points",
+            ha="right" if is_cut else "left",
+            va="center",
+            fontsize=8.5,
+            color=INK,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8 if is_cut else 0.0},
+        )
+    axes.xaxis.set_major_formatter(lambda value, _place: f"{value:,.6g}")
+    axes.set_yticks(places, [row.policy for row, _ in drawn])
+    axes.set_xlabel("run time (s), of the mean rank")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.42, 1.13), ncols=2, frameon=False, fontsize=8.5)
+
+
+def _told(seconds: float) -> str:
+    return f"{seconds:,.0f} s" if seconds >= 1000 else f"{seconds:.4g} s"
+
+
+def _title(axes: Axes, title: str, below: str) -> None:
+    axes.set_title(title, fontsize=11.5, fontweight="bold", color=INK, loc="left", pad=20.0)
+    axes.annotate(
+        below,
+        (0.0, 1.0),
+        xytext=(0, 6),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        fontsize=9,
+        color=INK,
+    )

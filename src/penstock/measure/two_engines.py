@@ -1,0 +1,92 @@
+"""One rank's run by both time engines: the loader's own scheduler on a virtual clock, and the request model.
+
+Where both can predict a run, they share plan, sizes, placement and machine. What differs is how time passes; the
+differences are explained in docs/howto/two-engines.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from penstock.machine import Curve, Machine
+from penstock.plan import AccessPlan, Explicit
+from penstock.policy import StagingLimits
+from penstock.policy.loading import Frequency, Job, LoadingPolicy, Staging
+from penstock.simulate import predict
+from penstock.simulate.requests import simulate_job
+from penstock.simulate.scenario import Scenario
+
+#: More slots than this change nothing: a batch is staged long before it is due.
+_MOST_SLOTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Rank 0 under one policy, without peers, while all ranks read the store; both engines' run time and waiting."""
+
+    policy: str
+    scheduler_seconds: float
+    requests_seconds: float
+    scheduler_stall_seconds: float
+    requests_stall_seconds: float
+
+
+def run_two_engines(scenario: Scenario) -> list[SideBySide]:
+    """Return rank 0's run under staging alone and with its own tiers filled by frequency.
+
+    The rank has its share of the store, as if all ranks read it all the time, and waits for no other rank.
+    Half of the staging buffer is batch slots and half is for bytes on their way; readers are as many as the threads of
+    the staging buffer, and of the tiers where there are any, because the scheduler has one pool for both.
+    Raises: ConfigError for a split that gives rank 0 steps of unequal size, but for the last of an epoch.
+    """
+    whole = scenario.plan()
+    machine = _alone(scenario.machine)
+    plan = AccessPlan(
+        Explicit(lambda epoch: whole.stream(0, epoch, 0, _reads(whole, epoch)), whole.samples),
+        batch_size=whole.local_batch_size(0, 0, 0),
+        epochs=whole.epochs,
+    )
+    sizes_bytes = scenario.sizes_bytes()
+    own = Frequency(stages_from_peers=False)
+    without_tiers = replace(machine, storage=machine.storage[:1])
+    return [
+        _run(Job(plan, sizes_bytes, without_tiers, scenario.seed), Staging()),
+        _run(Job(plan, sizes_bytes, machine, scenario.seed), own),
+    ]
+
+
+def _alone(machine: Machine) -> Machine:
+    """Return the machine of one rank that has a rank's share of the store."""
+    clients = machine.source.clients
+    if clients is None:
+        return replace(machine, ranks=1)
+    share = Curve.flat(clients.at(machine.ranks) / machine.ranks)
+    return replace(machine, ranks=1, source=replace(machine.source, clients=share))
+
+
+def _reads(plan: AccessPlan, epoch: int) -> int:
+    return sum(plan.local_batch_size(0, epoch, step) for step in range(plan.steps(epoch)))
+
+
+def _run(job: Job, policy: LoadingPolicy) -> SideBySide:
+    machine = job.machine
+    staging_bytes = machine.storage[0].capacity_bytes
+    batch_bytes = job.plan.max_local_batch(0) * max(1.0, float(job.sizes_bytes.mean()))
+    limits = StagingLimits(
+        slots=int(np.clip(staging_bytes / 2 // batch_bytes, 2, _MOST_SLOTS)),
+        readers=sum(tier.threads for tier in machine.storage),
+        decoders=machine.decode_threads,
+        undecoded_bytes=staging_bytes // 2,
+    )
+    trace = predict(job.plan, machine, job.sizes_bytes, limits=limits)
+    epochs = trace.epochs()
+    result = simulate_job(job, policy)
+    return SideBySide(
+        policy.name,
+        sum(epoch.own_seconds + epoch.stall_seconds for epoch in epochs),
+        result.run_seconds,
+        sum(epoch.stall_seconds for epoch in epochs),
+        float(result.stall_seconds[0]),
+    )
