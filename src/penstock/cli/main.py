@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from penstock.cli.plan import add_plan
 from penstock.cli.simulate import add_simulate
 from penstock.errors import ConfigError, PenstockError
 
@@ -18,8 +19,15 @@ INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status: 0, 1 for an error that is told, 130 after Ctrl-C."""
-    options = _parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        if words[:2] == ["trace", "blocks"]:
+            # It passes on a command with options of its own, and its exit status.
+            from penstock.cli.blocks import main_blocks
+
+            main_blocks(words[2:])
+            return 0
+        options = _parser().parse_args(words)
         options.run(options)
     except (PenstockError, OSError) as error:
         print(f"penstock: {error}", file=sys.stderr)
@@ -57,9 +65,14 @@ def _parser() -> argparse.ArgumentParser:
     waits.add_argument("pid", type=int, metavar="PID", help="process id of the training")
     waits.set_defaults(run=_ps)
 
+    add_plan(commands)
     add_simulate(commands)
 
-    report = commands.add_parser("trace", help="sum a recorded trace up, and plot it")
+    report = commands.add_parser(
+        "trace",
+        help="sum a recorded trace up, and plot it; trace blocks: record what a command reads",
+        epilog="penstock trace blocks -- COMMAND records which blocks of which files a command reads: see its --help.",
+    )
     report.add_argument("trace", type=Path, metavar="FILE", help="written by a loader's trace=")
     report.add_argument("--plot", type=Path, metavar="PNG", help="draw it")
     report.set_defaults(run=_trace)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from penstock.cli import bundles, caches, frequency, layout, loading, sharing, wear
+
 
 def add_simulate(commands: Any) -> None:
     """Add the group and its commands to the parser's."""
     group: argparse.ArgumentParser = commands.add_parser(
         "simulate", help="predict loading, caches and SSD wear, before a run or a purchase"
     )
-    group.add_subparsers(required=True, metavar="WHAT")
+    kinds = group.add_subparsers(required=True, metavar="WHAT")
+    for command in (loading, sharing, frequency, layout, caches, bundles, wear):
+        command.add(kinds)
