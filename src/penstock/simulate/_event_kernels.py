@@ -423,7 +423,7 @@ def run_together(
                 if wanted >= 0:
                     sample = string[wanted]
                     nbytes = sizes[sample]
-                    handed_to = np.int64(hit[wanted]) if has_hits else 0
+                    handed_to = int(hit[wanted]) if has_hits else 0
                     done, held = _from_tiers(
                         begin, holder, tier, ready, tier_rate, peer_rate, tier_reads, latency, sample, nbytes, rank,
                         now, rules.from_peers, handed_to,

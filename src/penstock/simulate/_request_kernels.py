@@ -106,7 +106,7 @@ class ReadTimes(NamedTuple):
     """Start times of reads of the store per rank, kept where clients are counted ahead: list r begins at begin[r]."""
 
     begin: Ints
-    count: Ints
+    counts: Ints
     times: Floats
 
 
@@ -264,8 +264,9 @@ def run_rank_by_rank(
     string, bounds, sizes, hit, is_last = job
     begin, holder, tier, ready, is_handed = copies
     fill_begin, fill_samples, fill_level, fill_threads, room = fills
-    tier_rate, peer_rate = costs.tier[:, 1].copy(), costs.peer[:, 1].copy()
-    store_rate = costs.store[:, 1].copy()
+    tier_rate: Floats = costs.tier[:, 1].copy()
+    peer_rate: Floats = costs.peer[:, 1].copy()
+    store_rate: Floats = costs.store[:, 1].copy()
     asked_begin, asked_count, asked_times = asked
     fetched_begin, fetched_count, fetched_times = fetched
     (
@@ -285,6 +286,7 @@ def run_rank_by_rank(
     has_hits = hit.size > 0
     counts_ahead = rules.counts_ahead
 
+    rate = 0.0
     now = rules.start
     # Step -2: tiers are filled; -1: staging begins; both before anything is asked for.
     for step in range(-2, steps):
@@ -393,12 +395,13 @@ def run_rank_by_rank(
                             break
                         thread = next_thread[rank]
                         begun = idle[rank, thread]
-                        rate, at, origin, level = 0.0, np.inf, STAGED_TIER, 0
+                        rate = 0.0
+                        due, origin, level = np.inf, STAGED_TIER, 0
                         own = own_copy(begin, holder, sample, rank)
                         if own >= 0 and ready[own] < np.inf:
-                            rate, at, level = tier_rate[tier[own]], ready[own], np.int64(tier[own])
+                            rate, due, level = tier_rate[tier[own]], ready[own], int(tier[own])
                         elif has_hits and hit[ahead] > 0:
-                            rate, at, level = tier_rate[hit[ahead]], begun, np.int64(hit[ahead])
+                            rate, due, level = tier_rate[hit[ahead]], begun, int(hit[ahead])
                         if rules.from_peers:
                             # Any copy that is or will be there: where the store is out of bounds, staging waits.
                             peer = _peer_copy(
@@ -407,19 +410,19 @@ def run_rank_by_rank(
                             if peer >= 0 and peer_rate[tier[peer]] > rate:
                                 if rules.from_store and ready[peer] > begun:
                                     break
-                                rate, at, origin = peer_rate[tier[peer]], ready[peer], STAGED_PEER
-                                level = np.int64(tier[peer])
-                        if rules.from_store and (at > begun or store_rate[1] > rate):
+                                rate, due, origin = peer_rate[tier[peer]], ready[peer], STAGED_PEER
+                                level = int(tier[peer])
+                        if rules.from_store and (due > begun or store_rate[1] > rate):
                             clients = ranks
                             if counts_ahead:
                                 clients = _clients_ahead(
                                     rank, begun, asked_begin, asked_count, asked_times, fetched_begin, fetched_count,
                                     fetched_times,
                                 )  # fmt: skip
-                            if at > begun or store_rate[clients] > rate:
-                                rate, at, origin, level = store_rate[clients], begun, STAGED_STORE, 0
-                        if at < np.inf:
-                            fetched_at = max(at, begun) + costs.latency[level] + nbytes / rate
+                            if due > begun or store_rate[clients] > rate:
+                                rate, due, origin, level = store_rate[clients], begun, STAGED_STORE, 0
+                        if due < np.inf:
+                            fetched_at = max(due, begun) + costs.latency[level] + nbytes / rate
                             done = fetched_at + nbytes * costs.preprocess
                             idle[rank, thread] = done
                             staged_at[ahead] = done
