@@ -286,7 +286,6 @@ def run_rank_by_rank(
     has_hits = hit.size > 0
     counts_ahead = rules.counts_ahead
 
-    rate = 0.0
     now = rules.start
     # Step -2: tiers are filled; -1: staging begins; both before anything is asked for.
     for step in range(-2, steps):
@@ -394,7 +393,7 @@ def run_rank_by_rank(
                         if staged_bytes[rank] + nbytes > rules.staging_bytes:
                             break
                         thread = next_thread[rank]
-                        begun = idle[rank, thread]
+                        begun = float(idle[rank, thread])
                         rate = 0.0
                         due, origin, level = np.inf, STAGED_TIER, 0
                         own = own_copy(begin, holder, sample, rank)
