@@ -286,6 +286,7 @@ def run_rank_by_rank(
     has_hits = hit.size > 0
     counts_ahead = rules.counts_ahead
 
+    rate = 0.0
     now = rules.start
     # Step -2: tiers are filled; -1: staging begins; both before anything is asked for.
     for step in range(-2, steps):
