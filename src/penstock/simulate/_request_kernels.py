@@ -314,7 +314,7 @@ def run_rank_by_rank(
                                 rank, clock, asked_begin, asked_count, asked_times, fetched_begin, fetched_count,
                                 fetched_times,
                             )  # fmt: skip
-                        rate, origin, latency = store_rate[clients], STORE, costs.latency[0]
+                        rate, origin, latency = float(store_rate[clients]), STORE, costs.latency[0]
                         own = own_copy(begin, holder, sample, rank)
                         if own >= 0 and ready[own] <= clock and tier_rate[tier[own]] > rate:
                             rate, origin, latency = tier_rate[tier[own]], TIER, costs.latency[tier[own]]
@@ -420,7 +420,7 @@ def run_rank_by_rank(
                                     fetched_times,
                                 )  # fmt: skip
                             if due > begun or store_rate[clients] > rate:
-                                rate, due, origin, level = store_rate[clients], begun, STAGED_STORE, 0
+                                rate, due, origin, level = float(store_rate[clients]), begun, STAGED_STORE, 0
                         if due < np.inf:
                             fetched_at = max(due, begun) + costs.latency[level] + nbytes / rate
                             done = fetched_at + nbytes * costs.preprocess
