@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import runpy
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,6 +32,7 @@ from penstock.simulate.snapshots import (
 )
 from penstock.simulate.wear import DeleteFile, ReadFile, WriteFile, run_stream, warm_drive
 
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "ssd-wear.md"
 RECORDER = Path(__file__).parents[2] / "benchmarks" / "snapshots" / "record_sizes.py"
 
 
@@ -306,6 +308,19 @@ def test_what_is_no_json_is_named_by_its_line() -> None:
         read_sizes("{\n nothing", "sizes.json")
     with pytest.raises(FormatError, match="its format is 'list'"):
         read_sizes("[]", "sizes.json")
+
+
+def test_the_sizes_in_the_documentation_can_be_read() -> None:
+    (example,) = re.findall(r"```json\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+
+    (model,) = read_sizes(example, "the example")
+
+    assert model.stored_bytes(method_named("dynrle-progressive"), 3) == [
+        415_000_000,
+        352_000_000,
+        341_000_000,
+    ]
+    assert model.stored_bytes(method_named("gzip-delta"), 3) is None
 
 
 # -- How the recorded sizes were made --------------------------------------------------------------------

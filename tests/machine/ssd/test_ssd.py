@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from penstock.errors import ConfigError
 from penstock.machine.ssd import Ssd
 
 PAPER = Ssd.paper()
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "ssd.md"
 
 
 def test_the_papers_drive_is_that_of_tables_4_and_8() -> None:
@@ -124,3 +127,9 @@ def test_a_wrong_field_is_named(old: str, new: str, message: str) -> None:
 
     with pytest.raises(ConfigError, match=message):
         Ssd.from_toml(text.replace(old, new, 1))
+
+
+def test_the_file_in_the_documentation_is_the_papers_drive() -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+
+    assert Ssd.from_toml(example) == PAPER

@@ -71,18 +71,22 @@ class Lifetime:
 
     @property
     def even_days(self) -> float | None:
+        """Return days until all blocks are worn out, if they wear alike."""
         return None if self.bytes_per_day is None else self.even_bytes / self.bytes_per_day
 
     @property
     def first_block_days(self) -> float | None:
+        """Return days until the first block is worn out."""
         return None if self.bytes_per_day is None else self.first_block_bytes / self.bytes_per_day
 
     @property
     def even_years(self) -> float | None:
+        """Return the same in years."""
         return None if self.even_days is None else self.even_days / _DAYS_PER_YEAR
 
     @property
     def first_block_years(self) -> float | None:
+        """Return the same in years."""
         return None if self.first_block_days is None else self.first_block_days / _DAYS_PER_YEAR
 
 
