@@ -24,6 +24,7 @@ from packaging.utils import canonicalize_name
 
 import penstock
 from penstock.cli.main import main
+from penstock.machine.ssd import Ssd
 from penstock.simulate.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -252,8 +253,8 @@ def blocks_in_pages(language: str) -> list[ParameterSet]:
 
 
 @pytest.mark.parametrize("text", blocks_in_pages("toml"))
-def test_the_machines_and_scenarios_in_the_pages_are_what_they_say(text: str) -> None:
-    kind = Scenario if "[training]" in text else penstock.Machine
+def test_the_machines_in_the_pages_are_what_they_say(text: str) -> None:
+    kind = Scenario if "[training]" in text else Ssd if "pages_per_block" in text else penstock.Machine
 
     described = kind.from_toml(text)
 
@@ -284,8 +285,13 @@ def test_every_command_is_in_the_reference(capsys: pytest.CaptureFixture[str]) -
         main(["--help"])
 
     commands = re.findall(r"^    ([a-z]+)\b", capsys.readouterr().out, re.MULTILINE)
+    with pytest.raises(SystemExit, match="0"):
+        main(["simulate", "--help"])
+    kinds = re.findall(r"^    ([a-z]+)\b", capsys.readouterr().out, re.MULTILINE)
     assert commands
-    assert re.findall(r"^`penstock ([a-z]+)\b", page, re.MULTILINE) == commands
+    assert kinds
+    assert list(dict.fromkeys(re.findall(r"^`penstock ([a-z]+)\b", page, re.MULTILINE))) == commands
+    assert re.findall(r"^`penstock simulate ([a-z]+)\b", page, re.MULTILINE) == kinds
 
 
 def modules_with_examples() -> list[str]:
