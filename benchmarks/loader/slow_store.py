@@ -88,7 +88,7 @@ def run_torch(source: Source, workers: int) -> list[float]:
 
 
 def run_penstock(
-    source: Source, machine: Machine, memory_bytes: int
+    source: Source, machine: Machine, memory_bytes: int, trace: Path | None
 ) -> tuple[list[EpochMetrics], float, Any]:
     """Return the sums of each epoch, the seconds of construction and the prediction."""
     begin = time.perf_counter()
@@ -99,6 +99,7 @@ def run_penstock(
         transforms=TRANSFORMS,
         memory=memory_bytes,
         machine=machine,
+        trace=trace,
         report=None,
     )
     construction = time.perf_counter() - begin
@@ -143,7 +144,12 @@ def main() -> None:
     parser.add_argument(
         "--workers", type=int, nargs="+", default=[8, 16, 32], help="PyTorch's, to choose the best of"
     )
+    parser.add_argument(
+        "--traces", type=Path, metavar="DIR", help="keep the last round's, for penstock plan --against"
+    )
     options = parser.parse_args()
+    if options.traces is not None:
+        options.traces.mkdir(parents=True, exist_ok=True)
     if not options.images.is_dir():
         parser.error(f"{options.images} is missing: run python benchmarks/loader/make_images.py")
     source = ImageFolder(options.images)
@@ -164,8 +170,9 @@ def main() -> None:
         for workers, results in rivals.items():
             results.append(run_torch(source, workers))
         for name, memory_bytes, tier_bytes in settings:
+            trace = None if options.traces is None else options.traces / f"{name.replace(' ', '-')}.trace"
             metrics, construction, prediction = run_penstock(
-                source, keeping(machine, tier_bytes), memory_bytes
+                source, keeping(machine, tier_bytes), memory_bytes, trace
             )
             stalls = [epoch.stall_seconds for epoch in metrics]
             stalls[0] += construction

@@ -125,19 +125,19 @@ def test_a_disk_that_the_scenario_does_not_have_needs_to_be_told_how_fast_it_is(
     ):
         Sweep(bare, ("frequency",), ssd_bytes=(0, GB))
     with pytest.raises(ConfigError, match="--ssd-read is of nothing"):
-        Sweep(bare, ("frequency",), ssd_read=Curve.flat(1e9))
+        Sweep(bare, ("frequency",), ssd_read_bytes_per_second=1e9)
 
-    sweep = Sweep(bare, ("frequency",), ram_bytes=(2 * GB,), ssd_bytes=(GB,), ssd_read=Curve.flat(500e6))
+    sweep = Sweep(bare, ("frequency",), ram_bytes=(2 * GB,), ssd_bytes=(GB,), ssd_read_bytes_per_second=500e6)
     staging, ram, ssd = sweep.scenario_at(sweep.points[0]).machine.storage
 
     assert ram == replace(staging, name="ram", capacity_bytes=2 * GB)
-    assert (ssd.name, ssd.capacity_bytes, ssd.read) == ("ssd", GB, Curve.flat(500e6))
+    assert (ssd.name, ssd.capacity_bytes, ssd.read) == ("ssd", GB, Curve(((1, 500e6), (2, 500e6))))
 
 
 def test_a_disk_may_be_another_one_than_the_scenarios() -> None:
-    sweep = Sweep(SCENARIO, ("frequency",), ssd_read=Curve.flat(100e6))
+    sweep = Sweep(SCENARIO, ("frequency",), ssd_read_bytes_per_second=100e6)
 
-    assert sweep.scenario_at(sweep.points[0]).machine.storage[2].read == Curve.flat(100e6)
+    assert sweep.scenario_at(sweep.points[0]).machine.storage[2].read == Curve(((1, 100e6), (2, 100e6)))
 
 
 @pytest.mark.parametrize(
@@ -244,8 +244,8 @@ def test_an_interruption_keeps_what_was_finished_and_ends_the_runner() -> None:
 
 @pytest.mark.usefixtures("_any_policy")
 def test_whatever_changes_an_outcome_changes_its_key(tmp_path: Path) -> None:
-    def key(scenario: Scenario = SCENARIO, ssd_read: Curve | None = None, model: str = "this") -> str:
-        sweep = Sweep(scenario, ("one",), ssd_read=ssd_read)
+    def key(scenario: Scenario = SCENARIO, ssd_read: float | None = None, model: str = "this") -> str:
+        sweep = Sweep(scenario, ("one",), ssd_read_bytes_per_second=ssd_read)
         return task_keys(sweep, model)[Task(sweep.points[0], "one")]
 
     def of_folder(*sizes: int) -> Scenario:
@@ -257,7 +257,7 @@ def test_whatever_changes_an_outcome_changes_its_key(tmp_path: Path) -> None:
         key(replace(SCENARIO, epochs=3)),
         key(replace(SCENARIO, drop_last=False)),
         key(replace(SCENARIO, machine=replace(SCENARIO.machine, preprocess_bytes_per_second=1e9))),
-        key(ssd_read=Curve.flat(1e8)),
+        key(ssd_read=1e8),
         key(of_folder(1, 2)),
         key(of_folder(2, 1)),
         key(model="another"),

@@ -45,6 +45,13 @@ def add_plan(commands: Any) -> None:
     sweep.add_argument("--staging", metavar="SIZES", help="staging buffer per rank")
     sweep.add_argument("--ranks", metavar="NUMBERS", help="numbers of ranks")
     sweep.add_argument("--policies", metavar="NAMES", help="loading policies, with commas (frequency)")
+    sweep.add_argument(
+        "--samples", type=int, metavar="F", help="samples that are drawn, instead of the scenario's"
+    )
+    sweep.add_argument("--batch-size", type=int, metavar="B", help="samples of a global batch, likewise")
+    sweep.add_argument("--epochs", type=int, metavar="E", help="epochs, likewise")
+    sweep.add_argument("--seed", type=int, metavar="SEED", help="of the order and of drawn sizes, likewise")
+    sweep.add_argument("--assumptions", metavar="PRESET", help="physical or thesis, likewise")
     choice = parser.add_argument_group("what to choose by")
     choice.add_argument(
         "--price",
@@ -81,7 +88,11 @@ def add_plan(commands: Any) -> None:
     parser.set_defaults(run=_plan)
 
 
-_OF_SWEEPS = ("ram", "ssd", "ssd_read", "staging", "ranks", "policies", "price", "deadline", "jobs", "ray")
+_OF_SCENARIO = ("samples", "batch_size", "epochs", "seed", "assumptions")
+_OF_SWEEPS = (
+    *("ram", "ssd", "ssd_read", "staging", "ranks", "policies", "price", "deadline", "jobs", "ray"),
+    *_OF_SCENARIO,
+)
 _OF_RUNS = ("machine", "step")
 
 
@@ -144,9 +155,8 @@ def _plan_sweep(options: argparse.Namespace) -> None:
 
 
 def _sweep_of(options: argparse.Namespace) -> Sweep:
-    from penstock.machine import Curve
+    from penstock.cli.scenario import scenario_from
     from penstock.measure.own_policy import find_policy
-    from penstock.measure.scenarios import open_scenario
     from penstock.measure.sweep import Sweep
     from penstock.measure.sweep_ranges import parse_counts, parse_sizes
     from penstock.units import parse_rate
@@ -155,7 +165,8 @@ def _sweep_of(options: argparse.Namespace) -> Sweep:
         text = getattr(options, option)
         return None if text is None else parse_sizes(text, f"--{option}", may_be_zero=may_be_zero)
 
-    scenario = open_scenario(options.scenario)
+    # Here --ranks is a range of its own.
+    scenario = scenario_from(argparse.Namespace(**{**vars(options), "ranks": None}))
     if scenario.machine.compute is None:
         raise ConfigError(
             f"{options.scenario}: machine.compute is missing, so how fast the training consumes is not known: "
@@ -171,9 +182,9 @@ def _sweep_of(options: argparse.Namespace) -> Sweep:
         staging_bytes=sizes("staging", may_be_zero=False),
         ram_bytes=sizes("ram", may_be_zero=True),
         ssd_bytes=sizes("ssd", may_be_zero=True),
-        ssd_read=None
+        ssd_read_bytes_per_second=None
         if options.ssd_read is None
-        else Curve.flat(_parsed("--ssd-read", parse_rate, options.ssd_read)),
+        else _parsed("--ssd-read", parse_rate, options.ssd_read),
     )
 
 
@@ -323,9 +334,9 @@ def _plan_against(options: argparse.Namespace) -> None:
     comparison = compare(options.against, machine=options.machine, step_seconds=step_seconds)
     if options.plot is not None:
         with needing("--plot", "plot"):
-            from penstock.measure.plot import plot_trace
+            from penstock.measure.plot_against import plot_against
 
-            plot_trace([("predicted", comparison.predicted), ("measured", comparison.measured)], options.plot)
+            plot_against(comparison, options.plot)
     notes = [*_against_notes(comparison), *comparison.notes]
     if options.plot is not None:
         notes.append(f"The picture: {options.plot}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.measure.plot import _FAINT, _INK
+from penstock.measure.picture import BLUE, FAINT, INK, PALE, check_picture, new_figure, save_picture
 from penstock.measure.sweep import Sweep
 from penstock.measure.sweep_answer import Answer, Row
 from penstock.units import format_bytes
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _MOST_PANELS, _MOST_CELLS = 24, 144
 #: From nothing to wait for to the colour that `penstock.measure.plot` gives waiting for the store.
 _COLOURS = ("#FFF9EF", "#FBDFB4", "#F2AE6B", "#D55E00", "#8A2F00")
-_CHOSEN = "#0072B2"
 
 
 def check_plot(path: Path, sweep: Sweep) -> None:
@@ -36,16 +35,7 @@ def check_plot(path: Path, sweep: Sweep) -> None:
     Raises: ConfigError for an ending that is no picture, a missing folder, or too many panels or cells to be read;
     ModuleNotFoundError without matplotlib.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    ending = path.suffix[1:]
-    if ending not in FigureCanvasAgg(Figure()).get_supported_filetypes():
-        raise ConfigError(
-            f"--plot {path} ends in {path.suffix!r}, which is no picture: use .png, .svg or .pdf"
-        )
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--plot {path}: there is no folder {path.parent}: make it first")
+    check_picture(path)
     points = sweep.points
     rows = len({point.ranks for point in points}) * len(sweep.policies)
     columns = len({point.staging_bytes for point in points})
@@ -62,7 +52,7 @@ def plot_sweep(answer: Answer, path: str | os.PathLike[str]) -> None:
 
     Raises: ConfigError when there is nothing to draw; ImportError without matplotlib.
     """
-    draw_sweep(answer).savefig(path, dpi=150)
+    save_picture(draw_sweep(answer), path)
 
 
 def draw_sweep(answer: Answer) -> Figure:
@@ -74,8 +64,6 @@ def draw_sweep(answer: Answer) -> Figure:
     if not answer.rows:
         raise ConfigError("the sweep has no rows, so there is nothing to draw")
     from matplotlib.colors import LinearSegmentedColormap
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     groups = sorted({(row.point.ranks, row.policy) for row in answer.rows})
     staging = sorted({row.point.staging_bytes for row in answer.rows})
@@ -88,11 +76,7 @@ def draw_sweep(answer: Answer) -> Figure:
         panel[1] + 1.1,
         0.45,
     )
-    figure = Figure(
-        figsize=(width, len(groups) * group_height + legend_height),
-        layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06),
-        facecolor="white",
-    )
+    figure = new_figure(width, len(groups) * group_height + legend_height)
     subfigures = figure.subfigures(
         len(groups) + 1, 1, squeeze=False, height_ratios=[group_height] * len(groups) + [legend_height]
     )
@@ -108,14 +92,14 @@ def draw_sweep(answer: Answer) -> Figure:
                 if (row.point.ranks, row.policy, row.point.staging_bytes) == (ranks, policy, staging_bytes)
             ]
             _draw_panel(each, shown, answer, (ram, ssd), colours, norm)
-            each.set_title(f"staging {format_bytes(staging_bytes)}", fontsize=10, color=_INK)
-            each.set_xlabel("RAM per rank", color=_INK)
-        axes[0].set_ylabel("SSD per rank", color=_INK)
+            each.set_title(f"staging {format_bytes(staging_bytes)}", fontsize=10, color=INK)
+            each.set_xlabel("RAM per rank", color=INK)
+        axes[0].set_ylabel("SSD per rank", color=INK)
         part.suptitle(
-            _title(ranks, policy, answer), x=0.015, ha="left", fontsize=11, fontweight="bold", color=_INK
+            _title(ranks, policy, answer), x=0.015, ha="left", fontsize=11, fontweight="bold", color=INK
         )
         _bar(part, list(axes), colours, norm)
-    below.text(0.015, 0.5, _legend(answer, priced), fontsize=8.5, color=_INK, va="center")
+    below.text(0.015, 0.5, _legend(answer, priced), fontsize=8.5, color=INK, va="center")
     return figure
 
 
@@ -143,7 +127,7 @@ def _draw_panel(
     seconds = np.full((len(ssd), len(ram)), np.nan)
     chosen = {answer.cheapest} if answer.cheapest is not None else set(answer.least)
     sufficient = set(answer.sufficient)
-    axes.set_facecolor("#E6E8EB")
+    axes.set_facecolor(PALE)
     for row in rows:
         place = ram.index(row.point.ram_bytes), ssd.index(row.point.ssd_bytes)
         run = row.outcome.run_seconds
@@ -158,12 +142,12 @@ def _draw_panel(
             va="center",
             fontsize=8,
             linespacing=1.25,
-            color="white" if is_dark else _INK,
+            color="white" if is_dark else INK,
             fontweight="bold" if row in sufficient else "normal",
             zorder=3,
         )
         if row in chosen:
-            frame = Rectangle((place[0] - 0.47, place[1] - 0.47), 0.94, 0.94, fill=False, ec=_CHOSEN, lw=2.4)
+            frame = Rectangle((place[0] - 0.47, place[1] - 0.47), 0.94, 0.94, fill=False, ec=BLUE, lw=2.4)
             axes.add_patch(frame).set_zorder(4)
     axes.imshow(seconds, origin="lower", aspect="auto", cmap=colours, norm=norm)
     axes.set_xticks(range(len(ram)), [_size(each) for each in ram])
@@ -171,7 +155,7 @@ def _draw_panel(
     axes.set_xticks(np.arange(len(ram) + 1) - 0.5, minor=True)
     axes.set_yticks(np.arange(len(ssd) + 1) - 0.5, minor=True)
     axes.grid(which="minor", color="white", lw=1.5)
-    axes.tick_params(which="both", length=0, labelsize=9, colors=_INK)
+    axes.tick_params(which="both", length=0, labelsize=9, colors=INK)
     axes.spines[:].set_visible(False)
 
 
@@ -201,9 +185,9 @@ def _bar(figure: SubFigure, axes: list[Any], colours: Colormap, norm: Normalize)
     from matplotlib.cm import ScalarMappable
 
     bar = figure.colorbar(ScalarMappable(norm, colours), ax=axes, aspect=16, pad=0.015)
-    bar.set_label("run time (s)", fontsize=9, color=_INK)
+    bar.set_label("run time (s)", fontsize=9, color=INK)
     bar.ax.yaxis.set_major_formatter("{x:,g}")
-    bar.ax.tick_params(labelsize=8, colors=_INK, color=_FAINT)
+    bar.ax.tick_params(labelsize=8, colors=INK, color=FAINT)
     bar.outline.set_visible(False)
 
 

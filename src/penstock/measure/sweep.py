@@ -99,7 +99,8 @@ class Sweep:
     scenario: all that is not varied; its storage classes named ram (or memory) and ssd (or nvme, disk) are the tiers.
     ranks, staging_bytes, ram_bytes, ssd_bytes: the values to try, each with each; None leaves the scenario's own.
     policies: by name.
-    ssd_read: throughput of the ssd, instead of the scenario's or where that has none.
+    ssd_read_bytes_per_second: of the ssd, all its readers together, however many; instead of the scenario's curve, or
+        where that has none.
     Raises: ConfigError naming what is missing or tried twice.
     """
 
@@ -109,7 +110,7 @@ class Sweep:
     staging_bytes: tuple[int, ...] | None = None
     ram_bytes: tuple[int, ...] | None = None
     ssd_bytes: tuple[int, ...] | None = None
-    ssd_read: Curve | None = None
+    ssd_read_bytes_per_second: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("policies", "ranks", "staging_bytes", "ram_bytes", "ssd_bytes"):
@@ -121,12 +122,19 @@ class Sweep:
             for index, value in enumerate(values):
                 if value in values[:index]:
                     raise ConfigError(f"{name} tries {value!r} twice: leave one out")
-        if self.ssd_bytes and any(self.ssd_bytes) and self._ssd is None and self.ssd_read is None:
+        if self.ssd_read_bytes_per_second is not None:
+            Curve.flat(self.ssd_read_bytes_per_second)  # checks it
+        if (
+            self.ssd_bytes
+            and any(self.ssd_bytes)
+            and self._ssd is None
+            and self.ssd_read_bytes_per_second is None
+        ):
             raise ConfigError(
                 f"scenario {self.scenario.name} has no storage class named {', '.join(SSD_NAMES)}, so how fast the "
                 "disk reads is not known: give it with --ssd-read, as in --ssd-read '500 MB/s'"
             )
-        if self.ssd_read is not None and self._ssd is None and not self.ssd_bytes:
+        if self.ssd_read_bytes_per_second is not None and self._ssd is None and not self.ssd_bytes:
             raise ConfigError(
                 f"scenario {self.scenario.name} has no storage class named {', '.join(SSD_NAMES)}, so --ssd-read is of "
                 "nothing: give its sizes with --ssd"
@@ -171,17 +179,22 @@ class Sweep:
             ram = self._ram or replace(staging, name="ram")
             tiers.append(replace(ram, capacity_bytes=point.ram_bytes))
         if point.ssd_bytes:
-            read = self.ssd_read
             ssd = self._ssd
             if ssd is None:
-                assert read is not None, "checked when the sweep was made"
-                ssd = StorageClass("ssd", point.ssd_bytes, staging.threads, read)
-            elif read is not None:
-                ssd = replace(ssd, read=read, write=None)
+                assert self.ssd_read_bytes_per_second is not None, "checked when the sweep was made"
+                ssd = StorageClass("ssd", point.ssd_bytes, staging.threads, self._ssd_read(staging.threads))
+            elif self.ssd_read_bytes_per_second is not None:
+                ssd = replace(ssd, read=self._ssd_read(ssd.threads), write=None)
             tiers.append(replace(ssd, capacity_bytes=point.ssd_bytes))
         others = [tier for tier in machine.storage[1:] if tier not in (self._ram, self._ssd)]
         storage = (replace(staging, capacity_bytes=point.staging_bytes), *tiers, *others)
         return replace(machine, storage=storage, ranks=point.ranks)
+
+    def _ssd_read(self, threads: int) -> Curve:
+        """Return a flat curve with a point for each number of threads: some assumptions want to meet one."""
+        assert self.ssd_read_bytes_per_second is not None, "asked only where it is given"
+        points = ((float(readers), self.ssd_read_bytes_per_second) for readers in range(1, threads + 1))
+        return Curve(tuple(points))
 
     @property
     def _ram(self) -> StorageClass | None:
@@ -308,7 +321,7 @@ def task_keys(sweep: Sweep, model: str) -> dict[Task, str]:
         "model": model,
         "scenario": sweep.scenario.to_toml(),
         "sizes": None if sizes is None else hashlib.sha256(sizes.tobytes()).hexdigest(),
-        "ssd_read": None if sweep.ssd_read is None else sweep.ssd_read.points,
+        "ssd_read_bytes_per_second": sweep.ssd_read_bytes_per_second,
     }
     base = hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()
     code = {

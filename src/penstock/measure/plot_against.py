@@ -1,0 +1,113 @@
+"""A recorded run over its prediction, in one picture: stall per epoch by cause, and how it grew step by step.
+
+Needs matplotlib, no display.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.measure.against import Comparison
+from penstock.measure.picture import DARK, FAINT, INK, new_figure, save_picture, style_axes
+from penstock.measure.plot import COLOUR_OF
+from penstock.trace import NO_STEP, Kind, Trace
+from penstock.units import format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_WIDTH = 0.38
+_MOST_TICKS = 16
+
+
+def plot_against(comparison: Comparison, path: str | os.PathLike[str]) -> None:
+    """Draw a comparison into a file; its ending decides the format (png, svg, pdf).
+
+    Raises: ConfigError for an ending that is no picture's; ImportError without matplotlib.
+    """
+    save_picture(draw_against(comparison), path)
+
+
+def draw_against(comparison: Comparison) -> Figure:
+    """Return the picture of `plot_against` as a figure."""
+    figure = new_figure(max(6.4, min(12.0, 3.0 + 0.5 * len(comparison.epochs))), 6.0)
+    epochs, steps = figure.subplots(2, 1, height_ratios=[1.6, 1.0])
+    style_axes(epochs)
+    style_axes(steps)
+    predicted, measured = comparison.stall_seconds
+    run_seconds = comparison.run_seconds[1]
+    told = f"stall predicted {format_seconds(predicted)}, measured {format_seconds(measured)}"
+    if run_seconds:
+        told += f": {100 * (predicted - measured) / run_seconds:+.2f} % of the run"
+    epochs.set_title(told, loc="left", fontsize=11, fontweight="bold", color=INK)
+    _draw_epochs(epochs, comparison)
+    _draw_growth(steps, comparison)
+    handles, labels = epochs.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=min(5, len(labels)), frameon=False, fontsize=9
+    )
+    return figure
+
+
+def _draw_epochs(axes: Axes, comparison: Comparison) -> None:
+    """Two bars an epoch: what was predicted on the left, hatched; what was measured on the right."""
+    pairs = comparison.epochs
+    places = np.arange(len(pairs), dtype=np.float64)
+    tops = {"predicted": np.zeros(places.size), "measured": np.zeros(places.size)}
+    for cause, colour in COLOUR_OF.items():
+        label: str | None = f"{cause}"
+        for name, shift in (("measured", 0.5), ("predicted", -0.5)):
+            seconds = np.array([getattr(pair, name).stall_by_cause[cause] for pair in pairs])
+            if not seconds.any():
+                continue
+            axes.bar(
+                places + shift * (_WIDTH + 0.02),
+                seconds,
+                _WIDTH,
+                bottom=tops[name],
+                color=colour,
+                edgecolor="white",
+                lw=0.4,
+                hatch="////" if name == "predicted" else None,
+                label=label,
+            )
+            label = None
+            tops[name] += seconds
+    highest = max((float(top.max(initial=0.0)) for top in tops.values()), default=0.0)
+    axes.set_ylim(0.0, 1.08 * highest or 1.0)
+    shown = np.arange(0, len(pairs), -(-len(pairs) // _MOST_TICKS))
+    axes.set_xticks(shown, [str(pairs[place].epoch) for place in shown])
+    axes.set_xlim(-0.7, max(len(pairs), 2) - 0.3)
+    axes.set_xlabel("epoch: left, hatched, as predicted; right as measured", color=INK)
+    axes.set_ylabel("stall (s)", color=INK)
+
+
+def _draw_growth(axes: Axes, comparison: Comparison) -> None:
+    for name, trace, style in (
+        ("predicted", comparison.predicted, (0, (4, 2))),
+        ("measured", comparison.measured, "solid"),
+    ):
+        seconds, begins = _growth(trace)
+        axes.plot(np.arange(seconds.size), seconds, color=DARK, lw=1.6, ls=style, label=name)
+    for begin in begins:
+        axes.axvline(begin, color=FAINT, lw=0.8, ls=(0, (2, 2)), zorder=0)
+    axes.set_ylim(bottom=0.0)
+    axes.set_xlim(0.0, None)
+    axes.set_xlabel("step of the run", color=INK)
+    axes.set_ylabel("stall so far (s)", color=INK)
+    axes.legend(frameon=False, fontsize=9, loc="lower right")
+
+
+def _growth(trace: Trace) -> tuple[NDArray[np.float64], list[int]]:
+    """Return the stall up to and including each step, and the first step of each later epoch."""
+    waits = trace.spans[trace.spans["kind"] == Kind.WAIT]
+    waits = waits[np.argsort(waits["start"], kind="stable")]
+    is_step = waits["step"] != NO_STEP
+    grown: NDArray[np.float64] = np.cumsum(waits["end"] - waits["start"])[is_step]
+    begins = np.flatnonzero(np.diff(waits["epoch"][is_step])) + 1
+    return np.concatenate([[0.0], grown]), begins.tolist()

@@ -1,0 +1,65 @@
+"""The picture of a run over its prediction shows both sides' numbers."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.container import BarContainer
+
+from penstock.measure.against import Comparison
+from penstock.measure.plot_against import draw_against, plot_against
+from penstock.trace import NO_STEP, NO_TIER, SOURCE, SPAN, Kind, Trace
+
+
+def a_run(stalls: list[list[float]], decode: float) -> Trace:
+    """A run that waits so long for each step of each epoch: for its read, and `decode` of it for decoding."""
+    rows: list[tuple[float, float, int, int, int, int, int, int, int, int]] = []
+    now = 0.0
+    for epoch, waits in enumerate(stalls):
+        for step, wait in enumerate(waits):
+            ready = now + wait
+            rows += [
+                (now, ready - decode, step, 10, epoch, step, Kind.READ, SOURCE, 1, 0),
+                (ready - decode, ready, step, 0, epoch, step, Kind.DECODE, NO_TIER, 1, 0),
+                (now, ready, -1, 0, epoch, step, Kind.WAIT, NO_TIER, 0, 0),
+                (ready, ready + 1.0, -1, 0, epoch, step, Kind.STEP, NO_TIER, 0, 0),
+            ]
+            now = ready + 1.0
+        rows.append((now, now, -1, 0, epoch, NO_STEP, Kind.WAIT, NO_TIER, 0, 0))
+    return Trace(np.array(rows, SPAN))
+
+
+@pytest.fixture
+def comparison() -> Comparison:
+    return Comparison(a_run([[2.0, 1.0], [1.0, 0.5]], 0.0), a_run([[2.0, 2.0], [1.0, 1.0]], 0.25), ())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _fonts() -> None:
+    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
+    run = a_run([[1.0]], 0.1)
+    draw_against(Comparison(run, run, ())).savefig(io.BytesIO())
+
+
+def test_bars_stand_side_by_side_and_lines_grow_to_the_totals(comparison: Comparison) -> None:
+    epochs, steps = draw_against(comparison).axes
+
+    bars = [
+        [(round(bar.get_x() + bar.get_width() / 2), bar.get_height()) for bar in container]
+        for container in epochs.containers
+        if isinstance(container, BarContainer)
+    ]
+    assert bars[:2] == [[(0, 3.5), (1, 1.5)], [(0, 3.0), (1, 1.5)]]  # source reads: measured, predicted
+    assert bars[2] == [(0, 0.5), (1, 0.5)]  # decoding, which was not predicted to be waited for
+    grown = {str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in steps.lines[:2]}
+    assert grown == {"predicted": [0.0, 2.0, 3.0, 4.0, 4.5], "measured": [0.0, 2.0, 4.0, 5.0, 6.0]}
+    assert epochs.get_title(loc="left") == "stall predicted 4.5 s, measured 6 s: -15.00 % of the run"
+
+
+def test_the_file_is_a_picture(comparison: Comparison, tmp_path: Path) -> None:
+    plot_against(comparison, tmp_path / "both.svg")
+
+    assert (tmp_path / "both.svg").stat().st_size > 5_000
