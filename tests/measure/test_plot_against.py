@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.container import BarContainer
 
-from penstock.measure.against import Comparison
+from penstock.measure.against import RunComparison
 from penstock.measure.plot_against import draw_against, plot_against
 from penstock.trace import NO_STEP, NO_TIER, SOURCE, SPAN, Kind, Trace
 
@@ -33,18 +33,18 @@ def a_run(stalls: list[list[float]], decode: float) -> Trace:
 
 
 @pytest.fixture
-def comparison() -> Comparison:
-    return Comparison(a_run([[2.0, 1.0], [1.0, 0.5]], 0.0), a_run([[2.0, 2.0], [1.0, 1.0]], 0.25), ())
+def comparison() -> RunComparison:
+    return RunComparison(a_run([[2.0, 1.0], [1.0, 0.5]], 0.0), a_run([[2.0, 2.0], [1.0, 1.0]], 0.25), ())
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _fonts() -> None:
     """Matplotlib keeps the files of its fonts open for as long as the process lives."""
     run = a_run([[1.0]], 0.1)
-    draw_against(Comparison(run, run, ())).savefig(io.BytesIO())
+    draw_against(RunComparison(run, run, ())).savefig(io.BytesIO())
 
 
-def test_bars_stand_side_by_side_and_lines_grow_to_the_totals(comparison: Comparison) -> None:
+def test_bars_stand_side_by_side_and_lines_grow_to_the_totals(comparison: RunComparison) -> None:
     epochs, steps = draw_against(comparison).axes
 
     bars = [
@@ -59,7 +59,7 @@ def test_bars_stand_side_by_side_and_lines_grow_to_the_totals(comparison: Compar
     assert epochs.get_title(loc="left") == "stall predicted 4.5 s, measured 6 s: -15.00 % of the run"
 
 
-def test_the_file_is_a_picture(comparison: Comparison, tmp_path: Path) -> None:
+def test_the_file_is_a_picture(comparison: RunComparison, tmp_path: Path) -> None:
     plot_against(comparison, tmp_path / "both.svg")
 
     assert (tmp_path / "both.svg").stat().st_size > 5_000

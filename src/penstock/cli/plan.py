@@ -14,7 +14,7 @@ from penstock.cli.output import Table, add_output_options, needing, progress, sh
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.measure.against import Comparison, EpochPair
+    from penstock.measure.against import EpochPair, RunComparison
     from penstock.measure.sweep import Outcome, Runner, Sweep, Task
     from penstock.measure.sweep_answer import Answer, Row
 
@@ -278,8 +278,10 @@ def _size(size_bytes: int) -> str:
 
 def _verdict(answer: Answer) -> list[str]:
     notes = [
-        f"Lower bound, {ranks} ranks: " + ("unknown" if seconds is None else f"{seconds:,.2f} s")
-        for ranks, seconds in sorted({(row.point.ranks, row.lower_bound_seconds) for row in answer.rows})
+        f"Lower bound, {_ranks(ranks)}: " + ("unknown" if seconds is None else f"{seconds:,.2f} s")
+        for ranks, seconds in sorted(
+            {row.point.ranks: row.lower_bound_seconds for row in answer.rows}.items()
+        )
     ]
     asked = f"within {100 * answer.within:g} % of the lower bound"
     if answer.deadline_seconds != float("inf"):
@@ -296,10 +298,14 @@ def _verdict(answer: Answer) -> list[str]:
     return notes
 
 
+def _ranks(ranks: int) -> str:
+    return f"{ranks} ranks" if ranks > 1 else "1 rank"
+
+
 def _described(row: Row) -> str:
     point = row.point
     parts = [
-        f"{point.ranks} ranks" if point.ranks > 1 else "1 rank",
+        _ranks(point.ranks),
         f"staging {_size(point.staging_bytes)}",
         f"RAM {_size(point.ram_bytes)}",
         f"SSD {_size(point.ssd_bytes)}",
@@ -343,7 +349,7 @@ def _plan_against(options: argparse.Namespace) -> None:
     show(options, _against_values(comparison), [_against_table(comparison)], notes)
 
 
-def _against_values(comparison: Comparison) -> dict[str, Any]:
+def _against_values(comparison: RunComparison) -> dict[str, Any]:
     predicted_run, measured_run = comparison.run_seconds
     predicted, measured = comparison.stall_seconds
 
@@ -378,7 +384,7 @@ def _against_values(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _against_table(comparison: Comparison) -> Table:
+def _against_table(comparison: RunComparison) -> Table:
     run_seconds = comparison.run_seconds[1]
 
     def line(name: str, predicted: float, measured: float) -> list[str]:
@@ -413,7 +419,7 @@ def _against_table(comparison: Comparison) -> Table:
     return Table("Predicted against measured", columns, rows)
 
 
-def _against_notes(comparison: Comparison) -> list[str]:
+def _against_notes(comparison: RunComparison) -> list[str]:
     predicted, measured = comparison.stall_seconds
     predicted_run, measured_run = comparison.run_seconds
     of_run, of_stall = _share(predicted - measured, measured_run), _share(predicted - measured, measured)

@@ -43,7 +43,7 @@ class EpochPair:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Comparison:
+class RunComparison:
     """A recorded run beside its prediction.
 
     predicted, measured: of the steps that were consumed alone.
@@ -87,7 +87,7 @@ def compare(
     *,
     machine: Machine | str | os.PathLike[str] | None = None,
     step_seconds: float | None = None,
-) -> Comparison:
+) -> RunComparison:
     """Predict a recorded run from its file alone, and lay the two beside each other.
 
     path: of a trace that a loader of this Penstock wrote.
@@ -108,7 +108,7 @@ def lay_over(
     *,
     machine: Machine | str | os.PathLike[str] | None = None,
     step_seconds: float | None = None,
-) -> Comparison:
+) -> RunComparison:
     """Do what `compare` does for a trace that was read."""
     meta = trace.meta
     waits = trace.spans[(trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] != NO_STEP)]
@@ -148,7 +148,7 @@ def lay_over(
         # What passed between a step's end and the next wait, an evaluation say, is nobody's own time in the record.
         spans["end"][steps] = spans["start"][steps] + recorded.own[recorded.was_consumed]
     notes = _notes(trace, plan, recorded.was_consumed, unknown)
-    return Comparison(Trace(spans, {**whole.meta, "loader": "predicted"}), trace, notes)
+    return RunComparison(Trace(spans, {**whole.meta, "loader": "predicted"}), trace, notes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.measure.against import Comparison
+from penstock.measure.against import RunComparison
 from penstock.measure.picture import DARK, FAINT, INK, new_figure, save_picture, style_axes
 from penstock.measure.plot import COLOUR_OF
 from penstock.trace import NO_STEP, Kind, Trace
@@ -25,7 +25,7 @@ _WIDTH = 0.38
 _MOST_TICKS = 16
 
 
-def plot_against(comparison: Comparison, path: str | os.PathLike[str]) -> None:
+def plot_against(comparison: RunComparison, path: str | os.PathLike[str]) -> None:
     """Draw a comparison into a file; its ending decides the format (png, svg, pdf).
 
     Raises: ConfigError for an ending that is no picture's; ImportError without matplotlib.
@@ -33,7 +33,7 @@ def plot_against(comparison: Comparison, path: str | os.PathLike[str]) -> None:
     save_picture(draw_against(comparison), path)
 
 
-def draw_against(comparison: Comparison) -> Figure:
+def draw_against(comparison: RunComparison) -> Figure:
     """Return the picture of `plot_against` as a figure."""
     figure = new_figure(max(6.4, min(12.0, 3.0 + 0.5 * len(comparison.epochs))), 6.0)
     epochs, steps = figure.subplots(2, 1, height_ratios=[1.6, 1.0])
@@ -54,7 +54,7 @@ def draw_against(comparison: Comparison) -> Figure:
     return figure
 
 
-def _draw_epochs(axes: Axes, comparison: Comparison) -> None:
+def _draw_epochs(axes: Axes, comparison: RunComparison) -> None:
     """Two bars an epoch: what was predicted on the left, hatched; what was measured on the right."""
     pairs = comparison.epochs
     places = np.arange(len(pairs), dtype=np.float64)
@@ -87,7 +87,7 @@ def _draw_epochs(axes: Axes, comparison: Comparison) -> None:
     axes.set_ylabel("stall (s)", color=INK)
 
 
-def _draw_growth(axes: Axes, comparison: Comparison) -> None:
+def _draw_growth(axes: Axes, comparison: RunComparison) -> None:
     for name, trace, style in (
         ("predicted", comparison.predicted, (0, (4, 2))),
         ("measured", comparison.measured, "solid"),

@@ -163,7 +163,7 @@ def _told(row: Row) -> str:
     run = row.outcome.run_seconds
     if run is None:
         return "N/A" if row.outcome.status == "not supported" else "failed"
-    price = "" if row.price is None else f"\n{row.price:,.0f}" if row.price >= 100 else f"\n{row.price:.3g}"
+    price = "" if row.price is None else f"\n{row.price:,.0f}" if row.price >= 1000 else f"\n{row.price:.4g}"
     return f"{_seconds(run)}{price}"
 
 
