@@ -176,7 +176,6 @@ def test_sizes_and_ratios_are_laid_side_by_side(as_json: Any) -> None:
         (["--samples", "100", "--cache", "30%", "--tolerate", "nan"], "--tolerate is 'nan'"),
         (["--samples", "100", "--cache", "30%", "--tolerate", "1", "--reach", "0.1"], "both given"),
         (["--samples", "100", "--cache", "30%", "--epochs", "0"], "epochs is 0"),
-        (["--samples", "100", "--cache", "30%", "--plot", "x.txt"], "no picture"),
         (["--study", "table1", "--cache", "30%"], "do not go together"),
         (["--study", "sizes", "--epochs", "1"], "first epoch never hits"),
     ],

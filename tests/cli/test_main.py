@@ -117,6 +117,29 @@ def test_what_cannot_be_done_is_one_line_and_a_status(
     assert placed(message) in line
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["simulate", "loading", "/nowhere.toml"],
+        ["simulate", "layout", "/nowhere.toml"],
+        ["simulate", "sharing", "--ranks", "0"],
+        ["simulate", "frequency", "--ranks", "0"],
+        ["simulate", "caches", "--samples", "0"],
+        ["simulate", "bundles", "--study", "table1", "--epochs", "0"],
+        ["simulate", "wear", "--stream", "/nowhere.txt"],
+        ["plan", "/nowhere.toml"],
+        ["trace", "/nowhere.trace"],
+        ["trace", "blocks", "--import", "/nowhere.blocks"],
+    ],
+)
+def test_a_picture_that_cannot_be_is_refused_before_anything_else_is_done(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is asked for is wrong too, but that would be found later: a run of minutes has not begun."""
+    assert main([*arguments, "--plot", str(tmp_path / "picture.doc")]) == 1
+    assert f"--plot {tmp_path}/picture.doc ends in '.doc', which is no picture" in capsys.readouterr().err
+
+
 def test_the_version_is_the_one_that_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])

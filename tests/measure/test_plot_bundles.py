@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +11,8 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from PIL import Image
 
-from penstock.errors import ConfigError
 from penstock.measure.convergence import SCATTERED, read_study
 from penstock.measure.plot_bundles import (
-    check_picture,
     draw_curves,
     draw_effective_cache,
     draw_recommendation,
@@ -116,9 +113,3 @@ def test_a_picture_is_one_for_anybody() -> None:
     draw_curves(hit_curves(100, 3, [0.1], [10, 50]), 3, 100).savefig(file)
 
     assert Image.open(file).size[0] > 500
-
-
-@pytest.mark.parametrize("name", ["picture", "picture.txt", "nowhere/picture.png"])
-def test_a_name_that_no_picture_can_have_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="--plot"):
-        check_picture(tmp_path / name)

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.output import Table, add_output_options, needing, show
+from penstock.cli.output import Table, add_output_options, check_plot, show
 from penstock.errors import ConfigError
 from penstock.units import format_bytes
 
@@ -152,15 +152,11 @@ def _check(options: argparse.Namespace) -> None:
     if options.block_bytes < 1:
         raise ConfigError(f"--block-bytes is {options.block_bytes}; a block has at least one: 4096 is a page")
     # Now, rather than when a training of days is over.
-    for name in ("out", "plot", "string"):
+    for name in ("out", "string"):
         path = getattr(options, name)
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"--{name} {path}: there is no folder {path.parent}: make it first")
-    if options.plot is not None:
-        with needing("--plot", "plot"):
-            from penstock.measure.plot_blocks import check_picture
-
-            check_picture(options.plot)
+    check_plot(options)
 
 
 def _show(options: argparse.Namespace, recording: Recording, recorded: Recorded | None) -> None:

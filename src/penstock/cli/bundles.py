@@ -10,13 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.output import Table, add_output_options, needing, progress, show
+from penstock.cli.output import Table, add_output_options, progress, show
 from penstock.errors import ConfigError
 from penstock.units import format_seconds, parse_bytes, parse_rate
 
 if TYPE_CHECKING:
     import numpy as np
-    from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
     from penstock.measure.convergence import Comparison, Study
@@ -86,11 +85,6 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    if options.plot is not None:
-        with needing("--plot", "plot"):
-            from penstock.measure.plot_bundles import check_picture
-
-            check_picture(options.plot)
     if options.study is None:
         _recommend(options)
         return
@@ -161,11 +155,11 @@ def _recommend(options: argparse.Namespace) -> None:
     ]
     show(options, data, tables, _notes(found, setting, growth, study))
     if options.plot is not None:
-        with needing("--plot", "plot"):
-            from penstock.measure.plot_bundles import draw_recommendation
+        from penstock.measure.picture import save_picture
+        from penstock.measure.plot_bundles import draw_recommendation
 
-            points = [(each, counted[each.bundle]) for each in of_ratio.values() if each.bundle in counted]
-            _save(draw_recommendation(found, points, study), options)
+        points = [(each, counted[each.bundle]) for each in of_ratio.values() if each.bundle in counted]
+        save_picture(draw_recommendation(found, points, study), options.plot)
 
 
 def _setting(options: argparse.Namespace) -> tuple[Setting, NDArray[np.int64] | None, float | None]:
@@ -416,7 +410,11 @@ def _table_1(options: argparse.Namespace, epochs: int) -> None:
         ],
     }
     show(options, data, [table], notes)
-    _draw(options, "draw_table_1", rows, epochs)
+    if options.plot is not None:
+        from penstock.measure.picture import save_picture
+        from penstock.measure.plot_bundles import draw_table_1
+
+        save_picture(draw_table_1(rows, epochs), options.plot)
 
 
 def _pair_cells(paper: tuple[float, float], row: NodeHits, less: NodeHits) -> tuple[str, ...]:
@@ -488,7 +486,11 @@ def _effective_cache(options: argparse.Namespace, epochs: int) -> None:
         "implied_cache_share": implied,
     }
     show(options, data, [table], notes)
-    _draw(options, "draw_effective_cache", curves, epochs, samples)
+    if options.plot is not None:
+        from penstock.measure.picture import save_picture
+        from penstock.measure.plot_bundles import draw_effective_cache
+
+        save_picture(draw_effective_cache(curves, epochs, samples), options.plot)
 
 
 def _sizes(options: argparse.Namespace, epochs: int) -> None:
@@ -520,7 +522,11 @@ def _sizes(options: argparse.Namespace, epochs: int) -> None:
         "curves": [_curve_data(curve) for curve in curves],
     }
     show(options, data, [table], notes)
-    _draw(options, "draw_curves", curves, epochs, _SIZES_SAMPLES)
+    if options.plot is not None:
+        from penstock.measure.picture import save_picture
+        from penstock.measure.plot_bundles import draw_curves
+
+        save_picture(draw_curves(curves, epochs, _SIZES_SAMPLES), options.plot)
 
 
 def _curve_data(curve: HitCurve) -> dict[str, Any]:
@@ -530,15 +536,3 @@ def _curve_data(curve: HitCurve) -> dict[str, Any]:
         "counted_hit_ratio": list(curve.counted),
         "expected_hit_ratio": list(curve.expected),
     }
-
-
-def _draw(options: argparse.Namespace, name: str, *arguments: Any) -> None:
-    if options.plot is not None:
-        with needing("--plot", "plot"):
-            from penstock.measure import plot_bundles
-
-            _save(getattr(plot_bundles, name)(*arguments), options)
-
-
-def _save(figure: Figure, options: argparse.Namespace) -> None:
-    figure.savefig(options.plot, dpi=150)

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.output import Table, add_output_options, needing, progress, show
+from penstock.cli.output import Table, add_output_options, progress, show
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -500,5 +500,4 @@ def _plot(options: argparse.Namespace, panels: Sequence[Panel], of_what: str) ->
         return
     from penstock.measure.plot_caches import plot_caches
 
-    with needing("--plot", "plot"):
-        plot_caches(panels, options.plot, of_what=of_what)
+    plot_caches(panels, options.plot, of_what=of_what)

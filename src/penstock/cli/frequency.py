@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import Any
 
-from penstock.cli.output import Table, add_output_options, needing, progress, show
+from penstock.cli.output import Table, add_output_options, progress, show
 from penstock.errors import ConfigError
 
 _DESCRIPTION = """\
@@ -97,7 +97,6 @@ def _run(options: argparse.Namespace) -> None:
     )
     show(options, data, [table], [note])
     if options.plot is not None:
-        with needing("--plot", "plot"):
-            from penstock.measure.plot_frequency import plot_frequency
+        from penstock.measure.plot_frequency import plot_frequency
 
-            plot_frequency(expected_by_reads, counted_by_reads, float(limit), options.plot)
+        plot_frequency(expected_by_reads, counted_by_reads, float(limit), options.plot)

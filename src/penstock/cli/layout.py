@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.output import Table, add_output_options, needing, progress, show
+from penstock.cli.output import Table, add_output_options, progress, show
 from penstock.cli.scenario import add_scenario_options, scenario_from
 from penstock.errors import ConfigError
 
@@ -78,10 +78,9 @@ def _run(options: argparse.Namespace) -> None:
             progress=done,
         )
     if options.plot is not None:
-        with needing("--plot", "plot"):
-            from penstock.measure.plot_layout import plot_layout
+        from penstock.measure.plot_layout import plot_layout
 
-            plot_layout(comparison, options.plot)
+        plot_layout(comparison, options.plot)
     show(
         options,
         {"scenario": scenario.name, "order": order, **_as_json(comparison)},

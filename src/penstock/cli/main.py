@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from penstock.cli.output import check_plot, needing
 from penstock.cli.plan import add_plan
 from penstock.cli.simulate import add_simulate
 from penstock.errors import ConfigError, PenstockError
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             main_blocks(words[2:])
             return 0
         options = _parser().parse_args(words)
+        check_plot(options)
         options.run(options)
     except (PenstockError, OSError) as error:
         print(f"penstock: {error}", file=sys.stderr)
@@ -80,12 +82,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _demo(options: argparse.Namespace) -> None:
-    try:
+    with needing("the demo", "demo"):
         from penstock.measure.demo import run_demo
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the demo needs {error.name}, which is not installed: pip install 'penstock[demo]'"
-        ) from error
     from rich.console import Console
 
     if options.epochs < 1:
@@ -134,9 +132,4 @@ def _trace(options: argparse.Namespace) -> None:
             raise ConfigError(f"{options.trace}: no batch was consumed yet, so there is nothing to draw")
         from penstock.measure.plot import plot_trace
 
-        try:
-            plot_trace(trace, options.plot)
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"--plot needs {error.name}, which is not installed: pip install 'penstock[plot]'"
-            ) from error
+        plot_trace(trace, options.plot)

@@ -30,6 +30,22 @@ def add_output_options(parser: argparse.ArgumentParser, *, plot: bool = True) ->
         parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it (.png, .svg or .pdf)")
 
 
+def check_plot(options: argparse.Namespace) -> None:
+    """Refuse a --plot that no picture can be drawn into, before anything is computed for it.
+
+    Raises: ConfigError for an ending that is none of a picture, a missing folder, or a missing matplotlib.
+    """
+    if getattr(options, "plot", None) is None:
+        return
+    with needing("--plot", "plot"):
+        from penstock.measure.picture import check_picture
+
+        try:
+            check_picture(options.plot)
+        except ConfigError as error:
+            raise ConfigError(f"--plot {error}") from None
+
+
 def show(options: argparse.Namespace, data: Any, tables: Sequence[Table], notes: Sequence[str] = ()) -> None:
     """Print `data` as JSON where --json was given, else the tables and below them the notes.
 

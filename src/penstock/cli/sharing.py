@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.output import Table, add_output_options, needing, progress, show
+from penstock.cli.output import Table, add_output_options, progress, show
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -97,10 +97,9 @@ def _run(options: argparse.Namespace) -> None:
         tables = _all_sizes(options.cache, counted, bounds)
     show(options, data, tables, _notes(options))
     if options.plot is not None:
-        with needing("--plot", "plot"):
-            from penstock.measure.plot_sharing import plot_sharing
+        from penstock.measure.plot_sharing import plot_sharing
 
-            plot_sharing(options.cache, counted, bounds, options.plot)
+        plot_sharing(options.cache, counted, bounds, options.plot)
 
 
 def _reads(plan: AccessPlan) -> int:

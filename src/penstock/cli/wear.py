@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.output import Table, add_output_options, needing, progress, show
+from penstock.cli.output import Table, add_output_options, progress, show
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -229,10 +229,10 @@ def _run_methods(options: argparse.Namespace, models: Sequence[SnapshotSizes], d
         runs = compare_methods(drive, models, methods, distances, repeat=options.repeat, done=done)
     rows = [_method_row(options, run) for run in runs]
     if options.plot is not None:
-        with needing("--plot", "plot"):
-            from penstock.measure.plot_wear import draw_methods, save_figure
+        from penstock.measure.picture import save_picture
+        from penstock.measure.plot_wear import draw_methods
 
-            save_figure(draw_methods(runs), options.plot)
+        save_picture(draw_methods(runs), options.plot)
     tables = []
     for model in models:
         own = [row for row, run in zip(rows, runs, strict=True) if run.sizes is model]
@@ -375,10 +375,10 @@ def _run_stream(options: argparse.Namespace, stream: Stream, drive: Drive) -> No
         ],
     }
     if options.plot is not None:
-        with needing("--plot", "plot"):
-            from penstock.measure.plot_wear import draw_blocks, save_figure
+        from penstock.measure.picture import save_picture
+        from penstock.measure.plot_wear import draw_blocks
 
-            save_figure(draw_blocks(result, options.stream.name), options.plot)
+        save_picture(draw_blocks(result, options.stream.name), options.plot)
     amplification = data["write_amplification"]
     per_block = data["erases_per_block"]
     life = data["lifetime"]
@@ -502,10 +502,10 @@ def _run_paper(options: argparse.Namespace) -> None:
         done(3)
     states = dict(zip(("valid", "invalid", "free"), drive.block_states(), strict=True))
     if options.plot is not None:
-        with needing("--plot", "plot"):
-            from penstock.measure.plot_wear import draw_table_9, save_figure
+        from penstock.measure.picture import save_picture
+        from penstock.measure.plot_wear import draw_table_9
 
-            save_figure(draw_table_9(rows, one_at_a_time), options.plot)
+        save_picture(draw_table_9(rows, one_at_a_time), options.plot)
     worst, worst_continued = (max(row.worst_error for row in each) for each in (rows, continued))
     data = {
         "table_8_blocks": states,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: Okabe and Ito's colours, told apart with any colour vision.
 BLUE, SKY, GREEN, ORANGE, RED, PURPLE = "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7"
 INK, DARK, FAINT, PALE = "#222222", "#4A4A4A", "#8A8F96", "#C9CDD2"
-_GRID = "#E6E8EB"
+GRID = "#E6E8EB"
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -32,8 +32,25 @@ def style_axes(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
     axes.tick_params(colors=INK, labelsize=9, color=FAINT)
-    axes.grid(axis="y", color=_GRID, lw=0.8)
+    axes.grid(axis="y", color=GRID, lw=0.8)
     axes.set_axisbelow(True)
+
+
+def title_axes(axes: Axes, title: str, below: str = "") -> None:
+    """Name axes at their left; `below` stands under the title in smaller letters."""
+    if not below:
+        axes.set_title(title, fontsize=11, fontweight="bold", color=INK, loc="left")
+        return
+    axes.set_title(title, fontsize=11.5, fontweight="bold", color=INK, loc="left", pad=20.0)
+    axes.annotate(
+        below,
+        (0.0, 1.0),
+        xytext=(0, 6),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        fontsize=9,
+        color=INK,
+    )
 
 
 def check_picture(path: str | os.PathLike[str]) -> None:
@@ -44,10 +61,8 @@ def check_picture(path: str | os.PathLike[str]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     picture = Path(path)
-    if picture.suffix[1:].lower() not in (
-        "",
-        *FigureCanvasAgg(new_figure(1.0, 1.0)).get_supported_filetypes(),
-    ):
+    endings = FigureCanvasAgg(new_figure(1.0, 1.0)).get_supported_filetypes()
+    if picture.suffix[1:].lower() not in ("", *endings):
         raise ConfigError(
             f"{picture} ends in {picture.suffix!r}, which is no picture: use .png, .svg or .pdf"
         )

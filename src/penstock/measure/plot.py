@@ -13,6 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
+from penstock.measure.picture import (
+    BLUE,
+    DARK,
+    FAINT,
+    GREEN,
+    INK,
+    ORANGE,
+    PALE,
+    PURPLE,
+    RED,
+    new_figure,
+    save_picture,
+    style_axes,
+    title_axes,
+)
 from penstock.trace import NO_STEP, Cause, EpochMetrics, Kind, Trace, stall_causes, stall_share
 from penstock.units import format_seconds
 
@@ -20,19 +35,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Okabe and Ito's colours, told apart with any colour vision; the darkest for what is worst known.
+#: The darkest for what is worst known.
 COLOUR_OF = {
-    Cause.SOURCE_READ: "#D55E00",
-    Cause.TIER_READ: "#E69F00",
-    Cause.DECODE: "#0072B2",
-    Cause.NO_FREE_SLOT: "#CC79A7",
-    Cause.HAND_OVER: "#009E73",
-    Cause.UNSEEN: "#4A4A4A",
+    Cause.SOURCE_READ: RED,
+    Cause.TIER_READ: ORANGE,
+    Cause.DECODE: BLUE,
+    Cause.NO_FREE_SLOT: PURPLE,
+    Cause.HAND_OVER: GREEN,
+    Cause.UNSEEN: DARK,
 }
-OWN_COLOUR = "#C9CDD2"
+OWN_COLOUR = PALE
 _LABEL_OF = {cause: f"stall: {cause}" for cause in Cause} | {Cause.UNSEEN: "stall: cause unseen"}
 _OWN_LABEL = "the training's own time"
-_INK, _FAINT = "#222222", "#8A8F96"
 #: More columns than this cannot be told apart in a strip.
 _MOST_COLUMNS = 400
 _MOST_BAR_LABELS = 8
@@ -48,13 +62,7 @@ def plot_trace(runs: Trace | Sequence[tuple[str, Trace]], path: str | os.PathLik
     Raises: ConfigError when there is no run, or one in which nobody waited for a batch, or the ending is none of
         a picture; ImportError without matplotlib.
     """
-    figure = draw([("", runs)] if isinstance(runs, Trace) else runs)
-    ending = os.path.splitext(path)[1].lower()
-    if ending[1:] not in ("", *figure.canvas.get_supported_filetypes()):
-        raise ConfigError(
-            f"{os.fspath(path)} ends in {ending!r}, which is no picture: use .png, .svg or .pdf"
-        )
-    figure.savefig(path, dpi=150)
+    save_picture(draw([("", runs)] if isinstance(runs, Trace) else runs), path)
 
 
 def draw(runs: Sequence[tuple[str, Trace]]) -> Figure:
@@ -69,18 +77,15 @@ def draw(runs: Sequence[tuple[str, Trace]]) -> Figure:
             f"{len(runs)} runs were given to draw, {sum(map(bool, epochs))} of them with a WAIT span; "
             "each needs one: record the loop, or watch it with penstock.watch"
         )
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
-    figure = Figure(figsize=(max(6.4, 1.2 + 3.4 * len(runs)), 5.6), layout=layout, facecolor="white")
+    figure = new_figure(max(6.4, 1.2 + 3.4 * len(runs)), 5.6)
     axes = figure.subplots(
         2, len(runs), squeeze=False, sharey="row", gridspec_kw={"height_ratios": [2.4, 1.0]}
     )
     strips = [_stall_by_column(trace) for _, trace in runs]
     for (name, _), metrics, strip, bars_axes, strip_axes in zip(runs, epochs, strips, *axes, strict=True):
-        _style(bars_axes)
-        _style(strip_axes)
+        style_axes(bars_axes)
+        style_axes(strip_axes)
         _title(bars_axes, name, metrics)
         _draw_epochs(bars_axes, metrics)
         _draw_strip(strip_axes, *strip)
@@ -136,7 +141,7 @@ def _draw_epochs(axes: Axes, metrics: list[EpochMetrics]) -> None:
                 ha="center",
                 va="bottom",
                 fontsize=8,
-                color=_INK,
+                color=INK,
                 linespacing=1.0,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
             )
@@ -175,7 +180,7 @@ def _draw_strip(
             )
             top = top + means[cause]
     for begin in begins:
-        axes.axvline(begin, color=_FAINT, lw=0.8, ls=(0, (2, 2)), zorder=0)
+        axes.axvline(begin, color=FAINT, lw=0.8, ls=(0, (2, 2)), zorder=0)
     axes.set_xlim(0.0, float(edges[-1]))
     per_column = edges[1] - edges[0]
     axes.set_xlabel(
@@ -187,21 +192,4 @@ def _title(axes: Axes, name: str, metrics: list[EpochMetrics]) -> None:
     stall, own = (sum(getattr(each, part) for each in metrics) for part in ("stall_seconds", "own_seconds"))
     share = 100.0 * stall_share(stall, own)
     waited = f"waited {format_seconds(stall)} of {format_seconds(stall + own)} ({share:.1f} %)"
-    axes.set_title(name, fontsize=12, fontweight="bold", color=_INK, loc="left", pad=20.0)
-    axes.annotate(
-        waited,
-        (0.0, 1.0),
-        xytext=(0, 6),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        fontsize=9,
-        color=_INK,
-    )
-
-
-def _style(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_FAINT)
-    axes.tick_params(colors=_INK, labelsize=9, color=_FAINT)
-    axes.grid(axis="y", color="#E6E8EB", lw=0.8)
-    axes.set_axisbelow(True)
+    title_axes(axes, name, waited)

@@ -14,19 +14,28 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.measure.plot import _FAINT, _INK, _style
+from penstock.measure.picture import (
+    BLUE,
+    FAINT,
+    ORANGE,
+    RED,
+    check_picture,
+    new_figure,
+    save_picture,
+    style_axes,
+    title_axes,
+)
 from penstock.trace.blocks import BLOCK_BYTES, BlockString, Phase, PhaseRule, Recording
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Okabe and Ito's colours, told apart with any colour vision.
 COLOUR_OF = {
-    Phase.LIBRARY: "#E69F00",
-    Phase.DATA: "#0072B2",
-    Phase.CHECKPOINT: "#D55E00",
-    Phase.OTHER: "#8A8F96",
+    Phase.LIBRARY: ORANGE,
+    Phase.DATA: BLUE,
+    Phase.CHECKPOINT: RED,
+    Phase.OTHER: FAINT,
 }
 _LABEL_OF = {
     Phase.LIBRARY: "reading libraries",
@@ -54,20 +63,9 @@ def plot_blocks(
         matplotlib.
     """
     named = [("", recordings)] if isinstance(recordings, Recording) else recordings
-    check_picture(path)
-    figure = draw_blocks([(name, each.string(block_bytes=block_bytes, rule=rule)) for name, each in named])
-    figure.savefig(path, dpi=150)
-
-
-def check_picture(path: str | os.PathLike[str]) -> None:
-    """Raise ConfigError unless a picture can be drawn into a file of this name, for who has long to go until then."""
-    from matplotlib.figure import Figure
-
-    ending = os.path.splitext(path)[1].lower()
-    if ending[1:] not in ("", *Figure().canvas.get_supported_filetypes()):
-        raise ConfigError(
-            f"{os.fspath(path)} ends in {ending!r}, which is no picture: use .png, .svg or .pdf"
-        )
+    check_picture(path)  # before strings are made: millions of references take a while
+    strings = [(name, each.string(block_bytes=block_bytes, rule=rule)) for name, each in named]
+    save_picture(draw_blocks(strings), path)
 
 
 def draw_blocks(strings: Sequence[tuple[str, BlockString]]) -> Figure:
@@ -77,19 +75,16 @@ def draw_blocks(strings: Sequence[tuple[str, BlockString]]) -> Figure:
     """
     if not strings or not all(string.numbers.size for _, string in strings):
         raise ConfigError("a recording has no reference to a block, so there is nothing to draw")
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter
 
-    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
     width = max(6.4, 1.0 + 3.7 * len(strings))
-    figure = Figure(figsize=(width, 4.4), layout=layout, facecolor="white")
+    figure = new_figure(width, 4.4)
     all_axes = figure.subplots(1, len(strings), squeeze=False, sharey=True, sharex=True)[0]
     thousands = FuncFormatter(lambda value, _place: f"{value:,.0f}")
     for axes, (name, string) in zip(all_axes, strings, strict=True):
-        _style(axes)
-        axes.set_title(name, fontsize=12, fontweight="bold", color=_INK, loc="left")
+        style_axes(axes)
+        title_axes(axes, name)
         every = _draw_points(axes, string)
         axes.set_xlabel("logical time (references)" + (f", 1 of {every} drawn" if every > 1 else ""))
         axes.xaxis.set_major_formatter(thousands)
@@ -101,7 +96,7 @@ def draw_blocks(strings: Sequence[tuple[str, BlockString]]) -> Figure:
     present = [phase for phase in Phase if any((string.phases == phase).any() for _, string in strings)]
     figure.legend(
         [
-            Line2D([], [], ls="", marker="o", ms=6, mfc=COLOUR_OF[phase], mec=_FAINT, mew=0.3)
+            Line2D([], [], ls="", marker="o", ms=6, mfc=COLOUR_OF[phase], mec=FAINT, mew=0.3)
             for phase in present
         ],
         [_LABEL_OF[phase] for phase in present],

@@ -6,14 +6,24 @@ Needs matplotlib (`pip install penstock[plot]`), which is imported when somethin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.errors import ConfigError
 from penstock.measure.convergence import BY_CLASS, SCATTERED, Study, compare
-from penstock.measure.plot import _FAINT, _INK, _style
+from penstock.measure.picture import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    new_figure,
+    style_axes,
+    title_axes,
+)
 from penstock.simulate.bundles import (
     PAPER_TABLE_1,
     Choice,
@@ -30,29 +40,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Okabe and Ito's colours, as in `penstock.measure.plot`.
-_BLUE, _ORANGE, _GREEN, _PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-_COLOUR_OF = {SCATTERED: _BLUE, BY_CLASS: _ORANGE}
+_COLOUR_OF = {SCATTERED: BLUE, BY_CLASS: RED}
 #: Light for little randomness left, dark for a full shuffle.
-_SCALE = ("#222222", "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#8A8F96")
+_SCALE = (INK, BLUE, SKY, GREEN, ORANGE, RED, PURPLE, FAINT)
 _DASHED = (0, (4, 2))
 _DOTTED = (0, (1, 1.5))
-
-
-def check_picture(path: Path) -> None:
-    """Refuse a name that no picture can have before anything is computed for it.
-
-    Raises: ConfigError for an ending that is none of a picture, or a missing folder.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    if path.suffix[1:].lower() not in FigureCanvasAgg(Figure()).get_supported_filetypes():
-        raise ConfigError(
-            f"--plot {path} ends in {path.suffix!r}, which is no picture: use .png, .svg or .pdf"
-        )
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--plot {path}: there is no folder {path.parent}: make it first")
 
 
 def draw_recommendation(
@@ -62,7 +54,7 @@ def draw_recommendation(
 
     counted: choices with the hit ratio that a replay counted for them.
     """
-    figure = _figure(10.4, 7.4)
+    figure = new_figure(10.4, 7.4)
     (hits, accuracy), (scattered, by_class) = figure.subplots(2, 2)
     _draw_hits(hits, recommendation, counted)
     _draw_accuracy(accuracy, study)
@@ -87,12 +79,12 @@ def draw_recommendation(
 def _draw_hits(axes: Axes, recommendation: Recommendation, counted: Sequence[tuple[Choice, float]]) -> None:
     chosen = recommendation.chosen
     setting = chosen.setting
-    _style(axes)
+    style_axes(axes)
     bundles = [bundle for bundle in even_bundles(setting.samples) if bundle * 2000 >= setting.samples]
     choices = [Choice(setting, bundle) for bundle in bundles]
     ratios = np.array(bundles) / setting.samples
-    axes.axhline(100 * setting.bound, color=_INK, lw=1.2, ls=_DASHED, label="bound of every order and policy")
-    axes.plot(ratios, [100 * each.hit_ratio for each in choices], color=_BLUE, lw=1.2, label="expected, LRU")
+    axes.axhline(100 * setting.bound, color=INK, lw=1.2, ls=_DASHED, label="bound of every order and policy")
+    axes.plot(ratios, [100 * each.hit_ratio for each in choices], color=BLUE, lw=1.2, label="expected, LRU")
     if counted:
         axes.plot(
             [each.bundle / setting.samples for each, _ in counted],
@@ -100,7 +92,7 @@ def _draw_hits(axes: Axes, recommendation: Recommendation, counted: Sequence[tup
             "o",
             ms=5,
             mfc="white",
-            color=_BLUE,
+            color=BLUE,
             label="counted by replay",
         )
     axes.plot(
@@ -108,13 +100,13 @@ def _draw_hits(axes: Axes, recommendation: Recommendation, counted: Sequence[tup
         [100 * chosen.hit_ratio],
         "*",
         ms=15,
-        color=_ORANGE,
+        color=RED,
         label=f"recommended: {chosen.bundle_ratio:g}",
     )
     _log_ratios(axes, float(ratios.min()))
     axes.set_ylim(0, 118 * setting.bound or 1)
     axes.set_ylabel("reads that hit the cache (%)")
-    _name(
+    title_axes(
         axes,
         "What the cache hits",
         f"{setting.samples:,} samples, cache of {setting.cache / setting.samples:.0%}, {setting.epochs} epochs",
@@ -124,7 +116,7 @@ def _draw_hits(axes: Axes, recommendation: Recommendation, counted: Sequence[tup
 
 def _draw_accuracy(axes: Axes, study: Study) -> None:
     """Errors on a logarithmic scale, which shows both what is lost by a hair and what is lost altogether."""
-    _style(axes)
+    style_axes(axes)
     rows = compare(study)
     for numbering in study.numberings:
         own = [row for row in rows if row.numbering == numbering]
@@ -145,7 +137,7 @@ def _draw_accuracy(axes: Axes, study: Study) -> None:
     axes.axhspan(
         100 * (1 - full.mean - full.noise),
         100 * (1 - full.mean + full.noise),
-        color=_FAINT,
+        color=FAINT,
         alpha=0.35,
         lw=0,
         label="full shuffle, ± 1 standard deviation",
@@ -157,14 +149,16 @@ def _draw_accuracy(axes: Axes, study: Study) -> None:
     axes.minorticks_off()
     axes.set_ylabel("test error (%)")
     seeds = study.final(study.numberings[0], 1.0).size
-    _name(axes, f"What a model learns in {study.epochs} epochs", f"{_data(study)}, {seeds} seeds, mean ± sd")
+    title_axes(
+        axes, f"What a model learns in {study.epochs} epochs", f"{_data(study)}, {seeds} seeds, mean ± sd"
+    )
     axes.legend(frameon=False, fontsize=8.5, loc="center left")
 
 
 def _draw_epochs(axes: Axes, study: Study, numbering: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    _style(axes)
+    style_axes(axes)
     epochs = np.arange(1, study.epochs + 1)
     shown = [ratio for ratio in study.ratios if ratio in (1.0, 0.5, 0.1, 0.02)] or study.ratios[:4]
     shown = list(dict.fromkeys([*shown, study.ratios[-1]]))
@@ -181,12 +175,12 @@ def _draw_epochs(axes: Axes, study: Study, numbering: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("epoch")
     axes.set_ylabel("test accuracy (%)")
-    _name(axes, f"By epoch, ids {numbering}", f"{_data(study)}; line: mean, band: ± sd")
+    title_axes(axes, f"By epoch, ids {numbering}", f"{_data(study)}; line: mean, band: ± sd")
 
 
 def draw_table_1(rows: Sequence[NodeHits], epochs: int) -> Figure:
     """Return the paper's Table 1: each node's hit ratio, the paper's beside ours, by caches of several shares."""
-    figure = _figure(9.4, 5.2)
+    figure = new_figure(9.4, 5.2)
     shares = sorted({row.cache_share for row in rows}, reverse=True)
     panels = figure.subplots(1, 2, sharex=True)
     bound = 100 * best_hit_ratio(100, 50, epochs)
@@ -197,13 +191,13 @@ def draw_table_1(rows: Sequence[NodeHits], epochs: int) -> Figure:
         (f"SUN397, {epochs} epochs; the bound, {bound:g} %, is far above", f"SUN397, {epochs} epochs"),
         strict=True,
     ):
-        _style(axes)
+        style_axes(axes)
         ticks = _draw_nodes(axes, rows, shares, column)
         axes.set_xticks([place for place, _ in ticks], [f"{count}" for _, count in ticks])
         axes.set_xlabel("nodes; a point for each")
         axes.set_ylabel("reads that hit the cache (%)")
-        _name(axes, name, below)
-    panels[1].axhline(bound, color=_INK, lw=1.2, ls=_DASHED, label="bound, cache of 50%")
+        title_axes(axes, name, below)
+    panels[1].axhline(bound, color=INK, lw=1.2, ls=_DASHED, label="bound, cache of 50%")
     handles, labels = panels[1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     return figure
@@ -218,8 +212,8 @@ def _draw_nodes(
         first = begin == 0.0
         if count in PAPER_TABLE_1:
             paper = [row[column] for row in PAPER_TABLE_1[count]]
-            axes.plot(places, paper, "x", ms=6, color=_INK, label="the paper" if first else None)
-        for colour, share in zip((_BLUE, _ORANGE, _GREEN, _PURPLE), shares, strict=False):
+            axes.plot(places, paper, "x", ms=6, color=INK, label="the paper" if first else None)
+        for colour, share in zip((BLUE, RED, GREEN, PURPLE), shares, strict=False):
             own = [row for row in rows if row.nodes == count and row.cache_share == share]
             axes.plot(
                 places,
@@ -236,39 +230,37 @@ def _draw_nodes(
 
 def draw_effective_cache(curves: Sequence[HitCurve], epochs: int, samples: int) -> Figure:
     """Return hit ratios close below a whole number of bundles: counted, computed, and where the paper's lie."""
-    figure = _figure(9.4, 4.8)
+    figure = new_figure(9.4, 4.8)
     panels = figure.subplots(1, 2)
     rows = np.array([row for of_nodes in PAPER_TABLE_1.values() for row in of_nodes])
     for axes, curve, mean, paper in zip(panels, curves, paper_means(), rows.T, strict=True):
-        _style(axes)
+        style_axes(axes)
         bundle = _bundle(curve, samples)
         caches = np.linspace(curve.caches[0], curve.caches[-1], 201).astype(int)
         expected = [100 * expected_hit_ratio(samples, int(cache), epochs, bundle) for cache in caches]
         axes.axhspan(
-            paper.min(), paper.max(), color=_FAINT, alpha=0.25, lw=0, label="the paper's nodes: range"
+            paper.min(), paper.max(), color=FAINT, alpha=0.25, lw=0, label="the paper's nodes: range"
         )
-        axes.axhline(100 * mean, color=_INK, lw=1.0, label="the paper's nodes: mean")
+        axes.axhline(100 * mean, color=INK, lw=1.0, label="the paper's nodes: mean")
         bound = [100 * best_hit_ratio(samples, int(cache), epochs) for cache in caches]
-        axes.plot(
-            100 * caches / samples, bound, color=_INK, lw=1.2, ls=_DASHED, label="bound of every policy"
-        )
-        axes.plot(100 * caches / samples, expected, color=_BLUE, lw=1.4, label="computed")
+        axes.plot(100 * caches / samples, bound, color=INK, lw=1.2, ls=_DASHED, label="bound of every policy")
+        axes.plot(100 * caches / samples, expected, color=BLUE, lw=1.4, label="computed")
         axes.plot(
             100 * np.array(curve.caches) / samples,
             100 * np.array(curve.counted),
             "o",
             ms=5,
             mfc="white",
-            color=_BLUE,
+            color=BLUE,
             label="counted by replay",
         )
         full = curve.bundle_ratio == 1.0
-        axes.axvline(49, color=_ORANGE, lw=1.0, ls=_DOTTED, label="cache of 49 %")
+        axes.axvline(49, color=RED, lw=1.0, ls=_DOTTED, label="cache of 49 %")
         margin = 1.2 if full else 0.5
         axes.set_ylim(min(expected[0], paper.min()) - margin, max(expected[-1], paper.max()) + margin)
         axes.set_xlabel("cache, of the node's samples (%)")
         axes.set_ylabel("reads that hit the cache (%)")
-        _name(
+        title_axes(
             axes,
             "Full shuffle" if full else f"Bundles of {curve.bundle_ratio:.0%}",
             f"{samples:,} samples, {epochs} epochs"
@@ -281,14 +273,14 @@ def draw_effective_cache(curves: Sequence[HitCurve], epochs: int, samples: int) 
 
 def draw_curves(curves: Sequence[HitCurve], epochs: int, samples: int) -> Figure:
     """Return hit ratio by size of the cache, a curve for each bundle ratio: counted points on computed lines."""
-    figure = _figure(7.6, 5.4)
+    figure = new_figure(7.6, 5.4)
     axes = figure.subplots()
-    _style(axes)
+    style_axes(axes)
     shares = np.linspace(0, 1, 401)
     axes.plot(
         100 * shares,
         [100 * best_hit_ratio(samples, int(share * samples), epochs) for share in shares],
-        color=_INK,
+        color=INK,
         lw=1.4,
         ls=_DASHED,
         label="bound of every order and policy",
@@ -307,7 +299,7 @@ def draw_curves(curves: Sequence[HitCurve], epochs: int, samples: int) -> Figure
     axes.set_ylim(0, None)
     axes.set_xlabel("cache, of the data set (%)")
     axes.set_ylabel("reads that hit the cache (%)")
-    _name(
+    title_axes(
         axes,
         "A whole number of bundles reaches the bound",
         f"{samples:,} samples, {epochs} epochs, LRU; lines computed, points counted by replay",
@@ -322,14 +314,6 @@ def _bundle(curve: HitCurve, samples: int) -> int:
     return BundleShuffle(samples, bundle_ratio=curve.bundle_ratio).bundle
 
 
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
-    return Figure(figsize=(width, height), layout=layout, facecolor="white")
-
-
 def _log_ratios(axes: Axes, smallest: float) -> None:
     axes.set_xscale("log")
     axes.set_xlim(min(smallest, 0.005) / 1.4, 1.4)
@@ -341,16 +325,3 @@ def _log_ratios(axes: Axes, smallest: float) -> None:
 
 def _data(study: Study) -> str:
     return study.data.split(",")[0]
-
-
-def _name(axes: Axes, title: str, below: str) -> None:
-    axes.set_title(title, fontsize=11.5, fontweight="bold", color=_INK, loc="left", pad=20.0)
-    axes.annotate(
-        below,
-        (0.0, 1.0),
-        xytext=(0, 6),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        fontsize=8.5,
-        color=_INK,
-    )

@@ -14,25 +14,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.measure.plot import _INK, OWN_COLOUR, _style
+from penstock.measure.picture import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PALE,
+    PURPLE,
+    RED,
+    SKY,
+    new_figure,
+    save_picture,
+    style_axes,
+    title_axes,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Okabe and Ito's colours by what a line shows, so that a policy looks alike in every picture.
+#: By what a line shows, so that a policy looks alike in every picture.
 _COLOUR_OF = {
-    "LRU": "#D55E00",
-    "LFU": "#0072B2",
-    "MRU": "#009E73",
-    "CLOCK": "#E69F00",
-    "FIFO": "#CC79A7",
-    "PERFECT-LFU": "#56B4E9",
-    "MIN": "#222222",
-    "full shuffle": "#D55E00",
-    "sequential": "#CC79A7",
+    "LRU": RED,
+    "LFU": BLUE,
+    "MRU": GREEN,
+    "CLOCK": ORANGE,
+    "FIFO": PURPLE,
+    "PERFECT-LFU": SKY,
+    "MIN": INK,
+    "full shuffle": RED,
+    "sequential": PURPLE,
 }
-_COLOURS = ("#0072B2", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#222222", "#D55E00")
+_COLOURS = (BLUE, GREEN, ORANGE, SKY, PURPLE, INK, RED)
 #: Lines that may lie on each other stay visible through each other's gaps.
 _DASHES = ("-", (0, (5, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1)), (0, (8, 3)))
 
@@ -62,27 +75,18 @@ def plot_caches(panels: Sequence[Panel], path: str | os.PathLike[str], *, of_wha
     Raises: ConfigError when there is no panel or line, or the ending is none of a picture; ImportError without
         matplotlib.
     """
-    figure = draw(panels, of_what)
-    ending = os.path.splitext(path)[1].lower()
-    if ending[1:] not in ("", *figure.canvas.get_supported_filetypes()):
-        raise ConfigError(
-            f"{os.fspath(path)} ends in {ending!r}, which is no picture: use .png, .svg or .pdf"
-        )
-    figure.savefig(path, dpi=150)
+    save_picture(draw(panels, of_what), path)
 
 
 def draw(panels: Sequence[Panel], of_what: str) -> Figure:
     """Return the picture of `plot_caches` as a figure. All panels share their axes' scales."""
     if not panels or not all(panel.lines for panel in panels):
         raise ConfigError(f"{len(panels)} panels were given to draw; each needs a line")
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
-    figure = Figure(figsize=(1.4 + 4.2 * len(panels), 4.4), layout=layout, facecolor="white")
+    figure = new_figure(1.4 + 4.2 * len(panels), 4.4)
     row = figure.subplots(1, len(panels), squeeze=False, sharex=True, sharey=True)[0]
     for axes, panel in zip(row, panels, strict=True):
-        _style(axes)
+        style_axes(axes)
         _draw_panel(axes, panel)
         axes.set_xlabel(f"cache size (% of {of_what})")
     row[0].set_ylabel("hit rate (% of requests)")
@@ -92,12 +96,12 @@ def draw(panels: Sequence[Panel], of_what: str) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
-    axes.set_title(panel.title, fontsize=11, fontweight="bold", color=_INK, loc="left")
+    title_axes(axes, panel.title)
     if panel.bound is not None:
         axes.plot(
             100.0 * panel.bound.cache_share,
             100.0 * panel.bound.hit_ratio,
-            color=OWN_COLOUR,
+            color=PALE,
             lw=6.0,
             solid_capstyle="butt",
             label=panel.bound.label,

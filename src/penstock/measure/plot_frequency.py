@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import ConfigError
-from penstock.measure.plot import _FAINT, _INK, _style
+from penstock.measure.picture import FAINT, INK, RED, new_figure, save_picture, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MANY, _FEW, _FORMULA = "#D55E00", "#9DB8CC", "#222222"
+_MANY, _FEW = RED, "#9DB8CC"
 
 
 def plot_frequency(
@@ -32,25 +31,14 @@ def plot_frequency(
         marked. path: of the picture; its ending decides the format (png, svg, pdf).
     Raises: ConfigError when the ending is none of a picture; ImportError without matplotlib.
     """
-    figure = draw(expected, counted, more_than)
-    ending = os.path.splitext(path)[1].lower()
-    if ending[1:] not in ("", *figure.canvas.get_supported_filetypes()):
-        raise ConfigError(
-            f"{os.fspath(path)} ends in {ending!r}, which is no picture: use .png, .svg or .pdf"
-        )
-    figure.savefig(path, dpi=150)
+    save_picture(draw(expected, counted, more_than), path)
 
 
 def draw(expected: NDArray[np.float64], counted: NDArray[np.int64], more_than: float) -> Figure:
     """Return the picture of `plot_frequency` as a figure."""
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    figure = Figure(
-        figsize=(7.0, 4.2), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08), facecolor="white"
-    )
+    figure = new_figure(7.0, 4.2)
     axes = figure.subplots()
-    _style(axes)
+    style_axes(axes)
     reads = np.arange(counted.size)
     shown = np.flatnonzero((counted > 0) | (expected > 0.01))
     many = reads > more_than
@@ -62,14 +50,14 @@ def draw(expected: NDArray[np.float64], counted: NDArray[np.int64], more_than: f
     axes.plot(
         reads,
         expected,
-        color=_FORMULA,
+        color=INK,
         lw=1.4,
         label=f"expected, B(E, 1/N): {expected[many].sum():,.0f} above",
     )
-    axes.axvline(more_than, color=_FAINT, lw=1.0, ls=(0, (3, 2)))
+    axes.axvline(more_than, color=FAINT, lw=1.0, ls=(0, (3, 2)))
     axes.set_xlim(shown[0] - 1.0, shown[-1] + 1.0)
     axes.set_ylim(0.0, 1.22 * max(float(counted.max()), float(expected.max())))
-    axes.set_xlabel("times that the rank reads a sample during the training", color=_INK)
-    axes.set_ylabel("samples", color=_INK)
+    axes.set_xlabel("times that the rank reads a sample during the training", color=INK)
+    axes.set_ylabel("samples", color=INK)
     axes.legend(frameon=False, fontsize=9, loc="upper left")
     return figure

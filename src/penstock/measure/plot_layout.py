@@ -10,8 +10,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.errors import ConfigError
-from penstock.measure.plot import _FAINT, _INK, _style
+from penstock.measure.picture import (
+    BLUE,
+    DARK,
+    FAINT,
+    GREEN,
+    GRID,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    new_figure,
+    save_picture,
+    style_axes,
+    title_axes,
+)
 from penstock.simulate.layout import TITLES, LayoutComparison, LayoutOption, Name
 from penstock.units import format_seconds
 
@@ -19,15 +33,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Okabe and Ito's colours, told apart with any colour vision.
 _COLOUR_OF: dict[Name, str] = {
-    "samples": "#4A4A4A",
-    "ranges": "#56B4E9",
-    "sieving": "#0072B2",
-    "collective": "#009E73",
-    "packed": "#CC79A7",
-    "rewritten": "#E69F00",
-    "copies": "#D55E00",
+    "samples": DARK,
+    "ranges": SKY,
+    "sieving": BLUE,
+    "collective": GREEN,
+    "packed": PURPLE,
+    "rewritten": ORANGE,
+    "copies": RED,
 }
 _DASHES = {"copies": (0, (5, 2)), "rewritten": (0, (2, 1.5)), "ranges": (0, (6, 2, 1, 2))}
 #: A break-even further out than so many times the run's epochs is not worth an axis.
@@ -40,22 +53,13 @@ def plot_layout(comparison: LayoutComparison, path: str | os.PathLike[str]) -> N
     path: of the picture; its ending decides the format (png, svg, pdf).
     Raises: ConfigError when the ending is none of a picture; ImportError without matplotlib.
     """
-    figure = draw(comparison)
-    ending = os.path.splitext(path)[1].lower()
-    if ending[1:] not in ("", *figure.canvas.get_supported_filetypes()):
-        raise ConfigError(
-            f"{os.fspath(path)} ends in {ending!r}, which is no picture: use .png, .svg or .pdf"
-        )
-    figure.savefig(path, dpi=150)
+    save_picture(draw(comparison), path)
 
 
 def draw(comparison: LayoutComparison) -> Figure:
     """Return the picture of `plot_layout` as a figure: bars of the run's time, and that time by number of epochs."""
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
-    figure = Figure(figsize=(10.4, 4.2), layout=layout, facecolor="white")
+    figure = new_figure(10.4, 4.2)
     bars, lines = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.0, 1.0]})
     _draw_bars(bars, comparison)
     _draw_lines(lines, comparison)
@@ -63,9 +67,9 @@ def draw(comparison: LayoutComparison) -> Figure:
 
 
 def _draw_bars(axes: Axes, comparison: LayoutComparison) -> None:
-    _style(axes)
+    style_axes(axes)
     axes.grid(axis="y", visible=False)
-    axes.grid(axis="x", color="#E6E8EB", lw=0.8)
+    axes.grid(axis="x", color=GRID, lw=0.8)
     options = comparison.options[::-1]
     places = np.arange(len(options))
     rewriting = np.array([option.rewrite_seconds for option in options])
@@ -81,22 +85,16 @@ def _draw_bars(axes: Axes, comparison: LayoutComparison) -> None:
             textcoords="offset points",
             va="center",
             fontsize=9,
-            color=_INK,
+            color=INK,
         )
     axes.set_yticks(places, [TITLES[option.name] for option in options])
     axes.set_xlim(0.0, 1.2 * max(option.run_seconds for option in options) or 1.0)
     axes.set_xlabel("time (s); hatched: writing the data set anew")
-    axes.set_title(
-        f"{comparison.epochs} epochs on the store's wire",
-        fontsize=11,
-        fontweight="bold",
-        color=_INK,
-        loc="left",
-    )
+    title_axes(axes, f"{comparison.epochs} epochs on the store's wire")
 
 
 def _draw_lines(axes: Axes, comparison: LayoutComparison) -> None:
-    _style(axes)
+    style_axes(axes)
     epochs = np.arange(1, _last_epoch(comparison) + 1)
     for option in comparison.options:
         axes.plot(
@@ -112,12 +110,12 @@ def _draw_lines(axes: Axes, comparison: LayoutComparison) -> None:
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if epochs.size > 1:
-        axes.axvline(comparison.epochs, color=_FAINT, lw=0.8, ls=(0, (2, 2)), zorder=0)
+        axes.axvline(comparison.epochs, color=FAINT, lw=0.8, ls=(0, (2, 2)), zorder=0)
         axes.set_xlim(1, int(epochs[-1]))
     axes.set_ylim(bottom=0.0)
     axes.set_xlabel("epochs of the run")
     axes.set_ylabel("time (s)")
-    axes.set_title("by number of epochs", fontsize=11, fontweight="bold", color=_INK, loc="left")
+    title_axes(axes, "by number of epochs")
     axes.legend(loc="upper left", frameon=False, fontsize=9, handlelength=2.6)
 
 

@@ -13,21 +13,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.measure.plot import _INK, OWN_COLOUR, _style
+from penstock.measure.picture import (
+    BLUE,
+    DARK,
+    GREEN,
+    INK,
+    ORANGE,
+    PALE,
+    PURPLE,
+    RED,
+    new_figure,
+    save_picture,
+    style_axes,
+)
 from penstock.simulate.sharing import COVER, FREQUENCY, HASH, LOCAL, MIN, PUSH, ReadCounts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Okabe and Ito's colours. Lines that may lie on each other are told apart by dashes and markers.
+#: Lines that may lie on each other are told apart by dashes and markers.
 _LOOK: dict[str, tuple[str, Any, str]] = {
-    HASH: ("#4A4A4A", (0, (1, 1.2)), "x"),
-    FREQUENCY: ("#D55E00", "-", "o"),
-    MIN: ("#E69F00", (0, (6, 2, 1, 2)), "v"),
-    COVER: ("#0072B2", "-", "s"),
-    PUSH: ("#CC79A7", (0, (5, 2)), "D"),
-    LOCAL: ("#009E73", "-", "^"),
+    HASH: (DARK, (0, (1, 1.2)), "x"),
+    FREQUENCY: (RED, "-", "o"),
+    MIN: (ORANGE, (0, (6, 2, 1, 2)), "v"),
+    COVER: (BLUE, "-", "s"),
+    PUSH: (PURPLE, (0, (5, 2)), "D"),
+    LOCAL: (GREEN, "-", "^"),
 }
 _PANELS = (
     ("local when read", "local"),
@@ -49,13 +61,7 @@ def plot_sharing(
     Raises: ConfigError when there is nothing to draw or the ending is none of a picture; ImportError without
         matplotlib.
     """
-    figure = draw(cache_shares, counted, bounds)
-    ending = os.path.splitext(path)[1].lower()
-    if ending[1:] not in ("", *figure.canvas.get_supported_filetypes()):
-        raise ConfigError(
-            f"{os.fspath(path)} ends in {ending!r}, which is no picture: use .png, .svg or .pdf"
-        )
-    figure.savefig(path, dpi=150)
+    save_picture(draw(cache_shares, counted, bounds), path)
 
 
 def draw(
@@ -64,21 +70,18 @@ def draw(
     """Return the picture of `plot_sharing` as a figure: three panels that share both axes."""
     if not counted:
         raise ConfigError("no cache size was given to draw: give at least one")
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     order = np.argsort(cache_shares)
     held = np.asarray(cache_shares, np.float64)[order]
-    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
-    figure = Figure(figsize=(11.0, 4.6), layout=layout, facecolor="white")
+    figure = new_figure(11.0, 4.6)
     panels = figure.subplots(1, 3, sharex=True, sharey=True)
     for axes, (title, what) in zip(panels, _PANELS, strict=True):
-        _style(axes)
-        axes.set_title(title, fontsize=11, color=_INK, loc="left")
+        style_axes(axes)
+        axes.set_title(title, fontsize=11, color=INK, loc="left")
         axes.set_xlabel("held by all ranks, N C / F")
         if what == "store_reads":
             least = 100.0 * np.asarray(bounds)[order]
-            axes.fill_between(held, least, color=OWN_COLOUR, lw=0, label="no scheme reads less")
+            axes.fill_between(held, least, color=PALE, lw=0, label="no scheme reads less")
         for name, look in _LOOK.items():
             if name in counted[0]:
                 shares = [

@@ -5,14 +5,23 @@ Needs matplotlib (`pip install penstock[plot]`), which is imported when somethin
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.errors import ConfigError
-from penstock.measure.plot import _INK, _style
+from penstock.measure.picture import (
+    BLUE,
+    DARK,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    new_figure,
+    style_axes,
+    title_axes,
+)
 from penstock.simulate.snapshots import (
     METHODS,
     PAPER_ERASES,
@@ -29,24 +38,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Greys for what is stored whole, Okabe and Ito's colours for the deltas.
+#: Greys for what is stored whole, colours for the deltas.
 COLOUR_OF = dict(
     zip(
         (method.name for method in METHODS),
-        ("#4A4A4A", "#9AA0A6", "#CC79A7", "#E69F00", "#D55E00", "#0072B2", "#009E73"),
+        (DARK, "#9AA0A6", PURPLE, ORANGE, RED, BLUE, GREEN),
         strict=True,
     )
 )
-
-
-def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Write a picture. Raises: ConfigError where the ending of the path is none of a picture."""
-    ending = os.path.splitext(path)[1].lower()
-    if ending[1:] not in figure.canvas.get_supported_filetypes():
-        raise ConfigError(
-            f"{os.fspath(path)} ends in {ending!r}, which is no picture: use .png, .svg or .pdf"
-        )
-    figure.savefig(path, dpi=150)
 
 
 def draw_methods(runs: Sequence[StoredRun]) -> Figure:
@@ -55,19 +54,13 @@ def draw_methods(runs: Sequence[StoredRun]) -> Figure:
     runs: of `penstock.simulate.snapshots.compare_methods`. Over each bar: its change from complete snapshots.
     """
     names = list(dict.fromkeys(run.sizes.name for run in runs))
-    figure = _figure(max(7.0, 1.0 + 5.2 * len(names)), 7.2)
+    figure = new_figure(max(7.0, 1.0 + 5.2 * len(names)), 7.2)
     grid = figure.subplots(2, len(names), squeeze=False)
     for column, name in enumerate(names):
         own = [run for run in runs if run.sizes.name == name]
         sizes = own[0].sizes
         written, erases = grid[0, column], grid[1, column]
-        written.set_title(
-            f"{name}: {sizes.count} snapshots of {format_bytes(4 * sizes.parameters)}",
-            fontsize=11,
-            fontweight="bold",
-            color=_INK,
-            loc="left",
-        )
+        title_axes(written, f"{name}: {sizes.count} snapshots of {format_bytes(4 * sizes.parameters)}")
         _draw_bars(written, own, [_gigabytes(run) for run in own])
         _draw_bars(erases, own, [None if run.result is None else run.result.work.erases for run in own])
         erases.yaxis.set_major_formatter("{x:,.0f}")
@@ -91,7 +84,7 @@ def _gigabytes(run: StoredRun) -> float | None:
 
 
 def _draw_bars(axes: Axes, runs: Sequence[StoredRun], heights: Sequence[float | None]) -> None:
-    _style(axes)
+    style_axes(axes)
     distances = list(dict.fromkeys(run.snap_dis for run in runs))
     methods = list(dict.fromkeys(run.method for run in runs))
     width = 0.84 / len(methods)
@@ -129,7 +122,7 @@ def _annotate(axes: Axes, text: str, place: float, height: float, rotation: int)
         ha="center",
         va="bottom",
         fontsize=7.5,
-        color=_INK,
+        color=INK,
         rotation=rotation,
     )
 
@@ -147,7 +140,7 @@ def _draw_published(axes: Axes, runs: Sequence[StoredRun]) -> None:
         ha="center",
         va="bottom",
         fontsize=8,
-        color=_INK,
+        color=INK,
     )
 
 
@@ -157,10 +150,10 @@ def draw_table_9(rows: Sequence[TimedSnapshot], one_at_a_time: Sequence[TimedSna
     rows: of `penstock.simulate.snapshots.run_table_9`. one_at_a_time: the same on a drive whose channels wait for
     each other, drawn faintly.
     """
-    figure = _figure(9.6, 4.6)
+    figure = new_figure(9.6, 4.6)
     axes = figure.subplots(1, 2)
     for each, what in zip(axes, ("save", "restore"), strict=True):
-        _style(each)
+        style_axes(each)
         for scheme, colour in (
             ("progressive", COLOUR_OF["dynrle-progressive"]),
             ("chain", COLOUR_OF["dynrle-chain"]),
@@ -191,7 +184,7 @@ def draw_table_9(rows: Sequence[TimedSnapshot], one_at_a_time: Sequence[TimedSna
                 alpha=0.6,
                 label=f"{scheme}, one transfer at a time",
             )
-        each.set_title(f"to {what} a snapshot", fontsize=11, fontweight="bold", color=_INK, loc="left")
+        title_axes(each, f"to {what} a snapshot")
         each.set_yscale("log")
         ticks = [1, 2, 5, 10, 20]
         each.set_yticks(ticks, [str(tick) for tick in ticks])
@@ -208,9 +201,9 @@ def draw_blocks(result: WearResult, name: str) -> Figure:
     """Return how many blocks were erased how often."""
     from matplotlib.ticker import MaxNLocator
 
-    figure = _figure(7.2, 4.2)
+    figure = new_figure(7.2, 4.2)
     axes = figure.subplots()
-    _style(axes)
+    style_axes(axes)
     bins = result.wear.histogram()
     width = bins[0][1] - bins[0][0] + 1
     axes.bar(
@@ -230,20 +223,6 @@ def draw_blocks(result: WearResult, name: str) -> Figure:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("erases of a block")
     axes.set_ylabel("blocks")
-    axes.set_title(
-        f"{name}: {format_bytes(result.written_bytes)} written, {result.work.erases:,} erases",
-        fontsize=11,
-        fontweight="bold",
-        color=_INK,
-        loc="left",
-    )
+    title_axes(axes, f"{name}: {format_bytes(result.written_bytes)} written, {result.work.erases:,} erases")
     axes.legend(frameon=False, fontsize=9)
     return figure
-
-
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
-    return Figure(figsize=(width, height), layout=layout, facecolor="white")
