@@ -54,6 +54,18 @@ def test_the_recommendation_is_that_of_the_library(as_json: Any) -> None:
     assert len(data["accuracy"]) == 16
 
 
+def test_ratios_of_the_study_may_mean_the_same_bundle_here(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a hundred samples, a hundredth is one sample: two rows of the study hit alike."""
+    run("--samples", "100", "--cache", "30%")
+
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    (hundredth,) = (row for row in rows if row[:1] == ["0.01"])
+    (one_sample,) = (row for row in rows if row[:2] == ["one", "sample"])
+    assert (
+        hundredth[1] == one_sample[2] == "27.55%"
+    )  # 19 of 20 epochs, with 29 samples: 2 % of 30 are others'
+
+
 def test_the_table_says_what_to_take_and_why(capsys: pytest.CaptureFixture[str]) -> None:
     run("--samples", "10000", "--cache", "3,000", "--epochs", "10")
 

@@ -119,7 +119,7 @@ def _recommend(options: argparse.Namespace) -> None:
     if rate is not None and sample_bytes is None:
         raise ConfigError("--store-rate needs the size of a sample: give --sample-size, or --data")
     comparisons = compare(study)
-    of_ratio = {ratio: _choice_of(setting, ratio) for ratio in _ratios_for(study, setting)}
+    of_ratio = {ratio: _choice_of(setting, study, ratio) for ratio in study.ratios}
     counted = _counted(setting, [*found.beside, *of_ratio.values()], options.seed)
 
     def seconds(choice: Choice) -> float | None:
@@ -223,15 +223,13 @@ def _share(name: str, text: str) -> float:
     return share
 
 
-def _ratios_for(study: Study, setting: Setting) -> list[float]:
-    """The ratios trained, that of a bundle of one sample as a bundle of one sample here."""
-    return [ratio if ratio * study.training_samples > 1.5 else 1 / setting.samples for ratio in study.ratios]
-
-
-def _choice_of(setting: Setting, ratio: float) -> Choice:
+def _choice_of(setting: Setting, study: Study, ratio: float) -> Choice:
+    """What a ratio of the study means here; its bundle of one sample is a bundle of one sample here too."""
     from penstock.plan import BundleShuffle
     from penstock.simulate.bundles import Choice
 
+    if ratio * study.training_samples <= 1.5:
+        return Choice(setting, 1)
     return Choice(setting, BundleShuffle(setting.samples, bundle_ratio=ratio).bundle)
 
 
@@ -296,14 +294,13 @@ def _choice_table(
 
 
 def _accuracy_table(study: Study, rows: Sequence[Comparison], of_ratio: dict[float, Choice]) -> Table:
-    by_ratio = dict(zip(study.ratios, of_ratio.values(), strict=True))
     cells = []
     for ratio in study.ratios:
         own = [row for row in rows if row.bundle_ratio == ratio]
         cells.append(
             (
                 f"{ratio:g}" if ratio * study.training_samples > 1.5 else "one sample",
-                f"{by_ratio[ratio].hit_ratio:.2%}",
+                f"{of_ratio[ratio].hit_ratio:.2%}",
                 *(text for row in own for text in _accuracy_cells(row)),
             )
         )
