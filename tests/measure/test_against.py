@@ -180,23 +180,17 @@ def test_a_record_that_does_not_say_enough_is_told_so(
         compare(tmp_path / "poor.trace")
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [
+def test_a_header_that_was_tampered_with_is_an_error_of_ours(record: Callable[..., Path]) -> None:
+    trace = read_trace(record(epochs=1))
+
+    for field, value, said in (
         ("limits", {"slots": 3, "wheels": 4}, "limits = "),
         ("plan", {"order": None}, "not one that this Penstock wrote"),
         ("rank", 7, "rank is 7"),
         ("machine", "ranks = 'one'", "source is missing"),
-    ],
-)
-def test_a_header_that_was_tampered_with_is_an_error_of_ours(
-    record: Callable[..., Path], field: str, value: object, said: str
-) -> None:
-    trace = read_trace(record(epochs=1))
-    broken = Trace(trace.spans, {**trace.meta, field: value})  # type: ignore[dict-item]
-
-    with pytest.raises(ConfigError, match=said):
-        lay_over(broken)
+    ):
+        with pytest.raises(ConfigError, match=said):
+            lay_over(Trace(trace.spans, {**trace.meta, field: value}))  # type: ignore[dict-item]
 
 
 def test_a_batch_that_the_plan_does_not_know_is_told(record: Callable[..., Path]) -> None:

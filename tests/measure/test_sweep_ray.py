@@ -89,7 +89,7 @@ class Cluster:
 
     def init(self, address: str, **_: object) -> None:
         self.calls.append(f"init {address}")
-        if address == "nowhere:6379":
+        if address == "nowhere":
             raise ConnectionError("nobody answers")
 
     def put(self, value: object) -> object:
@@ -149,13 +149,22 @@ def test_closing_cancels_what_is_under_way_and_leaves_the_cluster(
     assert cluster.calls == ["init auto", "cancel 0", "cancel 1", "shutdown"]
 
 
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("nowhere", "nobody answers"),
+        ("127.0.0.1:1", "Connection refused"),
+        ("ray://127.0.0.1:1", "Connection refused"),
+        ("127.0.0.1:port", "invalid literal"),
+    ],
+)
 def test_where_no_cluster_answers_the_error_says_what_to_do(
-    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, address: str, said: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", Cluster())
 
-    with pytest.raises(DataError, match=r"--ray nowhere:6379: .*nobody answers.*ray start --head"):
-        next(on_ray("nowhere:6379", 1)([task(1)], module.work))
+    with pytest.raises(DataError, match=rf"--ray {address}: .*{said}.*ray start --head"):
+        next(on_ray(address, 1)([task(1)], module.work))
 
 
 # The real one

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from penstock.measure.sweep import Finished, Outcome, Runner, Task
 
 #: How often a task whose worker was lost is begun anew, on another one.
 _MOST_RETRIES = 3
+_CONNECT_SECONDS = 5.0
 
 
 def on_ray(address: str, jobs: int) -> Runner:
@@ -65,11 +67,15 @@ def _connect(ray: Any, address: str, jobs: int) -> None:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":
         options |= {"num_cpus": jobs, "include_dashboard": False}
+    host, has_port, port = address.removeprefix("ray://").rpartition(":")
     try:
+        if has_port:  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
         ray.init(address=address, **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
         raise DataError(
-            f"--ray {address}: no cluster answers there ({error}); start one with `ray start --head`, or give local"
+            f"--ray {address}: no cluster answers there ({error}); start one with `ray start --head`, set "
+            "RAY_AUTH_MODE=token if it asks for Ray's token, or give local"
         ) from error
 
 
