@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.plan import BundleShuffle, Explicit, FullShuffle, Order, RepeatingOrder, Sequential
-from penstock.plan.scattered import Scattered
+from penstock.plan import BundleShuffle, Explicit, FullShuffle, Order, RepeatingOrder, Scattered, Sequential
 
 
 @settings(deadline=None)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
 from penstock.plan import (
@@ -16,6 +17,7 @@ from penstock.plan import (
     Explicit,
     FullShuffle,
     Order,
+    Scattered,
     Sequential,
     TorchDistributed,
     TorchShuffle,
@@ -25,6 +27,21 @@ from penstock.plan.written import read_plan, write_plan
 from penstock.trace import NO_TIER, SPAN, Kind, Spans
 
 NOTHING = np.empty(0, SPAN)
+
+
+class Backwards:
+    """An order of a user's own, of six samples."""
+
+    samples = 6
+
+    def length(self, epoch: int) -> int:
+        return 6
+
+    def at(self, epoch: int, positions: ArrayLike) -> NDArray[np.int64]:
+        return 5 - np.asarray(positions, np.int64)
+
+    def position_of(self, epoch: int, samples: ArrayLike) -> NDArray[np.int64]:
+        return 5 - np.asarray(samples, np.int64)
 
 
 def through_json(plan: AccessPlan, rank: int, spans: Spans = NOTHING) -> tuple[AccessPlan, int]:
@@ -37,6 +54,8 @@ def through_json(plan: AccessPlan, rank: int, spans: Spans = NOTHING) -> tuple[A
         Sequential(13),
         FullShuffle(13, seed=2**64 - 1),
         BundleShuffle(13, seed=5, bundle_ratio=0.3, alternate=False),
+        Scattered(BundleShuffle(13, seed=5, bundle_ratio=0.3), seed=6),
+        Scattered(Scattered(Sequential(13)), seed=6),
         TorchDistributed(13, ranks=3, seed=4),
         TorchShuffle(13, TwisterState.from_seed(9), persistent_workers=True),
         TorchShuffle(13, TwisterState.from_seed(9), is_global=True),
@@ -67,6 +86,7 @@ def test_numbers_of_numpy_are_written_as_numbers() -> None:
     ("order", "split"),
     [
         (Explicit([[4, 1, 1, 0, 3, 2], [5, 4, 3, 2, 1, 0]], 6), "uniform"),
+        (Scattered(Backwards()), "uniform"),
         (Sequential(6), Assigned(lambda batch, ranks: np.arange(batch) % ranks)),
     ],
 )

@@ -20,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, FormatError
-from penstock.plan import BundleShuffle, Order
+from penstock.plan import BundleShuffle, Order, Scattered
 from penstock.plan.orders import is_whole
 from penstock.plan.random import derive_key
-from penstock.plan.scattered import Scattered
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

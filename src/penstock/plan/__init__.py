@@ -4,6 +4,7 @@ from penstock.plan.access import AccessPlan
 from penstock.plan.explicit import Explicit
 from penstock.plan.local import split_locally
 from penstock.plan.orders import BundleShuffle, FullShuffle, Order, RepeatingOrder, Sequential
+from penstock.plan.scattered import Scattered
 from penstock.plan.splits import Assigned, Shares, Split, Strided, Uniform, Whole
 from penstock.plan.torch_order import TorchDistributed, TorchShuffle, TwisterState
 
@@ -15,6 +16,7 @@ __all__ = [
     "FullShuffle",
     "Order",
     "RepeatingOrder",
+    "Scattered",
     "Sequential",
     "Shares",
     "Split",

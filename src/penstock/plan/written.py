@@ -17,6 +17,7 @@ from penstock.errors import ConfigError
 from penstock.plan.access import AccessPlan
 from penstock.plan.explicit import Explicit
 from penstock.plan.orders import BundleShuffle, FullShuffle, Order, Sequential
+from penstock.plan.scattered import Scattered
 from penstock.plan.splits import Shares, Split, Strided, Uniform, Whole
 from penstock.plan.torch_order import TorchDistributed, TorchShuffle, TwisterState
 from penstock.trace.schema import Kind, Spans
@@ -81,6 +82,9 @@ def _write_order(order: Order) -> JSON:
             "persistent_workers": bool(order.persistent_workers),
             "first_epoch": int(order.first_epoch),
         }
+    if type(order) is Scattered:
+        inner = _write_order(order.order)
+        return None if inner is None else {"kind": "Scattered", "order": inner, "seed": int(order.seed)}
     kind = _ORDERS.get(type(order).__name__)
     if kind is not type(order):
         return None
@@ -93,6 +97,8 @@ def _read_order(written: Mapping[str, Any]) -> Order:
     if kind == "TorchShuffle":
         words = np.frombuffer(base64.b64decode(arguments.pop("words")), "<u4").astype(np.uint32)
         return TorchShuffle(state=TwisterState(words, arguments.pop("used")), **arguments)
+    if kind == "Scattered":
+        return Scattered(_read_order(arguments.pop("order")), **arguments)
     order: Order = _ORDERS[kind](**arguments)
     return order
 
