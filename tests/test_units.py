@@ -22,6 +22,7 @@ from penstock.units import (
     parse_rate,
     parse_samples_rate,
     parse_seconds,
+    parse_share,
 )
 
 
@@ -191,3 +192,29 @@ def test_round_figures_are_written_as_people_would() -> None:
     assert exact_mean_bytes(27_500.0) == "27.5 kB"
     assert exact_seconds(0.005) == "5 ms"
     assert exact_bytes(4 * 10**9) == "4 GB"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("30%", 0.3), (" 29 % ", 0.29), ("0.29", 0.29), ("1", 1.0), ("0", 0.0), (".5%", 0.005), ("250%", 2.5)],
+)
+def test_a_share_is_read_with_or_without_its_sign(text: str, expected: float) -> None:
+    assert parse_share(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("5", "'5' is more than all of it"),
+        ("nan", "'nan' is no share"),
+        ("inf%", "'inf%' is no share"),
+        ("-1%", "zero or more"),
+        ("-0.1", "zero or more"),
+        ("30 percent", "'percent' is not one of %"),
+        ("much", "'much' does not begin with a number: write for example '30%'"),
+        ("", "does not begin with a number"),
+    ],
+)
+def test_a_share_that_is_none_or_may_mean_two_things_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse_share(text)

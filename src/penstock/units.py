@@ -30,6 +30,7 @@ _RATES: _Units = {
     **{f"{unit}/s": Fraction(scale, 8) for unit, scale in _BITS.items()},
 }
 _SAMPLES: _Units = {"samples/s": Fraction(1)}
+_SHARES: _Units = {"%": Fraction(1, 100)}
 _SECONDS: _Units = {
     "ns": Fraction(1, 10**9),
     "us": Fraction(1, 10**6),
@@ -99,6 +100,27 @@ def parse_seconds(value: str | int | float) -> float:
     0.005
     """
     return float(_parse(value, _SECONDS, "5 ms"))
+
+
+def parse_share(text: str) -> float:
+    """Return a share of something, 1 being all of it, from text such as ``"30%"`` or ``"0.3"``.
+
+    Without its sign a number is at most 1, for ``"5"`` may mean five times or 5 %.
+    Raises: ConfigError if it is not a finite share of zero or more.
+
+    >>> parse_share("29%")
+    0.29
+    """
+    match = _QUANTITY.fullmatch(text)
+    is_bare = match is not None and not match[2]
+    share = float(match[1]) if match is not None and is_bare else float(_parse(text, _SHARES, "30%"))
+    if not 0 <= share < math.inf:
+        raise ConfigError(f"{text!r} is no share: it must be zero or more, and finite")
+    if is_bare and share > 1:
+        raise ConfigError(
+            f"{text!r} is more than all of it: with its sign, 5% or 500%, it is clear what is meant"
+        )
+    return share
 
 
 def _parse(value: object, units: _Units, example: str) -> Fraction | float:

@@ -185,7 +185,7 @@ def test_sizes_and_ratios_are_laid_side_by_side(as_json: Any) -> None:
         (["--samples", "100", "--cache", "8 GB", "--sample-size", "0 B"], "at least a byte"),
         (["--samples", "100", "--cache", "30%", "--store-rate", "1 MB/s"], "--sample-size"),
         (["--samples", "100", "--cache", "30%", "--classes", "101"], "--classes is 101"),
-        (["--samples", "100", "--cache", "30%", "--tolerate", "nan"], "--tolerate is 'nan'"),
+        (["--samples", "100", "--cache", "30%", "--tolerate", "nan"], "--tolerate: 'nan' is no share"),
         (["--samples", "100", "--cache", "30%", "--tolerate", "1", "--reach", "0.1"], "both given"),
         (["--samples", "100", "--cache", "30%", "--epochs", "0"], "epochs is 0"),
         (["--study", "table1", "--cache", "30%"], "do not go together"),

@@ -174,7 +174,7 @@ def test_small_caches_are_shown_for_subsets_and_for_a_shared_order(
         ("--order full,random", "no order 'random'"),
         ("--sizes 0.5", "--sizes has '0.5'; sizes are like"),
         ("--sizes 50..10%", "--sizes has"),
-        ("--sizes=-5%", "--sizes has '-5%'"),
+        ("--sizes=-5%", "--sizes: '-5%' cannot be: it must be zero or more"),
         ("--samples 0", "samples is 0"),
         ("--epochs 0", "epochs is 0"),
         ("--ranks 0", "ranks is 0"),

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.plan import BundleShuffle, FullShuffle
-from penstock.plan.scattered import Scattered
+from penstock.plan import BundleShuffle, FullShuffle, Scattered
 from penstock.simulate.bundles import (
     PAPER_TABLE_1,
     Choice,

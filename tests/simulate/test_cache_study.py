@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Sequential
+from penstock.plan import AccessPlan, FullShuffle
+from penstock.plan.named import OrderName
 from penstock.simulate.cache_study import (
     Job,
-    OrderName,
     improvement,
     job_curve,
     string_curve,
@@ -98,25 +98,16 @@ def test_subsets_are_as_even_as_shares_of_a_batch_and_shuffled_by_different_seed
     assert sorted(strings[2].tolist()) == list(range(9))
 
 
-@pytest.mark.parametrize(
-    ("name", "order"),
-    [
-        ("full", FullShuffle(50, 7)),
-        ("sequential", Sequential(50)),
-        ("bundle", BundleShuffle(50, 7, 0.1)),
-        ("bundle:0.3", BundleShuffle(50, 7, 0.3)),
-    ],
-)
-def test_an_order_is_named(name: str, order: object) -> None:
-    assert OrderName(name).of(50, 7) == order
+@pytest.mark.parametrize("own_subsets", [False, True])
+def test_scattered_ids_change_no_hit_and_no_expectation(own_subsets: bool) -> None:
+    job = Job(samples=1000, epochs=3, ranks=2 if own_subsets else 1, own_subsets=own_subsets)
+    plain, scattered = OrderName("bundle:0.05"), OrderName("scattered-bundle:0.05")
 
-
-@pytest.mark.parametrize(
-    "name", ["shuffled", "full:0.5", "bundle:x", "bundle:0", "bundle:1.5", "bundle:nan", ""]
-)
-def test_an_unknown_order_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"order|bundle_ratio"):
-        OrderName(name)
+    assert job_curve(job, scattered, "lru", SHARES).hit_ratio.tolist() == (
+        job_curve(job, plain, "lru", SHARES).hit_ratio.tolist()
+    )
+    np.testing.assert_array_equal(job.expected(scattered, SHARES), job.expected(plain, SHARES))
+    assert job.expected(OrderName("scattered-sequential"), SHARES) is None
 
 
 def test_a_share_means_the_whole_number_that_was_written() -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.options import check_folder, parsed_names
 from penstock.cli.output import Table, add_output_options, check_plot, show
 from penstock.errors import ConfigError
 from penstock.units import format_bytes
@@ -153,9 +154,8 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError(f"--block-bytes is {options.block_bytes}; a block has at least one: 4096 is a page")
     # Now, rather than when a training of days is over.
     for name in ("out", "string"):
-        path = getattr(options, name)
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(f"--{name} {path}: there is no folder {path.parent}: make it first")
+        if (path := getattr(options, name)) is not None:
+            check_folder(f"--{name}", path)
     check_plot(options)
 
 
@@ -204,7 +204,7 @@ def _show(options: argparse.Namespace, recording: Recording, recorded: Recorded 
 def _phases(options: argparse.Namespace) -> list[Phase]:
     from penstock.trace.blocks import Phase
 
-    names = [name.strip() for name in options.phases.split(",")]
+    names = parsed_names(options.phases)
     known = [phase.name.lower() for phase in Phase]
     for name in names:
         if name not in known:

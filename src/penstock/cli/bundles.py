@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.options import parsed, parsed_share, refuse_together
 from penstock.cli.output import Table, add_output_options, progress, show
 from penstock.errors import ConfigError
 from penstock.units import format_seconds, parse_bytes, parse_rate
@@ -92,9 +93,7 @@ def _run(options: argparse.Namespace) -> None:
         *("samples", "data", "classes", "sample_size", "cache", "batch_size", "headroom", "store_rate"),
         *("tolerate", "reach", "accuracy"),
     )
-    for name in of_a_choice:
-        if getattr(options, name) is not None:
-            raise ConfigError(f"--study and --{name.replace('_', '-')} do not go together: leave one out")
+    refuse_together(options, "study", of_a_choice)
     epochs = 5 if options.epochs is None else options.epochs
     if epochs < 2:
         raise ConfigError(f"--epochs is {epochs}; the first epoch never hits: study at least 2")
@@ -112,10 +111,10 @@ def _recommend(options: argparse.Namespace) -> None:
     setting, labels, sample_bytes = _setting(options)
     found = recommend(
         setting,
-        tolerate=None if options.tolerate is None else _share("--tolerate", options.tolerate),
-        reach=None if options.reach is None else _share("--reach", options.reach),
+        tolerate=None if options.tolerate is None else parsed_share("--tolerate", options.tolerate),
+        reach=None if options.reach is None else parsed_share("--reach", options.reach),
     )
-    rate = None if options.store_rate is None else parse_rate(options.store_rate)
+    rate = None if options.store_rate is None else parsed("--store-rate", parse_rate, options.store_rate)
     if rate is not None and sample_bytes is None:
         raise ConfigError("--store-rate needs the size of a sample: give --sample-size, or --data")
     comparisons = compare(study)
@@ -183,7 +182,7 @@ def _setting(options: argparse.Namespace) -> tuple[Setting, NDArray[np.int64] | 
         samples, sample_bytes = len(source), float(source.sizes_bytes.mean())
         labels = np.asarray(source.labels, np.int64)
     elif options.sample_size is not None:
-        sample_bytes = float(parse_bytes(options.sample_size))
+        sample_bytes = float(parsed("--sample-size", parse_bytes, options.sample_size))
         if sample_bytes == 0:
             raise ConfigError("--sample-size is 0; a sample has at least a byte")
     if options.classes is not None:
@@ -197,30 +196,23 @@ def _setting(options: argparse.Namespace) -> tuple[Setting, NDArray[np.int64] | 
         _cache(options.cache, samples, sample_bytes),
         20 if options.epochs is None else options.epochs,
         min(64, samples) if options.batch_size is None else options.batch_size,
-        HEADROOM if options.headroom is None else _share("--headroom", options.headroom),
+        HEADROOM if options.headroom is None else parsed_share("--headroom", options.headroom),
     )
     return setting, labels, sample_bytes
 
 
 def _cache(text: str, samples: int, sample_bytes: float | None) -> int:
     """Return the cache in samples, from a share of them, their number, or bytes."""
+    from penstock.simulate.caches import share_of
+
     if text.strip().endswith("%"):
-        return math.floor(_share("--cache", text) * samples * (1 + 1e-12))
+        return share_of(samples, parsed_share("--cache", text))
     if re.fullmatch(r"\s*[\d_,]+\s*", text):
         return int(text.replace(",", ""))
-    nbytes = parse_bytes(text)
+    nbytes = parsed("--cache", parse_bytes, text)
     if sample_bytes is None:
         raise ConfigError(f"--cache {text} needs the size of a sample: give --sample-size, or --data")
     return math.floor(nbytes / sample_bytes)
-
-
-def _share(name: str, text: str) -> float:
-    """Return 0.3 for "30%" and for "0.3"."""
-    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(%?)\s*", text)
-    share = float(match[1]) / (100 if match[2] else 1) if match else math.nan
-    if not 0 <= share <= 1:
-        raise ConfigError(f"{name} is {text!r}; it is a share from 0 to 1: write for example 0.1 or 10%")
-    return share
 
 
 def _choice_of(setting: Setting, study: Study, ratio: float) -> Choice:
@@ -435,10 +427,11 @@ def _effective_cache(options: argparse.Namespace, epochs: int) -> None:
         implied_cache,
         paper_means,
     )
+    from penstock.simulate.caches import share_of
 
     samples = SUN397_SAMPLES // 2
     shares = [share / 200 for share in range(90, 101)]
-    caches = [math.floor(share * samples) for share in shares]
+    caches = [share_of(samples, share) for share in shares]
     curves = hit_curves(samples, epochs, [1.0, PAPER_RATIO], caches, seed=options.seed)
     full, bundled = curves
     cells = [
@@ -492,10 +485,11 @@ def _effective_cache(options: argparse.Namespace, epochs: int) -> None:
 
 def _sizes(options: argparse.Namespace, epochs: int) -> None:
     from penstock.simulate.bundles import best_hit_ratio, hit_curves
+    from penstock.simulate.caches import share_of
 
     ratios = (1.0, 0.5, 0.2, 0.1, 0.05, 0.01)
     shares = [share / 20 for share in range(1, 21)]
-    caches = [math.floor(share * _SIZES_SAMPLES) for share in shares]
+    caches = [share_of(_SIZES_SAMPLES, share) for share in shares]
     curves = hit_curves(_SIZES_SAMPLES, epochs, ratios, caches, seed=options.seed)
     cells = [
         (

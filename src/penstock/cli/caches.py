@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.options import ORDERS, is_given, parsed, parsed_names, refuse_together
 from penstock.cli.output import Table, add_output_options, progress, show
 from penstock.errors import ConfigError
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.measure.plot_caches import Panel
-    from penstock.simulate.cache_study import Curve, Improvement, Job, OrderName, PaperGain
+    from penstock.plan.named import OrderName
+    from penstock.simulate.cache_study import Curve, Improvement, Job, PaperGain
 
 _POLICIES = "lru,lfu,mru,clock,fifo,min"
 _DESCRIPTION = """\
@@ -54,9 +55,7 @@ def add(commands: Any) -> None:
     job = parser.add_argument_group("a training")
     job.add_argument("--samples", type=int, metavar="F", help="samples of the data set (20000)")
     job.add_argument("--epochs", type=int, metavar="E", help="epochs to read (5)")
-    job.add_argument(
-        "--order", metavar="NAMES", help="full, sequential, bundle or bundle:RATIO (full,bundle)"
-    )
+    job.add_argument("--order", metavar="NAMES", help=f"{ORDERS}, by commas (full,bundle)")
     job.add_argument("--ranks", type=int, metavar="N", help="ranks, each with a cache of its own (1)")
     job.add_argument(
         "--subsets",
@@ -109,18 +108,10 @@ def _check_together(options: argparse.Namespace) -> None:
         "small": ("ranks", "subsets", "batch_size", "policies", "sizes"),
     }
     for mode, others in excluded.items():
-        for other in others:
-            if _is_given(options, mode) and _is_given(options, other):
-                raise ConfigError(
-                    f"--{mode} and --{other.replace('_', '-')} do not go together: leave one out"
-                )
+        refuse_together(options, mode, others)
     for other in trace:
-        if _is_given(options, other) and options.trace is None:
+        if is_given(options, other) and options.trace is None:
             raise ConfigError(f"--{other} is about a trace: name its file by --trace")
-
-
-def _is_given(options: argparse.Namespace, name: str) -> bool:
-    return getattr(options, name) not in (None, False)
 
 
 def _or(value: Any, default: Any) -> Any:
@@ -143,7 +134,7 @@ def _run_job(options: argparse.Namespace) -> None:
         seed=_or(options.seed, 0),
     )
     orders = _orders(_or(options.order, "full,bundle"))
-    policies = _names(_or(options.policies, _POLICIES))
+    policies = parsed_names(_or(options.policies, _POLICIES))
     shares = _shares(_or(options.sizes, "1..100%"), job.own_samples(0))
     curves = _curves(job, orders, policies, shares)
     bound = job.bound(shares)
@@ -207,7 +198,7 @@ def _curves(
 def _job_data(
     job: Job, shares: Sequence[float], curves: Sequence[Curve], bound: NDArray[np.float64]
 ) -> dict[str, Any]:
-    from penstock.simulate.cache_study import OrderName
+    from penstock.plan.named import OrderName
 
     written = []
     for curve in curves:
@@ -240,6 +231,7 @@ def _run_trace(options: argparse.Namespace) -> None:
     import numpy as np
 
     from penstock.simulate.cache_study import string_curve
+    from penstock.simulate.caches import share_of
     from penstock.trace.references import read_references
 
     columns = None if options.columns is None else options.columns.split(",")
@@ -250,9 +242,9 @@ def _run_trace(options: argparse.Namespace) -> None:
     total_bytes = int(references.sizes_bytes[first].sum())
     sizes_bytes = references.sizes_bytes if options.bytes else None
     whole = total_bytes if options.bytes else objects.size
-    policies = _names(_or(options.policies, "lru,fifo" if options.bytes else _POLICIES))
+    policies = parsed_names(_or(options.policies, "lru,fifo" if options.bytes else _POLICIES))
     shares = _shares(_or(options.sizes, "1..100%"), whole, is_bytes=options.bytes)
-    sizes = [math.floor(share * whole * (1 + 1e-12)) for share in shares]
+    sizes = [share_of(whole, share) for share in shares]
     curves = []
     with progress("replaying", len(policies)) as done:
         for policy in policies:
@@ -289,10 +281,11 @@ def _run_trace(options: argparse.Namespace) -> None:
 
 
 def _run_figure(options: argparse.Namespace) -> None:
+    from penstock.plan.named import OrderName
     from penstock.simulate import cache_study as study
 
     shares = [percent / 100 for percent in range(101)]
-    orders = [study.OrderName("full"), study.OrderName("bundle")]
+    orders = [OrderName("full"), OrderName("bundle")]
     setting = {"epochs": _or(options.epochs, 5), "seed": _or(options.seed, 0)}
     if options.figure == "5":
         of_name = {"ImageNet100": study.IMAGENET100_SAMPLES, "Food101": study.FOOD101_SAMPLES}
@@ -415,24 +408,21 @@ def _run_small(options: argparse.Namespace) -> None:
 
 
 def _orders(text: str) -> list[OrderName]:
-    from penstock.simulate.cache_study import OrderName
+    from penstock.plan.named import OrderName
 
-    return [OrderName(name) for name in _names(text)]
-
-
-def _names(text: str) -> list[str]:
-    return list(dict.fromkeys(name.strip() for name in text.split(",")))
+    return [OrderName(name) for name in parsed_names(text)]
 
 
 def _label(order: OrderName) -> str:
+    ids = "scattered " if order.is_scattered else ""
     if order.bundle_ratio is not None:
-        return f"bundles of {100 * order.bundle_ratio:g} %"
-    return "full shuffle" if order.name == "full" else order.name
+        return f"{ids}bundles of {100 * order.bundle_ratio:g} %"
+    return "full shuffle" if order.kind == "full" else f"{ids}sequential"
 
 
 def _shares(text: str, whole: int, *, is_bytes: bool = False) -> list[float]:
     """Return sizes relative to the whole, ascending: of "1..100%" or "5%,10%" or "1000,2000" or "1 MB,2 MB"."""
-    from penstock.units import parse_bytes
+    from penstock.units import parse_bytes, parse_share
 
     shares: set[float] = set()
     for part in text.split(","):
@@ -440,10 +430,10 @@ def _shares(text: str, whole: int, *, is_bytes: bool = False) -> list[float]:
         match = re.fullmatch(r"(\d+)\.\.(\d+) *%", word)
         if match and int(match[1]) <= int(match[2]) <= 1000:
             shares.update(percent / 100 for percent in range(int(match[1]), int(match[2]) + 1))
-        elif match := re.fullmatch(r"(\d+(?:\.\d+)?) *%", word):
-            shares.add(float(match[1]) / 100)
+        elif word.endswith("%") and ".." not in word:
+            shares.add(parsed("--sizes", parse_share, word))
         elif is_bytes and word:
-            shares.add(parse_bytes(word) / whole)
+            shares.add(parsed("--sizes", parse_bytes, word) / whole)
         elif word.isdecimal():
             shares.add(int(word) / whole)
         else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.options import ORDERS, parsed
 from penstock.cli.output import Table, add_output_options, progress, show
 from penstock.cli.scenario import add_scenario_options, scenario_from
-from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.machine import Machine
@@ -40,7 +40,7 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_scenario_options(parser)
-    parser.add_argument("--order", metavar="NAME", help="full, sequential, bundle or bundle:RATIO (full)")
+    parser.add_argument("--order", metavar="NAME", help=f"{ORDERS} (full)")
     parser.add_argument(
         "--files", action="store_true", help="each sample is a file, beside which nothing lies"
     )
@@ -58,7 +58,7 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     from dataclasses import replace
 
-    from penstock.simulate.cache_study import OrderName
+    from penstock.plan.named import OrderName
     from penstock.simulate.layout import compare_layouts, count_epochs
     from penstock.units import parse_bytes
 
@@ -74,7 +74,7 @@ def _run(options: argparse.Namespace) -> None:
             machine,
             scenario.sizes_bytes(),
             is_packed=not options.files,
-            window_bytes=None if options.window is None else _parsed("--window", parse_bytes, options.window),
+            window_bytes=None if options.window is None else parsed("--window", parse_bytes, options.window),
             progress=done,
         )
     if options.plot is not None:
@@ -98,12 +98,12 @@ def _machine(options: argparse.Namespace, machine: Machine) -> Machine:
     changes: dict[str, Any] = {}
     for option, field in (("sequential", "sequential"), ("write", "write")):
         if (written := getattr(options, option)) is not None:
-            changes[field] = _parsed(f"--{option}", lambda text: Curve.flat(parse_rate(text)), written)
+            changes[field] = parsed(f"--{option}", lambda text: Curve.flat(parse_rate(text)), written)
     if options.random_read is not None:
-        changes["random_bytes"] = _parsed("--random-read", parse_bytes, options.random_read)
+        changes["random_bytes"] = parsed("--random-read", parse_bytes, options.random_read)
     for option, field in (("request", "request_seconds"), ("latency", "latency_seconds")):
         if (written := getattr(options, option)) is not None:
-            changes[field] = _parsed(f"--{option}", parse_seconds, written)
+            changes[field] = parsed(f"--{option}", parse_seconds, written)
     if not changes:
         return machine
     source = machine.source
@@ -111,13 +111,6 @@ def _machine(options: argparse.Namespace, machine: Machine) -> Machine:
         # A flat rate for all clients is meant for as many as there are, not for those of a curve that go beyond it.
         changes["clients"] = Curve.flat(source.clients.at(machine.ranks))
     return replace(machine, source=replace(source, **changes))
-
-
-def _parsed(option: str, parse: Any, written: str) -> Any:
-    try:
-        return parse(written)
-    except ConfigError as error:
-        raise ConfigError(f"{option}: {error}") from None
 
 
 def _table(title: str, comparison: LayoutComparison) -> Table:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from penstock.cli.options import check_folder
 from penstock.cli.output import check_plot, needing
 from penstock.cli.plan import add_plan
 from penstock.cli.simulate import add_simulate
@@ -97,8 +98,7 @@ def _calibrate(options: argparse.Namespace) -> None:
 
     if not (math.isfinite(options.seconds) and options.seconds > 0):
         raise ConfigError(f"--seconds is {options.seconds:g}; it must be above zero, 10 is usual")
-    if not options.out.parent.is_dir():
-        raise ConfigError(f"--out {options.out}: there is no folder {options.out.parent}: make it first")
+    check_folder("--out", options.out)
     text = measure_machine(open_source(options.source), max_seconds=options.seconds).to_toml()
     unfinished = options.out.with_name(f"{options.out.name}.{os.getpid()}.unfinished")
     unfinished.write_text(text)

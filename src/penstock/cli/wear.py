@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.options import parsed_amount, parsed_count, parsed_names, refuse_together
 from penstock.cli.output import Table, add_output_options, progress, show
 from penstock.errors import ConfigError
 
@@ -99,18 +100,13 @@ def _run(options: argparse.Namespace) -> None:
 def _refuse_options_of_other_sources(options: argparse.Namespace) -> None:
     of_snapshots = ("models", "parameters", "methods", "snap_dis")
     of_life = ("endurance", "per_day", "every")
-    refused: tuple[str, ...] = ()
     if options.paper:
-        refused, source = (*of_snapshots, *of_life), "--paper"
+        refuse_together(options, "paper", (*of_snapshots, *of_life))
         if options.ssd != "paper" or options.warm_up != "sequential" or options.repeat != 1:
             raise ConfigError(
                 "--paper runs on the paper's own drive, once: drop --ssd, --warm-up and --repeat"
             )
-    elif options.stream is not None:
-        refused, source = of_snapshots, "--stream"
-    for name in refused:
-        if getattr(options, name) is not None:
-            raise ConfigError(f"--{name.replace('_', '-')} says nothing to {source}: drop one of the two")
+    refuse_together(options, "stream", of_snapshots)
 
 
 def _ssd(options: argparse.Namespace) -> Ssd:
@@ -157,33 +153,18 @@ def _models(options: argparse.Namespace) -> list[SnapshotSizes]:
             raise ConfigError(f"--sizes {options.sizes}: it is not text: {error}") from None
     names = [model.name for model in models]
     if options.models is not None:
-        wanted = _names(options.models)
+        wanted = parsed_names(options.models)
         for name in wanted:
             if name not in names:
                 raise ConfigError(f"--models: {name!r} is not recorded; the models are {', '.join(names)}")
         models = [model for model in models if model.name in wanted]
     if options.parameters is not None:
-        parameters = _whole("--parameters", options.parameters)
+        parameters = parsed_count("--parameters", options.parameters)
     elif options.sizes is None:
         parameters = CAFFENET_PARAMETERS  # as large as the model that gave the paper's drive its work
     else:
         return models
     return [model if model.parameters == parameters else model.scaled(parameters) for model in models]
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
-
-
-def _whole(option: str, text: str) -> int:
-    """Return a whole number of at least 1, which may be written 7e9."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not (math.isfinite(number) and number >= 1 and number.is_integer()):
-        raise ConfigError(f"{option} is {text!r}; it must be a whole number of at least 1")
-    return int(text) if text.strip().isdigit() else int(number)
 
 
 def _life(
@@ -196,23 +177,13 @@ def _life(
 
     per_day = None
     if options.per_day is not None:
-        per_day = float(_quantity("--per-day", parse_bytes, options.per_day))
+        per_day = parsed_amount("--per-day", parse_bytes, options.per_day)
     elif options.every is not None:
-        every = _quantity("--every", parse_seconds, options.every)
+        every = parsed_amount("--every", parse_seconds, options.every)
         per_day = written_per_day(stream, result, every, options.repeat)
     if result.ssd.rated_cycles is None:
         return None, per_day
     return lifetime(result.wear, result.written_bytes, result.ssd.rated_cycles, per_day), per_day
-
-
-def _quantity(option: str, parse: Any, text: str) -> float:
-    try:
-        amount = float(parse(text))
-    except ConfigError as error:
-        raise ConfigError(f"{option}: {error}") from None
-    if not 0 < amount < math.inf:
-        raise ConfigError(f"{option} is {text!r}; it must be finite and above zero")
-    return amount
 
 
 # -- Snapshots by method ---------------------------------------------------------------------------------
@@ -221,10 +192,12 @@ def _quantity(option: str, parse: Any, text: str) -> float:
 def _run_methods(options: argparse.Namespace, models: Sequence[SnapshotSizes], drive: Drive) -> None:
     from penstock.simulate.snapshots import METHODS, SNAP_DISTANCES, compare_methods, method_named
 
-    methods = METHODS if options.methods is None else [method_named(name) for name in _names(options.methods)]
+    methods = (
+        METHODS if options.methods is None else [method_named(name) for name in parsed_names(options.methods)]
+    )
     distances: Sequence[int] = SNAP_DISTANCES
     if options.snap_dis is not None:
-        distances = [_whole("--snap-dis", part) for part in _names(options.snap_dis)]
+        distances = [parsed_count("--snap-dis", part) for part in parsed_names(options.snap_dis)]
     with progress("snapshots", len(models) * len(methods) * len(distances)) as done:
         runs = compare_methods(drive, models, methods, distances, repeat=options.repeat, done=done)
     rows = [_method_row(options, run) for run in runs]

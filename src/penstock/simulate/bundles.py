@@ -28,9 +28,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
-from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Order, Uniform
+from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Order
 from penstock.plan.orders import check_samples, is_whole
-from penstock.plan.random import derive_key
+from penstock.plan.subsets import own_subset
+from penstock.simulate.caches import share_of
 
 #: Share of its cache that the bundle paper's runs did without: 49 of 50 % explain its Table 1 (`implied_cache`).
 HEADROOM = 0.02
@@ -479,9 +480,8 @@ def table_1(
 ) -> list[NodeHits]:
     """Return the paper's Table 1, counted: by nodes, node, then share.
 
-    samples: of the whole data set, shared out as evenly as ceil(F / N) allows. cache_shares: of *each node's own*
-        samples, whole ones; the paper says "of the full data set", with which every read after the first epoch
-        would hit. Each node shuffles by a seed of its own.
+    samples: of the whole data set; each node has an `own_subset` of it. cache_shares: of *each node's own* samples,
+        whole ones; the paper says "of the full data set", with which every read after the first epoch would hit.
     """
     check_samples(samples)
     for share in cache_shares:
@@ -489,13 +489,12 @@ def table_1(
     rows = []
     for count in nodes:
         for node in range(count):
-            own = Uniform().size(node, count, samples)
-            key = derive_key(seed, f"node {node} of {count}")
-            caches = [math.floor(share * own) for share in cache_shares]
-            original = replayed_hit_ratios(FullShuffle(own, key), epochs, caches)
-            proposed = replayed_hit_ratios(BundleShuffle(own, key, bundle_ratio), epochs, caches)
+            own = own_subset(samples, seed, node, count)
+            caches = [share_of(own.samples, share) for share in cache_shares]
+            original = replayed_hit_ratios(FullShuffle(own.samples, own.seed), epochs, caches)
+            proposed = replayed_hit_ratios(BundleShuffle(own.samples, own.seed, bundle_ratio), epochs, caches)
             rows += [
-                NodeHits(count, node + 1, own, share, float(one), float(other))
+                NodeHits(count, node + 1, own.samples, share, float(one), float(other))
                 for share, one, other in zip(cache_shares, original, proposed, strict=True)
             ]
     return rows

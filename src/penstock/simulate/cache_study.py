@@ -4,53 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
-from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Order, Sequential, Uniform
+from penstock.plan import AccessPlan, BundleShuffle, Sequential
+from penstock.plan.named import OrderName
 from penstock.plan.orders import check_samples, check_seed
-from penstock.plan.random import derive_key
+from penstock.plan.subsets import OwnSubset, own_subset
 from penstock.policy.eviction import check_eviction
-from penstock.simulate.bundles import PAPER_RATIO, best_hit_ratio, expected_hit_ratio
-from penstock.simulate.caches import hit_ratios
+from penstock.simulate.bundles import best_hit_ratio, expected_hit_ratio
+from penstock.simulate.caches import hit_ratios, share_of
 
 Ids = NDArray[np.int64]
 Ratios = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class OrderName:
-    """An order by name, for any number of samples: "full", "sequential", "bundle" or "bundle:" and a ratio."""
-
-    name: str
-    #: Size of a bundle relative to the samples that are shuffled together; None where there is none.
-    bundle_ratio: float | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        kind, _, ratio = self.name.partition(":")
-        if kind not in ("full", "sequential", "bundle") or (ratio and kind != "bundle"):
-            raise ConfigError(
-                f"there is no order {self.name!r}; known are full, sequential, bundle and, for example, bundle:0.05"
-            )
-        object.__setattr__(self, "bundle_ratio", None)
-        if kind == "bundle":
-            try:
-                value = float(ratio) if ratio else PAPER_RATIO
-            except ValueError:
-                raise ConfigError(
-                    f"order is {self.name!r}; after bundle: stands a ratio, like 0.05"
-                ) from None
-            BundleShuffle(1, bundle_ratio=value)  # says what is wrong with a ratio
-            object.__setattr__(self, "bundle_ratio", value)
-
-    def of(self, samples: int, seed: int) -> Order:
-        """Return the order of so many samples."""
-        if self.bundle_ratio is not None:
-            return BundleShuffle(samples, seed, self.bundle_ratio)
-        return FullShuffle(samples, seed) if self.name == "full" else Sequential(samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +27,9 @@ class Job:
     """Ranks that read a data set, each through a cache of its own.
 
     samples: F. epochs: E; caches are empty before the first. ranks: N.
-    own_subsets: each rank keeps to a subset of its own, as even as ceil(F / N) allows, and shuffles it by a seed of its
-        own (Lee & Bahn 2023, section 4.2). Otherwise all ranks share one order of all samples and each reads its slice
-        of every batch, so that a rank meets a sample again after N epochs on average.
+    own_subsets: each rank keeps to a subset of its own and shuffles it (`penstock.plan.subsets`). Otherwise all ranks
+        share one order of all samples and each reads its slice of every batch, so that a rank meets a sample again
+        after N epochs on average.
     batch_size: B, over all ranks; only with a shared order does it matter.
     """
 
@@ -82,19 +51,20 @@ class Job:
 
     def own_samples(self, rank: int) -> int:
         """Return the size of the rank's subset, or of a share as large where the order is shared."""
-        return Uniform().size(rank, self.ranks, self.samples)
+        return self._own(rank).samples
+
+    def _own(self, rank: int) -> OwnSubset:
+        return own_subset(self.samples, self.seed, rank, self.ranks)
 
     def cache_samples(self, rank: int, cache_share: float) -> int:
         """Return the samples that fit into a cache of so large a share of the rank's: whole ones."""
-        # A share such as 0.29 of 100 is meant to be 29, though its product is a little less.
-        return math.floor(cache_share * self.own_samples(rank) * (1 + 1e-12))
+        return share_of(self.own_samples(rank), cache_share)
 
     def string(self, order: OrderName, rank: int) -> Ids:
         """Return the samples that the rank reads over the run: int64[reads]; ids count from 0 within a subset."""
         if self.own_subsets and self.ranks > 1:
-            own = self.own_samples(rank)
-            key = derive_key(self.seed, f"node {rank} of {self.ranks}")
-            return AccessPlan(order.of(own, key), own, self.epochs).string(0)
+            own = self._own(rank)
+            return AccessPlan(order.of(own.samples, own.seed), own.samples, self.epochs).string(0)
         shared = order.of(self.samples, self.seed)
         return AccessPlan(shared, self.batch_size, self.epochs, self.ranks).string(rank)
 
@@ -122,13 +92,12 @@ class Job:
         For shuffles within bundles, a full one being one bundle, read by one rank or by own subsets: for F large,
         (E - 1) / E (c + (1 - c) ln(1 - c)) under a full shuffle. Source: `penstock.simulate.bundles`.
         """
-        if order.name == "sequential" or (self.ranks > 1 and not self.own_subsets):
+        if order.kind == "sequential" or (self.ranks > 1 and not self.own_subsets):
             return None
         ratios = []
         for rank in range(self.ranks):
             own = self.own_samples(rank)
-            shuffled = order.of(own, 0)
-            bundle = shuffled.bundle if isinstance(shuffled, BundleShuffle) else own
+            bundle = BundleShuffle(own, bundle_ratio=order.bundle_ratio or 1.0).bundle
             ratios.append(
                 [
                     expected_hit_ratio(own, self.cache_samples(rank, share), self.epochs, bundle)

@@ -7,6 +7,7 @@ request by request on random strings, and nothing that runs a training decides b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,14 @@ WITH_DISTANCES = ("lru", "mru", "min")
 #: Of these, the ones whose pass is faster than replays, whatever the number of objects.
 _ONE_PASS = ("lru", "mru")
 _WITH_SIZES = ("lru", "fifo")
+
+
+def share_of(whole: int, share: float) -> int:
+    """Return the size of a cache of so large a share of `whole` objects or bytes, rounded down.
+
+    A share that was written as a decimal is meant exactly: 0.29 of 100 are 29, though 0.29 * 100 is a little less.
+    """
+    return math.floor(share * whole * (1 + 1e-12))
 
 
 def stack_distances(references: ArrayLike, policy: str = "lru") -> Ids:

@@ -1,0 +1,85 @@
+"""What people write behind options, read alike by every command; errors name the option."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.errors import ConfigError
+from penstock.units import parse_share
+
+_Value = TypeVar("_Value")
+
+#: The names that `penstock.plan.named.OrderName` knows, for help texts.
+ORDERS = "full, sequential, bundle or bundle:RATIO, the last three also behind scattered-"
+
+
+def parsed(option: str, parse: Callable[[str], _Value], text: str) -> _Value:
+    """Return what `parse` makes of the text, as those of `penstock.units` do.
+
+    Raises: ConfigError, what `parse` says behind the option's name.
+    """
+    try:
+        return parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from error
+
+
+def parsed_amount(option: str, parse: Callable[[str], float], text: str) -> float:
+    """Return what `parse` makes of the text, where nothing and infinity mean nothing.
+
+    Raises: as `parsed`; ConfigError for 0 and inf.
+    """
+    amount = float(parsed(option, parse, text))
+    if not 0 < amount < math.inf:
+        raise ConfigError(f"{option} is {text!r}; it must be finite and above zero")
+    return amount
+
+
+def parsed_share(option: str, text: str) -> float:
+    """Return 0.3 for "30%" and for "0.3". Raises: as `parsed`; ConfigError for more than all of it."""
+    share = parsed(option, parse_share, text)
+    if share > 1:
+        raise ConfigError(f"{option} is {text!r}; it is a share from 0 to 1: write for example 0.1 or 10%")
+    return share
+
+
+def parsed_count(option: str, text: str) -> int:
+    """Return a whole number of at least 1, which may be written 7e9. Raises: ConfigError for anything else."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number >= 1 and number.is_integer()):
+        raise ConfigError(f"{option} is {text!r}; it must be a whole number of at least 1")
+    return int(text) if text.strip().isdigit() else int(number)
+
+
+def parsed_names(text: str) -> list[str]:
+    """Return the words between commas, each once."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",")))
+
+
+def is_given(options: argparse.Namespace, name: str) -> bool:
+    """Return whether an option whose default is None or False was written."""
+    return getattr(options, name) not in (None, False)
+
+
+def refuse_together(options: argparse.Namespace, name: str, others: Iterable[str]) -> None:
+    """Refuse options that would be ignored beside another one.
+
+    name, others: as attributes of the options. Raises: ConfigError where the one and any of the others are given.
+    """
+    for other in others:
+        if is_given(options, name) and is_given(options, other):
+            one, two = (f"--{each.replace('_', '-')}" for each in (name, other))
+            raise ConfigError(f"{one} and {two} do not go together: leave one out")
+
+
+def check_folder(option: str, path: Path) -> None:
+    """Refuse a file that cannot be written because its folder is missing, before there is anything to write."""
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"{option} {path}: there is no folder {path.parent}: make it first")
