@@ -184,10 +184,11 @@ class Staging:
 class DeepIO:
     """Keep a contiguous part of the data set in memory, exchange the rest.
 
-    Where the data set fits into all ranks' tier 1 together, rank i loads ids [iF/N, (i+1)F/N) before training; else
-    each rank fills its tier 1 with the ids that follow those of the rank before.
+    Where every rank's tier 1 holds its part, rank i loads ids [iF/N, (i+1)F/N) before training; else each rank fills
+    its tier 1 with the ids that follow those of the rank before.
     opportunistic: train on what is held instead of what the plan says: each read becomes a random sample, with
-        probability 1/(N-1) one of the rank's own (always on rank 0), else one of the rank before.
+        probability 1/(N-1) one of the rank's own (always on rank 0), else one of the rank before. Where that rank
+        holds none, the plan's sample stays.
     Source: Zhu et al., "Entropy-aware I/O pipelining for large-scale deep learning on HPC systems", MASCOTS 2018, as
         the thesis, section 2.3, models it.
     """
@@ -202,9 +203,8 @@ class DeepIO:
     def prepare(self, job: Job) -> Loading:
         """See `LoadingPolicy.prepare`."""
         capacity_bytes = job.tier(1, self.name)
-        if job.total_bytes / job.ranks <= capacity_bytes:
-            parts = _equal_parts(job.plan.samples, job.ranks)
-        else:
+        parts = _equal_parts(job.plan.samples, job.ranks)
+        if max(int(job.sizes_bytes[begin:end].sum()) for begin, end in parts) > capacity_bytes:
             parts = _parts_that_fit(job.sizes_bytes, [capacity_bytes] * job.ranks)
         fills = [_range_fill(rank, 1, begin, end) for rank, (begin, end) in enumerate(parts)]
         strings = self._draw(job, parts) if self.opportunistic else None
@@ -221,7 +221,8 @@ class DeepIO:
             begins, ends = np.array(parts, np.int64).T
             source = np.where(own, rank, rank - 1)
             held = ends[source] - begins[source]
-            strings.append(begins[source] + (draws[:, 1] * held).astype(np.int64))
+            drawn = begins[source] + (draws[:, 1] * held).astype(np.int64)
+            strings.append(np.where(held > 0, drawn, string))
         return strings
 
 
@@ -269,7 +270,7 @@ class LbannStore:
     """Keep the whole data set in the ranks' tier 1, exchange samples as they are due.
 
     preloading: each rank loads a contiguous part before training. Else (dynamic) it keeps the first F / N samples that
-        it reads.
+        it reads. What of its part a tier does not hold, because sizes differ, is read from the store each time.
     keeps_as_read: what is kept dynamically is the copy that staging reads; else threads of its own read it as well.
     Source: Jacobs et al., "Parallelizing training of deep generative models on massive scientific datasets", CLUSTER
         2019, as thesis, section 2.3, models it.
@@ -288,19 +289,22 @@ class LbannStore:
 
         Raises: NotSupported if the data set is larger than all ranks' tier 1 together.
         """
-        capacity_bytes = job.tier(1, self.name) * job.ranks
+        tier_bytes = job.tier(1, self.name)
+        capacity_bytes = tier_bytes * job.ranks
         if job.total_bytes > capacity_bytes:
             raise NotSupported(
                 f"{self.name} keeps the whole data set ({job.total_bytes:,} bytes) in storage class 1 of all "
                 f"ranks, which hold {capacity_bytes:,} bytes: give them more, or choose another policy"
             )
         if self.preloading:
-            parts = _equal_parts(job.plan.samples, job.ranks)
-            fills = [_range_fill(rank, 1, begin, end) for rank, (begin, end) in enumerate(parts)]
+            ids = [np.arange(begin, end) for begin, end in _equal_parts(job.plan.samples, job.ranks)]
+            kept = [_that_fit(each, job.sizes_bytes, tier_bytes) for each in ids]
+            fills = [Fill(rank, 1, each, before_training=True) for rank, each in enumerate(kept)]
             return Loading(fills, stages_from_store=False, stages_from_peers=True)
         origin: Literal["hand-over", "store"] = "hand-over" if self.keeps_as_read else "store"
-        kept = job.plan.samples // job.ranks
-        fills = [Fill(rank, 1, _firsts(string[:kept]), origin) for rank, string in enumerate(job.strings)]
+        share = job.plan.samples // job.ranks
+        kept = [_that_fit(_firsts(string[:share]), job.sizes_bytes, tier_bytes) for string in job.strings]
+        fills = [Fill(rank, 1, each, origin) for rank, each in enumerate(kept)]
         return Loading(fills, stages_from_store=self.keeps_as_read, stages_from_peers=True)
 
 

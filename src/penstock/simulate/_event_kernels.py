@@ -180,6 +180,7 @@ def _from_tiers(
     rank: int,
     now: float,
     from_peers: bool,
+    takes_last: bool,
     handed_to: int,
 ) -> tuple[float, int]:
     """Return when a sample can be here from a tier, the rank's own or a peer's, and from which; inf if from none.
@@ -188,9 +189,16 @@ def _from_tiers(
     """
     tiers = tier_rate.shape[0]
     done, held = np.inf, _NOTHING
+    last = -1
+    if takes_last and from_peers:
+        for copy in range(begin[sample], begin[sample + 1]):
+            if holder[copy] != rank and ready[copy] <= now:
+                last = copy
     for copy in range(begin[sample], begin[sample + 1]):
         is_own = holder[copy] == rank
         if ready[copy] == np.inf or not (is_own or (from_peers and ready[copy] <= now)):
+            continue
+        if takes_last and not is_own and copy != last:
             continue
         place = holder[copy] * tiers + tier[copy]
         rates = tier_rate if is_own else peer_rate
@@ -426,7 +434,7 @@ def run_together(
                     handed_to = int(hit[wanted]) if has_hits else 0
                     done, held = _from_tiers(
                         begin, holder, tier, ready, tier_rate, peer_rate, tier_reads, latency, sample, nbytes, rank,
-                        now, rules.from_peers, handed_to,
+                        now, rules.from_peers or actor == consumer, rules.takes_last, handed_to,
                     )  # fmt: skip
                     if rules.from_store or actor == consumer:
                         gamma = ranks if rules.counts_all else clients + (store_reads[rank] == 0)

@@ -161,7 +161,7 @@ def new_clocks(job: Job, fills: Fills, rules: Rules) -> Clocks:
         fills.begin[:-1].copy(),
         np.zeros(ranks, np.int64),
         np.full((ranks, rules.threads), rules.staging_start),
-        np.zeros((ranks, fills.room.shape[1], int(fills.threads.max()))),
+        np.full((ranks, fills.room.shape[1], int(fills.threads.max())), rules.start),
     )
 
 

@@ -83,6 +83,11 @@ class Assumptions:
                 "assumptions.clients is 'ahead', which counts reads that a rank before has already planned: "
                 "it needs time = 'rank-by-rank'"
             )
+        if self.counted == "first-time" and self.time != "rank-by-rank":
+            raise ConfigError(
+                "assumptions.counted is 'first-time', which fills a buffer that several threads watch beyond its "
+                "capacity: it needs time = 'rank-by-rank'"
+            )
         if self.clients == "reading-now" and self.time != "together":
             raise ConfigError(
                 "assumptions.clients is 'reading-now', but ranks that go through a step one after the other never "

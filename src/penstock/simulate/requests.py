@@ -241,6 +241,7 @@ def _load_before(job: Job, fills: Sequence[Fill], assumptions: Assumptions) -> _
         sizes = job.sizes_bytes[fill.samples].astype(np.float64)
         if fill.origin == "store":
             per_byte = 1 / machine.source_rate(ranks, 1) if share is None else share[fill.rank] * threads
+            latency = machine.source.latency_seconds
             store_bytes[fill.rank] += sizes.sum()
             store_reads[fill.rank] += sizes.size
         elif fill.origin == "peers":
@@ -250,10 +251,10 @@ def _load_before(job: Job, fills: Sequence[Fill], assumptions: Assumptions) -> _
                 if readers == 1
                 else machine.remote_rate(fill.tier, threads)
             )
-            per_byte = 1 / rate
+            per_byte, latency = 1 / rate, machine.storage[fill.tier].latency_seconds
         else:
             raise ConfigError("a hand-over happens during training: before_training cannot be with it")
-        seconds = sizes * (per_byte + _fill_byte_seconds(machine, fill.tier, assumptions))
+        seconds = latency + sizes * (per_byte + _fill_byte_seconds(machine, fill.tier, assumptions))
         ends = clock[fill.rank] + _round_robin_ends(seconds, threads)
         if fill.origin == "store":
             read_seconds[fill.rank] = np.concatenate([read_seconds[fill.rank], ends])
@@ -267,19 +268,21 @@ def _shared_source(job: Job, fills: Sequence[Fill]) -> Floats:
     Ranks that have less to load end earlier and leave more to the others.
     """
     machine = job.machine
-    left = np.zeros(job.ranks)
+    left, threads = np.zeros(job.ranks), np.ones(job.ranks, np.int64)
     for fill in fills:
         if fill.origin == "store":
             left[fill.rank] += job.sizes_bytes[fill.samples].sum()
+            threads[fill.rank] = max(threads[fill.rank], machine.storage[fill.tier].threads)
     total = left.copy()
     seconds = np.zeros(job.ranks)
     elapsed = 0.0
     while left.any():
         active = left > 0
-        rate = machine.source_rate(int(active.sum()), 1)
-        least = left[active].min()
-        elapsed += least / rate
-        left[active] -= least
+        clients = int(active.sum())
+        rates = np.array([machine.source_rate(clients, int(count)) * count for count in threads])
+        passed = (left[active] / rates[active]).min()
+        elapsed += passed
+        left[active] -= passed * rates[active]
         left[left < 0.5] = 0.0
         seconds[active & (left == 0)] = elapsed
     return np.divide(seconds, total, out=np.zeros(job.ranks), where=total > 0)
