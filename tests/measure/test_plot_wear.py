@@ -16,10 +16,10 @@ from PIL import Image
 from penstock.machine.ssd import Ssd, Wear
 from penstock.measure.picture import save_picture
 from penstock.measure.plot_wear import COLOUR_OF, draw_blocks, draw_methods, draw_table_9
+from penstock.policy.retention import Scheme
 from penstock.simulate.snapshots import (
     METHODS,
     TABLE_9,
-    Scheme,
     StoredRun,
     TimedSnapshot,
     caffenet_sizes,

@@ -16,11 +16,11 @@ import pytest
 
 from penstock.errors import ConfigError, FormatError
 from penstock.machine.ssd import Drive, Ssd
+from penstock.policy.retention import Scheme
 from penstock.simulate.snapshots import (
     METHODS,
     PAPER_ERASES,
     TABLE_9,
-    Scheme,
     SnapshotSizes,
     caffenet_sizes,
     compare_methods,

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from penstock.errors import ConfigError, FormatError
 from penstock.machine.ssd import Drive
+from penstock.policy.retention import Scheme, needed_to_restore, needed_to_save, reference_of
 from penstock.simulate.wear import (
     DeleteFile,
     Operation,
@@ -26,7 +27,6 @@ from penstock.simulate.wear import (
     run_stream,
 )
 
-Scheme = Literal["complete", "progressive", "chain"]
 Baseline = Literal["complete", "gzip", "huffman"]
 Delta = Literal["gzip", "rle4", "rle4_gzip", "dynrle"]
 _BASELINES: tuple[Baseline, ...] = ("complete", "gzip", "huffman")
@@ -41,8 +41,7 @@ SNAP_DISTANCES = (3, 5, 10)
 class Method:
     """A way of storing snapshots.
 
-    scheme: "complete": each one alone; "progressive": each as the difference to the one before; "chain": each as the
-        difference to the latest baseline.
+    scheme: to what a snapshot is stored as a difference, see `penstock.policy.retention`.
     baseline, delta: how each kind is stored.
     """
 
@@ -126,15 +125,12 @@ class SnapshotSizes:
 
         snap_dis: snapshots from one baseline to the next, at least 1.
         """
-        if snap_dis < 1:
-            raise ConfigError(f"snap_dis is {snap_dis}; the first of at least 1 snapshots is a baseline")
         sizes: list[int] = []
         for snapshot in range(self.count):
-            baseline = baseline_of(snapshot, snap_dis)
-            if method.delta is None or snapshot == baseline:
+            reference = reference_of(method.scheme, snapshot, snap_dis)
+            if method.delta is None or reference is None:
                 size = self.baselines[method.baseline][snapshot]
             else:
-                reference = snapshot - 1 if method.scheme == "progressive" else baseline
                 size = self.deltas[method.delta].get((snapshot, reference))
             if size is None:
                 return None
@@ -142,32 +138,7 @@ class SnapshotSizes:
         return sizes
 
 
-# -- Which files a scheme reads, writes and keeps --------------------------------------------------------
-
-
-def baseline_of(snapshot: int, snap_dis: int) -> int:
-    """Return the baseline that a snapshot belongs to, itself if it is one."""
-    return snapshot - snapshot % snap_dis
-
-
-def needed(scheme: Scheme, snapshot: int, snap_dis: int) -> list[int]:
-    """Return the files from which a snapshot is restored, in their order. Source: Algorithm 2, lines 23 to 29."""
-    first = baseline_of(snapshot, snap_dis)
-    if scheme == "complete" or snapshot == first:
-        return [snapshot]
-    return [first, snapshot] if scheme == "chain" else list(range(first, snapshot + 1))
-
-
-def read_to_save(scheme: Scheme, snapshot: int, snap_dis: int) -> list[int]:
-    """Return the files that are read to make a snapshot's delta; none for a baseline.
-
-    Source: Algorithm 2, lines 13 to 18, but for the chain's previous delta, which line 18 loads and the times of
-    Table 9 leave out.
-    """
-    first = baseline_of(snapshot, snap_dis)
-    if scheme == "complete" or snapshot == first:
-        return []
-    return [first] if scheme == "chain" else list(range(first, snapshot))
+# -- What a training does to the drive -------------------------------------------------------------------
 
 
 def snapshot_stream(
@@ -188,8 +159,8 @@ def snapshot_stream(
     operations: list[Operation] = []
     kept: list[int] = []
     for snapshot, size in enumerate(stored):
-        reads = read_to_save(method.scheme, snapshot, snap_dis)
-        wanted = needed(method.scheme, snapshot, snap_dis)
+        reads = needed_to_save(method.scheme, snapshot, snap_dis)
+        wanted = needed_to_restore(method.scheme, snapshot, snap_dis)
         operations.append(Phase(f"save {snapshot + 1}"))
         operations += [ReadFile(_file(read)) for read in reads]
         operations.append(WriteFile(_file(snapshot), size))
@@ -343,9 +314,8 @@ def caffenet_sizes() -> SnapshotSizes:
     dynrle: dict[tuple[int, int], int] = {}
     for scheme, rows in TABLE_9.items():
         for snapshot, row in enumerate(rows):
-            baseline = baseline_of(snapshot, TABLE_9_SNAP_DIS)
-            reference = snapshot - 1 if scheme == "progressive" else baseline
-            if snapshot == baseline:
+            reference = reference_of(scheme, snapshot, TABLE_9_SNAP_DIS)
+            if reference is None:
                 huffman[snapshot] = row.useful_pages * _PAPER_PAGE_BYTES
             else:
                 pages = row.useful_pages - rows[reference].useful_pages
@@ -455,7 +425,7 @@ def run_table_9(drive: Drive, *, phases_from_start: bool = True) -> list[TimedSn
         result = run_stream(drive.copy(), stream, phases_from_start=phases_from_start)
         saves, restores = result.phases[0::2], result.phases[1::2]
         for snapshot, published in enumerate(TABLE_9[method.scheme]):
-            files = needed(method.scheme, snapshot, TABLE_9_SNAP_DIS)
+            files = needed_to_restore(method.scheme, snapshot, TABLE_9_SNAP_DIS)
             rows.append(
                 TimedSnapshot(
                     method.scheme,
