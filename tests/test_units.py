@@ -13,6 +13,7 @@ from penstock.units import (
     exact_mean_bytes,
     exact_rate,
     exact_seconds,
+    exact_share,
     format_bytes,
     format_rate,
     format_ratio,
@@ -179,6 +180,11 @@ def test_a_mean_size_written_down_is_read_back_bit_for_bit(size: float) -> None:
     assert parse_mean_bytes(exact_mean_bytes(size)) == size
 
 
+@given(st.floats(min_value=0, max_value=1e9))
+def test_a_share_written_for_a_file_is_read_back_bit_for_bit(share: float) -> None:
+    assert parse_share(exact_share(share)) == share
+
+
 def test_a_mean_size_is_not_rounded_to_a_byte_and_is_finite() -> None:
     assert parse_mean_bytes("2.7 B") == 2.7
     with pytest.raises(ConfigError, match="it must be finite"):
@@ -192,6 +198,7 @@ def test_round_figures_are_written_as_people_would() -> None:
     assert exact_mean_bytes(27_500.0) == "27.5 kB"
     assert exact_seconds(0.005) == "5 ms"
     assert exact_bytes(4 * 10**9) == "4 GB"
+    assert exact_share(0.15) == "15 %"
 
 
 @pytest.mark.parametrize(

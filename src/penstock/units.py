@@ -10,6 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping
+from decimal import Context, Decimal
 from fractions import Fraction
 
 from penstock.errors import ConfigError
@@ -213,6 +214,18 @@ def exact_rate(bytes_per_second: float) -> str:
 def exact_seconds(seconds: float) -> str:
     """Return text that `parse_seconds` reads back as the same number, bit for bit."""
     return _exact(seconds, _SECONDS, ("s", "ms", "us"))
+
+
+def exact_share(share: float) -> str:
+    """Return text in percent that `parse_share` reads back as the same number, bit for bit."""
+    percent = f"{100 * share:.15g}"
+    if "e" in percent or parse_share(f"{percent} %") != share:
+        percent = format(Decimal(share).scaleb(2, _EVERY_DIGIT), "f")
+    return f"{percent} %"
+
+
+#: More than the 767 significant digits that a float can have.
+_EVERY_DIGIT = Context(prec=800)
 
 
 def _exact(amount: float, units: _Units, descending: tuple[str, ...]) -> str:

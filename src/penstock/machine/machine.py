@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import ConfigError
+from penstock.machine.checks import check_count, check_rate, check_seconds
 from penstock.machine.curve import Curve
 
 Backend = Literal["memory", "filesystem"]
@@ -68,9 +69,9 @@ class StorageClass:
     def __post_init__(self) -> None:
         if not self.name:
             raise ConfigError("name is empty; a storage class is told from others by its name")
-        _check_at_least_one("capacity_bytes", self.capacity_bytes)
-        _check_at_least_one("threads", self.threads)
-        _check_time("latency_seconds", self.latency_seconds)
+        check_count("capacity_bytes", self.capacity_bytes)
+        check_count("threads", self.threads)
+        check_seconds("latency_seconds", self.latency_seconds)
         if self.backend not in BACKENDS:
             raise ConfigError(f"backend is {self.backend!r}; it must be one of {', '.join(BACKENDS)}")
         if self.backend == "filesystem" and not self.path:
@@ -122,11 +123,11 @@ class SharedStore:
                 "read is missing, and so is clients: say how fast the store is, for one client (read) or for all "
                 "of them together (clients)"
             )
-        _check_at_least_one("threads", self.threads)
-        _check_time("latency_seconds", self.latency_seconds)
-        _check_time("request_seconds", self.request_seconds)
+        check_count("threads", self.threads)
+        check_seconds("latency_seconds", self.latency_seconds)
+        check_seconds("request_seconds", self.request_seconds)
         if self.random_bytes is not None:
-            _check_at_least_one("random_bytes", self.random_bytes)
+            check_count("random_bytes", self.random_bytes)
         if self.clients is not None and self.sequential is not None:
             # Both are straight between their points, so the points of both are where one may cross the other.
             for users in sorted(
@@ -177,11 +178,11 @@ class Machine:
                 raise ConfigError(
                     f"storage[{index}].name is {name!r}, as storage[{names.index(name)}] is: rename one"
                 )
-        _check_at_least_one("ranks", self.ranks)
-        _check_at_least_one("decode_threads", self.decode_threads)
-        _check_rate("network_bytes_per_second", self.network_bytes_per_second)
-        _check_rate("source_network_bytes_per_second", self.source_network_bytes_per_second)
-        _check_rate("preprocess_bytes_per_second", self.preprocess_bytes_per_second)
+        check_count("ranks", self.ranks)
+        check_count("decode_threads", self.decode_threads)
+        check_rate("network_bytes_per_second", self.network_bytes_per_second)
+        check_rate("source_network_bytes_per_second", self.source_network_bytes_per_second)
+        check_rate("preprocess_bytes_per_second", self.preprocess_bytes_per_second)
 
     def source_rate(self, clients: int, reads_in_flight: int) -> float:
         """Return the bytes/s of one read of the shared store.
@@ -287,20 +288,3 @@ class Machine:
         from penstock.machine.toml import read_machine
 
         return read_machine(text)
-
-
-def _check_at_least_one(field: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{field} is {value!r}; it must be a whole number")
-    if value < 1:
-        raise ConfigError(f"{field} is {value}; it must be at least 1")
-
-
-def _check_time(field: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ConfigError(f"{field} is {value!r}; it must be finite and zero or more")
-
-
-def _check_rate(field: str, value: float) -> None:
-    if not value > 0:
-        raise ConfigError(f"{field} is {value!r}; a rate must be above zero (inf means that it never limits)")

@@ -111,7 +111,8 @@ def test_what_may_be_left_out_has_a_default() -> None:
     ("old", "new", "message"),
     [
         ('"15 %"', "0.15", "over_provisioning: 0.15 has no unit: write for example '15 %'"),
-        ('"15 %"', '"-15 %"', "over_provisioning: '-15 %' is not a share in percent"),
+        ('"15 %"', '"-15 %"', "over_provisioning: '-15 %' cannot be: it must be zero or more"),
+        ('"15 %"', '"0.15"', "over_provisioning: '0.15' is not a share in percent"),
         ('"25 us"', "25", "page_read: 25 has no unit"),
         ("channels = 8", "chanels = 8", "chanels is not a field; did you mean channels"),
         ("channels = 8", "channels = 0", "channels: 0 is below 1"),

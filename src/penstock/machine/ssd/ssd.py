@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from penstock.errors import ConfigError
+from penstock.machine.checks import check_count, check_rate, check_seconds
 
 HostLink = Literal["per channel", "shared"]
 #: Pages and blocks are numbered with 32 bits.
@@ -65,17 +66,13 @@ class Ssd:
 
     def __post_init__(self) -> None:
         for field in ("channels", "chips_per_channel", "blocks_per_chip", "page_bytes", "planes_per_chip"):
-            _check_count(field, getattr(self, field), 1)
-        _check_count("pages_per_block", self.pages_per_block, 1)
+            check_count(field, getattr(self, field), 1)
+        check_count("pages_per_block", self.pages_per_block, 1)
         for field in ("spare_bytes", "summary_pages", "open_pages"):
-            _check_count(field, getattr(self, field), 0)
+            check_count(field, getattr(self, field), 0)
         for field in ("page_read_seconds", "page_write_seconds", "block_erase_seconds"):
-            _check_seconds(field, getattr(self, field))
-        if not self.channel_bytes_per_second > 0:
-            raise ConfigError(
-                f"channel_bytes_per_second is {self.channel_bytes_per_second!r}; it must be above zero "
-                "(inf means that transfers take no time)"
-            )
+            check_seconds(field, getattr(self, field))
+        check_rate("channel_bytes_per_second", self.channel_bytes_per_second)
         _check_share("over_provisioning", self.over_provisioning)
         _check_share("gc_threshold", self.gc_threshold)
         if self.host_link not in get_args(HostLink):
@@ -85,9 +82,9 @@ class Ssd:
         if not isinstance(self.copy_back, bool):
             raise ConfigError(f"copy_back is {self.copy_back!r}; it must be true or false")
         if self.levelling_interval is not None:
-            _check_count("levelling_interval", self.levelling_interval, 2)
+            check_count("levelling_interval", self.levelling_interval, 2)
         if self.rated_cycles is not None:
-            _check_count("rated_cycles", self.rated_cycles, 1)
+            check_count("rated_cycles", self.rated_cycles, 1)
         self._check_together()
 
     def _check_together(self) -> None:
@@ -230,18 +227,6 @@ class Ssd:
 def _floor(amount: float) -> int:
     # A share such as 0.29 of 100 blocks is 29 blocks, though the product is 28.999999999999996.
     return math.floor(amount + 1e-9)
-
-
-def _check_count(field: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{field} is {value!r}; it must be a whole number")
-    if value < least:
-        raise ConfigError(f"{field} is {value}; it must be at least {least}")
-
-
-def _check_seconds(field: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ConfigError(f"{field} is {value!r}; it must be finite and zero or more")
 
 
 def _check_share(field: str, value: float) -> None:

@@ -11,7 +11,7 @@ spare = "128 B"                 # of each page, on the bus with it
 page_read = "25 us"             # the cells, without the transfer
 page_write = "200 us"
 block_erase = "1.5 ms"
-channel = "40 MB/s"             # one channel's bus
+bus = "40 MB/s"                 # one channel's bus
 host_link = "per channel"       # or "shared": one page of all channels at a time
 copy_back = true                # moved pages stay inside their chip
 over_provisioning = "15 %"      # of all blocks
@@ -23,9 +23,6 @@ open_pages = 15                 # of each chip's open block, once warm
 
 from __future__ import annotations
 
-import re
-from decimal import Context, Decimal
-from fractions import Fraction
 from typing import Any
 
 import tomli_w
@@ -43,11 +40,7 @@ from penstock.machine.tables import (
     whole,
     with_unit,
 )
-from penstock.units import exact_bytes, exact_rate, exact_seconds
-
-_SHARE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*")
-#: More than the 767 significant digits that a float can have.
-_EVERY_DIGIT = Context(prec=800)
+from penstock.units import exact_bytes, exact_rate, exact_seconds, exact_share, parse_share
 
 
 def read_ssd(toml: str) -> Ssd:
@@ -100,8 +93,8 @@ def write_ssd(ssd: Ssd) -> str:
         else exact_rate(ssd.channel_bytes_per_second),
         "host_link": ssd.host_link,
         "copy_back": ssd.copy_back,
-        "over_provisioning": _exact_share(ssd.over_provisioning),
-        "gc_threshold": _exact_share(ssd.gc_threshold),
+        "over_provisioning": exact_share(ssd.over_provisioning),
+        "gc_threshold": exact_share(ssd.gc_threshold),
         "open_pages": ssd.open_pages,
     }
     for field in ("levelling_interval", "rated_cycles"):
@@ -112,14 +105,6 @@ def write_ssd(ssd: Ssd) -> str:
 
 def _share(value: object) -> float:
     written = with_unit(value, "15 %")
-    match = _SHARE.fullmatch(written)
-    if match is None:
+    if not written.rstrip().endswith("%"):
         raise ConfigError(f"{value!r} is not a share in percent: write for example '15 %'")
-    return float(Fraction(match[1]) / 100)
-
-
-def _exact_share(share: float) -> str:
-    percent = f"{100 * share:.15g}"
-    if "e" in percent or _share(f"{percent} %") != share:
-        percent = format(Decimal(share).scaleb(2, _EVERY_DIGIT), "f")
-    return f"{percent} %"
+    return parse_share(written)

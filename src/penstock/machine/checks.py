@@ -1,0 +1,27 @@
+"""What a field of a machine or of a part of one may be; errors name the field, the value and the rule."""
+
+from __future__ import annotations
+
+import math
+
+from penstock.errors import ConfigError
+
+
+def check_count(field: str, value: int, least: int = 1) -> None:
+    """Refuse anything but a whole number of at least so many."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{field} is {value!r}; it must be a whole number")
+    if value < least:
+        raise ConfigError(f"{field} is {value}; it must be at least {least}")
+
+
+def check_seconds(field: str, value: float) -> None:
+    """Refuse a time that is negative, or never ends."""
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigError(f"{field} is {value!r}; it must be finite and zero or more")
+
+
+def check_rate(field: str, value: float) -> None:
+    """Refuse a rate of zero or less; inf is one."""
+    if not value > 0:
+        raise ConfigError(f"{field} is {value!r}; a rate must be above zero (inf means that it never limits)")
