@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import multiprocessing
 import os
 import signal
@@ -25,6 +26,20 @@ GRACE_SECONDS = 3.0
 # Threads and processes of the tools, which outlive a test by design.
 ALLOWED_THREADS = ("pytest_timeout",)
 ALLOWED_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+# -- Pictures ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def fonts() -> None:
+    """Draw all kinds of text once: Matplotlib keeps the files of its fonts open for as long as the process lives."""
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    figure.text(0, 0, "plain, $10^{-2}$")
+    figure.text(0, 0, "bold", weight="bold")
+    figure.savefig(io.BytesIO())
 
 
 # -- Nothing is left behind ----------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
 from penstock.cli.blocks import main_blocks
 from penstock.errors import ConfigError
@@ -22,13 +20,7 @@ READS = (
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _fonts() -> None:
-    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
-    figure = Figure()
-    figure.text(0, 0, "plain")
-    figure.text(0, 0, "bold", weight="bold")
-    figure.savefig(io.BytesIO())
+pytestmark = pytest.mark.usefixtures("fonts")
 
 
 def job(tmp_path: Path, status: int = 0) -> list[str]:

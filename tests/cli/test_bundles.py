@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,9 @@ from PIL import Image
 from penstock.cli import bundles
 from penstock.errors import ConfigError
 from penstock.measure.convergence import read_study
-from penstock.measure.plot_bundles import draw_curves
 from penstock.simulate.bundles import Setting, recommend
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _fonts() -> None:
-    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
-    draw_curves([], 3, 100).savefig(io.BytesIO())
+pytestmark = pytest.mark.usefixtures("fonts")
 
 
 def run(*arguments: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,10 @@ import pytest
 
 from penstock.cli import caches
 from penstock.errors import ConfigError, DataError, FormatError
-from penstock.measure.plot_caches import Line, Panel, draw
 from penstock.simulate.caches import hit_ratios
 from penstock.trace.references import References, write_references
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _fonts() -> None:
-    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
-    line = Line("LRU", np.array([0.0, 1.0]), np.array([0.0, 1.0]))
-    draw([Panel("bold", [line])], "samples").savefig(io.BytesIO())
+pytestmark = pytest.mark.usefixtures("fonts")
 
 
 def run(*words: str) -> None:

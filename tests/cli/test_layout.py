@@ -1,13 +1,11 @@
 """`penstock simulate layout` as a user types it."""
 
 import argparse
-import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from penstock.cli import layout
 from penstock.errors import ConfigError
@@ -43,15 +41,6 @@ epochs = 3
 def file(tmp_path: Path) -> str:
     (tmp_path / "cats.toml").write_text(TEXT)
     return str(tmp_path / "cats.toml")
-
-
-@pytest.fixture(scope="module")
-def _fonts() -> None:
-    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
-    figure = Figure()
-    figure.text(0, 0, "plain")
-    figure.text(0, 0, "bold", weight="bold")
-    figure.savefig(io.BytesIO())
 
 
 def run(*arguments: str) -> None:
@@ -135,7 +124,7 @@ def test_numbers_that_cannot_be_are_refused_with_the_usage(
     assert option in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("_fonts")
+@pytest.mark.usefixtures("fonts")
 def test_a_picture_is_drawn(file: str, tmp_path: Path) -> None:
     run(file, "--files", "--plot", str(tmp_path / "layout.svg"))
 

@@ -2,14 +2,12 @@
 
 import argparse
 import json
-from io import BytesIO
 from pathlib import Path
 
 import pytest
 
 from penstock.cli import frequency, sharing
 from penstock.errors import ConfigError
-from penstock.measure.plot_sharing import draw
 
 
 def _run(*arguments: str) -> None:
@@ -21,10 +19,7 @@ def _run(*arguments: str) -> None:
     options.run(options)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _fonts() -> None:
-    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
-    draw([1.0], [{}], [0.5]).savefig(BytesIO())
+pytestmark = pytest.mark.usefixtures("fonts")
 
 
 _SMALL = ("--samples", "600", "--epochs", "6", "--batch", "5")

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from penstock.cli import wear
 from penstock.errors import PenstockError
-from penstock.machine.ssd import Ssd, Wear
-from penstock.measure.plot_wear import draw_blocks
-from penstock.simulate.wear import WearResult
+from penstock.machine.ssd import Ssd
 
 SMALL = replace(Ssd.paper(), blocks_per_chip=512)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _fonts() -> None:
-    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
-    result = WearResult(SMALL, (), Wear(np.array([1, 2], np.int32)))
-    draw_blocks(result, "in bold").savefig(io.BytesIO())
+pytestmark = pytest.mark.usefixtures("fonts")
 
 
 def run(*arguments: str) -> None:

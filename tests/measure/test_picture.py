@@ -8,6 +8,8 @@ from PIL import Image
 from penstock.errors import ConfigError
 from penstock.measure.picture import check_picture, new_figure, save_picture, style_axes, title_axes
 
+pytestmark = pytest.mark.usefixtures("fonts")
+
 
 @pytest.mark.parametrize("name", ["a.png", "a.SVG", "a.pdf", "a"])
 def test_a_name_that_a_picture_can_have_is_accepted(tmp_path: Path, name: str) -> None:

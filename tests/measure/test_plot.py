@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 from pathlib import Path
@@ -20,11 +19,7 @@ from penstock.measure.plot import COLOUR_OF, OWN_COLOUR, draw, plot_trace
 from penstock.measure.watch import watch
 from penstock.trace import NO_STEP, NO_TIER, SOURCE, SPAN, Cause, Kind, Trace
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _fonts() -> None:
-    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
-    draw([("in bold", a_run([[1.0]]))]).savefig(io.BytesIO())
+pytestmark = pytest.mark.usefixtures("fonts")
 
 
 def a_run(stalls: list[list[float]], decode: float = 0.0, stop: float = 0.0) -> Trace:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +21,7 @@ RECORDING = Recording(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _fonts() -> None:
-    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
-    draw_blocks([("in bold", RECORDING.string())]).savefig(io.BytesIO())
+pytestmark = pytest.mark.usefixtures("fonts")
 
 
 def test_every_reference_is_a_point_at_its_time_and_number() -> None:

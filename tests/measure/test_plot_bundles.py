@@ -20,11 +20,7 @@ from penstock.measure.plot_bundles import (
 )
 from penstock.simulate.bundles import PAPER_TABLE_1, Setting, hit_curves, recommend, table_1
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _fonts() -> None:
-    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
-    draw_curves([], 3, 100).savefig(io.BytesIO())
+pytestmark = pytest.mark.usefixtures("fonts")
 
 
 def x_of(line: Line2D) -> NDArray[np.float64]:

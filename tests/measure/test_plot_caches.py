@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 from pathlib import Path
@@ -20,10 +19,7 @@ OTHER = Line("bundles of 10 %", SHARES, np.array([0.0, 0.4, 0.8]))
 BOUND = Line("bound", SHARES, 0.8 * SHARES)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _fonts() -> None:
-    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
-    draw([Panel("bold", [LRU])], "samples").savefig(io.BytesIO())
+pytestmark = pytest.mark.usefixtures("fonts")
 
 
 def test_lines_and_bound_stand_at_their_values_in_percent() -> None:

@@ -1,6 +1,5 @@
 """Pictures of where reads are served from and how often samples are read."""
 
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +10,7 @@ from penstock.measure import plot_frequency, plot_sharing
 from penstock.plan import AccessPlan, FullShuffle
 from penstock.simulate.sharing import COVER, PUSH, compare_schemes
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _fonts() -> None:
-    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
-    plot_sharing.draw([1.0], [{}], [0.5]).savefig(BytesIO())
+pytestmark = pytest.mark.usefixtures("fonts")
 
 
 def test_local_moved_and_store_reads_share_their_axes() -> None:

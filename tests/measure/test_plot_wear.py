@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,12 +27,7 @@ from penstock.simulate.snapshots import (
 )
 from penstock.simulate.wear import WearResult, warm_drive
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _fonts() -> None:
-    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
-    result = WearResult(Ssd.paper(), (), Wear(np.array([1, 2], np.int32)))
-    draw_blocks(result, "in bold").savefig(io.BytesIO())
+pytestmark = pytest.mark.usefixtures("fonts")
 
 
 @pytest.fixture(scope="module")
