@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from penstock.cli.output import Table, add_output_options, progress, show
-from penstock.errors import ConfigError
+from penstock.cli.shuffled import add_shuffle_options, shuffled_plan
 
 _DESCRIPTION = """\
 Shuffled anew each epoch, a sample is read by each of N ranks in one epoch of N: X ~ B(E, 1/N) times in E epochs. Most
@@ -32,10 +32,7 @@ def add(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--samples", type=int, default=10_000, metavar="F", help="(%(default)s)")
-    parser.add_argument("--ranks", type=int, default=4, metavar="N", help="(%(default)s)")
-    parser.add_argument("--epochs", type=int, default=1_000, metavar="E", help="(%(default)s)")
-    parser.add_argument("--batch", type=int, default=25, metavar="B", help="samples per rank (%(default)s)")
+    add_shuffle_options(parser, samples=10_000, epochs=1_000, batch=25)
     parser.add_argument(
         "--delta",
         type=float,
@@ -43,7 +40,6 @@ def add(commands: Any) -> None:
         metavar="D",
         help="count what is read over (1 + D) E / N times (%(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the shuffle (%(default)s)")
     add_output_options(parser)
     parser.set_defaults(run=_run)
 
@@ -51,7 +47,6 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     import numpy as np
 
-    from penstock.plan import AccessPlan, FullShuffle
     from penstock.plan.frequency import (
         count_reads,
         expected_histogram,
@@ -59,12 +54,9 @@ def _run(options: argparse.Namespace) -> None:
         threshold,
     )
 
-    if options.batch < 1:
-        raise ConfigError(f"--batch is {options.batch}; each rank reads at least one sample a step: raise it")
     limit = threshold(options.epochs, options.ranks, options.delta)
     expected = expected_samples_read_more_often(options.samples, options.epochs, options.ranks, options.delta)
-    order = FullShuffle(options.samples, options.seed)
-    plan = AccessPlan(order, options.batch * options.ranks, options.epochs, options.ranks)
+    plan = shuffled_plan(options)
     with progress("counting", options.epochs) as done:
         counts = count_reads(plan, done)
     counted = (counts > math.floor(limit)).sum(axis=1)

@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.output import Table, add_output_options, progress, show
+from penstock.cli.shuffled import add_shuffle_options, shuffled_plan
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,10 +41,7 @@ def add(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--samples", type=int, default=20_000, metavar="F", help="(%(default)s)")
-    parser.add_argument("--ranks", type=int, default=4, metavar="N", help="(%(default)s)")
-    parser.add_argument("--epochs", type=int, default=50, metavar="E", help="(%(default)s)")
-    parser.add_argument("--batch", type=int, default=32, metavar="B", help="samples per rank (%(default)s)")
+    add_shuffle_options(parser, samples=20_000, epochs=50, batch=32)
     parser.add_argument(
         "--cache",
         type=float,
@@ -52,22 +50,17 @@ def add(commands: Any) -> None:
         metavar="SHARE",
         help=f"of the data set, that all ranks together hold: N C / F ({' '.join(map(str, _SHARES))})",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the shuffle (%(default)s)")
     add_output_options(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
-    from penstock.plan import AccessPlan, FullShuffle
     from penstock.simulate.sharing import SCHEMES, compare_schemes, in_memory, least_store_reads
 
     for share in options.cache:
         if not (math.isfinite(share) and share >= 0):
             raise ConfigError(f"--cache is {share:g}; it is a share of the data set: 1 holds all of it once")
-    if options.batch < 1:
-        raise ConfigError(f"--batch is {options.batch}; each rank reads at least one sample a step: raise it")
-    order = FullShuffle(options.samples, options.seed)
-    plan = in_memory(AccessPlan(order, options.batch * options.ranks, options.epochs, options.ranks))
+    plan = in_memory(shuffled_plan(options))
     held = [round(share * options.samples) for share in options.cache]
     counted, bounds = [], []
     with progress("counting", len(held)) as done:
