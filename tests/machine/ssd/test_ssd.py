@@ -35,7 +35,7 @@ def test_the_papers_drive_is_that_of_tables_4_and_8() -> None:
         ({"spare_bytes": -1}, "spare_bytes is -1; it must be at least 0"),
         ({"page_read_seconds": float("nan")}, "page_read_seconds is nan; it must be finite"),
         ({"block_erase_seconds": -1.0}, "block_erase_seconds is -1.0"),
-        ({"channel_bytes_per_second": 0.0}, "channel_bytes_per_second is 0.0; it must be above zero"),
+        ({"channel_bytes_per_second": 0.0}, "channel_bytes_per_second is 0.0; a rate must be above zero"),
         ({"channel_bytes_per_second": float("nan")}, "channel_bytes_per_second is nan"),
         ({"over_provisioning": 1.0}, "over_provisioning is 1.0; it is a share"),
         ({"gc_threshold": float("nan")}, "gc_threshold is nan; it is a share"),
