@@ -25,7 +25,7 @@ from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle
 from penstock.policy.loading import Fill, Job, Loading
-from penstock.simulate.assumptions import Assumptions
+from penstock.simulate.assumptions import PHYSICAL, THESIS, Assumptions
 from penstock.simulate.policies import POLICY_NAMES, policy_named
 from penstock.simulate.requests import ORIGINS, LoadingResult, simulate_job
 
@@ -162,7 +162,14 @@ class _Model:
             for rank in self.ranks
         }
         threads = {
-            rank: max([self.storage[fill.tier].threads for fill in fills if fill.rank == rank], default=1)
+            rank: max(
+                [
+                    self.storage[fill.tier].threads
+                    for fill in fills
+                    if fill.rank == rank and fill.origin == "store"
+                ],
+                default=1,
+            )
             for rank in self.ranks
         }
         left = {rank: float(count) for rank, count in total.items() if count}
@@ -809,3 +816,55 @@ def test_ranks_that_share_one_time_are_as_in_the_plain_event_simulation(seed: in
     _assert_equal(model, simulate_job(job, _Given(loading), assumed))
     for host in model.hosts:
         assert host.most_bytes <= max(job.machine.storage[0].capacity_bytes, int(job.sizes_bytes.max()))
+
+
+@settings(deadline=None, max_examples=150)
+@given(_SEEDS, st.sampled_from(["together", "rank-by-rank"]))
+def test_every_read_is_consumed_once_in_order_and_no_run_is_shorter_than_its_bound(
+    seed: int, time: str
+) -> None:
+    job, loading, assumed = _run(seed, time)
+    strings = loading.strings or job.strings
+
+    result = simulate_job(job, _Given(loading), assumed, per_sample=True)
+
+    assert result.reads.sum(axis=1).tolist() == [string.size for string in strings]
+    assert (np.diff(result.step_end_seconds) >= 0).all()
+    assert result.run_seconds == result.step_end_seconds[-1] >= result.initial_stall_seconds
+    assert result.sample_end_seconds is not None
+    assert result.sample_stall_seconds is not None
+    for rank, ends in enumerate(result.sample_end_seconds):
+        assert (np.diff(ends) > 0).all()
+        assert (result.sample_stall_seconds[rank] >= 0).all()
+        waited = result.sample_stall_seconds[rank].sum(dtype=float) + result.initial_stall_seconds
+        assert waited == pytest.approx(result.stall_seconds[rank], rel=1e-5, abs=1e-5)
+    assert (
+        result.step_stall_seconds + result.step_busy_seconds
+        <= np.diff(result.step_end_seconds, prepend=result.initial_stall_seconds)[:, None] * (1 + 1e-5) + 1e-5
+    ).all()
+    bound = simulate_job(job, _Given(Loading(strings=list(strings), is_ready=True)), assumed)
+    assert result.run_seconds >= result.initial_stall_seconds + bound.run_seconds - 1e-9 * result.run_seconds
+
+
+@settings(deadline=None, max_examples=100)
+@given(_SEEDS)
+def test_bytes_of_the_store_are_those_of_its_reads_and_fills(seed: int) -> None:
+    job, loading, assumed = _run(seed, "together")
+    alike = Job(job.plan, np.full(job.plan.samples, int(job.sizes_bytes.min())), job.machine)
+
+    result = simulate_job(alike, _Given(loading), assumed)
+
+    counts = dict(zip(ORIGINS, result.reads.T, strict=True))
+    reads = counts["staged from the store"] + counts["store"] + result.fill_reads
+    assert result.store_bytes.tolist() == (reads * alike.sizes_bytes[0]).tolist()
+
+
+@pytest.mark.parametrize("assumed", [PHYSICAL, THESIS], ids=["physical", "thesis"])
+def test_the_same_run_twice_is_the_same(assumed: Assumptions) -> None:
+    job, _, _ = _run(3, assumed.time)
+    job = Job(job.plan, job.sizes_bytes, _machine(Random(5), job.ranks, is_exact=True), 1)
+
+    first, second = (simulate_job(job, policy_named("frequency", assumed), assumed) for _ in range(2))
+
+    assert first.step_end_seconds.tolist() == second.step_end_seconds.tolist()
+    assert first.reads.tolist() == second.reads.tolist()

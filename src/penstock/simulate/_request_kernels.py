@@ -473,3 +473,13 @@ def sort_by_sample(samples: Ints, begin: Ints, place: Ints) -> None:
     for sample in range(begin.size - 1, 0, -1):
         begin[sample] = begin[sample - 1]
     begin[0] = 0
+
+
+@kernel
+def kept_twice(begin: Ints, holder: NDArray[np.int32]) -> int:
+    """Return the first sample of which a rank has two copies, or -1; a sample's copies are in the order of ranks."""
+    for sample in range(begin.size - 1):
+        for copy in range(begin[sample] + 1, begin[sample + 1]):
+            if holder[copy] == holder[copy - 1]:
+                return sample
+    return -1

@@ -96,7 +96,8 @@ def simulate_job(
     during = [fill for fill in loading.fills if not fill.before_training]
     loaded = _load_before(job, before, assumptions)
     start = _initial_stall(loaded.stall_seconds, assumptions)
-    copies = _copies(job, loading, 0.0 if assumptions.staging_begins == "at-zero" else start)
+    staging_start = 0.0 if assumptions.staging_begins == "at-zero" else start
+    copies = _copies(job, loading, policy.name, staging_start)
     fills = _fills(job, during, loading.spares)
     rules = _request_kernels.Rules(
         stages=loading.stages,
@@ -112,7 +113,7 @@ def simulate_job(
         staging_bytes=float(job.machine.storage[0].capacity_bytes),
         threads=job.machine.storage[0].threads,
         start=start,
-        staging_start=0.0 if assumptions.staging_begins == "at-zero" else start,
+        staging_start=staging_start,
     )
     steps = bounds.shape[1] - 1
     results = _request_kernels.Results(
@@ -162,26 +163,41 @@ def simulate_job(
 
 def check_loading(job: Job, loading: Loading, policy: str) -> None:
     """Raise ConfigError where a policy's decisions cannot be carried out on the job's machine."""
-    for rank in range(job.ranks if loading.fills else 0):
-        for tier in range(1, len(job.machine.storage)):
-            kept = [fill.samples for fill in loading.fills if (fill.rank, fill.tier) == (rank, tier)]
-            total = sum(int(job.sizes_bytes[samples].sum()) for samples in kept)
-            if total > job.machine.storage[tier].capacity_bytes:
-                raise ConfigError(
-                    f"policy {policy!r} puts {total:,} bytes into tier {tier} of rank {rank}, which holds "
-                    f"{job.machine.storage[tier].capacity_bytes:,}: let it keep less"
-                )
+    storage, samples = job.machine.storage, job.plan.samples
+    kept_bytes = np.zeros((job.ranks, len(storage)), np.int64)
     for fill in loading.fills:
-        if not 1 <= fill.tier < len(job.machine.storage) or not 0 <= fill.rank < job.ranks:
+        if not 1 <= fill.tier < len(storage) or not 0 <= fill.rank < job.ranks:
             raise ConfigError(
                 f"policy {policy!r} fills tier {fill.tier} of rank {fill.rank}; tiers are 1 to "
-                f"{len(job.machine.storage) - 1}, ranks 0 to {job.ranks - 1}"
+                f"{len(storage) - 1}, ranks 0 to {job.ranks - 1}"
+            )
+        _check_ids(policy, f"fills tier {fill.tier} of rank {fill.rank} with", fill.samples, samples)
+        kept_bytes[fill.rank, fill.tier] += int(job.sizes_bytes[fill.samples].sum())
+        if kept_bytes[fill.rank, fill.tier] > storage[fill.tier].capacity_bytes:
+            raise ConfigError(
+                f"policy {policy!r} puts {kept_bytes[fill.rank, fill.tier]:,} bytes into tier {fill.tier} of rank "
+                f"{fill.rank}, which holds {storage[fill.tier].capacity_bytes:,}: let it keep less"
             )
     for name, arrays in (("strings", loading.strings), ("hits", loading.hits)):
         if arrays is not None and [each.size for each in arrays] != [each.size for each in job.strings]:
             raise ConfigError(
                 f"policy {policy!r} gives {name} of other lengths than the plan's strings: keep them"
             )
+    for string in loading.strings or ():
+        _check_ids(policy, "reads", string, samples)
+    for spares in loading.spares or ():
+        _check_ids(policy, "spares", spares, samples)
+    for hits in loading.hits or ():
+        if hits.max(initial=-1) >= len(storage):
+            raise ConfigError(
+                f"policy {policy!r} has hits in tier {hits.max()}; tiers are 1 to {len(storage) - 1}"
+            )
+
+
+def _check_ids(policy: str, does: str, ids: NDArray[np.int64], samples: int) -> None:
+    if ids.min(initial=0) < 0 or ids.max(initial=0) >= samples:
+        wrong = ids.min() if ids.min() < 0 else ids.max()
+        raise ConfigError(f"policy {policy!r} {does} sample {wrong}; samples are 0 to {samples - 1}")
 
 
 def _bounds(job: Job) -> NDArray[np.int64]:
@@ -310,7 +326,7 @@ def _fill_byte_seconds(machine: Machine, tier: int, assumptions: Assumptions) ->
     return 1 / machine.write_rate(tier, threads)
 
 
-def _copies(job: Job, loading: Loading, ready_seconds: float) -> kernels.Copies:
+def _copies(job: Job, loading: Loading, policy: str, ready_seconds: float) -> kernels.Copies:
     from penstock.simulate import _request_kernels
 
     parts = [
@@ -336,9 +352,15 @@ def _copies(job: Job, loading: Loading, ready_seconds: float) -> kernels.Copies:
         column[place] = np.repeat(np.array(values, dtype), counts)
         return column
 
+    holder = sorted_column([part[1] for part in parts], np.int32)
+    twice = _request_kernels.kept_twice(begin, holder)
+    if twice >= 0:
+        raise ConfigError(
+            f"policy {policy!r} lets a rank keep sample {twice} twice: list it in one fill, once, or in spares"
+        )
     return _request_kernels.Copies(
         begin,
-        sorted_column([part[1] for part in parts], np.int32),
+        holder,
         sorted_column([part[2] for part in parts], np.int8),
         sorted_column([part[3] for part in parts], np.float64),
         sorted_column([part[4] for part in parts], np.bool_),
