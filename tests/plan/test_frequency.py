@@ -15,7 +15,6 @@ from penstock.plan import frequency as module
 from penstock.plan.frequency import (
     blocks_of_samples,
     count_reads,
-    count_samples_read_more_often,
     expected_histogram,
     expected_samples_read_more_often,
     first_reads,
@@ -104,7 +103,7 @@ def test_sizes_that_cannot_be_are_refused(field: str, sizes: tuple[int, int, int
 def test_a_plan_has_as_many_often_read_samples_as_the_formula_expects() -> None:
     plan = AccessPlan(FullShuffle(4_000, 5), 40, 200, ranks=4)
 
-    counted = [count_samples_read_more_often(plan, rank, 0.2) for rank in range(4)]
+    counted = (count_reads(plan) > floor(threshold(200, 4, 0.2))).sum(axis=1).tolist()
 
     expected = expected_samples_read_more_often(4_000, 200, 4, 0.2)
     assert expected > 100

@@ -174,12 +174,6 @@ def expected_samples_read_more_often(samples: int, epochs: int, ranks: int, delt
     return float(samples * probability[max(0, least) :].sum())
 
 
-def count_samples_read_more_often(plan: AccessPlan, rank: int, delta: float) -> int:
-    """Count the samples that the rank reads more than (1 + delta) E / N times in this very plan."""
-    limit = math.floor(threshold(plan.epochs, plan.ranks, delta))
-    return int(np.count_nonzero(plan.frequency(rank) > limit))
-
-
 def count_reads(plan: AccessPlan, done: Callable[[int], None] = lambda _epochs: None) -> Ids:
     """Count how often each rank reads each sample, all ranks in one pass: int64[ranks, F].
 

@@ -6,15 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.kernel import kernel
-
-
-@kernel
-def _tier_with_room(room: NDArray[np.int64], rank: int, size_bytes: int) -> int:
-    """The fastest tier of the rank (0 is the first) with room for so many bytes, -1 where there is none."""
-    for tier in range(room.shape[1]):
-        if room[rank, tier] >= size_bytes:
-            return tier
-    return -1
+from penstock.policy._room_kernels import tier_with_room
 
 
 @kernel
@@ -44,7 +36,7 @@ def find_favourites(
             rank = ranks[read]
             if rank < 0:
                 continue
-            if counts[rank] > uses[sample] and _tier_with_room(room, rank, sizes_bytes[sample]) >= 0:
+            if counts[rank] > uses[sample] and tier_with_room(room[rank], sizes_bytes[sample]) >= 0:
                 best[sample], uses[sample] = rank, counts[rank]
         for read in range(starts[sample], starts[sample + 1]):
             if ranks[read] >= 0:
@@ -68,7 +60,7 @@ def settle(
         sample, rank = samples[index], ranks[index]
         if rank < 0:
             continue
-        tier = _tier_with_room(room, rank, sizes_bytes[sample])
+        tier = tier_with_room(room[rank], sizes_bytes[sample])
         if tier >= 0:
             room[rank, tier] -= sizes_bytes[sample]
             rank_of[sample] = rank
@@ -89,7 +81,7 @@ def settle_anywhere(
     for sample in samples:
         for turn in range(ranks):
             rank = (first + turn) % ranks
-            tier = _tier_with_room(room, rank, sizes_bytes[sample])
+            tier = tier_with_room(room[rank], sizes_bytes[sample])
             if tier >= 0:
                 room[rank, tier] -= sizes_bytes[sample]
                 rank_of[sample] = rank

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.kernel import kernel
+from penstock.policy._room_kernels import tier_with_room
 
 
 @kernel
@@ -39,14 +40,6 @@ def _pop_heap(heap: NDArray[np.int64], count: int) -> int:
 
 
 @kernel
-def _tier_with_room(room: NDArray[np.int64], size_bytes: int) -> int:
-    for tier in range(room.size):
-        if room[tier] >= size_bytes:
-            return tier
-    return -1
-
-
-@kernel
 def keep_nearest(
     arriving: NDArray[np.int64],
     arrives: NDArray[np.int64],
@@ -75,7 +68,7 @@ def keep_nearest(
             new = arriving[come]
             come += 1
             size_bytes = sizes_bytes[new]
-            tier = _tier_with_room(room, size_bytes)
+            tier = tier_with_room(room, size_bytes)
             count = 0
             while tier < 0 and in_heap > 0 and heap[0] > new:
                 farthest = _pop_heap(heap, in_heap)
@@ -83,7 +76,7 @@ def keep_nearest(
                 taken[count] = farthest
                 count += 1
                 room[tiers[farthest] - 1] += sizes_bytes[farthest]
-                tier = _tier_with_room(room, size_bytes)
+                tier = tier_with_room(room, size_bytes)
             for index in range(count):
                 farthest = taken[index]
                 if tier >= 0:

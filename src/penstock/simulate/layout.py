@@ -190,15 +190,6 @@ def count_epochs(plan: AccessPlan, counted_reads: int = _COUNTED_READS) -> int:
     return min(plan.epochs, max(2, counted_reads // max(1, longest)))
 
 
-def expected_neighbours(window_samples: float, samples: int) -> float:
-    """Return how many samples of a window are expected to follow their predecessor's id, under a full shuffle.
-
-    A window is then a random subset of w of the F ids, and each of the F - 1 pairs of neighbours lies in it with
-    probability w (w - 1) / (F (F - 1)): w (w - 1) / F in all.
-    """
-    return window_samples * (window_samples - 1) / samples
-
-
 @dataclass(frozen=True, slots=True)
 class Ranges:
     """What some windows need, as ranges of the store.
