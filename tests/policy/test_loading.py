@@ -379,7 +379,7 @@ def test_a_split_by_what_is_held_reads_more_of_it() -> None:
     home = {sample: rank for (rank, _), kept in _by_rank(loading).items() for sample in kept}
     assert loading.strings is not None
 
-    def held(strings: list[np.ndarray]) -> int:  # type: ignore[type-arg]
+    def held(strings: list[np.ndarray]) -> int:
         return sum(home[int(sample)] == rank for rank, string in enumerate(strings) for sample in string)
 
     assert held(loading.strings) > 1.5 * held(job.strings)

@@ -184,7 +184,7 @@ def test_counted_the_first_time_alone_makes_the_buffer_bottomless() -> None:
     always, first_time = (
         _run(job, "staging", replace(base, counted=value)) for value in ("always", "first-time")
     )
-    assert first_time.run_seconds < 0.9 * always.run_seconds
+    assert first_time.run_seconds < always.run_seconds - 8
     # Not in the first epoch, of 20 steps.
     assert first_time.step_end_seconds[:18].tolist() == always.step_end_seconds[:18].tolist()
 
