@@ -366,9 +366,7 @@ def test_long_runs_are_counted_in_part_and_say_so() -> None:
 def test_progress_is_told_epoch_by_epoch() -> None:
     told: list[int] = []
 
-    compare_layouts(
-        AccessPlan(FullShuffle(50), 10, epochs=3), machine(), np.full(50, MB), progress=told.append
-    )
+    compare_layouts(AccessPlan(FullShuffle(50), 10, epochs=3), machine(), np.full(50, MB), done=told.append)
 
     assert told == [1, 2, 3]
 

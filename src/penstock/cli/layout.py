@@ -75,7 +75,7 @@ def _run(options: argparse.Namespace) -> None:
             scenario.sizes_bytes(),
             is_packed=not options.files,
             window_bytes=None if options.window is None else parsed("--window", parse_bytes, options.window),
-            progress=done,
+            done=done,
         )
     if options.plot is not None:
         from penstock.measure.plot_layout import plot_layout

@@ -8,7 +8,7 @@ from penstock.errors import ConfigError
 from penstock.plan.orders import BundleShuffle, FullShuffle, Order, Sequential
 from penstock.plan.scattered import Scattered
 
-_KNOWN = "known are full, sequential, bundle, one like bundle:0.05, and scattered- before the last three"
+_KNOWN = "known are full, sequential, bundle, one like bundle:0.05, and scattered- before all but full"
 _SCATTERED = "scattered-"
 
 

@@ -161,7 +161,7 @@ def compare_layouts(
     is_packed: bool = True,
     window_bytes: int | None = None,
     counted_reads: int = _COUNTED_READS,
-    progress: Callable[[int], None] = lambda _done: None,
+    done: Callable[[int], None] = lambda _: None,
 ) -> LayoutComparison:
     """Compare the ways to lay out and to read a data set.
 
@@ -171,7 +171,7 @@ def compare_layouts(
     window_bytes: how far a rank reads ahead; by default its staging buffer, and at least one sample.
     counted_reads: of all ranks, that are counted one by one; of longer runs the first epochs, at least two, and of
         those the first steps.
-    progress: told how many of the epochs of `counted_epochs` are done.
+    done: told how many of the epochs of `counted_epochs` are done.
     Raises: ConfigError if a size is missing or the window has no bytes.
     """
     if sizes_bytes.shape != (plan.samples,):
@@ -181,7 +181,7 @@ def compare_layouts(
     window_bytes = machine.storage[0].capacity_bytes if window_bytes is None else window_bytes
     if window_bytes < 1:
         raise ConfigError(f"window_bytes is {window_bytes}; a rank reads at least a sample ahead: raise it")
-    return _Comparison(plan, machine, sizes_bytes, window_bytes, counted_reads).compare(is_packed, progress)
+    return _Comparison(plan, machine, sizes_bytes, window_bytes, counted_reads).compare(is_packed, done)
 
 
 def count_epochs(plan: AccessPlan, counted_reads: int = _COUNTED_READS) -> int:
@@ -266,7 +266,7 @@ class _Comparison:
         reads_of_an_epoch = max(plan.batch_size, counted_reads // self._counted_epochs)
         self._counted_steps = reads_of_an_epoch // plan.batch_size
 
-    def compare(self, is_packed: bool, progress: Callable[[int], None]) -> LayoutComparison:
+    def compare(self, is_packed: bool, done: Callable[[int], None]) -> LayoutComparison:
         plan, machine = self._plan, self._machine
         in_order = np.arange(plan.samples)
         rewritten = in_order
@@ -283,7 +283,7 @@ class _Comparison:
             windows += sum(int(rank[-1]) + 1 for rank in epoch.windows if rank.size)
             reads += sum(string.size for string in epoch.strings)
             neighbours += sum(string.size for string in epoch.strings) - ranges
-            progress(number + 1)
+            done(number + 1)
         ways: list[How] = [how for how in found[0] if is_packed or how == "samples"]
         as_found = [self._option(how, 0.0, how, found, 0, None) for how in ways]
         best = min(as_found, key=lambda option: option.run_seconds)
