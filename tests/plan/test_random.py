@@ -68,3 +68,7 @@ def test_a_generator_of_an_item_repeats_and_differs_from_its_neighbours() -> Non
 
     assert generator_for(key, 0, 0).random(3).tolist() == streams[0]
     assert len({tuple(stream) for stream in streams}) == 4
+
+
+def test_a_seed_of_numpys_draws_what_the_same_whole_number_draws() -> None:
+    assert derive_key(np.uint64(3), "order") == derive_key(3, "order")  # type: ignore[arg-type]

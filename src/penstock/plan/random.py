@@ -30,7 +30,7 @@ def derive_key(seed: int, purpose: str) -> int:
     purpose: what the draws are for, for example ``"order"`` or ``"transform 2: RandomResizedCrop"``.
         Streams of different purposes are independent of each other.
     """
-    digest = blake2b(purpose.encode(), key=seed.to_bytes(8, "little"), digest_size=8, person=b"penstock")
+    digest = blake2b(purpose.encode(), key=int(seed).to_bytes(8, "little"), digest_size=8, person=b"penstock")
     return int.from_bytes(digest.digest(), "little")
 
 
