@@ -1,12 +1,12 @@
-"""Which files of a chain of snapshots make one, and so must be kept: whole snapshots and differences to others.
+"""Which files of a series of snapshots make one, and so must be kept.
 
-Every so many snapshots one is stored whole: the *baseline*, by which the next ones may be stored as *deltas*. Snapshots
-are counted from 0.
+Every so many snapshots (snap_dis) one is stored whole, the baseline (B); those that follow may be stored as differences
+(d), each to an earlier one. Snapshots are counted from 0:
 
-    snap_dis 3         0   1   2   3   4          the file of snapshot 2 is a delta to
+    snap_dis 3         0   1   2   3   4     differences are to
     complete           B   B   B   B   B
-    progressive        B < d < d   B < d          the snapshot before it
-    chain              B < d       B < d          its baseline
+    progressive        B < d < d   B < d     the snapshot before
+    chain              B < d       B < d     the baseline
                        B <---- d
 
 Source: Wang, Boukhobza and Shao, "Preserving SSD lifetime in deep learning applications with delta snapshots",

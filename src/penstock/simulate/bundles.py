@@ -8,7 +8,7 @@ least recently used comes close to it when bundles alternate:
     epoch 1     [B5] [B4] [B3] [B2] [B1]          which are the first to come back
                  hit  hit  part
 
-*Whole bundles* that fit are hit entirely. Of the *boundary bundle*, with b samples, only the K read last fit, and
+Whole bundles that fit are hit entirely. Of the boundary bundle, with b samples, only the K read last fit, and
 reading t samples of it again leaves the K - t latest of the others there: one of b - t that may come next. So
 that next read hits with probability (K - t) / (b - t), and in all
 
@@ -480,7 +480,7 @@ def table_1(
 ) -> list[NodeHits]:
     """Return the paper's Table 1, counted: by nodes, node, then share.
 
-    samples: of the whole data set; each node has an `own_subset` of it. cache_shares: of *each node's own* samples,
+    samples: of the whole data set; each node has an `own_subset` of it. cache_shares: of each node's own samples,
         whole ones; the paper says "of the full data set", with which every read after the first epoch would hit.
     """
     check_samples(samples)
