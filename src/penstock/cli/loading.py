@@ -72,6 +72,8 @@ def _run(options: argparse.Namespace) -> None:
     from penstock.measure.policies import run_policies
     from penstock.simulate.policies import POLICY_NAMES
 
+    if options.series and not options.json:
+        raise ConfigError("--series puts every batch or sample into the JSON: give --json as well")
     scenario = _assuming(scenario_from(options), options.assume)
     if options.two_engines:
         _run_two_engines(options, scenario)
@@ -136,15 +138,15 @@ def _tables(scenario: Scenario, policies: Sequence[LoadingPolicy], runs: Sequenc
         lower = next((row.mean_seconds for row in rows if row.policy == "lower-bound"), None)
         columns = [
             "policy",
-            "run time (s)",
-            "x lower bound",
-            "before (s)",
+            "run (s)",
+            "x bound",
+            "loads (s)",
             "waits (s)",
             "store",
             "tier",
             "peer",
+            "x data",
         ]
-        columns.append("read of the store")
         title = (
             f"{scenario.name}: {rows[0].ranks} ranks, {scenario.samples:,} samples, {scenario.epochs} epochs"
         )
@@ -162,20 +164,29 @@ def _cells(row: PolicyRuns, lower: float | None) -> list[str]:
         for name, staged in (("store", "the store"), ("tier", "a tier"), ("peer", "a peer"))
     }
     # The lower bound has every sample at once; where it came from is not asked.
-    counted = [f"{100 * place[name]:.1f} %" for name in place] if row.policy != "lower-bound" else [""] * 3
+    counted = [f"{100 * place[name]:.1f}" for name in place] if row.policy != "lower-bound" else [""] * 3
     return [
         row.policy,
         f"{row.mean_seconds:,.2f}{spread}",
         f"{row.mean_seconds / lower:.3f}" if lower else "",
-        f"{row.result.initial_stall_seconds:,.2f}",
-        f"{row.result.stall_seconds.max():,.2f}",
+        _seconds(row.result.initial_stall_seconds),
+        _seconds(row.result.stall_seconds.max()),
         *counted,
-        f"{row.result.store_bytes.sum() / row.total_bytes:.2f} x data",
+        f"{row.result.store_bytes.sum() / row.total_bytes:.2f}",
     ]
 
 
+def _seconds(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10_000 else f"{value:,.2f}"
+
+
 def _notes(runs: Sequence[PolicyRuns]) -> list[str]:
-    notes = [f"{row.policy}: {row.reason}" for row in runs if row.reason]
+    notes = [
+        "x bound: run time over the lower bound's. loads: before training. waits: of the rank that waits most, for "
+        "samples, loading included. store, tier, peer: where consumed samples came from, in %. x data: bytes "
+        "read from the shared store, for tiers too, over the data set's."
+    ]
+    notes += dict.fromkeys(f"N/A: {row.reason}" for row in runs if row.reason)
     if any(row.policy.endswith("+local") for row in runs):
         notes.append(
             "+local changes which rank reads which sample of a batch: gradients do not notice, statistics over a local "
@@ -226,8 +237,13 @@ def _run_two_engines(options: argparse.Namespace, scenario: Scenario) -> None:
 
     from penstock.measure.two_engines import run_two_engines
 
-    if options.plot is not None:
-        raise ConfigError("--plot draws policies; --two-engines prints a table: leave one of them out")
+    others = ("plot", "policies", "scaling", "series")
+    given = [f"--{name}" for name in others if getattr(options, name)] + ["--seeds"] * (options.seeds != 1)
+    if given:
+        raise ConfigError(
+            f"{given[0]} is about policies; --two-engines compares two engines under two policies, once: leave one of "
+            "them out"
+        )
     rows: list[SideBySide] = run_two_engines(scenario)
     columns = [
         "policy",

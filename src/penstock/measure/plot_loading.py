@@ -57,6 +57,8 @@ _LOOKS: dict[str, tuple[str, Any]] = {
 }
 _OWN_LOOKS: list[tuple[str, Any]] = [(DARK, "-"), (DARK, (0, (5, 2))), (DARK, (0, (1, 1.2)))]
 
+_NOTHING_TO_DRAW = "no policy could run, so that there is nothing to draw: see the reasons in the table"
+
 
 def plot_policies(
     scenario: str, runs: Sequence[PolicyRuns], path: str | os.PathLike[str], *, per: str = "batch"
@@ -73,9 +75,7 @@ def draw_policies(scenario: str, runs: Sequence[PolicyRuns], per: str = "batch")
     """Return the picture of `plot_policies` as a figure."""
     drawn = [(row, row.result) for row in runs if row.result is not None]
     if not drawn:
-        raise ConfigError(
-            "no policy could run, so that there is nothing to draw: see the reasons in the table"
-        )
+        raise ConfigError(_NOTHING_TO_DRAW)
     figure = new_figure(11.5, max(5.2, 1.6 + 0.34 * len(drawn)))
     grid = figure.add_gridspec(2, 2, width_ratios=[1.15, 1.0], height_ratios=[1.7, 1.0])
     progress, stalls = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[1, 0])
@@ -117,7 +117,9 @@ def draw_scaling(scenario: str, runs: Sequence[PolicyRuns]) -> Figure:
     figure = new_figure(7.6, 5.2)
     axes = figure.subplots()
     style_axes(axes)
-    names = list(dict.fromkeys(row.policy for row in runs))
+    names = list(dict.fromkeys(row.policy for row in runs if row.run_seconds))
+    if not names:
+        raise ConfigError(_NOTHING_TO_DRAW)
     for place, name in enumerate(names):
         points = [(row.ranks, row.mean_seconds) for row in runs if row.policy == name and row.mean_seconds]
         if points:

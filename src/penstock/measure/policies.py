@@ -5,9 +5,10 @@ The compiled loops run without the interpreter's lock, so threads run them at on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -75,15 +76,17 @@ def run_policies(
         for offset in range(seeds):
             job = _job(scenario, count, offset)
             total_bytes = total_bytes or job.total_bytes
-            for place, outcome in _run_all(job, policies, scenario, per_sample and offset == 0):
-                done += 1
-                progress(done)
-                if isinstance(outcome, NotSupported):
-                    reasons[place] = str(outcome)
-                    continue
-                times[place].append(outcome.run_seconds)
-                if offset == 0:
-                    results[place] = outcome
+            # Closed at once, not when it is collected, where `progress` is interrupted.
+            with closing(_run_all(job, policies, scenario, per_sample and offset == 0)) as outcomes:
+                for place, outcome in outcomes:
+                    done += 1
+                    progress(done)
+                    if isinstance(outcome, NotSupported):
+                        reasons[place] = str(outcome)
+                        continue
+                    times[place].append(outcome.run_seconds)
+                    if offset == 0:
+                        results[place] = outcome
         rows += [
             PolicyRuns(policy.name, count, tuple(seconds), result, total_bytes, reason)
             for policy, seconds, result, reason in zip(policies, times, results, reasons, strict=True)
@@ -92,9 +95,9 @@ def run_policies(
 
 
 def _job(scenario: Scenario, ranks: int, seed_offset: int) -> Job:
-    machine = replace(scenario.machine, ranks=ranks)
-    plan = replace(scenario, machine=machine).plan(seed_offset)
-    job = Job(plan, scenario.sizes_bytes(seed_offset), machine, scenario.seed + seed_offset)
+    scaled = scenario.with_ranks(ranks)
+    sizes_bytes = scaled.sizes_bytes(seed_offset)
+    job = Job(scaled.plan(seed_offset), sizes_bytes, scaled.machine, scenario.seed + seed_offset)
     # Computed here, once, and not by the first of several threads that ask.
     assert job.strings is not None
     assert job.total_bytes >= 0
@@ -103,7 +106,7 @@ def _job(scenario: Scenario, ranks: int, seed_offset: int) -> Job:
 
 def _run_all(
     job: Job, policies: Sequence[LoadingPolicy], scenario: Scenario, per_sample: bool
-) -> Iterator[tuple[int, LoadingResult | NotSupported]]:
+) -> Generator[tuple[int, LoadingResult | NotSupported], None, None]:
     def run(policy: LoadingPolicy) -> LoadingResult | NotSupported:
         try:
             return simulate_job(job, policy, scenario.assumptions, per_sample=per_sample)

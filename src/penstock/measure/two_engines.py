@@ -15,6 +15,7 @@ from penstock.plan import AccessPlan, Explicit
 from penstock.policy import StagingLimits
 from penstock.policy.loading import Frequency, Job, LoadingPolicy, Staging
 from penstock.simulate import predict
+from penstock.simulate.assumptions import Assumptions
 from penstock.simulate.requests import simulate_job
 from penstock.simulate.scenario import Scenario
 
@@ -39,7 +40,7 @@ def run_two_engines(scenario: Scenario) -> list[SideBySide]:
     The rank has its share of the store, as if all ranks read it all the time, and waits for no other rank.
     Half of the staging buffer is batch slots and half is for bytes on their way; readers are as many as the threads of
     the staging buffer, and of the tiers where there are any, because the scheduler has one pool for both.
-    Raises: ConfigError for a split that gives rank 0 steps of unequal size, but for the last of an epoch.
+    Raises: ConfigError for a split that gives rank 0 nothing to read.
     """
     whole = scenario.plan()
     machine = _alone(scenario.machine)
@@ -52,8 +53,8 @@ def run_two_engines(scenario: Scenario) -> list[SideBySide]:
     own = Frequency(stages_from_peers=False)
     without_tiers = replace(machine, storage=machine.storage[:1])
     return [
-        _run(Job(plan, sizes_bytes, without_tiers, scenario.seed), Staging()),
-        _run(Job(plan, sizes_bytes, machine, scenario.seed), own),
+        _run(Job(plan, sizes_bytes, without_tiers, scenario.seed), Staging(), scenario.assumptions),
+        _run(Job(plan, sizes_bytes, machine, scenario.seed), own, scenario.assumptions),
     ]
 
 
@@ -70,7 +71,7 @@ def _reads(plan: AccessPlan, epoch: int) -> int:
     return sum(plan.local_batch_size(0, epoch, step) for step in range(plan.steps(epoch)))
 
 
-def _run(job: Job, policy: LoadingPolicy) -> SideBySide:
+def _run(job: Job, policy: LoadingPolicy, assumptions: Assumptions) -> SideBySide:
     machine = job.machine
     staging_bytes = machine.storage[0].capacity_bytes
     batch_bytes = job.plan.max_local_batch(0) * max(1.0, float(job.sizes_bytes.mean()))
@@ -82,7 +83,7 @@ def _run(job: Job, policy: LoadingPolicy) -> SideBySide:
     )
     trace = predict(job.plan, machine, job.sizes_bytes, limits=limits)
     epochs = trace.epochs()
-    result = simulate_job(job, policy)
+    result = simulate_job(job, policy, assumptions)
     return SideBySide(
         policy.name,
         sum(epoch.own_seconds + epoch.stall_seconds for epoch in epochs),

@@ -1,0 +1,209 @@
+"""`penstock simulate loading`: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.measure.plot_loading import draw_policies
+from penstock.measure.policies import run_policies
+from penstock.policy.loading import Naive
+from penstock.simulate import requests
+from penstock.simulate.assumptions import Assumptions
+from penstock.simulate.policies import POLICY_NAMES
+from penstock.simulate.requests import ORIGINS
+from penstock.simulate.scenario import scenario_named
+
+_SMALL = ("simulate", "loading", "scenario1", "--samples", "1000", "--epochs", "3")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _fonts() -> None:
+    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
+    draw_policies("fonts", run_policies(scenario_named("scenario1"), [Naive()])).savefig(BytesIO())
+
+
+def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:  # type: ignore[type-arg]
+    assert main([*_SMALL, "--json", *arguments]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert isinstance(data, dict)
+    return data
+
+
+def test_every_policy_is_a_row_of_a_table_that_a_terminal_can_show(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*_SMALL]) == 0
+
+    shown = capsys.readouterr().out
+    rows = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
+    assert set(POLICY_NAMES) <= set(rows)
+    assert rows["lower-bound"][2] == "1.000"
+    assert rows["naive"][-1] == "3.00"  # times the data set
+    assert rows["naive"][-4:-1] == ["100.0", "0.0", "0.0"]
+    assert max(len(line.rstrip()) for line in shown.splitlines() if line.startswith("  ")) <= 100
+    assert "BatchNorm" in shown
+
+
+def test_na_is_said_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "simulate",
+        "loading",
+        "scenario3",
+        "--epochs",
+        "1",
+        "--policies",
+        "lbann-dynamic,lower-bound",
+    ]
+    assert main(arguments) == 0
+
+    shown = capsys.readouterr().out
+    assert any(line.split() == ["lbann-dynamic", "N/A"] for line in shown.splitlines())
+    assert "N/A: lbann-dynamic keeps the whole data set (600," in shown
+
+
+def test_json_has_the_keys_that_its_help_documents(capsys: pytest.CaptureFixture[str]) -> None:
+    data = _json(capsys, "--policies", "naive,cover+local", "--seeds", "2", "--assumptions", "thesis")
+
+    assert set(data) == {"scenario", "assumptions", "seeds", "runs"}
+    assert set(data["assumptions"]) == {field.name for field in fields(Assumptions)}
+    assert data["assumptions"]["time"] == "rank-by-rank"
+    assert data["seeds"] == 2
+    for run in data["runs"]:
+        assert set(run) == {
+            "policy", "ranks", "run_seconds", "run_seconds_of_seeds", "spread_seconds", "reason",
+            "initial_stall_seconds", "stall_seconds_of_ranks", "store_read_bytes", "data_set_bytes", "shares",
+        }  # fmt: skip
+        assert len(run["run_seconds_of_seeds"]) == 2
+        assert run["run_seconds"] == pytest.approx(sum(run["run_seconds_of_seeds"]) / 2)
+        assert set(run["shares"]) == set(ORIGINS)
+        assert len(run["stall_seconds_of_ranks"]) == run["ranks"] == 4
+
+
+@pytest.mark.parametrize("per", ["batch", "sample"])
+def test_series_are_per_batch_or_per_sample(per: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (run,) = _json(capsys, "--policies", "naive", "--series", "--per", per)["runs"]
+
+    name, length = ("step", 30) if per == "batch" else ("sample", 750)
+    assert len(run[f"{name}_end_seconds"]) == len(run[f"{name}_stall_seconds"]) == length
+    assert run[f"{name}_end_seconds"][-1] <= run["run_seconds"]
+    assert run["step_end_seconds" if per == "batch" else "sample_end_seconds"] == sorted(
+        run[f"{name}_end_seconds"]
+    )
+
+
+def test_scaling_is_a_table_per_number_of_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = _json(capsys, "--policies", "lower-bound", "--scaling", "1,2,4")["runs"]
+
+    assert [run["ranks"] for run in runs] == [1, 2, 4]
+    # A batch of unequal samples ends with its slowest rank: not quite four times as fast.
+    assert 3.0 < runs[0]["run_seconds"] / runs[2]["run_seconds"] < 4.0
+    assert main([*_SMALL, "--policies", "lower-bound", "--scaling", "1,2"]) == 0
+    shown = capsys.readouterr().out
+    assert "scenario1: 1 ranks" in shown
+    assert "scenario1: 2 ranks" in shown
+
+
+def test_an_assumption_is_changed_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    plain, changed = (
+        _json(capsys, "--policies", "naive", *arguments)
+        for arguments in ((), ("--assume", "clients=all", "--assume", "freed=next-step"))
+    )
+
+    assert changed["assumptions"] == plain["assumptions"] | {"clients": "all", "freed": "next-step"}
+    assert changed["runs"][0]["run_seconds"] >= plain["runs"][0]["run_seconds"]
+
+
+def test_a_policy_of_ones_own_runs_beside_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my_own_loading.py").write_text(
+        "from penstock.policy.loading import Loading\n\n\n"
+        "class Lazy:\n    name = 'lazy'\n\n    def prepare(self, job):\n        return Loading(stages=False)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    own, naive = _json(capsys, "--policies", "my_own_loading:Lazy, naive")["runs"]
+
+    assert own["policy"] == "lazy"
+    assert own["run_seconds"] == naive["run_seconds"]
+
+
+def test_pictures_are_drawn_of_policies_and_of_scaling(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, more in (("a.png", ()), ("b.png", ("--per", "sample")), ("c.png", ("--scaling", "1,2"))):
+        assert main([*_SMALL, "--policies", "naive,cover", "--plot", str(tmp_path / name), *more]) == 0
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert "cover" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--policies", "frequence"), "'frequency' is meant, perhaps. Known are lower-bound"),
+        (("--policies", "naive,,cover"), "policy '' is not known"),
+        (("--seeds", "0"), "--seeds is 0"),
+        (("--scaling", "1,x"), "--scaling is '1,x'"),
+        (("--scaling", "0"), "--scaling is '0'"),
+        (("--assume", "clients"), "--assume clients: it is NAME=VALUE, and the names are time, clients"),
+        (("--assume", "nothing=1"), "the names are time, clients"),
+        (("--assume", "clients=some"), "assumptions.clients is 'some'"),
+        (("--assume", "clients=ahead"), "it needs time = 'rank-by-rank'"),
+        (("--assumptions", "naive"), "the known ones are physical, thesis"),
+        (("--plot", "policies.txt"), "no picture"),
+        (("--plot", "no/such/folder.png"), "there is no folder"),
+        (("--series",), "give --json as well"),
+        (("--two-engines", "--seeds", "2"), "--seeds is about policies"),
+        (("--two-engines", "--policies", "naive"), "--policies is about policies"),
+        (("--two-engines", "--plot", "a.png"), "--plot is about policies"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_computed(
+    arguments: tuple[str, ...],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def compute(*_: object, **__: object) -> None:
+        raise AssertionError("it was computed")
+
+    monkeypatch.setattr(requests, "simulate_job", compute)
+    monkeypatch.setattr("penstock.measure.policies.simulate_job", compute)
+
+    assert main([*_SMALL, *arguments]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_two_engines_are_laid_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    data = _json(capsys, "--two-engines")
+
+    assert set(data) == {"scenario", "rows"}
+    assert [row["policy"] for row in data["rows"]] == ["staging", "frequency"]
+    for row in data["rows"]:
+        assert set(row) == {
+            "policy", "scheduler_seconds", "requests_seconds", "scheduler_stall_seconds", "requests_stall_seconds",
+        }  # fmt: skip
+    assert main([*_SMALL, "--two-engines"]) == 0
+    shown = capsys.readouterr().out
+    assert "one of 4 ranks" in shown
+    assert "two-engines.md" in shown
+
+
+def test_ctrl_c_ends_with_its_own_status_and_no_threads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The fixture that watches every test sees threads that are left.
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.measure.policies.simulate_job", interrupt)
+
+    assert main([*_SMALL]) == 130
+    assert "interrupted" in capsys.readouterr().err
