@@ -402,6 +402,19 @@ def test_without_tiers_all_is_staged_from_the_store(policy: LoadingPolicy) -> No
 # -- Jobs
 
 
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 30), st.integers(1, 5), st.integers(1, 9), st.integers(1, 12), st.booleans())
+def test_a_jobs_strings_are_the_plans(
+    samples: int, ranks: int, batch: int, epochs: int, drop_last: bool
+) -> None:
+    job = _job(samples, ranks=ranks)
+    job.plan = AccessPlan(FullShuffle(samples, 5), batch, epochs, ranks, drop_last=drop_last)
+
+    assert [string.tolist() for string in job.strings] == [
+        job.plan.string(rank).tolist() for rank in range(ranks)
+    ]
+
+
 @pytest.mark.parametrize("name", POLICY_NAMES)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_one_epoch_on_one_or_two_ranks_is_decided(name: str, ranks: int) -> None:

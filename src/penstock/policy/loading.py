@@ -62,7 +62,12 @@ class Job:
     @cached_property
     def strings(self) -> list[Ids]:
         """Each rank's access string R_i over the run: int64[reads] each."""
-        return [self.plan.string(rank) for rank in range(self.ranks)]
+        # Epoch by epoch: an order remembers few epochs, and would make each again for every rank.
+        pieces: list[list[Ids]] = [[] for _ in range(self.ranks)]
+        for epoch in range(self.plan.epochs):
+            for rank, own in enumerate(pieces):
+                own.append(self.plan.stream(rank, epoch, 0, _reads_of_epoch(self.plan, rank, epoch)))
+        return [np.concatenate(own) for own in pieces]
 
     @cached_property
     def total_bytes(self) -> int:
@@ -84,6 +89,13 @@ class Job:
                 "classes, the staging buffer included: add one, or leave the policy out"
             )
         return self.machine.storage[number].capacity_bytes
+
+
+def _reads_of_epoch(plan: AccessPlan, rank: int, epoch: int) -> int:
+    steps = plan.steps(epoch)
+    if not steps:
+        return 0
+    return (steps - 1) * plan.local_batch_size(rank, epoch, 0) + plan.local_batch_size(rank, epoch, steps - 1)
 
 
 @dataclass(frozen=True, slots=True)

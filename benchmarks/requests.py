@@ -1,0 +1,164 @@
+"""How fast the request model runs, and how its time grows.
+
+    python benchmarks/requests.py [--quick] [--large]
+
+Checks the answers first: the thesis' run times of scenario 1, and that both loops consume every sample once. Then:
+samples per second of both loops; Scenario 4 under all policies, as `penstock simulate loading scenario4` runs it
+(target: under 20 s on 2 cores); how time grows with F, N and E, as exponents of a fitted power. --large: F = 10^8 on
+N = 1,024 ranks for one epoch, with the peak of memory; it takes minutes. Warm: all is compiled before it is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import date
+
+import numpy as np
+
+from penstock.flow.cpus import available_cpus
+from penstock.measure.policies import run_policies
+from penstock.simulate.assumptions import PHYSICAL, THESIS, Assumptions
+from penstock.simulate.policies import POLICY_NAMES, policy_named
+from penstock.simulate.requests import simulate_loading
+from penstock.simulate.scenario import Scenario, scenario_named
+from penstock.simulate.sizes import SizeDistribution
+
+PRESETS = {"physical": PHYSICAL, "thesis": THESIS}
+POLICIES = ("naive", "staging", "frequency", "cover", "push")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Check the answers, time them, print tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="small: shows that it runs, not how fast")
+    parser.add_argument("--large", action="store_true", help="F = 10^8, N = 1,024, one epoch, staging alone")
+    options = parser.parse_args(arguments)
+    quick: bool = options.quick
+    print(
+        f"{date.today()}, {platform.processor() or platform.machine()}, {available_cpus()} cores, "
+        f"Python {platform.python_version()}"
+    )
+    check_answers()
+    if options.large:
+        show_large()
+        return
+    show_speed(2_000 if quick else 50_000)
+    show_scenario_4(2_000 if quick else 400_000)
+    show_growth(1_000 if quick else 70_000)
+
+
+def a_scenario(samples: int, ranks: int, epochs: int, assumed: Assumptions = PHYSICAL) -> Scenario:
+    """Return scenario 4 with other numbers: tiers hold the share of the data set that they hold there."""
+    scenario = scenario_named("scenario4")
+    assert isinstance(scenario.data, SizeDistribution)
+    share = samples * 4 / (scenario.samples * ranks)
+    staging, *tiers = scenario.machine.storage
+    smaller = [replace(tier, capacity_bytes=int(tier.capacity_bytes * share)) for tier in tiers]
+    return replace(
+        scenario,
+        machine=replace(scenario.machine, ranks=ranks, storage=(staging, *smaller)),
+        data=replace(scenario.data, samples=samples),
+        batch_size=25 * ranks,
+        epochs=epochs,
+        assumptions=assumed,
+    )
+
+
+def check_answers() -> None:
+    """Raise when a run does not come out as it must; compiles both loops on the way."""
+    thesis = replace(scenario_named("scenario1"), assumptions=THESIS)
+    for name, published in (("staging", 10.24), ("frequency", 7.78)):
+        seconds = simulate_loading(thesis, policy_named(name, THESIS)).run_seconds
+        assert abs(seconds / published - 1) < 0.015, f"{name}: {seconds}, the thesis has {published}"
+    for assumed in PRESETS.values():
+        small = a_scenario(1_000, 4, 2, assumed)
+        for name in POLICY_NAMES:
+            if not name.startswith("lbann"):
+                reads = simulate_loading(small, policy_named(name, assumed)).reads
+                assert reads.sum() == 2_000, f"{name} consumes every sample once an epoch"
+
+
+def timed(scenario: Scenario, policy: str) -> float:
+    """Return the seconds of a run, strings and decisions included; the least of two."""
+    times = []
+    for _ in range(2):
+        begin = time.perf_counter()
+        simulate_loading(scenario, policy_named(policy, scenario.assumptions))
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def show_speed(samples: int) -> None:
+    """Print samples per second of both loops: together (physical), rank by rank (thesis)."""
+    print(f"\nthousand samples per second, one core, F = {samples:,}, N = 4, E = 5")
+    print(f"{'':12}" + "".join(f"{name:>12}" for name in POLICIES))
+    for preset, assumed in PRESETS.items():
+        scenario = a_scenario(samples, 4, 5, assumed)
+        rates = [5 * samples / timed(scenario, name) / 1e3 for name in POLICIES]
+        print(f"{preset:12}" + "".join(f"{rate:12,.0f}" for rate in rates))
+
+
+def show_scenario_4(samples: int) -> None:
+    """Print what all policies of scenario 4 take together, on all cores."""
+    print(f"\nscenario 4, F = {samples:,}, all {len(POLICY_NAMES)} policies")
+    for preset, assumed in PRESETS.items():
+        scenario = replace(scenario_named("scenario4"), assumptions=assumed)
+        assert isinstance(scenario.data, SizeDistribution)
+        scenario = replace(scenario, data=replace(scenario.data, samples=samples))
+        wall, cpu = time.perf_counter(), time.process_time()
+        run_policies(scenario, [policy_named(name, assumed) for name in POLICY_NAMES])
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        print(f"{preset:12}{wall:8.2f} s wall {cpu:8.2f} s CPU")
+
+
+def show_growth(base: int) -> None:
+    """Print seconds against F, N and E, one at a time, and the exponent of each."""
+    print(f"\nseconds as one number grows by 1, 2, 4, 8 (from F = {base:,}, N = 4, E = 2), and its exponent")
+    factors = (1, 2, 4, 8)
+    for name in POLICIES:
+        for preset, assumed in PRESETS.items():
+            for letter in "FNE":
+                seconds = [
+                    timed(
+                        a_scenario(
+                            base * (factor if letter == "F" else 1),
+                            4 * (factor if letter == "N" else 1),
+                            2 * (factor if letter == "E" else 1),
+                            assumed,
+                        ),
+                        name,
+                    )
+                    for factor in factors
+                ]
+                cells = "".join(f"{each:9.3f}" for each in seconds)
+                print(f"{name:12}{preset:10}{letter}{cells}   {exponent(factors, seconds):5.2f}")
+
+
+def exponent(factors: Sequence[float], seconds: Sequence[float]) -> float:
+    """Return the slope of seconds against factors on logarithmic axes."""
+    return float(np.polyfit(np.log(factors), np.log(seconds), 1)[0])
+
+
+def show_large() -> None:
+    """Print time and peak memory of 10^8 samples on 1,024 ranks, staged for one epoch."""
+    scenario = a_scenario(10**8, 1024, 1)
+    begin = time.perf_counter()
+    result = simulate_loading(scenario, policy_named("staging"))
+    seconds = time.perf_counter() - begin
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    assert result.reads.sum() == 10**8 - 10**8 % scenario.batch_size
+    print(
+        f"\nF = 10^8, N = 1,024, E = 1, staging: {seconds:.0f} s, peak {peak / 1e9:.1f} GB, "
+        f"a run of {result.run_seconds:,.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()
