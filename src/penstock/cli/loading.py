@@ -139,13 +139,13 @@ def _tables(scenario: Scenario, policies: Sequence[LoadingPolicy], runs: Sequenc
         columns = [
             "policy",
             "run (s)",
-            "x bound",
+            "ratio",
             "loads (s)",
             "waits (s)",
             "store",
             "tier",
             "peer",
-            "x data",
+            "data",
         ]
         title = (
             f"{scenario.name}: {rows[0].ranks} ranks, {scenario.samples:,} samples, {scenario.epochs} epochs"
@@ -182,8 +182,8 @@ def _seconds(value: float) -> str:
 
 def _notes(runs: Sequence[PolicyRuns]) -> list[str]:
     notes = [
-        "x bound: run time over the lower bound's. loads: before training. waits: of the rank that waits most, for "
-        "samples, loading included. store, tier, peer: where consumed samples came from, in %. x data: bytes "
+        "ratio: run time over the lower bound's. loads: before training. waits: of the rank that waits most, for "
+        "samples, loading included. store, tier, peer: where consumed samples came from, in %. data: bytes "
         "read from the shared store, for tiers too, over the data set's."
     ]
     notes += dict.fromkeys(f"N/A: {row.reason}" for row in runs if row.reason)
