@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
 from penstock.plan import (
@@ -23,6 +24,7 @@ from penstock.plan import (
     Strided,
     TorchDistributed,
 )
+from penstock.plan import access as module
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,36 @@ def test_a_ranks_string_its_frequencies_and_first_uses_are_those_of_the_listed_r
             for step in range(plan.steps(epoch))
         ]
         assert plan.max_local_batch(rank) == max(local, default=0)
+
+
+@thoroughly
+@given(plans(), st.integers(1, 9))
+def test_the_strings_of_all_ranks_are_those_of_each(plan: AccessPlan, at_once: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_CHUNK", at_once)
+        strings = plan.strings()
+
+    reads = listed(plan)
+    assert [string.tolist() for string in strings] == [
+        [read.sample for read in reads if read.rank == rank] for rank in range(plan.ranks)
+    ]
+    assert all(string.dtype == np.int64 for string in strings)
+
+
+def test_the_strings_of_many_ranks_ask_for_each_position_once() -> None:
+    """Orders that arrange whole batches (`split_locally`) would otherwise arrange each for every rank."""
+    asked: list[int] = []
+
+    class Counted(Sequential):
+        __slots__ = ()
+
+        def at(self, epoch: int, positions: ArrayLike) -> NDArray[np.int64]:
+            asked.append(np.size(positions))
+            return super(Counted, self).at(epoch, positions)
+
+    AccessPlan(Counted(1_003), 10, epochs=2, ranks=5).strings()
+
+    assert sum(asked) == 2 * 1_003
 
 
 @thoroughly

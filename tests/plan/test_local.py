@@ -77,8 +77,38 @@ def test_blocks_give_the_same_as_all_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
     in_blocks = split_locally(plan, rank_of)
 
+    strings = in_blocks.strings()
     for rank in range(3):
-        assert in_blocks.string(rank).tolist() == at_once.string(rank).tolist()
+        assert in_blocks.string(rank).tolist() == at_once.string(rank).tolist() == strings[rank].tolist()
+
+
+@settings(deadline=None)
+@given(held_plans())
+def test_the_strings_of_all_ranks_are_those_of_each(case: tuple[AccessPlan, list[int]]) -> None:
+    plan, rank_of = case
+    local = split_locally(plan, rank_of)
+
+    assert [each.tolist() for each in local.strings()] == [
+        local.string(rank).tolist() for rank in range(plan.ranks)
+    ]
+
+
+def test_the_strings_of_all_ranks_arrange_each_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the blocks that are kept, every rank that asks by itself would arrange all of them anew."""
+    monkeypatch.setattr(module, "_BLOCK", 30)
+    local = split_locally(AccessPlan(FullShuffle(1_000, 2), 30, 2, ranks=3), np.arange(1_000) % 3)
+    arranged: list[int] = []
+    arrange = module.Local._arrange
+
+    def counted(order: module.Local, epoch: int, begin: int, size: int) -> tuple[module.Ids, module.Ids]:
+        arranged.append(begin)
+        return arrange(order, epoch, begin, size)
+
+    monkeypatch.setattr(module.Local, "_arrange", counted)
+
+    local.strings()
+
+    assert len(arranged) == 2 * 34
 
 
 @pytest.mark.parametrize(

@@ -152,14 +152,14 @@ def count_min(plan: AccessPlan, sizes_bytes: ArrayLike, capacities_bytes: ArrayL
     """Count the reads of a plan on ranks that each keep by `decide_min` what is best for themselves alone.
 
     A rank asks its peers for what it has not kept, and finds there what they happen to have kept.
-    Memory: O(E F), 9 bytes a read.
+    Memory: O(E F), 17 bytes a read.
     """
     from penstock.simulate import _sharing_kernels as kernels
 
     is_local, kept_until = [], []
-    for rank in range(plan.ranks):
+    for rank, string in enumerate(plan.strings()):
         kept = decide_min(plan, rank, sizes_bytes, capacities_bytes)
-        string, steps = plan.string(rank), steps_of_reads(plan, rank)
+        steps = steps_of_reads(plan, rank)
         order = np.argsort(string, kind="stable")
         again = np.flatnonzero(string[order[1:]] == string[order[:-1]])
         later = order[again + 1]
