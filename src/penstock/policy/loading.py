@@ -28,9 +28,10 @@ from penstock.plan import AccessPlan
 from penstock.plan.frequency import uses_of
 from penstock.plan.local import split_locally
 from penstock.plan.random import derive_key, draw_uniform
-from penstock.policy.homes import place_by_hash, place_cover
+from penstock.policy.homes import as_sizes, place_by_hash, place_cover
 from penstock.policy.placement import Kept, fill_in_order
 from penstock.policy.push import decide_push
+from penstock.trace.schema import SOURCE
 
 Ids = NDArray[np.int64]
 
@@ -49,8 +50,12 @@ class Job:
     def __init__(
         self, plan: AccessPlan, sizes_bytes: NDArray[np.int64], machine: Machine, seed: int = 0
     ) -> None:
+        if machine.ranks != plan.ranks:
+            raise ConfigError(
+                f"machine.ranks is {machine.ranks}, and the plan's is {plan.ranks}: they are one number, N"
+            )
         self.plan = plan
-        self.sizes_bytes = sizes_bytes
+        self.sizes_bytes = as_sizes(sizes_bytes, plan.samples)
         self.machine = machine
         self.seed = seed
 
@@ -120,6 +125,29 @@ class Fill:
     origin: Literal["store", "peers", "hand-over"] = "store"
     before_training: bool = False
 
+    def __post_init__(self) -> None:
+        _check_ids("samples of a Fill", self.samples)
+        if self.origin not in ("store", "peers", "hand-over"):
+            raise ConfigError(f"origin of a Fill is {self.origin!r}; it is 'store', 'peers' or 'hand-over'")
+        if (self.origin == "peers" and not self.before_training) or (
+            self.origin == "hand-over" and self.before_training
+        ):
+            when = "before" if self.before_training else "during"
+            raise ConfigError(
+                f"a Fill of origin {self.origin!r} {when} the training is not modelled: copies from peers are made "
+                "before it, hand-overs happen during it"
+            )
+
+
+def _check_ids(what: str, ids: object) -> None:
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu":
+        told = (
+            f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, np.ndarray) else f"a {type(ids).__name__}"
+        )
+        raise ConfigError(
+            f"{what} are {told}; they are sample ids, a NumPy array of whole numbers, one-dimensional"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Loading:
@@ -133,8 +161,9 @@ class Loading:
     stages_from_peers: whether they may read other ranks' tiers.
     hits: int8 array per rank: the tier in which each of its reads finds the sample, handed on by its previous user;
         SOURCE (-1) where it does not. None: nowhere.
-    drops: a sample leaves a rank's tiers after that rank's last read of it, and makes room for `spares`.
-    spares: samples per rank that follow, in this order, where room is made.
+    drops: after a rank's last read of it a sample gives its place in the rank's tiers to `spares`; until one takes it
+        other ranks may read it. What the rank will not read from its tiers any more is not brought in.
+    spares: samples per rank that follow, in this order, where room is made; with `drops` alone.
     is_ready: every sample is ready when it is asked for, whatever it takes.
     """
 
@@ -147,6 +176,20 @@ class Loading:
     drops: bool = False
     spares: list[Ids] | None = None
     is_ready: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("strings", "spares", "hits"):
+            for each in getattr(self, name) or ():
+                _check_ids(f"the arrays of {name}", each)
+        for hits in self.hits or ():
+            if ((hits != SOURCE) & (hits < 1)).any():
+                raise ConfigError(
+                    f"hits name tier {hits.min()}; a tier is 1 or more, and {SOURCE} means none"
+                )
+        if self.spares is not None and not self.drops:
+            raise ConfigError(
+                "spares are given without drops, so that room is never made for them: set drops=True"
+            )
 
 
 class LoadingPolicy(Protocol):
@@ -367,7 +410,7 @@ class Frequency:
     """Keep what a rank itself reads most often, in its fastest tiers: HDMLP, later NoPFS.
 
     in_order: tiers are filled by first use; else by frequency.
-    cleanup_read: a sample leaves after the rank's last read of it, and the next by frequency takes its room.
+    cleanup_read: after the rank's last read of it a sample makes room for the next by frequency that is still read.
     stages_from_peers: staging reads other ranks' tiers too; else they are asked only when a sample is late.
     pieces, unread: see `penstock.simulate.assumptions.Assumptions`.
     Source: thesis, section 3.2.
@@ -378,7 +421,13 @@ class Frequency:
     stages_from_peers: bool = True
     pieces: Literal["tiers", "from-staging"] = "tiers"
     unread: Literal["left", "kept"] = "left"
-    name: str = "frequency"
+
+    @property
+    def name(self) -> str:
+        """See `LoadingPolicy.name`."""
+        return (
+            "frequency" + ("" if self.in_order else "-unordered") + ("-cleanup" if self.cleanup_read else "")
+        )
 
     def prepare(self, job: Job) -> Loading:
         """See `LoadingPolicy.prepare`."""
@@ -386,20 +435,25 @@ class Frequency:
         spares: list[Ids] = []
         for rank in range(job.ranks):
             uses = uses_of(job.plan, rank)
-            listed = uses.samples[np.argsort(-uses.counts, kind="stable")]
-            first_use = np.full(job.plan.samples, job.strings[rank].size, np.int64)
-            first_use[uses.samples] = uses.first
+            order = np.argsort(-uses.counts, kind="stable")
+            listed, first_use = uses.samples[order], uses.first[order]
             if self.unread == "kept":
-                listed = np.concatenate([listed, np.flatnonzero(first_use == job.strings[rank].size)])
+                unread = np.ones(job.plan.samples, np.bool_)
+                unread[uses.samples] = False
+                listed = np.concatenate([listed, np.flatnonzero(unread)])
+                never = np.full(listed.size - first_use.size, job.strings[rank].size)
+                first_use = np.concatenate([first_use, never])
             if self.in_order and self.pieces == "from-staging":
-                listed = _sort_pieces(job, listed, first_use)
+                sorted_pieces = _sort_pieces(job, listed, first_use)
+                listed, first_use = listed[sorted_pieces], first_use[sorted_pieces]
             tiers = fill_in_order(job.sizes_bytes[listed], job.capacities_bytes())
-            kept, left = listed[: tiers.size], listed[tiers.size :]
+            kept = listed[: tiers.size]
+            if self.cleanup_read:
+                spares.append(listed[tiers.size :])
             if self.in_order and self.pieces == "tiers":
-                by_first_use = np.argsort(first_use[kept], kind="stable")
+                by_first_use = np.argsort(first_use[: tiers.size], kind="stable")
                 kept, tiers = kept[by_first_use], tiers[by_first_use]
             fills += _fills_of(rank, Kept(kept, tiers), "store")
-            spares.append(left)
         return Loading(
             fills,
             stages_from_peers=self.stages_from_peers,
@@ -416,16 +470,15 @@ def _fills_of(rank: int, kept: Kept, origin: Literal["store", "hand-over"]) -> l
 
 
 def _sort_pieces(job: Job, listed: Ids, first_use: Ids) -> Ids:
-    """Sort pieces of the list by first use, each as large as a storage class and one sample more, staging first."""
+    """Return the order of the list with pieces sorted by first use, each as large as a storage class and one more."""
     pieces, begin = [], 0
     ends_bytes = np.cumsum(job.sizes_bytes[listed])
     for storage_class in job.machine.storage:
         before = int(ends_bytes[begin - 1]) if begin else 0
         end = int(np.searchsorted(ends_bytes, before + storage_class.capacity_bytes, side="right")) + 1
-        piece = listed[begin:end]
-        pieces.append(piece[np.argsort(first_use[piece], kind="stable")])
+        pieces.append(begin + np.argsort(first_use[begin:end], kind="stable"))
         begin = min(end, listed.size)
-    return np.concatenate([*pieces, listed[begin:]])
+    return np.concatenate([*pieces, np.arange(begin, listed.size)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,8 @@ class State(NamedTuple):
     staged_at: float64[accesses], when staged, or one of _UNSEEN, _BEGUN, _LEFT; staged_from: int8[accesses].
     staged_bytes, next_stage, next_free, next_use: [ranks]. asked_at: float64[ranks], since when the consumer waits, -1
     where it does not. next_fill, end_fill: int64[ranks, tiers], of Fills.samples; column 0: the spares.
+    decoding: int64[ranks], samples being decoded. droppable: int64[accesses], last reads of samples that
+    a tier still holds, rank r's in [first_droppable[r], end_droppable[r]).
     """
 
     store_reads: Ints
@@ -81,6 +83,10 @@ class State(NamedTuple):
     asked_at: Floats
     next_fill: Ints
     end_fill: Ints
+    decoding: Ints
+    droppable: Ints
+    first_droppable: Ints
+    end_droppable: Ints
 
 
 def new_state(job: Job, fills: Fills, rules: Rules) -> tuple[Actors, State]:
@@ -124,6 +130,10 @@ def new_state(job: Job, fills: Fills, rules: Rules) -> tuple[Actors, State]:
         np.full(ranks, -1.0),
         next_fill,
         end_fill,
+        np.zeros(ranks, np.int64),
+        np.empty(job.string.size if rules.drops else 0, np.int64),
+        job.bounds[:, 0].copy(),
+        job.bounds[:, 0].copy(),
     )
     return actors, state
 
@@ -166,6 +176,26 @@ def _pop(times: Floats, waiting: Ints, count: int) -> int:
 
 
 @kernel
+def _wake(
+    times: Floats,
+    waiting: Ints,
+    count: int,
+    phases: NDArray[np.int8],
+    is_parked: NDArray[np.bool_],
+    first: int,
+    last: int,
+    now: float,
+) -> int:
+    """Give the parked among some actors an event now; return how many events there are."""
+    for actor in range(first, last):
+        if is_parked[actor]:
+            is_parked[actor] = False
+            phases[actor] = _IDLE
+            count = _push(times, waiting, count, now, actor)
+    return count
+
+
+@kernel
 def _from_tiers(
     begin: Ints,
     holder: NDArray[np.int32],
@@ -182,10 +212,12 @@ def _from_tiers(
     from_peers: bool,
     takes_last: bool,
     handed_to: int,
+    arrival: float,
 ) -> tuple[float, int]:
     """Return when a sample can be here from a tier, the rank's own or a peer's, and from which; inf if from none.
 
-    handed_to: a tier of this rank's where it lies besides, if above 0. A copy of one's own that is on its way counts.
+    handed_to: a tier of this rank's to which it is handed besides, if above 0, at `arrival`.
+    A copy of one's own that is on its way counts; of equals one's own is taken.
     """
     tiers = tier_rate.shape[0]
     done, held = np.inf, _NOTHING
@@ -204,11 +236,12 @@ def _from_tiers(
         rates = tier_rate if is_own else peer_rate
         begun = max(now, ready[copy]) + latency[tier[copy]]
         end = begun + nbytes / rates[tier[copy], tier_reads[place] + 1]
-        if end < done:
+        if end < done or (is_own and end == done):
             done, held = end, place
     if handed_to > 0:
         place = rank * tiers + handed_to
-        end = now + latency[handed_to] + nbytes / tier_rate[handed_to, tier_reads[place] + 1]
+        begun = max(now, arrival) + latency[handed_to]
+        end = begun + nbytes / tier_rate[handed_to, tier_reads[place] + 1]
         if end < done:
             done, held = end, place
     return done, held
@@ -253,20 +286,21 @@ def run_together(
     Mutated: copies.ready and .tier, fills.room, actors, state and results.
     Returns: whether the run came to its end; it does not if every rank waits for another.
     """
-    string, bounds, sizes, hit, is_last = job
+    string, bounds, sizes, hit, next_read, next_rank, arrival, is_last = job
     begin, holder, tier, ready, is_handed = copies
-    fill_begin, fill_samples, _, _, room = fills
+    fill_begin, fill_samples, _, _, room, last_read = fills
     store_rate, tier_rate, peer_rate, latency = costs.store, costs.tier, costs.peer, costs.latency
     phases, accesses, origins, helds, levels, is_parked, times, waiting = actors
     (
         store_reads, tier_reads, staged_at, staged_from, staged_bytes, next_stage, next_free, next_use, asked_at,
-        next_fill, end_fill,
+        next_fill, end_fill, decoding, droppable, first_droppable, end_droppable,
     ) = state  # fmt: skip
     step_end, step_stall, step_busy, reads, store_bytes, fill_reads, access_stall, access_end = results
     ranks, steps = bounds.shape[0], bounds.shape[1] - 1
     per_rank = phases.size // ranks
     stagers = rules.threads if rules.stages else 0
     has_hits = hit.size > 0
+    link_free = np.zeros(ranks)
 
     clients, events = 0, 0
     for rank in range(ranks):
@@ -303,7 +337,9 @@ def run_together(
                 if levels[actor]:
                     work = sizes[accesses[actor]] * costs.fill[levels[actor]]
                 else:
-                    work = sizes[string[accesses[actor]]] * costs.preprocess
+                    decoding[rank] += 1
+                    slower = max(1.0, decoding[rank] / rules.decoders)
+                    work = sizes[string[accesses[actor]]] * costs.preprocess * slower
                 phases[actor] = _WORK
                 events = _push(times, waiting, events, now + work, actor)
                 continue
@@ -320,10 +356,21 @@ def run_together(
                     sample = fill_samples[next_fill[rank, column]]
                     nbytes = sizes[sample]
                     own = own_copy(begin, holder, sample, rank)
-                    if ready[own] < np.inf:
+                    is_over = rules.drops and last_read[next_fill[rank, column]] < next_stage[rank]
+                    if ready[own] < np.inf or is_over:
+                        if is_over and column and ready[own] == np.inf:
+                            room[rank, level] += nbytes
                         next_fill[rank, column] += 1
                         continue
                     if column == 0:
+                        # What the rank reads no more makes room now, and not before: others may still read it.
+                        while nbytes > room[rank, level] and first_droppable[rank] < end_droppable[rank]:
+                            dropped = string[droppable[first_droppable[rank]]]
+                            first_droppable[rank] += 1
+                            gone = own_copy(begin, holder, dropped, rank)
+                            room[rank, tier[gone]] += sizes[dropped]
+                            ready[gone] = np.inf
+                            tier[gone] = 0
                         if nbytes > room[rank, level]:
                             break
                         room[rank, level] -= nbytes
@@ -346,6 +393,7 @@ def run_together(
             if actor != consumer:
                 # A staging thread: what it has decoded is staged.
                 if phase == _WORK:
+                    decoding[rank] -= 1
                     access = accesses[actor]
                     staged_at[access] = now
                     staged_from[access] = origins[actor]
@@ -369,6 +417,7 @@ def run_together(
                 if is_answered:
                     origin = STAGED_TIER
                     if phase == _WORK:
+                        decoding[rank] -= 1
                         origin = origins[actor] + STORE
                     elif not rules.is_ready:
                         origin = staged_from[access]
@@ -386,6 +435,20 @@ def run_together(
                     events = _push(times, waiting, events, now + busy, actor)
                     if rules.frees_on_use:
                         frees_until = access + 1
+                    ahead = next_read[access] if has_hits else -1
+                    if ahead >= 0 and hit[ahead] > 0:
+                        # Its next user gets it, over this rank's link if that is another.
+                        arrival[ahead] = now
+                        other = next_rank[access] * per_rank
+                        if other != consumer:
+                            link_free[rank] = (
+                                max(link_free[rank], now) + sizes[string[access]] / costs.network
+                            )
+                            arrival[ahead] = link_free[rank]
+                        if next_stage[next_rank[access]] == ahead:
+                            events = _wake(
+                                times, waiting, events, phases, is_parked, other + 1, other + 1 + stagers, now
+                            )
                 # Release: what was consumed leaves the staging buffer, and what is never read again its tier.
                 if frees_until > next_free[rank]:
                     has_room = False
@@ -396,16 +459,12 @@ def run_together(
                         if rules.drops and is_last[past]:
                             own = own_copy(begin, holder, sample, rank)
                             if own >= 0 and ready[own] < np.inf:
-                                room[rank, tier[own]] += sizes[sample]
-                                ready[own] = np.inf
-                                tier[own] = 0
+                                droppable[end_droppable[rank]] = past
+                                end_droppable[rank] += 1
                                 has_room = True
                     next_free[rank] = frees_until
-                    for parked in range(consumer + 1, consumer + per_rank if has_room else first_fill):
-                        if is_parked[parked]:
-                            is_parked[parked] = False
-                            phases[parked] = _IDLE
-                            events = _push(times, waiting, events, now, parked)
+                    last = consumer + per_rank if has_room else first_fill
+                    events = _wake(times, waiting, events, phases, is_parked, consumer + 1, last, now)
                 if is_answered:
                     continue
                 is_stuck = True
@@ -423,7 +482,10 @@ def run_together(
                     if access == bounds[rank, steps]:
                         break
                     nbytes = sizes[string[access]]
-                    if staged_bytes[rank] > 0 and staged_bytes[rank] + nbytes > rules.staging_bytes:
+                    is_full = staged_bytes[rank] > 0 and staged_bytes[rank] + nbytes > rules.staging_bytes
+                    # What a rank before will hand on is not read from the store.
+                    is_due = has_hits and hit[access] > 0 and arrival[access] == np.inf
+                    if is_full or is_due:
                         is_parked[actor] = True
                     else:
                         next_stage[rank] += 1
@@ -435,6 +497,7 @@ def run_together(
                     done, held = _from_tiers(
                         begin, holder, tier, ready, tier_rate, peer_rate, tier_reads, latency, sample, nbytes, rank,
                         now, rules.from_peers or actor == consumer, rules.takes_last, handed_to,
+                        arrival[wanted] if has_hits else np.inf,
                     )  # fmt: skip
                     if rules.from_store or actor == consumer:
                         gamma = ranks if rules.counts_all else clients + (store_reads[rank] == 0)

@@ -28,7 +28,10 @@ STAGED_STORE, STAGED_TIER, STAGED_PEER, STORE, TIER, PEER = range(6)
 class Job(NamedTuple):
     """What is read. string: int64[accesses]; bounds: int64[ranks, steps + 1]; sizes: int64[F].
 
-    hit: int8[accesses], the tier to which the sample's previous user has handed it, or -1; of size 0 where none does.
+    hit: int8[accesses], the tier to which the sample's previous user hands it, or -1; of size 0 where none does.
+    next_read, next_rank: int64 and int32 [accesses], the next read of the same sample, and whose; -1 where none is.
+    arrival: float64[accesses], when the sample is handed over for this read: infinite until its previous user has
+        read it. These three are of size 0 where none is handed on.
     is_last: bool[accesses], the rank's last read of the sample; of size 0 where nothing is dropped.
     """
 
@@ -36,6 +39,9 @@ class Job(NamedTuple):
     bounds: Ints
     sizes: Ints
     hit: NDArray[np.int8]
+    next_read: Ints
+    next_rank: NDArray[np.int32]
+    arrival: Floats
     is_last: NDArray[np.bool_]
 
 
@@ -56,6 +62,7 @@ class Fills(NamedTuple):
     """What is brought into tiers during the training: rank r's samples[begin[r] : begin[r + 1]], in this order.
 
     level: the tier of each sample; 0 where it goes to the first with room. room: float64[ranks, tiers], bytes.
+    last_read: int64[samples], the rank's last read of each; of size 0 where nothing is dropped.
     """
 
     begin: Ints
@@ -63,6 +70,7 @@ class Fills(NamedTuple):
     level: NDArray[np.int8]
     threads: Ints
     room: Floats
+    last_read: Ints
 
 
 class Costs(NamedTuple):
@@ -98,6 +106,7 @@ class Rules(NamedTuple):
     counts_first_time: bool
     staging_bytes: float
     threads: int
+    decoders: int
     start: float
     staging_start: float
 
@@ -261,9 +270,9 @@ def run_rank_by_rank(
     One long loop: what it keeps are some forty arrays, and handing them to functions costs more than the work.
     Mutated: copies.ready and .tier, fills.room, asked, fetched, clocks and results.
     """
-    string, bounds, sizes, hit, is_last = job
+    string, bounds, sizes, hit, next_read, next_rank, arrival, is_last = job
     begin, holder, tier, ready, is_handed = copies
-    fill_begin, fill_samples, fill_level, fill_threads, room = fills
+    fill_begin, fill_samples, fill_level, fill_threads, room, fill_last = fills
     tier_rate: Floats = costs.tier[:, 1].copy()
     peer_rate: Floats = costs.peer[:, 1].copy()
     store_rate: Floats = costs.store[:, 1].copy()
@@ -284,6 +293,7 @@ def run_rank_by_rank(
     step_end, step_stall, step_busy, reads, store_bytes, fill_reads, access_stall, access_end = results
     ranks, steps, tiers = bounds.shape[0], bounds.shape[1] - 1, room.shape[1]
     has_hits = hit.size > 0
+    link_free = np.zeros(ranks)
     counts_ahead = rules.counts_ahead
 
     rate = 0.0
@@ -318,7 +328,12 @@ def run_rank_by_rank(
                         own = own_copy(begin, holder, sample, rank)
                         if own >= 0 and ready[own] <= clock and tier_rate[tier[own]] > rate:
                             rate, origin, latency = tier_rate[tier[own]], TIER, costs.latency[tier[own]]
-                        if has_hits and hit[access] > 0 and tier_rate[hit[access]] > rate:
+                        if (
+                            has_hits
+                            and hit[access] > 0
+                            and arrival[access] <= clock
+                            and tier_rate[hit[access]] > rate
+                        ):
                             rate, origin, latency = tier_rate[hit[access]], TIER, costs.latency[hit[access]]
                         peer = _peer_copy(
                             begin, holder, tier, ready, peer_rate, sample, rank, clock, rules.takes_last
@@ -337,6 +352,12 @@ def run_rank_by_rank(
                         )
                         asked_count[rank] += 1
                     reads[rank, origin] += 1
+                    if has_hits and next_read[access] >= 0 and hit[next_read[access]] > 0:
+                        # Its next user gets it, over this rank's link if that is another.
+                        arrival[next_read[access]] = answered
+                        if next_rank[access] != rank:
+                            link_free[rank] = max(link_free[rank], answered) + sizes[sample] / costs.network
+                            arrival[next_read[access]] = link_free[rank]
                     # Release: what was consumed leaves the staging buffer, and what is never read again its tier.
                     gone = access + 1 if rules.frees_on_use else first
                     for past in range(next_free[rank], gone):
@@ -359,6 +380,9 @@ def run_rank_by_rank(
                             place = next_fill[rank]
                             sample = fill_samples[place]
                             nbytes = sizes[sample]
+                            if rules.drops and fill_last[place] < next_stage[rank]:
+                                next_fill[rank] += 1  # the tier would not be asked for it any more
+                                continue
                             if (fill_level[place] and fill_level[place] != level) or nbytes > room[
                                 rank, level
                             ]:
@@ -401,7 +425,9 @@ def run_rank_by_rank(
                         if own >= 0 and ready[own] < np.inf:
                             rate, due, level = tier_rate[tier[own]], ready[own], int(tier[own])
                         elif has_hits and hit[ahead] > 0:
-                            rate, due, level = tier_rate[hit[ahead]], begun, int(hit[ahead])
+                            if arrival[ahead] == np.inf:
+                                break
+                            rate, due, level = tier_rate[hit[ahead]], arrival[ahead], int(hit[ahead])
                         if rules.from_peers:
                             # Any copy that is or will be there: where the store is out of bounds, staging waits.
                             peer = _peer_copy(

@@ -40,6 +40,9 @@ class Assumptions:
         ``last-rank``: when the highest rank that loads is done; the others may still be loading.
     staging_begins: when staging threads begin under a policy that loads before training. ``after-loading``: then.
         ``at-zero``: at time zero, with the samples that are still being loaded available already.
+    readers: how many reads for the staging buffer a rank keeps under way. ``source``: as many as the store's threads,
+        if these are more than the buffer's, while decode_threads decode. ``staging``: one for each thread of the
+        buffer; a store that rewards more waits.
     filling: what bringing a sample into a tier costs. ``as-read``: its fetch, and the tier's write. ``preprocessed``:
         its fetch at N clients, then preprocessing (beta), though tiers keep samples as they are stored.
     pieces: how HDMLP's list of samples by frequency is sorted by first use. ``tiers``: what each tier will keep.
@@ -64,6 +67,7 @@ class Assumptions:
     counted: Literal["always", "first-time"] = "always"
     initial_stall: Literal["longest", "last-rank"] = "longest"
     staging_begins: Literal["after-loading", "at-zero"] = "after-loading"
+    readers: Literal["source", "staging"] = "source"
     filling: Literal["as-read", "preprocessed"] = "as-read"
     pieces: Literal["tiers", "from-staging"] = "tiers"
     unread: Literal["left", "kept"] = "left"
@@ -107,6 +111,7 @@ THESIS = Assumptions(
     counted="first-time",
     initial_stall="last-rank",
     staging_begins="at-zero",
+    readers="staging",
     filling="preprocessed",
     pieces="from-staging",
     unread="kept",

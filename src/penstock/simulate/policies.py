@@ -32,6 +32,7 @@ _MAKERS: dict[str, Callable[[Assumptions], LoadingPolicy]] = {
     "lbann-preloading": lambda _: LbannStore(preloading=True),
     "locality-aware": lambda assumed: LocalityAware(assumed.locality == "reordered"),
     "frequency": lambda assumed: _frequency(assumed),
+    "frequency-unordered": lambda assumed: _frequency(assumed, in_order=False),
     "frequency-cleanup": lambda assumed: _frequency(assumed, cleanup_read=True),
     "hash-home": lambda _: OneHome("hash"),
     "cover": lambda _: OneHome("cover"),
@@ -53,11 +54,11 @@ def policy_named(name: str, assumptions: Assumptions = PHYSICAL) -> LoadingPolic
     return _MAKERS[name](assumptions)
 
 
-def _frequency(assumed: Assumptions, *, cleanup_read: bool = False) -> Frequency:
+def _frequency(assumed: Assumptions, *, in_order: bool = True, cleanup_read: bool = False) -> Frequency:
     return Frequency(
+        in_order,
         cleanup_read=cleanup_read,
         stages_from_peers=assumed.remote_staging == "all",
         pieces=assumed.pieces,
         unread=assumed.unread,
-        name="frequency-cleanup" if cleanup_read else "frequency",
     )

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from penstock.simulate import _request_kernels as kernels
     from penstock.simulate.scenario import Scenario
 
+#: Samples of all ranks that the bottomless staging buffer may remember, a byte each.
+_MOST_SEEN = 4 * 10**9
 #: Columns of `LoadingResult.reads`.
 ORIGINS = ("staged from the store", "staged from a tier", "staged from a peer", "store", "tier", "peer")
 
@@ -82,6 +84,15 @@ def simulate_job(
     from penstock.simulate import _event_kernels, _request_kernels
 
     loading = policy.prepare(job)
+    if not isinstance(loading, Loading):
+        raise ConfigError(
+            f"policy {policy.name!r}: prepare returned a {type(loading).__name__}; it returns a Loading"
+        )
+    if assumptions.counted == "first-time" and job.ranks * job.plan.samples > _MOST_SEEN:
+        raise ConfigError(
+            f"assumptions.counted is 'first-time', which remembers {job.ranks:,} x {job.plan.samples:,} samples: use "
+            "fewer, or counted = 'always'"
+        )
     check_loading(job, loading, policy.name)
     compute = job.machine.compute
     if compute is None:
@@ -111,7 +122,8 @@ def simulate_job(
         frees_on_use=assumptions.freed == "on-use",
         counts_first_time=assumptions.counted == "first-time",
         staging_bytes=float(job.machine.storage[0].capacity_bytes),
-        threads=job.machine.storage[0].threads,
+        threads=_readers(job.machine, assumptions),
+        decoders=job.machine.decode_threads,
         start=start,
         staging_start=staging_start,
     )
@@ -126,13 +138,11 @@ def simulate_job(
         access_stall=np.zeros(string.size if per_sample else 0, np.float32),
         access_end=np.zeros(string.size if per_sample else 0),
     )
-    work = _request_kernels.Job(
-        string,
-        bounds,
-        job.sizes_bytes,
-        np.concatenate(loading.hits) if loading.hits else np.empty(0, np.int8),
-        _last_reads(strings) if loading.drops else np.empty(0, np.bool_),
-    )
+    hit = np.concatenate(loading.hits) if loading.hits else np.empty(0, np.int8)
+    next_read, next_rank, arrival = _hand_ons(string, bounds, hit, start)
+    is_last, last_read = _last_reads(strings, fills, bounds) if loading.drops else _NO_LAST_READS
+    fills = fills._replace(last_read=last_read)
+    work = _request_kernels.Job(string, bounds, job.sizes_bytes, hit, next_read, next_rank, arrival, is_last)
     costs = _costs(job.machine, assumptions, compute.seconds(0, 1), compute.seconds(1, 0))
     if together:
         actors, state = _event_kernels.new_state(work, fills, rules)
@@ -178,6 +188,10 @@ def check_loading(job: Job, loading: Loading, policy: str) -> None:
                 f"policy {policy!r} puts {kept_bytes[fill.rank, fill.tier]:,} bytes into tier {fill.tier} of rank "
                 f"{fill.rank}, which holds {storage[fill.tier].capacity_bytes:,}: let it keep less"
             )
+    if loading.spares is not None and len(loading.spares) != job.ranks:
+        raise ConfigError(
+            f"policy {policy!r} gives spares for {len(loading.spares)} of {job.ranks} ranks: one array each"
+        )
     for name, arrays in (("strings", loading.strings), ("hits", loading.hits)):
         if arrays is not None and [each.size for each in arrays] != [each.size for each in job.strings]:
             raise ConfigError(
@@ -260,16 +274,11 @@ def _load_before(job: Job, fills: Sequence[Fill], assumptions: Assumptions) -> _
             latency = machine.source.latency_seconds
             store_bytes[fill.rank] += sizes.sum()
             store_reads[fill.rank] += sizes.size
-        elif fill.origin == "peers":
-            readers = 1 if assumptions.bandwidth == "per-thread" else threads
-            rate = (
-                machine.remote_rate(fill.tier, threads) * threads
-                if readers == 1
-                else machine.remote_rate(fill.tier, threads)
-            )
-            per_byte, latency = 1 / rate, machine.storage[fill.tier].latency_seconds
         else:
-            raise ConfigError("a hand-over happens during training: before_training cannot be with it")
+            rate = machine.remote_rate(fill.tier, threads)
+            if assumptions.bandwidth == "per-thread":
+                rate *= threads
+            per_byte, latency = 1 / rate, machine.storage[fill.tier].latency_seconds
         seconds = latency + sizes * (per_byte + _fill_byte_seconds(machine, fill.tier, assumptions))
         ends = clock[fill.rank] + _round_robin_ends(seconds, threads)
         if fill.origin == "store":
@@ -391,18 +400,59 @@ def _fills(job: Job, during: Sequence[Fill], spares: Sequence[NDArray[np.int64]]
         np.concatenate(levels) if levels else np.empty(0, np.int8),
         np.array([tier.threads for tier in storage], np.int64),
         room,
+        np.empty(0, np.int64),
     )
 
 
-def _last_reads(strings: Sequence[NDArray[np.int64]]) -> NDArray[np.bool_]:
-    """Return which reads are the rank's last of their sample: bool[accesses]."""
-    flags = []
-    for string in strings:
+_NO_LAST_READS = (np.empty(0, np.bool_), np.empty(0, np.int64))
+
+
+def _last_reads(
+    strings: Sequence[NDArray[np.int64]], fills: kernels.Fills, bounds: NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return which accesses are the rank's last of their sample, and for each listed sample that access, -1 if none."""
+    flags, listed = [], []
+    for rank, string in enumerate(strings):
         is_last = np.zeros(string.size, np.bool_)
-        _, from_end = np.unique(string[::-1], return_index=True)
+        samples, from_end = np.unique(string[::-1], return_index=True)
         is_last[string.size - 1 - from_end] = True
         flags.append(is_last)
-    return np.concatenate(flags)
+        mine = fills.samples[fills.begin[rank] : fills.begin[rank + 1]]
+        place = np.minimum(np.searchsorted(samples, mine), max(0, samples.size - 1))
+        access = bounds[rank, 0] + string.size - 1 - from_end
+        listed.append(
+            np.where(samples[place] == mine, access[place], -1) if samples.size else np.full(mine.size, -1)
+        )
+    return np.concatenate(flags), np.concatenate(listed)
+
+
+def _hand_ons(
+    string: NDArray[np.int64], bounds: NDArray[np.int64], hit: NDArray[np.int8], start: float
+) -> tuple[NDArray[np.int64], NDArray[np.int32], Floats]:
+    """Return for each access the next read of its sample, and whose that is, -1 where none; and when hits arrive.
+
+    Arrivals are not known yet but for those of samples that nobody reads before: these are there from the start.
+    """
+    if not hit.size:
+        return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0)
+    ranks, steps = bounds.shape[0], bounds.shape[1] - 1
+    counts = np.diff(bounds, axis=1)
+    step = np.repeat(np.tile(np.arange(steps), ranks), counts.ravel())
+    rank = np.repeat(np.arange(ranks, dtype=np.int32), counts.sum(axis=1))
+    order = np.lexsort((step, string))
+    follows = string[order[1:]] == string[order[:-1]]
+    next_read = np.full(string.size, -1, np.int64)
+    next_read[order[:-1][follows]] = order[1:][follows]
+    arrival = np.full(string.size, start)
+    arrival[order[1:][follows]] = np.inf
+    return next_read, np.where(next_read >= 0, rank[next_read], np.int32(-1)), arrival
+
+
+def _readers(machine: Machine, assumptions: Assumptions) -> int:
+    """Return how many reads for the staging buffer a rank keeps under way."""
+    staging = machine.storage[0].threads
+    from_source = assumptions.readers == "source" and assumptions.time == "together"
+    return max(staging, machine.source.threads) if from_source else staging
 
 
 def _costs(
@@ -418,7 +468,8 @@ def _costs(
                     f"storage class {each.name!r} has {each.threads} threads, and its read curve was not measured with "
                     "as many: add the point, or use assumptions.curves = 'interpolated'"
                 )
-    most = sum(tier.threads for tier in storage) + 1
+    # All threads of a rank, and its consumer.
+    most = _readers(machine, assumptions) + sum(tier.threads for tier in storage[1:]) + 1
     by_rank = assumptions.time == "rank-by-rank"
     store = np.zeros((ranks + 1, most + 1))
     tiers, peers = np.zeros((len(storage), ranks * most + 1)), np.zeros((len(storage), ranks * most + 1))
