@@ -434,7 +434,8 @@ def test_presets_change_the_policies_that_they_speak_of() -> None:
     assert policy_named("frequency", THESIS) == Frequency(
         stages_from_peers=False, pieces="from-staging", unread="kept"
     )
-    assert policy_named("frequency-cleanup") == Frequency(cleanup_read=True, name="frequency-cleanup")
+    assert policy_named("frequency-cleanup") == Frequency(cleanup_read=True)
+    assert policy_named("frequency-unordered") == Frequency(in_order=False)
     assert policy_named("parallel-staging", THESIS) == ParallelStaging("lower")
     assert policy_named("locality-aware", THESIS) == LocalityAware(reorders=False)
     assert policy_named("lbann-dynamic", THESIS) == LbannStore(keeps_as_read=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from penstock.plan import AccessPlan, FullShuffle
 from penstock.policy.loading import Fill, Job, Loading, Staging
 from penstock.simulate.assumptions import PHYSICAL, THESIS, Assumptions
 from penstock.simulate.policies import POLICY_NAMES, policy_named
-from penstock.simulate.requests import ORIGINS, LoadingResult, check_loading, simulate_job
+from penstock.simulate.requests import ORIGINS, LoadingResult, check_loading, simulate_job, simulate_loading
 from penstock.simulate.scenario import scenario_named
 
 #: R. Böhringer, ETH Zürich 2020, tables 5.1, 5.2 and 5.3: run time in seconds.
@@ -280,11 +280,7 @@ def test_loading_before_training_keeps_as_many_reads_in_flight_as_the_tier_has_t
         (Loading([Fill(0, 2, np.arange(2))]), "fills tier 2 of rank 0; tiers are 1 to 1, ranks 0 to 0"),
         (Loading([Fill(1, 1, np.arange(2))]), "fills tier 1 of rank 1"),
         (Loading(strings=[np.arange(3)]), "strings of other lengths"),
-        (Loading(hits=[np.zeros(3, np.int8)]), "hits of other lengths"),
-        (
-            Loading([Fill(0, 1, np.arange(2), "hand-over", before_training=True)]),
-            "a hand-over happens during",
-        ),
+        (Loading(hits=[np.ones(3, np.int8)]), "hits of other lengths"),
         (Loading([Fill(0, 1, np.array([3, 20]))]), "samples are 0 to 19"),
         (Loading([Fill(0, 1, np.array([3, 3]))]), "sample 3 twice"),
         (Loading(strings=[np.full(20, -1)]), "samples are 0 to 19"),
@@ -296,6 +292,80 @@ def test_loading_before_training_keeps_as_many_reads_in_flight_as_the_tier_has_t
 def test_decisions_that_cannot_be_carried_out_are_told_apart(loading: Loading, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         simulate_job(_job(_machine(tiers=[_memory(100)])), _Given(loading))
+
+
+@pytest.mark.parametrize(
+    ("decide", "said"),
+    [
+        (lambda: Fill(0, 1, np.arange(2), "hand-over", before_training=True), "hand-overs happen during it"),
+        (lambda: Fill(0, 1, np.arange(2), "peers"), "copies from peers are made before"),
+        (lambda: Fill(0, 1, np.arange(2), "nowhere"), "'store', 'peers' or 'hand-over'"),  # type: ignore[arg-type]
+        (lambda: Fill(0, 1, [1, 2]), "samples of a Fill are a list"),  # type: ignore[arg-type]
+        (lambda: Loading(strings=[np.zeros(3)]), "strings are float64 of shape"),  # type: ignore[list-item]
+        (lambda: Loading(hits=[np.full(3, -7, np.int8)]), "hits name tier -7"),
+        (lambda: Loading(spares=[np.arange(3)]), "spares are given without drops"),
+    ],
+)
+def test_decisions_check_themselves(decide: Callable[[], object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        decide()
+
+
+def test_a_policy_that_decides_nothing_at_all_is_named() -> None:
+    @dataclass
+    class Forgetful:
+        name: str = "forgetful"
+
+        def prepare(self, job: Job) -> Loading:
+            return None  # type: ignore[return-value]
+
+    with pytest.raises(ConfigError, match="'forgetful': prepare returned a NoneType"):
+        simulate_job(_job(_machine()), Forgetful())
+
+
+def test_a_job_is_of_one_number_of_ranks_and_one_of_samples() -> None:
+    job = _job(_machine())
+
+    with pytest.raises(ConfigError, match=r"machine\.ranks is 2, and the plan's is 1"):
+        Job(job.plan, job.sizes_bytes, replace(job.machine, ranks=2))
+    with pytest.raises(ConfigError):
+        Job(job.plan, job.sizes_bytes[:-1], job.machine)
+    with pytest.raises(ConfigError):
+        Job(job.plan, np.full(job.plan.samples, -1), job.machine)
+
+
+def test_what_is_handed_on_pays_for_the_link_between_ranks() -> None:
+    """Where the link is slower than the share of the store, a sample that is late is read from the store instead."""
+    fast = scenario_named("scenario1")
+    slow = replace(fast, machine=replace(fast.machine, network_bytes_per_second=3e6))
+
+    at_once, late = (simulate_loading(scenario, policy_named("push")) for scenario in (fast, slow))
+
+    assert at_once.store_bytes.sum() == fast.sizes_bytes().sum()
+    assert late.store_bytes.sum() > 2 * at_once.store_bytes.sum()
+    assert late.run_seconds > 1.5 * at_once.run_seconds
+
+
+def test_a_sample_that_its_rank_reads_no_more_is_not_brought_in() -> None:
+    """With cleanup every spare would be read for nothing in a run of one epoch."""
+    scenario = replace(scenario_named("scenario1"), epochs=1)
+    machine = scenario.machine
+    memory = replace(machine.storage[1], capacity_bytes=5_000_000)
+    job = Job(scenario.plan(), scenario.sizes_bytes(), replace(machine, storage=(machine.storage[0], memory)))
+
+    result = simulate_job(job, policy_named("frequency-cleanup"))
+
+    assert result.store_bytes.sum() <= 1.03 * job.total_bytes
+
+
+def test_a_rank_keeps_as_many_reads_under_way_as_its_store_rewards() -> None:
+    machine = _machine()
+    patient = replace(machine, source=replace(machine.source, latency_seconds=1.0, threads=8))
+
+    few = simulate_job(_job(patient), Staging(), replace(PHYSICAL, readers="staging"))
+    many = simulate_job(_job(patient), Staging())
+
+    assert many.run_seconds < 0.6 * few.run_seconds
 
 
 def test_a_machine_whose_training_speed_is_unknown_is_refused() -> None:

@@ -68,6 +68,38 @@ class _Model:
             for sample in loading.spares[rank].tolist() if loading.spares is not None else ():
                 self.copies[sample].append(_Copy(rank, 0, inf, False))
 
+        self._follow_samples()
+
+    def _follow_samples(self) -> None:
+        """Find who reads each sample next, and when it arrives there: not known before its previous user has it."""
+        by_sample: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        for rank in self.ranks:
+            for step, (begin, end) in enumerate(self.steps[rank]):
+                for access in range(begin, end):
+                    by_sample[self.strings[rank][access]].append((step, rank, access))
+        self.next_read: dict[tuple[int, int], tuple[int, int]] = {}
+        self.arrival: dict[tuple[int, int], float] = {}
+        for reads in by_sample.values():
+            places = [(rank, access) for _, rank, access in sorted(reads)]
+            self.arrival |= dict.fromkeys(places, inf) | {places[0]: self.start}
+            self.next_read |= dict(itertools.pairwise(places))
+        self.link_free = [0.0 for _ in self.ranks]
+
+    def hand_on(self, rank: int, access: int, now: float) -> tuple[int, int] | None:
+        """Send a sample that was used to its next user, if that counts on it; over the link to another rank."""
+        place = self.next_read.get((rank, access))
+        if place is None or self.hit(*place) <= 0:
+            return None
+        if place[0] != rank:
+            network = self.machine.network_bytes_per_second
+            sent = self.sizes[self.strings[rank][access]] / network
+            now = self.link_free[rank] = max(self.link_free[rank], now) + sent
+        self.arrival[place] = now
+        return place
+
+    def last_read(self, rank: int, sample: int) -> int:
+        return max((place for place, read in enumerate(self.strings[rank]) if read == sample), default=-1)
+
     def _bounds(self, rank: int) -> list[int]:
         counts = [
             self.plan.local_batch(rank, epoch, step).size
@@ -264,6 +296,7 @@ class _OneAfterTheOther(_Model):
         if origin == "staged from the store":
             node.asked.append(answered)
         self.reads[rank][origin] += 1
+        self.hand_on(rank, access, answered)
         for past in range(node.freed, access + 1 if self.assumed.freed == "on-use" else step_begin):
             node.freed = past + 1
             used = self.strings[rank][past]
@@ -292,7 +325,7 @@ class _OneAfterTheOther(_Model):
         options = []
         if own and own.ready <= clock:
             options.append((self.local_share(own.tier), "tier", self.latency(own.tier)))
-        if (tier := self.hit(rank, access)) > 0:
+        if (tier := self.hit(rank, access)) > 0 and self.arrival[rank, access] <= clock:
             options.append((self.local_share(tier), "tier", self.latency(tier)))
         if peer:
             options.append((self.remote_share(peer.tier), "peer", self.latency(peer.tier)))
@@ -313,6 +346,9 @@ class _OneAfterTheOther(_Model):
             turn = 0
             while node.to_fill:
                 wanted, sample = node.to_fill[0]
+                if self.loading.drops and self.last_read(rank, sample) < node.ahead:
+                    node.to_fill.pop(0)
+                    continue
                 if wanted not in (0, tier) or self.sizes[sample] > node.room[tier]:
                     break
                 node.to_fill.pop(0)
@@ -349,7 +385,9 @@ class _OneAfterTheOther(_Model):
                 rate, due = self.local_share(own.tier), own.ready
                 origin, latency = "staged from a tier", self.latency(own.tier)
             elif (tier := self.hit(rank, access)) > 0:
-                rate, due = self.local_share(tier), begun
+                if self.arrival[rank, access] == inf:
+                    return
+                rate, due = self.local_share(tier), self.arrival[rank, access]
                 origin, latency = "staged from a tier", self.latency(tier)
             peer = self.peer(rank, sample, 1e300) if self.loading.stages_from_peers else None
             if peer and self.remote_share(peer.tier) > rate:
@@ -431,6 +469,8 @@ class _Host:
     most_bytes: int = 0
     ahead: int = 0
     freed: int = 0
+    decoding: int = 0
+    droppable: list[int] = field(default_factory=list)
     waits_for: int | None = None
 
 
@@ -449,7 +489,8 @@ class _AllAtOnce(_Model):
             for tier, sample in listed:
                 lists[tier].append(sample)
             self.consumers.append(self._add(self._consume(rank)))
-            count = self.storage[0].threads if self.loading.stages else 0
+            readers = self.machine.source.threads if self.assumed.readers == "source" else 1
+            count = max(self.storage[0].threads, readers) if self.loading.stages else 0
             stagers = [self._add(self._stage(rank, len(self.actors))) for _ in range(count)]
             fillers = [
                 self._add(self._fill(rank, tier, len(self.actors)))
@@ -516,9 +557,9 @@ class _AllAtOnce(_Model):
     def _choose(
         self, rank: int, access: int, *, peers: bool, store: bool
     ) -> tuple[float, tuple[int, int] | None] | None:
-        """The earliest end of a fetch that begins now, and from where; the first of equal ones."""
+        """The earliest end of a fetch that begins now, and from where; of equal ones the rank's own, else the first."""
         sample = self.strings[rank][access]
-        candidates: list[tuple[float, tuple[int, int] | None]] = []
+        candidates: list[tuple[float, bool, tuple[int, int] | None]] = []
         others = [copy for copy in self.copies[sample] if copy.rank != rank and copy.ready <= self.now]
         if self.assumed.remote == "last":
             others = others[-1:]
@@ -528,13 +569,15 @@ class _AllAtOnce(_Model):
                 continue
             rate = self.tier_rate(copy.tier, self.tier_reads[copy.rank, copy.tier] + 1, is_remote=not is_own)
             begun = max(self.now, copy.ready) + self.latency(copy.tier)
-            candidates.append((begun + self.sizes[sample] / rate, (copy.rank, copy.tier)))
+            candidates.append((begun + self.sizes[sample] / rate, not is_own, (copy.rank, copy.tier)))
         if (tier := self.hit(rank, access)) > 0:
             rate = self.tier_rate(tier, self.tier_reads[rank, tier] + 1, is_remote=False)
-            candidates.append((self.now + self.latency(tier) + self.sizes[sample] / rate, (rank, tier)))
+            begun = max(self.now, self.arrival[rank, access]) + self.latency(tier)
+            candidates.append((begun + self.sizes[sample] / rate, True, (rank, tier)))
         if store:
-            candidates.append((self.now + self.latency(0) + self._store_seconds(rank, sample), None))
-        return min(candidates, key=lambda candidate: candidate[0], default=None)
+            candidates.append((self.now + self.latency(0) + self._store_seconds(rank, sample), True, None))
+        done, _, place = min(candidates, key=lambda candidate: candidate[:2], default=(inf, True, None))
+        return (done, place) if done < inf else None
 
     def _fetch(self, rank: int, access: int, done: float, place: tuple[int, int] | None) -> Iterator[float]:
         sample = self.strings[rank][access]
@@ -546,7 +589,10 @@ class _AllAtOnce(_Model):
                 elif copy.ready == inf and copy.is_handed:
                     copy.ready = done + self.sizes[sample] / self.machine.network_bytes_per_second
         yield from self._read(rank, place, done)
-        yield done + self.stage_write(sample)
+        host = self.hosts[rank]
+        host.decoding += 1
+        yield done + self.stage_write(sample) * max(1.0, host.decoding / self.machine.decode_threads)
+        host.decoding -= 1
 
     def _origin(self, rank: int, place: tuple[int, int] | None) -> str:
         return "the store" if place is None else "a tier" if place[0] == rank else "a peer"
@@ -581,6 +627,8 @@ class _AllAtOnce(_Model):
                 self.reads[rank][origin] += 1
                 host.waits_for = None
                 after = self.now + self.busy(sample)
+                if (place := self.hand_on(rank, access, self.now)) and self.hosts[place[0]].ahead == place[1]:
+                    self._wake(place[0], self.hosts[place[0]].stagers)
                 if self.assumed.freed == "on-use":
                     self._release(rank, access + 1)
                 yield after
@@ -598,12 +646,14 @@ class _AllAtOnce(_Model):
                 host.held_bytes -= self.sizes[sample]
             own = self.own(rank, sample)
             if self.loading.drops and self.is_last_read(rank, past) and own and own.ready < inf:
-                host.room[own.tier] += self.sizes[sample]
-                own.ready, own.tier = inf, 0
+                host.droppable.append(sample)
                 has_room = True
         host.freed = until
-        woken = host.parked & set(host.stagers + (host.fillers if has_room else []))
-        host.parked -= woken
+        self._wake(rank, host.stagers + (host.fillers if has_room else []))
+
+    def _wake(self, rank: int, actors: list[int]) -> None:
+        woken = self.hosts[rank].parked & set(actors)
+        self.hosts[rank].parked -= woken
         for actor in woken:
             self._at(self.now, actor)
 
@@ -612,7 +662,8 @@ class _AllAtOnce(_Model):
         while host.ahead < len(self.strings[rank]):
             access = host.ahead
             sample = self.strings[rank][access]
-            if host.held_bytes and host.held_bytes + self.sizes[sample] > self.staging_bytes:
+            is_full = host.held_bytes and host.held_bytes + self.sizes[sample] > self.staging_bytes
+            if is_full or (self.hit(rank, access) > 0 and self.arrival[rank, access] == inf):
                 host.parked.add(me)
                 self._wake_consumer_of(rank, access)
                 yield None
@@ -656,15 +707,31 @@ class _AllAtOnce(_Model):
                 sample = host.lists[column][0]
                 own = self.own(rank, sample)
                 assert own is not None
-                if own.ready == inf:
-                    if column == 0:
-                        if self.sizes[sample] > host.room[tier]:
-                            return None
-                        host.room[tier] -= self.sizes[sample]
-                        own.tier = tier
-                    return host.lists[column].pop(0)
-                host.lists[column].pop(0)
+                is_over = self.loading.drops and self.last_read(rank, sample) < host.ahead
+                if own.ready < inf or is_over:
+                    if own.ready == inf and column:
+                        host.room[tier] += self.sizes[sample]
+                    host.lists[column].pop(0)
+                    continue
+                if column == 0:
+                    while self.sizes[sample] > host.room[tier] and host.droppable:
+                        gone = self.own(rank, host.droppable.pop(0))
+                        assert gone is not None
+                        host.room[gone.tier] += self._size_of(gone)
+                        gone.ready, gone.tier = inf, 0
+                    if self.sizes[sample] > host.room[tier]:
+                        return None
+                    host.room[tier] -= self.sizes[sample]
+                    own.tier = tier
+                return host.lists[column].pop(0)
         return None
+
+    def _size_of(self, wanted: _Copy) -> int:
+        return next(
+            self.sizes[sample]
+            for sample, copies in self.copies.items()
+            if any(copy is wanted for copy in copies)
+        )
 
 
 # -- Random jobs: drawn from a seed, because hypothesis takes longer to draw one value by value than both models to run
@@ -697,7 +764,7 @@ def _machine(random: Random, ranks: int, *, is_exact: bool) -> Machine:
     clients = random.choice([None, _curve(random), _curve(random)])
     own = random.choice([None, _curve(random)]) if clients else _curve(random)
     return Machine(
-        SharedStore(clients, own, random.choice([0.0, 0.0, 0.7])),
+        SharedStore(clients, own, random.choice([0.0, 0.0, 0.7]), random.randint(1, 4)),
         tuple(storage),
         ranks,
         random.choice([inf, _rate(random)]),
