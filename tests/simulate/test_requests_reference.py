@@ -583,10 +583,17 @@ class _AllAtOnce(_Model):
         sample = self.strings[rank][access]
         if place is None:
             self.store_bytes[rank] += self.sizes[sample]
+            own = self.own(rank, sample)
+            claimed = own if own and own.ready == inf and own.tier > 0 else None
+            if claimed:
+                claimed.ready = done
+            # Bytes share the wire from when they flow.
+            yield self.now + self.latency(0)
+            done = self.now + self._store_seconds(rank, sample)
+            if claimed:
+                claimed.ready = done
             for copy in self.copies[sample]:
-                if copy.ready == inf and copy.rank == rank and copy.tier > 0:
-                    copy.ready = done
-                elif copy.ready == inf and copy.is_handed:
+                if copy.ready == inf and copy.is_handed:
                     copy.ready = done + self.sizes[sample] / self.machine.network_bytes_per_second
         yield from self._read(rank, place, done)
         host = self.hosts[rank]
@@ -698,6 +705,9 @@ class _AllAtOnce(_Model):
             own.ready = done + work
             self.store_bytes[rank] += self.sizes[sample]
             self.fill_reads[rank] += 1
+            yield self.now + self.latency(0)
+            done = self.now + self._store_seconds(rank, sample)
+            own.ready = done + work
             yield from self._read(rank, None, done)
             yield done + work
 

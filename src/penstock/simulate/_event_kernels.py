@@ -2,10 +2,10 @@
 
 Every rank has one consumer, staging threads and, for each tier, threads that fill it: the *actors*. Each has at most
 one event ahead of it, in a heap, so that what begins at a time sees who reads at that time. The rate of a read is fixed
-when it begins, by how many then share the place.
+when its bytes begin to flow, by how many then share the place.
 
-    staging thread   take the next access of the string -> fetch -> decode -> staged; parked while there is no room
-    fill thread      take the next listed sample -> fetch -> write -> in the tier; parked until a sample is dropped
+    staging thread   take the next access of the string -> (latency) -> fetch -> decode -> staged; parked without room
+    fill thread      take the next listed sample -> (latency) -> fetch -> write -> in the tier; parked without room
     consumer         ask -> (wait | fetch and decode by itself, where nobody stages) -> compute; then the barrier
 
 A copy's time of readiness is set as soon as its read begins: infinite means that nobody has begun, later than now that
@@ -37,7 +37,7 @@ from penstock.simulate._request_kernels import (
 )
 
 #: What an actor's next event ends.
-_IDLE, _FETCH, _WORK = 0, 1, 2
+_IDLE, _LATENCY, _FETCH, _WORK = 0, 1, 2, 3
 #: State of an access that is not staged: not thought of; on its way; left to the consumer.
 _UNSEEN, _BEGUN, _LEFT = -1.0, -2.0, -3.0
 #: What an actor reads from, if no tier (holder * tiers + tier).
@@ -48,7 +48,8 @@ class Actors(NamedTuple):
     """State per actor, [actors]. Actor rank * per_rank is a consumer, staging threads follow, then fill threads.
 
     phase: what its event ends. access: its access, of a fill thread its sample. origin: as in reads. held: what it
-    reads from. level: of a fill thread its tier, else 0. is_parked: it waits for room.
+    reads from. claim: the copy that its read of the store makes, or -1. level: of a fill thread its tier, else 0.
+    is_parked: it waits for room.
     times, waiting: a heap of (time, actor), by time, then actor.
     """
 
@@ -56,6 +57,7 @@ class Actors(NamedTuple):
     access: Ints
     origin: NDArray[np.int8]
     held: Ints
+    claim: Ints
     level: Ints
     is_parked: NDArray[np.bool_]
     times: Floats
@@ -102,6 +104,7 @@ def new_state(job: Job, fills: Fills, rules: Rules) -> tuple[Actors, State]:
         np.zeros(count, np.int64),
         np.zeros(count, np.int8),
         np.full(count, _NOTHING),
+        np.full(count, -1),
         np.tile(levels, ranks),
         np.zeros(count, np.bool_),
         np.empty(count),
@@ -248,25 +251,11 @@ def _from_tiers(
 
 
 @kernel
-def _claim(
-    begin: Ints,
-    holder: NDArray[np.int32],
-    tier: NDArray[np.int8],
-    ready: Floats,
-    is_handed: NDArray[np.bool_],
-    sample: int,
-    rank: int,
-    done: float,
-    sending: float,
-) -> None:
-    """A read of the store that ends at `done` serves the rank's own tier too, and those that are handed the sample."""
+def _hand_over(begin: Ints, ready: Floats, is_handed: NDArray[np.bool_], sample: int, arrival: float) -> None:
+    """Give a sample that comes from the store to the ranks that shall keep it and do not read it themselves."""
     for copy in range(begin[sample], begin[sample + 1]):
-        if ready[copy] < np.inf:
-            continue
-        if holder[copy] == rank and tier[copy] > 0:
-            ready[copy] = done
-        elif is_handed[copy]:
-            ready[copy] = done + sending
+        if is_handed[copy] and ready[copy] == np.inf:
+            ready[copy] = arrival
 
 
 @kernel
@@ -290,7 +279,7 @@ def run_together(
     begin, holder, tier, ready, is_handed = copies
     fill_begin, fill_samples, _, _, room, last_read = fills
     store_rate, tier_rate, peer_rate, latency = costs.store, costs.tier, costs.peer, costs.latency
-    phases, accesses, origins, helds, levels, is_parked, times, waiting = actors
+    phases, accesses, origins, helds, claims, levels, is_parked, times, waiting = actors
     (
         store_reads, tier_reads, staged_at, staged_from, staged_bytes, next_stage, next_free, next_use, asked_at,
         next_fill, end_fill, decoding, droppable, first_droppable, end_droppable,
@@ -328,6 +317,22 @@ def run_together(
             consumer = rank * per_rank
             first_fill = consumer + 1 + stagers
             phase = phases[actor]
+            if phase == _LATENCY:
+                # The bytes of a read of the store begin to flow, and share the wire with those that flow now.
+                clients += store_reads[rank] == 0
+                store_reads[rank] += 1
+                sample = accesses[actor] if levels[actor] else string[accesses[actor]]
+                gamma = ranks if rules.counts_all else clients
+                done = now + sizes[sample] / store_rate[gamma, store_reads[rank]]
+                if claims[actor] >= 0:
+                    ready[claims[actor]] = done + sizes[sample] * (
+                        costs.fill[levels[actor]] if levels[actor] else 0.0
+                    )
+                if not levels[actor]:
+                    _hand_over(begin, ready, is_handed, sample, done + sizes[sample] / costs.network)
+                phases[actor] = _FETCH
+                events = _push(times, waiting, events, done, actor)
+                continue
             if phase == _FETCH:
                 if helds[actor] == _STORE:
                     store_reads[rank] -= 1
@@ -376,15 +381,18 @@ def run_together(
                         room[rank, level] -= nbytes
                         tier[own] = level
                     next_fill[rank, column] += 1
-                    clients += store_reads[rank] == 0
-                    store_reads[rank] += 1
-                    gamma = ranks if rules.counts_all else clients
-                    done = now + latency[0] + nbytes / store_rate[gamma, store_reads[rank]]
-                    ready[own] = done + nbytes * costs.fill[level]
+                    gamma = ranks if rules.counts_all else clients + (store_reads[rank] == 0)
+                    done = now + latency[0] + nbytes / store_rate[gamma, store_reads[rank] + 1]
+                    ready[own] = done + nbytes * costs.fill[level]  # as far as is known now
                     store_bytes[rank] += nbytes
                     fill_reads[rank] += 1
-                    phases[actor], accesses[actor], helds[actor] = _FETCH, sample, _STORE
-                    events = _push(times, waiting, events, done, actor)
+                    phases[actor], accesses[actor], helds[actor], claims[actor] = (
+                        _LATENCY,
+                        sample,
+                        _STORE,
+                        own,
+                    )
+                    events = _push(times, waiting, events, now + latency[0], actor)
                     is_parked[actor] = False
                     break
                 continue
@@ -505,17 +513,21 @@ def run_together(
                         if by_store < done:
                             done, held = by_store, _STORE
                     if done < np.inf:
+                        phases[actor], accesses[actor], helds[actor] = _FETCH, wanted, held
                         if held == _STORE:
-                            clients += store_reads[rank] == 0
-                            store_reads[rank] += 1
                             store_bytes[rank] += nbytes
                             origins[actor] = STAGED_STORE
-                            sending = nbytes / costs.network
-                            _claim(begin, holder, tier, ready, is_handed, sample, rank, done, sending)
+                            # The rank's own tier gets it from this read.
+                            own = own_copy(begin, holder, sample, rank)
+                            claims[actor] = -1
+                            if own >= 0 and ready[own] == np.inf and tier[own] > 0:
+                                claims[actor] = own
+                                ready[own] = done  # as far as is known now
+                            phases[actor] = _LATENCY
+                            done = now + latency[0]
                         else:
                             tier_reads[held] += 1
                             origins[actor] = STAGED_TIER if held // room.shape[1] == rank else STAGED_PEER
-                        phases[actor], accesses[actor], helds[actor] = _FETCH, wanted, held
                         events = _push(times, waiting, events, done, actor)
                         if actor != consumer:
                             staged_bytes[rank] += nbytes
