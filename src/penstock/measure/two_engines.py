@@ -16,7 +16,7 @@ from penstock.policy import StagingLimits
 from penstock.policy.loading import Frequency, Job, LoadingPolicy, Staging
 from penstock.simulate import predict
 from penstock.simulate.assumptions import Assumptions
-from penstock.simulate.requests import simulate_job
+from penstock.simulate.requests import readers_of, simulate_job
 from penstock.simulate.scenario import Scenario
 
 #: More slots than this change nothing: a batch is staged long before it is due.
@@ -38,8 +38,8 @@ def run_two_engines(scenario: Scenario) -> list[SideBySide]:
     """Return rank 0's run under staging alone and with its own tiers filled by frequency.
 
     The rank has its share of the store, as if all ranks read it all the time, and waits for no other rank.
-    Half of the staging buffer is batch slots and half is for bytes on their way; readers are as many as the threads of
-    the staging buffer, and of the tiers where there are any, because the scheduler has one pool for both.
+    Half of the staging buffer is batch slots and half is for bytes on their way; readers are as many as the request
+    model's, those of the tiers included, because the scheduler has one pool for both.
     Raises: ConfigError for a split that gives rank 0 nothing to read.
     """
     whole = scenario.plan()
@@ -77,7 +77,7 @@ def _run(job: Job, policy: LoadingPolicy, assumptions: Assumptions) -> SideBySid
     batch_bytes = job.plan.max_local_batch(0) * max(1.0, float(job.sizes_bytes.mean()))
     limits = StagingLimits(
         slots=int(np.clip(staging_bytes / 2 // batch_bytes, 2, _MOST_SLOTS)),
-        readers=sum(tier.threads for tier in machine.storage),
+        readers=readers_of(machine, assumptions) + sum(tier.threads for tier in machine.storage[1:]),
         decoders=machine.decode_threads,
         undecoded_bytes=staging_bytes // 2,
     )

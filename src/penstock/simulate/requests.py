@@ -122,7 +122,7 @@ def simulate_job(
         frees_on_use=assumptions.freed == "on-use",
         counts_first_time=assumptions.counted == "first-time",
         staging_bytes=float(job.machine.storage[0].capacity_bytes),
-        threads=_readers(job.machine, assumptions),
+        threads=readers_of(job.machine, assumptions),
         decoders=job.machine.decode_threads,
         start=start,
         staging_start=staging_start,
@@ -448,7 +448,7 @@ def _hand_ons(
     return next_read, np.where(next_read >= 0, rank[next_read], np.int32(-1)), arrival
 
 
-def _readers(machine: Machine, assumptions: Assumptions) -> int:
+def readers_of(machine: Machine, assumptions: Assumptions) -> int:
     """Return how many reads for the staging buffer a rank keeps under way."""
     staging = machine.storage[0].threads
     from_source = assumptions.readers == "source" and assumptions.time == "together"
@@ -469,7 +469,7 @@ def _costs(
                     "as many: add the point, or use assumptions.curves = 'interpolated'"
                 )
     # All threads of a rank, and its consumer.
-    most = _readers(machine, assumptions) + sum(tier.threads for tier in storage[1:]) + 1
+    most = readers_of(machine, assumptions) + sum(tier.threads for tier in storage[1:]) + 1
     by_rank = assumptions.time == "rank-by-rank"
     store = np.zeros((ranks + 1, most + 1))
     tiers, peers = np.zeros((len(storage), ranks * most + 1)), np.zeros((len(storage), ranks * most + 1))
