@@ -10,7 +10,7 @@ from scipy.optimize import linear_sum_assignment
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, Explicit, FullShuffle, Sequential
 from penstock.plan import frequency as frequency_module
-from penstock.plan.frequency import count_reads, first_reads
+from penstock.plan.frequency import first_reads
 from penstock.policy import Homes, place_by_frequency, place_by_hash, place_cover, place_frequency
 from penstock.trace.schema import SOURCE
 
@@ -29,6 +29,11 @@ def jobs(draw: st.DrawFn) -> tuple[AccessPlan, list[int], list[list[int]]]:
     tiers = draw(st.integers(0, 3))
     row = st.lists(st.integers(0, 200), min_size=tiers, max_size=tiers)
     return plan, sizes, draw(st.lists(row, min_size=ranks, max_size=ranks))
+
+
+def _counts(plan: AccessPlan) -> NDArray[np.int64]:
+    """How often each rank reads each sample: int64[ranks, F]."""
+    return np.array([plan.frequency(rank) for rank in range(plan.ranks)])
 
 
 def _check(homes: Homes, sizes: list[int], capacities: list[list[int]]) -> None:
@@ -70,7 +75,7 @@ def test_cover_gives_every_sample_one_home_before_any_copy(
     plan, _, capacities = job
     size = 7
     places = sum(capacity // size for row in capacities for capacity in row)
-    read = int((count_reads(plan).sum(axis=0) > 0).sum())
+    read = int((_counts(plan).sum(axis=0) > 0).sum())
     whole = [[capacity // size * size for capacity in row] for row in capacities]
 
     homes = place_cover(plan, [size] * plan.samples, whole)
@@ -152,7 +157,7 @@ def test_a_home_is_where_its_sample_is_read_most_as_far_as_room_goes() -> None:
     """Against the best assignment there is (Kuhn & Munkres), which needs N F entries and cubic time."""
     samples, ranks = 400, 4
     plan = AccessPlan(FullShuffle(samples, 3), 40, 30, ranks)
-    counts = count_reads(plan)
+    counts = _counts(plan)
 
     homes = place_cover(plan, np.ones(samples, np.int64), [samples // ranks])
 
@@ -164,7 +169,7 @@ def test_a_home_is_where_its_sample_is_read_most_as_far_as_room_goes() -> None:
 
 def test_where_room_is_no_object_the_home_is_the_first_of_those_that_read_it_most() -> None:
     plan = AccessPlan(FullShuffle(200, 3), 10, 5, ranks=3)
-    counts = count_reads(plan)
+    counts = _counts(plan)
 
     homes = place_cover(plan, np.ones(200, np.int64), [200])
 
@@ -206,7 +211,7 @@ def test_of_data_that_do_not_fit_what_is_read_most_gets_a_home() -> None:
 
 def test_room_that_is_left_takes_copies_of_what_a_rank_reads_most() -> None:
     plan = AccessPlan(FullShuffle(120, 3), 12, 20, ranks=3)
-    counts = count_reads(plan)
+    counts = _counts(plan)
 
     homes = place_cover(plan, np.full(120, 1), [60])
 
@@ -224,13 +229,13 @@ def test_what_a_rank_reads_once_is_not_copied() -> None:
 
     homes = place_cover(plan, np.full(100, 1), [100])
 
-    assert count_reads(plan).min(axis=0).max() == 1
+    assert _counts(plan).min(axis=0).max() == 1
     assert sum(kept.samples.size for kept in homes.keeps) == 100
 
 
 def test_the_most_read_homes_are_in_the_fastest_tier() -> None:
     plan = AccessPlan(FullShuffle(100, 3), 10, 20, ranks=2)
-    counts = count_reads(plan)
+    counts = _counts(plan)
 
     homes = place_cover(plan, np.full(100, 1), [20, 30])
 
@@ -283,6 +288,45 @@ def test_sizes_may_be_one_number_for_all_without_a_table() -> None:
     )
 
 
+# Tiers without a limit
+
+
+@pytest.mark.parametrize("capacity", [2**62, 2**63, 2**70, 10**30])
+@pytest.mark.parametrize("tiers", [1, 2, 3])
+def test_tiers_of_any_size_hold_everything(capacity: int, tiers: int) -> None:
+    plan = AccessPlan(FullShuffle(10, 0), 4, 2, ranks=4)
+    sizes = np.full(10, 7)
+
+    for homes in (
+        place_by_hash(sizes, [capacity] * tiers, 4),
+        place_frequency(plan, sizes, [[capacity] * tiers] * 4),
+        place_cover(plan, sizes, [capacity] * tiers),
+    ):
+        assert (homes.tier_of == 1).all()
+        assert (homes.rank_of >= 0).all()
+    assert place_by_frequency(plan, 0, sizes, [capacity] * tiers).tier_of.max() == 1
+
+
+def test_a_tier_of_64_bits_without_a_sign_is_no_negative_one() -> None:
+    homes = place_by_hash([5, 5], np.array([2**63 + 5], np.uint64), 2)
+
+    assert homes.tier_of.tolist() == [1, 1]
+
+
+def test_a_tier_as_large_as_all_samples_is_as_good_as_one_without_a_limit() -> None:
+    plan = AccessPlan(FullShuffle(50, 3), 10, 6, ranks=3)
+    sizes = np.random.default_rng(1).integers(0, 9, 50)
+
+    at_most, more = (place_cover(plan, sizes, [room, 9]) for room in (int(sizes.sum()), 10**25))
+
+    assert at_most.rank_of.tolist() == more.rank_of.tolist()
+    assert at_most.tier_of.tolist() == more.tier_of.tolist()
+
+
+def test_samples_of_no_bytes_find_room_wherever_there_is_any() -> None:
+    assert (place_by_hash([0, 0, 0], [1], 2).rank_of >= 0).all()
+
+
 # What bad input gets
 
 
@@ -295,6 +339,9 @@ def test_sizes_may_be_one_number_for_all_without_a_table() -> None:
         ([1, -2], [3], "negative"),
         ([1.5, 2], [3], "sizes_bytes is float64"),
         ([1, 2, 3], [3], "each of the 2 samples"),
+        ([2**61, 2**62], [3], "adds up to 6.92e[+]18 bytes"),
+        ([1, 2], [2**70, 0.5], "capacities_bytes is object"),
+        ([1, 2], [True], "capacities_bytes is bool"),
     ],
 )
 def test_sizes_and_capacities_that_cannot_be_are_refused(

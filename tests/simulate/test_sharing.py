@@ -258,6 +258,24 @@ def test_less_than_no_samples_are_refused(plan: AccessPlan) -> None:
         compare_schemes(plan, -1)
 
 
+@pytest.mark.parametrize("held", [float("nan"), 2.5, -5])
+def test_ranks_hold_a_whole_number_of_samples(plan: AccessPlan, held: int) -> None:
+    with pytest.raises(ConfigError, match=r"samples_held is .*; ranks hold a whole number"):
+        compare_schemes(plan, held)
+    with pytest.raises(ConfigError, match=r"samples_held is .*; ranks hold a whole number"):
+        least_store_reads(plan, held)
+
+
+def test_more_room_than_all_ranks_can_use_changes_nothing() -> None:
+    small = AccessPlan(FullShuffle(60, 2), 12, 3, ranks=3)
+
+    enough, more = (compare_schemes(small, held) for held in (180, 10**40))
+
+    for scheme in SCHEMES:
+        assert more[scheme].local.tolist() == enough[scheme].local.tolist()
+        assert more[scheme].store_reads.tolist() == enough[scheme].store_reads.tolist()
+
+
 def test_the_bound_needs_epochs_that_read_each_sample_once() -> None:
     with pytest.raises(ConfigError, match="may repeat"):
         least_store_reads(AccessPlan(Explicit([0, 0, 1], 2), 2, 2), 1)

@@ -10,7 +10,7 @@ Three of them, each a `Homes`:
   copies by frequency in what room is left.
 
 Measured on 20,000 samples over 50 epochs on 4 ranks that hold the data set once between them: 2.0 % of the reads go
-to the shared store with `cover`, which is once per sample and so the least possible, 19.4 % with `frequency`
+to the shared store with `cover`, which is once per sample and so the least possible, 19.5 % with `frequency`
 (`penstock simulate sharing`). One home each, by hash, gives the 2.0 % as well; `cover` beyond that reads more of it
 locally, uses the faster tiers for what is read most, and knows what is worth a place where the data do not fit.
 """
@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -43,6 +45,9 @@ Ids = NDArray[np.int64]
 
 #: The hash of a sample's id is keyed for good: independent of every order, the same in every run.
 _HASH_KEY = derive_key(0, "home of a sample by its id")
+
+#: Sizes that add up to more are refused: beside them 64 bits would leave little room to count in.
+_MOST_BYTES = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +91,11 @@ def place_by_hash(sizes_bytes: ArrayLike, capacities_bytes: ArrayLike, ranks: in
     sizes_bytes: int[F]. capacities_bytes: see `as_capacities`.
     Raises: ConfigError for sizes or capacities that cannot be.
     """
-    capacities = as_capacities(capacities_bytes, ranks)
     sizes = as_sizes(sizes_bytes)
+    capacities = as_capacities(capacities_bytes, ranks, sizes)
     samples = sizes.size
     by_hash = BlockShuffle(samples, samples, _HASH_KEY).forward(0, np.arange(samples))
-    ends = _cut_in_proportion(sizes[by_hash], capacities.sum(axis=1))
+    ends = _cut_in_proportion(sizes[by_hash], capacities)
     rank_of, tier_of = _nowhere(samples)
     keeps = []
     for rank in range(ranks):
@@ -109,8 +114,8 @@ def place_frequency(plan: AccessPlan, sizes_bytes: ArrayLike, capacities_bytes: 
     A sample that several ranks keep is asked for where its tier is the fastest, of these at the lowest rank.
     Source: thesis, section 3.2.
     """
-    capacities = as_capacities(capacities_bytes, plan.ranks)
     sizes = as_sizes(sizes_bytes, plan.samples)
+    capacities = as_capacities(capacities_bytes, plan.ranks, sizes)
     rank_of, tier_of = _nowhere(plan.samples)
     keeps = []
     for rank in range(plan.ranks):
@@ -142,8 +147,8 @@ def place_cover(plan: AccessPlan, sizes_bytes: ArrayLike, capacities_bytes: Arra
     stay without a home although the sum of the room would do.
     Raises: ConfigError for sizes or capacities that cannot be, or a split by which several ranks read a sample.
     """
-    capacities = as_capacities(capacities_bytes, plan.ranks)
     sizes = as_sizes(sizes_bytes, plan.samples)
+    capacities = as_capacities(capacities_bytes, plan.ranks, sizes)
     check_partition(plan)
     room = capacities.copy()
     rank_of, tier_of = _nowhere(plan.samples)
@@ -154,10 +159,12 @@ def place_cover(plan: AccessPlan, sizes_bytes: ArrayLike, capacities_bytes: Arra
     return Homes(rank_of, tier_of, tuple(_in_filling_order(plan, rank_of, tier_of, copies)))
 
 
-def as_capacities(capacities_bytes: ArrayLike, ranks: int) -> Ids:
-    """Return int64[ranks, tiers], fastest tier first.
+def as_capacities(capacities_bytes: ArrayLike, ranks: int, sizes_bytes: Ids) -> Ids:
+    """Return int64[ranks, tiers], fastest tier first, none larger than all samples together: more is never used.
 
-    capacities_bytes: int[tiers], the same on every rank, or int[ranks, tiers].
+    capacities_bytes: int[tiers], the same on every rank, or int[ranks, tiers]. As large as is liked where a tier is
+        to have no limit.
+    sizes_bytes: int64[F], of `as_sizes`.
     Raises: ConfigError if it is neither, or negative.
     """
     if not is_whole(ranks) or ranks < 1:
@@ -165,7 +172,7 @@ def as_capacities(capacities_bytes: ArrayLike, ranks: int) -> Ids:
     capacities = np.asarray(capacities_bytes)
     if capacities.size == 0:
         return np.zeros((ranks, 0), np.int64)
-    if capacities.dtype.kind not in "iu" or capacities.ndim not in (1, 2):
+    if capacities.ndim not in (1, 2) or not _are_whole(capacities):
         raise ConfigError(
             f"capacities_bytes is {capacities.dtype} of shape {capacities.shape}; it holds whole numbers of bytes, "
             "one per tier or one per rank and tier"
@@ -176,17 +183,20 @@ def as_capacities(capacities_bytes: ArrayLike, ranks: int) -> Ids:
         )
     if capacities.min() < 0:
         raise ConfigError(f"capacities_bytes holds {capacities.min()}; a tier of 0 bytes or more can be")
-    return np.broadcast_to(capacities, (ranks, capacities.shape[-1])).astype(np.int64)
+    # Where all samples are of 0 bytes, a tier of 1 byte still is one that has room.
+    useful = np.minimum(capacities, max(1, int(sizes_bytes.sum()))).astype(np.int64)
+    return np.broadcast_to(useful, (ranks, useful.shape[-1])).copy()
 
 
 def as_sizes(sizes_bytes: ArrayLike, samples: int | None = None) -> Ids:
     """Return int64[F] after checking. An array broadcast from one size stays that, without F entries.
 
-    Raises: ConfigError if it is no list of whole numbers of bytes, one per sample.
+    Raises: ConfigError if it is no list of whole numbers of bytes, one per sample, or they add up to more than can
+        be counted.
     """
     sizes = np.asarray(sizes_bytes)
     if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or sizes.size != (samples or sizes.size):
-        of = "samples" if samples is None else f"of the {samples:,} samples"
+        of = "sample" if samples is None else f"of the {samples:,} samples"
         raise ConfigError(
             f"sizes_bytes is {sizes.dtype} of shape {sizes.shape}; it holds a whole number of bytes for each {of}"
         )
@@ -194,21 +204,35 @@ def as_sizes(sizes_bytes: ArrayLike, samples: int | None = None) -> Ids:
         raise ConfigError(
             "sizes_bytes is empty or negative somewhere; every sample has a size of 0 bytes or more"
         )
+    total = float(sizes.sum(dtype=np.float64))
+    if total > _MOST_BYTES:
+        raise ConfigError(
+            f"sizes_bytes adds up to {total:.3g} bytes; at most {_MOST_BYTES:.3g} can be counted: are these bytes?"
+        )
     return sizes.astype(np.int64, copy=False)
+
+
+def _are_whole(numbers: NDArray[Any]) -> bool:
+    """Whether these are integers; NumPy keeps those beyond 64 bits as objects."""
+    return numbers.dtype.kind in "iu" or (numbers.dtype.kind == "O" and all(map(is_whole, numbers.flat)))
 
 
 def _nowhere(samples: int) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
     return np.full(samples, -1, np.int32), np.full(samples, SOURCE, np.int8)
 
 
-def _cut_in_proportion(sizes_bytes: Ids, room_bytes: Ids) -> Ids:
-    """Where to cut a list of samples into a piece per rank, in proportion to their room: int64[ranks + 1]."""
-    total_room, total = int(room_bytes.sum()), int(sizes_bytes.sum())
+def _cut_in_proportion(sizes_bytes: Ids, room: Ids) -> Ids:
+    """Where to cut a list of samples into a piece per rank, in proportion to their room: int64[ranks + 1].
+
+    room: int64[ranks, tiers], bytes.
+    """
+    # Python's integers, here and below: the rooms of many ranks, and bytes times bytes, pass 2**63.
+    up_to = list(accumulate(map(sum, room.tolist())))
+    total_room, total = up_to[-1], int(sizes_bytes.sum())
     if total_room == 0:
-        return np.zeros(room_bytes.size + 1, np.int64)
+        return np.zeros(len(up_to) + 1, np.int64)
     ends_bytes = np.cumsum(sizes_bytes)
-    # Python's integers: bytes times bytes pass 2**63.
-    bounds = [total * int(room) // total_room for room in np.cumsum(room_bytes)]
+    bounds = np.array([total * room_bytes // total_room for room_bytes in up_to], np.int64)
     return np.concatenate(([0], np.searchsorted(ends_bytes, bounds, side="right")))
 
 
@@ -230,7 +254,7 @@ def _settle_homes(
             break
         pending = rest
         best, uses, _ = _favourites(plan, pending, sizes, room)
-    ends = _cut_in_proportion(sizes[rest], room.sum(axis=1))
+    ends = _cut_in_proportion(sizes[rest], room)
     spread = np.repeat(np.arange(plan.ranks, dtype=np.int32), np.diff(ends))
     kernels.settle(rest[: spread.size], spread, sizes, room, rank_of, tier_of)
     kernels.settle_anywhere(rest[rank_of[rest] < 0], sizes, room, rank_of, tier_of)
@@ -240,9 +264,10 @@ def _chosen(plan: AccessPlan, sizes: Ids, room: Ids) -> tuple[Ids, NDArray[np.in
     """The samples that get a home, the rank that reads each most often, and how often it does."""
     samples = np.arange(plan.samples)
     best, uses, total = _favourites(plan, samples, sizes, room)
-    if int(sizes.sum()) > int(room.sum()):
+    total_room = sum(map(sum, room.tolist()))
+    if int(sizes.sum()) > total_room:
         by_use = np.lexsort((-uses, -total))
-        count = int(np.searchsorted(np.cumsum(sizes[by_use]), int(room.sum()), side="right"))
+        count = int(np.searchsorted(np.cumsum(sizes[by_use]), total_room, side="right"))
         samples = np.sort(by_use[:count])
     samples = samples[total[samples] > 0]
     return samples, best[samples], uses[samples]

@@ -12,6 +12,8 @@ from penstock.plan import AccessPlan
 from penstock.plan.frequency import uses_of
 from penstock.trace.schema import SOURCE
 
+_LARGEST = np.iinfo(np.int64).max
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -92,7 +94,8 @@ def fill_in_order(sizes_bytes: NDArray[np.int64], capacities_bytes: Sequence[int
     begin = 0
     for tier, capacity_bytes in enumerate(capacities_bytes, start=1):
         ends_bytes = np.cumsum(sizes_bytes[begin:])
-        count = int(np.searchsorted(ends_bytes, capacity_bytes, side="right"))
+        # A tier without a limit may be written as more than 64 bits hold.
+        count = int(np.searchsorted(ends_bytes, min(capacity_bytes, _LARGEST), side="right"))
         tiers.append(np.full(count, tier, np.int8))
         begin += count
     return np.concatenate(tiers) if tiers else np.empty(0, np.int8)

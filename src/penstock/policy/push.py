@@ -110,7 +110,7 @@ def _keep_nearest(
     from penstock.policy import _push_kernels as kernels  # loads numba
 
     sizes = as_sizes(sizes_bytes, plan.samples)
-    room = as_capacities(capacities_bytes, plan.ranks)[rank]
+    room = as_capacities(capacities_bytes, plan.ranks, sizes)[rank]
     tiers = np.full(string.size, SOURCE, np.int8)
     # What the very step reads again that reads it would come too late.
     given_up = np.where((arrives >= 0) & (arrives == steps), arrives, -1)

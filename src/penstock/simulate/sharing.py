@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, Order, RepeatingOrder, split_locally
 from penstock.plan.frequency import first_steps, readers_of_epoch, steps_of_reads
+from penstock.plan.orders import is_whole
 from penstock.policy.homes import Homes, place_by_hash, place_cover, place_frequency
 from penstock.policy.push import decide_min, decide_push
 
@@ -197,12 +198,13 @@ def least_store_reads(plan: AccessPlan, samples_held: int) -> int:
     samples_held: N C, as many as all ranks together can keep at once.
     In the first epoch all samples are new. In a later one each is read once, so that at most those kept at its start
     can be spared. Holds for orders that read a sample once an epoch, F being the reads of the epoch.
-    Raises: ConfigError for an order that repeats samples.
+    Raises: ConfigError for an order that repeats samples, or less than no samples.
     """
     if isinstance(plan.order, RepeatingOrder):
         raise ConfigError(
             f"order is {type(plan.order).__name__}, whose epochs may repeat samples: the bound counts each once"
         )
+    check_samples_held(samples_held)
     lengths = [plan.length(epoch) for epoch in range(plan.epochs)]
     return lengths[0] + sum(max(0, length - samples_held) for length in lengths[1:])
 
@@ -212,18 +214,18 @@ def compare_schemes(
 ) -> dict[str, ReadCounts]:
     """Count the reads under each scheme with samples of equal size.
 
-    samples_held: N C, shared out evenly over the ranks, the first ones taking what is left over.
+    samples_held: N C, shared out evenly over the ranks, the first ones taking what is left over. More than N F, all of
+        it on every rank, is as good as that.
     schemes: names of `SCHEMES`.
     Raises: ConfigError for an unknown scheme or less than no samples.
     """
     unknown = [scheme for scheme in schemes if scheme not in SCHEMES]
     if unknown:
         raise ConfigError(f"scheme is {unknown[0]!r}; it is one of {', '.join(map(repr, SCHEMES))}")
-    if samples_held < 0:
-        raise ConfigError(f"samples_held is {samples_held}; ranks hold no samples or more")
+    check_samples_held(samples_held)
     plan = in_memory(plan)
     sizes = np.broadcast_to(np.int64(1), plan.samples)
-    share, rest = divmod(samples_held, plan.ranks)
+    share, rest = divmod(min(samples_held, plan.ranks * plan.samples), plan.ranks)
     room = share + (np.arange(plan.ranks) < rest)[:, None].astype(np.int64)
     cover = place_cover(plan, sizes, room) if {COVER, LOCAL} & set(schemes) else None
     counted = {}
@@ -241,6 +243,14 @@ def compare_schemes(
             read_by = plan if scheme == COVER else split_locally(plan, cover.rank_of)
             counted[scheme] = count_shares(read_by, cover)
     return counted
+
+
+def check_samples_held(samples_held: int) -> None:
+    """Raise ConfigError unless ranks can hold so many samples."""
+    if not is_whole(samples_held) or samples_held < 0:
+        raise ConfigError(
+            f"samples_held is {samples_held!r}; ranks hold a whole number of samples, 0 or more"
+        )
 
 
 def in_memory(plan: AccessPlan) -> AccessPlan:
