@@ -49,6 +49,7 @@ _LOOKS: dict[str, tuple[str, Any]] = {
     "lbann-preloading": (SKY, (0, (5, 2))),
     "locality-aware": (PURPLE, (0, (5, 2))),
     "frequency": (BLUE, "-"),
+    "frequency-unordered": (BLUE, (0, (1, 1.2))),
     "frequency-cleanup": (BLUE, (0, (5, 2))),
     "hash-home": (DARK, (0, (6, 2, 1, 2))),
     "cover": (GREEN, "-"),
