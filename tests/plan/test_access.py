@@ -212,7 +212,7 @@ def test_the_strings_of_many_ranks_ask_for_each_position_once() -> None:
 
         def at(self, epoch: int, positions: ArrayLike) -> NDArray[np.int64]:
             asked.append(np.size(positions))
-            return super(Counted, self).at(epoch, positions)
+            return super().at(epoch, positions)
 
     AccessPlan(Counted(1_003), 10, epochs=2, ranks=5).strings()
 

@@ -1,5 +1,6 @@
 """How often, by whom and when first samples are read: formula, counts and the lemmas of the thesis."""
 
+import tracemalloc
 from fractions import Fraction
 from math import ceil, comb, floor
 
@@ -14,11 +15,11 @@ from penstock.plan import AccessPlan, Explicit, FullShuffle, Sequential
 from penstock.plan import frequency as module
 from penstock.plan.frequency import (
     blocks_of_samples,
-    count_reads,
     expected_histogram,
     expected_samples_read_more_often,
     first_reads,
     first_steps,
+    read_histograms,
     readers_by_sample,
     readers_of_epoch,
     reads_of,
@@ -53,6 +54,11 @@ def _all_reads(plan: AccessPlan) -> list[tuple[int, int, int]]:
                 reads += [(step, rank, int(k)) for k in plan.local_batch(rank, epoch, local)]
             step += 1
     return reads
+
+
+def _counts(plan: AccessPlan) -> NDArray[np.int64]:
+    """How often each rank reads each sample: int64[ranks, F]."""
+    return np.array([plan.frequency(rank) for rank in range(plan.ranks)])
 
 
 # The formula of section 3.2.1
@@ -92,6 +98,17 @@ def test_a_delta_that_is_no_share_is_refused(delta: float) -> None:
         threshold(10, 2, delta)
 
 
+@pytest.mark.parametrize("delta", [np.float64(0.1), np.float32(0.5), np.int64(0)])
+def test_a_threshold_takes_numbers_of_numpy(delta: float) -> None:
+    assert threshold(200, 4, delta) == (1 + Fraction(repr(float(delta)))) * 50
+
+
+@pytest.mark.parametrize(("epochs", "ranks", "field"), [(0, 2, "epochs"), (5, 0, "ranks"), (5, 1.5, "ranks")])
+def test_a_threshold_needs_epochs_and_ranks(epochs: int, ranks: int, field: str) -> None:
+    with pytest.raises(ConfigError, match=f"{field} is .*; it is a whole number of at least 1"):
+        threshold(epochs, ranks, 0.1)
+
+
 @pytest.mark.parametrize(
     ("field", "sizes"), [("epochs", (10, 0, 2)), ("ranks", (10, 5, 0)), ("samples", (0, 5, 2))]
 )
@@ -103,7 +120,7 @@ def test_sizes_that_cannot_be_are_refused(field: str, sizes: tuple[int, int, int
 def test_a_plan_has_as_many_often_read_samples_as_the_formula_expects() -> None:
     plan = AccessPlan(FullShuffle(4_000, 5), 40, 200, ranks=4)
 
-    counted = (count_reads(plan) > floor(threshold(200, 4, 0.2))).sum(axis=1).tolist()
+    counted = read_histograms(plan)[:, floor(threshold(200, 4, 0.2)) + 1 :].sum(axis=1).tolist()
 
     expected = expected_samples_read_more_often(4_000, 200, 4, 0.2)
     assert expected > 100
@@ -114,7 +131,7 @@ def test_a_plan_has_as_many_often_read_samples_as_the_formula_expects() -> None:
 def test_the_example_of_the_thesis_counts_about_329_samples() -> None:
     plan = AccessPlan(FullShuffle(10_000, 0), 100, 1_000, ranks=4)
 
-    counted = (count_reads(plan) > 275).sum(axis=1)
+    counted = read_histograms(plan)[:, 276:].sum(axis=1)
 
     assert counted.tolist()[0] == 328  # with this seed; 329 in the thesis
     assert abs(counted.mean() - 323) < 3 * 323**0.5 / 2
@@ -129,7 +146,7 @@ def test_who_reads_a_sample_often_leaves_another_rank_that_reads_it_seldom(
     samples: int, epochs: int, ranks: int, seed: int
 ) -> None:
     """Lemma 3.1, with the delta that the rank's count stands for."""
-    counts = count_reads(AccessPlan(FullShuffle(samples, seed), 7, epochs, ranks))
+    counts = _counts(AccessPlan(FullShuffle(samples, seed), 7, epochs, ranks))
 
     for rank, sample in zip(*np.nonzero(counts * ranks >= epochs), strict=True):
         delta = Fraction(int(counts[rank, sample]) * ranks, epochs) - 1
@@ -144,7 +161,7 @@ def test_who_reads_a_sample_seldom_leaves_another_rank_that_reads_it_often(
     samples: int, epochs: int, ranks: int, seed: int
 ) -> None:
     """Lemma 3.2, likewise."""
-    counts = count_reads(AccessPlan(FullShuffle(samples, seed), 7, epochs, ranks))
+    counts = _counts(AccessPlan(FullShuffle(samples, seed), 7, epochs, ranks))
 
     for rank, sample in zip(*np.nonzero(counts * ranks <= epochs), strict=True):
         delta = 1 - Fraction(int(counts[rank, sample]) * ranks, epochs)
@@ -218,11 +235,31 @@ def test_the_first_reader_of_a_sample_is_found(plan: AccessPlan) -> None:
 
 
 @settings(deadline=None)
-@given(plans())
-def test_counts_of_all_ranks_are_those_of_each(plan: AccessPlan) -> None:
-    counts = count_reads(plan)
+@given(plans(), st.integers(1, 60))
+def test_histograms_of_all_ranks_are_those_of_each(plan: AccessPlan, at_once: int) -> None:
+    told: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_COUNTS_AT_ONCE", at_once)
+        histograms = read_histograms(plan, told.append)
 
-    assert counts.tolist() == [plan.frequency(rank).tolist() for rank in range(plan.ranks)]
+    counts = _counts(plan)
+    reads = range(max(plan.epochs, int(counts.max())) + 1)
+    assert histograms.tolist() == [[int((of_rank == times).sum()) for times in reads] for of_rank in counts]
+    assert told == sorted(told)
+    assert told[-1] == plan.samples
+
+
+def test_histograms_of_many_ranks_take_less_memory_than_a_count_of_each_sample_on_each() -> None:
+    plan = AccessPlan(FullShuffle(300_000, 0), 128 * 25, 1, 128)
+    readers_by_sample(plan, np.arange(10))  # compiles
+
+    tracemalloc.start()
+    histograms = read_histograms(plan)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert histograms[:, 1].sum() == 300_000
+    assert peak < 120e6 < 8 * 128 * 300_000
 
 
 def test_blocks_of_samples_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:

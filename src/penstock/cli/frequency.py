@@ -48,20 +48,20 @@ def _run(options: argparse.Namespace) -> None:
     import numpy as np
 
     from penstock.plan.frequency import (
-        count_reads,
         expected_histogram,
         expected_samples_read_more_often,
+        read_histograms,
         threshold,
     )
 
+    plan = shuffled_plan(options)
     limit = threshold(options.epochs, options.ranks, options.delta)
     expected = expected_samples_read_more_often(options.samples, options.epochs, options.ranks, options.delta)
-    plan = shuffled_plan(options)
-    with progress("counting", options.epochs) as done:
-        counts = count_reads(plan, done)
-    counted = (counts > math.floor(limit)).sum(axis=1)
+    with progress("counting", options.samples) as done:
+        histograms = read_histograms(plan, done)
+    counted = histograms[:, math.floor(limit) + 1 :].sum(axis=1)
     expected_by_reads = expected_histogram(options.samples, options.epochs, options.ranks)
-    counted_by_reads = np.bincount(counts[0], minlength=options.epochs + 1)
+    counted_by_reads = histograms[0]
     shown = np.flatnonzero((counted_by_reads > 0) | (expected_by_reads > 1e-3))
     data = {
         **{name: getattr(options, name) for name in ("samples", "ranks", "epochs", "delta", "seed")},

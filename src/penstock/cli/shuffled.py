@@ -28,6 +28,8 @@ def shuffled_plan(options: argparse.Namespace) -> AccessPlan:
     """
     from penstock.plan import AccessPlan, FullShuffle
 
+    if options.ranks < 1:
+        raise ConfigError(f"--ranks is {options.ranks}; at least one rank reads the samples: raise it")
     if options.batch < 1:
         raise ConfigError(f"--batch is {options.batch}; each rank reads at least one sample a step: raise it")
     order = FullShuffle(options.samples, options.seed)

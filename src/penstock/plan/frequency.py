@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Real
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,8 @@ Ids = NDArray[np.int64]
 
 #: Readers held at once while samples are asked for in blocks: 256 MB.
 _READERS_AT_ONCE = 1 << 26
+#: Reads of samples, or counts of them by rank, held at once: 32 MB for each of a handful of arrays.
+_COUNTS_AT_ONCE = 1 << 22
 #: Orders that are tables make one per epoch, so a block is worth at least as much work.
 _SMALLEST_BLOCK = 1 << 16
 
@@ -174,21 +177,30 @@ def expected_samples_read_more_often(samples: int, epochs: int, ranks: int, delt
     return float(samples * probability[max(0, least) :].sum())
 
 
-def count_reads(plan: AccessPlan, done: Callable[[int], None] = lambda _epochs: None) -> Ids:
-    """Count how often each rank reads each sample, all ranks in one pass: int64[ranks, F].
+def read_histograms(plan: AccessPlan, done: Callable[[int], None] = lambda _samples: None) -> Ids:
+    """Count for each rank how many samples it reads 0, 1, 2, ... times over the run: int64[ranks, E + 1].
 
-    done: told after each epoch how many have been counted.
-    Memory: 8 N F bytes; for many ranks ask `uses_of` for one.
+    Wider where an order repeats samples and a rank reads one more than E times.
+    done: told how many samples have been counted, of F.
+    Time: O(E F + N F). Memory: about 150 MB at most beside the result and the order's own, whatever E, N and F are.
     """
-    counts = np.zeros((plan.ranks, plan.samples), np.int64)
-    for epoch in range(plan.epochs):
-        samples, ranks = readers_of_epoch(plan, epoch)
-        if isinstance(plan.order, RepeatingOrder):
-            np.add.at(counts, (ranks, samples), 1)
-        else:
-            counts[ranks, samples] += 1
-        done(epoch + 1)
-    return counts
+    histograms = np.zeros((plan.ranks, plan.epochs + 1), np.int64)
+    # So many that neither their reads nor their counts on all ranks are too many at once.
+    block = max(1, _COUNTS_AT_ONCE // max(plan.epochs, plan.ranks))
+    for begin in range(0, plan.samples, block):
+        samples = np.arange(begin, min(begin + block, plan.samples))
+        starts, ranks = readers_by_sample(plan, samples)
+        is_read = ranks >= 0
+        index = np.repeat(np.arange(samples.size), np.diff(starts))[is_read]
+        cells = ranks[is_read].astype(np.int64) * samples.size + index
+        counts = np.bincount(cells, minlength=plan.ranks * samples.size).reshape(plan.ranks, samples.size)
+        if (most := int(counts.max())) >= histograms.shape[1]:
+            histograms = np.pad(histograms, ((0, 0), (0, most + 1 - histograms.shape[1])))
+        for rank, of_rank in enumerate(counts):
+            found = np.bincount(of_rank)
+            histograms[rank, : found.size] += found
+        done(begin + samples.size)
+    return histograms
 
 
 def expected_histogram(samples: int, epochs: int, ranks: int) -> NDArray[np.float64]:
@@ -199,21 +211,26 @@ def expected_histogram(samples: int, epochs: int, ranks: int) -> NDArray[np.floa
 def threshold(epochs: int, ranks: int, delta: float) -> Fraction:
     """Return (1 + delta) E / N exactly: 55 for a mean of 50 and delta 0.1; binary numbers say 55.00000000000001.
 
-    Raises: ConfigError unless delta is a finite number of at least -1.
+    Raises: ConfigError unless delta is a finite number of at least -1, epochs and ranks whole ones of at least 1.
     """
-    if isinstance(delta, bool) or not isinstance(delta, int | float) or not -1 <= delta < math.inf:
+    _check_counts(epochs, ranks)
+    if isinstance(delta, bool) or not isinstance(delta, Real) or not -1 <= delta < math.inf:
         raise ConfigError(
             f"delta is {delta!r}; it is a share above the mean of at least -1: 0.1 is 10 % above"
         )
-    return (1 + Fraction(repr(delta))) * epochs / ranks
+    return (1 + Fraction(repr(float(delta)))) * epochs / ranks
+
+
+def _check_counts(epochs: int, ranks: int) -> None:
+    for name, value in (("epochs", epochs), ("ranks", ranks)):
+        if not is_whole(value) or value < 1:
+            raise ConfigError(f"{name} is {value!r}; it is a whole number of at least 1: raise it")
 
 
 def _binomial(samples: int, epochs: int, ranks: int) -> NDArray[np.float64]:
     """P[X = k] for X ~ B(epochs, 1 / ranks), k from 0 to epochs."""
     check_samples(samples)
-    for name, value in (("epochs", epochs), ("ranks", ranks)):
-        if not is_whole(value) or value < 1:
-            raise ConfigError(f"{name} is {value!r}; it is a whole number of at least 1: raise it")
+    _check_counts(epochs, ranks)
     counts = np.arange(epochs + 1)
     if ranks == 1:
         return np.equal(counts, epochs).astype(np.float64)
