@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.cli import caches
+from penstock.cli import caches, sharing
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.simulate.caches import hit_ratios
 from penstock.trace.references import References, write_references
@@ -156,8 +156,70 @@ def test_small_caches_are_shown_for_subsets_and_for_a_shared_order(
     shared = of_name["4 ranks, one shared order"]
     best = next(curve for curve in shared["curves"] if curve["policy"] == "min")
     assert best["hit_ratio"][4] > 0.9 * shared["bound_hit_ratio"][4]
-    assert "LRU, one shared order" in capsys.readouterr().out
-    assert (tmp_path / "small.png").exists()
+    out = capsys.readouterr().out
+    assert "LRU, one shared order" in out
+    assert (
+        "\n  penstock simulate sharing --small --samples 6400 --ranks 16 --epochs 5 --batch 64 --seed 0\n"
+        in out
+    )
+    few, many = (
+        (curve["hit_ratio"], of_name[f"{ranks} ranks, one shared order"]["bound_hit_ratio"])
+        for ranks in (4, 16)
+        for curve in of_name[f"{ranks} ranks, one shared order"]["curves"]
+        if curve["policy"] == "min"
+    )
+    reached = {min(hit / bound for hit, bound in zip(*each, strict=True) if bound) for each in (few, many)}
+    # 16 ranks for 5 epochs: a rank reads so few samples twice that its own MIN stays below the bound.
+    assert min(reached) < 0.8 < 0.9 < max(reached)
+    assert f"MIN by itself reaches {100 * min(reached):.1f} % at the least (16 ranks, 10 %)" in out
+
+
+def test_one_epoch_brings_nothing_back(capsys: pytest.CaptureFixture[str]) -> None:
+    run("--small", "--samples", "800", "--epochs", "1", "--order", "full")
+
+    assert "With one epoch nothing comes back" in capsys.readouterr().out
+
+
+def test_ranks_that_share_an_order_are_told_of_caches_that_they_agree_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run("--samples", "400", "--ranks", "4", "--epochs", "3", "--batch-size", "40", "--sizes", "1%,10%,50%")
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "simulate sharing" in line)
+    run("--samples", "400", "--ranks", "4", "--sizes", "10%", "--subsets")
+    run("--samples", "400", "--ranks", "4", "--sizes", "10%", "--order", "bundle")
+    run("--samples", "400", "--sizes", "10%")
+
+    assert line == (
+        "  penstock simulate sharing --samples 400 --ranks 4 --epochs 3 --batch 10 --seed 0 --cache 0.01 0.1 0.5"
+    )
+    assert "simulate sharing" not in capsys.readouterr().out
+
+
+def test_the_command_for_agreed_caches_counts_the_same_job(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of its MIN per rank, which need not keep what a step brings in, this command's is a little less."""
+    words = ("--samples", "400", "--ranks", "4", "--epochs", "3", "--batch-size", "40", "--sizes", "10%,50%")
+    data = run_json(capsys, *words, "--policies", "min", "--order", "full")
+    run(*words)
+    command = next(line for line in capsys.readouterr().out.splitlines() if "simulate sharing" in line)
+    parser = argparse.ArgumentParser()
+    sharing.add(parser.add_subparsers())
+    options = parser.parse_args([*command.split()[2:], "--json"])
+    options.run(options)
+
+    points = json.loads(capsys.readouterr().out)["points"]
+    (curve,) = data["curves"]
+    assert [point["samples_held"] for point in points] == [4 * size for size in data["cache_samples"]]
+    for point, hit_ratio, bound in zip(points, curve["hit_ratio"], data["bound_hit_ratio"], strict=True):
+        assert hit_ratio <= point["schemes"]["MIN per rank"]["local_share"] < hit_ratio + 0.02
+        assert point["least_store_reads_share"] == pytest.approx(1 - bound)
+
+
+@pytest.mark.parametrize("size", ["1e30%", "4000000000000000000"])
+def test_a_huge_cache_holds_everything(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_json(capsys, "--samples", "50", "--sizes", size, "--epochs", "2", "--order", "full")
+
+    assert data["bound_hit_ratio"] == [0.5]
+    assert {tuple(curve["hit_ratio"]) for curve in data["curves"]} == {(0.5,)}
 
 
 @pytest.mark.parametrize(
@@ -167,6 +229,8 @@ def test_small_caches_are_shown_for_subsets_and_for_a_shared_order(
         ("--order full,random", "no order 'random'"),
         ("--sizes 0.5", "--sizes has '0.5'; sizes are like"),
         ("--sizes 50..10%", "--sizes has"),
+        ("--sizes 99999999999999999999", "--sizes has '99999999999999999999', larger than any cache"),
+        (f"--sizes {'9' * 5000}", "larger than any cache"),
         ("--sizes=-5%", "--sizes: '-5%' cannot be: it must be zero or more"),
         ("--samples 0", "samples is 0"),
         ("--epochs 0", "epochs is 0"),

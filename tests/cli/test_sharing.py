@@ -30,9 +30,23 @@ def test_one_size_of_cache_is_one_table_of_all_schemes(capsys: pytest.CaptureFix
 
     shown = capsys.readouterr().out
     rows = [line.split() for line in shown.splitlines()]
-    assert ["hash", "16.7"] in [row[:2] for row in rows]
     assert ["no", "scheme", "below", "16.7"] in rows
+    starts = ("hash ", "frequency ", "MIN per rank ", "cover ", "push ", "cover + local ")
+    cells = [line.split()[-6:] for line in map(str.strip, shown.splitlines()) if line.startswith(starts)]
+    assert len(cells) == 6
+    assert cells[0][-1] == "16.7"
+    for local, moved, store, _, ahead, in_all in (map(float, row) for row in cells):
+        assert local + moved + store == pytest.approx(100, abs=0.16)
+        assert store + ahead == pytest.approx(in_all, abs=0.11)
     assert "BatchNorm" in shown  # said, never silent
+
+
+def test_small_caches_are_ready_made(capsys: pytest.CaptureFixture[str]) -> None:
+    _run("sharing", *_SMALL, "--small", "--json")
+
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert [point["cache_share"] for point in points] == [percent / 100 for percent in range(1, 11)]
+    assert [point["samples_held"] for point in points] == list(range(6, 61, 6))
 
 
 def test_json_counts_add_up(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +75,7 @@ def test_several_sizes_are_drawn_and_listed(tmp_path: Path, capsys: pytest.Captu
         (("--cache", "nan"), "--cache is nan"),
         (("--cache", "-1"), "--cache is -1"),
         (("--batch", "0"), "--batch is 0"),
-        (("--ranks", "0"), "batch_size is 0"),
+        (("--ranks", "0"), "--ranks is 0"),
         (("--samples", "0"), "samples is 0"),
         (("--epochs", "0"), "epochs is 0"),
     ],
@@ -69,6 +83,20 @@ def test_several_sizes_are_drawn_and_listed(tmp_path: Path, capsys: pytest.Captu
 def test_sizes_that_cannot_be_are_refused(arguments: tuple[str, ...], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         _run("sharing", *arguments)
+    if "--cache" not in arguments:
+        with pytest.raises(ConfigError, match=match):
+            _run("frequency", *arguments)
+
+
+@pytest.mark.parametrize("share", ["5", "1e30", "1e308"])
+def test_more_than_all_of_it_on_every_rank_is_all_of_it(
+    share: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run("sharing", *_SMALL, "--cache", share, "--json")
+
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    assert point["samples_held"] == 4 * 600
+    assert point["schemes"]["cover"]["store"] == 600
 
 
 def test_frequency_lays_the_count_beside_the_formula(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, BundleShuffle, FullShuffle
 from penstock.policy.eviction import EVICTIONS, Residents, eviction_of
-from penstock.simulate.caches import NEVER, WITH_DISTANCES, hit_ratios, replay, stack_distances
+from penstock.simulate.caches import (
+    LARGEST_CACHE,
+    NEVER,
+    WITH_DISTANCES,
+    hit_ratios,
+    replay,
+    share_of,
+    stack_distances,
+)
 from penstock.trace.references import next_uses
 
 Ids = NDArray[np.int64]
@@ -201,6 +209,40 @@ def test_wrong_sizes_of_objects_are_refused() -> None:
         replay([1, 2], 1, "lru", sizes_bytes=[1, 0])
     with pytest.raises(ConfigError, match=r"sizes_bytes is int64\[1\]; 2 requests"):
         replay([1, 2], 1, "lru", sizes_bytes=[1])
+
+
+@pytest.mark.parametrize("policy", EVICTIONS)
+@pytest.mark.parametrize("capacity", [10**9, 2**63, 2**70])
+def test_a_cache_of_any_size_hits_all_but_first_uses(policy: str, capacity: int) -> None:
+    assert replay([1, 2, 1, 2, 3], capacity, policy).tolist() == [False, False, True, True, False]
+    assert hit_ratios([1, 2, 1, 2, 3], [capacity], policy).tolist() == [0.4]
+
+
+def test_objects_may_have_any_size_that_can_be_counted() -> None:
+    large = 2**61
+    assert replay([1, 2, 1], large, "lru", sizes_bytes=[large, large, 1]).tolist() == [False, False, False]
+    assert replay([1, 2, 1], 2 * large, "fifo", sizes_bytes=[large, large, 1]).tolist() == [
+        False,
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("sizes", [[2**62, 2**62, 2**62], np.array([2**63 + 1, 1, 1], np.uint64)])
+def test_sizes_that_overflow_are_refused(sizes: list[int]) -> None:
+    for policy in ("lru", "fifo"):
+        with pytest.raises(ConfigError, match=r"adds up to 9.22e\+18 bytes of all objects"):
+            replay([1, 2, 1], 10, policy, sizes_bytes=sizes)
+
+
+@pytest.mark.parametrize("share", [-0.1, float("nan")])
+def test_a_share_of_nothing_is_refused(share: float) -> None:
+    with pytest.raises(ConfigError, match="a cache's relative size is"):
+        share_of(10, share)
+
+
+def test_a_share_beyond_all_numbers_is_the_largest_cache() -> None:
+    assert share_of(10, 1e308) == share_of(10, float("inf")) == LARGEST_CACHE
 
 
 def test_no_ratio_without_requests_and_no_distance_without_a_stack() -> None:

@@ -41,6 +41,9 @@ formula is known, expected_hit_ratio[]; bound_hit_ratio[]. --figure and --small 
 _MOST_ROWS = 25
 _EASY_PERCENT = (1, 2, 5, *range(10, 101, 10))
 _SMALL_ROWS = ("1 %", "2 %", "5 %", "10 %")
+#: Under data parallelism, where sizes are a share of what each of them reads.
+_SMALL_RANKS = (2, 4, 8, 16)
+_SMALL_BATCH = 64
 
 
 def add(commands: Any) -> None:
@@ -151,11 +154,11 @@ def _run_job(options: argparse.Namespace) -> None:
         panels.append(
             _panel(_label(order), shares, {each.policy.upper(): each for each in lines}, bound, job)
         )
-    show(options, _job_data(job, shares, curves, bound), tables, _job_notes(job))
+    show(options, _job_data(job, shares, curves, bound), tables, _job_notes(job, orders, shares))
     _plot(options, panels, _of_what(job))
 
 
-def _job_notes(job: Job) -> list[str]:
+def _job_notes(job: Job, orders: Sequence[OrderName], shares: Sequence[float]) -> list[str]:
     notes = [
         f"{job.samples:,} samples, {job.epochs} epochs, {_who(job)}, seed {job.seed}. "
         "Hit rates in % of all requests, the first epoch's included."
@@ -165,7 +168,21 @@ def _job_notes(job: Job) -> list[str]:
             "The bound is that of ranks that know what the others hold; a cache that serves its own rank alone "
             "is bounded by MIN."
         )
+        if job.batch_size % job.ranks == 0 and any(order.name == "full" for order in orders):
+            notes.append(_agreed_caches(job, shares))
     return notes
+
+
+def _agreed_caches(job: Job, shares: Sequence[float]) -> str:
+    """Say how caches of these sizes are counted where the ranks agree on who keeps what."""
+    easy = [share for share in shares if round(100 * share, 9) in _EASY_PERCENT]
+    chosen = easy or [*shares[:: -(-len(shares) // len(_EASY_PERCENT))]]
+    # Both commands call the size of a cache its share of the data: c of each rank's share is N C / F of all of it.
+    return (
+        "Caches that ranks agree on (hash, frequency, cover, push, cover + local), under the same job's full shuffle:\n"
+        f"  penstock simulate sharing --samples {job.samples} --ranks {job.ranks} --epochs {job.epochs} "
+        f"--batch {job.batch_size // job.ranks} --seed {job.seed} --cache {' '.join(f'{c:.10g}' for c in chosen)}"
+    )
 
 
 def _who(job: Job) -> str:
@@ -373,15 +390,19 @@ def _run_small(options: argparse.Namespace) -> None:
     samples = _or(options.samples, 108_754)  # SUN397, with which the paper shows data parallelism
     setting = {"epochs": _or(options.epochs, 5), "seed": _or(options.seed, 0)}
     tables, panels, data = [], [], []
+    shared: dict[int, tuple[Sequence[Curve], Curve, NDArray[np.float64]]] = {}
     for own_subsets in (True, False):
         way = "own subsets" if own_subsets else "one shared order"
         rows: list[list[str]] = []
         header: list[str] = []
-        for ranks in (2, 4, 8, 16):
-            job = Job(samples, ranks=ranks, own_subsets=own_subsets, batch_size=64 * ranks, **setting)
+        for ranks in _SMALL_RANKS:
+            batch = _SMALL_BATCH * ranks
+            job = Job(samples, ranks=ranks, own_subsets=own_subsets, batch_size=batch, **setting)
             curves = _curves(job, orders, ["lru"], shares)
             (best,) = _curves(job, orders[:1], ["min"], shares)
             bound = job.bound(shares)
+            if not own_subsets:
+                shared[ranks] = curves, best, bound
             lines = {_label(order): curve for order, curve in zip(orders, curves, strict=True)}
             lines[f"MIN, {_label(orders[0])}"] = best
             sizes = [job.cache_samples(0, share) for share in shares]
@@ -397,11 +418,55 @@ def _run_small(options: argparse.Namespace) -> None:
         f"{samples:,} samples, {setting['epochs']} epochs; sizes are of a rank's share, hit rates of all ranks "
         "together.",
         "Own subsets: a small cache does as well as on one rank, if a bundle is no larger than the cache.",
-        "One shared order: a sample comes back to the same rank after N epochs, so no order helps LRU. MIN, which "
-        "knows when,\nstill nearly reaches the bound: such small caches need the plan, not a friendlier order.",
+        *_shared_notes(shared, shares, setting["epochs"]),
+        "Caches that ranks agree on, counted for the same job:\n  penstock simulate sharing --small "
+        f"--samples {samples} --ranks 16 --epochs {setting['epochs']} --batch {_SMALL_BATCH} --seed {setting['seed']}",
     ]
     show(options, {"panels": data}, tables, notes)
     _plot(options, panels, "a rank's share")
+
+
+def _shared_notes(
+    shared: dict[int, tuple[Sequence[Curve], Curve, NDArray[np.float64]]],
+    shares: Sequence[float],
+    epochs: int,
+) -> list[str]:
+    """Say how much of the bound LRU and MIN reach where all ranks share one order.
+
+    shared: by the number of ranks N, LRU's curve of each order, MIN's, and the bound. Sizes without a bound, and
+        caches of no sample, count for nothing.
+    """
+    most_of_lru = 0.0
+    #: By whether N is above E: the least share of the bound that MIN reaches, and where.
+    least_of_min: dict[bool, tuple[float, int, float]] = {}
+    for ranks, (curves, best, bound) in shared.items():
+        for at, share in enumerate(shares):
+            if bound[at] == 0:
+                continue
+            most_of_lru = max(most_of_lru, *(curve.hit_ratio[at] / bound[at] for curve in curves))
+            reached = (float(best.hit_ratio[at] / bound[at]), ranks, share)
+            is_seldom = ranks > epochs
+            least_of_min[is_seldom] = min(reached, least_of_min.get(is_seldom, reached))
+    if not least_of_min:
+        return ["With one epoch nothing comes back, whatever the cache."]
+    notes = [
+        "One shared order: a sample comes back to the same rank after N epochs on average, so that LRU reaches at most "
+        f"{100 * most_of_lru:.0f} % of the bound, whatever the order."
+    ]
+    if False in least_of_min:
+        least, ranks, share = least_of_min[False]
+        notes.append(
+            f"MIN, which knows when it comes, reaches at least {100 * least:.1f} % of it ({ranks} ranks, "
+            f"{100 * share:g} %) up to as many ranks as epochs: the plan is needed, not a friendlier order."
+        )
+    if True in least_of_min:
+        least, ranks, share = least_of_min[True]
+        notes.append(
+            "On more ranks than epochs a rank seldom reads a sample twice, and MIN by itself reaches "
+            f"{100 * least:.1f} % at the least ({ranks} ranks, {100 * share:g} %): beyond that it takes caches that "
+            "ranks agree on."
+        )
+    return notes
 
 
 # What all share
@@ -433,15 +498,23 @@ def _shares(text: str, whole: int, *, is_bytes: bool = False) -> list[float]:
         elif word.endswith("%") and ".." not in word:
             shares.add(parsed("--sizes", parse_share, word))
         elif is_bytes and word:
-            shares.add(parsed("--sizes", parse_bytes, word) / whole)
+            shares.add(_relative(word, parsed("--sizes", parse_bytes, word), whole))
         elif word.isdecimal():
-            shares.add(int(word) / whole)
+            shares.add(_relative(word, float(word), whole))
         else:
             raise ConfigError(
                 f"--sizes has {word!r}; sizes are like 1..100%, or 5%,10%, or objects like 1000,2000 "
                 "(with --bytes: 10 MB)"
             )
     return sorted(shares)
+
+
+def _relative(word: str, amount: float, whole: int) -> float:
+    from penstock.simulate.caches import LARGEST_CACHE
+
+    if amount > LARGEST_CACHE:
+        raise ConfigError(f"--sizes has {word!r}, larger than any cache: 100% already holds everything")
+    return amount / whole
 
 
 def _table(

@@ -22,6 +22,7 @@ the bound that no scheme can beat: F + (E - 1) max(0, F - N C) reads of the stor
 _EPILOG = """\
 examples:
   penstock simulate sharing --cache 1
+  penstock simulate sharing --small --samples 108754 --epochs 5 --batch 64
   penstock simulate sharing --ranks 32 --batch 64 --samples 200000 --epochs 10 --cache 0.5 1 --plot sharing.png
 
 JSON: points[], one per --cache, each with cache_share, samples_held, least_store_reads_share and schemes{}: by name
@@ -30,6 +31,7 @@ the counts reads, local, moved, store (these three make all reads), handed, fill
 store_reads_by_epoch[], local_by_rank[]. schemes{} at the top says what each name means.
 """
 _SHARES = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.6, 2.0)
+_SMALL_SHARES = tuple(percent / 100 for percent in range(1, 11))
 
 
 def add(commands: Any) -> None:
@@ -42,13 +44,22 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_shuffle_options(parser, samples=20_000, epochs=50, batch=32)
-    parser.add_argument(
+    cache = parser.add_mutually_exclusive_group()
+    cache.add_argument(
         "--cache",
         type=float,
         nargs="+",
         default=list(_SHARES),
         metavar="SHARE",
-        help=f"of the data set, that all ranks together hold: N C / F ({' '.join(map(str, _SHARES))})",
+        help=f"of the data set, that all ranks together hold: N C / F ({' '.join(map(str, _SHARES))}); "
+        "N is all of it on every rank, and more is no more",
+    )
+    cache.add_argument(
+        "--small",
+        dest="cache",
+        action="store_const",
+        const=list(_SMALL_SHARES),
+        help="all ranks together hold 1 to 10 %% of it, as in penstock simulate caches --small",
     )
     add_output_options(parser)
     parser.set_defaults(run=_run)
@@ -61,7 +72,7 @@ def _run(options: argparse.Namespace) -> None:
         if not (math.isfinite(share) and share >= 0):
             raise ConfigError(f"--cache is {share:g}; it is a share of the data set: 1 holds all of it once")
     plan = in_memory(shuffled_plan(options))
-    held = [round(share * options.samples) for share in options.cache]
+    held = [round(min(share, options.ranks) * options.samples) for share in options.cache]
     counted, bounds = [], []
     with progress("counting", len(held)) as done:
         for index, samples_held in enumerate(held):
@@ -103,16 +114,21 @@ def _one_size(share: float, counted: dict[str, ReadCounts], bound: float) -> Tab
     rows = [
         [
             name,
-            _percent(shares.share(shares.store_reads)),
-            _percent(shares.share(shares.local)),
-            _percent(shares.share(shares.moved)),
-            _percent(shares.share(shares.handed)),
-            _percent(shares.share(shares.filled)),
+            *(
+                _percent(shares.share(count))
+                for count in (
+                    *(shares.local, shares.moved, shares.store),
+                    *(shares.handed, shares.filled, shares.store_reads),
+                )
+            ),
         ]
         for name, shares in counted.items()
     ]
-    rows.append(["no scheme below", _percent(bound), "", "", "", ""])
-    columns = ["% of all reads", "store", "local", "moved", "ahead: handed on", "ahead: store"]
+    rows.append(["no scheme below", "", "", "", "", "", _percent(bound)])
+    columns = [
+        *("% of all reads", "local", "moved", "store"),
+        *("ahead: handed on", "ahead: store", "store in all"),
+    ]
     return Table(f"All ranks together hold {share:g} of the data set", columns, rows)
 
 
@@ -135,15 +151,16 @@ def _all_sizes(
     return [
         Table("Read from the shared store, % of all reads", ["N C / F", *names, "bound"], store),
         Table("Local when read, % of all reads", ["N C / F", *names], local),
-        Table("Moved between ranks, % of all reads", ["N C / F", *names], moved),
+        Table("Sent from rank to rank, for a read or ahead, % of all reads", ["N C / F", *names], moved),
     ]
 
 
 def _notes(options: argparse.Namespace) -> list[str]:
     return [
         f"{options.samples:,} samples of equal size, {options.epochs} epochs, {options.ranks} ranks of {options.batch} "
-        f"samples a step, seed {options.seed}. Store: fetched from there, ahead of a read or for it. Moved: sent from "
-        "rank to rank; push sends ahead, so that no read waits for it.",
+        f"samples a step, seed {options.seed}. A read finds its sample local, moves it from another rank or takes it "
+        "from the store, which makes 100 %. Beside the reads, samples are handed on to another rank and fetched from "
+        "the store ahead, so that no read waits for it.",
         '"local" pays where reads from other ranks make the training wait, and the more the larger the batch per rank. '
         "The global batch stays as it is, but samples that one rank holds meet in its local batch more often: "
         "statistics over a local batch (BatchNorm, unless synchronised) change. It is never chosen by itself.",

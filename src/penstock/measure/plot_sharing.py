@@ -43,7 +43,7 @@ _LOOK: dict[str, tuple[str, Any, str]] = {
 }
 _PANELS = (
     ("local when read", "local"),
-    ("moved between ranks (push: ahead)", "peer_reads"),
+    ("sent between ranks, for a read or ahead", "peer_reads"),
     ("read from the shared store", "store_reads"),
 )
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from numbers import Real
 
 import numpy as np
 from numpy.typing import NDArray
@@ -214,7 +213,11 @@ def threshold(epochs: int, ranks: int, delta: float) -> Fraction:
     Raises: ConfigError unless delta is a finite number of at least -1, epochs and ranks whole ones of at least 1.
     """
     _check_counts(epochs, ranks)
-    if isinstance(delta, bool) or not isinstance(delta, Real) or not -1 <= delta < math.inf:
+    if (
+        isinstance(delta, bool)
+        or not isinstance(delta, int | float | np.integer | np.floating)
+        or not -1 <= delta < math.inf
+    ):
         raise ConfigError(
             f"delta is {delta!r}; it is a share above the mean of at least -1: 0.1 is 10 % above"
         )

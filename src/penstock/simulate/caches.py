@@ -25,6 +25,9 @@ Hits = NDArray[np.bool_]
 #: Stack distance of a request that no cache can hit: the first of its object.
 NEVER = 2**63 - 1
 
+#: No cache counts as larger, in objects or bytes: each holds everything.
+LARGEST_CACHE = 2**62
+
 #: Stack algorithms whose distances are found in one pass: a larger cache always holds what a smaller one does.
 WITH_DISTANCES = ("lru", "mru", "min")
 #: Of these, the ones whose pass is faster than replays, whatever the number of objects.
@@ -36,8 +39,12 @@ def share_of(whole: int, share: float) -> int:
     """Return the size of a cache of so large a share of `whole` objects or bytes, rounded down.
 
     A share that was written as a decimal is meant exactly: 0.29 of 100 are 29, though 0.29 * 100 is a little less.
+    A cache larger than `LARGEST_CACHE` is that large.
+    Raises: ConfigError for a share below zero, or none.
     """
-    return math.floor(share * whole * (1 + 1e-12))
+    if not share >= 0:
+        raise ConfigError(f"a cache's relative size is {share}; it is 0 or more: 0.3 is 30 %")
+    return math.floor(min(share * whole * (1 + 1e-12), LARGEST_CACHE))
 
 
 def stack_distances(references: ArrayLike, policy: str = "lru") -> Ids:
@@ -71,7 +78,7 @@ def replay(
     """Return for each request whether it hits: bool[n]. The cache is empty at first.
 
     references: integers of any value, one dimension.
-    capacity: objects that fit, or bytes where sizes_bytes is given; 0 or more.
+    capacity: objects that fit, or bytes where sizes_bytes is given; 0 or more, without a limit.
     policy: of `penstock.policy.eviction.EVICTIONS`.
     sizes_bytes: int64[n], size of each request's object, at least 1; an object's first size counts. Only "lru" and
         "fifo" take sizes: among unequal objects MIN is not the optimum and LFU and CLOCK have no agreed form;
@@ -143,12 +150,17 @@ def _object_sizes(ids: Ids, objects: int, sizes_bytes: NDArray[Any]) -> Ids:
             f"sizes_bytes is {sizes_bytes[request]} at request {request}; an object in a cache has 1 byte at least: "
             "leave such requests out"
         )
-    sizes = np.ones(objects, np.int64)
+    sizes = np.ones(objects, sizes_bytes.dtype if ids.size else np.int64)
     sizes[ids[::-1]] = sizes_bytes[::-1]  # of several sizes the one written last stays, the object's first
-    return sizes
+    if (total := float(sizes.sum(dtype=np.float64))) > LARGEST_CACHE:
+        raise ConfigError(
+            f"sizes_bytes adds up to {total:.3g} bytes of all objects; at most {LARGEST_CACHE:.3g} can be counted: are "
+            "these bytes?"
+        )
+    return sizes.astype(np.int64)
 
 
 def _checked_size(size: Any) -> int:
     if not is_whole(size) or size < 0:
         raise ConfigError(f"cache size is {size!r}; it is a whole number, 0 or more")
-    return int(size)
+    return min(int(size), LARGEST_CACHE)
