@@ -581,12 +581,12 @@ class _AllAtOnce(_Model):
 
     def _fetch(self, rank: int, access: int, done: float, place: tuple[int, int] | None) -> Iterator[float]:
         sample = self.strings[rank][access]
+        own = self.own(rank, sample)
+        claimed = own if own and own.ready == inf and own.tier > 0 else None
+        if claimed:
+            claimed.ready = done
         if place is None:
             self.store_bytes[rank] += self.sizes[sample]
-            own = self.own(rank, sample)
-            claimed = own if own and own.ready == inf and own.tier > 0 else None
-            if claimed:
-                claimed.ready = done
             # Bytes share the wire from when they flow.
             yield self.now + self.latency(0)
             done = self.now + self._store_seconds(rank, sample)
@@ -717,6 +717,10 @@ class _AllAtOnce(_Model):
                 sample = host.lists[column][0]
                 own = self.own(rank, sample)
                 assert own is not None
+                first = next((place for place, read in enumerate(self.strings[rank]) if read == sample), -1)
+                if column and host.ahead <= first < host.ahead + len(host.stagers):
+                    host.lists[column].pop(0)  # staging will take it in a moment, and the tier with it
+                    continue
                 is_over = self.loading.drops and self.last_read(rank, sample) < host.ahead
                 if own.ready < inf or is_over:
                     if own.ready == inf and column:

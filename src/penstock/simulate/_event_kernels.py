@@ -277,7 +277,7 @@ def run_together(
     """
     string, bounds, sizes, hit, next_read, next_rank, arrival, is_last = job
     begin, holder, tier, ready, is_handed = copies
-    fill_begin, fill_samples, _, _, room, last_read = fills
+    fill_begin, fill_samples, _, _, room, first_read, last_read = fills
     store_rate, tier_rate, peer_rate, latency = costs.store, costs.tier, costs.peer, costs.latency
     phases, accesses, origins, helds, claims, levels, is_parked, times, waiting = actors
     (
@@ -361,6 +361,12 @@ def run_together(
                     sample = fill_samples[next_fill[rank, column]]
                     nbytes = sizes[sample]
                     own = own_copy(begin, holder, sample, rank)
+                    # What staging takes next it brings into the tier itself; else both would be in step for ever.
+                    if column and stagers:
+                        ahead = first_read[next_fill[rank, column]] - next_stage[rank]
+                        if 0 <= ahead < stagers:
+                            next_fill[rank, column] += 1
+                            continue
                     is_over = rules.drops and last_read[next_fill[rank, column]] < next_stage[rank]
                     if ready[own] < np.inf or is_over:
                         if is_over and column and ready[own] == np.inf:
@@ -514,15 +520,15 @@ def run_together(
                             done, held = by_store, _STORE
                     if done < np.inf:
                         phases[actor], accesses[actor], helds[actor] = _FETCH, wanted, held
+                        # Wherever it comes from, the rank's own tier gets what it shall keep.
+                        own = own_copy(begin, holder, sample, rank)
+                        claims[actor] = -1
+                        if own >= 0 and ready[own] == np.inf and tier[own] > 0:
+                            claims[actor] = own
+                            ready[own] = done  # of a read of the store: as far as is known now
                         if held == _STORE:
                             store_bytes[rank] += nbytes
                             origins[actor] = STAGED_STORE
-                            # The rank's own tier gets it from this read.
-                            own = own_copy(begin, holder, sample, rank)
-                            claims[actor] = -1
-                            if own >= 0 and ready[own] == np.inf and tier[own] > 0:
-                                claims[actor] = own
-                                ready[own] = done  # as far as is known now
                             phases[actor] = _LATENCY
                             done = now + latency[0]
                         else:

@@ -62,7 +62,8 @@ class Fills(NamedTuple):
     """What is brought into tiers during the training: rank r's samples[begin[r] : begin[r + 1]], in this order.
 
     level: the tier of each sample; 0 where it goes to the first with room. room: float64[ranks, tiers], bytes.
-    last_read: int64[samples], the rank's last read of each; of size 0 where nothing is dropped.
+    first_read, last_read: int64[samples], the rank's first and last read of each, -1 where there is none; of size 0
+    where nobody stages at once, and where nothing is dropped.
     """
 
     begin: Ints
@@ -70,6 +71,7 @@ class Fills(NamedTuple):
     level: NDArray[np.int8]
     threads: Ints
     room: Floats
+    first_read: Ints
     last_read: Ints
 
 
@@ -272,7 +274,7 @@ def run_rank_by_rank(
     """
     string, bounds, sizes, hit, next_read, next_rank, arrival, is_last = job
     begin, holder, tier, ready, is_handed = copies
-    fill_begin, fill_samples, fill_level, fill_threads, room, fill_last = fills
+    fill_begin, fill_samples, fill_level, fill_threads, room, _, fill_last = fills
     tier_rate: Floats = costs.tier[:, 1].copy()
     peer_rate: Floats = costs.peer[:, 1].copy()
     store_rate: Floats = costs.store[:, 1].copy()

@@ -140,7 +140,11 @@ def simulate_job(
     )
     hit = np.concatenate(loading.hits) if loading.hits else np.empty(0, np.int8)
     next_read, next_rank, arrival = _hand_ons(string, bounds, hit, start)
-    is_last, last_read = _last_reads(strings, fills, bounds) if loading.drops else _NO_LAST_READS
+    is_last, last_read = _NO_LAST_READS
+    if loading.drops:
+        is_last, last_read = _last_reads(strings), _read_of_listed(strings, fills, bounds, first=False)
+    if together and loading.stages:
+        fills = fills._replace(first_read=_read_of_listed(strings, fills, bounds, first=True))
     fills = fills._replace(last_read=last_read)
     work = _request_kernels.Job(string, bounds, job.sizes_bytes, hit, next_read, next_rank, arrival, is_last)
     costs = _costs(job.machine, assumptions, compute.seconds(0, 1), compute.seconds(1, 0))
@@ -401,29 +405,39 @@ def _fills(job: Job, during: Sequence[Fill], spares: Sequence[NDArray[np.int64]]
         np.array([tier.threads for tier in storage], np.int64),
         room,
         np.empty(0, np.int64),
+        np.empty(0, np.int64),
     )
 
 
 _NO_LAST_READS = (np.empty(0, np.bool_), np.empty(0, np.int64))
 
 
-def _last_reads(
-    strings: Sequence[NDArray[np.int64]], fills: kernels.Fills, bounds: NDArray[np.int64]
-) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return which accesses are the rank's last of their sample, and for each listed sample that access, -1 if none."""
-    flags, listed = [], []
-    for rank, string in enumerate(strings):
+def _last_reads(strings: Sequence[NDArray[np.int64]]) -> NDArray[np.bool_]:
+    """Return which accesses are the rank's last of their sample: bool[accesses]."""
+    flags = []
+    for string in strings:
         is_last = np.zeros(string.size, np.bool_)
-        samples, from_end = np.unique(string[::-1], return_index=True)
+        _, from_end = np.unique(string[::-1], return_index=True)
         is_last[string.size - 1 - from_end] = True
         flags.append(is_last)
-        mine = fills.samples[fills.begin[rank] : fills.begin[rank + 1]]
-        place = np.minimum(np.searchsorted(samples, mine), max(0, samples.size - 1))
-        access = bounds[rank, 0] + string.size - 1 - from_end
-        listed.append(
-            np.where(samples[place] == mine, access[place], -1) if samples.size else np.full(mine.size, -1)
-        )
-    return np.concatenate(flags), np.concatenate(listed)
+    return np.concatenate(flags)
+
+
+def _read_of_listed(
+    strings: Sequence[NDArray[np.int64]], fills: kernels.Fills, bounds: NDArray[np.int64], *, first: bool
+) -> NDArray[np.int64]:
+    """Return for each listed sample its rank's first or last access to it, -1 where there is none: int64[listed]."""
+    found = np.full(fills.samples.size, -1, np.int64)
+    for rank, string in enumerate(strings):
+        begin, end = fills.begin[rank], fills.begin[rank + 1]
+        if begin == end or not string.size:
+            continue
+        samples, place = np.unique(string if first else string[::-1], return_index=True)
+        access = bounds[rank, 0] + (place if first else string.size - 1 - place)
+        mine = fills.samples[begin:end]
+        nearest = np.minimum(np.searchsorted(samples, mine), samples.size - 1)
+        found[begin:end] = np.where(samples[nearest] == mine, access[nearest], -1)
+    return found
 
 
 def _hand_ons(

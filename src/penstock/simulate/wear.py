@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, FormatError
 from penstock.machine.ssd import Drive, PageOp, Ssd, Wear, Work
+from penstock.plan.orders import is_whole
 from penstock.plan.random import derive_key, generator_for
 from penstock.units import parse_bytes
 
@@ -42,11 +43,20 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class WriteFile:
-    """A new file of so many bytes."""
+    """A new file of so many bytes.
+
+    Raises: ConfigError unless size_bytes is a whole number, zero or more.
+    """
 
     name: str
     size_bytes: int
     line: int = 0
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.size_bytes) or self.size_bytes < 0:
+            raise ConfigError(
+                f"{self.name!r} is to be of {self.size_bytes!r} bytes; a file has a whole number of them, zero or more"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,8 +404,8 @@ def run_stream(
     done: told how many operations are done, of `stream.length` times `repeat`.
     Raises: ConfigError naming the operation's line.
     """
-    if repeat < 1:
-        raise ConfigError(f"repeat is {repeat}; a stream runs at least once")
+    if not is_whole(repeat) or repeat < 1:
+        raise ConfigError(f"repeat is {repeat!r}; a stream runs a whole number of times, at least once")
     before = drive.erases()
     start = drive.copy() if phases_from_start else None
     run = _Run(drive, stream.name)
