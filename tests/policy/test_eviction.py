@@ -209,3 +209,13 @@ def test_an_unknown_policy_is_told_the_known_ones() -> None:
         eviction_of("arc")
     with pytest.raises(ConfigError, match="capacity is -1"):
         Residents(Lru(), -1)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), -1])
+def test_capacities_and_sizes_that_are_no_numbers_are_refused(wrong: int) -> None:
+    with pytest.raises(ConfigError, match="capacity is"):
+        Residents(Lru(), wrong)
+    residents = Residents(Lru(), 10)
+    with pytest.raises(ConfigError, match=r"size is .* of object 'a'"):
+        residents.access("a", wrong)
+    assert (residents.used, len(residents)) == (0, 0)

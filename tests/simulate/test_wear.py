@@ -276,6 +276,18 @@ def test_what_the_drive_cannot_do_is_named_with_its_line(lines: list[str], messa
         run_stream(Drive(SSD), stream_of(*lines))
 
 
+@pytest.mark.parametrize("size", [-50_000, float("nan"), 1.5])
+def test_a_file_has_a_whole_number_of_bytes(size: int) -> None:
+    with pytest.raises(ConfigError, match=r"'a' is to be of .* bytes; a file has a whole number"):
+        WriteFile("a", size)
+
+
+@pytest.mark.parametrize("repeat", [0, 1.5, float("nan")])
+def test_a_stream_runs_a_whole_number_of_times(repeat: int) -> None:
+    with pytest.raises(ConfigError, match="repeat is"):
+        run_stream(Drive(Ssd.paper()), Stream("x", ()), repeat=repeat)
+
+
 def test_warm_drives_hold_something_in_every_page_and_count_from_zero() -> None:
     for how in ("sequential", "random"):
         drive = warm_drive(SSD, how, seed=1)

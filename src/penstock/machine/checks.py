@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from penstock.errors import ConfigError
 
 
@@ -17,11 +19,26 @@ def check_count(field: str, value: int, least: int = 1) -> None:
 
 def check_seconds(field: str, value: float) -> None:
     """Refuse a time that is negative, or never ends."""
+    _check_number(field, value)
     if not (math.isfinite(value) and value >= 0):
         raise ConfigError(f"{field} is {value!r}; it must be finite and zero or more")
 
 
 def check_rate(field: str, value: float) -> None:
     """Refuse a rate of zero or less; inf is one."""
+    _check_number(field, value)
     if not value > 0:
         raise ConfigError(f"{field} is {value!r}; a rate must be above zero (inf means that it never limits)")
+
+
+def check_share(field: str, value: float) -> None:
+    """Refuse anything but a share of something, neither none nor all of it."""
+    _check_number(field, value)
+    if not 0 < value < 1:
+        raise ConfigError(f"{field} is {value!r}; it is a share, above 0 and below 1")
+
+
+def _check_number(field: str, value: float) -> None:
+    # Text with a unit is read by penstock.units, or by from_toml; here it would compare with nothing.
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise ConfigError(f"{field} is {value!r}; it must be a number")

@@ -228,11 +228,12 @@ class Residents:
     capacity: in the unit of the sizes, or a number of objects where every size is 1.
     An object larger than the whole cache is passed by: nothing is evicted for it. An object keeps the size that it was
     admitted with.
+    Raises: ConfigError for a capacity, or the size of an access, that is below zero or no number.
     """
 
     def __init__(self, eviction: Eviction, capacity: int) -> None:
-        if capacity < 0:
-            raise ConfigError(f"capacity is {capacity}; a cache holds 0 objects or more")
+        if not capacity >= 0:
+            raise ConfigError(f"capacity is {capacity!r}; a cache holds 0 objects or more")
         self.capacity = capacity
         self.used = 0
         self._eviction = eviction
@@ -246,6 +247,8 @@ class Residents:
 
     def access(self, key: Hashable, size: int = 1) -> Access:
         """Use an object: it is resident afterwards, unless it is larger than the cache."""
+        if not size >= 0:
+            raise ConfigError(f"size is {size!r} of object {key!r}; an object takes 0 bytes or more")
         if key in self._sizes:
             self._eviction.hit(key)
             return Access(True, ())

@@ -379,7 +379,7 @@ def warm_drive(ssd: Ssd, how: str = "sequential", *, seed: int = 0) -> Drive:
         for begin in range(0, ssd.exported_pages, _RUNS_AT_ONCE):
             count = min(_RUNS_AT_ONCE, ssd.exported_pages - begin)
             pages = random.integers(0, ssd.exported_pages, count)
-            drive.run(np.full(count, PageOp.WRITE), pages, np.ones(count))
+            drive.run(np.full(count, PageOp.WRITE), pages, np.ones(count, np.int64))
         drive.forget()
     return drive
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 import pytest
@@ -54,12 +55,26 @@ def test_a_drive_that_was_never_erased_lasts_for_ever_and_without_a_rate_no_time
     ("rated_cycles", "bytes_per_day", "message"),
     [
         (0, None, "rated_cycles is 0"),
+        (float("nan"), None, "rated_cycles is nan; it must be a whole number"),
+        (1.5, None, r"rated_cycles is 1\.5; it must be a whole number"),
         (1, 0.0, "bytes_per_day is 0.0"),
         (1, float("nan"), "bytes_per_day is nan"),
     ],
 )
 def test_a_life_without_cycles_or_writes_is_refused(
-    rated_cycles: int, bytes_per_day: float | None, message: str
+    rated_cycles: float, bytes_per_day: float | None, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        lifetime(Wear(np.ones(3, np.int32)), 1_000, rated_cycles, bytes_per_day)
+        lifetime(Wear(np.ones(3, np.int32)), 1_000, cast(int, rated_cycles), bytes_per_day)
+
+
+@pytest.mark.parametrize("written", [-1, float("nan")])
+def test_what_was_written_is_no_less_than_nothing(written: int) -> None:
+    with pytest.raises(ConfigError, match="written_bytes is"):
+        lifetime(Wear(np.ones(3, np.int32)), written, rated_cycles=1)
+
+
+@pytest.mark.parametrize("bins", [0, -1, 1.5])
+def test_a_histogram_has_a_bin_at_least(bins: int) -> None:
+    with pytest.raises(ConfigError, match="most_bins is"):
+        Wear(np.array([1, 2], np.int32)).histogram(bins)

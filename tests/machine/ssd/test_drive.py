@@ -367,6 +367,16 @@ def test_collecting_takes_its_moves_and_its_erase(copy_back: bool, move: float) 
         ([0], [0], [-1], "run 0: -1 pages from page 0"),
         ([0], [1], [2**63 - 1], "run 0: 9,223,372,036,854,775,807 pages from page 1"),
         ([3], [0], [1], "run 0: operation 3 is none of WRITE, TRIM, READ"),
+        ([-1], [0], [1], "run 0: operation -1 is none of WRITE, TRIM, READ"),
+        ([0, 300], [0, 0], [1, 1], "run 1: operation 300 is none of"),
+        ([0.5], [1.7], [2.2], r"run 0: firsts holds 1\.7; pages and operations are whole numbers"),
+        ([0.5], [1], [2], r"run 0: ops holds 0\.5"),
+        ([0], [0], [float("nan")], "run 0: counts holds nan"),
+        ([0, 0], [0, 1e30], [1, 1], r"run 1: firsts holds 1e\+30"),
+        ([0], [2**70], [1], "run 0: firsts holds 1180591620717411303424"),
+        ([0], [0], [True], "run 0: counts holds True"),
+        (["write"], [0], [1], "run 0: ops holds 'write'"),
+        ([0], [2**63 + 1], [1], "run 0: 1 pages from page -"),
         ([0, 0], [0], [1], r"shapes \(2,\), \(1,\) and \(1,\)"),
     ],
 )
@@ -379,6 +389,10 @@ def test_what_does_not_fit_the_drive_is_refused_before_anything_is_done(
         drive.run(ops, firsts, counts)
 
     assert drive.work().written_pages == 0
+
+
+def test_no_runs_are_no_work() -> None:
+    assert Drive(TINY).run([], [], []).written_pages == 0
 
 
 def test_a_copy_goes_its_own_way() -> None:

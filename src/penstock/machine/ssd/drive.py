@@ -124,6 +124,35 @@ class Work:
         return float(max(busy.max(), bus * ssd.transfer_seconds))
 
 
+def _ops(ops: ArrayLike) -> NDArray[np.uint8]:
+    numbers = _whole("ops", ops)
+    unknown = (numbers < 0) | (numbers > max(PageOp))
+    if unknown.any():
+        index = int(unknown.argmax())
+        raise ConfigError(
+            f"run {index}: operation {numbers[index]} is none of {', '.join(PageOp.__members__)}"
+        )
+    return numbers.astype(np.uint8)
+
+
+def _whole(name: str, numbers: ArrayLike) -> NDArray[np.int64]:
+    """Return int64[n] of numbers that are whole, whatever their kind. Raises: ConfigError naming the first other."""
+    given = np.atleast_1d(np.asarray(numbers))
+    if given.dtype.kind == "f":
+        with np.errstate(invalid="ignore"):
+            is_whole = (given == np.trunc(given)) & (np.abs(given) < 2.0**63)
+    else:
+        is_whole = np.full(given.shape, given.dtype.kind in "iu")
+    if not is_whole.all():
+        index = int(is_whole.argmin())
+        raise ConfigError(
+            f"run {index}: {name} holds {given.ravel().tolist()[index]!r}; pages and operations are whole numbers of at "
+            "most 63 bits"
+        )
+    # What 64 bits hold without a sign becomes negative, and is refused as that.
+    return np.ascontiguousarray(given, np.int64)
+
+
 class Drive:
     """An SSD in use: fresh from the factory, then as its writes have left it.
 
@@ -177,9 +206,8 @@ class Drive:
         """
         from penstock.machine.ssd._kernels import run_extents
 
-        ops = np.atleast_1d(np.ascontiguousarray(ops, np.uint8))
-        firsts = np.atleast_1d(np.ascontiguousarray(firsts, np.int64))
-        counts = np.atleast_1d(np.ascontiguousarray(counts, np.int64))
+        firsts, counts = _whole("firsts", firsts), _whole("counts", counts)
+        ops = _ops(ops)
         self._check(ops, firsts, counts)
         before = self.work()
         run_extents(
@@ -203,15 +231,9 @@ class Drive:
             )
         pages = self.ssd.exported_pages
         # counts are compared with what is left, so that no sum overflows.
-        wrong = (
-            (firsts < 0) | (counts < 0) | (firsts > pages) | (counts > pages - firsts) | (ops > max(PageOp))
-        )
+        wrong = (firsts < 0) | (counts < 0) | (firsts > pages) | (counts > pages - firsts)
         if wrong.any():
             index = int(wrong.argmax())
-            if ops[index] > max(PageOp):
-                raise ConfigError(
-                    f"run {index}: operation {ops[index]} is none of {', '.join(PageOp.__members__)}"
-                )
             raise ConfigError(
                 f"run {index}: {counts[index]:,} pages from page {firsts[index]:,} are not within the drive's "
                 f"{pages:,} pages"

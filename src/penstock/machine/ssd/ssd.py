@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from penstock.errors import ConfigError
-from penstock.machine.checks import check_count, check_rate, check_seconds
+from penstock.machine.checks import check_count, check_rate, check_seconds, check_share
 
 HostLink = Literal["per channel", "shared"]
 #: Pages and blocks are numbered with 32 bits.
@@ -73,8 +73,8 @@ class Ssd:
         for field in ("page_read_seconds", "page_write_seconds", "block_erase_seconds"):
             check_seconds(field, getattr(self, field))
         check_rate("channel_bytes_per_second", self.channel_bytes_per_second)
-        _check_share("over_provisioning", self.over_provisioning)
-        _check_share("gc_threshold", self.gc_threshold)
+        check_share("over_provisioning", self.over_provisioning)
+        check_share("gc_threshold", self.gc_threshold)
         if self.host_link not in get_args(HostLink):
             raise ConfigError(
                 f"host_link is {self.host_link!r}; it must be one of {', '.join(get_args(HostLink))}"
@@ -227,8 +227,3 @@ class Ssd:
 def _floor(amount: float) -> int:
     # A share such as 0.29 of 100 blocks is 29 blocks, though the product is 28.999999999999996.
     return math.floor(amount + 1e-9)
-
-
-def _check_share(field: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise ConfigError(f"{field} is {value!r}; it is a share, above 0 and below 1")

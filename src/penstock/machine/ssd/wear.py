@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
+from penstock.machine.checks import check_count
 
 _DAYS_PER_YEAR = 365.25
 
@@ -46,7 +47,9 @@ class Wear:
         """Return (fewest erases, most erases, blocks) for bins of equal width, both ends inclusive.
 
         most_bins: at least 1; with fewer different numbers of erases than that, each has its own bin.
+        Raises: ConfigError for fewer.
         """
+        check_count("most_bins", most_bins)
         width = -(-(self.most - self.least + 1) // most_bins)
         counts = np.bincount((self.erases - self.least) // width)
         first = self.least
@@ -100,8 +103,8 @@ def lifetime(
     bytes_per_day: what the host writes a day, above zero.
     Raises: ConfigError naming the argument.
     """
-    if rated_cycles < 1:
-        raise ConfigError(f"rated_cycles is {rated_cycles}; it must be at least 1")
+    check_count("written_bytes", written_bytes, least=0)
+    check_count("rated_cycles", rated_cycles)
     if bytes_per_day is not None and not (math.isfinite(bytes_per_day) and bytes_per_day > 0):
         raise ConfigError(f"bytes_per_day is {bytes_per_day!r}; it must be finite and above zero")
     return Lifetime(
