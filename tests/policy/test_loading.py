@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
@@ -30,6 +31,7 @@ from penstock.policy.loading import (
 )
 from penstock.simulate.assumptions import PHYSICAL, THESIS
 from penstock.simulate.policies import POLICY_NAMES, policy_named
+from penstock.simulate.scenario import scenario_named
 
 
 def _job(
@@ -440,3 +442,12 @@ def test_presets_change_the_policies_that_they_speak_of() -> None:
     assert policy_named("locality-aware", THESIS) == LocalityAware(reorders=False)
     assert policy_named("lbann-dynamic", THESIS) == LbannStore(keeps_as_read=False)
     assert policy_named("lbann-dynamic", replace(PHYSICAL, late_copies="lower")) == LbannStore()
+
+
+@pytest.mark.parametrize("name", ["cover", "cover+local", "push", "locality-aware"])
+def test_agreements_on_who_reads_what_are_not_for_batches_that_all_ranks_read(name: str) -> None:
+    scenario = replace(scenario_named("scenario1"), split="whole", epochs=1)
+    job = Job(scenario.plan(), scenario.sizes_bytes(), scenario.machine)
+
+    with pytest.raises(NotSupported, match=f"^{re.escape(name)}: "):
+        policy_named(name).prepare(job)

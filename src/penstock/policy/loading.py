@@ -14,7 +14,7 @@ A policy of one's own is a class with a `name` and a `prepare`:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError
 from penstock.machine import Machine
 from penstock.plan import AccessPlan
-from penstock.plan.frequency import uses_of
+from penstock.plan.frequency import check_partition, uses_of
 from penstock.plan.local import split_locally
 from penstock.plan.random import derive_key, draw_uniform
 from penstock.policy.homes import as_sizes, place_by_hash, place_cover
@@ -67,13 +67,7 @@ class Job:
     @cached_property
     def strings(self) -> list[Ids]:
         """Each rank's access string R_i over the run: int64[reads] each."""
-        # Epoch by epoch: an order remembers few epochs, and would make each again for every rank.
-        pieces: list[list[Ids]] = [[] for _ in range(self.ranks)]
-        for epoch in range(self.plan.epochs):
-            for rank, own in enumerate(pieces):
-                own.append(self.plan.stream(rank, epoch, 0, _reads_of_epoch(self.plan, rank, epoch)))
-        # Rank by rank, so that few pieces exist twice.
-        return [own[0] if len(own) == 1 else np.concatenate(own) for own in _taken(pieces)]
+        return self.plan.strings()
 
     @cached_property
     def total_bytes(self) -> int:
@@ -97,16 +91,12 @@ class Job:
         return self.machine.storage[number].capacity_bytes
 
 
-def _taken(pieces: list[list[Ids]]) -> Iterator[list[Ids]]:
-    while pieces:
-        yield pieces.pop(0)
-
-
-def _reads_of_epoch(plan: AccessPlan, rank: int, epoch: int) -> int:
-    steps = plan.steps(epoch)
-    if not steps:
-        return 0
-    return (steps - 1) * plan.local_batch_size(rank, epoch, 0) + plan.local_batch_size(rank, epoch, steps - 1)
+def _need_one_reader(job: Job, policy: str) -> None:
+    """Raise NotSupported where several ranks read a sample of a batch, so that none of them can be its reader."""
+    try:
+        check_partition(job.plan)
+    except ConfigError as error:
+        raise NotSupported(f"{policy}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,7 +487,9 @@ class LocalityAware:
         """See `LoadingPolicy.prepare`."""
         fills: list[Fill] = []
         capacities_bytes = job.capacities_bytes()
-        if not self.reorders:
+        if self.reorders:
+            _need_one_reader(job, self.name)
+        else:
             capacities_bytes = [0, job.tier(2, self.name)]
         rank_of = np.full(job.plan.samples, -1, np.int64)
         for rank, (begin, end) in enumerate(_equal_parts(job.plan.samples, job.ranks)):
@@ -507,12 +499,8 @@ class LocalityAware:
             fills += [
                 replace(fill, before_training=True) for fill in _fills_of(rank, Kept(kept, tiers), "store")
             ]
-        strings = _strings_of(split_locally(job.plan, rank_of)) if self.reorders else None
+        strings = split_locally(job.plan, rank_of).strings() if self.reorders else None
         return Loading(fills, strings, stages_from_peers=True)
-
-
-def _strings_of(plan: AccessPlan) -> list[Ids]:
-    return [plan.string(rank) for rank in range(plan.ranks)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -537,12 +525,14 @@ class OneHome:
         """See `LoadingPolicy.prepare`."""
         if not any(job.capacities_bytes()):
             return Loading()
+        if self.by == "cover" or self.reads_locally:
+            _need_one_reader(job, self.name)
         if self.by == "hash":
             homes = place_by_hash(job.sizes_bytes, job.capacities_bytes(), job.ranks)
         else:
             homes = place_cover(job.plan, job.sizes_bytes, job.capacities_bytes())
         fills = [fill for rank, kept in enumerate(homes.keeps) for fill in _fills_of(rank, kept, "hand-over")]
-        strings = _strings_of(split_locally(job.plan, homes.rank_of)) if self.reads_locally else None
+        strings = split_locally(job.plan, homes.rank_of).strings() if self.reads_locally else None
         return Loading(fills, strings, stages_from_peers=True)
 
 
@@ -556,6 +546,7 @@ class Push:
         """See `LoadingPolicy.prepare`."""
         if not any(job.capacities_bytes()):
             return Loading()
+        _need_one_reader(job, self.name)
         hits = [
             decide_push(job.plan, rank, job.sizes_bytes, job.capacities_bytes()).tiers
             for rank in range(job.ranks)
