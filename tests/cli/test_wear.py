@@ -13,6 +13,8 @@ import pytest
 from penstock.cli import wear
 from penstock.errors import PenstockError
 from penstock.machine.ssd import Ssd
+from penstock.trace.blocks import write_recording
+from penstock.trace.imports import import_recording
 
 SMALL = replace(Ssd.paper(), blocks_per_chip=512)
 
@@ -90,6 +92,54 @@ def test_a_stream_is_summed_up_by_phase(ssd: str, stream: str, capsys: pytest.Ca
     assert life["even_years"] == pytest.approx(life["even_bytes"] / data["bytes_per_day"] / 365.25)
     assert life["first_block_bytes"] <= life["even_bytes"]
     assert sum(row["blocks"] for row in data["histogram"]) == SMALL.blocks
+
+
+BLKPARSE = """\
+  8,0    1        1     0.000000001  4162  Q   W 1000 + 8 [python]
+  8,0    1        2     0.000000002  4162  Q   W 1008 + 16 [python]
+  8,0    1        3     0.000000003  4162  Q   R 1000 + 8 [python]
+"""
+FIO = """\
+fio version 2 iolog
+/ckpt add
+/ckpt open
+/ckpt write 0 8192
+/ckpt write 0 4096
+/ckpt close
+"""
+
+
+@pytest.mark.parametrize(
+    ("form", "log", "files", "devices", "pages"),
+    [("blkparse", BLKPARSE, 0, 1, 3), ("fio", FIO, 1, 0, 3)],
+)
+def test_the_writes_of_a_recording_are_run(
+    form: str,
+    log: str,
+    files: int,
+    devices: int,
+    pages: int,
+    ssd: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "log").write_text(log)
+    file = str(tmp_path / "run.blocks")
+    write_recording(file, import_recording([tmp_path / "log"], form))
+
+    run("--ssd", ssd, "--stream", file, "--repeat", "2", "--json")
+    data = printed(capsys)
+    run("--ssd", ssd, "--stream", file)
+
+    assert data["written_pages"] == 2 * pages
+    assert data["recording"] == {
+        "files": files,
+        "devices": devices,
+        "writes": 2,
+        "written_bytes": 3 * 4_096,
+        "pages_beyond_drive": 0,
+    }
+    assert "It tells of no delete and no TRIM" in capsys.readouterr().out
 
 
 def test_a_drive_that_nothing_was_erased_on_lasts_for_ever(

@@ -14,6 +14,7 @@ from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.machine.ssd import Drive, Lifetime, Ssd
+    from penstock.simulate.recorded_writes import RecordedWrites
     from penstock.simulate.snapshots import SnapshotSizes, StoredRun, TimedSnapshot
     from penstock.simulate.wear import Stream, WearResult
 
@@ -26,11 +27,13 @@ _EPILOG = """\
 examples:
   penstock simulate wear --plot figure-10.png
   penstock simulate wear --models text-gpt --parameters 7e9 --ssd my-ssd.toml --every "30 min" --endurance 3000
+  penstock trace blocks --out run.blocks -- python train.py && penstock simulate wear --stream run.blocks
   penstock simulate wear --stream writes.csv --per-day "2 TB" --warm-up random
   penstock simulate wear --paper
 
-A stream is a text, one operation a line: write,NAME,SIZE; read,NAME; delete,NAME; or pages of the drive:
-write_pages,FIRST,COUNT; trim_pages,FIRST,COUNT; read_pages,FIRST,COUNT; and phase,NAME to sum up what follows.
+A stream is a recording of block references (penstock trace blocks, its own and what it imports: blkparse, fio, strace
+and others), whose writes are run, or a text, one operation a line: write,NAME,SIZE; read,NAME; delete,NAME; or pages
+of the drive: write_pages,FIRST,COUNT; trim_pages,FIRST,COUNT; read_pages,FIRST,COUNT; and phase,NAME to sum up what follows.
 
 JSON: see docs/howto/ssd-wear.md.
 """
@@ -47,7 +50,7 @@ def add(commands: Any) -> None:
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--sizes", type=Path, metavar="FILE", help="recorded sizes of snapshots (JSON)")
-    source.add_argument("--stream", type=Path, metavar="FILE", help="a stream of operations (text)")
+    source.add_argument("--stream", type=Path, metavar="FILE", help="a recording, or a stream as text")
     source.add_argument("--paper", action="store_true", help="the paper's Tables 8 and 9, beside its numbers")
     drive = parser.add_argument_group("the drive")
     drive.add_argument("--ssd", default="paper", metavar="FILE", help="a .toml file, or paper (%(default)s)")
@@ -91,7 +94,8 @@ def _run(options: argparse.Namespace) -> None:
         return
     ssd = _ssd(options)
     if options.stream is not None:
-        _run_stream(options, _stream(options.stream), warm_drive(ssd, options.warm_up, seed=options.seed))
+        stream, recorded = _stream(options.stream, ssd)
+        _run_stream(options, stream, recorded, warm_drive(ssd, options.warm_up, seed=options.seed))
     else:
         models = _models(options)
         _run_methods(options, models, warm_drive(ssd, options.warm_up, seed=options.seed))
@@ -134,11 +138,17 @@ def _ssd(options: argparse.Namespace) -> Ssd:
     return replace(ssd, rated_cycles=options.endurance)
 
 
-def _stream(path: Path) -> Stream:
+def _stream(path: Path, ssd: Ssd) -> tuple[Stream, RecordedWrites | None]:
+    """Return what a file says to do, and what is known of it where it is a recording."""
+    from penstock.simulate.recorded_writes import recorded_writes
     from penstock.simulate.wear import read_stream
+    from penstock.trace.blocks import is_recording, read_recording
 
+    if is_recording(path):
+        recorded = recorded_writes(read_recording(path), ssd, str(path))
+        return recorded.stream, recorded
     with path.open(encoding="utf-8", newline="") as lines:
-        return read_stream(lines, str(path))
+        return read_stream(lines, str(path)), None
 
 
 def _models(options: argparse.Namespace) -> list[SnapshotSizes]:
@@ -320,7 +330,9 @@ def _method_notes(
 # -- A stream --------------------------------------------------------------------------------------------
 
 
-def _run_stream(options: argparse.Namespace, stream: Stream, drive: Drive) -> None:
+def _run_stream(
+    options: argparse.Namespace, stream: Stream, recorded: RecordedWrites | None, drive: Drive
+) -> None:
     from penstock.simulate.wear import run_stream
     from penstock.units import format_bytes, format_seconds
 
@@ -331,6 +343,15 @@ def _run_stream(options: argparse.Namespace, stream: Stream, drive: Drive) -> No
         "warm_up": options.warm_up,
         "repeat": options.repeat,
         **_result_data(options, stream, result),
+        "recording": None
+        if recorded is None
+        else {
+            "files": recorded.files,
+            "devices": recorded.devices,
+            "writes": recorded.writes,
+            "written_bytes": recorded.written_bytes,
+            "pages_beyond_drive": recorded.pages_beyond,
+        },
         "phases": [
             {
                 "name": phase.name,
@@ -388,7 +409,7 @@ def _run_stream(options: argparse.Namespace, stream: Stream, drive: Drive) -> No
                 ],
             )
         )
-    notes = []
+    notes = [] if recorded is None else [*recorded.notes]
     if result.wear.most < 10:
         notes.append(
             f"No block was erased more than {result.wear.most} times: --repeat shows how unevenly they wear in the "

@@ -263,18 +263,12 @@ class Recording:
             file ended, is not referenced again: reading 4,096 bytes in 4 calls is one reference.
         Raises: ConfigError for a block size below one, or more than `MOST_REFERENCES`.
         """
-        if block_bytes < 1:
-            raise ConfigError(f"block_bytes is {block_bytes}; a block has at least one byte: 4,096 is a page")
         file_phase = self.file_phases(rule)
         rows = self.rows
         chosen = np.isin(rows["access"], list(accesses)) & np.isin(file_phase[rows["file"]], list(phases))
         places = np.flatnonzero(chosen)
         rows = rows[places]
-        first = rows["offset"] // block_bytes
-        last = (rows["offset"] + rows["bytes"] - 1) // block_bytes
-        if join:
-            first = first + _goes_on(rows, block_bytes)
-        counts = last - first + 1
+        first, counts = block_runs(rows, block_bytes, join=join)
         total = int(counts.sum(dtype=np.float64)) if counts.size else 0
         if total > MOST_REFERENCES:
             raise ConfigError(
@@ -314,6 +308,23 @@ class Recording:
                 )
             )
         return parts
+
+
+def block_runs(
+    rows: Rows, block_bytes: int, *, join: bool = True
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return which blocks of its file each row touches: the first, and how many, int64[rows] both.
+
+    join: as in `Recording.string`; a row that only goes on within a block then touches 0.
+    Raises: ConfigError for a block size below one.
+    """
+    if block_bytes < 1:
+        raise ConfigError(f"block_bytes is {block_bytes}; a block has at least one byte: 4,096 is a page")
+    first: NDArray[np.int64] = rows["offset"] // block_bytes
+    last = (rows["offset"] + rows["bytes"] - 1) // block_bytes
+    if join:
+        first = first + _goes_on(rows, block_bytes)
+    return first, last - first + 1
 
 
 def _goes_on(rows: Rows, block_bytes: int) -> NDArray[np.bool_]:
