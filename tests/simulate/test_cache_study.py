@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,36 @@ from penstock.simulate.cache_study import (
 from penstock.simulate.caches import hit_ratios
 
 SHARES = [0.1, 0.3, 0.5, 0.7, 0.9, 1.0]
+
+
+def test_a_file_of_ids_and_torchs_shuffle_are_replayed_like_any_order(tmp_path: Path) -> None:
+    torch = OrderName("torch")
+    order = torch.of(300, 4)
+    np.save(tmp_path / "ids.npy", np.array([order.at(epoch, np.arange(300)) for epoch in range(5)]))
+    job = Job(samples=300, epochs=5, ranks=3, batch_size=30, seed=4)
+
+    listed = OrderName(str(tmp_path / "ids.npy"))
+    for policy in ("lru", "min"):
+        one, other = (job_curve(job, each, policy, [0.1, 0.5]) for each in (torch, listed))
+        assert one.hit_ratio.tolist() == other.hit_ratio.tolist()
+    alone = Job(samples=300, epochs=5)
+    assert alone.expected(torch, [0.5]) == alone.expected(OrderName("full"), [0.5])
+    assert alone.expected(listed, [0.5]) is None
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 1], [0, 1], [0, 1, 2, 0]])
+def test_a_file_that_leaves_out_or_repeats_samples_has_no_bound(tmp_path: Path, ids: list[int]) -> None:
+    np.save(tmp_path / "ids.npy", ids)
+
+    with pytest.raises(ConfigError, match="epoch 0 does not read each of the 3 samples once"):
+        job_curve(Job(samples=3, epochs=2), OrderName(str(tmp_path / "ids.npy")), "lru", [0.5])
+
+
+def test_a_file_and_own_subsets_do_not_go_together(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", [0, 1, 2, 3])
+
+    with pytest.raises(ConfigError, match="use one or the other"):
+        Job(samples=4, epochs=2, ranks=2, own_subsets=True).string(OrderName(str(tmp_path / "ids.npy")), 0)
 
 
 def test_lru_under_a_full_shuffle_follows_the_closed_form() -> None:

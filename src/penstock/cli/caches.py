@@ -30,6 +30,7 @@ _EPILOG = """\
 examples:
   penstock simulate caches --samples 50000 --epochs 10 --plot caches.png
   penstock simulate caches --ranks 8 --subsets --order full,bundle:0.02 --policies lru,min --sizes 1..10%
+  penstock simulate caches --order torch,my-order.npy --epochs 3
   penstock simulate caches --trace requests.csv --sizes 100,1000,10000 --json
   penstock simulate caches --figure 10 --plot figure-10.png
 
@@ -482,7 +483,8 @@ def _label(order: OrderName) -> str:
     ids = "scattered " if order.is_scattered else ""
     if order.bundle_ratio is not None:
         return f"{ids}bundles of {100 * order.bundle_ratio:g} %"
-    return "full shuffle" if order.kind == "full" else f"{ids}sequential"
+    names = {"full": "full shuffle", "torch": "PyTorch's shuffle", "sequential": f"{ids}sequential"}
+    return names.get(order.kind, Path(order.name).name)
 
 
 def _shares(text: str, whole: int, *, is_bytes: bool = False) -> list[float]:

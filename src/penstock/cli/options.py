@@ -14,7 +14,10 @@ from penstock.units import parse_share
 _Value = TypeVar("_Value")
 
 #: The names that `penstock.plan.named.OrderName` knows, for help texts.
-ORDERS = "full, sequential, bundle or bundle:RATIO, all but full also behind scattered-"
+ORDERS = (
+    "full, torch, sequential, bundle or bundle:RATIO, the last three also behind scattered-, or a file of ids "
+    "(.npy or .txt)"
+)
 
 
 def parsed(option: str, parse: Callable[[str], _Value], text: str) -> _Value:

@@ -33,7 +33,8 @@ examples:
 
 A stream is a recording of block references (penstock trace blocks, its own and what it imports: blkparse, fio, strace
 and others), whose writes are run, or a text, one operation a line: write,NAME,SIZE; read,NAME; delete,NAME; or pages
-of the drive: write_pages,FIRST,COUNT; trim_pages,FIRST,COUNT; read_pages,FIRST,COUNT; and phase,NAME to sum up what follows.
+of the drive: write_pages,FIRST,COUNT; trim_pages,FIRST,COUNT; read_pages,FIRST,COUNT; and phase,NAME to sum up what
+follows.
 
 JSON: see docs/howto/ssd-wear.md.
 """

@@ -75,18 +75,23 @@ class Explicit:
         Raises: ConfigError for contents that are not ids; OSError if the file cannot be read.
         """
         if PurePath(path).suffix == ".npy":
-            return cls(np.load(path, allow_pickle=False), samples)
-        with open(path, encoding="utf-8") as text:
-            lines = [line.replace(",", " ").split() for line in text if line.strip()]
+            try:
+                return cls(np.load(path, allow_pickle=False), samples)
+            except (ValueError, EOFError) as error:
+                raise ConfigError(f"{path}: {error}") from None
         try:
+            with open(path, encoding="utf-8") as text:
+                lines = [line.replace(",", " ").split() for line in text if line.strip()]
             epochs = [[int(word) for word in line] for line in lines]
         except ValueError as error:
             raise ConfigError(
                 f"{path}: {error}; a list of ids holds whole numbers: correct the file"
             ) from None
-        if all(len(epoch) == 1 for epoch in epochs):
-            return cls([epoch[0] for epoch in epochs], samples)
-        return cls(epochs, samples)
+        is_one_list = bool(epochs) and all(len(epoch) == 1 for epoch in epochs)
+        try:
+            return cls([epoch[0] for epoch in epochs] if is_one_list else epochs, samples)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
 
     @classmethod
     def from_sampler(

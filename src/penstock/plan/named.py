@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from penstock.errors import ConfigError
+from penstock.plan.explicit import Explicit
 from penstock.plan.orders import BundleShuffle, FullShuffle, Order, Sequential
 from penstock.plan.scattered import Scattered
+from penstock.plan.torch_order import TorchShuffle, TwisterState
 
-_KNOWN = "known are full, sequential, bundle, one like bundle:0.05, and scattered- before all but full"
+_KNOWN = (
+    "known are full, torch, sequential, bundle, one like bundle:0.05, scattered- before the last three, and files of "
+    "ids, like ids.npy or ids.txt"
+)
 _SCATTERED = "scattered-"
+_ENDINGS = (".npy", ".txt")
 
 
 @dataclass(frozen=True, slots=True)
 class OrderName:
     """An order by name, for any number of samples.
 
-    name: "full", "sequential", "bundle", or "bundle:" and a ratio; all but the first also behind "scattered-".
+    name: "full", "torch", "sequential", "bundle", or "bundle:" and a ratio; the last three also behind "scattered-".
+        "torch" is what a DataLoader with shuffle=True reads by generator=torch.Generator().manual_seed(seed). What
+        ends in .npy or .txt is a file of ids, see `Explicit.from_file`.
     Raises: ConfigError for another name, or a ratio that `BundleShuffle` refuses.
 
     >>> OrderName("scattered-bundle:0.25").of(samples=8, seed=1)
@@ -26,19 +35,23 @@ class OrderName:
     name: str
     #: Whether `Scattered` permutes the ids.
     is_scattered: bool = field(init=False)
-    #: "full", "sequential" or "bundle".
+    #: "full", "torch", "sequential", "bundle" or "file".
     kind: str = field(init=False)
     #: Size of a bundle relative to the samples that are shuffled together; None where there is none.
     bundle_ratio: float | None = field(init=False)
 
     def __post_init__(self) -> None:
+        if Path(self.name).suffix in _ENDINGS:
+            for name, value in (("is_scattered", False), ("kind", "file"), ("bundle_ratio", None)):
+                object.__setattr__(self, name, value)
+            return
         kind, colon, ratio = self.name.removeprefix(_SCATTERED).partition(":")
         is_scattered = self.name.startswith(_SCATTERED)
-        if kind not in ("full", "sequential", "bundle") or (colon and kind != "bundle"):
+        if kind not in ("full", "torch", "sequential", "bundle") or (colon and kind != "bundle"):
             raise ConfigError(f"there is no order {self.name!r}; {_KNOWN}")
-        if is_scattered and kind == "full":
+        if is_scattered and kind in ("full", "torch"):
             raise ConfigError(
-                f"order is {self.name!r}; a full shuffle of scattered ids is a full shuffle: full"
+                f"order is {self.name!r}; a full shuffle of scattered ids is a full shuffle: {kind}"
             )
         object.__setattr__(self, "is_scattered", is_scattered)
         object.__setattr__(self, "kind", kind)
@@ -56,8 +69,12 @@ class OrderName:
         return BundleShuffle(1, bundle_ratio=ratio).bundle_ratio  # says what is wrong with it
 
     def of(self, samples: int, seed: int) -> Order:
-        """Return the order of so many samples."""
+        """Return the order of so many samples. Raises: ConfigError or OSError for a file that is not one of theirs."""
         order: Order
+        if self.kind == "file":
+            return Explicit.from_file(self.name, samples)
+        if self.kind == "torch":
+            return TorchShuffle(samples, TwisterState.from_seed(seed))
         if self.bundle_ratio is not None:
             order = BundleShuffle(samples, seed, self.bundle_ratio)
         else:

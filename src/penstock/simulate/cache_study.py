@@ -61,12 +61,33 @@ class Job:
         return share_of(self.own_samples(rank), cache_share)
 
     def string(self, order: OrderName, rank: int) -> Ids:
-        """Return the samples that the rank reads over the run: int64[reads]; ids count from 0 within a subset."""
+        """Return the samples that the rank reads over the run: int64[reads]; ids count from 0 within a subset.
+
+        Raises: ConfigError for a file of ids that leaves out or repeats samples in an epoch, or with own subsets.
+        """
+        if order.kind == "file":
+            return self._string_of_file(order, rank)
         if self.own_subsets and self.ranks > 1:
             own = self._own(rank)
             return AccessPlan(order.of(own.samples, own.seed), own.samples, self.epochs).string(0)
         shared = order.of(self.samples, self.seed)
         return AccessPlan(shared, self.batch_size, self.epochs, self.ranks).string(rank)
+
+    def _string_of_file(self, order: OrderName, rank: int) -> Ids:
+        if self.own_subsets and self.ranks > 1:
+            raise ConfigError(
+                f"order is {order.name!r}, of all samples; ranks with subsets of their own shuffle them: use one or "
+                "the other"
+            )
+        plan = AccessPlan(order.of(self.samples, self.seed), self.batch_size, self.epochs, self.ranks)
+        for epoch in range(self.epochs):
+            ids = plan.sample_at(epoch, np.arange(plan.length(epoch)))
+            if not np.array_equal(np.sort(ids), np.arange(self.samples)):
+                raise ConfigError(
+                    f"{order.name}: epoch {epoch} does not read each of the {self.samples:,} samples once, as the "
+                    "bound has it: replay such requests as a trace"
+                )
+        return plan.string(rank)
 
     def bound(self, cache_shares: Sequence[float]) -> Ratios:
         """Return the share of reads that any caches of these sizes hit at most, ranks helping each other or not.
@@ -92,7 +113,7 @@ class Job:
         For shuffles within bundles, a full one being one bundle, read by one rank or by own subsets: for F large,
         (E - 1) / E (c + (1 - c) ln(1 - c)) under a full shuffle. Source: `penstock.simulate.bundles`.
         """
-        if order.kind == "sequential" or (self.ranks > 1 and not self.own_subsets):
+        if order.kind in ("sequential", "file") or (self.ranks > 1 and not self.own_subsets):
             return None
         ratios = []
         for rank in range(self.ranks):
