@@ -6,7 +6,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from rich.console import Console
 from sklearn.datasets import load_digits
 
@@ -118,17 +117,8 @@ def test_the_table_fits_a_terminal_and_its_counts_add_up() -> None:
     assert "epoch 0" in text.getvalue()
 
 
-@pytest.fixture(scope="module")
-def _fonts() -> None:
-    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
-    figure = Figure()
-    figure.text(0, 0, "plain")
-    figure.text(0, 0, "bold", weight="bold")
-    figure.savefig(io.BytesIO())
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("_fonts")
+@pytest.mark.usefixtures("fonts")
 def test_the_whole_demonstration(tmp_path: Path) -> None:
     text = io.StringIO()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,8 @@ from matplotlib.container import BarContainer
 from penstock.measure.against import RunComparison
 from penstock.measure.plot_against import draw_against, plot_against
 from penstock.trace import NO_STEP, NO_TIER, SOURCE, SPAN, Kind, Trace
+
+pytestmark = pytest.mark.usefixtures("fonts")
 
 
 def a_run(stalls: list[list[float]], decode: float) -> Trace:
@@ -35,13 +36,6 @@ def a_run(stalls: list[list[float]], decode: float) -> Trace:
 @pytest.fixture
 def comparison() -> RunComparison:
     return RunComparison(a_run([[2.0, 1.0], [1.0, 0.5]], 0.0), a_run([[2.0, 2.0], [1.0, 1.0]], 0.25), ())
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _fonts() -> None:
-    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
-    run = a_run([[1.0]], 0.1)
-    draw_against(RunComparison(run, run, ())).savefig(io.BytesIO())
 
 
 def test_bars_stand_side_by_side_and_lines_grow_to_the_totals(comparison: RunComparison) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,13 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from penstock.errors import ConfigError
-from penstock.measure.plot_sweep import check_plot, draw_sweep, plot_sweep
+from penstock.measure.plot_sweep import check_panels, draw_sweep, plot_sweep
 from penstock.measure.sweep import LOWER_BOUND, Outcome, Point, Sweep, Task
 from penstock.measure.sweep_answer import Answer, judge
 from penstock.measure.sweep_ranges import Prices
 from penstock.simulate.scenario import scenario_named
+
+pytestmark = pytest.mark.usefixtures("fonts")
 
 GB = 10**9
 
@@ -34,12 +35,6 @@ def an_answer(
                     outcomes[task] = done if ram or ssd else Outcome("not supported", reason="nothing")
     prices = Prices(ram=3 / GB, ssd=0.1 / GB) if priced else None
     return judge(outcomes, within=0.1, prices=prices)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _fonts() -> None:
-    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
-    draw_sweep(an_answer()).savefig(io.BytesIO())
 
 
 def panels(answer: Answer) -> list[Axes]:
@@ -105,13 +100,13 @@ def test_a_picture_that_could_not_be_drawn_is_refused_beforehand(tmp_path: Path)
     scenario = scenario_named("scenario1")
     sweep = Sweep(scenario, ("frequency",))
     with pytest.raises(ConfigError, match=r"\.mp3'?, which is no picture"):
-        check_plot(tmp_path / "plan.mp3", sweep)
+        check_panels(tmp_path / "plan.mp3", sweep)
     with pytest.raises(ConfigError, match="there is no folder"):
-        check_plot(tmp_path / "none" / "plan.png", sweep)
+        check_panels(tmp_path / "none" / "plan.png", sweep)
     with pytest.raises(ConfigError, match="25 panels of 1 cells"):
-        check_plot(tmp_path / "plan.png", Sweep(scenario, ("frequency",), ranks=tuple(range(1, 26))))
+        check_panels(tmp_path / "plan.png", Sweep(scenario, ("frequency",), ranks=tuple(range(1, 26))))
 
-    check_plot(tmp_path / "plan.png", sweep)
+    check_panels(tmp_path / "plan.png", sweep)
 
 
 def test_a_sweep_without_rows_is_not_drawn() -> None:

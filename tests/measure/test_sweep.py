@@ -202,9 +202,9 @@ def test_finished_tasks_are_not_computed_again() -> None:
     sweep, kept, model = Sweep(SCENARIO, ("one", "two"), ram_bytes=(GB, 2 * GB)), Kept(), Model()
     told: list[int] = []
 
-    first = run_sweep(sweep, in_turn, kept, evaluate=model, told=told.append)
+    first = run_sweep(sweep, in_turn, kept, evaluate=model, done=told.append)
     asked = len(model.asked)
-    again = run_sweep(sweep, in_turn, kept, evaluate=model, told=told.append)
+    again = run_sweep(sweep, in_turn, kept, evaluate=model, done=told.append)
 
     assert list(first) == sweep.tasks
     assert first == again

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.measure.sweep import Point
-from penstock.measure.sweep_ranges import Prices, parse_counts, parse_prices, parse_share, parse_sizes
+from penstock.measure.sweep_ranges import Prices, parse_counts, parse_prices, parse_sizes
 
 GB = 10**9
 
@@ -67,14 +67,6 @@ def test_numbers_of_ranks() -> None:
     for wrong in ("0", "-2", "2.5", "four", "nan"):
         with pytest.raises(ConfigError, match="--ranks"):
             parse_counts(wrong, "--ranks")
-
-
-def test_a_share_carries_its_sign() -> None:
-    assert parse_share("5%", "--within") == 0.05
-    assert parse_share(" 0.5 % ", "--within") == 0.005
-    for wrong in ("5", "0.05", "-1%", "nan%", "inf%", "five%", "%", "1e%"):
-        with pytest.raises(ConfigError, match="--within"):
-            parse_share(wrong, "--within")
 
 
 def test_prices_are_of_all_hosts_and_staging_is_memory() -> None:

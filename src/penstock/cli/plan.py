@@ -6,10 +6,10 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.options import parsed, parsed_amount, parsed_names
 from penstock.cli.output import Table, add_output_options, needing, progress, show
 from penstock.errors import ConfigError
 
@@ -120,14 +120,16 @@ def _plan(options: argparse.Namespace) -> None:
 
 def _plan_sweep(options: argparse.Namespace) -> None:
     from penstock.measure.sweep_answer import answer_values, judge, parquet_of
-    from penstock.measure.sweep_ranges import parse_prices, parse_share
+    from penstock.measure.sweep_ranges import parse_prices
     from penstock.measure.sweep_store import KeptPoints, write_whole
-    from penstock.units import parse_seconds
+    from penstock.units import parse_seconds, parse_share
 
-    within = parse_share(options.within, "--within")
+    within = parsed("--within", parse_share, options.within)
     prices = parse_prices(options.price) if options.price else None
     deadline_seconds = (
-        float("inf") if options.deadline is None else _parsed("--deadline", parse_seconds, options.deadline)
+        float("inf")
+        if options.deadline is None
+        else parsed_amount("--deadline", parse_seconds, options.deadline)
     )
     sweep = _sweep_of(options)
     # All that can be missing is missed now, not after hours.
@@ -135,9 +137,9 @@ def _plan_sweep(options: argparse.Namespace) -> None:
         import pyarrow.parquet  # noqa: F401
     if options.plot is not None:
         with needing("--plot", "study"):
-            from penstock.measure.plot_sweep import check_plot, plot_sweep
+            from penstock.measure.plot_sweep import check_panels, plot_sweep
 
-            check_plot(options.plot, sweep)
+            check_panels(options.plot, sweep)
     run = _runner(options)
     with KeptPoints(options.out) as kept:
         outcomes = _computed(sweep, run, kept, options.out)
@@ -172,7 +174,7 @@ def _sweep_of(options: argparse.Namespace) -> Sweep:
             f"{options.scenario}: machine.compute is missing, so how fast the training consumes is not known: "
             'add it, for example compute = "640 samples/s"'
         )
-    policies = tuple(name.strip() for name in (options.policies or "frequency").split(","))
+    policies = tuple(parsed_names(options.policies or "frequency"))
     for name in policies:
         find_policy(name, scenario.assumptions)
     return Sweep(
@@ -184,18 +186,8 @@ def _sweep_of(options: argparse.Namespace) -> Sweep:
         ssd_bytes=sizes("ssd", may_be_zero=True),
         ssd_read_bytes_per_second=None
         if options.ssd_read is None
-        else _parsed("--ssd-read", parse_rate, options.ssd_read),
+        else parsed_amount("--ssd-read", parse_rate, options.ssd_read),
     )
-
-
-def _parsed(option: str, parse: Callable[[str], float], text: str) -> float:
-    try:
-        value = parse(text)
-    except ConfigError as error:
-        raise ConfigError(f"{option}: {error}") from error
-    if not 0 < value < float("inf"):
-        raise ConfigError(f"{option} is {text!r}; it must be finite and above zero")
-    return value
 
 
 def _runner(options: argparse.Namespace) -> Runner:
@@ -214,23 +206,24 @@ def _runner(options: argparse.Namespace) -> Runner:
 def _computed(sweep: Sweep, run: Runner, kept: Any, out: Path) -> dict[Task, Outcome]:
     from penstock.measure.sweep import run_sweep
 
-    total, done = len(sweep.tasks), 0
+    total, finished = len(sweep.tasks), 0
     try:
         # What Ray prints of its own while it works does not belong among the results.
         with (
             contextlib.redirect_stdout(sys.stderr),
-            progress(f"predicting {sweep.scenario.name}", total) as tell,
+            progress(f"predicting {sweep.scenario.name}", total) as show_done,
         ):
 
-            def told(count: int) -> None:
-                nonlocal done
-                done = count
-                tell(count)
+            def done(tasks: int) -> None:
+                nonlocal finished
+                finished = tasks
+                show_done(tasks)
 
-            return run_sweep(sweep, run, kept, told=told)
+            return run_sweep(sweep, run, kept, done=done)
     except KeyboardInterrupt:
         print(
-            f"penstock: {done} of {total} predictions are done and kept in {out}; the same command goes on from there",
+            f"penstock: {finished} of {total} predictions are done and kept in {out}; the same command goes on from "
+            "there",
             file=sys.stderr,
         )
         raise
@@ -336,7 +329,7 @@ def _plan_against(options: argparse.Namespace) -> None:
     from penstock.measure.against import compare
     from penstock.units import parse_seconds
 
-    step_seconds = None if options.step is None else _parsed("--step", parse_seconds, options.step)
+    step_seconds = None if options.step is None else parsed_amount("--step", parse_seconds, options.step)
     comparison = compare(options.against, machine=options.machine, step_seconds=step_seconds)
     if options.plot is not None:
         with needing("--plot", "plot"):

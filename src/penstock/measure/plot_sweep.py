@@ -29,7 +29,7 @@ _MOST_PANELS, _MOST_CELLS = 24, 144
 _COLOURS = ("#FFF9EF", "#FBDFB4", "#F2AE6B", "#D55E00", "#8A2F00")
 
 
-def check_plot(path: Path, sweep: Sweep) -> None:
+def check_panels(path: Path, sweep: Sweep) -> None:
     """Refuse, before anything is computed, what could not be drawn afterwards.
 
     Raises: ConfigError for an ending that is no picture, a missing folder, or too many panels or cells to be read;

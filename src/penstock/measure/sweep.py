@@ -284,25 +284,25 @@ def run_sweep(
     keeper: Keeper,
     *,
     evaluate: Evaluate = predict_loading,
-    told: Callable[[int], None] = lambda _done: None,
+    done: Callable[[int], None] = lambda _tasks: None,
 ) -> dict[Task, Outcome]:
     """Compute what is not kept yet, and keep each task as it finishes.
 
-    told: is called with the number of tasks that are done, first with those that were kept.
+    done: told how many tasks are done, first how many were kept.
     Returns: every task of the sweep with its outcome, in the sweep's order.
     """
     model = model_digest()
     keys = task_keys(sweep, model)
     kept = keeper.kept()
     outcomes = {task: kept[key] for task, key in keys.items() if key in kept}
-    told(len(outcomes))
+    done(len(outcomes))
     pending = [task for task in keys if task not in outcomes]
     if pending:
         with contextlib.closing(run(pending, Work(sweep, evaluate, model))) as finished:
             for task, outcome in finished:
                 keeper.keep(keys[task], task, outcome)
                 outcomes[task] = outcome
-                told(len(outcomes))
+                done(len(outcomes))
     return {task: outcomes[task] for task in keys}
 
 

@@ -1,4 +1,4 @@
-"""What to vary and what it costs, as people write it: ranges of sizes and numbers, prices, tolerances.
+"""What to vary and what it costs, as people write it: ranges of sizes and numbers, prices.
 
 10GB,20GB,40GB      these
 10GB..80GB*2        10, 20, 40 and 80 GB
@@ -49,23 +49,6 @@ def parse_counts(text: str, option: str) -> tuple[int, ...]:
         return int(value)
 
     return _parse(text, option, count, "2,4,8, 2..16*2 or 2..8+2")
-
-
-def parse_share(text: str, option: str) -> float:
-    """Return what "5%" says, as 0.05.
-
-    Raises: ConfigError where the sign is missing, or the number is not finite and zero or more.
-    """
-    match = re.fullmatch(r"\s*([0-9.eE+-]+|nan|inf)\s*%\s*", text)
-    try:
-        share = float(match[1]) / 100 if match else math.nan
-    except ValueError:
-        share = math.nan
-    if not (math.isfinite(share) and share >= 0):
-        raise ConfigError(
-            f"{option} is {text!r}; write a share of zero or more with its sign, for example 5%"
-        )
-    return share
 
 
 @dataclass(frozen=True, slots=True)
