@@ -176,6 +176,15 @@ def format_seconds(seconds: float) -> str:
     return _for_people(seconds, {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0})
 
 
+def format_count(count: int, noun: str) -> str:
+    """Return a number of things for people.
+
+    >>> format_count(1, "rank"), format_count(300_000, "sample")
+    ('1 rank', '300,000 samples')
+    """
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 def format_ratio(ratio: float) -> str:
     """Return how many times for people: ``"1.67 x"``; what is beyond a hundred times only says so."""
     return f"{ratio:.2f} x" if ratio <= 100 else "> 100 x"

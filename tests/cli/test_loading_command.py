@@ -107,7 +107,7 @@ def test_scaling_is_a_table_per_number_of_ranks(capsys: pytest.CaptureFixture[st
     assert 3.0 < runs[0]["run_seconds"] / runs[2]["run_seconds"] < 4.0
     assert main([*_SMALL, "--policies", "lower-bound", "--scaling", "1,2"]) == 0
     shown = capsys.readouterr().out
-    assert "scenario1: 1 ranks" in shown
+    assert "scenario1: 1 rank, " in shown
     assert "scenario1: 2 ranks" in shown
 
 

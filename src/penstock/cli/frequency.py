@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.cli.output import Table, add_output_options, progress, show
 from penstock.cli.shuffled import add_shuffle_options, shuffled_plan
+from penstock.units import format_count
 
 _DESCRIPTION = """\
 Shuffled anew each epoch, a sample is read by each of N ranks in one epoch of N: X ~ B(E, 1/N) times in E epochs. Most
@@ -83,7 +84,8 @@ def _run(options: argparse.Namespace) -> None:
     title = f"Read more than {float(limit):g} times"
     table = Table(title, ["", "samples"], rows)
     note = (
-        f"{options.samples:,} samples, {options.epochs:,} epochs, {options.ranks} ranks: each reads a sample "
+        f"{format_count(options.samples, 'sample')}, {format_count(options.epochs, 'epoch')}, "
+        f"{format_count(options.ranks, 'rank')}: each reads a sample "
         f"{options.epochs / options.ranks:g} times on average. One rank's count varies by {expected**0.5:.0f} from "
         "seed to seed (standard deviation)."
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.options import ORDERS, parsed
 from penstock.cli.output import Table, add_output_options, progress, show
 from penstock.cli.scenario import add_scenario_options, scenario_from
+from penstock.units import format_count
 
 if TYPE_CHECKING:
     from penstock.machine import Machine
@@ -84,7 +85,7 @@ def _run(options: argparse.Namespace) -> None:
     show(
         options,
         {"scenario": scenario.name, "order": order, **_as_json(comparison)},
-        [_table(f"{scenario.name}: {plan.ranks} ranks, {order}", comparison)],
+        [_table(f"{scenario.name}: {format_count(plan.ranks, 'rank')}, {order}", comparison)],
         [*comparison.verdict(), *_caveats(comparison)],
     )
 

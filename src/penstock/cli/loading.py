@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.output import Table, add_output_options, needing, progress, show
 from penstock.cli.scenario import add_scenario_options, scenario_from
 from penstock.errors import ConfigError
+from penstock.units import format_count
 
 if TYPE_CHECKING:
     from penstock.measure.policies import PolicyRuns
@@ -148,7 +149,8 @@ def _tables(scenario: Scenario, policies: Sequence[LoadingPolicy], runs: Sequenc
             "data",
         ]
         title = (
-            f"{scenario.name}: {rows[0].ranks} ranks, {scenario.samples:,} samples, {scenario.epochs} epochs"
+            f"{scenario.name}: {format_count(rows[0].ranks, 'rank')}, {format_count(scenario.samples, 'sample')}, "
+            f"{format_count(scenario.epochs, 'epoch')}"
         )
         tables.append(Table(title, columns, [_cells(row, lower) for row in rows]))
     return tables
@@ -264,9 +266,12 @@ def _run_two_engines(options: argparse.Namespace, scenario: Scenario) -> None:
         ]
         for row in rows
     ]
-    title = (
-        f"{scenario.name}: one of {scenario.ranks} ranks, all {scenario.ranks} reading the store, no peers"
+    who = (
+        f"one of {scenario.ranks} ranks, all {scenario.ranks} reading the store"
+        if scenario.ranks > 1
+        else "1 rank"
     )
+    title = f"{scenario.name}: {who}, no peers"
     notes = ["Where the two differ and why: docs/howto/two-engines.md"]
     show(
         options,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.options import parsed, parsed_amount, parsed_names
 from penstock.cli.output import Table, add_output_options, needing, progress, show
 from penstock.errors import ConfigError
+from penstock.units import format_count
 
 if TYPE_CHECKING:
     from penstock.measure.against import EpochPair, RunComparison
@@ -271,7 +272,8 @@ def _size(size_bytes: int) -> str:
 
 def _verdict(answer: Answer) -> list[str]:
     notes = [
-        f"Lower bound, {_ranks(ranks)}: " + ("unknown" if seconds is None else f"{seconds:,.2f} s")
+        f"Lower bound, {format_count(ranks, 'rank')}: "
+        + ("unknown" if seconds is None else f"{seconds:,.2f} s")
         for ranks, seconds in sorted(
             {row.point.ranks: row.lower_bound_seconds for row in answer.rows}.items()
         )
@@ -291,14 +293,10 @@ def _verdict(answer: Answer) -> list[str]:
     return notes
 
 
-def _ranks(ranks: int) -> str:
-    return f"{ranks} ranks" if ranks > 1 else "1 rank"
-
-
 def _described(row: Row) -> str:
     point = row.point
     parts = [
-        _ranks(point.ranks),
+        format_count(point.ranks, "rank"),
         f"staging {_size(point.staging_bytes)}",
         f"RAM {_size(point.ram_bytes)}",
         f"SSD {_size(point.ssd_bytes)}",

@@ -30,6 +30,7 @@ from penstock.measure.picture import (
 )
 from penstock.measure.policies import PolicyRuns
 from penstock.simulate.requests import LoadingResult
+from penstock.units import format_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,7 +100,11 @@ def draw_policies(scenario: str, runs: Sequence[PolicyRuns], per: str = "batch")
     # A few batches at the start wait far longer than the rest: a line that may curve shows both.
     stalls.set_yscale("symlog", linthresh=_smallest_shown([_series(result, per)[1] for _, result in drawn]))
     stalls.set_xlabel(what)
-    _title(progress, f"{scenario}: {drawn[0][0].ranks} ranks", "how far each policy is after each " + per)
+    _title(
+        progress,
+        f"{scenario}: {format_count(drawn[0][0].ranks, 'rank')}",
+        "how far each policy is after each " + per,
+    )
     _draw_bars(bars, drawn)
     handles, labels = progress.get_legend_handles_labels()
     figure.legend(
