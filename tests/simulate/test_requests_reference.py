@@ -588,7 +588,8 @@ class _AllAtOnce(_Model):
         if place is None:
             self.store_bytes[rank] += self.sizes[sample]
             # Bytes share the wire from when they flow.
-            yield self.now + self.latency(0)
+            if self.latency(0):
+                yield self.now + self.latency(0)
             done = self.now + self._store_seconds(rank, sample)
             if claimed:
                 claimed.ready = done
@@ -705,7 +706,8 @@ class _AllAtOnce(_Model):
             own.ready = done + work
             self.store_bytes[rank] += self.sizes[sample]
             self.fill_reads[rank] += 1
-            yield self.now + self.latency(0)
+            if self.latency(0):
+                yield self.now + self.latency(0)
             done = self.now + self._store_seconds(rank, sample)
             own.ready = done + work
             yield from self._read(rank, None, done)

@@ -32,6 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(words)
         check_plot(options)
         options.run(options)
+    except BrokenPipeError:
+        # Whoever read the output, head for example, has seen enough; nor shall the interpreter try to flush the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (PenstockError, OSError) as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 1

@@ -120,6 +120,8 @@ def plot_scaling(scenario: str, runs: Sequence[PolicyRuns], path: str | os.PathL
 
 def draw_scaling(scenario: str, runs: Sequence[PolicyRuns]) -> Figure:
     """Return the picture of `plot_scaling` as a figure."""
+    from matplotlib.ticker import LogLocator
+
     figure = new_figure(7.6, 5.2)
     axes = figure.subplots()
     style_axes(axes)
@@ -135,7 +137,8 @@ def draw_scaling(scenario: str, runs: Sequence[PolicyRuns]) -> Figure:
             )
     ranks = sorted({row.ranks for row in runs})
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.set_xticks(ranks, [str(count) for count in ranks])
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(lambda value, _place: f"{value:,.6g}")

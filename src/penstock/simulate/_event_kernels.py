@@ -291,7 +291,9 @@ def run_together(
     has_hits = hit.size > 0
     link_free = np.zeros(ranks)
 
-    clients, events = 0, 0
+    clients, events, actor = 0, 0, 0
+    # Without a latency the bytes that the last actor asked for flow now: it goes on, before any other event.
+    flows_at_once = False
     for rank in range(ranks):
         for actor in range(rank * per_rank + 1, (rank + 1) * per_rank):
             if levels[actor] == 0:
@@ -309,10 +311,12 @@ def run_together(
                 events = _push(times, waiting, events, now, rank * per_rank)
         step_end[step] = now
         while running:
-            if events == 0:
-                return False
-            now, actor = times[0], waiting[0]
-            events = _pop(times, waiting, events)
+            if not flows_at_once:
+                if events == 0:
+                    return False
+                now, actor = times[0], waiting[0]
+                events = _pop(times, waiting, events)
+            flows_at_once = False
             rank = actor // per_rank
             consumer = rank * per_rank
             first_fill = consumer + 1 + stagers
@@ -398,7 +402,9 @@ def run_together(
                         _STORE,
                         own,
                     )
-                    events = _push(times, waiting, events, now + latency[0], actor)
+                    flows_at_once = latency[0] == 0.0
+                    if not flows_at_once:
+                        events = _push(times, waiting, events, now + latency[0], actor)
                     is_parked[actor] = False
                     break
                 continue
@@ -531,10 +537,12 @@ def run_together(
                             origins[actor] = STAGED_STORE
                             phases[actor] = _LATENCY
                             done = now + latency[0]
+                            flows_at_once = latency[0] == 0.0
                         else:
                             tier_reads[held] += 1
                             origins[actor] = STAGED_TIER if held // room.shape[1] == rank else STAGED_PEER
-                        events = _push(times, waiting, events, done, actor)
+                        if not flows_at_once:
+                            events = _push(times, waiting, events, done, actor)
                         if actor != consumer:
                             staged_bytes[rank] += nbytes
                             staged_at[wanted] = _BEGUN
