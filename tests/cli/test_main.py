@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -152,3 +154,30 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, capsys: pytest.Captu
 
     assert main(["trace", str(tmp_path / "letter")]) == 1
     assert str(tmp_path / "letter") in capsys.readouterr().err
+
+
+def test_who_reads_the_output_may_stop_early() -> None:
+    command = "import sys; from penstock.cli.main import main; sys.exit(main(['simulate', 'frequency']))"
+    with subprocess.Popen(
+        [sys.executable, "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+
+        assert running.stderr.read() == ""
+        assert running.wait() == 1
+
+
+def test_too_little_memory_is_said_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def allocate(_options: object) -> None:
+        raise MemoryError("Unable to allocate 7.28 TiB")
+
+    monkeypatch.setattr("penstock.cli.frequency._run", allocate)
+
+    assert main(["simulate", "frequency"]) == 1
+    assert capsys.readouterr().err.startswith(
+        "penstock: not enough memory: Unable to allocate 7.28 TiB; ask for"
+    )

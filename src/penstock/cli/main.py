@@ -39,6 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (PenstockError, OSError) as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 1
+    except MemoryError as error:
+        told = f": {error}" if str(error) else ""
+        print(f"penstock: not enough memory{told}; ask for fewer samples, ranks or epochs", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("penstock: interrupted", file=sys.stderr)
         return INTERRUPTED
