@@ -140,7 +140,55 @@ def test_where_none_suffices_the_closest_is_said(scenario: Path, capsys: pytest.
     assert "None is within 0 % of the lower bound. The closest: 4 ranks" in capsys.readouterr().out
 
 
+def test_without_any_result_the_reasons_are_told_and_the_command_fails(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match="no point has a result"):
+        plan(scenario, "--ram", "0", "--ssd", "0", "--policies", "lbann-preloading", "--jobs", "1")
+
+    assert "1 without a result, lbann-preloading: " in capsys.readouterr().out
+    assert (
+        json.loads((tmp_path / "plan-out" / "plan.json").read_text())["rows"][0]["status"] == "not supported"
+    )
+
+
+def test_a_long_table_is_printed_only_when_asked_for(
+    scenario: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = (scenario, "--samples", "40", "--ram", "1MB..31MB+1MB", "--ssd", "0", "--jobs", "1")
+    plan(*arguments)
+    short = capsys.readouterr().out
+    plan(*arguments, "--all")
+    whole = capsys.readouterr().out
+
+    assert "The table of all 31 rows is left out: --all prints it." in short
+    assert "over bound" not in short
+    assert "Lower bound, 4 ranks" in short
+    assert "over bound" in whole
+    assert "is left out" not in whole
+
+
+def test_a_free_network_and_ranks_without_samples_are_said(
+    scenario: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario.write_text(re.sub(r"^network = .*$", "", scenario.read_text(), flags=re.MULTILINE))
+    plan(scenario, "--ranks", "1,8", "--batch-size", "4", "--epochs", "1", "--samples", "40", "--jobs", "1")
+    many = capsys.readouterr().out
+    plan(scenario, "--ranks", "1", "--epochs", "1", "--samples", "40", "--jobs", "1")
+    one = capsys.readouterr().out
+
+    assert "machine.network is not given" in many
+    assert "A global batch has 4 samples, fewer than 8 ranks" in many
+    assert "machine.network" not in one
+    assert "A global batch" not in one
+
+
 WRONG = [
+    (
+        ["--ram", "0,99999999999999TB"],
+        "--ram '0,99999999999999TB': '99999999999999TB' is more than any machine has",
+    ),
+    (["--policies", "lower-bound"], "--policies names only lower-bound"),
     (["--ram", "10"], "--ram '10': '10' has no unit"),
     (["--staging", "0"], "--staging '0': '0' is no room at all"),
     (["--ranks", "0"], "--ranks '0': '0' is not a whole number of at least 1"),
@@ -316,6 +364,18 @@ def test_a_recorded_run_is_laid_over_its_prediction(
     for told in ("epoch 0", "epoch 1", "all epochs", "source read", "Stall: predicted", "of the run"):
         assert told in out
     assert (tmp_path / "both.png").stat().st_size > 5_000
+
+
+def test_a_stall_that_is_hardly_there_judges_no_prediction(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.cli.plan._LEAST_STALL", 1.01)  # any stall is too little then
+
+    plan("--against", run)
+
+    told = capsys.readouterr().out
+    assert "; too little to judge, below 101 % of the run." in told
+    assert "of the stall" not in told
 
 
 def test_the_comparison_is_json_too(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,13 @@ GB = 10**9
 
 
 def an_answer(
-    staging: tuple[int, ...] = (1,), priced: bool = True, policies: tuple[str, ...] = ("frequency",)
+    staging: tuple[int, ...] = (1,),
+    priced: bool = True,
+    policies: tuple[str, ...] = ("frequency",),
+    bound: float = 100.0,
 ) -> Answer:
     """Run time 100 s plus one for each GB that RAM and SSD have less than 30 in all; none with neither."""
-    outcomes = {Task(Point(4, GB, 0, 0), LOWER_BOUND): Outcome("done", run_seconds=100.0)}
+    outcomes = {Task(Point(4, GB, 0, 0), LOWER_BOUND): Outcome("done", run_seconds=bound)}
     for policy in policies:
         for buffer in staging:
             for ram in (0, 10, 20):
@@ -75,6 +79,27 @@ def test_the_cheapest_of_those_within_the_tolerance_is_framed_and_these_are_bold
 
     assert bold == {(2, 0), (1, 1), (2, 1)}
     assert [(frame.get_x() + 0.47, frame.get_y() + 0.47) for frame in frames] == [(1.0, 1.0)]
+
+
+def test_bold_is_explained_only_where_something_is_bold() -> None:
+    def legend(answer: Answer) -> str:
+        return draw_sweep(answer).subfigs[-1].texts[0].get_text()
+
+    assert legend(an_answer()).startswith("bold: within 10 % of the lower bound; framed")
+    assert legend(an_answer(bound=10.0)).startswith("none is within 10 % of the lower bound\n")
+
+
+def test_prices_that_differ_look_different() -> None:
+    answer = an_answer(staging=(1, 2))
+    rows = tuple(
+        replace(row, price=price)
+        for row, price in zip(answer.rows, (1964.29, 1964.31, *range(10)), strict=True)
+    )
+
+    told = cells(panels(replace(answer, rows=rows))[0])
+
+    # The first place has no result and so no price; 1,964.31 is that of the second.
+    assert told[0, 1] == "120 s\n1,964.31"
 
 
 def test_there_is_a_panel_per_staging_size_and_the_bound_is_stated() -> None:

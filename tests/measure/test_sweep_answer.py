@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from penstock.errors import ConfigError
 from penstock.measure.sweep import LOWER_BOUND, Outcome, Point, Sweep, Task
-from penstock.measure.sweep_answer import Answer, answer_values, judge, parquet_of
+from penstock.measure.sweep_answer import Answer, answer_values, judge, parquet_of, price_decimals
 from penstock.measure.sweep_ranges import Prices
 from penstock.simulate.scenario import scenario_named
 
@@ -83,6 +83,29 @@ def test_where_none_suffices_the_closest_is_named() -> None:
     assert answer.cheapest is None
     assert answer.sufficient == ()
     assert gigabytes(answer, "closest") == [(2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("prices", "least", "decimals"),
+    [
+        ([16.0, 132.0], 0, 0),
+        ([16.0, 132.0], 2, 2),
+        ([1964.2, 1964.3], 0, 1),
+        ([1964.29, 1964.31], 0, 2),
+        ([12.288, 12.2884], 2, 4),
+        ([0.004, 20.0], 2, 3),  # none is written as 0.00
+        ([0.0], 2, 2),
+        ([0.1 + 0.2, 0.3], 2, 2),  # the same price, but for rounding
+        ([1e-9, 2e-9], 0, 6),  # as far as it goes
+        ([], 2, 2),
+    ],
+)
+def test_prices_have_the_decimals_that_tell_them_apart(
+    prices: list[float], least: int, decimals: int
+) -> None:
+    row = judge(outcomes({(4, 0, 0): 100.0}), within=0.05).rows[0]
+
+    assert price_decimals([replace(row, price=price) for price in prices], least) == decimals
 
 
 def test_where_nothing_ran_nothing_is_named() -> None:

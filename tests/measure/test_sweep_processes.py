@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.measure import sweep_processes
 from penstock.measure.sweep import Point, Task
 from penstock.measure.sweep_processes import in_processes
 from penstock.measure.sweep_store import KeptPoints
@@ -111,6 +113,21 @@ def test_every_task_is_done_once_on_no_more_processes_than_asked(module: ModuleT
     workers = {outcome.reason for outcome in done.values()}
     assert 1 <= len(workers) <= 2
     assert str(os.getpid()) not in workers
+
+
+def test_there_are_no_more_processes_than_tasks(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    class Counted(sweep_processes._Worker):
+        def __init__(self, *arguments: Any) -> None:
+            begun.append(self)
+            assert len(begun) <= 2
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(sweep_processes, "_Worker", Counted)
+
+    assert len(dict(in_processes(100_000)([task(1), task(2)], module.work))) == 2
+    assert len(begun) == 2
 
 
 def test_a_process_that_dies_is_replaced_and_its_task_tried_again(module: ModuleType) -> None:

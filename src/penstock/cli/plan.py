@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 #: Waiting of less than this share of the run gets no line of its own.
 _WORTH_A_LINE = 0.001
 _MOST_REASONS = 5
+#: Longer tables are printed only with --all.
+_MOST_ROWS = 30
+#: A measured stall of less than this share of the run is too little to judge a prediction by.
+_LEAST_STALL = 0.01
 
 
 def add_plan(commands: Any) -> None:
@@ -64,8 +68,14 @@ def add_plan(commands: Any) -> None:
         "--within", default="5%", metavar="SHARE", help="of the lower bound, at most (%(default)s)"
     )
     choice.add_argument("--deadline", metavar="TIME", help="that the run may take at most, as in 2h")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        default=None,
+        help=f"print the table of all points, however long; without it one of more than {_MOST_ROWS} rows is left out",
+    )
     doing = parser.add_argument_group("how to compute it")
-    doing.add_argument("--jobs", type=int, metavar="N", help="processes at once (one per processor)")
+    doing.add_argument("--jobs", type=int, metavar="N", help="processes at once, at most (one per processor)")
     doing.add_argument(
         "--ray", metavar="ADDRESS", help="compute on a Ray cluster: local, auto or its address"
     )
@@ -91,7 +101,7 @@ def add_plan(commands: Any) -> None:
 
 _OF_SCENARIO = ("samples", "batch_size", "epochs", "seed", "assumptions")
 _OF_SWEEPS = (
-    *("ram", "ssd", "ssd_read", "staging", "ranks", "policies", "price", "deadline", "jobs", "ray"),
+    *("ram", "ssd", "ssd_read", "staging", "ranks", "policies", "price", "deadline", "jobs", "ray", "all"),
     *_OF_SCENARIO,
 )
 _OF_RUNS = ("machine", "step")
@@ -120,7 +130,7 @@ def _plan(options: argparse.Namespace) -> None:
 
 
 def _plan_sweep(options: argparse.Namespace) -> None:
-    from penstock.measure.sweep_answer import answer_values, judge, parquet_of
+    from penstock.measure.sweep_answer import answer_values, judge, parquet_of, price_decimals
     from penstock.measure.sweep_ranges import parse_prices
     from penstock.measure.sweep_store import KeptPoints, write_whole
     from penstock.units import parse_seconds, parse_share
@@ -150,17 +160,27 @@ def _plan_sweep(options: argparse.Namespace) -> None:
         write_whole(options.out / "points.parquet", parquet_of(answer, sweep))
     if options.plot is not None:
         plot_sweep(answer, options.plot)
-    notes = [*_verdict(answer), *_failures(answer)]
+    decimals = price_decimals(answer.rows, 2)
+    notes = [*_assumed(sweep), *_verdict(answer, decimals), *_failures(answer)]
+    tables = _tables(answer, sweep, decimals)
+    if len(answer.rows) > _MOST_ROWS and not options.all:
+        tables = tables[1:]
+        notes.append(f"The table of all {len(answer.rows):,} rows is left out: --all prints it.")
     notes.append(f"All of it is in {options.out}/points.parquet and {options.out}/plan.json.")
     if options.plot is not None:
         notes.append(f"The picture: {options.plot}")
-    show(options, values, _tables(answer, sweep), notes)
+    show(options, values, tables, notes)
+    if all(row.outcome.run_seconds is None for row in answer.rows):
+        raise ConfigError(
+            f"no point has a result; the reasons are above and in {options.out}/plan.json: "
+            "try other --policies, or change what they name in the scenario"
+        )
 
 
 def _sweep_of(options: argparse.Namespace) -> Sweep:
     from penstock.cli.scenario import scenario_from
     from penstock.measure.own_policy import find_policy
-    from penstock.measure.sweep import Sweep
+    from penstock.measure.sweep import LOWER_BOUND, Sweep
     from penstock.measure.sweep_ranges import parse_counts, parse_sizes
     from penstock.units import parse_rate
 
@@ -178,6 +198,11 @@ def _sweep_of(options: argparse.Namespace) -> Sweep:
     policies = tuple(parsed_names(options.policies or "frequency"))
     for name in policies:
         find_policy(name, scenario.assumptions)
+    if set(policies) == {LOWER_BOUND}:
+        raise ConfigError(
+            f"--policies names only {LOWER_BOUND}, which is what every point is measured by and nothing that could be "
+            "chosen: name one that can be run, for example frequency"
+        )
     return Sweep(
         scenario,
         policies,
@@ -230,20 +255,36 @@ def _computed(sweep: Sweep, run: Runner, kept: Any, out: Path) -> dict[Task, Out
         raise
 
 
-def _tables(answer: Answer, sweep: Sweep) -> list[Table]:
+def _assumed(sweep: Sweep) -> list[str]:
+    """Say what is taken for granted where the scenario is silent."""
+    machine, most_ranks = sweep.scenario.machine, max(point.ranks for point in sweep.points)
+    notes = []
+    if most_ranks > 1 and machine.network_bytes_per_second == float("inf"):
+        notes.append(
+            "machine.network is not given: what other ranks keep costs no time to reach. Give the network's rate."
+        )
+    if sweep.scenario.batch_size < most_ranks:
+        notes.append(
+            f"A global batch has {format_count(sweep.scenario.batch_size, 'sample')}, fewer than {most_ranks:,} ranks: "
+            "some of them get none."
+        )
+    return notes
+
+
+def _tables(answer: Answer, sweep: Sweep, decimals: int) -> list[Table]:
     priced = any(row.price is not None for row in answer.rows)
     columns = ["ranks", "staging", "RAM", "SSD", "policy", "run (s)", "over bound", "stall (s)", "from store"]
-    rows = [_cells(row, answer, priced) for row in answer.rows]
+    rows = [_cells(row, answer, priced, decimals) for row in answer.rows]
     tables = [Table(f"{sweep.scenario.name}", [*columns, *(["price"] if priced else []), ""], rows)]
     if answer.front:
-        cells = [_cells(row, answer, priced) for row in answer.front]
+        cells = [_cells(row, answer, priced, decimals) for row in answer.front]
         tables.append(
             Table("Price against time: no other one is cheaper and as fast", [*columns, "price", ""], cells)
         )
     return tables
 
 
-def _cells(row: Row, answer: Answer, priced: bool) -> list[str]:
+def _cells(row: Row, answer: Answer, priced: bool, decimals: int) -> list[str]:
     outcome = row.outcome
     mark = "cheapest" if row == answer.cheapest else "within" if row in answer.sufficient else ""
     if row in answer.least:
@@ -259,7 +300,7 @@ def _cells(row: Row, answer: Answer, priced: bool) -> list[str]:
         "" if row.over is None else f"{100 * row.over:.2f} %",
         "" if outcome.stall_seconds is None else f"{outcome.stall_seconds:,.2f}",
         "" if outcome.store_reads_share is None else f"{100 * outcome.store_reads_share:.1f} %",
-        *([f"{row.price:,.6g}"] if priced else []),
+        *([_priced(row, decimals)] if priced else []),
         mark,
     ]
 
@@ -270,7 +311,11 @@ def _size(size_bytes: int) -> str:
     return format_bytes(size_bytes) if size_bytes else "none"
 
 
-def _verdict(answer: Answer) -> list[str]:
+def _priced(row: Row, decimals: int) -> str:
+    return "" if row.price is None else f"{row.price:,.{decimals}f}"
+
+
+def _verdict(answer: Answer, decimals: int) -> list[str]:
     notes = [
         f"Lower bound, {format_count(ranks, 'rank')}: "
         + ("unknown" if seconds is None else f"{seconds:,.2f} s")
@@ -282,18 +327,18 @@ def _verdict(answer: Answer) -> list[str]:
     if answer.deadline_seconds != float("inf"):
         asked += f" and {answer.deadline_seconds:,.0f} s"
     if answer.cheapest is not None:
-        notes.append(f"The cheapest {asked}: {_described(answer.cheapest)}.")
+        notes.append(f"The cheapest {asked}: {_described(answer.cheapest, decimals)}.")
     elif answer.least:
         notes.append(f"No price is given. {asked.capitalize()}, and nothing can be taken away from:")
-        notes += [f"  {_described(row)}" for row in answer.least]
+        notes += [f"  {_described(row, decimals)}" for row in answer.least]
     elif answer.closest is not None:
-        notes.append(f"None is {asked}. The closest: {_described(answer.closest)}.")
+        notes.append(f"None is {asked}. The closest: {_described(answer.closest, decimals)}.")
     else:
         notes.append(f"None is {asked}: no point could be run.")
     return notes
 
 
-def _described(row: Row) -> str:
+def _described(row: Row, decimals: int) -> str:
     point = row.point
     parts = [
         format_count(point.ranks, "rank"),
@@ -305,7 +350,7 @@ def _described(row: Row) -> str:
     told = f"{', '.join(parts)}: {row.outcome.run_seconds or 0.0:,.2f} s"
     if row.over is not None:
         told += f", {100 * row.over:.2f} % over it"
-    return told if row.price is None else f"{told}, for {row.price:,.6g}"
+    return told if row.price is None else f"{told}, for {_priced(row, decimals)}"
 
 
 def _failures(answer: Answer) -> list[str]:
@@ -415,7 +460,9 @@ def _against_notes(comparison: RunComparison) -> list[str]:
     predicted_run, measured_run = comparison.run_seconds
     of_run, of_stall = _share(predicted - measured, measured_run), _share(predicted - measured, measured)
     told = f"Stall: predicted {predicted:.2f} s, measured {measured:.2f} s"
-    if of_run is not None and of_stall is not None:
+    if measured < _LEAST_STALL * measured_run:
+        told += f"; too little to judge, below {100 * _LEAST_STALL:g} % of the run"
+    elif of_run is not None and of_stall is not None:
         told += f"; off by {100 * of_stall:+.1f} % of the stall, {100 * of_run:+.2f} % of the run"
     return [f"{told}.", f"Run: predicted {predicted_run:.2f} s, measured {measured_run:.2f} s."]
 

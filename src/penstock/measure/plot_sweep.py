@@ -15,7 +15,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.measure.picture import BLUE, FAINT, INK, PALE, check_picture, new_figure, save_picture
 from penstock.measure.sweep import Sweep
-from penstock.measure.sweep_answer import Answer, Row
+from penstock.measure.sweep_answer import Answer, Row, price_decimals
 from penstock.units import format_bytes
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def draw_sweep(answer: Answer) -> Figure:
     ram = sorted({row.point.ram_bytes for row in answer.rows})
     ssd = sorted({row.point.ssd_bytes for row in answer.rows})
     priced = any(row.price is not None for row in answer.rows)
+    decimals = price_decimals(answer.rows, 0)
     panel = (max(1.6, 0.86 * len(ram)), max(1.0, (0.62 if priced else 0.5) * len(ssd)))
     width, group_height, legend_height = (
         max(5.8, 1.9 + len(staging) * (panel[0] + 0.15)),
@@ -91,7 +92,7 @@ def draw_sweep(answer: Answer) -> Figure:
                 for row in answer.rows
                 if (row.point.ranks, row.policy, row.point.staging_bytes) == (ranks, policy, staging_bytes)
             ]
-            _draw_panel(each, shown, answer, (ram, ssd), colours, norm)
+            _draw_panel(each, shown, answer, (ram, ssd), colours, norm, decimals)
             each.set_title(f"staging {format_bytes(staging_bytes)}", fontsize=10, color=INK)
             each.set_xlabel("RAM per rank", color=INK)
         axes[0].set_ylabel("SSD per rank", color=INK)
@@ -120,6 +121,7 @@ def _draw_panel(
     sizes: tuple[list[int], list[int]],
     colours: Colormap,
     norm: Normalize,
+    decimals: int,
 ) -> None:
     from matplotlib.patches import Rectangle
 
@@ -137,7 +139,7 @@ def _draw_panel(
         is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.52
         axes.text(
             *place,
-            _told(row),
+            _told(row, decimals),
             ha="center",
             va="center",
             fontsize=8,
@@ -159,11 +161,11 @@ def _draw_panel(
     axes.spines[:].set_visible(False)
 
 
-def _told(row: Row) -> str:
+def _told(row: Row, decimals: int) -> str:
     run = row.outcome.run_seconds
     if run is None:
         return "N/A" if row.outcome.status == "not supported" else "failed"
-    price = "" if row.price is None else f"\n{row.price:,.0f}" if row.price >= 1000 else f"\n{row.price:.4g}"
+    price = "" if row.price is None else f"\n{row.price:,.{decimals}f}"
     return f"{_seconds(run)}{price}"
 
 
@@ -192,7 +194,10 @@ def _bar(figure: SubFigure, axes: list[Any], colours: Colormap, norm: Normalize)
 
 
 def _legend(answer: Answer, priced: bool) -> str:
-    tolerance = f"bold: within {100 * answer.within:g} % of the lower bound"
+    told = f"within {100 * answer.within:g} % of the lower bound"
+    if answer.deadline_seconds != float("inf"):
+        told += " and the deadline"
+    tolerance = f"bold: {told}" if answer.sufficient else f"none is {told}"
     if answer.cheapest is not None:
         tolerance += "; framed: the cheapest of these"
     elif answer.least:

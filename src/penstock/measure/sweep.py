@@ -29,6 +29,8 @@ LOWER_BOUND = "lower-bound"
 #: What names a storage class as the memory or the disk of the options; the first match counts.
 RAM_NAMES = ("ram", "memory")
 SSD_NAMES = ("ssd", "nvme", "disk")
+#: Results are kept in 64 bits, sums of two sizes too.
+MOST_BYTES = 2**62
 #: The parts of the package that decide a prediction, and so the key under which it is kept.
 _MODEL = ("errors.py", "units.py", "kernel.py", "trace", "plan", "machine", "policy", "simulate")
 
@@ -38,7 +40,7 @@ class Point:
     """One machine of a sweep.
 
     ranks: N. staging_bytes: of the staging buffer, at least 1. ram_bytes, ssd_bytes: of the tiers, per rank; 0 means
-    that the tier is left out.
+    that the tier is left out. Each is at most MOST_BYTES.
     """
 
     ranks: int
@@ -51,6 +53,8 @@ class Point:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name} is {value!r}; it is a whole number of at least {least}")
+            if value > MOST_BYTES:
+                raise ConfigError(f"{name} is {value:,}, which no machine has: at most {MOST_BYTES:,}")
 
 
 @dataclass(frozen=True, slots=True)

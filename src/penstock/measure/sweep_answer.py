@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -14,6 +14,9 @@ from penstock.measure.sweep import LOWER_BOUND, Outcome, Point, Sweep, Task
 from penstock.measure.sweep_ranges import Prices
 
 _ROUNDING = 1e-9
+_PRICE_DIGITS = 9
+#: What differs only behind these is nothing that anybody pays.
+_MOST_DECIMALS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,18 @@ def _front(rows: tuple[Row, ...]) -> tuple[Row, ...]:
         if not front or _seconds(row) < _seconds(front[-1]):
             front.append(row)
     return tuple(front)
+
+
+def price_decimals(rows: Iterable[Row], least: int) -> int:
+    """Return with how many decimals, at least so many, prices that differ are written differently, and none as 0."""
+    prices = {row.price for row in rows if row.price}
+    # Beyond nine digits it is the sums' rounding that differs.
+    different = len({f"{price:.{_PRICE_DIGITS}g}" for price in prices})
+    for decimals in range(least, _MOST_DECIMALS):
+        texts = {f"{price:.{decimals}f}" for price in prices}
+        if len(texts) >= different and all(map(float, texts)):
+            return decimals
+    return _MOST_DECIMALS
 
 
 def all_values(answer: Answer) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ _GRACE_SECONDS = 5.0
 
 
 def in_processes(jobs: int) -> Runner:
-    """Return what runs tasks on so many processes at once.
+    """Return what runs tasks on so many processes at once, or as many as there are tasks if these are fewer.
 
     A process that dies, because memory ran out for example, is replaced, and its task tried once more.
 
@@ -41,7 +41,7 @@ def in_processes(jobs: int) -> Runner:
         workers: list[_Worker] = []
         try:
             while pending or any(worker.task for worker in workers):
-                while pending and len(workers) < jobs:
+                while pending and len(workers) < min(jobs, len(tasks)):
                     workers.append(_Worker(context, work))
                 for worker in workers:
                     if worker.task is None and pending:

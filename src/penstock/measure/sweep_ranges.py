@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 
 from penstock.errors import ConfigError
-from penstock.measure.sweep import Point
+from penstock.measure.sweep import MOST_BYTES, Point
 from penstock.units import parse_bytes
 
 _RANGE = re.compile(r"(.+?)\.\.(.+?)([*+])(.+)")
@@ -32,6 +32,8 @@ def parse_sizes(text: str, option: str, *, may_be_zero: bool) -> tuple[int, ...]
         found = 0 if value == "0" else parse_bytes(value)
         if not found and not may_be_zero:
             raise ConfigError(f"{value!r} is no room at all; it must be above zero")
+        if found > MOST_BYTES:
+            raise ConfigError(f"{value!r} is more than any machine has, at most {MOST_BYTES:,} bytes")
         return found
 
     return _parse(text, option, size, "10GB,20GB, 10GB..80GB*2 or 10GB..40GB+10GB")

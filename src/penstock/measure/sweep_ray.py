@@ -23,8 +23,8 @@ _CONNECT_SECONDS = 5.0
 def on_ray(address: str, jobs: int) -> Runner:
     """Return what runs tasks on a Ray cluster, one processor each.
 
-    address: ``local`` starts Ray on this machine for the time of the sweep, with `jobs` processors; ``auto`` is the
-        cluster that this machine belongs to; else that of a cluster's head, "host:6379" or "ray://host:10001".
+    address: ``local`` starts Ray on this machine for the time of the sweep, with `jobs` processors at most; ``auto`` is
+        the cluster that this machine belongs to; else that of a cluster's head, "host:6379" or "ray://host:10001".
 
     Raises: ModuleNotFoundError without Ray; ConfigError for an empty address; on running, DataError where no cluster
     answers there.
@@ -40,7 +40,7 @@ def on_ray(address: str, jobs: int) -> Runner:
     def run(tasks: Sequence[Task], work: Callable[[Task], Outcome]) -> Finished:
         is_ours = not ray.is_initialized()
         if is_ours:
-            _connect(ray, address, jobs)
+            _connect(ray, address, min(jobs, len(tasks)))
         running: dict[Any, Task] = {}
         try:
             remote = ray.remote(num_cpus=1, max_retries=_MOST_RETRIES)(_do)
