@@ -46,6 +46,7 @@ def add_blocks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help=f"the recording ({_OUT}; none with --import)"
     )
+    parser.add_argument("--force", action="store_true", help="replace a recording that is there already")
     parser.add_argument(
         "--by", choices=_MEANS, help="strace: each read and write (default); opens: a hook in Python"
     )
@@ -157,6 +158,9 @@ def _check(options: argparse.Namespace) -> None:
         if (path := getattr(options, name)) is not None:
             check_folder(f"--{name}", path)
     check_plot(options)
+    out = options.out or (None if options.logs else _OUT)
+    if out is not None and out.exists() and not options.force:
+        raise ConfigError(f"{out} is there already: name another with --out, or replace it with --force")
 
 
 def _show(options: argparse.Namespace, recording: Recording, recorded: Recorded | None) -> None:
@@ -194,6 +198,12 @@ def _show(options: argparse.Namespace, recording: Recording, recorded: Recorded 
         from penstock.trace.references import References, write_references
 
         string = recording.string(block_bytes=options.block_bytes, phases=_phases(options))
+        # After a command of hours its recording and its exit status are worth more than this error.
+        if recorded is None and not string.numbers.size:
+            raise ConfigError(
+                f"--string {options.string} would be empty: nothing of {options.phases} was referenced; see --phases "
+                "and --data"
+            )
         write_references(options.string, References.of(string.numbers))
     if options.plot is not None:
         from penstock.measure.plot_blocks import plot_blocks
@@ -204,7 +214,7 @@ def _show(options: argparse.Namespace, recording: Recording, recorded: Recorded 
 def _phases(options: argparse.Namespace) -> list[Phase]:
     from penstock.trace.blocks import Phase
 
-    names = parsed_names(options.phases)
+    names = parsed_names(options.phases, "--phases")
     known = [phase.name.lower() for phase in Phase]
     for name in names:
         if name not in known:

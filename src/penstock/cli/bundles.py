@@ -62,7 +62,7 @@ def add(commands: Any) -> None:
     )
     data.add_argument("--sample-size", metavar="BYTES", help='of one sample on average, such as "110 kB"')
     run = parser.add_argument_group("the training")
-    run.add_argument("--cache", metavar="SIZE", help='30%% of the samples, their number, or "8 GB"')
+    run.add_argument("--cache", metavar="SIZE", help='30%% or 0.3 of the samples, their number, or "8 GB"')
     run.add_argument("--epochs", type=int, metavar="E", help="epochs to read (20; a study: 5)")
     run.add_argument("--batch-size", type=int, metavar="B", help="samples the rank reads per step (64)")
     run.add_argument("--headroom", metavar="SHARE", help="of the cache that other data takes (2%%)")
@@ -205,7 +205,7 @@ def _cache(text: str, samples: int, sample_bytes: float | None) -> int:
     """Return the cache in samples, from a share of them, their number, or bytes."""
     from penstock.simulate.caches import share_of
 
-    if text.strip().endswith("%"):
+    if text.strip().endswith("%") or re.fullmatch(r"\s*0?\.\d+\s*", text):
         return share_of(samples, parsed_share("--cache", text))
     if re.fullmatch(r"\s*[\d_,]+\s*", text):
         return int(text.replace(",", ""))

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import ORDERS, is_given, parsed, parsed_names, refuse_together
+from penstock.cli.options import ORDERS, check_memory, is_given, parsed, parsed_names, refuse_together
 from penstock.cli.output import Table, add_output_options, progress, show
 from penstock.errors import ConfigError
 
@@ -129,16 +129,18 @@ def _run_job(options: argparse.Namespace) -> None:
     from penstock.simulate.cache_study import Job
 
     ranks = _or(options.ranks, 1)
+    samples, epochs = _or(options.samples, 20_000), _or(options.epochs, 5)
+    _check_memory(samples, epochs, ranks)
     job = Job(
-        samples=_or(options.samples, 20_000),
-        epochs=_or(options.epochs, 5),
+        samples=samples,
+        epochs=epochs,
         ranks=ranks,
         own_subsets=options.subsets,
         batch_size=_or(options.batch_size, 64 * max(ranks, 1)),
         seed=_or(options.seed, 0),
     )
     orders = _orders(_or(options.order, "full,bundle"))
-    policies = parsed_names(_or(options.policies, _POLICIES))
+    policies = _policies(_or(options.policies, _POLICIES))
     shares = _shares(_or(options.sizes, "1..100%"), job.own_samples(0))
     curves = _curves(job, orders, policies, shares)
     bound = job.bound(shares)
@@ -157,6 +159,11 @@ def _run_job(options: argparse.Namespace) -> None:
         )
     show(options, _job_data(job, shares, curves, bound), tables, _job_notes(job, orders, shares))
     _plot(options, panels, _of_what(job))
+
+
+def _check_memory(samples: int, epochs: int, ranks: int) -> None:
+    """Refuse a run of which one rank's reads, and when each comes back, have no room."""
+    check_memory("--samples", samples, 16 * max(epochs, 1) / max(ranks, 1))
 
 
 def _job_notes(job: Job, orders: Sequence[OrderName], shares: Sequence[float]) -> list[str]:
@@ -260,7 +267,7 @@ def _run_trace(options: argparse.Namespace) -> None:
     total_bytes = int(references.sizes_bytes[first].sum())
     sizes_bytes = references.sizes_bytes if options.bytes else None
     whole = total_bytes if options.bytes else objects.size
-    policies = parsed_names(_or(options.policies, "lru,fifo" if options.bytes else _POLICIES))
+    policies = _policies(_or(options.policies, "lru,fifo" if options.bytes else _POLICIES))
     shares = _shares(_or(options.sizes, "1..100%"), whole, is_bytes=options.bytes)
     sizes = [share_of(whole, share) for share in shares]
     curves = []
@@ -289,6 +296,11 @@ def _run_trace(options: argparse.Namespace) -> None:
         f"{len(references):,} requests for {objects.size:,} objects; {first_uses:.1%} are an object's first, which no "
         f"cache hits. Sizes are of all {unit}."
     ]
+    if references.first_text:
+        line, text = references.first_text
+        notes.append(
+            f"Ids are text, numbered by first appearance: line {line} has {text[:40]!r}, which is no whole number."
+        )
     if "min" in policies:
         notes.append("MIN is the bound for this string.")
     show(options, data, [table], notes)
@@ -390,6 +402,7 @@ def _run_small(options: argparse.Namespace) -> None:
     orders = _orders(_or(options.order, "full,bundle,bundle:0.02,bundle:0.01"))
     samples = _or(options.samples, 108_754)  # SUN397, with which the paper shows data parallelism
     setting = {"epochs": _or(options.epochs, 5), "seed": _or(options.seed, 0)}
+    _check_memory(samples, setting["epochs"], min(_SMALL_RANKS))
     tables, panels, data = [], [], []
     shared: dict[int, tuple[Sequence[Curve], Curve, NDArray[np.float64]]] = {}
     for own_subsets in (True, False):
@@ -476,7 +489,16 @@ def _shared_notes(
 def _orders(text: str) -> list[OrderName]:
     from penstock.plan.named import OrderName
 
-    return [OrderName(name) for name in parsed_names(text)]
+    return [OrderName(name) for name in parsed_names(text, "--order")]
+
+
+def _policies(text: str) -> list[str]:
+    from penstock.policy.eviction import check_eviction
+
+    names = parsed_names(text, "--policies")
+    for name in names:
+        check_eviction(name)
+    return names
 
 
 def _label(order: OrderName) -> str:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.options import check_memory, parsed_names
 from penstock.cli.output import Table, add_output_options, needing, progress, show
 from penstock.cli.scenario import add_scenario_options, scenario_from
 from penstock.errors import ConfigError
@@ -81,8 +82,9 @@ def _run(options: argparse.Namespace) -> None:
         return
     if options.seeds < 1:
         raise ConfigError(f"--seeds is {options.seeds}; at least 1 is needed")
-    names = options.policies.split(",") if options.policies else POLICY_NAMES
-    policies = [find_policy(name.strip(), scenario.assumptions) for name in names]
+    names = POLICY_NAMES if options.policies is None else parsed_names(options.policies, "--policies")
+    policies = [find_policy(name, scenario.assumptions) for name in names]
+    check_memory("samples", scenario.samples, 8 * (1 + scenario.epochs))  # sizes, and what all ranks read
     ranks = _ranks(options.scaling)
     total = len(policies) * options.seeds * max(1, len(ranks))
     with progress("simulating", total) as done:

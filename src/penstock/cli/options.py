@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.errors import ConfigError
-from penstock.units import parse_share
+from penstock.units import format_bytes, parse_share
 
 _Value = TypeVar("_Value")
 
@@ -61,9 +61,27 @@ def parsed_count(option: str, text: str) -> int:
     return int(text) if text.strip().isdigit() else int(number)
 
 
-def parsed_names(text: str) -> list[str]:
-    """Return the words between commas, each once."""
+def parsed_names(text: str, option: str = "a list of names") -> list[str]:
+    """Return the words between commas, each once. Raises: ConfigError naming the option if there are none."""
+    if not text.strip():
+        raise ConfigError(f"{option} is {text!r}: give at least one name, or leave it out")
     return list(dict.fromkeys(name.strip() for name in text.split(",")))
+
+
+def check_memory(option: str, samples: int, bytes_per_sample: float) -> None:
+    """Refuse more samples than this machine's memory can hold, before any of it is taken.
+
+    bytes_per_sample: that are needed at the least; so what passes may still be too much.
+    Raises: ConfigError naming the option, what is needed and what there is.
+    """
+    from penstock.flow.cpus import memory_limit_bytes
+
+    needed, limit = samples * bytes_per_sample, memory_limit_bytes()
+    if needed > limit:
+        raise ConfigError(
+            f"{option} is {samples:,}, which takes at least {format_bytes(needed)} of memory; this machine has "
+            f"{format_bytes(limit)}: compute a part of the data set"
+        )
 
 
 def is_given(options: argparse.Namespace, name: str) -> bool:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.options import check_memory
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,6 +55,12 @@ def scenario_from(options: argparse.Namespace) -> Scenario:
                 f"--assumptions is {options.assumptions!r}; the known ones are {', '.join(PRESETS)}"
             )
         changes["assumptions"] = PRESETS[options.assumptions]
+    # Before the rest is checked, which goes through the epochs. Its size and one read of it, 8 bytes each.
+    check_memory(
+        "data.samples" if options.samples is None else "--samples",
+        changes.get("data", scenario.data).samples,
+        16,
+    )
     return replace(scenario, **changes)
 
 
@@ -62,7 +69,8 @@ def _at_least(least: int) -> Callable[[str], int]:
         try:
             value = int(written)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{written!r} is not a whole number") from None
+            several = "; several are compared by simulate loading --scaling" if "," in written else ""
+            raise argparse.ArgumentTypeError(f"{written!r} is not a whole number{several}") from None
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is below {least}")
         return value

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.output import Table, add_output_options, progress, show
 from penstock.cli.shuffled import add_shuffle_options, shuffled_plan
 from penstock.errors import ConfigError
+from penstock.units import parse_share
 
 if TYPE_CHECKING:
     from penstock.plan import AccessPlan
@@ -47,9 +48,9 @@ def add(commands: Any) -> None:
     cache = parser.add_mutually_exclusive_group()
     cache.add_argument(
         "--cache",
-        type=float,
+        type=_shares,
         nargs="+",
-        default=list(_SHARES),
+        default=[list(_SHARES)],
         metavar="SHARE",
         help=f"of the data set, that all ranks together hold: N C / F ({' '.join(map(str, _SHARES))}); "
         "N is all of it on every rank, and more is no more",
@@ -58,21 +59,39 @@ def add(commands: Any) -> None:
         "--small",
         dest="cache",
         action="store_const",
-        const=list(_SMALL_SHARES),
+        const=[list(_SMALL_SHARES)],
         help="all ranks together hold 1 to 10 %% of it, as in penstock simulate caches --small",
     )
     add_output_options(parser)
     parser.set_defaults(run=_run)
 
 
+def _shares(text: str) -> list[float]:
+    """Return the shares between commas, of which 1.5 and 150% are two ways to write one."""
+    try:
+        return [_share(part.strip()) for part in text.split(",")]
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _share(text: str) -> float:
+    if text.endswith("%"):
+        return parse_share(text)
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{text!r} is no share of the data set: write for example 0.5 or 50%") from None
+
+
 def _run(options: argparse.Namespace) -> None:
     from penstock.simulate.sharing import SCHEMES, compare_schemes, in_memory, least_store_reads
 
-    for share in options.cache:
+    cache_shares = [share for part in options.cache for share in part]
+    for share in cache_shares:
         if not (math.isfinite(share) and share >= 0):
             raise ConfigError(f"--cache is {share:g}; it is a share of the data set: 1 holds all of it once")
     plan = in_memory(shuffled_plan(options))
-    held = [round(min(share, options.ranks) * options.samples) for share in options.cache]
+    held = [round(min(share, options.ranks) * options.samples) for share in cache_shares]
     counted, bounds = [], []
     with progress("counting", len(held)) as done:
         for index, samples_held in enumerate(held):
@@ -90,20 +109,18 @@ def _run(options: argparse.Namespace) -> None:
                 "least_store_reads_share": bound,
                 "schemes": {name: _as_data(shares) for name, shares in by_scheme.items()},
             }
-            for share, samples_held, bound, by_scheme in zip(
-                options.cache, held, bounds, counted, strict=True
-            )
+            for share, samples_held, bound, by_scheme in zip(cache_shares, held, bounds, counted, strict=True)
         ],
     }
     if len(counted) == 1:
-        tables = [_one_size(options.cache[0], counted[0], bounds[0])]
+        tables = [_one_size(cache_shares[0], counted[0], bounds[0])]
     else:
-        tables = _all_sizes(options.cache, counted, bounds)
+        tables = _all_sizes(cache_shares, counted, bounds)
     show(options, data, tables, _notes(options))
     if options.plot is not None:
         from penstock.measure.plot_sharing import plot_sharing
 
-        plot_sharing(options.cache, counted, bounds, options.plot)
+        plot_sharing(cache_shares, counted, bounds, options.plot)
 
 
 def _reads(plan: AccessPlan) -> int:

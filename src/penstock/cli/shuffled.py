@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from penstock.cli.options import check_memory
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,5 +33,7 @@ def shuffled_plan(options: argparse.Namespace) -> AccessPlan:
         raise ConfigError(f"--ranks is {options.ranks}; at least one rank reads the samples: raise it")
     if options.batch < 1:
         raise ConfigError(f"--batch is {options.batch}; each rank reads at least one sample a step: raise it")
+    # Where the sample is, and who has it, or how often it was read.
+    check_memory("--samples", options.samples, 16)
     order = FullShuffle(options.samples, options.seed)
     return AccessPlan(order, options.batch * options.ranks, options.epochs, options.ranks)

@@ -36,7 +36,11 @@ and others), whose writes are run, or a text, one operation a line: write,NAME,S
 of the drive: write_pages,FIRST,COUNT; trim_pages,FIRST,COUNT; read_pages,FIRST,COUNT; and phase,NAME to sum up what
 follows.
 
-JSON: see docs/howto/ssd-wear.md.
+JSON, all explained in docs/howto/ssd-wear.md: ssd{exported_bytes, page_bytes, blocks, rated_cycles}; for snapshots
+runs[] of model, parameters, snapshots, method, snap_dis, stored_bytes, stored_share, repeat and the sums; for a stream
+the sums at the top, recording{}, phases[], histogram[]. Sums: written_bytes, written_pages, moved_pages, summary_pages,
+programmed_pages, trimmed_pages, read_pages, write_amplification, erases, erases_per_block{}, busy_seconds,
+bytes_per_day, lifetime{}. --paper: table_8_blocks, table_9[], worst_error, worst_error_continued.
 """
 
 
@@ -149,7 +153,10 @@ def _stream(path: Path, ssd: Ssd) -> tuple[Stream, RecordedWrites | None]:
         recorded = recorded_writes(read_recording(path), ssd, str(path))
         return recorded.stream, recorded
     with path.open(encoding="utf-8", newline="") as lines:
-        return read_stream(lines, str(path)), None
+        stream = read_stream(lines, str(path))
+    if not stream.operations:
+        raise ConfigError(f"--stream {path} has no operation: nothing would wear the drive")
+    return stream, None
 
 
 def _models(options: argparse.Namespace) -> list[SnapshotSizes]:
@@ -164,7 +171,7 @@ def _models(options: argparse.Namespace) -> list[SnapshotSizes]:
             raise ConfigError(f"--sizes {options.sizes}: it is not text: {error}") from None
     names = [model.name for model in models]
     if options.models is not None:
-        wanted = parsed_names(options.models)
+        wanted = parsed_names(options.models, "--models")
         for name in wanted:
             if name not in names:
                 raise ConfigError(f"--models: {name!r} is not recorded; the models are {', '.join(names)}")
@@ -204,11 +211,15 @@ def _run_methods(options: argparse.Namespace, models: Sequence[SnapshotSizes], d
     from penstock.simulate.snapshots import METHODS, SNAP_DISTANCES, compare_methods, method_named
 
     methods = (
-        METHODS if options.methods is None else [method_named(name) for name in parsed_names(options.methods)]
+        METHODS
+        if options.methods is None
+        else [method_named(name) for name in parsed_names(options.methods, "--methods")]
     )
     distances: Sequence[int] = SNAP_DISTANCES
     if options.snap_dis is not None:
-        distances = [parsed_count("--snap-dis", part) for part in parsed_names(options.snap_dis)]
+        distances = [
+            parsed_count("--snap-dis", part) for part in parsed_names(options.snap_dis, "--snap-dis")
+        ]
     with progress("snapshots", len(models) * len(methods) * len(distances)) as done:
         runs = compare_methods(drive, models, methods, distances, repeat=options.repeat, done=done)
     rows = [_method_row(options, run) for run in runs]

@@ -8,6 +8,9 @@ import numpy as np
 
 from penstock.errors import ConfigError
 
+#: No process has more; a model keeps a place in memory for each.
+_MOST_THREADS = 65_536
+
 
 def check_count(field: str, value: int, least: int = 1) -> None:
     """Refuse anything but a whole number of at least so many."""
@@ -15,6 +18,13 @@ def check_count(field: str, value: int, least: int = 1) -> None:
         raise ConfigError(f"{field} is {value!r}; it must be a whole number")
     if value < least:
         raise ConfigError(f"{field} is {value}; it must be at least {least}")
+
+
+def check_threads(field: str, value: int) -> None:
+    """Refuse anything but a number of threads from 1 to 65,536."""
+    check_count(field, value)
+    if value > _MOST_THREADS:
+        raise ConfigError(f"{field} is {value}; it must be at most {_MOST_THREADS:,}")
 
 
 def check_seconds(field: str, value: float) -> None:

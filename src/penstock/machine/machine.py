@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import ConfigError
-from penstock.machine.checks import check_count, check_rate, check_seconds
+from penstock.machine.checks import check_count, check_rate, check_seconds, check_threads
 from penstock.machine.curve import Curve
 
 Backend = Literal["memory", "filesystem"]
@@ -70,7 +70,7 @@ class StorageClass:
         if not self.name:
             raise ConfigError("name is empty; a storage class is told from others by its name")
         check_count("capacity_bytes", self.capacity_bytes)
-        check_count("threads", self.threads)
+        check_threads("threads", self.threads)
         check_seconds("latency_seconds", self.latency_seconds)
         if self.backend not in BACKENDS:
             raise ConfigError(f"backend is {self.backend!r}; it must be one of {', '.join(BACKENDS)}")
@@ -123,7 +123,7 @@ class SharedStore:
                 "read is missing, and so is clients: say how fast the store is, for one client (read) or for all "
                 "of them together (clients)"
             )
-        check_count("threads", self.threads)
+        check_threads("threads", self.threads)
         check_seconds("latency_seconds", self.latency_seconds)
         check_seconds("request_seconds", self.request_seconds)
         if self.random_bytes is not None:
@@ -179,7 +179,7 @@ class Machine:
                     f"storage[{index}].name is {name!r}, as storage[{names.index(name)}] is: rename one"
                 )
         check_count("ranks", self.ranks)
-        check_count("decode_threads", self.decode_threads)
+        check_threads("decode_threads", self.decode_threads)
         check_rate("network_bytes_per_second", self.network_bytes_per_second)
         check_rate("source_network_bytes_per_second", self.source_network_bytes_per_second)
         check_rate("preprocess_bytes_per_second", self.preprocess_bytes_per_second)

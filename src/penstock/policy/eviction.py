@@ -14,6 +14,7 @@ import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from difflib import get_close_matches
 from typing import NamedTuple, Protocol
 
 from penstock.errors import ConfigError
@@ -292,4 +293,6 @@ def eviction_of(name: str, references: Iterable[Hashable] = ()) -> Eviction:
 def check_eviction(name: str) -> None:
     """Raise ConfigError unless there is a policy of this name."""
     if name not in EVICTIONS:
-        raise ConfigError(f"there is no eviction policy {name!r}; known are {', '.join(EVICTIONS)}")
+        close = get_close_matches(name.lower(), EVICTIONS, n=1)
+        hint = f"did you mean {close[0]}? Known" if close else "known"
+        raise ConfigError(f"there is no eviction policy {name!r}; {hint} are {', '.join(EVICTIONS)}")

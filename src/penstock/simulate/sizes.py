@@ -28,6 +28,8 @@ _LARGEST_BYTES = 2**53
 #: Samples whose uniform numbers come from one stream; their temporaries stay in a second-level cache.
 _CHUNK = 1 << 16
 _MOST_REDRAWS = 1_000
+#: Sizes of more take 32 GB by themselves, before anything is simulated.
+_MOST_SAMPLES = 4 * 10**9
 #: Found without SciPy, so that the ordinary scenario needs it as little as it needs its start-up time.
 _OWN = ("constant", "normal", "uniform")
 
@@ -39,7 +41,7 @@ class SizeDistribution:
     """Sizes drawn from a distribution.
 
     name: ``"normal"``, ``"uniform"``, ``"constant"``, or a distribution of `scipy.stats` by its name there.
-    samples: F, at least 1.
+    samples: F, from 1 to 4 * 10**9.
     parameters: ``loc`` and ``scale`` in bytes, as SciPy means them (normal: mean and standard deviation; uniform: from
         loc to loc + scale), and the distribution's shape parameters by their names there, which are plain numbers.
         ``loc`` is 0 unless given; constant and discrete distributions have no ``scale``. Kept as pairs, sorted.
@@ -56,6 +58,11 @@ class SizeDistribution:
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", tuple(sorted(dict(self.parameters).items())))
         check_samples(self.samples)
+        if self.samples > _MOST_SAMPLES:
+            raise ConfigError(
+                f"samples is {self.samples:,}; at most {_MOST_SAMPLES:,} sizes are drawn, which take "
+                f"{8 * _MOST_SAMPLES / 1e9:g} GB: simulate a part of the data set"
+            )
         self._check_bounds()
         for parameter, value in self._values().items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -72,12 +72,14 @@ class References:
     ids: int64[n], the object of each request. Ids from 2**63 on, which libCacheSim allows, appear as negative.
     seconds: int64[n], when each request came; the request's index where nobody knows.
     sizes_bytes: int64[n], size of each request's object; 1 where nobody knows.
+    first_text: line and id of the first that is no whole number, for which all were numbered; None if there is none.
     Raises: ConfigError for arrays of other shapes, and negative sizes.
     """
 
     ids: Ids
     seconds: Ids
     sizes_bytes: Ids
+    first_text: tuple[int, str] | None = None
 
     def __post_init__(self) -> None:
         for name in ("ids", "seconds", "sizes_bytes"):
@@ -307,7 +309,8 @@ def _decoded(file: Path, data: bytes) -> str:
 
 
 def _from_txt(file: Path, lines: list[str]) -> References:
-    objects = []
+    objects: list[str] = []
+    numbers: list[int] = []
     for number, line in enumerate(lines, start=1):
         words = line.split()
         if len(words) > 1:
@@ -315,7 +318,9 @@ def _from_txt(file: Path, lines: list[str]) -> References:
                 f"{file}, line {number}: {line[:60]!r} has {len(words)} words; a line is one object"
             )
         objects += words  # an empty line is no request
-    return References.of(_numbered(objects))
+        numbers += [number] * len(words)
+    ids, first_text = _numbered(objects, numbers)
+    return replace(References.of(ids), first_text=first_text)
 
 
 def _from_csv(file: Path, lines: list[str], columns: Sequence[str] | None) -> References:
@@ -331,6 +336,7 @@ def _from_csv(file: Path, lines: list[str], columns: Sequence[str] | None) -> Re
     )
     assert id_column is not None, "checked by _columns"
     objects: list[str] = []
+    numbers: list[int] = []
     seconds: list[int] = []
     sizes: list[int] = []
 
@@ -340,6 +346,7 @@ def _from_csv(file: Path, lines: list[str], columns: Sequence[str] | None) -> Re
                 f"{file}, line {number}: {','.join(row)[:60]!r} has {len(row)} columns; needed are {','.join(chosen)}"
             )
         objects.append(row[id_column].strip())
+        numbers.append(number)
         seconds.append(
             len(seconds) if time_column is None else _whole(file, number, "time", row[time_column])
         )
@@ -349,7 +356,8 @@ def _from_csv(file: Path, lines: list[str], columns: Sequence[str] | None) -> Re
         add(first_line, first)
     for number, row in rows:
         add(number, row)
-    return References.of(_numbered(objects), seconds=seconds, sizes_bytes=sizes)
+    ids, first_text = _numbered(objects, numbers)
+    return replace(References.of(ids, seconds=seconds, sizes_bytes=sizes), first_text=first_text)
 
 
 def _rows(file: Path, lines: list[str]) -> Iterator[tuple[int, list[str]]]:
@@ -400,13 +408,24 @@ def _whole(file: Path, line: int, what: str, text: str) -> int:
     return value
 
 
-def _numbered(objects: list[str]) -> Ids:
-    """Return the objects' own numbers if all are whole ones of 64 bits, else numbers by first appearance."""
-    try:
-        numbers = [int(each) for each in objects]
-    except ValueError:
-        numbers = []
-    if len(numbers) == len(objects) and all(-(2**63) <= each < 2**64 for each in numbers):
-        return np.array([each - 2**64 if each >= 2**63 else each for each in numbers], np.int64)
+def _numbered(objects: list[str], lines: list[int]) -> tuple[Ids, tuple[int, str] | None]:
+    """Return the objects' own numbers if all are whole ones of 64 bits, else numbers by first appearance.
+
+    lines: of each object. Returns beside the numbers the line and text of the first that has no such number.
+    """
+    numbers = []
+    for text in objects:
+        try:
+            number = int(text)
+        except ValueError:
+            break
+        if not -(2**63) <= number < 2**64:
+            break
+        numbers.append(number)
+    else:
+        return np.array([each - 2**64 if each >= 2**63 else each for each in numbers], np.int64), None
     by_name: dict[str, int] = {}
-    return np.array([by_name.setdefault(each, len(by_name)) for each in objects], np.int64)
+    return np.array([by_name.setdefault(each, len(by_name)) for each in objects], np.int64), (
+        lines[len(numbers)],
+        objects[len(numbers)],
+    )
