@@ -11,7 +11,7 @@ from penstock.measure.picture import check_picture, new_figure, save_picture, st
 pytestmark = pytest.mark.usefixtures("fonts")
 
 
-@pytest.mark.parametrize("name", ["a.png", "a.SVG", "a.pdf", "a"])
+@pytest.mark.parametrize("name", ["a.png", "a.SVG", "a.pdf"])
 def test_a_name_that_a_picture_can_have_is_accepted(tmp_path: Path, name: str) -> None:
     check_picture(tmp_path / name)
 
@@ -21,6 +21,8 @@ def test_a_name_that_a_picture_can_have_is_accepted(tmp_path: Path, name: str) -
     [
         ("a.txt", r"a\.txt ends in '\.txt', which is no picture: use \.png"),
         ("a.xyz", r"a\.xyz ends in '\.xyz', which is no picture"),
+        ("a.jpg", r"a\.jpg ends in '\.jpg', which is no picture"),
+        ("a", "a has no ending, which says the format"),
         ("nowhere/a.png", "there is no folder .*nowhere: make it first"),
     ],
 )

@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="penstock trace blocks -- COMMAND records which blocks of which files a command reads: see its --help.",
     )
     report.add_argument("trace", type=Path, metavar="FILE", help="written by a loader's trace=")
-    report.add_argument("--plot", type=Path, metavar="PNG", help="draw it")
+    report.add_argument("--plot", type=Path, metavar="FILE", help="draw it (.png, .svg or .pdf)")
     report.set_defaults(run=_trace)
     return parser
 

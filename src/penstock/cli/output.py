@@ -47,7 +47,7 @@ def check_plot(options: argparse.Namespace) -> None:
 
 
 def show(options: argparse.Namespace, data: Any, tables: Sequence[Table], notes: Sequence[str] = ()) -> None:
-    """Print `data` as JSON where --json was given, else the tables and below them the notes.
+    """Print `data` as JSON where --json was given, else the tables, below them the notes and the picture's name.
 
     data: of dicts, lists, text, finite numbers and None alone.
     """
@@ -58,6 +58,9 @@ def show(options: argparse.Namespace, data: Any, tables: Sequence[Table], notes:
         print_table(table)
     for note in notes:
         print(note)
+    plot = getattr(options, "plot", None)
+    if plot is not None and (said := f"The picture: {plot}") not in notes:
+        print(said)
 
 
 def print_table(table: Table) -> None:

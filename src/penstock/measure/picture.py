@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 BLUE, SKY, GREEN, ORANGE, RED, PURPLE = "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7"
 INK, DARK, FAINT, PALE = "#222222", "#4A4A4A", "#8A8F96", "#C9CDD2"
 GRID = "#E6E8EB"
+_ENDINGS = (".png", ".svg", ".pdf")
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -56,13 +57,17 @@ def title_axes(axes: Axes, title: str, below: str = "") -> None:
 def check_picture(path: str | os.PathLike[str]) -> None:
     """Refuse a name that no picture can have, before anything is computed for it.
 
-    Raises: ConfigError for an ending that is none of a picture, or a missing folder; ImportError without matplotlib.
+    Raises: ConfigError for another ending than .png, .svg or .pdf, a folder, or a missing one; ImportError without
+        matplotlib.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    import matplotlib.figure  # noqa: F401  (told now, not when everything is computed)
 
     picture = Path(path)
-    endings = FigureCanvasAgg(new_figure(1.0, 1.0)).get_supported_filetypes()
-    if picture.suffix[1:].lower() not in ("", *endings):
+    if picture.is_dir():
+        raise ConfigError(f"{picture} is a folder: name a file in it that ends in .png, .svg or .pdf")
+    if not picture.suffix:
+        raise ConfigError(f"{picture} has no ending, which says the format: use .png, .svg or .pdf")
+    if picture.suffix.lower() not in _ENDINGS:
         raise ConfigError(
             f"{picture} ends in {picture.suffix!r}, which is no picture: use .png, .svg or .pdf"
         )

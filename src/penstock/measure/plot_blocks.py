@@ -76,7 +76,7 @@ def draw_blocks(strings: Sequence[tuple[str, BlockString]]) -> Figure:
     if not strings or not all(string.numbers.size for _, string in strings):
         raise ConfigError("a recording has no reference to a block, so there is nothing to draw")
     from matplotlib.lines import Line2D
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     width = max(6.4, 1.0 + 3.7 * len(strings))
     figure = new_figure(width, 4.4)
@@ -88,7 +88,9 @@ def draw_blocks(strings: Sequence[tuple[str, BlockString]]) -> Figure:
         every = _draw_points(axes, string)
         axes.set_xlabel("logical time (references)" + (f", 1 of {every} drawn" if every > 1 else ""))
         axes.xaxis.set_major_formatter(thousands)
-        axes.locator_params(axis="x", nbins=5)
+        # Both count things: marks between them would be rounded to wrong ones.
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
         axes.yaxis.set_major_formatter(thousands)
     all_axes[0].set_ylabel("block number, by first reference")
     all_axes[0].set_xlim(0, 1.02 * max(string.numbers.size for _, string in strings))
