@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
+from dataclasses import dataclass
 
-from penstock.errors import ConfigError
-from penstock.policy.loading import LoadingPolicy
+from penstock.errors import ConfigError, PenstockError
+from penstock.policy.loading import Job, Loading, LoadingPolicy
 from penstock.simulate.assumptions import Assumptions
 from penstock.simulate.policies import policy_named
 
@@ -44,3 +46,38 @@ def find_policy(name: str, assumptions: Assumptions) -> LoadingPolicy:
         )
     made: LoadingPolicy = policy
     return made
+
+
+def told_in_one_line(policy: LoadingPolicy) -> LoadingPolicy:
+    """Return a policy whose errors, if it is one's own, are ConfigErrors that name file and line."""
+    return policy if type(policy).__module__.startswith("penstock.") else _Own(policy)
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """A policy of somebody's own: what goes wrong in it is told in one line, as a bad file is."""
+
+    policy: LoadingPolicy
+
+    @property
+    def name(self) -> str:
+        return self.policy.name
+
+    def prepare(self, job: Job) -> Loading:
+        try:
+            return self.policy.prepare(job)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise _raised(self.policy, error) from error
+
+
+def _raised(policy: LoadingPolicy, error: Exception) -> ConfigError:
+    """Return the error that says where the policy's own code raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    # Rather the policy's own line than one within a library that it called.
+    own = getattr(sys.modules.get(type(policy).__module__), "__file__", None)
+    at = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
+    return ConfigError(
+        f"policy {policy.name!r}: {at.filename}, line {at.lineno}: {type(error).__name__}: {error}"
+    )

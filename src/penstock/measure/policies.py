@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.flow.cpus import available_cpus
+from penstock.measure.own_policy import told_in_one_line
 from penstock.policy.loading import Job, LoadingPolicy, NotSupported
 from penstock.simulate.requests import ORIGINS, LoadingResult, simulate_job
 from penstock.simulate.scenario import Scenario
@@ -109,7 +110,7 @@ def _run_all(
 ) -> Generator[tuple[int, LoadingResult | NotSupported], None, None]:
     def run(policy: LoadingPolicy) -> LoadingResult | NotSupported:
         try:
-            return simulate_job(job, policy, scenario.assumptions, per_sample=per_sample)
+            return simulate_job(job, told_in_one_line(policy), scenario.assumptions, per_sample=per_sample)
         except NotSupported as error:
             return error
 

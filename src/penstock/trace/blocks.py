@@ -74,7 +74,7 @@ Rows = NDArray[np.void]
 #: More references than this are refused: 16 GiB of numbers.
 MOST_REFERENCES = 1 << 31
 
-_FORMAT = Format(b"PENBLOCK", 1, "a recording of block references", "penstock trace blocks", "content")
+_FORMAT = Format(b"PENBLOCK", 1, "a recording of block references", "of penstock trace blocks", "content")
 _FILES, _ROWS, _END = b"FILE", b"REFS", b"DONE"
 _COUNTS = struct.Struct("<QQ")
 #: What a crash within one append can lose, and what a reader checks at once: 2 MiB before compression.

@@ -23,6 +23,11 @@ from pathlib import Path
 from penstock.errors import ConfigError, FormatError
 from penstock.trace.trace import JSON
 
+#: By how a file begins: what to do with it instead.
+_HINTS = {
+    b"PENBLOCK": "; it is a recording of block references, which penstock trace blocks --import reads",
+    b"PENTRACE": "; it is a trace, which penstock trace reads",
+}
 _PRELUDE = struct.Struct("<8sIII")
 _CHUNK = struct.Struct("<4sII")
 _CHECKSUM = struct.Struct("<I")
@@ -144,8 +149,10 @@ def damaged(path: str | os.PathLike[str], offset: int, what: str) -> FormatError
 
 def _read_header(path: str | os.PathLike[str], data: bytes, form: Format) -> tuple[dict[str, JSON], int]:
     if not data.startswith(form.magic[: len(data)]) or not data:
+        hint = _HINTS.get(data[: len(form.magic)], "")
         raise FormatError(
-            f"{path} is not {form.what}: it does not begin with {form.magic!r}; give a file of {form.written_by}"
+            f"{path} is not {form.what}: it does not begin with {form.magic.decode()}; give a file {form.written_by}"
+            f"{hint}"
         )
     start = _PRELUDE.size + _CHECKSUM.size
     if len(data) < start:

@@ -22,7 +22,7 @@ from penstock.trace.chunks import ChunkWriter, Format, damaged, read_chunks
 from penstock.trace.schema import SPAN, Spans
 from penstock.trace.trace import JSON, Trace
 
-_FORMAT = Format(b"PENTRACE", 1, "a trace", "TraceWriter", "spans")
+_FORMAT = Format(b"PENTRACE", 1, "a trace", "that a loader wrote with trace=", "spans")
 _DROPPED = struct.Struct("<Q")
 _SPANS, _END = b"SPAN", b"DONE"
 #: Bounds what a crash within one append can lose, and what a reader checks at once: 3 MiB.
