@@ -132,3 +132,26 @@ def test_options_behind_the_dashes_are_the_commands_own(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("['--json', '--', '--out']\n")
+
+
+def test_an_earlier_recording_is_replaced_only_by_force(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run.blocks"
+    out.write_text("of days")
+
+    with pytest.raises(ConfigError, match=r"run\.blocks is there already: .* --force"):
+        main_blocks(["--by", "opens", "--out", str(out), *job(tmp_path)])
+    assert out.read_text() == "of days"
+
+    main_blocks(["--by", "opens", "--out", str(out), "--force", *job(tmp_path)])
+    assert read_recording(out).is_complete
+
+
+def test_an_empty_string_of_a_recording_is_refused(tmp_path: Path) -> None:
+    out, string = tmp_path / "run.blocks", tmp_path / "string.txt"
+    main_blocks(["--by", "opens", "--data", str(tmp_path / "data"), "--out", str(out), *job(tmp_path)])
+
+    with pytest.raises(ConfigError, match="would be empty: nothing of checkpoint was referenced"):
+        main_blocks(["--import", str(out), "--phases", "checkpoint", "--string", str(string)])
+    assert not string.exists()

@@ -264,3 +264,32 @@ def test_a_bad_trace_is_told_by_its_place(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("1,2,3\n")
     with pytest.raises(ConfigError, match="mru is replayed over equal objects only"):
         run("--trace", str(tmp_path / "a.csv"), "--bytes", "--policies", "mru")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.txt", "1\n\n2\nxx\n"), ("a.csv", "id,size\n1,5\n2,5\nxx,5\n")]
+)
+def test_ids_that_are_text_are_said_with_the_first_such_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    run("--trace", str(tmp_path / name), "--policies", "lru", "--sizes", "50%")
+    assert "Ids are text, numbered by first appearance: line 4 has 'xx'" in capsys.readouterr().out
+
+    (tmp_path / name).write_text(text.replace("xx", "3"))
+    run("--trace", str(tmp_path / name), "--policies", "lru", "--sizes", "50%")
+    assert "Ids are text" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--samples", "1000000000000"), "--samples is 1,000,000,000,000, which takes at least 80 TB"),
+        (("--small", "--samples", "1000000000000"), "which takes at least 40 TB"),
+        (("--policies", "LRU"), "did you mean lru"),
+        (("--policies", ""), "give at least one name"),
+    ],
+)
+def test_what_cannot_be_replayed_is_told_with_the_next_move(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run(*words)

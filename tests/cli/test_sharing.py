@@ -126,3 +126,20 @@ def test_frequency_draws_figure_3_1(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_frequency_refuses_a_delta_that_is_no_share() -> None:
     with pytest.raises(ConfigError, match="delta is -2"):
         _run("frequency", "--delta", "-2")
+
+
+def test_shares_are_written_as_other_commands_have_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run("sharing", *_SMALL, "--json", "--cache", "0.5,1", "150%")
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert [point["cache_share"] for point in points] == [0.5, 1.0, 1.5]
+
+    _run("sharing", *_SMALL, "--cache", "50%", "--plot", str(tmp_path / "a.png"))
+    assert capsys.readouterr().out.endswith(f"The picture: {tmp_path / 'a.png'}\n")
+
+
+@pytest.mark.parametrize("command", ["sharing", "frequency"])
+def test_more_samples_than_memory_holds_are_refused(command: str) -> None:
+    with pytest.raises(ConfigError, match="which takes at least 16 TB of memory; this machine has"):
+        _run(command, "--samples", "1000000000000")

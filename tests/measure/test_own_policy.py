@@ -8,7 +8,9 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.measure.own_policy import find_policy
+from penstock.measure.policies import run_policies
 from penstock.simulate.assumptions import PHYSICAL
+from penstock.simulate.scenario import scenario_named
 
 OWN = """
 from penstock.policy.loading import Loading
@@ -60,3 +62,15 @@ def test_one_of_ours_and_one_of_ones_own_are_found() -> None:
 def test_a_policy_that_is_none_is_told_why(name: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         find_policy(name, PHYSICAL)
+
+
+def test_a_policy_of_ones_own_that_raises_is_told_by_file_and_line() -> None:
+    Path("raising_loading_policy.py").write_text(
+        "class Raising:\n    name = 'raising'\n    def prepare(self, job):\n        return 1 / 0\n"
+    )
+    policy = find_policy("raising_loading_policy:Raising", PHYSICAL)
+
+    with pytest.raises(
+        ConfigError, match=r"'raising': .*raising_loading_policy\.py, line 4: ZeroDivisionError"
+    ):
+        run_policies(scenario_named("scenario1"), [policy])

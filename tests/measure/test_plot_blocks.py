@@ -64,3 +64,11 @@ def test_the_ending_decides_the_format_and_has_to_be_a_pictures(tmp_path: Path) 
     with pytest.raises(ConfigError, match="nothing to draw"):
         plot_blocks(Recording(np.empty(0, REFERENCE), []), tmp_path / "references.png")
     assert not (tmp_path / "references.txt").exists()
+
+
+def test_an_axis_of_few_blocks_is_marked_at_whole_numbers() -> None:
+    figure = draw_blocks([("", RECORDING.string())])
+
+    (axes,) = figure.axes
+    for ticks in (axes.get_xticks(), axes.get_yticks()):
+        assert all(float(tick).is_integer() for tick in ticks)

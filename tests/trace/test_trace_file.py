@@ -263,3 +263,11 @@ def test_what_is_no_span_or_no_json_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
     with pytest.raises(ConfigError, match="of 1 dimensions"):
         Trace(numbers)
+
+
+def test_a_recording_of_blocks_is_no_trace_and_the_command_that_reads_it_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.blocks"
+    path.write_bytes(b"PENBLOCK" + bytes(20))
+
+    with pytest.raises(FormatError, match=r"a loader wrote with trace=; .* penstock trace blocks --import"):
+        read_trace(path)
