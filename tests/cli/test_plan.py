@@ -13,12 +13,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyarrow import parquet
 
-from penstock.cli.plan import add_plan
+from penstock.cli.plan import _against_notes, add_plan
 from penstock.errors import ConfigError, FormatError, PenstockError
 from penstock.loader import Loader
 from penstock.loader.transforms import Resize, ToTensor
@@ -366,16 +367,24 @@ def test_a_recorded_run_is_laid_over_its_prediction(
     assert (tmp_path / "both.png").stat().st_size > 5_000
 
 
-def test_a_stall_that_is_hardly_there_judges_no_prediction(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("predicted", "measured", "told"),
+    [
+        (0.0, 0.09, "; too little to judge, below 1 % of the run."),
+        (
+            3.0,
+            0.09,
+            "; off by +29.10 % of the run.",
+        ),  # predicted waiting that was not there is wrong, and told
+        (0.0, 3.0, "; off by -100.0 % of the stall, -30.00 % of the run."),
+    ],
+)
+def test_only_waiting_that_was_neither_predicted_nor_measured_judges_nothing(
+    predicted: float, measured: float, told: str
 ) -> None:
-    monkeypatch.setattr("penstock.cli.plan._LEAST_STALL", 1.01)  # any stall is too little then
+    comparison: Any = SimpleNamespace(stall_seconds=(predicted, measured), run_seconds=(10.0, 10.0))
 
-    plan("--against", run)
-
-    told = capsys.readouterr().out
-    assert "; too little to judge, below 101 % of the run." in told
-    assert "of the stall" not in told
+    assert _against_notes(comparison)[0].endswith(told)
 
 
 def test_the_comparison_is_json_too(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ _WORTH_A_LINE = 0.001
 _MOST_REASONS = 5
 #: Longer tables are printed only with --all.
 _MOST_ROWS = 30
-#: A measured stall of less than this share of the run is too little to judge a prediction by.
+#: Stall of less than this share of the run, predicted and measured, is too little to judge a prediction by.
 _LEAST_STALL = 0.01
 
 
@@ -460,8 +460,11 @@ def _against_notes(comparison: RunComparison) -> list[str]:
     predicted_run, measured_run = comparison.run_seconds
     of_run, of_stall = _share(predicted - measured, measured_run), _share(predicted - measured, measured)
     told = f"Stall: predicted {predicted:.2f} s, measured {measured:.2f} s"
-    if measured < _LEAST_STALL * measured_run:
+    if max(predicted, measured) < _LEAST_STALL * measured_run:
         told += f"; too little to judge, below {100 * _LEAST_STALL:g} % of the run"
+    elif measured < _LEAST_STALL * measured_run:
+        # A share of next to nothing would say nothing; that far more was predicted does.
+        told += f"; off by {100 * (of_run or 0.0):+.2f} % of the run"
     elif of_run is not None and of_stall is not None:
         told += f"; off by {100 * of_stall:+.1f} % of the stall, {100 * of_run:+.2f} % of the run"
     return [f"{told}.", f"Run: predicted {predicted_run:.2f} s, measured {measured_run:.2f} s."]
