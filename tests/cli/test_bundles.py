@@ -189,3 +189,10 @@ def test_sizes_and_ratios_are_laid_side_by_side(as_json: Any) -> None:
 def test_what_cannot_be_is_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run(*arguments)
+
+
+def test_a_cache_of_a_share_is_written_with_or_without_a_percent_sign(as_json: Any) -> None:
+    bare, percent = (as_json("--samples", "1000", "--cache", text) for text in ("0.3", "30%"))
+
+    assert bare["setting"]["cache"] == 300
+    assert bare == percent

@@ -151,6 +151,10 @@ def test_pictures_are_drawn_of_policies_and_of_scaling(
     [
         (("--policies", "frequence"), "'frequency' is meant, perhaps. Known are lower-bound"),
         (("--policies", "naive,,cover"), "policy '' is not known"),
+        (("--policies", ""), "--policies is '': give at least one name"),
+        (("--samples", "3999999999", "--epochs", "1000"), "of memory; this machine has"),
+        (("--samples", "1000000000000"), "samples is 1,000,000,000,000; at most 4,000,000,000"),
+        (("--plot", "policies"), "no ending"),
         (("--seeds", "0"), "--seeds is 0"),
         (("--scaling", "1,x"), "--scaling is '1,x'"),
         (("--scaling", "0"), "--scaling is '0'"),
@@ -209,3 +213,16 @@ def test_ctrl_c_ends_with_its_own_status_and_no_threads(
 
     assert main([*_SMALL]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_policy_that_is_named_twice_runs_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*_SMALL, "--policies", "cover,cover", "--json"]) == 0
+
+    assert [run["policy"] for run in json.loads(capsys.readouterr().out)["runs"]] == ["cover"]
+
+
+def test_several_numbers_of_ranks_are_shown_the_way(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*_SMALL, "--ranks", "2,4"])
+
+    assert "simulate loading --scaling" in capsys.readouterr().err

@@ -230,3 +230,10 @@ def test_what_cannot_be_done_is_said(
 
     with pytest.raises(PenstockError, match=message):
         run(*(text.replace("{tmp}", str(tmp_path)).replace("{stream}", stream) for text in arguments))
+
+
+def test_an_empty_stream_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").write_text("# nothing\n")
+
+    with pytest.raises(PenstockError, match=r"empty\.csv has no operation"):
+        run("--stream", str(tmp_path / "empty.csv"))

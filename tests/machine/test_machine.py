@@ -226,3 +226,15 @@ def test_a_training_speed_is_finite_and_above_zero(per_second: float) -> None:
 def test_a_training_speed_counts_nothing_else() -> None:
     with pytest.raises(ConfigError, match="'pixels'"):
         Rate(5.0, of="pixels")  # type: ignore[arg-type]
+
+
+def test_more_threads_than_a_process_has_are_refused() -> None:
+    most = machine(decode_threads=65_536)
+    assert most.decode_threads == 65_536
+
+    with pytest.raises(ConfigError, match="decode_threads is 65537; it must be at most 65,536"):
+        machine(decode_threads=65_537)
+    with pytest.raises(ConfigError, match="threads is 1000000000; it must be at most 65,536"):
+        SharedStore(clients=CLIENTS, threads=1_000_000_000)
+    with pytest.raises(ConfigError, match="threads is 1000000000; it must be at most 65,536"):
+        StorageClass("ssd", 10**10, 1_000_000_000, SSD, backend="filesystem", path="/tmp/penstock")

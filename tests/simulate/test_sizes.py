@@ -160,3 +160,10 @@ def test_the_sizes_of_a_folder_are_kept_as_they_were() -> None:
 def test_what_are_no_sizes_is_refused(sizes: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SizesOfFolder("/data", sizes)
+
+
+def test_more_sizes_than_can_be_drawn_are_refused_at_once() -> None:
+    assert SizeDistribution("constant", 4 * 10**9, {"loc": 1}).samples == 4 * 10**9
+
+    with pytest.raises(ConfigError, match=r"samples is 4,000,000,001; at most 4,000,000,000 .* 32 GB"):
+        SizeDistribution("constant", 4 * 10**9 + 1, {"loc": 1})
