@@ -241,7 +241,7 @@ distributions = st.one_of(
 )
 data_sets = st.builds(
     lambda samples, law, bound: SizeDistribution(law[0], samples, law[1], *bound),
-    st.integers(1, 10**12),
+    st.integers(1, 4 * 10**9),
     distributions,
     bounds,
 )
