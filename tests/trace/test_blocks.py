@@ -30,7 +30,7 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "blocks-v1.penstock"
 R, W, M = Access.READ, Access.WRITE, Access.MAP
 RULE = PhaseRule(data=("/data",), checkpoints=("/saves",))
 
-FILES = ["/usr/lib/libc.so.6", "/data/1.jpg", "/data/2.jpg", "/saves/1.pt", "/work/train.log"]
+FILES = ["/usr/lib/libc.so.6", "/data/1.jpg", "/data/2.jpg", "/saves/1.pt", "/home/train.log"]
 #: The life of a small training: time, offset, bytes, file, process, access.
 ROWS = [
     (0.0, 0, 832, 0, 7, R),
@@ -172,9 +172,9 @@ def test_more_references_than_memory_are_refused() -> None:
         ("/data/cache/index", True, Phase.DATA, Phase.CHECKPOINT),
         ("/saves/last.pt", True, Phase.CHECKPOINT, Phase.CHECKPOINT),
         ("/saves/last.pt", False, Phase.CHECKPOINT, Phase.DATA),
-        ("/work/train.log", True, Phase.OTHER, Phase.CHECKPOINT),
-        ("/work/train.py", False, Phase.LIBRARY, Phase.LIBRARY),
-        ("/work/__pycache__/net.cpython-311.pyc", True, Phase.LIBRARY, Phase.LIBRARY),
+        ("/home/train.log", True, Phase.OTHER, Phase.CHECKPOINT),
+        ("/home/train.py", False, Phase.LIBRARY, Phase.LIBRARY),
+        ("/home/__pycache__/net.cpython-311.pyc", True, Phase.LIBRARY, Phase.LIBRARY),
         ("/home/me/env/lib/python3.11/site-packages/torch/version.txt", False, Phase.LIBRARY, Phase.LIBRARY),
         ("/opt/cuda/libcudart.so.12.1", False, Phase.LIBRARY, Phase.LIBRARY),
         ("/etc/ld.so.cache", False, Phase.LIBRARY, Phase.LIBRARY),
