@@ -141,3 +141,4 @@ def _trace(options: argparse.Namespace) -> None:
         from penstock.measure.plot import plot_trace
 
         plot_trace(trace, options.plot)
+        print(f"The picture: {options.plot}")

@@ -59,8 +59,8 @@ def show(options: argparse.Namespace, data: Any, tables: Sequence[Table], notes:
     for note in notes:
         print(note)
     plot = getattr(options, "plot", None)
-    if plot is not None and (said := f"The picture: {plot}") not in notes:
-        print(said)
+    if plot is not None:
+        print(f"The picture: {plot}")
 
 
 def print_table(table: Table) -> None:

@@ -167,8 +167,6 @@ def _plan_sweep(options: argparse.Namespace) -> None:
         tables = tables[1:]
         notes.append(f"The table of all {len(answer.rows):,} rows is left out: --all prints it.")
     notes.append(f"All of it is in {options.out}/points.parquet and {options.out}/plan.json.")
-    if options.plot is not None:
-        notes.append(f"The picture: {options.plot}")
     show(options, values, tables, notes)
     if all(row.outcome.run_seconds is None for row in answer.rows):
         raise ConfigError(
@@ -195,7 +193,7 @@ def _sweep_of(options: argparse.Namespace) -> Sweep:
             f"{options.scenario}: machine.compute is missing, so how fast the training consumes is not known: "
             'add it, for example compute = "640 samples/s"'
         )
-    policies = tuple(parsed_names(options.policies or "frequency"))
+    policies = tuple(parsed_names("frequency" if options.policies is None else options.policies))
     for name in policies:
         find_policy(name, scenario.assumptions)
     if set(policies) == {LOWER_BOUND}:
@@ -380,8 +378,6 @@ def _plan_against(options: argparse.Namespace) -> None:
 
             plot_against(comparison, options.plot)
     notes = [*_against_notes(comparison), *comparison.notes]
-    if options.plot is not None:
-        notes.append(f"The picture: {options.plot}")
     show(options, _against_values(comparison), [_against_table(comparison)], notes)
 
 
