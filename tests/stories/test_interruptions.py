@@ -516,10 +516,14 @@ def stuck(train: Callable[..., Training], image_folder: Callable[..., Path]) -> 
 
 
 def wait_until_it_waits(training: Training) -> str:
+    """Ask until the training waits for the batch of the stuck sample, the second, and for nothing else."""
     deadline = time.monotonic() + END_SECONDS
     while time.monotonic() < deadline:
         answer = penstock("ps", str(training.pid))
-        if "the training waits" in answer.stdout and answer.stdout.count(" reads sample") == 1:
+        if (
+            "waits for the batch of epoch 0, step 1" in answer.stdout
+            and answer.stdout.count(" reads sample") == 1
+        ):
             return answer.stdout
     pytest.fail(f"it never waited: {answer}\n{training.stderr}")
 
