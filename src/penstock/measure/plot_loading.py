@@ -27,6 +27,7 @@ from penstock.measure.picture import (
     new_figure,
     save_picture,
     style_axes,
+    title_axes,
 )
 from penstock.measure.policies import PolicyRuns
 from penstock.simulate.requests import LoadingResult
@@ -100,7 +101,7 @@ def draw_policies(scenario: str, runs: Sequence[PolicyRuns], per: str = "batch")
     # A few batches at the start wait far longer than the rest: a line that may curve shows both.
     stalls.set_yscale("symlog", linthresh=_smallest_shown([_series(result, per)[1] for _, result in drawn]))
     stalls.set_xlabel(what)
-    _title(
+    title_axes(
         progress,
         f"{scenario}: {format_count(drawn[0][0].ranks, 'rank')}",
         "how far each policy is after each " + per,
@@ -144,7 +145,7 @@ def draw_scaling(scenario: str, runs: Sequence[PolicyRuns]) -> Figure:
     axes.yaxis.set_major_formatter(lambda value, _place: f"{value:,.6g}")
     axes.set_xlabel("ranks")
     axes.set_ylabel("run time (s)")
-    _title(axes, f"{scenario}: strong scaling", "the same data set and global batch on more ranks")
+    title_axes(axes, f"{scenario}: strong scaling", "the same data set and global batch on more ranks")
     figure.legend(loc="outside right center", frameon=False, fontsize=9)
     return figure
 
@@ -215,16 +216,3 @@ def _draw_bars(axes: Axes, drawn: Sequence[tuple[PolicyRuns, LoadingResult]]) ->
 
 def _told(seconds: float) -> str:
     return f"{seconds:,.0f} s" if seconds >= 1000 else f"{seconds:.4g} s"
-
-
-def _title(axes: Axes, title: str, below: str) -> None:
-    axes.set_title(title, fontsize=11.5, fontweight="bold", color=INK, loc="left", pad=20.0)
-    axes.annotate(
-        below,
-        (0.0, 1.0),
-        xytext=(0, 6),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        fontsize=9,
-        color=INK,
-    )

@@ -380,8 +380,7 @@ def _parts_that_fit(sizes_bytes: NDArray[np.int64], capacities_bytes: Sequence[i
 
 def _that_fit(samples: Ids, sizes_bytes: NDArray[np.int64], capacity_bytes: int) -> Ids:
     """Return the samples before the first that no longer fits."""
-    count = int(np.searchsorted(np.cumsum(sizes_bytes[samples]), capacity_bytes, side="right"))
-    return samples[:count]
+    return samples[: fill_in_order(sizes_bytes[samples], [capacity_bytes]).size]
 
 
 def _range_fill(rank: int, tier: int, begin: int, end: int) -> Fill:
