@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import check_memory, parsed_names
-from penstock.cli.output import Table, add_output_options, needing, progress, show
+from penstock.cli.output import Table, add_output_options, progress, show
 from penstock.cli.scenario import add_scenario_options, scenario_from
 from penstock.errors import ConfigError
 from penstock.units import format_count
@@ -97,13 +97,12 @@ def _run(options: argparse.Namespace) -> None:
             progress=done,
         )
     if options.plot is not None:
-        with needing("--plot", "study"):
-            from penstock.measure.plot_loading import plot_policies, plot_scaling
+        from penstock.measure.plot_loading import plot_policies, plot_scaling
 
-            if len(ranks) > 1:
-                plot_scaling(scenario.name, runs, options.plot)
-            else:
-                plot_policies(scenario.name, runs, options.plot, per=options.per)
+        if len(ranks) > 1:
+            plot_scaling(scenario.name, runs, options.plot)
+        else:
+            plot_policies(scenario.name, runs, options.plot, per=options.per)
     show(options, _as_json(options, scenario, runs), _tables(scenario, policies, runs), _notes(runs))
 
 

@@ -147,10 +147,9 @@ def _plan_sweep(options: argparse.Namespace) -> None:
     with needing("penstock plan", "study"):
         import pyarrow.parquet  # noqa: F401
     if options.plot is not None:
-        with needing("--plot", "study"):
-            from penstock.measure.plot_sweep import check_panels, plot_sweep
+        from penstock.measure.plot_sweep import check_panels, plot_sweep
 
-            check_panels(options.plot, sweep)
+        check_panels(options.plot, sweep)
     run = _runner(options)
     with KeptPoints(options.out) as kept:
         outcomes = _computed(sweep, run, kept, options.out)
@@ -373,10 +372,9 @@ def _plan_against(options: argparse.Namespace) -> None:
     step_seconds = None if options.step is None else parsed_amount("--step", parse_seconds, options.step)
     comparison = compare(options.against, machine=options.machine, step_seconds=step_seconds)
     if options.plot is not None:
-        with needing("--plot", "plot"):
-            from penstock.measure.plot_against import plot_against
+        from penstock.measure.plot_against import plot_against
 
-            plot_against(comparison, options.plot)
+        plot_against(comparison, options.plot)
     notes = [*_against_notes(comparison), *comparison.notes]
     show(options, _against_values(comparison), [_against_table(comparison)], notes)
 
