@@ -73,7 +73,7 @@ class Tier(Protocol):
         """Return what messages call it: its path or address."""
         ...
 
-    def list(self) -> list[str]:
+    def folders(self) -> list[str]:
         """Return the names of the committed snapshots' folders, sorted. Raises: DataError."""
         ...
 
