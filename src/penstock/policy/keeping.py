@@ -1,0 +1,253 @@
+"""Which snapshots of a store may be forgotten, and in which order, so that whatever stays can be restored.
+
+    Keep(last=2, every_steps=1000), scheme progressive, snap_dis 3; step 1,400 was just committed:
+
+    step         900   1,000   1,100   1,200   1,300   1,400
+    stored as     B  <   d   <   d       B   <   d   <   d        < is stored as a difference to
+    wanted             every                   last    last
+    stays      pinned    x            pinned     x       x
+    goes                         x
+
+A rule wants a snapshot, or none does; what is wanted pins the snapshots that it is stored as a difference to, and
+theirs. The names of rules are those people know: `last` is TensorFlow's `max_to_keep` (five, too), Lightning's
+`save_top_k` without a metric, Hugging Face's `save_total_limit`; `every_steps` is orbax's `keep_period`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How many snapshots are kept, by rules that want one and limits that let old ones go.
+
+    A snapshot is wanted that `last` or `every_steps` wants. Of these, the limits `max_age_seconds` and `max_bytes`
+    give up the oldest, whichever rule wanted them. Nothing ever gives up the newest snapshot that can be restored.
+
+    last: so many of the newest; None wants all. A damaged one does not count, and stays while a whole one in its
+        place would: what could not be read may have been a fault of the network.
+    every_steps: the first at or after each multiple of so many steps, for good: 1,000, 2,000, 3,000 where there are
+        such; and the one of step 0.
+    max_age_seconds: no older than this.
+    max_bytes: of all that stay, pinned ones included. If the newest alone needs more, it alone stays.
+
+    Raises: ConfigError naming the field.
+    """
+
+    last: int | None = 5
+    every_steps: int | None = None
+    max_age_seconds: float | None = None
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.last is not None and self.last < 1:
+            raise ConfigError(
+                f"last is {self.last}; the newest snapshot is always kept: give 1 or more, or None for all of them"
+            )
+        if self.every_steps is not None:
+            if self.every_steps < 1:
+                raise ConfigError(f"every_steps is {self.every_steps}; multiples of at least 1 can be kept")
+            if self.last is None:
+                raise ConfigError(
+                    f"last is None, which keeps every snapshot, so every_steps {self.every_steps} would do nothing: "
+                    "give last=1 to keep the newest and those"
+                )
+        if self.max_age_seconds is not None and not 0 < self.max_age_seconds < math.inf:
+            raise ConfigError(
+                f"max_age_seconds is {self.max_age_seconds}; it must be above zero and finite: None sets no limit"
+            )
+        if self.max_bytes is not None and self.max_bytes < 1:
+            raise ConfigError(
+                f"max_bytes is {self.max_bytes}; it must be at least one byte: None sets no limit"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A committed snapshot, as retention sees it.
+
+    step: of the training; names the snapshot.
+    created_seconds: when it was committed, on the clock that `now_seconds` is read from.
+    stored_bytes: of its own files, those it refers to not included.
+    reference_step: of the snapshot that it is stored as a difference to; None for one that is stored whole.
+    is_whole: False where its own files are known to be damaged.
+    """
+
+    step: int
+    created_seconds: float
+    stored_bytes: int
+    reference_step: int | None = None
+    is_whole: bool = True
+
+
+def to_forget(
+    snapshots: Sequence[StoredSnapshot], keep: Keep, now_seconds: float, *, in_use: Collection[int] = ()
+) -> list[int]:
+    """Return the steps of those that may be deleted, in an order in which they may be: children before parents.
+
+    Ask once a new snapshot is committed, with it in the list: what it replaces goes then, never before.
+
+    snapshots: all there are, in the order of their commits, the newest last. (Not of their steps: a training that
+        was set back to an earlier step writes new snapshots with smaller steps than old ones have.)
+    in_use: steps that must stay, whatever the rules say, with all they need: the reference of a save that is under
+        way, what is being restored.
+    Returns: nothing at all while no snapshot can be restored.
+    Raises: ConfigError for two snapshots of one step.
+
+    Where it differs from Algorithm 2 of the paper (`penstock.policy.retention`): with `Keep(last=1)` what stays is what
+    its `delete` leaves, but `delete` comes before the new baseline is saved there.
+    """
+    parents = _parents(snapshots)
+    can_restore = _restorable(snapshots, parents)
+    if not any(can_restore):
+        return []
+    newest = max(place for place, fine in enumerate(can_restore) if fine)
+    wanted = _wanted(snapshots, can_restore, keep)
+    if keep.max_age_seconds is not None:
+        oldest_seconds = now_seconds - keep.max_age_seconds
+        wanted = [place for place in wanted if snapshots[place].created_seconds >= oldest_seconds]
+    used = {place for place, snapshot in enumerate(snapshots) if snapshot.step in in_use}
+    kept = _Kept(snapshots, parents, {*wanted, newest, *used})
+    if keep.max_bytes is not None:
+        # What is damaged goes before what is whole. Whole ones never refer to damaged ones.
+        given_up = (place for fine in (False, True) for place in wanted if can_restore[place] is fine)
+        for place in given_up:
+            if kept.nbytes <= keep.max_bytes:
+                break
+            if place != newest and place not in used:
+                kept.release(place)
+    return [snapshots[place].step for place in reversed(range(len(snapshots))) if not kept.reasons[place]]
+
+
+def lineage(snapshots: Sequence[StoredSnapshot], step: int) -> list[int]:
+    """Return the steps of all that make a snapshot, in their order, itself the last.
+
+    Raises: ConfigError if it or one of them is not there, or they go in circles.
+    """
+    by_step = _by_step(snapshots)
+    found: list[int] = []
+    next_step: int | None = step
+    while next_step is not None:
+        if next_step not in by_step:
+            needed = f", which that of step {found[0]} needs" if found else ""
+            raise ConfigError(f"there is no snapshot of step {next_step}{needed}")
+        if len(found) == len(snapshots):
+            raise ConfigError(
+                f"the snapshot of step {step} refers to itself in the end: its files are damaged"
+            )
+        found.insert(0, next_step)
+        next_step = snapshots[by_step[next_step]].reference_step
+    return found
+
+
+def pinned(snapshots: Sequence[StoredSnapshot], steps: Iterable[int]) -> list[int]:
+    """Return the steps of those that these snapshots need besides themselves, in the order of `snapshots`."""
+    wanted = set(steps)
+    needed = {needed for step in wanted for needed in lineage(snapshots, step)} - wanted
+    return [snapshot.step for snapshot in snapshots if snapshot.step in needed]
+
+
+def dependents(snapshots: Sequence[StoredSnapshot], step: int) -> list[int]:
+    """Return the steps of those that cannot be restored without this one, in the order to delete them before it."""
+    found = {step}
+    for snapshot in snapshots:
+        if snapshot.reference_step in found:
+            found.add(snapshot.step)
+    return [snapshot.step for snapshot in reversed(snapshots) if snapshot.step in found - {step}]
+
+
+def restorable(snapshots: Sequence[StoredSnapshot]) -> list[int]:
+    """Return the steps of those that are whole, as is all that they need, in the order of `snapshots`."""
+    fine = _restorable(snapshots, _parents(snapshots))
+    return [snapshot.step for snapshot, is_fine in zip(snapshots, fine, strict=True) if is_fine]
+
+
+class _Kept:
+    """Which places stay, by counting for each why: it is wanted itself, or kept children are stored as differences."""
+
+    def __init__(
+        self, snapshots: Sequence[StoredSnapshot], parents: Sequence[int | None], wanted: Iterable[int]
+    ) -> None:
+        self._snapshots, self._parents = snapshots, parents
+        self.reasons = [0] * len(snapshots)
+        self.nbytes = 0
+        for place in wanted:
+            self._hold(place)
+
+    def _hold(self, place: int | None) -> None:
+        while place is not None:
+            self.reasons[place] += 1
+            if self.reasons[place] > 1:
+                return
+            self.nbytes += self._snapshots[place].stored_bytes
+            place = self._parents[place]
+
+    def release(self, place: int | None) -> None:
+        """Take one reason back, and let go of what none is left for."""
+        while place is not None:
+            self.reasons[place] -= 1
+            if self.reasons[place]:
+                return
+            self.nbytes -= self._snapshots[place].stored_bytes
+            place = self._parents[place]
+
+
+def _wanted(snapshots: Sequence[StoredSnapshot], can_restore: Sequence[bool], keep: Keep) -> list[int]:
+    marks = _marks(snapshots, can_restore, keep.every_steps)
+    newer, wanted = 0, []
+    for place in reversed(range(len(snapshots))):
+        if keep.last is None or newer < keep.last or place in marks:
+            wanted.append(place)
+        newer += can_restore[place]
+    return wanted[::-1]
+
+
+def _marks(
+    snapshots: Sequence[StoredSnapshot], can_restore: Sequence[bool], every_steps: int | None
+) -> set[int]:
+    """Return the places of the first at or after each multiple.
+
+    Not only those at a multiple: a schedule by minutes hits none, and a save that failed left a gap.
+    """
+    if every_steps is None:
+        return set()
+    first: dict[int, int] = {}
+    for place, snapshot in enumerate(snapshots):
+        multiple = snapshot.step // every_steps
+        if not can_restore[place] or (multiple == 0 and snapshot.step != 0):
+            continue
+        if multiple not in first or snapshot.step < snapshots[first[multiple]].step:
+            first[multiple] = place
+    return set(first.values())
+
+
+def _by_step(snapshots: Sequence[StoredSnapshot]) -> Mapping[int, int]:
+    by_step: dict[int, int] = {}
+    for place, snapshot in enumerate(snapshots):
+        if snapshot.step in by_step:
+            raise ConfigError(f"two snapshots are of step {snapshot.step}; a step has one: delete either")
+        by_step[snapshot.step] = place
+    return by_step
+
+
+def _parents(snapshots: Sequence[StoredSnapshot]) -> list[int | None]:
+    """Return the place of each one's reference: an earlier place, so that nothing here can go in circles."""
+    by_step = _by_step(snapshots)
+    parents: list[int | None] = []
+    for place, snapshot in enumerate(snapshots):
+        parent = None if snapshot.reference_step is None else by_step.get(snapshot.reference_step)
+        parents.append(parent if parent is not None and parent < place else None)
+    return parents
+
+
+def _restorable(snapshots: Sequence[StoredSnapshot], parents: Sequence[int | None]) -> list[bool]:
+    fine: list[bool] = []
+    for snapshot, parent in zip(snapshots, parents, strict=True):
+        has_reference = snapshot.reference_step is None or (parent is not None and fine[parent])
+        fine.append(snapshot.is_whole and has_reference)
+    return fine
