@@ -6,6 +6,7 @@
     ├── FormatError (ValueError)     a file that Penstock wrote, or should have, is damaged or too new
     ├── StagingError (MemoryError)   batches that are kept fill the memory that was given
     ├── WaitTimeout (TimeoutError)   a wait outlasted `timeout=`
+    ├── RankError (RuntimeError)     another rank of the job failed, or is not where this one is
     └── LoaderClosed (RuntimeError)  used after close, in another process, or past the last epoch
 
 Messages name the value, the rule it broke and the next move.
@@ -34,6 +35,10 @@ class StagingError(PenstockError, MemoryError):
 
 class WaitTimeout(PenstockError, TimeoutError):
     """A wait lasted longer than the caller allowed; the message says who waited for what."""
+
+
+class RankError(PenstockError, RuntimeError):
+    """What the ranks of a job do together failed on one of them; the message names it."""
 
 
 class LoaderClosed(PenstockError, RuntimeError):
