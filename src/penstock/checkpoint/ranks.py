@@ -15,10 +15,12 @@ Letters are JSON, never pickle.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import penstock.errors
@@ -61,11 +63,11 @@ class Ranks:
 
     def all_gather(self, what: str, value: Any) -> list[Any]:
         """Return every rank's value on every rank, in order of ranks. Raises: as `together`."""
-        return self.together(what, lambda: value)  # type: ignore[no-any-return]
+        return self.together(what, _Given(value))  # type: ignore[no-any-return]
 
     def ask_first(self, what: str, function: Callable[[], Any]) -> Any:
         """Return on every rank what the function returns on rank 0, which alone calls it. Raises: as `together`."""
-        return self.together(what, lambda: None, lambda _: function())
+        return self.together(what, _Given(None), lambda _: function())
 
     def together(
         self,
@@ -105,14 +107,13 @@ class Ranks:
     def _lead(self, what: str, function: Callable[[], Any], decide: Callable[[list[Any]], Any] | None) -> Any:
         cause: Exception | None = None
         try:
-            with self._heard_of(self.others):
-                own, cause = self._outcome(what, function)
+            own, cause = self._outcome(what, function, self.others)
             letters = {0: own} | self._collect(what)
             failure = _failure_among(letters, what, self.size)
             if failure is None:
-                with self._heard_of(self.others):
-                    values = [letters[rank]["value"] for rank in range(self.size)]
-                    answer, cause = self._outcome(what, lambda: values if decide is None else decide(values))
+                values = [letters[rank]["value"] for rank in range(self.size)]
+                choose = _Given(values) if decide is None else functools.partial(decide, values)
+                answer, cause = self._outcome(what, choose, self.others)
                 failure = _failure_among({0: answer}, what, self.size)
             if failure is not None:
                 answer = failure
@@ -153,17 +154,21 @@ class Ranks:
             time.sleep(pause_seconds(now - began))
 
     def _send_all(self, letter: dict[str, Any]) -> None:
-        data = self._sealed(letter)
+        data, sign = self._sealed(letter), self._sealed({"sign": True})
+        next_sign = time.monotonic() + self._timeout_seconds / SIGNS_PER_TIMEOUT
         for rank in self.others:
             with contextlib.suppress(WaitTimeout):  # it is gone; the others must hear nevertheless
                 self._mail.send(rank, data)
+            if time.monotonic() > next_sign:  # a long letter is under way to many ranks
+                for waiting in range(rank + 1, self.size):
+                    self._mail.send(waiting, sign)
+                next_sign = time.monotonic() + self._timeout_seconds / SIGNS_PER_TIMEOUT
 
     # -- The others --
 
     def _follow(self, what: str, function: Callable[[], Any]) -> Any:
         try:
-            with self._heard_of([0]):
-                own, cause = self._outcome(what, function)
+            own, cause = self._outcome(what, function, [0])
         except BaseException as error:
             with contextlib.suppress(RankError, WaitTimeout):
                 left = _left(self.rank, self.size, what, error)
@@ -185,28 +190,29 @@ class Ranks:
 
     # -- Both --
 
-    def _outcome(self, what: str, function: Callable[[], Any]) -> tuple[dict[str, Any], Exception | None]:
-        """Return what a function returned or raised, as a letter, and what it raised."""
+    def _outcome(
+        self, what: str, function: Callable[[], Any], waiting: Sequence[int]
+    ) -> tuple[dict[str, Any], Exception | None]:
+        """Return what a function returned or raised, as a letter, and what it raised.
+
+        waiting: the ranks that are told meanwhile that this one is alive.
+        """
         try:
-            return {"what": what, "value": _as_json(function())}, None
+            with contextlib.nullcontext() if isinstance(function, _Given) else self._heard_of(waiting):
+                return {"what": what, "value": _as_json(function())}, None
         except Exception as error:
             message = f"rank {self.rank} of {self.size}, {what}: {_described(error)}"
             kind = type(error).__name__ if isinstance(error, PenstockError) else "RankError"
             return {"what": what, "failed": kind, "message": message}, error
 
-    def _letters_from(self, sender: int) -> Iterator[dict[str, Any]]:
-        """Yield the letters of the current exchange that have come; those of earlier ones came too late."""
-        early = self._early.pop(sender, [])
-        for letter in early:
-            yield from self._sorted_in(sender, letter)
+    def _letters_from(self, sender: int) -> list[dict[str, Any]]:
+        """Return the letters of the current exchange that have come; those of earlier ones came too late."""
+        letters = self._early.pop(sender, [])
         while (data := self._mail.receive(sender)) is not None:
-            yield from self._sorted_in(sender, json.loads(data))
-
-    def _sorted_in(self, sender: int, letter: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        if letter["exchange"] == self._exchanges:
-            yield letter
-        elif letter["exchange"] > self._exchanges:
-            self._early.setdefault(sender, []).append(letter)
+            letters.append(json.loads(data))
+        if early := [letter for letter in letters if letter["exchange"] > self._exchanges]:
+            self._early[sender] = early
+        return [letter for letter in letters if letter["exchange"] == self._exchanges]
 
     def _sealed(self, letter: dict[str, Any]) -> bytes:
         return json.dumps({"exchange": self._exchanges} | letter).encode()
@@ -256,6 +262,16 @@ def ranks_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Ranks:
 
 def _as_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A function that has its value: it takes no time, so nobody needs a sign meanwhile."""
+
+    value: Any
+
+    def __call__(self) -> Any:
+        return self.value
 
 
 def _opened(answer: dict[str, Any], cause: Exception | None) -> Any:
