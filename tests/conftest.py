@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -40,6 +41,34 @@ def fonts() -> None:
     figure.text(0, 0, "plain, $10^{-2}$")
     figure.text(0, 0, "bold", weight="bold")
     figure.savefig(io.BytesIO())
+
+
+# -- An object store -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def fsspec_threads() -> None:
+    """Start the two threads that fsspec keeps for its asynchronous drivers for as long as the process lives."""
+    import fsspec.asyn
+
+    executor = ThreadPoolExecutor(1)
+    executor.submit(int).result()
+    fsspec.asyn.get_loop().set_default_executor(executor)
+
+
+@pytest.fixture(scope="session")
+def s3_options(fsspec_threads: None) -> Iterator[dict[str, str]]:
+    """Serve S3 with one bucket, "bucket", in a thread, and return the options of s3fs that lead to it."""
+    import s3fs
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    options = {"endpoint_url": f"http://{host}:{port}", "key": "me", "secret": "mine"}
+    s3fs.S3FileSystem(**options, skip_instance_cache=True).mkdir("bucket")
+    yield options
+    server.stop()
 
 
 # -- Nothing is left behind ----------------------------------------------------------------------------

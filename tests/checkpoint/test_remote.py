@@ -1,0 +1,449 @@
+"""A tier on an fsspec target: what object stores, their drivers and other people's objects do to it."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import tracemalloc
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractBufferedFile
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.checkpoint.remote import RemoteTier, block_bytes_after
+from penstock.checkpoint.tier import MANIFEST
+from penstock.errors import ConfigError, DataError
+
+MIB = 2**20
+BLOCKS = np.zeros(9 * MIB, np.uint8)  # more than one block of an upload
+
+
+def save(tier: RemoteTier, folder: str, uid: str = "a1") -> None:
+    draft = tier.begin(folder, uid)
+    writer = draft.create("part")
+    writer.write(np.frombuffer(b"data", np.uint8))
+    writer.finish()
+    draft.commit(b"manifest")
+
+
+@pytest.fixture
+def place() -> str:
+    return secrets.token_hex(4)
+
+
+# -- S3 ------------------------------------------------------------------------------------------------
+
+pytestmark = pytest.mark.usefixtures("s3_options")
+
+
+@pytest.fixture
+def bucket(s3_options: dict[str, str]) -> Any:
+    """Return a file system that looks at the bucket as somebody else would."""
+    return fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False, **s3_options)
+
+
+def test_objects_are_named_by_their_attempt_and_the_manifest_is_one_of_them(
+    s3_options: dict[str, str], place: str, bucket: Any
+) -> None:
+    save(RemoteTier(f"s3://bucket/{place}", **s3_options), "step-1", "3f9c")
+
+    assert bucket.find(f"bucket/{place}") == [
+        f"bucket/{place}/step-1.attempt-3f9c/manifest.json",
+        f"bucket/{place}/step-1.attempt-3f9c/part",
+    ]
+
+
+def test_a_whole_bucket_can_be_the_place_and_other_objects_in_it_are_left_alone(
+    s3_options: dict[str, str], bucket: Any
+) -> None:
+    bucket.mkdir("shared")
+    theirs = ["shared/manifest.json", "shared/data.v2/x.bin", "shared/step-1/part", "shared/a.attempt-/part"]
+    for path in theirs:
+        bucket.pipe_file(path, b"theirs")
+    tier = RemoteTier("s3://shared", **s3_options)
+    save(tier, "step-1")
+
+    assert tier.folders() == ["step-1"]
+    tier.delete("step-1")
+    assert tier.folders() == tier.sweep() == []
+
+    assert bucket.find("shared") == sorted(theirs)
+
+
+def test_a_run_whose_name_begins_like_another_is_not_seen_in_it(
+    s3_options: dict[str, str], place: str
+) -> None:
+    save(RemoteTier(f"s3://bucket/{place}/run-10", **s3_options), "step-1")
+
+    assert RemoteTier(f"s3://bucket/{place}/run-1", **s3_options).folders() == []
+
+
+def test_an_abandoned_upload_leaves_neither_an_object_nor_blocks(
+    s3_options: dict[str, str], place: str, bucket: Any
+) -> None:
+    tier = RemoteTier(f"s3://bucket/{place}", **s3_options)
+    writer = tier.begin("step-1", "a1").create("part")
+    writer.write(BLOCKS)
+    assert uploads(bucket, place) == 1
+
+    writer.abandon()
+    del writer
+
+    assert uploads(bucket, place) == 0
+    assert bucket.find(f"bucket/{place}") == []
+
+
+def test_an_aborted_draft_gives_up_the_uploads_that_are_not_finished(
+    s3_options: dict[str, str], place: str, bucket: Any
+) -> None:
+    draft = RemoteTier(f"s3://bucket/{place}", **s3_options).begin("step-1", "a1")
+    draft.create("part").write(BLOCKS)
+
+    draft.abort()
+
+    assert uploads(bucket, place) == 0
+
+
+def test_a_sweep_gives_up_the_uploads_of_a_writer_that_died_and_that_writer_cannot_finish_them(
+    s3_options: dict[str, str], place: str, bucket: Any
+) -> None:
+    """The writer is only thought dead: it goes on after another process took over."""
+    once = {"config_kwargs": {"retries": {"max_attempts": 0}}}
+    died = RemoteTier(f"s3://bucket/{place}", **s3_options, **once).begin("step-1", "a1").create("part")
+    died.write(BLOCKS)
+
+    assert RemoteTier(f"s3://bucket/{place}", **s3_options).sweep() == ["step-1.attempt-a1"]
+
+    assert uploads(bucket, place) == 0
+    with pytest.raises(DataError, match=rf"write s3://bucket/{place}/step-1.attempt-a1/part"):
+        died.finish()
+    assert bucket.find(f"bucket/{place}") == []
+
+
+def test_a_missing_bucket_is_an_error_that_names_the_address_and_the_bucket_is_not_made(
+    s3_options: dict[str, str], bucket: Any
+) -> None:
+    tier = RemoteTier("s3://absent/run", **s3_options)
+
+    with pytest.raises(DataError, match=r"list s3://absent/run: .*does the bucket exist\?"):
+        tier.folders()
+    with pytest.raises(DataError, match="s3://absent/run"):
+        tier.begin("step-1", "a1")
+    writer = tier.begin("step-1", "a1", join=True).create("part")
+    with pytest.raises(DataError, match="s3://absent/run/step-1.attempt-a1/part"):
+        writer.write(BLOCKS)
+
+    assert not bucket.exists("absent")
+
+
+@pytest.fixture
+def wary(s3_options: dict[str, str]) -> Iterator[None]:
+    """Let the server refuse keys that it does not know."""
+
+    def reset(count: bytes) -> None:
+        address = f"{s3_options['endpoint_url']}/moto-api/reset-auth"
+        urllib.request.urlopen(urllib.request.Request(address, count, {"Content-Type": "text/plain"})).close()
+
+    reset(b"0")
+    yield
+    reset(b"inf")
+
+
+@pytest.mark.usefixtures("wary")
+def test_refused_credentials_are_an_error_that_names_the_address_and_not_the_key(
+    s3_options: dict[str, str],
+) -> None:
+    tier = RemoteTier("s3://bucket/run", **{**s3_options, "secret": "a-secret-of-mine"})
+
+    for refused in (tier.folders, lambda: tier.begin("step-1", "a1"), tier.sweep):
+        with pytest.raises(DataError, match="cannot list s3://bucket/run: ") as caught:
+            refused()
+        assert "a-secret-of-mine" not in str(caught.value)
+
+
+def test_a_server_that_is_not_there_is_an_error_that_names_the_address() -> None:
+    tier = RemoteTier(
+        "s3://bucket/run",
+        endpoint_url="http://127.0.0.1:9",
+        key="me",
+        secret="mine",
+        config_kwargs={"connect_timeout": 1, "retries": {"max_attempts": 0}},
+    )
+
+    with pytest.raises(DataError, match="s3://bucket/run"):
+        tier.folders()
+
+
+def uploads(bucket: Any, place: str) -> int:
+    return sum(upload["Key"].startswith(place) for upload in bucket.list_multipart_uploads("bucket"))
+
+
+# -- Drivers -------------------------------------------------------------------------------------------
+
+
+class FakeStore(MemoryFileSystem):  # type: ignore[misc]
+    """An object store of the same objects as memory://."""
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(MemoryFileSystem._strip_protocol(path.removeprefix(f"{cls.protocol[0]}://")))
+
+
+class CountedStore(FakeStore):
+    """An object store that counts listings and knows no other question about what there is."""
+
+    protocol = ("counted", "memory")
+    listings = 0
+
+    def find(self, *arguments: Any, **options: Any) -> Any:
+        type(self).listings += 1
+        return super().find(*arguments, **options)
+
+    def info(self, path: str, **_: Any) -> Any:
+        raise AssertionError(f"asked about {path}")
+
+    ls = exists = isfile = isdir = info
+
+
+class StubbornStore(FakeStore):
+    """An object store in blocks, whose drive is full after `room` of them."""
+
+    protocol = ("stubborn", "memory")
+    room = 0
+    events: ClassVar[list[str]] = []
+
+    def _open(self, path: str, mode: str = "rb", block_size: Any = None, **_: Any) -> Any:
+        return StubbornFile(self, path, mode, block_size)
+
+
+class StubbornFile(AbstractBufferedFile):  # type: ignore[misc]
+    def _initiate_upload(self) -> None:
+        self.fs.events.append("begin")
+
+    def _upload_chunk(self, final: bool = False) -> bool:
+        if not self.fs.room:
+            raise RuntimeError("the drive is full")
+        type(self.fs).room -= 1
+        self.fs.events.append("finish" if final else "block")
+        return True
+
+    def discard(self) -> None:
+        self.fs.events.append("discard")
+
+
+class WatchedFolder(LocalFileSystem):  # type: ignore[misc]
+    """A file system that tells what it is asked to write and rename."""
+
+    protocol = "watched"
+    events: ClassVar[list[str]] = []
+
+    def pipe_file(self, path: str, value: bytes, **options: Any) -> Any:
+        self.events.append(f"write {Path(path).name}")
+        return super().pipe_file(path, value, **options)
+
+    def mv(self, source: str, target: str, **options: Any) -> Any:
+        assert not Path(target).exists()
+        self.events.append(f"rename {Path(source).name} {Path(target).name}")
+        return super().mv(source, target, **options)
+
+
+for driver in (CountedStore, StubbornStore, WatchedFolder):
+    name = driver.protocol if isinstance(driver.protocol, str) else driver.protocol[0]
+    fsspec.register_implementation(name, driver, clobber=True)
+
+
+def test_hundreds_of_snapshots_are_listed_by_one_request() -> None:
+    for step in range(300):
+        fsspec.filesystem("memory").pipe_file(f"/counted/step-{step}.attempt-a/manifest.json", b"manifest")
+    CountedStore.listings = 0
+
+    assert len(RemoteTier("counted://counted").folders()) == 300
+
+    assert CountedStore.listings == 1
+
+
+def test_a_failed_write_gives_the_upload_up_and_the_file_cannot_be_finished(place: str) -> None:
+    """Drivers finish an upload when their file is collected: it would be a file with a hole."""
+    StubbornStore.room, StubbornStore.events[:] = 1, []
+    writer = RemoteTier(f"stubborn://{place}").begin("step-1", "a1").create("part")
+    writer.write(BLOCKS)
+
+    with pytest.raises(
+        DataError, match=rf"write stubborn://{place}/step-1.attempt-a1/part.*the drive is full"
+    ):
+        writer.write(BLOCKS)
+    StubbornStore.room = 100
+    with pytest.raises(DataError, match="begin another"):
+        writer.finish()
+    with pytest.raises(DataError, match="begin another"):
+        writer.write(BLOCKS)
+    writer.abandon()
+    del writer
+
+    assert StubbornStore.events == ["begin", "block", "discard"]
+
+
+def test_an_upload_holds_a_few_blocks_in_memory_however_much_is_written(place: str) -> None:
+    StubbornStore.room = 100
+    writer = RemoteTier(f"stubborn://{place}").begin("step-1", "a1").create("part")
+    data = np.zeros(100 * MIB, np.uint8)
+
+    tracemalloc.start()
+    try:
+        writer.write(data)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    writer.finish()
+
+    assert peak_bytes < 24 * MIB
+
+
+@given(st.integers(1, 480))
+def test_a_file_of_hundreds_of_gigabytes_has_no_more_blocks_than_s3_allows(gib: int) -> None:
+    blocks, written_bytes = 0, 0
+    while written_bytes < gib * 2**30:
+        size_bytes = block_bytes_after(written_bytes)
+        # Sizes change at whole blocks, so that many of one size can be counted at once.
+        run = 100
+        assert block_bytes_after(written_bytes + run * size_bytes - 1) == size_bytes
+        blocks, written_bytes = blocks + run, written_bytes + run * size_bytes
+
+    assert blocks <= 10_000
+    assert block_bytes_after(15 * 2**30) == 8 * MIB
+
+
+def test_on_a_file_system_the_manifest_is_renamed_into_place(tmp_path: Path) -> None:
+    WatchedFolder.events[:] = []
+
+    save(RemoteTier(f"watched://{tmp_path}/tier"), "step-1")
+
+    assert WatchedFolder.events == [
+        f"write {MANIFEST}.unfinished",
+        f"rename {MANIFEST}.unfinished {MANIFEST}",
+    ]
+
+
+def test_an_answer_that_is_cut_off_is_an_error_that_names_the_file(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = RemoteTier(f"memory://{place}")
+    save(tier, "step-1")
+    reader = tier.open("step-1", "part")
+    monkeypatch.setattr(tier._filesystem, "cat_file", lambda *_, **__: b"dat")
+
+    with pytest.raises(DataError, match=rf"memory://{place}/step-1.attempt-a1/part: .*3 of the 4 bytes"):
+        reader.read_into(0, np.zeros(4, np.uint8))
+
+
+def test_a_file_that_vanishes_while_it_is_read_is_an_error_that_names_it(place: str) -> None:
+    tier = RemoteTier(f"memory://{place}")
+    save(tier, "step-1")
+    reader = tier.open("step-1", "part")
+    RemoteTier(f"memory://{place}").delete("step-1")
+
+    with pytest.raises(DataError, match="step-1.attempt-a1/part"):
+        reader.read_into(0, np.zeros(4, np.uint8))
+
+
+def test_a_snapshot_saved_again_by_another_process_is_found_without_a_new_listing(place: str) -> None:
+    tier, other = RemoteTier(f"memory://{place}"), RemoteTier(f"memory://{place}")
+    save(tier, "step-1", "a1")
+    assert tier.read("step-1", "part") == b"data"
+    other.delete("step-1")
+    save(other, "step-1", "b2")
+
+    assert tier.read("step-1", "part") == b"data"
+
+
+def test_of_two_attempts_that_were_both_committed_everybody_takes_the_same_and_a_delete_removes_both(
+    place: str,
+) -> None:
+    first, second = RemoteTier(f"memory://{place}"), RemoteTier(f"memory://{place}")
+    drafts = first.begin("step-1", "a1"), second.begin("step-1", "b2")
+    for draft in reversed(drafts):
+        draft.commit(f"manifest {draft._attempt}".encode())
+
+    assert first.folders() == second.folders() == ["step-1"]
+    assert first.read("step-1", MANIFEST) == second.read("step-1", MANIFEST) == b"manifest step-1.attempt-a1"
+
+    first.delete("step-1")
+    assert second.folders() == second.sweep() == []
+
+
+# -- What one can ask wrongly --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", ["", ".", "..", "../up", "a/b", "/etc", ".hidden", "a*", "a\n", "a b", "ä"])
+def test_names_that_could_lead_elsewhere_are_refused(bad: str, place: str) -> None:
+    tier = RemoteTier(f"memory://{place}")
+    save(tier, "step-1")
+    draft = tier.begin("step-2", "a1")
+
+    for refused in (
+        lambda: tier.read(bad, "part"),
+        lambda: tier.read("step-1", bad),
+        lambda: tier.open("step-1", bad),
+        lambda: tier.begin(bad, "a1"),
+        lambda: tier.begin("step-3", bad),
+        lambda: draft.create(bad),
+    ):
+        with pytest.raises(ConfigError):
+            refused()
+
+
+def test_a_part_cannot_pass_for_the_manifest(place: str) -> None:
+    with pytest.raises(ConfigError, match=MANIFEST):
+        RemoteTier(f"memory://{place}").begin("step-1", "a1").create(MANIFEST)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("runs/a", "no address"),
+        ("simplecache::s3://bucket/a", "caches"),
+        ("s3://bucket/*", "plain address"),
+        ("s3://bucket/../other", "plain address"),
+        ("nowhere://bucket/a", "nowhere"),
+    ],
+)
+def test_an_address_that_cannot_work_is_refused(url: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        RemoteTier(url)
+
+
+def test_an_option_that_the_driver_does_not_know_is_named_and_its_value_is_not() -> None:
+    with pytest.raises(ConfigError, match="sekret") as caught:
+        RemoteTier("s3://bucket/a", sekret="mine", key="me", username="me")
+
+    assert "mine" not in str(caught.value)
+
+
+def test_a_driver_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'penstock\[remote\]' gcsfs"):
+        RemoteTier("gs://bucket/a")
+
+
+def test_without_fsspec_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'penstock\[remote\]'"):
+        RemoteTier("s3://bucket/a")
+
+
+def test_a_password_in_an_address_is_not_in_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = RemoteTier("stubborn://me:sesame@host/run")
+
+    assert tier.name == "stubborn://me:***@host/run"
+    assert "sesame" not in repr(tier)
