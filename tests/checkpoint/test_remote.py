@@ -139,7 +139,7 @@ def test_a_missing_bucket_is_an_error_that_names_the_address_and_the_bucket_is_n
     with pytest.raises(DataError, match="s3://absent/run"):
         tier.begin("step-1", "a1")
     writer = tier.begin("step-1", "a1", join=True).create("part")
-    with pytest.raises(DataError, match="s3://absent/run/step-1.attempt-a1/part"):
+    with pytest.raises(DataError, match=r"s3://absent/run/step-1.attempt-a1/part"):
         writer.write(BLOCKS)
 
     assert not bucket.exists("absent")
@@ -351,7 +351,7 @@ def test_a_file_that_vanishes_while_it_is_read_is_an_error_that_names_it(place: 
     reader = tier.open("step-1", "part")
     RemoteTier(f"memory://{place}").delete("step-1")
 
-    with pytest.raises(DataError, match="step-1.attempt-a1/part"):
+    with pytest.raises(DataError, match=r"step-1.attempt-a1/part"):
         reader.read_into(0, np.zeros(4, np.uint8))
 
 
