@@ -1,0 +1,105 @@
+"""A process that imports everything once and forks one child for each series of saves: run by injection.py.
+
+    python -m tests.checkpoint.crash.saver SOCKET       the number of an open descriptor of a socket
+
+Packets are JSON. From the harness: {"subject", "folder", "warm_up", "steps"}, then "go" to the child; back come
+{"child": its process}, the child's {"saved": step} and {"failed": step or null, "error", "message"}, and {"ended":
+wait status}. After a failure the child waits for another "go".
+
+Packets travel by sendto and recvfrom, which are not among the calls that faults are injected into, and a child that
+dies leaves what it has sent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tests.checkpoint.crash.subject import OpenStore, Subject, subject_named
+
+_PR_SET_PTRACER = 0x59616D61
+
+
+def main(link: socket.socket) -> None:
+    """Serve until the harness closes its end."""
+    warm: set[str] = set()
+    while packet := link.recv(1 << 20):
+        task = json.loads(packet)
+        subject = subject_named(task["subject"])
+        if task["subject"] not in warm:
+            _warm_up(subject, Path(task["warm_up"]))
+            warm.add(task["subject"])
+        child = os.fork()
+        if child == 0:
+            try:
+                _run(link, subject, Path(task["folder"]), task["steps"])
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        _send(link, {"ended": status})
+
+
+def _send(link: socket.socket, packet: dict[str, Any]) -> None:
+    link.sendall(json.dumps(packet).encode())
+
+
+def _warm_up(subject: Subject, folder: Path) -> None:
+    """Have everything imported and compiled that a save needs, so that no call of that is among the traced ones."""
+    store = subject.open(folder)
+    for step in range(1, subject.keep + 3):
+        store.save(step, subject.state(step))
+        store.restore(step)
+    store.close()
+    shutil.rmtree(folder)
+
+
+def _run(link: socket.socket, subject: Subject, folder: Path, steps: list[int]) -> None:
+    # Where Yama restricts tracing, strace is no ancestor of this process; elsewhere this fails and need not work.
+    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)
+    states = {step: subject.state(step) for step in steps}
+    _send(link, {"child": os.getpid()})
+    _wait_for_go(link)
+    store: OpenStore | None = None
+    for step in steps:
+        try:
+            if store is None:
+                store = subject.open(folder)
+            store.save(step, states[step])
+        except Exception as failure:
+            _report(link, step, failure)
+            if store is None:  # it could not be opened: it can, once the fault is over
+                store = subject.open(folder)
+        else:
+            _send(link, {"saved": step})
+    try:
+        if store is not None:
+            store.close()
+    except Exception as failure:
+        _report(link, None, failure)
+
+
+def _report(link: socket.socket, step: int | None, failure: Exception) -> None:
+    notes = getattr(failure, "__notes__", [])
+    _send(
+        link,
+        {"failed": step, "error": type(failure).__name__, "message": "\n".join([str(failure), *notes])},
+    )
+    _wait_for_go(link)
+
+
+def _wait_for_go(link: socket.socket) -> None:
+    if link.recv(100) != b"go":
+        os._exit(2)
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,64 @@
+"""What is put to the test: a store of snapshots, seen as five calls, found by its name in any process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+#: What a snapshot holds, as bytes by name: two states are the same if these are.
+State = Mapping[str, bytes]
+
+
+class OpenStore(Protocol):
+    """An open store, for writing."""
+
+    def save(self, step: int, state: State) -> None:
+        """Return once the snapshot would outlive a loss of power, and retention has acted."""
+        ...
+
+    def steps(self) -> list[int]:
+        """Return the steps of the snapshots that it would restore, ascending."""
+        ...
+
+    def restore(self, step: int) -> State:
+        """Return a snapshot's state. Raises where it is damaged."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class Subject(Protocol):
+    """A kind of store, and how it is set up."""
+
+    @property
+    def keep(self) -> int:
+        """Return how many of the latest snapshots retention keeps."""
+        ...
+
+    def state(self, step: int) -> State:
+        """Return the state to save at a step: a pure function of the step."""
+        ...
+
+    def open(self, folder: Path) -> OpenStore:
+        """Open the store at a folder, making it where there is none."""
+        ...
+
+    def leftovers(self, folder: Path, steps: list[int]) -> list[str]:
+        """Return the names in a closed store's folder that the snapshots of these steps do not account for."""
+        ...
+
+
+def subject_named(name: str) -> Subject:
+    """Return the store that a name stands for: "stand-in/WHAT IS BROKEN" or "tier"."""
+    kind, _, variant = name.partition("/")
+    if kind == "stand-in":
+        from tests.checkpoint.crash.broken_stores import Broken, StandInSubject
+
+        return StandInSubject(Broken(variant))
+    assert kind == "tier", name
+    from tests.checkpoint.crash.bare_tier import TierSubject
+
+    return TierSubject()
