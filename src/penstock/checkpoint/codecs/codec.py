@@ -41,6 +41,12 @@ class Kind(IntEnum):
     GZIP_HEADING_ZEROS = 36
 
 
+#: Kinds that are made back with the reference's block.
+NEEDS_REFERENCE = frozenset(
+    {Kind.EQUAL, Kind.DIFFERENCE, Kind.HEADING_ZEROS, Kind.GZIP_XOR, Kind.GZIP_HEADING_ZEROS}
+)
+
+
 class Pair(NamedTuple):
     """A block and the block that it may be stored as a difference to."""
 
@@ -58,6 +64,7 @@ class Coder(Protocol):
         pair: its values, uint8[n] with n > 0, at most `BLOCK_VALUES` values; the reference is of the same size.
         out: uint8[n + SLACK_BYTES], overwritten from its beginning.
         Returns: the kind, which `decode_block` takes, and how many bytes of `out` are the block; never more than n.
+            For STORED the values are the block, and nobody looks at `out`.
         """
         ...
 

@@ -1,0 +1,190 @@
+"""Which snapshots there are, on which tiers, and which of their copies make one whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from penstock.checkpoint.manifest import Manifest, NewerFormat, folder_of, step_of
+from penstock.checkpoint.reading import Chain, OpenSnapshot, load_manifest
+from penstock.checkpoint.tier import Tier
+from penstock.errors import ConfigError, DataError, FormatError
+from penstock.policy.keeping import StoredSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A snapshot's folder on a tier.
+
+    tier: number of the tier, the nearest is 0. manifest: None where it cannot be read. fault: why not.
+    """
+
+    step: int
+    tier: int
+    manifest: Manifest | None
+    fault: FormatError | DataError | None = None
+
+
+class Catalog:
+    """What was last seen on the tiers. Owned by one thread at a time."""
+
+    def __init__(self, tiers: Sequence[Tier]) -> None:
+        """tiers: the nearest first; of several copies the nearest is read."""
+        self.tiers = list(tiers)
+        self._copies: dict[tuple[int, int], Copy] = {}
+
+    def look(self) -> None:
+        """Look at the tiers anew. Raises: DataError if one cannot be listed."""
+        self._copies = {}
+        for number, tier in enumerate(self.tiers):
+            for folder in tier.folders():
+                step = step_of(folder)
+                if step is not None:
+                    self._copies[step, number] = _look_at(tier, number, step)
+
+    def add(self, tier: int, manifest: Manifest) -> None:
+        """Enter a snapshot that was just committed to a tier."""
+        self._copies[manifest.step, tier] = Copy(manifest.step, tier, manifest)
+
+    def delete(self, tier: int, step: int) -> None:
+        """Remove a copy from its tier. Raises: DataError."""
+        self.tiers[tier].delete(folder_of(step))
+        del self._copies[step, tier]
+
+    def copies(self, step: int) -> list[Copy]:
+        """Return the copies of a step's snapshot, the nearest first; none if there is no such snapshot."""
+        return [copy for number in range(len(self.tiers)) if (copy := self._copies.get((step, number)))]
+
+    def on_tier(self, tier: int) -> list[Copy]:
+        """Return a tier's snapshots, in the order in which they were saved; unreadable ones by their step."""
+        here = [copy for copy in self._copies.values() if copy.tier == tier]
+        here.sort(key=lambda copy: copy.step)
+        # A training that went back to an earlier step saves smaller steps later.
+        here.sort(key=lambda copy: copy.manifest.created_seconds if copy.manifest else -1.0)
+        return here
+
+    def steps(self) -> list[int]:
+        """Return the steps of all snapshots, in the order in which they were saved."""
+        merged: dict[int, float] = {}
+        for copy in sorted(self._copies.values(), key=lambda copy: copy.step):
+            created = copy.manifest.created_seconds if copy.manifest else -1.0
+            merged[copy.step] = max(created, merged.get(copy.step, -1.0))
+        return sorted(merged, key=lambda step: merged[step])
+
+    def newer_format(self) -> NewerFormat | None:
+        """Return why a snapshot was written by a later Penstock, if one was."""
+        faults = [copy.fault for copy in self._copies.values()]
+        return next((fault for fault in faults if isinstance(fault, NewerFormat)), None)
+
+    def stored(self, tier: int) -> list[StoredSnapshot]:
+        """Return what retention has to know of a tier's snapshots, in the order in which they were saved."""
+        return [
+            StoredSnapshot(copy.step, 0.0, 0, None, is_whole=False)
+            if copy.manifest is None
+            else StoredSnapshot(
+                copy.step,
+                copy.manifest.created_seconds,
+                copy.manifest.stored_bytes,
+                copy.manifest.reference.step if copy.manifest.reference else None,
+            )
+            for copy in self.on_tier(tier)
+        ]
+
+    def open_chain(self, step: int) -> Iterator[Chain]:
+        """Yield the ways of reading a snapshot, the nearest first, each opened; the caller closes what it got.
+
+        Raises: ConfigError if there is no such snapshot, naming the nearest; once no way is left, FormatError or
+            DataError: why not.
+        """
+        copies = self.copies(step)
+        if not copies:
+            raise ConfigError(self.missing(step))
+        faults: list[FormatError | DataError] = []
+        for copy in copies:
+            try:
+                yield self._open(copy)
+            except (FormatError, DataError) as error:
+                faults.append(error)
+            except FileNotFoundError as error:
+                faults.append(FormatError(f"{error.filename} is missing"))
+        if faults:
+            raise faults[0]
+
+    def lineage(self, step: int) -> list[tuple[int, int]] | None:
+        """Return tier and step of each snapshot that one is made of, itself the last; None if one is missing."""
+        for copy in self.copies(step):
+            try:
+                return [(link.tier, link.step) for link in self._links(copy)]
+            except (FormatError, DataError):
+                continue
+        return None
+
+    def _links(self, copy: Copy) -> list[Copy]:
+        """Return the copies that one is made of, itself the last. Raises: what is wrong with one of them."""
+        links: list[Copy] = []
+        while True:
+            if copy.manifest is None:
+                assert copy.fault is not None, "what has no manifest has a fault"
+                raise copy.fault
+            links.insert(0, copy)
+            where = f"{self.tiers[copy.tier].name}/{folder_of(copy.step)}"
+            reference = copy.manifest.reference
+            if reference is None:
+                return links
+            if any(link.manifest and link.manifest.uid == reference.uid for link in links):
+                raise FormatError(f"{where} is damaged: it is a difference to itself")
+            copy = self._reference(where, reference.step, reference.uid, copy.tier)
+
+    def _open(self, copy: Copy) -> Chain:
+        return open_links(self.tiers, [(link.tier, link.step, link.manifest) for link in self._links(copy)])
+
+    def _reference(self, where: str, step: int, uid: str, tier: int) -> Copy:
+        """Return the copy that a difference is to: one that is no difference itself, else of the same tier."""
+        found = [copy for copy in self.copies(step) if copy.manifest and copy.manifest.uid == uid]
+        found.sort(key=lambda copy: (copy.manifest.reference is not None, copy.tier != tier))  # type: ignore[union-attr]
+        if not found:
+            broken = [str(copy.fault) for copy in self.copies(step) if copy.fault]
+            why = f": {broken[0]}" if broken else ", which is not there"
+            raise FormatError(f"{where} is a difference to step {step}{why}")
+        return found[0]
+
+    def missing(self, step: int) -> str:
+        """Return what to say of a step that has no snapshot."""
+        steps = sorted(self.steps())
+        where = " and ".join(tier.name for tier in self.tiers)
+        if not steps:
+            return f"there is no snapshot of step {step}: {where} has none at all"
+        near = sorted(sorted(steps, key=lambda other: abs(other - step))[:2])
+        return (
+            f"there is no snapshot of step {step} in {where}: it was never saved, or removed to keep others; "
+            f"the nearest are of step {' and '.join(map(str, near))}"
+        )
+
+
+def open_links(tiers: Sequence[Tier], links: Iterable[tuple[int, int, Manifest | None]]) -> Chain:
+    """Open the snapshots that one is made of.
+
+    links: tier, step and manifest of each, as `Catalog.lineage` returns them; a manifest that is None is read.
+    Raises: FormatError, DataError, FileNotFoundError; nothing stays open then.
+    """
+    opened: list[OpenSnapshot] = []
+    try:
+        for number, step, manifest in links:
+            tier = tiers[number]
+            known = manifest or load_manifest(tier, folder_of(step))
+            opened.append(OpenSnapshot(tier, folder_of(step), known))
+    except BaseException:
+        for snapshot in opened:
+            snapshot.close()
+        raise
+    return Chain(opened)
+
+
+def _look_at(tier: Tier, number: int, step: int) -> Copy:
+    try:
+        return Copy(step, number, load_manifest(tier, folder_of(step)))
+    except FileNotFoundError:
+        fault: FormatError | DataError = FormatError(f"{tier.name}/{folder_of(step)} has no manifest")
+    except (FormatError, DataError) as error:
+        fault = error
+    return Copy(step, number, None, fault)

@@ -1,0 +1,200 @@
+"""Snapshots in a folder of a mounted file system: made visible by one rename, durable by fsync of files and folders."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from penstock.checkpoint.tensors import Bytes
+from penstock.checkpoint.tier import MANIFEST
+from penstock.errors import DataError
+
+_UNFINISHED = ".unfinished-"
+_DELETED = ".deleted-"
+
+
+class LocalTier:
+    """Snapshots below a folder.
+
+        FOLDER/step-000000000100/            a snapshot
+        FOLDER/.unfinished-step-...-UID/     one that is being written, or was when the process died
+        FOLDER/.deleted-step-...-UID/        one that is being removed
+
+    Folders change their state by a rename, which a crash leaves done or not done.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Use a folder, made if it is missing. Raises: DataError if it cannot be."""
+        self.path = Path(path)
+        with _told(self.path):
+            missing = [
+                folder for folder in (self.path, *self.path.parents) if not folder.exists()
+            ]  # the outermost last
+            self.path.mkdir(parents=True, exist_ok=True)
+            for folder in reversed(missing):
+                sync_folder(folder.parent)
+
+    @property
+    def name(self) -> str:
+        """Return the folder's path."""
+        return str(self.path)
+
+    def folders(self) -> list[str]:
+        """Return the names of the snapshots' folders, sorted. Raises: DataError."""
+        with _told(self.path), os.scandir(self.path) as entries:
+            return sorted(entry.name for entry in entries if entry.name[0] != "." and entry.is_dir())
+
+    def read(self, folder: str, file: str) -> bytes:
+        """Return a small file. Raises: FileNotFoundError, DataError naming it."""
+        path = self.path / folder / file
+        with _told(path):
+            return path.read_bytes()
+
+    def open(self, folder: str, file: str) -> LocalReader:
+        """Open a file for reading. Raises: FileNotFoundError, DataError naming it."""
+        return LocalReader(self.path / folder / file)
+
+    def begin(self, folder: str, uid: str, *, join: bool = False) -> LocalDraft:
+        """Begin a snapshot. Raises: DataError if the folder refuses."""
+        unfinished = self.path / f"{_UNFINISHED}{folder}-{uid}"
+        if not join:
+            with _told(unfinished):
+                unfinished.mkdir()
+        return LocalDraft(unfinished, self.path / folder)
+
+    def delete(self, folder: str) -> None:
+        """Remove a snapshot: after a crash on the way it is whole or gone. Raises: DataError."""
+        doomed = self.path / f"{_DELETED}{folder}-{secrets.token_hex(4)}"
+        with _told(self.path / folder):
+            (self.path / folder).rename(doomed)
+            # Else a loss of power could bring back the folder's name without the files that are unlinked next.
+            sync_folder(self.path)
+            shutil.rmtree(doomed)
+
+    def free_bytes(self) -> int | None:
+        """Return how many bytes a user without privileges could write. Raises: DataError."""
+        with _told(self.path):
+            return shutil.disk_usage(self.path).free
+
+    def sweep(self) -> list[str]:
+        """Remove what unfinished saves and deletes left, and return its names. Raises: DataError."""
+        with _told(self.path), os.scandir(self.path) as entries:
+            left = sorted(entry.name for entry in entries if entry.name.startswith((_UNFINISHED, _DELETED)))
+        for name in left:
+            with _told(self.path / name):
+                shutil.rmtree(self.path / name)
+        return left
+
+
+class LocalDraft:
+    """A snapshot that is being written into a folder that nobody looks at."""
+
+    def __init__(self, unfinished: Path, final: Path) -> None:
+        self._unfinished = unfinished
+        self._final = final
+
+    def create(self, file: str) -> LocalWriter:
+        """Begin a file. Raises: DataError naming it."""
+        return LocalWriter(self._unfinished / file)
+
+    def commit(self, manifest: bytes) -> None:
+        """Write the manifest, then make the snapshot visible; durable when this returns. Raises: DataError."""
+        writer = self.create(MANIFEST)
+        try:
+            writer.write(np.frombuffer(manifest, np.uint8))
+            writer.finish()
+        finally:
+            writer.abandon()
+        with _told(self._unfinished):
+            # The entries of its files, those that other ranks made included.
+            sync_folder(self._unfinished)
+        with _told(self._final):
+            self._unfinished.rename(self._final)
+            sync_folder(self._final.parent)
+
+    def abort(self) -> None:
+        """Remove what was written; what cannot be removed now is swept later."""
+        shutil.rmtree(self._unfinished, ignore_errors=True)
+
+
+class LocalWriter:
+    """A new file, written from its beginning to its end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with _told(path):
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def write(self, data: Bytes) -> None:
+        """Append bytes. Raises: DataError naming the file."""
+        left = data.data
+        with _told(self._path):
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+
+    def finish(self) -> None:
+        """Return once the bytes would outlive a loss of power. Raises: DataError naming the file."""
+        with _told(self._path):
+            os.fsync(self._descriptor)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the file; harmless after `finish`."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class LocalReader:
+    """An open file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with _told(path):
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.nbytes = os.fstat(self._descriptor).st_size
+
+    def read_into(self, offset: int, out: Bytes) -> None:
+        """Fill `out` from `offset` on. Raises: DataError naming the file."""
+        left = out.data
+        with _told(self._path):
+            while left:
+                got = os.preadv(self._descriptor, [left], offset)
+                if not got:
+                    raise DataError(
+                        f"{self._path} ends at {offset} bytes, {len(left)} before what was to be read"
+                    )
+                offset += got
+                left = left[got:]
+
+    def close(self) -> None:
+        """Let go of the file; twice is harmless."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def sync_folder(path: Path) -> None:
+    """Return once the names in a folder would outlive a loss of power. Raises: OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Turn what the system refuses into a DataError that names the file; a missing one stays FileNotFoundError."""
+    try:
+        yield
+    except (DataError, FileNotFoundError):
+        raise
+    except OSError as error:
+        raise DataError(f"{error.filename or path}: {error.strerror or error}") from error

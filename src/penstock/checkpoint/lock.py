@@ -1,0 +1,49 @@
+"""One writer per folder of snapshots."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from penstock.errors import ConfigError, DataError
+
+_FILE = ".lock"
+
+
+class WriterLock:
+    """Held by the process that writes snapshots into a folder; the system lets go of it when the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take it. Raises: ConfigError naming who holds it; DataError if the folder refuses."""
+        path = folder / _FILE
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror}") from error
+        try:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = (
+                    os.pread(self._descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+                )
+                raise ConfigError(
+                    f"{folder} is being written by {holder}: one writer at a time; wait for it, end it, "
+                    "or give this training a folder of its own"
+                ) from None
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        except OSError as error:
+            self.release()
+            raise DataError(f"{path}: {error.strerror}") from error
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Let go; twice is harmless."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

@@ -1,0 +1,194 @@
+"""How all ranks write one snapshot together: agree what it is, write a part each, commit, check, forget.
+
+every rank   what it holds ──▶┐ rank 0: step free? difference to what?  ┌──▶ plan ──▶ its part, synced ──▶┐
+                              └── begins the draft ─────────────────────┘                                │
+rank 0       ◀── the parts' tables ── one collective: the manifest, the rename: the snapshot is there ◀──┘
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.checkpoint.catalog import Catalog
+from penstock.checkpoint.codecs import codec_named
+from penstock.checkpoint.codecs.codec import Coder
+from penstock.checkpoint.manifest import Manifest, Reference, Stored, folder_of
+from penstock.checkpoint.parts import Part, PartReader, PartWriter
+from penstock.checkpoint.tensors import Layout, Tensor
+from penstock.checkpoint.tier import Draft, Tier
+from penstock.checkpoint.writing import Piece, References, TensorWriter, pairs_of
+from penstock.errors import ConfigError
+from penstock.flow.ordered import Workers
+from penstock.policy.retention import Scheme, reference_of
+from penstock.trace.trace import JSON
+
+#: The codec that stores blocks as they are; it is not asked.
+RAW = "stored"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How snapshots are stored.
+
+    scheme, snap_dis: see `penstock.policy.retention`. codec: its name. kept_mantissa_bits: see `Manifest`.
+    """
+
+    scheme: Scheme
+    snap_dis: int
+    codec: str
+    kept_mantissa_bits: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What rank 0 decided of a snapshot before anything of it is written.
+
+    reference: to which it is a difference; None: whole. chain: tier and step of each snapshot that the reference is
+        made of, the one that needs none first.
+    """
+
+    step: int
+    uid: str
+    created_seconds: float
+    since_baseline: int
+    reference: Reference | None
+    chain: tuple[tuple[int, int], ...] = ()
+
+    def write(self) -> list[Any]:
+        """Return it as JSON."""
+        reference = self.reference and [self.reference.step, self.reference.uid]
+        return [self.step, self.uid, self.created_seconds, self.since_baseline, reference, self.chain]
+
+    @classmethod
+    def read(cls, written: Any) -> Plan:
+        """Return what `write` wrote."""
+        step, uid, created_seconds, since_baseline, reference, chain = written
+        links = tuple((tier, link) for tier, link in chain)
+        return cls(step, uid, created_seconds, since_baseline, reference and Reference(*reference), links)
+
+
+def decide(
+    catalog: Catalog, tier: int, step: int, way: Way, layouts: Iterable[Layout], last: int | None
+) -> Plan:
+    """Return what a snapshot shall be.
+
+    tier: that it is written to. layouts: of all ranks. last: step of the snapshot that came before it in this
+        training; None: nobody knows, the one that was saved last is taken.
+    Raises: ConfigError if there is one of this step; NewerFormat if a later Penstock wrote here.
+    """
+    newer = catalog.newer_format()
+    if newer is not None:
+        raise newer
+    if catalog.copies(step):
+        where = catalog.tiers[catalog.copies(step)[0].tier].name
+        raise ConfigError(
+            f"there is a snapshot of step {step} in {where} already: delete it first, or save under another step"
+        )
+    whole = Plan(step, secrets.token_hex(16), time.time(), 0, None)
+    copies = [copy for copy in catalog.on_tier(tier) if copy.manifest is not None]
+    before = [copy.manifest for copy in copies if last is None or copy.step == last][-1:]
+    if not before or before[0] is None:
+        return whole
+    since_baseline = before[0].since_baseline + 1
+    distance = reference_of(way.scheme, since_baseline, way.snap_dis)
+    if distance is None or before[0].codec != way.codec:
+        return whole
+    reference = before[0]
+    while reference.since_baseline != distance:
+        found = [
+            copy.manifest
+            for copy in copies
+            if copy.manifest and reference.reference and copy.manifest.uid == reference.reference.uid
+        ]
+        if not found:
+            return whole
+        reference = found[0]
+    if {stored.layout for stored in reference.tensors} != set(layouts):
+        # Another model, or spread over other ranks.
+        return whole
+    chain = catalog.lineage(reference.step)
+    if chain is None:
+        return whole
+    return Plan(
+        step,
+        whole.uid,
+        whole.created_seconds,
+        since_baseline,
+        Reference(reference.step, reference.uid),
+        tuple(chain),
+    )
+
+
+def write_part(
+    draft: Draft,
+    plan: Plan,
+    rank: int,
+    waves: Iterable[Sequence[Piece]],
+    references: References | None,
+    coder: Coder | None,
+    workers: Workers,
+) -> tuple[Part, list[Stored]]:
+    """Write a rank's part, and return once it would outlive a loss of power.
+
+    waves: the rank's tensors in pieces; what a wave holds is not looked at once the next is taken.
+    Raises: DataError, FormatError; the file is let go of then.
+    """
+    file = f"part-{rank:05d}.pst"
+    writer = draft.create(file)
+    try:
+        part = PartWriter(writer, file, rank, bytes.fromhex(plan.uid))
+        tensors = TensorWriter(part, rank, references, coder, workers)
+        for pieces in waves:
+            tensors.write(pieces)
+        return part.finish(), tensors.stored
+    finally:
+        writer.abandon()
+
+
+def check_part(tier: Tier, plan: Plan, rank: int, part: Part) -> None:
+    """Read a committed part back and compare it with its checksums. Raises: FormatError, DataError."""
+    reader = tier.open(folder_of(plan.step), part.file)
+    try:
+        where = f"{tier.name}/{folder_of(plan.step)}/{part.file}"
+        checked = PartReader(reader, where, rank, bytes.fromhex(plan.uid), part)
+        for block in range(len(checked.table)):
+            checked.payload(block)
+    finally:
+        reader.close()
+
+
+def made_coder(
+    codec: str, tensors: Callable[[], Iterable[Tensor]], references: References | None
+) -> Coder | None:
+    """Return what encodes a snapshot's blocks; None: they are stored as they are."""
+    if codec == RAW:
+        return None
+    return codec_named(codec).coder(lambda: pairs_of(tensors(), references))
+
+
+def manifest_of(
+    plan: Plan,
+    way: Way,
+    tree: JSON,
+    rank_trees: Iterable[JSON],
+    parts: Iterable[tuple[Part, Sequence[Stored]]],
+) -> Manifest:
+    """Return what a snapshot says of itself, once all its parts are written; parts in the order of ranks."""
+    written = list(parts)
+    return Manifest(
+        step=plan.step,
+        uid=plan.uid,
+        created_seconds=plan.created_seconds,
+        since_baseline=plan.since_baseline,
+        codec=way.codec,
+        reference=plan.reference,
+        kept_mantissa_bits=way.kept_mantissa_bits,
+        tree=tree,
+        rank_trees=tuple(rank_trees),
+        parts=tuple(part for part, _ in written),
+        tensors=tuple(stored for _, tensors in written for stored in tensors),
+    )

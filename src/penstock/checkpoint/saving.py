@@ -1,0 +1,138 @@
+"""A save on its way: what training goes on beside, and what it can wait for."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from penstock.checkpoint.writing import Piece
+from penstock.errors import WaitTimeout
+from penstock.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A snapshot that would outlive a loss of power.
+
+    step: of the training. uid: of the snapshot. reference_step: of the one that it is the difference to; None: whole.
+    raw_bytes: of the state. stored_bytes: written to files, of all ranks.
+    blocked_seconds: that training stood still. durable_seconds: from the beginning of the save until it was durable.
+    tier: where it is. note: what else there is to say, such as why not on a nearer tier.
+    """
+
+    step: int
+    uid: str
+    reference_step: int | None
+    raw_bytes: int
+    stored_bytes: int
+    blocked_seconds: float
+    durable_seconds: float
+    tier: str
+    note: str = ""
+
+    def __str__(self) -> str:
+        """Return the line that a store reports."""
+        share = f" ({self.stored_bytes / self.raw_bytes:.1%})" if self.raw_bytes else ""
+        kind = "whole" if self.reference_step is None else f"delta to step {self.reference_step}"
+        return (
+            f"step {self.step}: blocked {format_seconds(self.blocked_seconds)}, durable after "
+            f"{format_seconds(self.durable_seconds)}, wrote {format_bytes(self.stored_bytes)} of "
+            f"{format_bytes(self.raw_bytes)}{share}, {kind}{self.note}"
+        )
+
+
+class Waves:
+    """What the training thread has staged and the background has not written yet. Shared by these two."""
+
+    def __init__(self, areas: int) -> None:
+        """areas: how many waves can be staged at a time."""
+        #: guards all below
+        self._changed = threading.Condition()
+        self._staged: deque[Sequence[Piece] | None] = deque()
+        self._free = areas
+        self._is_over = False
+
+    def wait_for_area(self) -> bool:
+        """Return once a wave can be staged; False if nobody will write it any more."""
+        with self._changed:
+            while not self._free and not self._is_over:
+                self._changed.wait()
+            self._free -= 1
+            return not self._is_over
+
+    def put(self, pieces: Sequence[Piece] | None) -> None:
+        """Hand a staged wave over; None after the last."""
+        with self._changed:
+            self._staged.append(pieces)
+            self._changed.notify_all()
+
+    def take(self) -> Iterator[Sequence[Piece]]:
+        """Yield each wave; its area is free again when the next is asked for."""
+        while True:
+            with self._changed:
+                while not self._staged:
+                    self._changed.wait()
+                pieces = self._staged.popleft()
+            if pieces is None:
+                return
+            yield pieces
+            with self._changed:
+                self._free += 1
+                self._changed.notify_all()
+
+    def give_up(self) -> None:
+        """Take nothing more, whatever is staged."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+
+class Saving:
+    """A save whose state is copied, and which is being written in the background."""
+
+    def __init__(self, step: int, write: Callable[[], Saved], report: Callable[[str], None]) -> None:
+        """write: does it, on a thread of its own that begins at once. report: is told the line of it."""
+        self.step = step
+        self._write = write
+        self._report = report
+        self._saved: Saved | None = None
+        self._error: BaseException | None = None
+        #: Whether the failure was raised to somebody; used by who waits.
+        self._was_told = False
+        # No daemon: an interpreter that ends waits for the snapshot.
+        self._thread = threading.Thread(target=self._run, name=f"penstock-save-{step}")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._saved = self._write()
+            self._report(str(self._saved))
+        except BaseException as error:
+            self._error = error
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether it is durable or has failed."""
+        return not self._thread.is_alive()
+
+    def wait(self, timeout_seconds: float | None = None) -> Saved:
+        """Return once the snapshot is durable, checked, and what it replaces is removed.
+
+        Raises: what the save failed with; WaitTimeout if it takes longer than the time-out.
+        """
+        self._thread.join(timeout_seconds)
+        if self._thread.is_alive():
+            raise WaitTimeout(f"the save of step {self.step} is still under way after {timeout_seconds:g} s")
+        if self._error is not None:
+            self._was_told = True
+            raise self._error
+        assert self._saved is not None, "a thread that ended without an error has saved"
+        return self._saved
+
+    def raise_untold(self) -> None:
+        """Return once it has ended. Raises: what it failed with, if nobody was told yet."""
+        self._thread.join()
+        if not self._was_told:
+            self.wait()

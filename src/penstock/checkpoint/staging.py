@@ -1,0 +1,109 @@
+"""The staging area: where a state is copied while training waits, so that it can be written while training goes on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.checkpoint.codecs.codec import BLOCK_VALUES
+from penstock.checkpoint.state import Source
+from penstock.checkpoint.tensors import Bytes
+from penstock.checkpoint.writing import Piece
+
+#: Tensors begin at multiples of that many bytes, so that any type of number can be read in place.
+_ALIGN_BYTES = 64
+
+
+class StagingArea:
+    """Memory that is allocated once and reused: a copy into pages that were never touched takes twice as long.
+
+    Pinned where a CUDA device is there, so that its copies run at the speed of the link.
+    """
+
+    def __init__(self) -> None:
+        self._bytes: Bytes = np.empty(0, np.uint8)
+
+    def reserve(self, nbytes: int) -> None:
+        """Make the area at least that large, its pages touched; what was in it is lost if it grows."""
+        if self._bytes.size < nbytes:
+            self._bytes = np.empty(0, np.uint8)
+            self._bytes = _touched(nbytes)
+
+    def copy(self, cuts: Sequence[Cut]) -> list[Piece]:
+        """Copy what is cut out of a state into the area, `room_of` it reserved, and return it there."""
+        pieces = []
+        offset = 0
+        whole: tuple[Source, Bytes] | None = None
+        for source, first, place in cuts:
+            nbytes = place.stop - place.start
+            copied = self._bytes[offset : offset + nbytes]
+            if nbytes == source.layout.nbytes:
+                source.copy_into(copied, non_blocking=True)
+            else:
+                # Made whole once, where it does not lie in main memory as it is stored.
+                if whole is None or whole[0] is not source:
+                    whole = source, source.tensor().data
+                np.copyto(copied, whole[1][place])
+            pieces.append(Piece(source.layout, first, copied))
+            offset += _aligned(nbytes)
+        if not all(cut.source.is_on_host for cut in cuts):
+            sys.modules["torch"].cuda.synchronize()
+        return pieces
+
+
+class Cut(NamedTuple):
+    """Some of a tensor's blocks in a row, where they are in the state. place: of their bytes in the tensor's."""
+
+    source: Source
+    first: int
+    place: slice
+
+
+def room_of(cuts: Sequence[Cut]) -> int:
+    """Return the bytes that cuts take in an area."""
+    return sum(_aligned(cut.place.stop - cut.place.start) for cut in cuts)
+
+
+def waves_of(sources: Iterable[Source], limit_bytes: int | None) -> list[list[Cut]]:
+    """Return a state's tensors, cut between blocks, in waves that take no more room than the limit each.
+
+    limit_bytes: None: all in one wave. A wave of a single block may be larger.
+    """
+    waves: list[list[Cut]] = [[]]
+    room = 0
+    for source in sources:
+        nbytes = source.layout.nbytes
+        block_bytes = BLOCK_VALUES * source.layout.dtype.item_bytes
+        begin = 0
+        while True:
+            left = nbytes - begin
+            if limit_bytes is not None and room + _aligned(left) > limit_bytes:
+                left = (limit_bytes - room) // block_bytes * block_bytes
+            if not left and not waves[-1] and nbytes:
+                left = min(block_bytes, nbytes)
+            if left or not nbytes:
+                waves[-1].append(Cut(source, begin // block_bytes, slice(begin, begin + left)))
+                room += _aligned(left)
+                begin += left
+            if begin == nbytes:
+                break
+            waves.append([])
+            room = 0
+    return waves
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
+
+
+def _touched(nbytes: int) -> Bytes:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        pinned: Bytes = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+        return pinned
+    area = np.empty(nbytes, np.uint8)
+    area.fill(0)
+    return area

@@ -1,0 +1,403 @@
+"""The snapshot store: a training's state saved beside the training, kept safely, and given back bit for bit."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal
+
+from penstock.checkpoint.catalog import Catalog
+from penstock.checkpoint.codecs import DEFAULT, codec_named
+from penstock.checkpoint.loading import Loading, plan_loading, plan_loading_into
+from penstock.checkpoint.local import LocalTier
+from penstock.checkpoint.manifest import NewerFormat, TornError
+from penstock.checkpoint.ranks import Ranks, alone
+from penstock.checkpoint.reading import Chain, read_tensors
+from penstock.checkpoint.recipe import RAW, Way
+from penstock.checkpoint.saving import Saving, Waves
+from penstock.checkpoint.staging import StagingArea, room_of, waves_of
+from penstock.checkpoint.state import Source, flatten
+from penstock.checkpoint.tier import Tier
+from penstock.checkpoint.tree import Framework, Tree, read_tree
+from penstock.checkpoint.writer import Job, SnapshotWriter
+from penstock.errors import ConfigError, DataError, FormatError, LoaderClosed
+from penstock.flow.cpus import available_cpus
+from penstock.flow.ordered import Workers
+from penstock.policy.keeping import Keep
+from penstock.policy.retention import Scheme
+
+
+def tell(line: str) -> None:
+    """Print a line to standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class Restored(Mapping[str, Any]):
+    """A state that was restored: the mapping that was saved, or that was loaded into.
+
+    step: of the snapshot. not_loaded: names of values that it has and that were not asked for, or had no place in what
+    was loaded into. not_found: names of values of what was loaded into that it does not have; they are unchanged.
+    """
+
+    def __init__(self, step: int, state: Any, not_loaded: Sequence[str], not_found: Sequence[str]) -> None:
+        self.step = step
+        self.state = state
+        self.not_loaded = tuple(not_loaded)
+        self.not_found = tuple(not_found)
+
+    def __getitem__(self, key: str) -> Any:
+        """Return a part of the state."""
+        return self.state[key]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the keys of the state."""
+        return iter(self.state)
+
+    def __len__(self) -> int:
+        """Return how many parts the state has."""
+        return len(self.state)
+
+    def __repr__(self) -> str:
+        """Return the step and the names of the parts."""
+        return f"<Restored step {self.step}: {', '.join(map(str, self.state))}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A snapshot, as `SnapshotStore.list` tells of it.
+
+    condition: "whole", "torn" (a file is missing or ends early), "damaged", or "newer" (written by a later Penstock).
+    why: what is wrong, or "". reference_step: of the snapshot that it is the difference to, or None.
+    raw_bytes, stored_bytes: of the state, and of its own files; 0 where nobody can say. tiers: where it is.
+    """
+
+    step: int
+    condition: Literal["whole", "torn", "damaged", "newer"]
+    why: str
+    created_seconds: float
+    reference_step: int | None
+    raw_bytes: int
+    stored_bytes: int
+    codec: str
+    tiers: tuple[str, ...]
+
+
+class SnapshotStore:
+    """Snapshots of a training in a folder.
+
+        with SnapshotStore("runs/a") as store:
+            store.save(step, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+        ...
+        state = SnapshotStore("runs/a").restore()
+
+    Saving blocks the training only while the state is copied; it is encoded and written by threads of its own, and
+    what fails there is raised by the next `save`, `wait` or `close`. One process writes at a time (of a job of many
+    ranks, all together), any number reads.
+
+    Not for several threads at once.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        keep: Keep = Keep(),  # noqa: B008, it is frozen
+        scheme: Scheme = "progressive",
+        snap_dis: int = 10,
+        codec: str = DEFAULT,
+        reference: Literal["memory", "stored"] = "memory",
+        staging_bytes: int | None = None,
+        threads: int | None = None,
+        ranks: Ranks | None = None,
+        report: Callable[[str], None] | None = tell,
+    ) -> None:
+        """Open a store.
+
+        keep: what is not removed once a newer snapshot is there; the five latest.
+        scheme, snap_dis: every `snap_dis`-th snapshot is whole, a baseline; the others are differences, each to the
+            one before ("progressive") or to the baseline ("chain"); "complete": all are whole.
+        codec: how blocks are stored, see docs/reference/snapshots.md.
+        reference: where the snapshot is that the next one is a difference to: a second copy of the state in memory,
+            or "stored": read again from its files, a block at a time.
+        staging_bytes: memory for the copy of the state, at most; a larger state is copied in waves, for which
+            training stands still until all but the last are written. None: as large as the state.
+        threads: that encode and decode; None: as many as there are processors, 4 at most.
+        ranks: of the job, if they write one snapshot together; None: this process is alone.
+        report: is told one line for each save; None: nobody is.
+
+        Raises: ConfigError naming the argument.
+        """
+        if snap_dis < 1:
+            raise ConfigError(f"snap_dis is {snap_dis}; the first of at least 1 snapshots is a baseline")
+        if reference not in ("memory", "stored"):
+            raise ConfigError(f"reference is {reference!r}; it is kept in 'memory' or read as 'stored'")
+        if reference == "memory" and staging_bytes is not None:
+            raise ConfigError(
+                "staging_bytes bounds the memory, and reference='memory' keeps a whole state there: "
+                "give reference='stored', or leave staging_bytes out"
+            )
+        for name, value in (("staging_bytes", staging_bytes), ("threads", threads)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; give at least 1, or None")
+        codec_named(codec)
+        self._staging_bytes = staging_bytes
+        self._threads = threads or min(4, available_cpus())
+        self._ranks = ranks or alone()
+        self._report = report
+        self._tiers: list[Tier] = [LocalTier(folder)]
+        self._catalog = Catalog(self._tiers)
+        self._writer = SnapshotWriter(
+            self._catalog,
+            0,
+            Way(scheme, snap_dis, codec),
+            keep,
+            self._ranks,
+            holds_reference=reference == "memory" and scheme != "complete" and codec != RAW,
+        )
+        self._areas = (StagingArea(), StagingArea())
+        self._saving: Saving | None = None
+        self._is_closed = False
+
+    # -- Saving ----------------------------------------------------------------------------------------------
+
+    def save(self, step: int, state: Any, *, per_rank: Any = None) -> Saving:
+        """Copy a state, and write it in the background.
+
+        state: nested mappings and lists of torch or NumPy arrays and plain values; equal on all ranks.
+        per_rank: the same, of what this rank has for itself, such as its random generator.
+        Returns: once the state is copied and may change; `wait()` of it returns once the snapshot is durable.
+
+        Raises: ConfigError naming the value of the state that a snapshot does not hold, or if there is a snapshot
+            of this step; what the save before failed with.
+        """
+        begin_seconds = time.monotonic()
+        self._check_open()
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise ConfigError(f"step is {step!r}; it must be a whole number of 0 or more")
+        self._finish()
+        flat = flatten(state)
+        own = None if per_rank is None else flatten({f"rank {self._ranks.rank}": per_rank})
+        sources = [*self._share(flat.sources), *(own.sources if own else [])]
+        waves = waves_of(sources, self._staging_bytes)
+        if len(waves) > 1:
+            assert self._staging_bytes is not None, "without a limit there is one wave"
+            waves = waves_of(sources, self._staging_bytes // 2)
+        held = self._writer.held
+        free = [area for area in self._areas if held is None or area is not held.area]
+        areas = free[: min(2, len(waves))]
+        layouts = [source.layout for source in sources]
+        job = Job(
+            step,
+            begin_seconds,
+            layouts,
+            flat.tree,
+            own.tree if own else None,
+            areas[0],
+            waves=Waves(len(areas)),
+        )
+        if self._ranks.size == 1:
+            # Of what it refuses, the caller hears at once.
+            job.plan = self._writer.begin(job)
+        for area in areas:
+            area.reserve(max(map(room_of, waves)))
+        # They begin here: an interpreter that is shutting down starts no more threads.
+        workers = Workers(self._threads, f"penstock-encode-{step}")
+        saving = self._saving = Saving(step, lambda: self._writer.write(job, workers), self._told)
+        for number, wave in enumerate(waves):
+            if not job.waves.wait_for_area():
+                break
+            job.waves.put(areas[number % len(areas)].copy(wave))
+        job.waves.put(None)
+        job.blocked_seconds = time.monotonic() - begin_seconds
+        job.is_copied.set()
+        return saving
+
+    def _share(self, sources: Sequence[Source]) -> Sequence[Source]:
+        """Return the tensors of the state that this rank writes."""
+        if self._ranks.size == 1:
+            return sources
+        raise NotImplementedError
+
+    def _told(self, line: str) -> None:
+        if self._report is not None and self._ranks.rank == 0:
+            self._report(line)
+
+    def _finish(self) -> None:
+        """Wait for the save that is under way, and raise what it failed with if nobody was told."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.raise_untold()
+
+    # -- Restoring -------------------------------------------------------------------------------------------
+
+    def restore(
+        self,
+        step: int | None = None,
+        *,
+        into: Any = None,
+        only: Iterable[str] | None = None,
+        framework: Framework | None = None,
+        fallback: bool = False,
+    ) -> Restored:
+        """Return the state of a snapshot, bit for bit as it was saved.
+
+        step: of the snapshot; None: the one that was saved last.
+        into: a state whose arrays are overwritten in place and whose values are replaced; None: a new one is made.
+        only: names or patterns such as "model/*" of what to restore; None: all.
+        framework: "numpy" or "torch" for all arrays; None: each as it was saved.
+        fallback: whether to take the newest whole snapshot before it where this one is damaged; the report says so.
+
+        Raises: ConfigError if there is no such snapshot, naming the nearest, or if `into` does not fit, before
+            anything is changed; FormatError naming file and tensor of what is damaged; DataError.
+        """
+        self._check_open()
+        self._finish()
+        self._catalog.look()
+        steps = self._catalog.steps()
+        if step is None and not steps:
+            raise ConfigError(
+                f"there is no snapshot in {self._tiers[-1].name}: nothing was saved, or elsewhere"
+            )
+        wanted = steps[-1] if step is None else step
+        candidates = [wanted]
+        if fallback and wanted in steps:
+            candidates += reversed(steps[: steps.index(wanted)])
+        for candidate in candidates:
+            try:
+                return self._restore(candidate, into, only, framework)
+            except (FormatError, DataError) as error:
+                if candidate == candidates[-1]:
+                    raise
+                self._told(f"step {candidate} is not restored: {error}")
+        raise AssertionError("the last candidate returns or raises")
+
+    def _restore(
+        self, step: int, into: Any, only: Iterable[str] | None, framework: Framework | None
+    ) -> Restored:
+        faults: list[FormatError | DataError] = []
+        for chain in self._catalog.open_chain(step):
+            try:
+                return self._load(chain, into, only, framework)
+            except (FormatError, DataError) as error:
+                faults.append(error)
+            finally:
+                chain.close()
+        raise faults[0]
+
+    def _load(
+        self, chain: Chain, into: Any, only: Iterable[str] | None, framework: Framework | None
+    ) -> Restored:
+        manifest = chain.manifest
+        by_name = {stored.layout.name: stored for stored in manifest.tensors}
+        tree: Tree = read_tree(manifest.tree, [stored.layout for stored in manifest.tensors])
+        loading: Loading
+        if into is None:
+            loading = plan_loading(tree, only=only, framework=framework)
+        else:
+            loading = plan_loading_into(into, tree, only=only)
+        by_layout = {destination.layout.name: destination for destination in loading.destinations}
+        with Workers(self._threads, f"penstock-decode-{manifest.step}") as workers:
+            wanted = ((by_name[name], destination.memory) for name, destination in by_layout.items())
+            for layout in read_tensors(chain, wanted, workers):
+                by_layout[layout.name].finish()
+        return Restored(manifest.step, loading.state(), loading.not_loaded, loading.not_found)
+
+    # -- Looking after ---------------------------------------------------------------------------------------
+
+    def list(self) -> list[Listed]:
+        """Return what there is, in the order in which it was saved; files are opened, not read to their end.
+
+        Raises: DataError if the folder cannot be listed.
+        """
+        self._check_open()
+        self._catalog.look()
+        return [self._listed(step, self._fault(step, None)) for step in self._catalog.steps()]
+
+    def verify(self, step: int | None = None) -> builtins.list[Listed]:
+        """Read snapshots to their end and decode them, and return what `list` would, the damage that this found too.
+
+        step: of the only one to look at; None: all. One that is a difference to a damaged one is damaged itself where
+            it needs what is.
+        Raises: ConfigError if there is no snapshot of this step.
+        """
+        self._check_open()
+        self._finish()
+        self._catalog.look()
+        if step is not None and step not in self._catalog.steps():
+            raise ConfigError(self._catalog.missing(step))
+        steps = self._catalog.steps() if step is None else [step]
+        with Workers(self._threads, "penstock-verify") as workers:
+            return [self._listed(one, self._fault(one, workers)) for one in steps]
+
+    def _fault(self, step: int, workers: Workers | None) -> FormatError | DataError | None:
+        """Return what is wrong with every copy of a snapshot, or None. workers: decode all of it; None: opened only."""
+        fault: FormatError | DataError | None = None
+        try:
+            for chain in self._catalog.open_chain(step):
+                try:
+                    if workers is not None:
+                        for _ in read_tensors(chain, None, workers):
+                            pass
+                    read_tree(chain.manifest.tree, [stored.layout for stored in chain.manifest.tensors])
+                    return None
+                except (FormatError, DataError) as error:
+                    fault = error
+                finally:
+                    chain.close()
+        except (FormatError, DataError) as error:
+            fault = error
+        return fault
+
+    def _listed(self, step: int, fault: FormatError | DataError | None) -> Listed:
+        copies = self._catalog.copies(step)
+        manifest = next((copy.manifest for copy in copies if copy.manifest), None)
+        condition: Literal["whole", "torn", "damaged", "newer"] = "whole"
+        if fault is not None:
+            is_torn = isinstance(fault, TornError)
+            condition = "newer" if isinstance(fault, NewerFormat) else "torn" if is_torn else "damaged"
+        return Listed(
+            step,
+            condition,
+            "" if fault is None else str(fault),
+            manifest.created_seconds if manifest else 0.0,
+            manifest.reference.step if manifest and manifest.reference else None,
+            manifest.raw_bytes if manifest else 0,
+            manifest.stored_bytes if manifest else 0,
+            manifest.codec if manifest else "",
+            tuple(self._tiers[copy.tier].name for copy in copies),
+        )
+
+    def delete(self, step: int) -> None:
+        """Remove a snapshot. Raises: ConfigError if there is none, or others are differences to it; DataError."""
+        self._check_open()
+        self._finish()
+        self._writer.delete(step)
+
+    # -- The end ---------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Return once the save that is under way is durable; twice is harmless. Raises: what it failed with."""
+        self._is_closed = True
+        try:
+            self._finish()
+        finally:
+            self._writer.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise LoaderClosed("the snapshot store was closed: make a new one")
+
+    def __enter__(self) -> SnapshotStore:
+        """Return the store, which is closed at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()

@@ -1,0 +1,263 @@
+"""What the ranks of a job do in the background to turn staged tensors into a snapshot, and to forget old ones.
+
+every rank   what it holds ──▶┐ rank 0: step free? difference to what?  ┌──▶ plan ──▶ its part, synced ──▶┐
+                              └── begins the draft ─────────────────────┘                                 │
+rank 0       ◀── the parts' tables ── one collective: the manifest, the rename: the snapshot is there ◀───┘
+every rank   reads its part back ──▶ rank 0 removes what nobody wants any more
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain as chained
+from typing import Any
+
+from penstock.checkpoint.catalog import Catalog, open_links
+from penstock.checkpoint.local import LocalTier
+from penstock.checkpoint.lock import WriterLock
+from penstock.checkpoint.manifest import (
+    Manifest,
+    Stored,
+    count_blocks,
+    folder_of,
+    read_layout,
+    write_layout,
+    write_manifest,
+)
+from penstock.checkpoint.parts import Part
+from penstock.checkpoint.ranks import Ranks
+from penstock.checkpoint.recipe import Plan, Way, check_part, decide, made_coder, manifest_of, write_part
+from penstock.checkpoint.saving import Saved, Waves
+from penstock.checkpoint.staging import StagingArea
+from penstock.checkpoint.tensors import Layout, Tensor
+from penstock.checkpoint.tier import Draft
+from penstock.checkpoint.writing import InMemory, Piece, References
+from penstock.errors import ConfigError, PenstockError
+from penstock.flow.ordered import Workers
+from penstock.policy.keeping import Keep, dependents, to_forget
+from penstock.trace.trace import JSON
+
+
+@dataclass(eq=False)
+class Job:
+    """One save, from the copy of the state to the committed snapshot.
+
+    begin_seconds: of the monotonic clock. layouts: of the tensors that this rank writes. tree: of the state.
+    rank_tree: of what this rank has for itself.
+    """
+
+    step: int
+    begin_seconds: float
+    layouts: Sequence[Layout]
+    tree: JSON
+    rank_tree: JSON
+    #: Where the first wave is staged.
+    area: StagingArea
+    #: Set by the training thread once the whole state is copied; `blocked_seconds` before it.
+    is_copied: threading.Event = field(default_factory=threading.Event)
+    blocked_seconds: float = 0.0
+    waves: Waves = field(default_factory=lambda: Waves(1))
+    #: What rank 0 decided, and its draft.
+    plan: Plan | None = None
+    draft: Draft | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A snapshot that is still in memory, in the area where it was staged."""
+
+    uid: str
+    pieces: Sequence[Piece]
+    area: StagingArea
+
+
+class SnapshotWriter:
+    """Writes snapshots to a tier, one after the other. Used by one thread at a time; on all ranks alike."""
+
+    def __init__(
+        self, catalog: Catalog, tier: int, way: Way, keep: Keep, ranks: Ranks, *, holds_reference: bool
+    ) -> None:
+        """tier: number of it in the catalog. holds_reference: whether the last snapshot stays in memory."""
+        self._catalog = catalog
+        self._number = tier
+        self._tier = catalog.tiers[tier]
+        self._way = way
+        self._keep = keep
+        self._ranks = ranks
+        self._holds_reference = holds_reference
+        self._lock: WriterLock | None = None
+        #: On rank 0: whether the tier was looked at, and is swept and locked.
+        self._is_ready = False
+        #: The step of the last snapshot that was committed here.
+        self._last_step: int | None = None
+        self.held: Held | None = None
+
+    def begin(self, job: Job, written: Sequence[Any] = ()) -> Plan:
+        """Decide, on rank 0, what a snapshot shall be, and begin its draft.
+
+        written: the layouts of each rank's tensors; none: this rank is alone.
+        Raises: ConfigError if there is one of this step, or another process writes here; DataError.
+        """
+        self.open_for_writing()
+        layouts = [read_layout(row) for rank in written for row in rank] if written else job.layouts
+        plan = decide(self._catalog, self._number, job.step, self._way, layouts, self._last_step)
+        job.draft = self._tier.begin(folder_of(plan.step), plan.uid)
+        return plan
+
+    def open_for_writing(self) -> None:
+        """Take the lock, remove what unfinished saves left, and look at what there is; on rank 0, once."""
+        if self._is_ready:
+            return
+        if isinstance(self._tier, LocalTier):
+            self._lock = self._lock or WriterLock(self._tier.path)
+        self._tier.sweep()
+        self._catalog.look()
+        self._is_ready = True
+
+    def write(self, job: Job, workers: Workers) -> Saved:
+        """Write a snapshot; it is durable, checked, and what it replaces is gone when this returns.
+
+        Raises: on all ranks, what failed on any.
+        """
+        try:
+            plan = job.plan or Plan.read(
+                self._ranks.together(
+                    f"the beginning of step {job.step}",
+                    lambda: [write_layout(layout) for layout in job.layouts],
+                    lambda written: self.begin(job, written).write(),
+                )
+            )
+            return self._write(job, plan, workers)
+        finally:
+            job.waves.give_up()
+            workers.close()
+
+    def _write(self, job: Job, plan: Plan, workers: Workers) -> Saved:
+        ranks = self._ranks
+        draft = job.draft or self._tier.begin(folder_of(plan.step), plan.uid, join=True)
+        pieces: list[Sequence[Piece]] = []
+        written: list[Part] = []
+
+        def write() -> Any:
+            with self._references(plan) as references:
+                part, stored = self._write_part(job, plan, draft, pieces, references, workers)
+            written.append(part)
+            rows = [[*write_layout(one.layout), one.first_block] for one in stored]
+            return [[part.file, part.nbytes, part.table], rows, job.rank_tree]
+
+        def commit(parts: Sequence[Any]) -> list[int]:
+            manifest = self._manifest(job, plan, parts)
+            draft.commit(write_manifest(manifest))
+            self._catalog.add(self._number, manifest)
+            return [manifest.raw_bytes, manifest.stored_bytes]
+
+        try:
+            raw_bytes, stored_bytes = ranks.together(f"the commit of step {plan.step}", write, commit)
+        except BaseException:
+            if ranks.rank == 0:
+                draft.abort()
+            raise
+        durable_seconds = time.monotonic() - job.begin_seconds
+        self._last_step = plan.step
+        if self._holds_reference:
+            self.held = Held(plan.uid, pieces[0], job.area)
+        ranks.together(
+            f"the check of step {plan.step}",
+            lambda: check_part(self._tier, plan, ranks.rank, written[0]),
+            lambda _: self.forget(plan.created_seconds),
+        )
+        job.is_copied.wait()
+        return Saved(
+            plan.step,
+            plan.uid,
+            plan.reference.step if plan.reference else None,
+            raw_bytes,
+            stored_bytes,
+            job.blocked_seconds,
+            durable_seconds,
+            self._tier.name,
+        )
+
+    def _write_part(
+        self,
+        job: Job,
+        plan: Plan,
+        draft: Draft,
+        pieces: list[Sequence[Piece]],
+        references: References | None,
+        workers: Workers,
+    ) -> tuple[Part, list[Stored]]:
+        """Write this rank's part; enter the first wave into `pieces`."""
+        waves = job.waves.take()
+        pieces.append(next(waves))
+
+        def tensors() -> Iterator[Tensor]:
+            if sum(count_blocks(layout) for layout in job.layouts) > sum(
+                count_blocks(piece.layout) for piece in pieces[0]
+            ):
+                raise ConfigError(
+                    f"codec {self._way.codec!r} looks at the whole state before it writes, and staging_bytes is less "
+                    "than that: leave staging_bytes out, or choose another codec"
+                )
+            for piece in pieces[0]:
+                yield Tensor(piece.layout, piece.data)
+
+        coder = made_coder(self._way.codec, tensors, references)
+        return write_part(draft, plan, self._ranks.rank, chained(pieces, waves), references, coder, workers)
+
+    @contextmanager
+    def _references(self, plan: Plan) -> Iterator[References | None]:
+        """Yield the snapshot that this one is the difference to, from memory or from its files."""
+        if plan.reference is None:
+            yield None
+        elif self.held is not None and self.held.uid == plan.reference.uid:
+            yield InMemory(self.held.pieces)
+        else:
+            chain = open_links(self._catalog.tiers, ((tier, step, None) for tier, step in plan.chain))
+            try:
+                yield chain
+            finally:
+                chain.close()
+
+    def _manifest(self, job: Job, plan: Plan, parts: Sequence[Any]) -> Manifest:
+        entered = []
+        for number, (part, rows, _) in enumerate(parts):
+            stored = [Stored(read_layout(layout), number, first) for *layout, first in rows]
+            entered.append((Part(*part), stored))
+        rank_trees = [rank_tree for _, _, rank_tree in parts]
+        return manifest_of(plan, self._way, job.tree, rank_trees, entered)
+
+    def forget(self, now_seconds: float) -> None:
+        """Remove, on rank 0, the snapshots that nobody wants any more. Raises: DataError if one cannot be removed."""
+        for step in to_forget(self._catalog.stored(self._number), self._keep, now_seconds):
+            try:
+                self._catalog.delete(self._number, step)
+            except PenstockError as error:
+                raise type(error)(
+                    f"a snapshot that is not wanted any more could not be removed: {error}"
+                ) from error
+
+    def delete(self, step: int) -> None:
+        """Remove a snapshot, on rank 0. Raises: ConfigError if there is none, or others need it; DataError."""
+        self.open_for_writing()
+        if not self._catalog.copies(step):
+            raise ConfigError(self._catalog.missing(step))
+        needing = dependents(self._catalog.stored(self._number), step)
+        if needing:
+            raise ConfigError(
+                f"step {step} cannot be deleted: step {', '.join(map(str, needing))} "
+                f"{'is' if len(needing) == 1 else 'are'} stored as differences to it; delete them first"
+            )
+        self._catalog.delete(self._number, step)
+
+    def close(self) -> None:
+        """Let go of the folder and of the memory."""
+        self.held = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+        self._is_ready = False

@@ -1,0 +1,108 @@
+"""Work on many things at once, results in the order of the things."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class _Task(Generic[R]):
+    """One call: made by a worker, its outcome waited for by who asked."""
+
+    def __init__(self, call: Callable[[], R]) -> None:
+        self._call = call
+        self._done = threading.Event()
+        self._result: R
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._result = self._call()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._done.set()
+
+    def result(self) -> R:
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class Workers:
+    """Threads that work for one caller at a time.
+
+    They start at once: an interpreter that is shutting down starts no more of them, and a save may still be under
+    way then. Not a `ThreadPoolExecutor` for the same reason: that one takes no work once shutdown has begun.
+    """
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._tasks: deque[_Task[Any]] = deque()
+        #: guards _tasks and _closed
+        self._changed = threading.Condition()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}-{index}") for index in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def map(self, work: Callable[[T], R], things: Iterable[T]) -> Iterator[R]:
+        """Yield work(thing) of each thing, in their order.
+
+        `things` is iterated by the caller's thread, at most twice as many ahead as there are threads.
+        Raises: what `work` raised, when its turn comes; what was begun is finished, nothing more is begun.
+        """
+        ahead: deque[_Task[R]] = deque()
+        try:
+            for thing in things:
+                if len(ahead) >= 2 * len(self._threads):
+                    yield ahead.popleft().result()
+                task = _Task(lambda thing=thing: work(thing))  # type: ignore[misc]
+                ahead.append(task)
+                with self._changed:
+                    self._tasks.append(task)
+                    self._changed.notify()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            with self._changed:
+                for task in ahead:
+                    if task in self._tasks:
+                        self._tasks.remove(task)
+                        task._done.set()
+            for task in ahead:
+                task._done.wait()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._tasks and not self._closed:
+                    self._changed.wait()
+                if not self._tasks:
+                    return
+                task = self._tasks.popleft()
+            task.run()
+
+    def close(self) -> None:
+        """End the threads once they have done what was asked; twice is harmless."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
