@@ -239,7 +239,7 @@ class Ranks:
 
     def _did_not_arrive(self, ranks: Sequence[int], what: str) -> str:
         return (
-            f"{_named(ranks)} of {self.size} did not arrive at {what} within {self._timeout_seconds:g} s; the log "
+            f"{named_ranks(ranks)} of {self.size} did not arrive at {what} within {self._timeout_seconds:g} s; the log "
             "there may say whether it ended or what it waits for"
         )
 
@@ -293,14 +293,15 @@ def _failure_among(letters: dict[int, dict[str, Any]], what: str, size: int) -> 
     elsewhere = [rank for rank in sorted(letters) if letters[rank]["what"] != what]
     if elsewhere:
         message = (
-            f"the ranks are not at the same place: rank 0 of {size} is at {what}, {_named(elsewhere)} at "
+            f"the ranks are not at the same place: rank 0 of {size} is at {what}, {named_ranks(elsewhere)} at "
             f"{letters[elsewhere[0]]['what']}; every rank must make the same calls in the same order"
         )
         return {"failed": "RankError", "message": message}
     return None
 
 
-def _named(ranks: Sequence[int]) -> str:
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as messages name them: "rank 2", "ranks 1, 3"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     shown = ", ".join(map(str, ranks[:NAMED_RANKS]))
