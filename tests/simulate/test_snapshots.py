@@ -260,7 +260,13 @@ GOOD: dict[str, Any] = {
 def test_sizes_are_read_with_their_gaps() -> None:
     (model,) = read_sizes(json.dumps(GOOD), "sizes.json")
 
-    assert model.baselines == {"complete": (20, 20), "gzip": (19, None), "huffman": (None, None)}
+    unknown = (None, None)
+    assert model.baselines == {
+        "complete": (20, 20),
+        "gzip": (19, None),
+        "huffman": unknown,
+        "penstock": unknown,
+    }
     assert model.deltas["dynrle"] == {(1, 0): 11}
     assert model.deltas["gzip"] == {}
 

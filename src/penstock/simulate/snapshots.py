@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from penstock.errors import ConfigError, FormatError
 from penstock.machine.ssd import Drive
@@ -27,10 +27,11 @@ from penstock.simulate.wear import (
     run_stream,
 )
 
-Baseline = Literal["complete", "gzip", "huffman"]
-Delta = Literal["gzip", "rle4", "rle4_gzip", "dynrle"]
-_BASELINES: tuple[Baseline, ...] = ("complete", "gzip", "huffman")
-_DELTAS: tuple[Delta, ...] = ("gzip", "rle4", "rle4_gzip", "dynrle")
+#: "penstock": by the codec that `penstock.checkpoint` uses where nobody chose.
+Baseline = Literal["complete", "gzip", "huffman", "penstock"]
+Delta = Literal["gzip", "rle4", "rle4_gzip", "dynrle", "penstock"]
+_BASELINES: tuple[Baseline, ...] = get_args(Baseline)
+_DELTAS: tuple[Delta, ...] = get_args(Delta)
 _FORMAT = "penstock snapshot sizes 1"
 
 #: Distances between two baselines that the paper compares.
@@ -62,6 +63,9 @@ METHODS = (
     Method("dynrle-progressive", "DynRLE, progressive", "progressive", "huffman", "dynrle"),
     Method("dynrle-chain", "DynRLE, chain", "chain", "huffman", "dynrle"),
 )
+
+#: Penstock's own default, to be laid beside them.
+OWN_METHOD = Method("penstock", "Penstock", "progressive", "penstock", "penstock")
 
 
 def method_named(name: str) -> Method:
@@ -324,8 +328,9 @@ def caffenet_sizes() -> SnapshotSizes:
         "caffenet",
         "the paper's CaffeNet, from its Tables 5 and 9",
         CAFFENET_PARAMETERS,
-        {"complete": (229_146_326,) * 10, "gzip": (None,) * 10, "huffman": tuple(huffman)},
-        {"gzip": {}, "rle4": {}, "rle4_gzip": {}, "dynrle": dynrle},
+        dict.fromkeys(_BASELINES, (None,) * 10)
+        | {"complete": (229_146_326,) * 10, "huffman": tuple(huffman)},
+        {codec: {} for codec in _DELTAS} | {"dynrle": dynrle},
     )
 
 
@@ -384,6 +389,41 @@ def compare_methods(
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotTimes:
+    """What a snapshot takes while it is the newest.
+
+    snapshot: counted from 0. useful_pages: of all files that it needs. save_seconds, restore_seconds: of the drive.
+    """
+
+    snapshot: int
+    useful_pages: int
+    save_seconds: float
+    restore_seconds: float
+
+
+def time_snapshots(
+    drive: Drive, sizes: SnapshotSizes, method: Method, snap_dis: int, *, phases_from_start: bool = True
+) -> list[SnapshotTimes]:
+    """Save and restore every snapshot on a copy of a drive, as Table 9 has it.
+
+    phases_from_start: as in `run_stream`.
+    Raises: ConfigError naming the model where a size was not recorded.
+    """
+    stream = snapshot_stream(sizes, method, snap_dis, with_restores=True)
+    result = run_stream(drive.copy(), stream, phases_from_start=phases_from_start)
+    pages = [drive.ssd.pages(size) for size in sizes.stored_bytes(method, snap_dis) or ()]
+    return [
+        SnapshotTimes(
+            snapshot,
+            sum(pages[file] for file in needed_to_restore(method.scheme, snapshot, snap_dis)),
+            save.seconds,
+            restore.seconds,
+        )
+        for snapshot, (save, restore) in enumerate(zip(result.phases[0::2], result.phases[1::2], strict=True))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
 class TimedSnapshot:
     """A snapshot's times by the model beside the published ones.
 
@@ -416,24 +456,18 @@ def run_table_9(drive: Drive, *, phases_from_start: bool = True) -> list[TimedSn
         and the worst of them is 0.14 % off.
     Returns: ten of the progressive scheme, then ten of the chain.
     """
-    sizes, page_bytes = caffenet_sizes(), drive.ssd.page_bytes
-    rows = []
-    for method in METHODS[-2:]:
-        stored = sizes.stored_bytes(method, TABLE_9_SNAP_DIS)
-        assert stored is not None, "Table 9 gives every size of its two schemes"
-        stream = snapshot_stream(sizes, method, TABLE_9_SNAP_DIS, with_restores=True)
-        result = run_stream(drive.copy(), stream, phases_from_start=phases_from_start)
-        saves, restores = result.phases[0::2], result.phases[1::2]
-        for snapshot, published in enumerate(TABLE_9[method.scheme]):
-            files = needed_to_restore(method.scheme, snapshot, TABLE_9_SNAP_DIS)
-            rows.append(
-                TimedSnapshot(
-                    method.scheme,
-                    snapshot,
-                    published,
-                    sum(-(-stored[file] // page_bytes) for file in files),
-                    saves[snapshot].seconds,
-                    restores[snapshot].seconds,
-                )
-            )
-    return rows
+    sizes = caffenet_sizes()
+    return [
+        TimedSnapshot(
+            method.scheme,
+            times.snapshot,
+            TABLE_9[method.scheme][times.snapshot],
+            times.useful_pages,
+            times.save_seconds,
+            times.restore_seconds,
+        )
+        for method in METHODS[-2:]
+        for times in time_snapshots(
+            drive, sizes, method, TABLE_9_SNAP_DIS, phases_from_start=phases_from_start
+        )
+    ]

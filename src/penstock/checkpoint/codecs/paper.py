@@ -27,7 +27,7 @@ import heapq
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,7 @@ _LONGEST_CODE = 32
 _LOOKED_AT_BITS = 12
 
 _Words = NDArray[np.uint32] | NDArray[np.uint64]
+_Key = TypeVar("_Key", int, str)
 
 
 # -- Words -----------------------------------------------------------------------------------------------
@@ -115,6 +116,11 @@ def best_heading_bits(zeros: NDArray[np.int64]) -> int:
     """
     most = (zeros.size - 1).bit_length() - 1
     return min(range(most + 1), key=lambda heading_bits: delta_bits(zeros, heading_bits))
+
+
+def delta_block_bytes(zeros: NDArray[np.int64], heading_bits: int, nbytes: int) -> int:
+    """Return what a block takes as a delta. zeros: of this block, see `heading_zeros`. nbytes: of its values."""
+    return min(nbytes, 1 + -(-delta_bits(zeros, heading_bits) // 8))
 
 
 def _pack_delta(pair: Pair, heading_bits: int, out: Bytes) -> int | None:
@@ -362,6 +368,37 @@ def _most_packed(nbytes: int, dtype: DType) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Looked:
+    """What of a snapshot's blocks decides how they are encoded.
+
+    zeros: of deltas, by bits of a word, see `heading_zeros`. exponents: of baselines, by type of float, see
+        `exponent_counts`.
+    """
+
+    zeros: dict[int, NDArray[np.int64]] = field(default_factory=dict)
+    exponents: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+
+    def look(self, pair: Pair) -> None:
+        """Count a block."""
+        dtype = pair.dtype
+        if pair.reference is not None:
+            _add(self.zeros, word_bits(dtype), heading_zeros(pair.values, pair.reference, dtype))
+        elif dtype.is_float:
+            _add(self.exponents, dtype.name, exponent_counts(pair.values, dtype))
+
+    def add(self, other: Looked) -> None:
+        """Count all that the other one counted."""
+        for bits, zeros in other.zeros.items():
+            _add(self.zeros, bits, zeros)
+        for name, exponents in other.exponents.items():
+            _add(self.exponents, name, exponents)
+
+
+def _add(sums: dict[_Key, NDArray[np.int64]], key: _Key, counts: NDArray[np.int64]) -> None:
+    sums[key] = sums[key] + counts if key in sums else counts
+
+
+@dataclass(frozen=True, slots=True)
 class PaperCodec:
     """One of the codecs above.
 
@@ -376,27 +413,21 @@ class PaperCodec:
 
     def coder(self, blocks: Callable[[], Iterator[Pair]]) -> Coder:
         """Return what encodes a snapshot's blocks; looks at all of them first where something is to be chosen."""
-        widths: Mapping[int, int] = dict.fromkeys((8, 16, 32, 64), self.heading_bits or 0)
-        codes: Mapping[str, _HuffmanCode] = {}
+        looked_at = Looked()
         if self.baseline == "huffman":
-            widths, codes = _chosen(blocks())
-        return _PaperCoder(self, widths, codes)
+            for pair in blocks():
+                looked_at.look(pair)
+        return self.coder_for(looked_at)
 
-
-def _chosen(pairs: Iterator[Pair]) -> tuple[dict[int, int], dict[str, _HuffmanCode]]:
-    """Return the width of headings by bits of a word, and the Huffman code by type, that suit all of the blocks."""
-    zeros: dict[int, NDArray[np.int64]] = {}
-    exponents: dict[str, NDArray[np.int64]] = {}
-    for values, dtype, reference in pairs:
-        if reference is not None:
-            bits = word_bits(dtype)
-            zeros[bits] = zeros.get(bits, 0) + heading_zeros(values, reference, dtype)
-        elif dtype.is_float:
-            exponents[dtype.name] = exponents.get(dtype.name, 0) + exponent_counts(values, dtype)
-    return (
-        {bits: best_heading_bits(counts) for bits, counts in zeros.items()},
-        {name: _HuffmanCode(huffman_lengths(counts)) for name, counts in exponents.items()},
-    )
+    def coder_for(self, looked_at: Looked) -> Coder:
+        """Return what encodes blocks that were looked at already, all of a snapshot's."""
+        if self.heading_bits is not None:
+            return _PaperCoder(self, dict.fromkeys((8, 16, 32, 64), self.heading_bits), {})
+        return _PaperCoder(
+            self,
+            {bits: best_heading_bits(zeros) for bits, zeros in looked_at.zeros.items()},
+            {name: _HuffmanCode(huffman_lengths(counts)) for name, counts in looked_at.exponents.items()},
+        )
 
 
 @dataclass(frozen=True, slots=True)
