@@ -1,0 +1,477 @@
+"""A state taken apart: nested values into named tensors' bytes and a JSON tree (`penstock.checkpoint.tree`).
+
+A state is mappings, lists and tuples of torch tensors, NumPy arrays and plain Python values, nested at will. Put
+together again (`penstock.checkpoint.loading`) it is the same, bit for bit, but for this:
+
+- A mapping comes back as a dict, a list or tuple of a class of its own as a list or tuple.
+- Tensors are on the CPU. A torch tensor of a subclass that holds its numbers as usual is a plain tensor.
+- Arrays that share memory share it again, and their bytes are kept once; of what no array sees, nothing is kept. (An
+  array of big-endian numbers is big-endian again, but shares nothing.)
+- A list or mapping that is in the state twice comes back as two.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.checkpoint.dtypes import DTYPES, DType
+from penstock.checkpoint.tensors import Bytes, Layout, Tensor
+from penstock.checkpoint.tree import (
+    JSON,
+    MOST_DEPTH,
+    View,
+    c_strides,
+    encode_key,
+    encode_plain,
+    extent,
+    is_size,
+    joined,
+    key_names,
+    told_type,
+    unsupported,
+)
+from penstock.errors import ConfigError
+
+#: Bytes objects of more than this are kept as a tensor instead of as text in the tree.
+_MOST_TEXT_BYTES = 1024
+#: In a group of more arrays than this, or one that is harder to tell, all are taken to share memory.
+_MOST_COMPARED = 32
+_MOST_WORK = 10_000
+
+
+class Memory:
+    """Bytes at an address, as an array: `np.asarray(Memory(...))` keeps the owner alive."""
+
+    def __init__(self, address: int, nbytes: int, owner: object, *, writable: bool = False) -> None:
+        self.owner = owner
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (nbytes,),
+            "data": (address, not writable),
+        }
+
+
+def memory_at(address: int, nbytes: int, owner: object, *, writable: bool = False) -> Bytes:
+    """Return the bytes at an address as an array that keeps their owner alive."""
+    if nbytes == 0:
+        return np.empty(0, np.uint8)
+    return np.asarray(Memory(address, nbytes, owner, writable=writable))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """A tensor of a state and where its bytes are now; training may change them until they are copied.
+
+    array: of torch or NumPy; one that lies in the bytes or keeps them alive. address: of the first byte; None where
+    the bytes are gathered, because the numbers do not lie side by side. is_on_host: whether in main memory.
+    """
+
+    layout: Layout
+    array: Any
+    address: int | None
+    is_on_host: bool
+
+    def view(self) -> Bytes | None:
+        """Return the bytes where they are, read-only; None if they have to be copied out."""
+        if self.address is None or not self.is_on_host:
+            return None
+        return memory_at(self.address, self.layout.nbytes, self.array)
+
+    def copy_into(self, out: Bytes, *, non_blocking: bool = False) -> None:
+        """Copy the bytes as they are now.
+
+        out: uint8[layout.nbytes], overwritten.
+        non_blocking: whether to return before a device's bytes have arrived, where `out` is pinned; the caller then
+            synchronises with the stream.
+        """
+        view = self.view()
+        if view is not None:
+            np.copyto(out, view)
+        elif self.layout.nbytes == 0:
+            pass
+        elif isinstance(self.array, np.ndarray):
+            _gather_numpy(self.array, out)
+        else:
+            _gather_torch(self.array, self.address, out, non_blocking)
+
+    def tensor(self) -> Tensor:
+        """Return the tensor: a view of the state's memory where it can be one, else a copy."""
+        data = self.view()
+        if data is None:
+            data = np.empty(self.layout.nbytes, np.uint8)
+            self.copy_into(data)
+        return Tensor(self.layout, data)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flat:
+    """A state, taken apart. sources: the tensors, in the state's order, named differently."""
+
+    tree: JSON
+    sources: list[Source]
+
+    @property
+    def layouts(self) -> list[Layout]:
+        """Return the layouts of the tensors."""
+        return [source.layout for source in self.sources]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors, copying what is on a device or does not lie side by side."""
+        return [source.tensor() for source in self.sources]
+
+
+def flatten(state: Any) -> Flat:
+    """Take a state apart, copying nothing.
+
+    Raises: ConfigError naming a value that a snapshot does not hold, or a list or mapping that contains itself.
+    Measured: 45 ms for 10,000 torch tensors.
+    """
+    walk = _Walk()
+    tree = walk.node(state, "", 0)
+    return Flat(tree, _sources(walk.found))
+
+
+@dataclass(slots=True, eq=False)
+class _Found:
+    """An array that was found.
+
+    body: its part of the tree, completed once it is known what it shares memory with. strides: bytes; None if the
+    numbers are side by side in C order. space: arrays of another one share nothing with it.
+    """
+
+    name: str
+    array: Any
+    body: dict[str, JSON]
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    address: int
+    space: str = "host"
+    is_on_host: bool = True
+    nbytes: int = field(init=False)
+    begin: int = field(init=False)
+    end: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nbytes = math.prod(self.shape) * self.dtype.item_bytes
+        if self.strides is None:
+            self.begin, self.end = self.address, self.address + self.nbytes
+        else:
+            self.begin, self.end = extent(self.view(self.address))
+
+    def view(self, offset: int) -> View:
+        """Return how it lies in memory whose first byte is `offset` before its first number."""
+        strides = c_strides(self.shape, self.dtype.item_bytes) if self.strides is None else self.strides
+        return View(self.dtype, self.shape, strides, offset)
+
+
+class _Walk:
+    """Walks through a state and writes its tree."""
+
+    def __init__(self) -> None:
+        self.found: list[_Found] = []
+        self._open: set[int] = set()
+        self._torch = sys.modules.get("torch")
+        self._torch_dtypes: dict[Any, DType] = {}
+        self._torch_classes: frozenset[type] = frozenset()
+        if self._torch is not None:
+            named = ((getattr(self._torch, name, None), dtype) for name, dtype in DTYPES.items())
+            self._torch_dtypes = {own: dtype for own, dtype in named if own is not None}
+            self._torch_classes = frozenset((self._torch.Tensor, self._torch.nn.Parameter))
+
+    def node(self, value: Any, name: str, depth: int) -> JSON:
+        kind = type(value)
+        if kind in self._torch_classes:
+            return self._torch_leaf(value, name)
+        if isinstance(value, np.ndarray):
+            return self._numpy_leaf(value, name)
+        if isinstance(value, Mapping):
+            return self._inside(self._mapping, value, name, depth)
+        if isinstance(value, (list, tuple)):
+            if kind is not list and isinstance(value, tuple) and is_size(value):
+                return {"size": list(value)}
+            return self._inside(self._sequence, value, name, depth)
+        if kind is bytes and len(value) > _MOST_TEXT_BYTES:
+            return self._add_numpy(np.frombuffer(value, np.uint8), name, {"kind": "bytes"}, DTYPES["uint8"])
+        if self._torch is not None and isinstance(value, self._torch.Tensor):
+            self._check_class(value, name)
+            return self._torch_leaf(value, name)
+        return encode_plain(value, name)
+
+    def _inside(self, walk: Callable[[Any, str, int], JSON], value: Any, name: str, depth: int) -> JSON:
+        if id(value) in self._open:
+            raise ConfigError(f"{name} is a {type(value).__name__} that contains itself: break the circle")
+        if depth > MOST_DEPTH - 1:
+            raise ConfigError(
+                f"{name} is nested deeper than {MOST_DEPTH} levels, the most that a snapshot holds"
+            )
+        self._open.add(id(value))
+        try:
+            return walk(value, name, depth)
+        finally:
+            self._open.remove(id(value))
+
+    def _mapping(self, value: Mapping[Any, Any], name: str, depth: int) -> JSON:
+        keys = [encode_key(key, name) for key in value]
+        try:
+            names = key_names(keys)
+        except ValueError as error:
+            raise ConfigError(f"{name or 'the state'} is a mapping in which {error}: rename one") from None
+        is_top = depth == 0
+        parts = [
+            self.node(part, joined(name, own, is_top=is_top), depth + 1)
+            for own, part in zip(names, value.values(), strict=True)
+        ]
+        if all(type(key) is str for key in keys):
+            return {"map": dict(zip(keys, parts, strict=True))}
+        return {"items": [[key, part] for key, part in zip(keys, parts, strict=True)]}
+
+    def _sequence(self, value: list[Any] | tuple[Any, ...], name: str, depth: int) -> JSON:
+        is_top = depth == 0
+        parts = [
+            self.node(part, joined(name, str(index), is_top=is_top), depth + 1)
+            for index, part in enumerate(value)
+        ]
+        return {"tuple": parts} if isinstance(value, tuple) else parts
+
+    def _torch_leaf(self, tensor: Any, name: str) -> JSON:
+        torch = self._torch
+        assert torch is not None, "a tensor's class was found, so its module is there"
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else f"{str(tensor.layout).removeprefix('torch.')}"
+            raise unsupported(name, f"a tensor of layout {kind}", "make it dense")
+        if tensor.is_meta:
+            raise unsupported(name, "a tensor without numbers (device meta)", "give it memory first")
+        dtype = self._torch_dtypes.get(tensor.dtype)
+        if dtype is None:
+            what = "a quantized tensor" if tensor.is_quantized else "a tensor"
+            raise unsupported(name, f"{what} of type {tensor.dtype}", "convert it")
+        body: dict[str, JSON] = {"of": name, "kind": "torch"}
+        if type(tensor) is not torch.Tensor and isinstance(tensor, torch.nn.Parameter):
+            body["parameter"] = True
+        if tensor.requires_grad:
+            body["grad"] = True
+        if tensor.is_conj() or tensor.is_neg():
+            # What is still to be conjugated or negated is a note on the tensor, not in its bytes.
+            tensor = tensor.detach().resolve_conj().resolve_neg()
+        strides, address = None, tensor.data_ptr()
+        if not tensor.is_contiguous():
+            strides = tuple(dtype.item_bytes * stride for stride in tensor.stride())
+        found = _Found(name, tensor, body, dtype, tuple(tensor.shape), strides, address)
+        if not tensor.is_cpu:
+            found.is_on_host = False
+            found.space = f"{tensor.device} {tensor.untyped_storage().data_ptr()}"
+        self.found.append(found)
+        return {"array": body}
+
+    def _check_class(self, tensor: Any, name: str) -> None:
+        torch = self._torch
+        assert torch is not None, "a tensor's class was found, so its module is there"
+        what = told_type(tensor)
+        if type(tensor).__name__ in ("DTensor", "ShardedTensor"):
+            raise ConfigError(
+                f"{name} is {what}, a part of a tensor that several ranks hold: save it through "
+                "torch.distributed.checkpoint with the writer of penstock.torch, or take full_tensor() of it"
+            )
+        if torch.nn.parameter.is_lazy(tensor):
+            raise unsupported(name, f"{what} without a shape yet", "run the model once first")
+        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            raise unsupported(
+                name, f"{what}, which keeps its numbers in a way of its own", "make it a plain tensor"
+            )
+
+    def _numpy_leaf(self, array: np.ndarray[Any, Any], name: str) -> JSON:
+        dtype = DTYPES.get(array.dtype.name)
+        if dtype is None:
+            raise unsupported(
+                name, f"a NumPy array of type {array.dtype}", "turn it into numbers or plain lists"
+            )
+        if isinstance(array, np.ma.MaskedArray):
+            raise unsupported(name, "a NumPy array with a mask", "save its data and its mask as two arrays")
+        body: dict[str, JSON] = {"kind": "numpy"}
+        if not array.dtype.isnative:
+            body["big_endian"] = True
+        return self._add_numpy(array, name, body, dtype)
+
+    def _add_numpy(self, array: np.ndarray[Any, Any], name: str, body: dict[str, JSON], dtype: DType) -> JSON:
+        body["of"] = name
+        strides = None if array.flags.c_contiguous else array.strides
+        found = _Found(name, array, body, dtype, array.shape, strides, array.__array_interface__["data"][0])
+        if not array.dtype.isnative or body["kind"] == "bytes":
+            found.space = f"alone {len(self.found)}"
+        self.found.append(found)
+        return {"array": body}
+
+
+# Which arrays share memory
+
+
+def _sources(found: list[_Found]) -> list[Source]:
+    """Return the tensors to keep, and complete the arrays' bodies."""
+    sources: list[Source | None] = [None] * len(found)
+    for group in _groups(found):
+        if len(group) == 1:
+            sources[group[0]] = _alone(found[group[0]])
+            continue
+        for part in _sharing(found, group):
+            together = [found[index] for index in sorted(part)]
+            sources[min(part)] = _alone(together[0]) if len(together) == 1 else _shared(together)
+    return [source for source in sources if source is not None]
+
+
+def _groups(found: list[_Found]) -> Iterator[list[int]]:
+    """Yield indices of arrays whose stretches of memory overlap, directly or through others."""
+    stretches = sorted(
+        (leaf.space, leaf.begin, leaf.end, index) for index, leaf in enumerate(found) if leaf.begin < leaf.end
+    )
+    group: list[int] = []
+    space, end = "", 0
+    for own_space, begin, own_end, index in stretches:
+        if group and (begin >= end or own_space != space):
+            yield group
+            group, end = [], 0
+        group.append(index)
+        space, end = own_space, max(end, own_end)
+    if group:
+        yield group
+    for index, leaf in enumerate(found):
+        if leaf.begin >= leaf.end:
+            yield [index]
+
+
+def _sharing(found: list[_Found], group: list[int]) -> list[list[int]]:
+    """Split a group into arrays that have a byte in common, where keeping what lies between would cost more."""
+    leaves = [found[index] for index in group]
+    begin, end = min(leaf.begin for leaf in leaves), max(leaf.end for leaf in leaves)
+    distinct = {(leaf.address, leaf.shape, leaf.strides): leaf.nbytes for leaf in leaves}
+    if end - begin <= sum(distinct.values()) or len(group) > _MOST_COMPARED:
+        return [group]
+    # Such as two columns of a matrix: side by side in memory, and nothing in common.
+    parts: list[list[int]] = []
+    for index in group:
+        touched = [part for part in parts if any(_meet(found[index], found[other]) for other in part)]
+        parts = [part for part in parts if part not in touched]
+        parts.append([*(other for part in touched for other in part), index])
+    return parts
+
+
+def _meet(one: _Found, other: _Found) -> bool:
+    # NumPy solves it from addresses and strides and touches no byte, so that a device's addresses do as well.
+    try:
+        return np.shares_memory(_outline(one), _outline(other), max_work=_MOST_WORK)  # type: ignore[arg-type] # the stubs know two values of it
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _outline(leaf: _Found) -> np.ndarray[Any, Any]:
+    view = leaf.view(0)
+    memory = Memory(leaf.address, 0, None)
+    memory.__array_interface__ |= {
+        "typestr": f"|V{view.dtype.item_bytes}",
+        "shape": view.shape,
+        "strides": view.strides,
+    }
+    return np.asarray(memory)
+
+
+def _alone(leaf: _Found) -> Source:
+    """Return the tensor of an array that shares no memory."""
+    layout = Layout(leaf.name, leaf.dtype, leaf.shape)
+    if leaf.nbytes == 0 or "big_endian" in leaf.body:
+        return Source(layout, leaf.array, None, leaf.is_on_host)
+    if leaf.strides is None:
+        return Source(layout, leaf.array, leaf.address, leaf.is_on_host)
+    # In another order than C's, such as channels_last, or seen several times, as what was expanded.
+    if _memory_order(leaf) is not None or leaf.end - leaf.begin < leaf.nbytes:
+        return _shared([leaf])
+    return Source(layout, leaf.array, None, leaf.is_on_host)
+
+
+def _shared(group: list[_Found]) -> Source:
+    """Return the tensor that has the bytes of a group of arrays, and say in the tree how they lie in it."""
+    begin, end = min(leaf.begin for leaf in group), max(leaf.end for leaf in group)
+    layout = _covering(group, begin, end)
+    for leaf in group:
+        leaf.body["of"] = layout.name
+        if leaf.strides is None and (leaf.begin, leaf.dtype, leaf.shape) == (
+            begin,
+            layout.dtype,
+            layout.shape,
+        ):
+            continue
+        view = leaf.view(leaf.address - begin)
+        leaf.body["view"] = {
+            "dtype": view.dtype.name,
+            "shape": list(view.shape),
+            "strides": list(view.strides),
+            "offset": view.offset,
+        }
+    return Source(layout, group[0].array, begin, group[0].is_on_host)
+
+
+def _covering(group: list[_Found], begin: int, end: int) -> Layout:
+    """Return the layout of the tensor with all bytes from `begin` to `end`: that of an array that is just those."""
+    filling = [leaf for leaf in group if (leaf.begin, leaf.end) == (begin, end)]
+    for leaf in filling:
+        if leaf.strides is None:
+            return Layout(leaf.name, leaf.dtype, leaf.shape)
+    for leaf in filling:
+        shape = _memory_order(leaf)
+        if shape is not None:
+            return Layout(leaf.name, leaf.dtype, shape)
+    dtype = group[0].dtype
+    places = [end - begin, *(leaf.begin - begin for leaf in group)]
+    if any(leaf.dtype is not dtype for leaf in group) or any(place % dtype.item_bytes for place in places):
+        dtype = DTYPES["uint8"]
+    return Layout(group[0].name, dtype, ((end - begin) // dtype.item_bytes,))
+
+
+def _memory_order(leaf: _Found) -> tuple[int, ...] | None:
+    """Return the shape in the order in which the numbers lie; None if there is anything between or behind them."""
+    view = leaf.view(0)
+    ways = [way for way in zip(view.strides, view.shape, strict=True) if way[1] > 1]
+    ways.sort(reverse=True)
+    shape = tuple(length for _, length in ways)
+    is_dense = tuple(stride for stride, _ in ways) == c_strides(shape, view.dtype.item_bytes)
+    return shape if is_dense else None
+
+
+# Copying what does not lie side by side
+
+
+def _gather_numpy(array: np.ndarray[Any, Any], out: Bytes) -> None:
+    dtype = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("<")
+    np.ndarray(array.shape, dtype, out)[...] = array
+
+
+def _gather_torch(tensor: Any, address: int | None, out: Bytes, non_blocking: bool) -> None:
+    import torch
+
+    target = torch.from_numpy(out)
+    if address is None:
+        bits = torch_bits(tensor)
+        target.view(bits.dtype).view(bits.shape).copy_(bits, non_blocking=non_blocking)
+        return
+    storage = tensor.untyped_storage()
+    region = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    region.set_(storage, address - storage.data_ptr(), out.shape, (1,))
+    target.copy_(region, non_blocking=non_blocking)
+
+
+def torch_bits(tensor: Any) -> Any:
+    """Return a tensor's numbers as integers of their size, in the same memory: copying those changes no bit."""
+    import torch
+
+    own = tensor.detach()
+    if own.dtype == torch.complex128:
+        own = torch.view_as_real(own)
+    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return own.view(sizes[own.element_size()])
