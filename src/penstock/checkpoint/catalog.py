@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.checkpoint.manifest import Manifest, NewerFormat, folder_of, step_of
+from penstock.checkpoint.parts import TornError
 from penstock.checkpoint.reading import Chain, OpenSnapshot, load_manifest
 from penstock.checkpoint.tier import Tier
 from penstock.errors import ConfigError, DataError, FormatError
@@ -90,34 +91,31 @@ class Catalog:
             for copy in self.on_tier(tier)
         ]
 
-    def open_chain(self, step: int) -> Iterator[Chain]:
-        """Yield the ways of reading a snapshot, the nearest first, each opened; the caller closes what it got.
+    def ways(self, step: int) -> list[list[tuple[int, int]]]:
+        """Return how a snapshot can be read: tier and step of each that it is made of, itself the last.
 
-        Raises: ConfigError if there is no such snapshot, naming the nearest; once no way is left, FormatError or
+        Returns: the ways, the nearest first.
+        Raises: ConfigError if there is no such snapshot, naming the nearest; if there is no way, FormatError or
             DataError: why not.
         """
         copies = self.copies(step)
         if not copies:
             raise ConfigError(self.missing(step))
+        ways: list[list[tuple[int, int]]] = []
         faults: list[FormatError | DataError] = []
         for copy in copies:
             try:
-                yield self._open(copy)
+                ways.append([(link.tier, link.step) for link in self._links(copy)])
             except (FormatError, DataError) as error:
                 faults.append(error)
-            except FileNotFoundError as error:
-                faults.append(FormatError(f"{error.filename} is missing"))
-        if faults:
+        if not ways:
             raise faults[0]
+        return ways
 
-    def lineage(self, step: int) -> list[tuple[int, int]] | None:
-        """Return tier and step of each snapshot that one is made of, itself the last; None if one is missing."""
-        for copy in self.copies(step):
-            try:
-                return [(link.tier, link.step) for link in self._links(copy)]
-            except (FormatError, DataError):
-                continue
-        return None
+    def manifest(self, tier: int, step: int) -> Manifest | None:
+        """Return what is known of a copy; None if nothing is."""
+        copy = self._copies.get((step, tier))
+        return copy.manifest if copy else None
 
     def _links(self, copy: Copy) -> list[Copy]:
         """Return the copies that one is made of, itself the last. Raises: what is wrong with one of them."""
@@ -134,9 +132,6 @@ class Catalog:
             if any(link.manifest and link.manifest.uid == reference.uid for link in links):
                 raise FormatError(f"{where} is damaged: it is a difference to itself")
             copy = self._reference(where, reference.step, reference.uid, copy.tier)
-
-    def _open(self, copy: Copy) -> Chain:
-        return open_links(self.tiers, [(link.tier, link.step, link.manifest) for link in self._links(copy)])
 
     def _reference(self, where: str, step: int, uid: str, tier: int) -> Copy:
         """Return the copy that a difference is to: one that is no difference itself, else of the same tier."""
@@ -161,21 +156,23 @@ class Catalog:
         )
 
 
-def open_links(tiers: Sequence[Tier], links: Iterable[tuple[int, int, Manifest | None]]) -> Chain:
+def open_way(catalog: Catalog, way: Iterable[tuple[int, int]]) -> Chain:
     """Open the snapshots that one is made of.
 
-    links: tier, step and manifest of each, as `Catalog.lineage` returns them; a manifest that is None is read.
-    Raises: FormatError, DataError, FileNotFoundError; nothing stays open then.
+    way: one of `Catalog.ways`, perhaps of the catalog of another rank, on which it was seen.
+    Raises: FormatError, DataError; nothing stays open then.
     """
     opened: list[OpenSnapshot] = []
     try:
-        for number, step, manifest in links:
-            tier = tiers[number]
-            known = manifest or load_manifest(tier, folder_of(step))
+        for number, step in way:
+            tier = catalog.tiers[number]
+            known = catalog.manifest(number, step) or load_manifest(tier, folder_of(step))
             opened.append(OpenSnapshot(tier, folder_of(step), known))
-    except BaseException:
+    except BaseException as error:
         for snapshot in opened:
             snapshot.close()
+        if isinstance(error, FileNotFoundError):
+            raise TornError(f"{error.filename} is missing") from None
         raise
     return Chain(opened)
 
@@ -184,7 +181,7 @@ def _look_at(tier: Tier, number: int, step: int) -> Copy:
     try:
         return Copy(step, number, load_manifest(tier, folder_of(step)))
     except FileNotFoundError:
-        fault: FormatError | DataError = FormatError(f"{tier.name}/{folder_of(step)} has no manifest")
+        fault: FormatError | DataError = TornError(f"{tier.name}/{folder_of(step)} has no manifest")
     except (FormatError, DataError) as error:
         fault = error
     return Copy(step, number, None, fault)

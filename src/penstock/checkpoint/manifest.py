@@ -58,7 +58,7 @@ class Manifest:
 
     uid: of this snapshot, 32 hexadecimal digits, never used twice.
     created_seconds: when the state was copied, since 1970-01-01 UTC.
-    since_baseline: how many snapshots it is after its baseline in the scheme; 0 for a baseline.
+    since_bytes: what was stored for its baseline and for each snapshot since, before this one; empty for a baseline.
     codec: name of the codec that wrote it; blocks say themselves how they are decoded.
     kept_mantissa_bits: to which float32 and wider numbers were cut before they were stored; None: nothing was cut.
     tree: the state around its tensors, as `penstock.checkpoint.state` writes it.
@@ -68,7 +68,7 @@ class Manifest:
     step: int
     uid: str
     created_seconds: float
-    since_baseline: int
+    since_bytes: tuple[int, ...]
     codec: str
     reference: Reference | None
     kept_mantissa_bits: int | None
@@ -113,7 +113,7 @@ def write_manifest(manifest: Manifest) -> bytes:
         "step": manifest.step,
         "uid": manifest.uid,
         "created_seconds": manifest.created_seconds,
-        "since_baseline": manifest.since_baseline,
+        "since_bytes": manifest.since_bytes,
         "codec": manifest.codec,
         "reference": reference and {"step": reference.step, "uid": reference.uid},
         "kept_mantissa_bits": manifest.kept_mantissa_bits,
@@ -167,10 +167,6 @@ def read_manifest(data: bytes, where: str) -> Manifest:
         raise FormatError(f"{where} says what cannot be: {error}") from None
 
 
-class TornError(FormatError):
-    """A file of a snapshot is missing or ends early."""
-
-
 class NewerFormat(FormatError):
     """A snapshot was written by a later Penstock, and is no doubt whole."""
 
@@ -187,7 +183,7 @@ def _manifest(said: Mapping[str, Any]) -> Manifest:
         step=_whole(said.get("step"), "step"),
         uid=_matching(said.get("uid"), _UID, "uid"),
         created_seconds=_number(said.get("created_seconds"), "created_seconds"),
-        since_baseline=_whole(said.get("since_baseline"), "since_baseline"),
+        since_bytes=tuple(_whole(nbytes, "since_bytes") for nbytes in _list(said, "since_bytes")),
         codec=_text(said.get("codec"), "codec"),
         reference=_reference(said.get("reference")),
         kept_mantissa_bits=_optional_whole(said.get("kept_mantissa_bits"), "kept_mantissa_bits"),

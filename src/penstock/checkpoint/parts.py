@@ -46,6 +46,10 @@ _FOOTER_BYTES = _FOOTER.size + 8 + 16
 _LARGEST_ITEM_BYTES = 16
 
 
+class TornError(FormatError):
+    """A file of a snapshot is missing, or not as long as it was."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """What a manifest says of a part file.
@@ -109,7 +113,7 @@ class PartReader:
         self.where = where
         self._reader = reader
         if reader.nbytes != part.nbytes or part.nbytes < _HEADER.size + _FOOTER_BYTES:
-            raise FormatError(
+            raise TornError(
                 f"{where} has {reader.nbytes} bytes instead of the {part.nbytes} that its snapshot's manifest says"
             )
         header = self._read(0, _HEADER.size)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.checkpoint.catalog import Catalog
@@ -21,9 +21,10 @@ from penstock.checkpoint.parts import Part, PartReader, PartWriter
 from penstock.checkpoint.tensors import Layout, Tensor
 from penstock.checkpoint.tier import Draft, Tier
 from penstock.checkpoint.writing import Piece, References, TensorWriter, pairs_of
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
-from penstock.policy.retention import Scheme, reference_of
+from penstock.policy.retention import Scheme
+from penstock.policy.snap_distance import SnapDistance, next_reference
 from penstock.trace.trace import JSON
 
 #: The codec that stores blocks as they are; it is not asked.
@@ -34,11 +35,12 @@ RAW = "stored"
 class Way:
     """How snapshots are stored.
 
-    scheme, snap_dis: see `penstock.policy.retention`. codec: its name. kept_mantissa_bits: see `Manifest`.
+    scheme, snap_dis: see `penstock.policy.retention` and `snap_distance`. codec: its name.
+    kept_mantissa_bits: see `Manifest`.
     """
 
     scheme: Scheme
-    snap_dis: int
+    snap_dis: SnapDistance
     codec: str
     kept_mantissa_bits: int | None = None
 
@@ -54,21 +56,21 @@ class Plan:
     step: int
     uid: str
     created_seconds: float
-    since_baseline: int
+    since_bytes: tuple[int, ...]
     reference: Reference | None
     chain: tuple[tuple[int, int], ...] = ()
 
     def write(self) -> list[Any]:
         """Return it as JSON."""
         reference = self.reference and [self.reference.step, self.reference.uid]
-        return [self.step, self.uid, self.created_seconds, self.since_baseline, reference, self.chain]
+        return [self.step, self.uid, self.created_seconds, self.since_bytes, reference, self.chain]
 
     @classmethod
     def read(cls, written: Any) -> Plan:
         """Return what `write` wrote."""
-        step, uid, created_seconds, since_baseline, reference, chain = written
+        step, uid, created_seconds, since_bytes, reference, chain = written
         links = tuple((tier, link) for tier, link in chain)
-        return cls(step, uid, created_seconds, since_baseline, reference and Reference(*reference), links)
+        return cls(step, uid, created_seconds, tuple(since_bytes), reference and Reference(*reference), links)
 
 
 def decide(
@@ -83,44 +85,44 @@ def decide(
     newer = catalog.newer_format()
     if newer is not None:
         raise newer
-    if catalog.copies(step):
-        where = catalog.tiers[catalog.copies(step)[0].tier].name
+    there = [copy for copy in catalog.copies(step) if copy.tier == tier]
+    if there:
         raise ConfigError(
-            f"there is a snapshot of step {step} in {where} already: delete it first, or save under another step"
+            f"there is a snapshot of step {step} in {catalog.tiers[tier].name} already: delete it first, "
+            "or save under another step"
         )
-    whole = Plan(step, secrets.token_hex(16), time.time(), 0, None)
-    copies = [copy for copy in catalog.on_tier(tier) if copy.manifest is not None]
-    before = [copy.manifest for copy in copies if last is None or copy.step == last][-1:]
-    if not before or before[0] is None:
-        return whole
-    since_baseline = before[0].since_baseline + 1
-    distance = reference_of(way.scheme, since_baseline, way.snap_dis)
-    if distance is None or before[0].codec != way.codec:
-        return whole
-    reference = before[0]
-    while reference.since_baseline != distance:
-        found = [
-            copy.manifest
-            for copy in copies
-            if copy.manifest and reference.reference and copy.manifest.uid == reference.reference.uid
-        ]
-        if not found:
-            return whole
-        reference = found[0]
-    if {stored.layout for stored in reference.tensors} != set(layouts):
-        # Another model, or spread over other ranks.
-        return whole
-    chain = catalog.lineage(reference.step)
-    if chain is None:
-        return whole
-    return Plan(
-        step,
-        whole.uid,
-        whole.created_seconds,
-        since_baseline,
-        Reference(reference.step, reference.uid),
-        tuple(chain),
+    plan = Plan(step, secrets.token_hex(16), time.time(), (), None)
+    found = _reference(catalog, tier, way, set(layouts), last)
+    if found is None:
+        return plan
+    before, reference = found
+    try:
+        chain = tuple(catalog.ways(reference.step)[0])
+    except (FormatError, DataError):
+        return plan
+    since_bytes = (*before.since_bytes, before.stored_bytes)
+    return replace(
+        plan, since_bytes=since_bytes, reference=Reference(reference.step, reference.uid), chain=chain
     )
+
+
+def _reference(
+    catalog: Catalog, tier: int, way: Way, layouts: set[Layout], last: int | None
+) -> tuple[Manifest, Manifest] | None:
+    """Return the snapshot before, and the one to be a difference to; None for a baseline."""
+    known = [copy.manifest for copy in catalog.on_tier(tier) if copy.manifest is not None]
+    before = [manifest for manifest in known if last is None or manifest.step == last][-1:]
+    if not before or before[0].codec != way.codec:
+        return None
+    place = next_reference(way.scheme, way.snap_dis, (*before[0].since_bytes, before[0].stored_bytes))
+    reference: Manifest | None = before[0]
+    by_uid = {manifest.uid: manifest for manifest in known}
+    while reference is not None and len(reference.since_bytes) != place:
+        reference = by_uid.get(reference.reference.uid) if reference.reference else None
+    # Other tensors: another model, or spread over other ranks.
+    if reference is None or {stored.layout for stored in reference.tensors} != layouts:
+        return None
+    return before[0], reference
 
 
 def write_part(
@@ -183,7 +185,7 @@ def manifest_of(
         step=plan.step,
         uid=plan.uid,
         created_seconds=plan.created_seconds,
-        since_baseline=plan.since_baseline,
+        since_bytes=plan.since_bytes,
         codec=way.codec,
         reference=plan.reference,
         kept_mantissa_bits=way.kept_mantissa_bits,

@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 import builtins
+import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
-from penstock.checkpoint.catalog import Catalog
+import xxhash
+
+from penstock.checkpoint.catalog import Catalog, open_way
 from penstock.checkpoint.codecs import DEFAULT, codec_named
 from penstock.checkpoint.loading import Loading, plan_loading, plan_loading_into
 from penstock.checkpoint.local import LocalTier
-from penstock.checkpoint.manifest import NewerFormat, TornError
+from penstock.checkpoint.manifest import NewerFormat, read_layout, write_layout
+from penstock.checkpoint.parts import TornError
 from penstock.checkpoint.ranks import Ranks, alone
 from penstock.checkpoint.reading import Chain, read_tensors
 from penstock.checkpoint.recipe import RAW, Way
 from penstock.checkpoint.saving import Saving, Waves
+from penstock.checkpoint.sharding import Shard, shards_of
 from penstock.checkpoint.staging import StagingArea, room_of, waves_of
-from penstock.checkpoint.state import Source, flatten
+from penstock.checkpoint.state import flatten
+from penstock.checkpoint.tensors import Layout
 from penstock.checkpoint.tier import Tier
-from penstock.checkpoint.tree import Framework, Tree, read_tree
+from penstock.checkpoint.tree import Framework, read_tree
 from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.errors import ConfigError, DataError, FormatError, LoaderClosed
 from penstock.flow.cpus import available_cpus
 from penstock.flow.ordered import Workers
 from penstock.policy.keeping import Keep
 from penstock.policy.retention import Scheme
+from penstock.policy.snap_distance import SnapDistance
 
 
 def tell(line: str) -> None:
@@ -42,13 +50,17 @@ class Restored(Mapping[str, Any]):
 
     step: of the snapshot. not_loaded: names of values that it has and that were not asked for, or had no place in what
     was loaded into. not_found: names of values of what was loaded into that it does not have; they are unchanged.
+    per_rank: what this rank saved for itself; None if it saved nothing, or another number of ranks saved.
     """
 
-    def __init__(self, step: int, state: Any, not_loaded: Sequence[str], not_found: Sequence[str]) -> None:
+    def __init__(
+        self, step: int, state: Any, not_loaded: Sequence[str], not_found: Sequence[str], per_rank: Any = None
+    ) -> None:
         self.step = step
         self.state = state
         self.not_loaded = tuple(not_loaded)
         self.not_found = tuple(not_found)
+        self.per_rank = per_rank
 
     def __getitem__(self, key: str) -> Any:
         """Return a part of the state."""
@@ -108,8 +120,9 @@ class SnapshotStore:
         *,
         keep: Keep = Keep(),  # noqa: B008, it is frozen
         scheme: Scheme = "progressive",
-        snap_dis: int = 10,
+        snap_dis: SnapDistance = 10,
         codec: str = DEFAULT,
+        kept_mantissa_bits: int | None = None,
         reference: Literal["memory", "stored"] = "memory",
         staging_bytes: int | None = None,
         threads: int | None = None,
@@ -120,8 +133,11 @@ class SnapshotStore:
 
         keep: what is not removed once a newer snapshot is there; the five latest.
         scheme, snap_dis: every `snap_dis`-th snapshot is whole, a baseline; the others are differences, each to the
-            one before ("progressive") or to the baseline ("chain"); "complete": all are whole.
+            one before ("progressive") or to the baseline ("chain"); "complete": all are whole. An `AutoDistance` in
+            place of a number follows what is stored: small early, larger near convergence.
         codec: how blocks are stored, see docs/reference/snapshots.md.
+        kept_mantissa_bits: LOSSY if it is given: floats keep so many leading bits of their mantissa, the others become
+            zero; what is restored is not what was saved. The snapshot says so.
         reference: where the snapshot is that the next one is a difference to: a second copy of the state in memory,
             or "stored": read again from its files, a block at a time.
         staging_bytes: memory for the copy of the state, at most; a larger state is copied in waves, for which
@@ -132,7 +148,7 @@ class SnapshotStore:
 
         Raises: ConfigError naming the argument.
         """
-        if snap_dis < 1:
+        if isinstance(snap_dis, int) and snap_dis < 1:
             raise ConfigError(f"snap_dis is {snap_dis}; the first of at least 1 snapshots is a baseline")
         if reference not in ("memory", "stored"):
             raise ConfigError(f"reference is {reference!r}; it is kept in 'memory' or read as 'stored'")
@@ -154,12 +170,14 @@ class SnapshotStore:
         self._writer = SnapshotWriter(
             self._catalog,
             0,
-            Way(scheme, snap_dis, codec),
+            Way(scheme, snap_dis, codec, kept_mantissa_bits),
             keep,
             self._ranks,
             holds_reference=reference == "memory" and scheme != "complete" and codec != RAW,
         )
         self._areas = (StagingArea(), StagingArea())
+        #: Of all ranks, when they last agreed: a digest of each rank's layouts, and who writes what.
+        self._shards: tuple[builtins.list[str], tuple[Shard, ...]] | None = None
         self._saving: Saving | None = None
         self._is_closed = False
 
@@ -182,27 +200,24 @@ class SnapshotStore:
         self._finish()
         flat = flatten(state)
         own = None if per_rank is None else flatten({f"rank {self._ranks.rank}": per_rank})
-        sources = [*self._share(flat.sources), *(own.sources if own else [])]
+        held = [*flat.sources, *(own.sources if own else [])]
+        layouts, mine = self._shared([source.layout for source in held], step)
+        sources = [source for source in held if source.layout in mine]
         waves = waves_of(sources, self._staging_bytes)
         if len(waves) > 1:
             assert self._staging_bytes is not None, "without a limit there is one wave"
             waves = waves_of(sources, self._staging_bytes // 2)
-        held = self._writer.held
-        free = [area for area in self._areas if held is None or area is not held.area]
-        areas = free[: min(2, len(waves))]
-        layouts = [source.layout for source in sources]
+        areas = self._free_areas()[: min(2, len(waves))]
         job = Job(
             step,
             begin_seconds,
-            layouts,
+            [source.layout for source in sources],
             flat.tree,
             own.tree if own else None,
             areas[0],
             waves=Waves(len(areas)),
         )
-        if self._ranks.size == 1:
-            # Of what it refuses, the caller hears at once.
-            job.plan = self._writer.begin(job)
+        self._writer.begin(job, layouts)
         for area in areas:
             area.reserve(max(map(room_of, waves)))
         # They begin here: an interpreter that is shutting down starts no more threads.
@@ -217,11 +232,28 @@ class SnapshotStore:
         job.is_copied.set()
         return saving
 
-    def _share(self, sources: Sequence[Source]) -> Sequence[Source]:
-        """Return the tensors of the state that this rank writes."""
+    def _free_areas(self) -> builtins.list[StagingArea]:
+        """Return the areas in which no snapshot lies that the next one is a difference to."""
+        held = self._writer.held
+        return [area for area in self._areas if held is None or area is not held.area]
+
+    def _shared(
+        self, held: builtins.list[Layout], step: int
+    ) -> tuple[builtins.list[Layout], frozenset[Layout]]:
+        """Return the tensors of all ranks, each once, and those that this rank writes."""
         if self._ranks.size == 1:
-            return sources
-        raise NotImplementedError
+            return held, frozenset(held)
+        digest = xxhash.xxh3_128_hexdigest(json.dumps([write_layout(layout) for layout in held]).encode())
+        # Agreed on each time, for one rank's model may have changed; spelled out only where it has.
+        digests = self._ranks.all_gather(f"the tensors of step {step}", digest)
+        if self._shards is None or self._shards[0] != digests:
+            rows = self._ranks.all_gather(
+                f"the layouts of step {step}", [write_layout(layout) for layout in held]
+            )
+            self._shards = digests, shards_of([[read_layout(row) for row in rank] for rank in rows])
+        shards = self._shards[1]
+        mine = frozenset(shard.layout for shard in shards if shard.writer == self._ranks.rank)
+        return [shard.layout for shard in shards], mine
 
     def _told(self, line: str) -> None:
         if self._report is not None and self._ranks.rank == 0:
@@ -257,16 +289,9 @@ class SnapshotStore:
         """
         self._check_open()
         self._finish()
-        self._catalog.look()
-        steps = self._catalog.steps()
-        if step is None and not steps:
-            raise ConfigError(
-                f"there is no snapshot in {self._tiers[-1].name}: nothing was saved, or elsewhere"
-            )
-        wanted = steps[-1] if step is None else step
-        candidates = [wanted]
-        if fallback and wanted in steps:
-            candidates += reversed(steps[: steps.index(wanted)])
+        candidates = self._ranks.ask_first(
+            "the choice of a snapshot", lambda: self._candidates(step, fallback)
+        )
         for candidate in candidates:
             try:
                 return self._restore(candidate, into, only, framework)
@@ -276,36 +301,64 @@ class SnapshotStore:
                 self._told(f"step {candidate} is not restored: {error}")
         raise AssertionError("the last candidate returns or raises")
 
+    def _candidates(self, step: int | None, fallback: bool) -> builtins.list[int]:
+        """Return the steps to try, on rank 0, which alone looks: others may be shown what was there a while ago."""
+        self._catalog.look()
+        steps = self._catalog.steps()
+        if step is None:
+            if not steps:
+                raise ConfigError(f"there is no snapshot in {self._tiers[-1].name}: nothing was saved there")
+            step = steps[-1]
+        if step not in steps:
+            raise ConfigError(self._catalog.missing(step))
+        return [step, *(reversed(steps[: steps.index(step)]) if fallback else ())]
+
     def _restore(
         self, step: int, into: Any, only: Iterable[str] | None, framework: Framework | None
     ) -> Restored:
-        faults: list[FormatError | DataError] = []
-        for chain in self._catalog.open_chain(step):
+        what = f"the restore of step {step}"
+        ways = self._ranks.ask_first(what, lambda: self._catalog.ways(step))
+        restored: builtins.list[Restored] = []
+
+        def load(way: Sequence[tuple[int, int]]) -> None:
+            with closing(open_way(self._catalog, way)) as chain:
+                restored.append(self._load(chain, into, only, framework))
+
+        for way in ways:
             try:
-                return self._load(chain, into, only, framework)
-            except (FormatError, DataError) as error:
-                faults.append(error)
-            finally:
-                chain.close()
-        raise faults[0]
+                self._ranks.together(what, lambda way=way: load(way))  # type: ignore[misc]
+                return restored[-1]
+            except (FormatError, DataError):
+                if way is ways[-1]:
+                    raise
+        raise AssertionError("the last way returns or raises")
 
     def _load(
         self, chain: Chain, into: Any, only: Iterable[str] | None, framework: Framework | None
     ) -> Restored:
         manifest = chain.manifest
         by_name = {stored.layout.name: stored for stored in manifest.tensors}
-        tree: Tree = read_tree(manifest.tree, [stored.layout for stored in manifest.tensors])
-        loading: Loading
-        if into is None:
-            loading = plan_loading(tree, only=only, framework=framework)
-        else:
-            loading = plan_loading_into(into, tree, only=only)
-        by_layout = {destination.layout.name: destination for destination in loading.destinations}
+        layouts = [stored.layout for stored in manifest.tensors]
+        tree = read_tree(manifest.tree, layouts)
+        loading = (
+            plan_loading(tree, only=only, framework=framework)
+            if into is None
+            else plan_loading_into(into, tree, only=only)
+        )
+        own: Loading | None = None
+        rank_trees = manifest.rank_trees
+        if len(rank_trees) == self._ranks.size and rank_trees[self._ranks.rank] is not None:
+            own = plan_loading(read_tree(rank_trees[self._ranks.rank], layouts), framework=framework)
+        destinations = {
+            destination.layout.name: destination
+            for destination in (*loading.destinations, *(own.destinations if own else ()))
+        }
         with Workers(self._threads, f"penstock-decode-{manifest.step}") as workers:
-            wanted = ((by_name[name], destination.memory) for name, destination in by_layout.items())
+            wanted = ((by_name[name], destination.memory) for name, destination in destinations.items())
             for layout in read_tensors(chain, wanted, workers):
-                by_layout[layout.name].finish()
-        return Restored(manifest.step, loading.state(), loading.not_loaded, loading.not_found)
+                destinations[layout.name].finish()
+        per_rank = own.state()[f"rank {self._ranks.rank}"] if own else None
+        return Restored(manifest.step, loading.state(), loading.not_loaded, loading.not_found, per_rank)
 
     # -- Looking after ---------------------------------------------------------------------------------------
 
@@ -336,21 +389,19 @@ class SnapshotStore:
 
     def _fault(self, step: int, workers: Workers | None) -> FormatError | DataError | None:
         """Return what is wrong with every copy of a snapshot, or None. workers: decode all of it; None: opened only."""
-        fault: FormatError | DataError | None = None
         try:
-            for chain in self._catalog.open_chain(step):
-                try:
-                    if workers is not None:
-                        for _ in read_tensors(chain, None, workers):
-                            pass
+            ways = self._catalog.ways(step)
+        except (FormatError, DataError) as error:
+            return error
+        for way in ways:
+            try:
+                with closing(open_way(self._catalog, way)) as chain:
+                    for _ in read_tensors(chain, None, workers) if workers else ():
+                        pass
                     read_tree(chain.manifest.tree, [stored.layout for stored in chain.manifest.tensors])
                     return None
-                except (FormatError, DataError) as error:
-                    fault = error
-                finally:
-                    chain.close()
-        except (FormatError, DataError) as error:
-            fault = error
+            except (FormatError, DataError) as error:
+                fault = error
         return fault
 
     def _listed(self, step: int, fault: FormatError | DataError | None) -> Listed:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain as chained
 from typing import Any
 
-from penstock.checkpoint.catalog import Catalog, open_links
+from penstock.checkpoint.catalog import Catalog, open_way
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.lock import WriterLock
 from penstock.checkpoint.manifest import (
@@ -96,17 +96,20 @@ class SnapshotWriter:
         self._last_step: int | None = None
         self.held: Held | None = None
 
-    def begin(self, job: Job, written: Sequence[Any] = ()) -> Plan:
-        """Decide, on rank 0, what a snapshot shall be, and begin its draft.
+    def begin(self, job: Job, layouts: Iterable[Layout]) -> None:
+        """Decide what a snapshot shall be, and begin its draft.
 
-        written: the layouts of each rank's tensors; none: this rank is alone.
+        layouts: of the tensors of all ranks.
         Raises: ConfigError if there is one of this step, or another process writes here; DataError.
         """
-        self.open_for_writing()
-        layouts = [read_layout(row) for rank in written for row in rank] if written else job.layouts
-        plan = decide(self._catalog, self._number, job.step, self._way, layouts, self._last_step)
-        job.draft = self._tier.begin(folder_of(plan.step), plan.uid)
-        return plan
+
+        def on_first() -> list[Any]:
+            self.open_for_writing()
+            plan = decide(self._catalog, self._number, job.step, self._way, layouts, self._last_step)
+            job.draft = self._tier.begin(folder_of(plan.step), plan.uid)
+            return plan.write()
+
+        job.plan = Plan.read(self._ranks.ask_first(f"the beginning of step {job.step}", on_first))
 
     def open_for_writing(self) -> None:
         """Take the lock, remove what unfinished saves left, and look at what there is; on rank 0, once."""
@@ -119,19 +122,13 @@ class SnapshotWriter:
         self._is_ready = True
 
     def write(self, job: Job, workers: Workers) -> Saved:
-        """Write a snapshot; it is durable, checked, and what it replaces is gone when this returns.
+        """Write a snapshot that has begun; it is durable, checked, and what it replaces is gone when this returns.
 
         Raises: on all ranks, what failed on any.
         """
         try:
-            plan = job.plan or Plan.read(
-                self._ranks.together(
-                    f"the beginning of step {job.step}",
-                    lambda: [write_layout(layout) for layout in job.layouts],
-                    lambda written: self.begin(job, written).write(),
-                )
-            )
-            return self._write(job, plan, workers)
+            assert job.plan is not None, "it has begun"
+            return self._write(job, job.plan, workers)
         finally:
             job.waves.give_up()
             workers.close()
@@ -207,7 +204,10 @@ class SnapshotWriter:
                 yield Tensor(piece.layout, piece.data)
 
         coder = made_coder(self._way.codec, tensors, references)
-        return write_part(draft, plan, self._ranks.rank, chained(pieces, waves), references, coder, workers)
+        all_waves = chained(pieces, waves)
+        if self._way.kept_mantissa_bits is not None:
+            all_waves = chained(_cut_short(all_waves, self._way.kept_mantissa_bits))
+        return write_part(draft, plan, self._ranks.rank, all_waves, references, coder, workers)
 
     @contextmanager
     def _references(self, plan: Plan) -> Iterator[References | None]:
@@ -217,7 +217,7 @@ class SnapshotWriter:
         elif self.held is not None and self.held.uid == plan.reference.uid:
             yield InMemory(self.held.pieces)
         else:
-            chain = open_links(self._catalog.tiers, ((tier, step, None) for tier, step in plan.chain))
+            chain = open_way(self._catalog, plan.chain)
             try:
                 yield chain
             finally:
@@ -261,3 +261,15 @@ class SnapshotWriter:
             self._lock.release()
             self._lock = None
         self._is_ready = False
+
+
+def _cut_short(waves: Iterable[Sequence[Piece]], kept_mantissa_bits: int) -> Iterator[Sequence[Piece]]:
+    """Yield waves whose floats have lost the last bits of their mantissas, where they are staged."""
+    for pieces in waves:
+        for piece in pieces:
+            dtype = piece.layout.dtype
+            lost = dtype.mantissa_bits - kept_mantissa_bits
+            if dtype.is_float and lost > 0:
+                words = piece.data.view(f"<u{dtype.item_bytes}")
+                words &= words.dtype.type(-1 << lost & (1 << 8 * dtype.item_bytes) - 1)
+        yield pieces
