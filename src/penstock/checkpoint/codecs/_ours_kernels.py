@@ -1,0 +1,862 @@
+"""The compiled loops of Penstock's own codec: a block of values to symbols and back, and what is chosen for it.
+
+All arithmetic is on words of 32 bits, or of 64 for wider types, at whose upper end a value's bits stand: a bfloat16 is
+a float32 with 16 zeros below it, and a float32 that once was a bfloat16 looks the same. What a word is coded as:
+
+    difference   new - old of integers that sort as the numbers do, counted away from zero as the old one has it;
+                 without its trailing zeros; its sign put below its leading one, so that few high bits say the most:
+                     |d| = 1xxxx, sign s  ->  1sxxxx;      0 -> 0;      the lowest integer -> 1
+    plane        exponent, highest bit of the mantissa, sign, what is left of the mantissa
+    byte         the difference itself
+
+The highest bits of it are the symbol (`_tans_kernels`), those below are written as they are. The old value's exponent
+says in which of a few contexts, each with frequencies of its own, a symbol stands.
+
+Measured: docs/decisions/0012-own-codec.md.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.checkpoint.codecs._bits_kernels import leading_zeros, store_word
+from penstock.checkpoint.codecs._tans_kernels import (
+    MOST_TABLE_LOG,
+    Int,
+    Words,
+    build_reading,
+    build_writing,
+    normalise,
+    read,
+    write,
+)
+from penstock.kernel import kernel
+
+Values = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32] | NDArray[np.uint64]
+
+#: Values that go through all loops together: what is between them stays in the first-level cache.
+CHUNK = 2048
+#: Bits of a difference below its leading one that a symbol can tell apart: its sign and two more.
+FINEST = 3
+#: Keys of a context: a class of 64-bit differences in 2 ** FINEST parts and 0, or what a plane's symbol can be.
+MOST_KEYS = 65 << FINEST
+PLANE_KEYS = 1024
+MOST_CONTEXTS = 16
+#: Values of a run that is looked at, and how many blocks of fewer values are looked at whole.
+RUN = 256
+WHOLE = 16 * RUN
+#: Fixed part of a payload, what ends the tables (four states, bits in the stream), and what follows the stream.
+HEADER_BYTES, STATES_BYTES, PAD_BYTES = 10, 12, 8
+
+STORED, EQUAL, PLANE, DIFFERENCE = 0, 1, 16, 17
+#: What a word is coded as.
+LEADING, FLOATING, BYTE = 0, 1, 2
+#: Exponents are at most of 11 bits.
+MOST_EXPONENTS = 2048
+NO_SYMBOL = 65535
+#: Sizes of scratch arrays.
+SCRATCH = 2 * CHUNK + MOST_EXPONENTS + PLANE_KEYS + 1
+COUNTS = PLANE_KEYS + 1 + MOST_CONTEXTS * MOST_KEYS
+STATES = (MOST_CONTEXTS + 1) << 11
+STEPS = MOST_CONTEXTS * MOST_KEYS
+TABLE = MOST_CONTEXTS << MOST_TABLE_LOG
+
+_0, _1, _3, _8 = np.uint64(0), np.uint64(1), np.uint64(3), np.uint64(8)
+
+
+# -- Values and words ------------------------------------------------------------------------------------
+
+
+@kernel
+def is_equal(values: Values, reference: Values) -> bool:
+    """Return whether all values have the reference's bits: known at the first piece that has not."""
+    begin = 0
+    while begin < values.size:
+        end = min(begin + CHUNK, values.size)
+        differing = np.uint64(0)
+        for i in range(begin, end):
+            differing |= np.uint64(values[i] ^ reference[i])
+        if differing != _0:
+            return False
+        begin = end
+    return True
+
+
+@kernel
+def _ones_of(values: Values) -> np.uint64:
+    """Return the bits that are 1 in any value."""
+    ones = np.uint64(0)
+    for i in range(values.size):
+        ones |= np.uint64(values[i])
+    return ones
+
+
+@kernel
+def _to_differences(
+    values: Values,
+    reference: Values,
+    up: Int,
+    shift: Int,
+    is_float: bool,
+    exponent_at: Int,
+    exponent_mask: Int,
+    words: Words,
+    keys: NDArray[np.uint16],
+    exponents: NDArray[np.uint16],
+) -> None:
+    """Write each difference as a word, its key (what a symbol can tell of it) and the reference's exponent.
+
+    All arrays are of one size. up: zeros put below a value. shift: those of value and reference that are left out.
+    """
+    to_word = words.dtype.type
+    top, zero, one = to_word(words.itemsize * 8 - 1), to_word(0), to_word(1)
+    up_by, down_by, key_by = to_word(up), to_word(shift), to_word(top - to_word(FINEST))
+    lowest = to_word(one << top)
+    turned = to_word(zero - one) if is_float else zero
+    flipped = to_word(to_word(turned >> one) >> down_by) << down_by
+    flipped = to_word(flipped)
+    for i in range(words.size):
+        new = to_word(to_word(values[i]) << up_by)
+        old = to_word(to_word(reference[i]) << up_by)
+        exponents[i] = np.uint16(to_word(to_word(old >> to_word(exponent_at)) & to_word(exponent_mask)))
+        below_zero = to_word(zero - to_word(old >> top))
+        new = to_word(new ^ to_word(to_word(zero - to_word(new >> top)) & flipped))
+        old = to_word(old ^ to_word(below_zero & flipped))
+        turn = to_word(below_zero & turned)
+        difference = to_word(to_word(to_word(new - old) ^ turn) - turn)
+        if values.itemsize == 1:
+            word = to_word(difference >> down_by)
+            words[i] = word
+            keys[i] = np.uint16(word)
+        else:
+            sign = to_word(zero - to_word(difference >> top))
+            size = to_word(to_word(to_word(difference ^ sign) - sign) >> down_by)
+            leading = to_word(lowest >> to_word(leading_zeros(to_word(size | one))))
+            word = to_word(to_word(size + leading) + to_word(sign & leading))
+            word = zero if size == zero else word
+            word = one if size == lowest else word
+            words[i] = word
+            zeros = to_word(leading_zeros(to_word(word | one)))
+            highest = to_word(to_word(word << zeros) >> key_by)
+            keys[i] = np.uint16(to_word(to_word(to_word(top - zeros) << to_word(FINEST)) + highest))
+
+
+@kernel
+def _from_differences(
+    words: Words, reference: Values, up: Int, shift: Int, is_float: bool, values: Values
+) -> None:
+    """The inverse of `_to_differences`."""
+    to_word, to_value = words.dtype.type, values.dtype.type
+    top, zero, one = to_word(words.itemsize * 8 - 1), to_word(0), to_word(1)
+    up_by, down_by = to_word(up), to_word(shift)
+    lowest = to_word(one << top)
+    turned = to_word(zero - one) if is_float else zero
+    flipped = to_word(to_word(to_word(turned >> one) >> down_by) << down_by)
+    for i in range(words.size):
+        word = to_word(words[i])
+        if values.itemsize == 1:
+            difference = to_word(word << down_by)
+        else:
+            leading = to_word(lowest >> to_word(leading_zeros(to_word(word | one))))
+            half = to_word(leading >> one)
+            size = to_word(to_word(word - leading) | half)
+            sign = to_word(zero - to_word(to_word(word & half) != zero))
+            size = to_word(size << down_by)
+            difference = to_word(to_word(size ^ sign) - sign)
+            difference = zero if word == zero else difference
+            difference = lowest if word == one else difference
+        old = to_word(to_word(reference[i]) << up_by)
+        below_zero = to_word(zero - to_word(old >> top))
+        old = to_word(old ^ to_word(below_zero & flipped))
+        turn = to_word(below_zero & turned)
+        new = to_word(old + to_word(to_word(difference ^ turn) - turn))
+        new = to_word(new ^ to_word(to_word(zero - to_word(new >> top)) & flipped))
+        values[i] = to_value(to_word(new >> up_by))
+
+
+@kernel
+def _to_planes(
+    values: Values,
+    up: Int,
+    shift: Int,
+    rest_bits: Int,
+    first: Int,
+    words: Words,
+    keys: NDArray[np.uint16],
+) -> None:
+    """Write each float as a word, and its key: the word above `rest_bits` less `first`, at most PLANE_KEYS.
+
+    rest_bits: of the mantissa below its highest bit, less `shift`, which is at most as many.
+    """
+    to_word = words.dtype.type
+    top, one = to_word(words.itemsize * 8 - 1), to_word(1)
+    up_by, down_by, rest_by = to_word(up), to_word(shift), to_word(rest_bits)
+    above = to_word(rest_bits + shift + 1)
+    below = to_word(to_word(one << above) - one)
+    for i in range(words.size):
+        value = to_word(to_word(values[i]) << up_by)
+        sign = to_word(value >> top)
+        value = to_word(value << one)
+        word = to_word(to_word(value >> above) << above) | to_word(to_word(value & below) >> one)
+        word = to_word(to_word(word | to_word(sign << to_word(above - one))) >> down_by)
+        words[i] = word
+        key = to_word(to_word(word >> rest_by) - to_word(first))
+        keys[i] = np.uint16(min(key, to_word(PLANE_KEYS)))
+
+
+@kernel
+def _from_planes(words: Words, up: Int, shift: Int, rest_bits: Int, values: Values) -> None:
+    """The inverse of `_to_planes`."""
+    to_word, to_value = words.dtype.type, values.dtype.type
+    top, one = to_word(words.itemsize * 8 - 1), to_word(1)
+    up_by, down_by = to_word(up), to_word(shift)
+    above = to_word(rest_bits + shift + 1)
+    below = to_word(to_word(one << to_word(above - one)) - one)
+    for i in range(words.size):
+        word = to_word(to_word(words[i]) << down_by)
+        sign = to_word(to_word(word >> to_word(above - one)) & one)
+        value = to_word(to_word(to_word(word >> above) << to_word(above - one)) | to_word(word & below))
+        values[i] = to_value(to_word(to_word(value | to_word(sign << top)) >> up_by))
+
+
+# -- What is chosen for a block --------------------------------------------------------------------------
+
+
+@kernel
+def _bits_of(counts: NDArray[np.uint32]) -> float:
+    """Return the entropy of what was counted, in bits, all together."""
+    total, bits = 0.0, 0.0
+    for i in range(counts.size):
+        if counts[i] > 0:
+            count = float(counts[i])
+            total += count
+            bits -= count * math.log2(count)
+    return bits + total * math.log2(total) if total > 0 else 0.0
+
+
+@kernel
+def _choose_contexts(counted: NDArray[np.uint32], most: Int, boundaries: NDArray[np.uint16]) -> Int:
+    """Cut exponents into contexts, from the highest on; return how many there are.
+
+    counted: uint32[exponents]. boundaries: uint16[most], overwritten: the lowest exponent of each, the last one 0.
+    """
+    total, common = 0, 0
+    for exponent in range(counted.size):
+        total += counted[exponent]
+    for exponent in range(counted.size):
+        if counted[exponent] * 64 >= total:
+            common += 1
+    # A context of fewer values costs more in its table than it gives.
+    enough = total // (64 if common < most else most)
+    contexts, within = 0, 0
+    for exponent in range(counted.size - 1, 0, -1):
+        within += counted[exponent]
+        if contexts < most - 1 and within > enough:
+            boundaries[contexts] = exponent
+            contexts += 1
+            within = 0
+    boundaries[contexts] = 0
+    return contexts + 1
+
+
+@kernel
+def _bases_of(boundaries: NDArray[np.uint16], contexts: Int, stride: Int, bases: NDArray[np.uint16]) -> None:
+    """Write for each exponent `stride` times its context."""
+    context = contexts - 1
+    for exponent in range(bases.size):
+        while context > 0 and exponent >= boundaries[context - 1]:
+            context -= 1
+        bases[exponent] = context * stride
+
+
+@kernel
+def _choose_symbols(
+    counts_of_contexts: NDArray[np.uint32],
+    bits_of_symbol: float,
+    symbol_of_key: NDArray[np.uint16],
+    rests: NDArray[np.uint8],
+) -> tuple[Int, float]:
+    """Choose how finely each class of differences is told apart; return how many symbols, and the bits left to rests.
+
+    counts_of_contexts: uint32[contexts, keys], of the values looked at.
+    bits_of_symbol: what one more symbol costs, in bits for those values.
+    """
+    contexts, keys = counts_of_contexts.shape
+    counts = np.zeros(keys, np.uint32)
+    for context in range(contexts):
+        for key in range(keys):
+            counts[key] += counts_of_contexts[context, key]
+    highest = -1
+    for key in range(1 << FINEST, keys):
+        if counts[key] > 0:
+            highest = (key >> FINEST) - 1
+    # A key is (place of the leading one << FINEST) + leading bits, that one among them; 0 for 0.
+    symbol_of_key[:] = NO_SYMBOL
+    symbol_of_key[0] = 0
+    rests[0] = 0
+    symbols, rest_bits = 1, 0.0
+    for bit in range(highest + 1):
+        first = (bit + 1) << FINEST
+        members = counts[first : first + (1 << FINEST)]
+        total = 0
+        for i in range(members.size):
+            total += members[i]
+        best, best_bits = 0, 0.0
+        for fineness in range(min(bit, FINEST) + 1):
+            part = 1 << (FINEST - fineness)
+            bits = 0.0
+            for i in range(0, members.size, part):
+                count = 0
+                for j in range(i, i + part):
+                    count += members[j]
+                if count > 0:
+                    bits += bits_of_symbol + count * math.log2(total / count)
+            bits += float(total) * (bit - fineness)
+            if fineness == 0 or bits < best_bits:
+                best, best_bits = fineness, bits
+        if total > 0:
+            rest_bits += float(total) * (bit - best)
+        for i in range(members.size):
+            symbol_of_key[first + i] = symbols + (i >> (FINEST - best))
+        for i in range(1 << best):
+            rests[symbols + i] = bit - best
+        symbols += 1 << best
+    return symbols, rest_bits
+
+
+# -- Tables in a payload ---------------------------------------------------------------------------------
+
+
+@kernel
+def _put_frequencies(frequencies: NDArray[np.int64], out: NDArray[np.uint8], at: Int) -> Int:
+    """Write frequencies; return where they end. One byte below 128, else two; 0 with how many more 0 follow it."""
+    symbol = 0
+    while symbol < frequencies.size:
+        frequency = frequencies[symbol]
+        symbol += 1
+        if frequency == 0:
+            more = 0
+            while more < 255 and symbol < frequencies.size and frequencies[symbol] == 0:
+                more += 1
+                symbol += 1
+            out[at] = 0
+            out[at + 1] = more
+            at += 2
+        elif frequency < 128:
+            out[at] = frequency
+            at += 1
+        else:
+            out[at] = 128 | (frequency >> 8)
+            out[at + 1] = frequency & 255
+            at += 2
+    return at
+
+
+@kernel
+def _take_frequencies(data: NDArray[np.uint8], at: Int, frequencies: NDArray[np.int64]) -> Int:
+    """Read frequencies; return where they end, or -1 where they are none."""
+    symbol = 0
+    while symbol < frequencies.size:
+        if at + 2 > data.size:
+            return -1
+        first, second = np.int64(data[at]), np.int64(data[at + 1])
+        if first == 0:
+            if symbol + 1 + second > frequencies.size:
+                return -1
+            frequencies[symbol : symbol + 1 + second] = 0
+            symbol += 1 + second
+            at += 2
+        elif first < 128:
+            frequencies[symbol] = first
+            symbol += 1
+            at += 1
+        else:
+            frequencies[symbol] = ((first & 127) << 8) | second
+            symbol += 1
+            at += 2
+    return at
+
+
+@kernel
+def _put_short(out: NDArray[np.uint8], at: Int, number: Int) -> None:
+    out[at] = number & 255
+    out[at + 1] = number >> 8
+
+
+@kernel
+def _short_at(data: NDArray[np.uint8], at: Int) -> Int:
+    return np.int64(data[at]) | (np.int64(data[at + 1]) << 8)
+
+
+# -- A block ---------------------------------------------------------------------------------------------
+
+
+@kernel
+def gather_runs(values: Values, stride: Int, sample: Values) -> Int:
+    """Copy one run of RUN values in `stride`, at no fixed distance; return how many values that are."""
+    taken = 0
+    for k in range(values.size // (RUN * stride)):
+        # A jitter that no row of a matrix keeps step with.
+        begin = (k * stride + ((k * 40503) >> 8) % stride) * RUN
+        sample[taken : taken + RUN] = values[begin : begin + RUN]
+        taken += RUN
+    return taken
+
+
+@kernel
+def _shift_of(values: Values, reference: Values) -> Int:
+    """Return how many lowest bits are 0 in all values and references; seen in the first few, which seldom have any."""
+    ones = _ones_of(values[:RUN]) | _ones_of(reference[:RUN])
+    if (ones & _1) == _0:
+        ones |= _ones_of(values) | _ones_of(reference)
+    if ones == _0:
+        return values.itemsize * 8
+    shift = 0
+    while (ones >> np.uint64(shift)) & _1 == _0:
+        shift += 1
+    return shift
+
+
+@kernel
+def _first_plane(values: Values, up: Int, exponent_bits: Int, words: Words) -> Int:
+    """Return the key of planes to count from, so that those of the highest exponents are below PLANE_KEYS."""
+    if exponent_bits <= 8:
+        return 0
+    to_word = words.dtype.type
+    one, up_by, highest = to_word(1), to_word(up), to_word(0)
+    for i in range(values.size):
+        highest = max(highest, to_word(to_word(to_word(values[i]) << up_by) << one))
+    # Exponent, highest bit of the mantissa and sign; one more, for it is the end.
+    keys = (np.int64(highest >> to_word(words.itemsize * 8 - exponent_bits - 1)) + 1) << 1
+    return max(keys - PLANE_KEYS, 0)
+
+
+@kernel
+def _count_planes(
+    sample: Values,
+    up: Int,
+    shift: Int,
+    rest_bits: Int,
+    first: Int,
+    words: Words,
+    keys: NDArray[np.uint16],
+    counts: NDArray[np.uint32],
+) -> None:
+    """Count the keys of planes. counts: uint32[PLANE_KEYS + 1], overwritten; the last one counts all others."""
+    counts[:] = 0
+    begin = 0
+    while begin < sample.size:
+        size = min(sample.size - begin, CHUNK)
+        _to_planes(sample[begin : begin + size], up, shift, rest_bits, first, words[:size], keys[:size])
+        for i in range(size):
+            counts[keys[i]] += 1
+        begin += size
+
+
+@kernel
+def _count_exponents(
+    reference: Values, up: Int, exponent_at: Int, exponent_mask: Int, counts: NDArray[np.uint32]
+) -> None:
+    counts[:] = 0
+    up_by, at, mask = np.uint64(up), np.uint64(exponent_at), np.uint64(exponent_mask)
+    for i in range(reference.size):
+        counts[((np.uint64(reference[i]) << up_by) >> at) & mask] += 1
+
+
+@kernel
+def _count_differences(
+    sample: Values,
+    reference: Values,
+    zeros: Values,
+    up: Int,
+    shift: Int,
+    is_float: bool,
+    exponent_at: Int,
+    exponent_mask: Int,
+    bases: NDArray[np.uint16],
+    words: Words,
+    keys: NDArray[np.uint16],
+    exponents: NDArray[np.uint16],
+    counts: NDArray[np.uint32],
+) -> None:
+    """Count keys of differences per context. reference: empty for zeros. bases: first key of an exponent's context."""
+    counts[:] = 0
+    begin = 0
+    while begin < sample.size:
+        size = min(sample.size - begin, CHUNK)
+        old = reference[begin : begin + size] if reference.size > 0 else zeros[:size]
+        _to_differences(
+            sample[begin : begin + size],
+            old,
+            up,
+            shift,
+            is_float,
+            exponent_at,
+            exponent_mask,
+            words[:size],
+            keys[:size],
+            exponents[:size],
+        )
+        for i in range(size):
+            counts[np.int64(keys[i]) + np.int64(bases[exponents[i]])] += 1
+        begin += size
+
+
+@kernel
+def _put_header(
+    table_log: Int,
+    shift: Int,
+    first_lead: Int,
+    boundaries: NDArray[np.uint16],
+    rests: NDArray[np.uint8],
+    out: NDArray[np.uint8],
+) -> Int:
+    """Write what comes before the frequencies; return where it ends. rests: uint8[symbols]; boundaries but the last."""
+    out[0], out[1], out[2], out[3] = table_log, shift, boundaries.size + 1, 0
+    _put_short(out, 4, rests.size)
+    _put_short(out, 8, first_lead)
+    at = HEADER_BYTES
+    for context in range(boundaries.size):
+        _put_short(out, at, boundaries[context])
+        at += 2
+    runs, symbol = 0, 0
+    while symbol < rests.size:
+        same = 1
+        while same < 255 and symbol + same < rests.size and rests[symbol + same] == rests[symbol]:
+            same += 1
+        out[at], out[at + 1] = rests[symbol], same
+        at += 2
+        runs += 1
+        symbol += same
+    _put_short(out, 6, runs)
+    return at
+
+
+@kernel
+def _put_tables(
+    by_symbol: NDArray[np.uint32],
+    rests: NDArray[np.uint8],
+    table_log: Int,
+    is_all_seen: bool,
+    symbol_of_key: NDArray[np.uint16],
+    keys: Int,
+    states: NDArray[np.uint16],
+    steps: NDArray[np.uint64],
+    out: NDArray[np.uint8],
+    at: Int,
+) -> Int:
+    """Build and write the tables of all contexts; return where they end.
+
+    by_symbol: uint32[contexts, symbols], what was seen. The last symbol is the escape, which stands before a whole
+    word: what was not seen can still come, unless all was. steps: uint64[contexts * keys], overwritten.
+    """
+    contexts, symbols = by_symbol.shape
+    spread = np.empty(1 << table_log, np.uint16)
+    frequencies = np.empty(symbols, np.int64)
+    counted = np.empty(symbols, np.int64)
+    steps_of_symbol = np.zeros(symbols, np.uint64)
+    for context in range(contexts):
+        total = 0
+        for symbol in range(symbols):
+            counted[symbol] = by_symbol[context, symbol]
+            total += counted[symbol]
+        if counted[symbols - 1] == 0 and (total == 0 or not is_all_seen):
+            counted[symbols - 1] = 1
+        normalise(counted, table_log, frequencies)
+        at = _put_frequencies(frequencies, out, at)
+        first = (context + 1) << table_log
+        build_writing(frequencies, table_log, rests, first, states, steps_of_symbol, spread)
+        for key in range(keys):
+            symbol = min(np.int64(symbol_of_key[key]), symbols - 1)
+            steps[context * keys + key] = steps_of_symbol[symbol if frequencies[symbol] > 0 else symbols - 1]
+    return at
+
+
+@kernel
+def encode(
+    values: Values,
+    reference: Values,
+    sample: Values,
+    sample_reference: Values,
+    zeros: Values,
+    up: Int,
+    exponent_bits: Int,
+    mantissa_bits: Int,
+    exponent_at: Int,
+    exponent_mask: Int,
+    most_contexts: Int,
+    stride: Int,
+    words: Words,
+    scratch: NDArray[np.uint16],
+    counts: NDArray[np.uint32],
+    states: NDArray[np.uint16],
+    steps: NDArray[np.uint64],
+    out: NDArray[np.uint8],
+) -> tuple[Int, Int]:
+    """Encode a block; return its kind and how many bytes of `out` it is.
+
+    reference: of the values' size, or empty. sample, sample_reference: scratch for what `stride` leaves of a block.
+    zeros: CHUNK zeros, all of the values' type.
+    up: zeros put below a value. exponent_bits, mantissa_bits: 0 for what is no float. exponent_at, exponent_mask:
+        where the context's exponent is in a word, and its ones; mask 0 for none.
+    most_contexts: 1 to MOST_CONTEXTS. stride: of the runs of values that are looked at, one in so many.
+    words: [CHUNK]; scratch, counts, states, steps: SCRATCH, COUNTS, STATES and STEPS of them.
+    out: uint8[bytes of the values + 65536].
+    """
+    nbytes, word_bits = values.size * values.itemsize, words.itemsize * 8
+    has_reference, is_float, is_byte = reference.size > 0, exponent_bits > 0, values.itemsize == 1
+    if has_reference and is_equal(values, reference):
+        return EQUAL, 0
+    keys, exponents = scratch[:CHUNK], scratch[CHUNK : 2 * CHUNK]
+    bases = scratch[2 * CHUNK : 2 * CHUNK + exponent_mask + 1]
+    symbol_of_key = scratch[2 * CHUNK + MOST_EXPONENTS :]
+    bases[:] = 0
+    shift = up if is_byte else min(_shift_of(values, reference) + up, word_bits - 2)
+    if values.size > WHOLE:
+        sample = sample[: gather_runs(values, stride, sample)]
+        if has_reference:
+            sample_reference = sample_reference[: gather_runs(reference, stride, sample_reference)]
+        else:
+            sample_reference = reference
+    else:
+        sample, sample_reference = values, reference
+    whole = word_bits - up
+
+    # As a plane: floats that have no reference, or are no nearer to it than to zero.
+    plane_bits, plane_symbols, plane_first = np.inf, 0, 0
+    plane_shift = min(shift, up + mantissa_bits - 1)
+    plane_rest = up + mantissa_bits - 1 - plane_shift
+    plane_counts = counts[: PLANE_KEYS + 1]
+    if is_float and not is_byte:
+        plane_first = _first_plane(sample, up, exponent_bits, words)
+        _count_planes(sample, up, plane_shift, plane_rest, plane_first, words, keys, plane_counts)
+        for key in range(PLANE_KEYS):
+            if plane_counts[key] > 0:
+                plane_symbols = key + 1
+        plane_bits = _bits_of(plane_counts) + float(plane_rest) * sample.size
+        plane_bits += float(plane_counts[PLANE_KEYS]) * whole
+
+    # As differences: to the reference, or to zero where there is none and the values are no floats.
+    difference_bits, difference_symbols, contexts = np.inf, 0, 1
+    boundaries = np.zeros(MOST_CONTEXTS, np.uint16)
+    width = 256 if is_byte else (word_bits + 1) << FINEST
+    rests = np.zeros(PLANE_KEYS + 1, np.uint8)
+    if has_reference or is_byte or not is_float:
+        if has_reference and most_contexts > 1 and exponent_mask > 0:
+            exponent_counts = counts[PLANE_KEYS + 1 : PLANE_KEYS + 2 + exponent_mask]
+            _count_exponents(sample_reference, up, exponent_at, exponent_mask, exponent_counts)
+            contexts = _choose_contexts(exponent_counts, most_contexts, boundaries)
+        _bases_of(boundaries, contexts, width, bases)
+        key_counts = counts[PLANE_KEYS + 1 : PLANE_KEYS + 1 + contexts * width]
+        _count_differences(
+            sample,
+            sample_reference,
+            zeros,
+            up,
+            shift,
+            is_float,
+            exponent_at,
+            exponent_mask,
+            bases,
+            words,
+            keys,
+            exponents,
+            key_counts,
+        )
+        if is_byte:
+            difference_symbols, difference_bits = 256, 0.0
+            for key in range(256):
+                symbol_of_key[key] = key
+        else:
+            symbol_bits = 12.0 * contexts * sample.size / values.size
+            difference_symbols, difference_bits = _choose_symbols(
+                key_counts.reshape(contexts, width), symbol_bits, symbol_of_key, rests
+            )
+    by_symbol = np.zeros((contexts, difference_symbols + 1), np.uint32)
+    if difference_symbols > 0:
+        for context in range(contexts):
+            for key in range(width):
+                count = key_counts[context * width + key]
+                if count > 0:
+                    by_symbol[context, symbol_of_key[key]] += count
+            difference_bits += _bits_of(by_symbol[context])
+
+    if min(plane_bits, difference_bits) * (values.size / sample.size) >= nbytes * 8.0:
+        return STORED, nbytes
+    mode, kind, first_lead = BYTE if is_byte else LEADING, DIFFERENCE if has_reference else PLANE, 0
+    if plane_bits < difference_bits:
+        mode, kind, first_lead = FLOATING, PLANE, plane_first
+        shift, contexts, width = plane_shift, 1, PLANE_KEYS + 1
+        by_symbol = np.zeros((1, plane_symbols + 1), np.uint32)
+        by_symbol[0, :plane_symbols] = plane_counts[:plane_symbols]
+        by_symbol[0, plane_symbols] = plane_counts[PLANE_KEYS]
+        rests[:plane_symbols] = plane_rest
+        for key in range(width):
+            symbol_of_key[key] = key
+        bases[:] = 0
+        exponents[:] = 0
+    symbols = by_symbol.shape[1]
+    rests = rests[:symbols]
+    rests[symbols - 1] = word_bits - shift
+
+    table_log = 10 if contexts > 1 and not is_byte else 11
+    at = _put_header(table_log, shift, first_lead, boundaries[: contexts - 1], rests[: symbols - 1], out)
+    is_all_seen = sample.size == values.size
+    at = _put_tables(by_symbol, rests, table_log, is_all_seen, symbol_of_key, width, states, steps, out, at)
+    if at + STATES_BYTES + PAD_BYTES >= nbytes:
+        return STORED, nbytes
+
+    writer = np.full(7, 1 << table_log, np.uint64)
+    writer[4], writer[5], writer[6] = at + STATES_BYTES, 0, 0
+    end = values.size
+    while end > 0:
+        # Whole groups of four values, but for the last chunk.
+        begin = (end - 1) // CHUNK * CHUNK
+        size = end - begin
+        if mode == FLOATING:
+            _to_planes(values[begin:end], up, shift, plane_rest, first_lead, words[:size], keys[:size])
+        else:
+            _to_differences(
+                values[begin:end],
+                reference[begin:end] if has_reference else zeros[:size],
+                up,
+                shift,
+                is_float,
+                exponent_at,
+                exponent_mask,
+                words[:size],
+                keys[:size],
+                exponents[:size],
+            )
+        write(keys[:size], exponents[:size], bases, words[:size], steps, states, writer, out)
+        if np.int64(writer[4]) + PAD_BYTES + 1 >= nbytes:
+            return STORED, nbytes
+        end = begin
+    for i in range(4):
+        _put_short(out, at + 2 * i, np.int64(writer[i]) - (1 << table_log))
+    bits = (np.int64(writer[4]) - at - STATES_BYTES) * 8 + np.int64(writer[6])
+    _put_short(out, at + 8, bits & 65535)
+    _put_short(out, at + 10, bits >> 16)
+    end = np.int64(writer[4]) + (1 if writer[6] > _0 else 0)
+    store_word(out, np.uint64(end), _0)
+    return kind, end + PAD_BYTES
+
+
+#: What `decode` returns: all is well, or what is wrong.
+WELL, BAD_HEADER, BAD_SYMBOLS, BAD_FREQUENCIES, BAD_LENGTH, BAD_STREAM = range(6)
+
+
+@kernel
+def decode(
+    payload: NDArray[np.uint8],
+    kind: Int,
+    reference: Values,
+    zeros: Values,
+    up: Int,
+    exponent_bits: Int,
+    mantissa_bits: Int,
+    exponent_at: Int,
+    exponent_mask: Int,
+    words: Words,
+    scratch: NDArray[np.uint16],
+    table: NDArray[np.uint64],
+    values: Values,
+) -> Int:
+    """Decode a block; return WELL, or what is wrong with it, which leaves `values` as they may be.
+
+    payload: anything. reference: of the values' size for a DIFFERENCE, else empty. values: overwritten.
+    table: uint64[TABLE]. The rest as in `encode`.
+    """
+    word_bits, is_float, is_byte = words.itemsize * 8, exponent_bits > 0, values.itemsize == 1
+    if payload.size < HEADER_BYTES + STATES_BYTES + PAD_BYTES:
+        return BAD_HEADER
+    table_log, shift, contexts = np.int64(payload[0]), np.int64(payload[1]), np.int64(payload[2])
+    symbols, runs, lead = _short_at(payload, 4), _short_at(payload, 6), np.uint64(_short_at(payload, 8))
+    is_plane = kind == PLANE and is_float and not is_byte
+    most_shift = up + mantissa_bits - 1 if is_plane else word_bits - 2
+    if (
+        table_log < 5
+        or table_log > MOST_TABLE_LOG
+        or shift < up
+        or (shift != up if is_byte else shift > most_shift)
+        or contexts < 1
+        or contexts > (1 if is_plane else MOST_CONTEXTS)
+        or payload[3] != 0
+        or symbols > PLANE_KEYS
+        or HEADER_BYTES + 2 * (contexts - 1 + runs) > payload.size
+    ):
+        return BAD_HEADER
+
+    boundaries = np.zeros(MOST_CONTEXTS, np.uint16)
+    at = HEADER_BYTES
+    for context in range(contexts - 1):
+        boundaries[context] = _short_at(payload, at)
+        if context > 0 and boundaries[context] >= boundaries[context - 1]:
+            return BAD_HEADER
+        at += 2
+    rests = np.zeros(symbols + 1, np.uint8)
+    leads = np.zeros(symbols + 1, np.uint32)
+    first, symbol = _0, 0
+    for run in range(runs):
+        rest, count = np.int64(payload[at]), np.int64(payload[at + 1])
+        at += 2
+        if rest > word_bits - shift or rest > 63 or count == 0 or symbol + count > symbols:
+            return BAD_SYMBOLS
+        if run == 0:
+            first = lead << np.uint64(rest)
+        for _ in range(count):
+            rests[symbol] = rest
+            leads[symbol] = np.uint32(first >> np.uint64(rest))
+            first += _1 << np.uint64(rest)
+            symbol += 1
+    if symbol != symbols:
+        return BAD_SYMBOLS
+    rests[symbols] = word_bits - shift
+    spread = np.empty(1 << table_log, np.uint16)
+    frequencies = np.empty(symbols + 1, np.int64)
+    for context in range(contexts):
+        at = _take_frequencies(payload, at, frequencies)
+        if at < 0 or frequencies.sum() != 1 << table_log:
+            return BAD_FREQUENCIES
+        build_reading(frequencies, table_log, rests, leads, table[context << table_log :], spread)
+    if at + STATES_BYTES + PAD_BYTES > payload.size:
+        return BAD_LENGTH
+    reader = np.zeros(5, np.uint64)
+    for i in range(4):
+        reader[i] = _short_at(payload, at + 2 * i)
+        if reader[i] >> np.uint64(table_log) != _0:
+            return BAD_STREAM
+    bits = _short_at(payload, at + 8) | (_short_at(payload, at + 10) << 16)
+    at += STATES_BYTES
+    if at + ((bits + 7) >> 3) + PAD_BYTES != payload.size:
+        return BAD_LENGTH
+    reader[4] = 8 * at + bits
+
+    exponents = scratch[CHUNK : 2 * CHUNK]
+    bases = scratch[2 * CHUNK : 2 * CHUNK + exponent_mask + 1]
+    _bases_of(boundaries, contexts, 1 << table_log, bases)
+    exponents[:] = 0
+    begin = 0
+    while begin < values.size:
+        size = min(values.size - begin, CHUNK)
+        old = reference[begin : begin + size] if reference.size > 0 else zeros[:size]
+        if contexts > 1:
+            for i in range(size):
+                exponents[i] = (np.uint64(old[i]) << np.uint64(up) >> np.uint64(exponent_at)) & np.uint64(
+                    exponent_mask
+                )
+        if not read(exponents[:size], bases, table, reader, payload, words[:size]):
+            return BAD_STREAM
+        if is_plane:
+            rest_bits = up + mantissa_bits - 1 - shift
+            _from_planes(words[:size], up, shift, rest_bits, values[begin : begin + size])
+        else:
+            _from_differences(words[:size], old, up, shift, is_float, values[begin : begin + size])
+        begin += size
+    is_end = reader[4] == np.uint64(8 * at)
+    for i in range(4):
+        is_end = is_end and reader[i] == _0
+    return WELL if is_end else BAD_STREAM

@@ -1,0 +1,207 @@
+"""Penstock's own codec, the default: per block the cheapest of what it can be, through an entropy coder.
+
+A block is equal to its reference, a plane (floats: exponents coded, the rest beside them), a difference of ordered
+integers to the reference, or stored as it is. Which, is chosen from a sample of its values. The format and its loops
+are in `_ours_kernels`; docs/decisions/0012-own-codec.md has the measurements that chose them.
+
+A payload, all numbers little-endian:
+
+    u8 table_log · u8 shift · u8 contexts · u8 0 · u16 symbols · u16 runs · u16 lead
+    u16 per context but the last: the lowest of the reference's exponents that stands in it, falling
+    (u8 rest, u8 count) per run: so many symbols in turn have so many bits beside them. The first symbol's values begin
+        at lead << rest, each next one's where the last one's end. An escape follows, with the whole word beside it
+    per context, frequencies of all symbols and the escape, summing to 2 ** table_log: one byte below 128; 128 + high
+        byte and low byte; 0 and how many more zeros follow it
+    u16 x 4 states · u32 bits · the stream of so many bits · 8 zero bytes
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.checkpoint.codecs.codec import BLOCK_VALUES, Codec, Coder, Decoder, Kind, Pair
+from penstock.checkpoint.dtypes import DTYPES, DType
+from penstock.checkpoint.tensors import Bytes
+from penstock.errors import FormatError
+
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How the loops see a type.
+
+    up: zeros put below a value to make a word of 32 or 64 bits. exponent_at, exponent_mask: what of a reference's word
+        is a context.
+    """
+
+    item: str
+    word: str
+    up: int
+    exponent_bits: int
+    mantissa_bits: int
+    exponent_at: int
+    exponent_mask: int
+
+
+def _form_of(dtype: DType) -> _Form:
+    # A complex number is two floats.
+    parts = {"complex64": "float32", "complex128": "float64"}
+    dtype = DTYPES[parts.get(dtype.name, dtype.name)]
+    bits = 8 * dtype.item_bytes
+    up = max(32 - bits, 0)
+    exponents, mantissa = dtype.exponent_bits, dtype.mantissa_bits
+    if bits == 8:
+        exponents, mantissa = 0, 0
+        at, mask = up + 4, 15
+    elif exponents:
+        at, mask = up + mantissa, (1 << exponents) - 1
+    else:
+        at, mask = 0, 0
+    return _Form(f"u{bits // 8}", "u8" if bits == 64 else "u4", up, exponents, mantissa, at, mask)
+
+
+_FORMS = {dtype: _form_of(dtype) for dtype in DTYPES.values()}
+
+
+class _Scratch(threading.local):
+    """What the loops write to beside their results, kept by each thread that encodes or decodes."""
+
+    def __init__(self) -> None:
+        from penstock.checkpoint.codecs import _ours_kernels as kernels
+
+        self.kernels: Any = kernels
+        self.words = {word: np.empty(kernels.CHUNK, word) for word in ("u4", "u8")}
+        items = ("u1", "u2", "u4", "u8")
+        self.zeros = {item: np.zeros(kernels.CHUNK, item) for item in items}
+        self.empty = {item: np.empty(0, item) for item in items}
+        self.samples = {item: np.empty((2, BLOCK_VALUES), item) for item in items}
+        self.shorts = np.empty(kernels.SCRATCH, np.uint16)
+        self.counts = np.empty(kernels.COUNTS, np.uint32)
+        self.states = np.empty(kernels.STATES, np.uint16)
+        self.steps = np.empty(kernels.STEPS, np.uint64)
+        self.table = np.empty(kernels.TABLE, np.uint64)
+
+
+class _Lazily:
+    """The scratch, made when a block is first coded: it loads numba."""
+
+    def __init__(self) -> None:
+        self._scratch: _Scratch | None = None
+
+    def __call__(self) -> _Scratch:
+        if self._scratch is None:
+            self._scratch = _Scratch()
+        return self._scratch
+
+
+_scratch = _Lazily()
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnCoder:
+    """Encodes blocks of any type.
+
+    most_contexts: that a block may have. stride: one run of values in so many is looked at to choose.
+    """
+
+    most_contexts: int
+    stride: int
+
+    def encode(self, pair: Pair, out: Bytes) -> tuple[Kind, int]:
+        """Encode a block, as `Coder` says."""
+        form, scratch = _FORMS[pair.dtype], _scratch()
+        values = pair.values.view(form.item)
+        reference = scratch.empty[form.item] if pair.reference is None else pair.reference.view(form.item)
+        sample, sample_reference = scratch.samples[form.item]
+        kind, length = scratch.kernels.encode(
+            values,
+            reference,
+            sample,
+            sample_reference,
+            scratch.zeros[form.item],
+            form.up,
+            form.exponent_bits,
+            form.mantissa_bits,
+            form.exponent_at,
+            form.exponent_mask,
+            self.most_contexts,
+            self.stride,
+            scratch.words[form.word],
+            scratch.shorts,
+            scratch.counts,
+            scratch.states,
+            scratch.steps,
+            out,
+        )
+        if kind == Kind.STORED:
+            out[:length] = pair.values
+        return _KINDS[kind], length
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCodec:
+    """Penstock's own codec at one setting; see `_OwnCoder`."""
+
+    name: str
+    most_contexts: int
+    stride: int
+
+    def coder(self, blocks: Callable[[], Iterator[Pair]]) -> Coder:
+        """Return what encodes a snapshot's blocks: each is looked at alone."""
+        return _OwnCoder(self.most_contexts, self.stride)
+
+
+CODECS: tuple[Codec, ...] = (
+    OwnCodec("speed", most_contexts=1, stride=16),
+    OwnCodec("balance", most_contexts=16, stride=8),
+)
+
+
+def _decode_as(kind: Kind) -> Decoder:
+    def decode(payload: Bytes, dtype: DType, reference: Bytes | None, out: Bytes) -> None:
+        form, scratch = _FORMS[dtype], _scratch()
+        if kind == Kind.DIFFERENCE:
+            if reference is None or reference.size != out.size:
+                raise FormatError(
+                    "a block is a difference to a reference that is not given: restore that first"
+                )
+            old = reference.view(form.item)
+        else:
+            old = scratch.empty[form.item]
+        status = scratch.kernels.decode(
+            np.ascontiguousarray(payload),
+            int(kind),
+            old,
+            scratch.zeros[form.item],
+            form.up,
+            form.exponent_bits,
+            form.mantissa_bits,
+            form.exponent_at,
+            form.exponent_mask,
+            scratch.words[form.word],
+            scratch.shorts,
+            scratch.table,
+            out.view(form.item),
+        )
+        if status:
+            raise FormatError(f"a block of {dtype.name} is damaged: {_WRONG[status]}")
+
+    return decode
+
+
+_WRONG = (
+    "",
+    "its header is none",
+    "its symbols are none of this type",
+    "its frequencies do not fill their tables",
+    "it is not of the length that its header says",
+    "its stream does not end where it should",
+)
+
+DECODERS: dict[Kind, Decoder] = {kind: _decode_as(kind) for kind in (Kind.PLANE, Kind.DIFFERENCE)}
