@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
@@ -12,12 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from penstock.checkpoint.dtypes import DTYPES
 from penstock.checkpoint.generators import random_state, set_random_state
-from penstock.checkpoint.loading import unflatten
+from penstock.checkpoint.loading import load_into, plan_loading, plan_loading_into, unflatten
 from penstock.checkpoint.state import flatten
-from penstock.errors import ConfigError
+from penstock.checkpoint.tensors import Layout, Tensor
+from penstock.checkpoint.tree import JSON, Framework, read_tree, select
+from penstock.errors import ConfigError, FormatError
 
 Point = namedtuple("Point", ["x", "y"])
 TORCH_TYPES = [name for name in DTYPES if hasattr(torch, name)]
@@ -66,7 +72,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def torch_bytes(tensor: torch.Tensor) -> bytes:
-    whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    whole = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
     return whole.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
@@ -413,3 +419,425 @@ def test_what_a_snapshot_does_not_hold_is_named(case: str) -> None:
     state, told = cases[case]
     with pytest.raises(ConfigError, match=told):
         flatten(state)
+
+
+# Into a state that is there
+
+
+def into(target: Any, state: Any, **options: Any) -> Any:
+    flat = flatten(state)
+    return load_into(target, json.loads(json.dumps(flat.tree)), flat.tensors, **options)
+
+
+def test_a_state_is_loaded_in_place_wherever_its_arrays_lie() -> None:
+    def state(seed: int) -> dict[str, Any]:
+        draw = np.random.default_rng(seed)
+        numbers = torch.from_numpy(draw.normal(size=(6, 8)))
+        return {
+            "plain": numbers.clone(),
+            "parameter": torch.nn.Parameter(numbers.clone()),
+            "strided": numbers.clone()[::2, 1::3],
+            "transposed": numbers.clone().t(),
+            "complex": torch.complex(numbers, -numbers)[1:, ::2],
+            "half": numbers.to(torch.bfloat16)[:, 3],
+            "numpy": draw.normal(size=(4, 4))[::-1, 1::2],
+            "big-endian": draw.normal(size=3).astype(">f8"),
+            "scalar": torch.tensor(draw.normal()),
+            "empty": torch.empty(0, 3),
+            "number": seed,
+            "list": [seed, [seed]],
+            "groups": [{"lr": seed, "weight": numbers[0].clone()}],
+            "pair": (numbers[1].clone(), seed),
+            "named": Point(numbers[2].clone(), seed),
+            "empty mapping": {},
+        }
+
+    target, saved = state(1), state(2)
+    arrays = {name: value for name, value in target.items() if isinstance(value, (torch.Tensor, np.ndarray))}
+    parts = target["list"], target["groups"], target["groups"][0]["weight"], target["named"].x
+    loading = into(target, saved)
+    assert (loading.not_loaded, loading.not_found) == ((), ())
+    assert all(target[name] is array for name, array in arrays.items())
+    assert parts[0] is target["list"]
+    assert parts[1] is target["groups"]
+    assert parts[2] is target["groups"][0]["weight"]
+    assert parts[3] is target["named"].x
+    assert type(target["named"]) is Point
+    target["named"], saved["named"] = tuple(target["named"]), tuple(saved["named"])
+    assert same(target, saved)
+
+
+def test_contiguous_memory_is_filled_directly_and_the_rest_through_one_buffer_each() -> None:
+    weight = torch.zeros(4, 6)
+    target = {
+        "w": weight,
+        "tied": weight,
+        "t": torch.zeros(6, 4).t(),
+        "n": np.zeros(3),
+        "other": torch.zeros(2, 6),
+    }
+    source = torch.randn(4, 6)
+    saved = {"w": source, "tied": source, "t": torch.randn(4, 6), "n": np.arange(3.0), "other": source[1:3]}
+    flat = flatten(saved)
+    loading = plan_loading_into(target, read_tree(flat.tree, flat.layouts))
+    direct = {destination.layout.name: destination for destination in loading.destinations}
+    assert {name: each.is_direct for name, each in direct.items()} == {"w": True, "t": False, "n": True}
+    assert direct["w"].memory.ctypes.data == weight.data_ptr()
+    for destination, tensor in zip(loading.destinations, flat.tensors, strict=True):
+        destination.memory[:] = tensor.data
+        destination.finish()
+    loading.state()
+    assert same(target, saved)
+
+
+def test_a_model_and_its_optimizer_are_loaded_through_their_state_dicts() -> None:
+    model, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    loading = into(
+        {"model": other.state_dict(), "step": None}, {"model": model.state_dict(), "step": 4, "extra": 1}
+    )
+    assert torch.equal(model.weight, other.weight)
+    assert loading.not_loaded == ("extra",)
+    with pytest.raises(ConfigError, match=r"model is a mapping .*Linear in `into`: give its state_dict\(\)"):
+        into({"model": other}, {"model": model.state_dict()})
+
+
+def test_what_is_only_on_one_side_is_named() -> None:
+    target = {"a": torch.zeros(2), "b": {"c": torch.zeros(2), 3: 1}, "l": [torch.zeros(1)], "m": {"x": 1}}
+    saved = {
+        "a": torch.ones(2),
+        "b": {"d": torch.ones(2)},
+        "l": [torch.ones(1), torch.ones(1)],
+        "e": {"f": 1},
+        "m": {},
+    }
+    loading = into(target, saved)
+    assert loading.not_loaded == ("b/d", "l/1", "e/f")
+    assert loading.not_found == ("b/c", "b/3", "m/x")
+    assert same(
+        target, {"a": torch.ones(2), "b": {"c": torch.zeros(2), 3: 1}, "l": [torch.ones(1)], "m": {"x": 1}}
+    )
+
+
+def test_only_what_is_chosen_is_loaded_wanted_and_checked() -> None:
+    target: dict[str, Any] = {
+        "model": {"a": torch.zeros(2), "new": torch.zeros(1)},
+        "opt": {"a": torch.zeros(3), "gone": 1},
+        "step": 0,
+    }
+    saved = {"model": {"a": torch.ones(2), "old": torch.ones(1)}, "opt": {"a": torch.ones(9)}, "step": 5}
+    loading = into(target, saved, only=["model"])
+    assert (loading.not_loaded, loading.not_found) == (("model/old",), ("model/new",))
+    assert [each.layout.name for each in loading.destinations] == ["model/a"]
+    assert target["model"]["a"].tolist() == [1, 1]
+    assert target["step"] == 0
+
+
+def test_where_there_is_none_anything_is_put() -> None:
+    shared = torch.arange(4.0)
+    target: dict[str, Any] = {"a": None, "b": torch.zeros(4), "deep": None, "n": None}
+    loading = into(target, {"a": shared, "b": shared, "deep": {"x": [torch.ones(1)]}, "n": np.arange(2)})
+    assert same(target, {"a": shared, "b": shared, "deep": {"x": [torch.ones(1)]}, "n": np.arange(2)})
+    assert (loading.not_loaded, loading.not_found) == ((), ())
+
+
+def frozen(array: NDArray[Any]) -> NDArray[Any]:
+    array.flags.writeable = False
+    return array
+
+
+MISMATCHES: tuple[tuple[Any, Any, str], ...] = (
+    (
+        torch.zeros(2),
+        torch.ones(3),
+        r"x is float32 of shape \(3,\) in the snapshot and float32 of shape \(2,\) in",
+    ),
+    (
+        torch.zeros(2),
+        torch.ones(2).half(),
+        r"x is float16 of shape \(2,\) in the snapshot and float32 of shape",
+    ),
+    (torch.zeros(1).expand(2), torch.ones(2), "x has numbers that share memory"),
+    (torch.zeros(2, device="meta"), torch.ones(2), "x has no memory of its own"),
+    (frozen(np.zeros(2)), np.ones(2), "x is read-only"),
+    (torch.zeros(2), 3, "x is a plain value in the snapshot and a torch.Tensor in `into`"),
+    (torch.zeros(2), {"y": 1}, "x is a mapping in the snapshot and a torch.Tensor"),
+    ({"y": 1}, torch.ones(2), "x is an array in the snapshot and a dict"),
+    ([torch.zeros(2)], torch.ones(2), "x is an array in the snapshot and a list"),
+    ({"y": 1}, [1, 2], "x is a plain value in the snapshot and a dict"),
+    (len, 3, "x is a plain value in the snapshot and a builtin_function"),
+    (torch.zeros(5000), b"x" * 5000, "x is bytes in the snapshot and a torch.Tensor"),
+)
+
+
+@pytest.mark.parametrize(("target", "saved", "told"), MISMATCHES)
+def test_what_does_not_fit_is_named_before_anything_is_changed(target: Any, saved: Any, told: str) -> None:
+    first = torch.zeros(2)
+    state = {"first": first, "n": 0, "x": target, "y": torch.zeros(1)}
+    with pytest.raises(ConfigError, match=f"{told}.*; y is float32"):
+        into(state, {"first": torch.ones(2), "n": 1, "x": saved, "y": torch.ones(3)})
+    assert first.tolist() == [0, 0]
+    assert state["n"] == 0
+
+
+# Choosing by name
+
+
+def test_names_are_chosen_by_patterns_and_by_what_they_lie_in() -> None:
+    names = ["model/a", "model/b/0", "model2/a", "step"]
+    assert select(names, ["model"]) == {"model/a", "model/b/0"}
+    assert select(names, ["*/a", "step"]) == {"model/a", "model2/a", "step"}
+    assert select(names, ["model?/*"]) == {"model2/a"}
+    with pytest.raises(
+        ConfigError, match=r"'modle' in it, and no name fits it; there are model/a, model/b/0, model2/a, step"
+    ):
+        select(names, ["model", "modle"])
+    with pytest.raises(ConfigError, match="give a list"):
+        select(names, "model")
+
+
+def test_a_part_of_a_state_reads_only_its_tensors() -> None:
+    shared = torch.arange(6.0)
+    state = {
+        "a": shared,
+        "b": {"c": shared[2:], "d": torch.ones(2)},
+        "list": [torch.zeros(1), 5, torch.ones(1)],
+        "n": 1,
+    }
+    flat = flatten(state)
+    loading = plan_loading(read_tree(flat.tree, flat.layouts), only=["b/c"])
+    assert [each.layout.name for each in loading.destinations] == ["a"]
+    assert same(through(state, only=["b/c"]), {"b": {"c": shared[2:]}})
+    assert same(through(state, only=["list/2", "n"]), {"list": [None, None, torch.ones(1)], "n": 1})
+
+
+# Any state, any tree
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=True)
+    | st.complex_numbers(allow_nan=True)
+    | st.text(st.characters(), max_size=8)
+    | st.binary(max_size=8)
+    | st.sampled_from(
+        [np.float16(-0.0), np.uint8(9), np.complex128(1j), torch.Size([1]), torch.uint8, torch.device("cpu")]
+    )
+)
+keys = (
+    st.text(st.characters() | st.sampled_from("/~01"), max_size=4)
+    | st.integers()
+    | st.none()
+    | st.binary(max_size=2)
+)
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Any:
+    """Draw an array, torch's or NumPy's, maybe a view; several may share memory."""
+    base = draw(st.sampled_from(BASES))
+    view = np.asarray(base[tuple(draw(st.sampled_from(SLICES)) for _ in range(base.ndim))])
+    if draw(st.booleans()):
+        view = view.T
+    if draw(st.booleans()):
+        return torch.from_numpy(view) if min(view.strides, default=0) >= 0 else torch.from_numpy(view.copy())
+    return view
+
+
+SLICES = [slice(None), slice(1, None), slice(None, None, 2), slice(0, 0), slice(None, None, -1), 1]
+BASES = [
+    np.random.default_rng(seed).integers(0, 256, shape, np.uint8).view(dtype)
+    for seed, (shape, dtype) in enumerate(
+        [((4, 8), "float32"), ((3, 4, 8), "int16"), ((16,), "complex64"), ((2, 3), "u1")]
+    )
+]
+states = st.recursive(
+    scalars | arrays(),
+    lambda parts: (
+        st.lists(parts, max_size=4)
+        | st.lists(parts, max_size=3).map(tuple)
+        | st.dictionaries(keys, parts, max_size=4)
+    ),
+    max_leaves=16,
+)
+
+
+@given(states)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_state_comes_back_bit_for_bit(state: Any) -> None:
+    flat = flatten(state)
+    tree = json.loads(json.dumps(flat.tree))
+    assert same(unflatten(tree, flat.tensors), state)
+    names = [layout.name for layout in flat.layouts]
+    assert len(set(names)) == len(names)
+    # What was loaded anew can be loaded into, and is then the same again.
+    read = read_tree(tree, flat.layouts)
+    if isinstance(state, dict):
+        loading = load_into(unflatten(tree, flat.tensors), tree, flat.tensors)
+        assert loading.not_loaded == loading.not_found == ()
+    assert len(set(read.names)) == len(read.names)
+
+
+@given(st.lists(arrays(), min_size=2, max_size=4), st.integers(0, 200))
+@settings(max_examples=100, deadline=None)
+def test_any_arrays_that_share_a_byte_share_it_again(state: list[Any], value: int) -> None:
+    back = through(state)
+    for index, one in enumerate(state):
+        for other_index, other in enumerate(state):
+            ours, theirs = np.asarray(one), np.asarray(other)
+            if np.shares_memory(ours, theirs):
+                assert np.shares_memory(np.asarray(back[index]), np.asarray(back[other_index]))
+
+
+def hostile() -> dict[str, JSON]:
+    def view(**changes: Any) -> JSON:
+        known = {"dtype": "float32", "shape": [2, 2], "strides": [8, 4], "offset": 0} | changes
+        return {"array": {"of": "x", "kind": "torch", "view": known}}
+
+    def array(**changes: Any) -> JSON:
+        return {"array": {"of": "x", "kind": "torch"} | changes}
+
+    deep: Any = None
+    for _ in range(5000):
+        deep = [deep]
+    return {
+        "no such tensor": array(of="y"),
+        "a tensor's name that is none": array(of=["x"]),
+        "an unknown kind": array(kind="jax"),
+        "an unknown part": array(run="rm"),
+        "a flag that is none": array(grad=1),
+        "a gradient of integers": {"array": {"of": "i", "kind": "torch", "grad": True}},
+        "a gradient in NumPy": array(kind="numpy", grad=True),
+        "big-endian in torch": array(big_endian=True),
+        "bytes that are numbers": array(kind="bytes"),
+        "bytes twice": [{"array": {"of": "b", "kind": "bytes"}}, {"array": {"of": "b", "kind": "bytes"}}],
+        "a view behind the end": view(offset=4),
+        "a view before the beginning": view(offset=-4),
+        "a view of large strides": view(strides=[1 << 40, 4]),
+        "a view of huge strides": view(strides=[1 << 62, 1 << 62]),
+        "a view beyond 64 bits": view(offset=1 << 70),
+        "a view of too many numbers": view(shape=[1 << 62, 1 << 62], strides=[0, 0]),
+        "a view of negative length": view(shape=[-1, 2]),
+        "a view backwards": view(strides=[-8, 4], offset=8),
+        "a view of too many dimensions": view(shape=[1] * 65, strides=[0] * 65),
+        "a view of other dimensions": view(strides=[4]),
+        "a view of fractions": view(shape=[2.0, 2]),
+        "a view of truths": view(shape=[True, 2]),
+        "a view of an unknown type": view(dtype="object"),
+        "a view with a part missing": {"array": {"of": "x", "kind": "torch", "view": {"dtype": "float32"}}},
+        "too deep": deep,
+        "not a number": math.nan,
+        "a bare number beyond 64 bits": 10**5000,
+        "an integer of another writing": {"int": "1e9"},
+        "a float of too few bits": {"float": "7ff8"},
+        "a complex of three": {"complex": ["0" * 16] * 3},
+        "text that is none": {"text": "ff"},
+        "bytes of half a byte": {"bytes": "f"},
+        "a lone surrogate": "\ud800",
+        "a scalar of an unknown type": {"scalar": ["object", "00"]},
+        "a scalar of too many bytes": {"scalar": ["float32", "00" * 400]},
+        "a device with a path": {"device": "cuda:0/../.."},
+        "an attribute of torch": {"dtype": "load"},
+        "an attribute of torch with a dot": {"dtype": "os.system"},
+        "a size of text": {"size": ["a"]},
+        "two tags": {"map": {}, "tuple": []},
+        "an unknown tag": {"__import__": "os"},
+        "a list for a key": {"items": [[[1], 2]]},
+        "a mapping for a key": {"items": [[{"map": {}}, 2]]},
+        "equal keys": {"items": [[1, 2], [True, 3]]},
+        "keys of one name": {
+            "items": [[{"float": "7ff8000000000000"}, 2], [{"float": "7ff8000000000000"}, 3]]
+        },
+        "a pair of three": {"items": [[1, 2, 3]]},
+        "a mapping that is a list": {"map": []},
+        "a tuple that is text": {"tuple": "abc"},
+    }
+
+
+TENSORS = [
+    Tensor(Layout("x", DTYPES["float32"], (2, 2)), np.zeros(16, np.uint8)),
+    Tensor(Layout("i", DTYPES["int8"], (3,)), np.zeros(3, np.uint8)),
+    Tensor(Layout("b", DTYPES["uint8"], (3,)), np.zeros(3, np.uint8)),
+]
+
+
+def test_a_hostile_tree_is_an_error() -> None:
+    for what, tree in hostile().items():
+        for whole in (tree, {"map": {"deep": {"tuple": [tree, {"array": {"of": "i", "kind": "numpy"}}]}}}):
+            with pytest.raises(FormatError) as told:
+                unflatten(whole, TENSORS)
+            assert len(str(told.value)) < 400, what
+
+
+def test_copies_that_a_tree_asks_for_do_not_fill_the_memory() -> None:
+    tensor = Tensor(Layout("x", DTYPES["float32"], (1 << 16,)), np.zeros(1 << 18, np.uint8))
+    view = {"dtype": "float32", "shape": [1 << 16], "strides": [-4], "offset": (1 << 18) - 4}
+    many = [{"array": {"of": "x", "kind": "numpy", "view": view}}] * 100
+    unflatten(many, [tensor])
+    with pytest.raises(FormatError, match="too many arrays that would have to be copied"):
+        unflatten(many, [tensor], framework="torch")
+    with pytest.raises(FormatError, match="too many arrays"):
+        unflatten([{"array": {"of": "x", "kind": "numpy", "big_endian": True}}] * 100, [tensor])
+
+
+def test_two_tensors_of_one_name_are_an_error() -> None:
+    layouts = [tensor.layout for tensor in TENSORS]
+    with pytest.raises(FormatError, match="two tensors called x"):
+        read_tree(None, [*layouts, Layout("x", DTYPES["int8"], (1,))])
+
+
+WORDS = (
+    "array of kind view dtype shape strides offset grad parameter big_endian x i b torch numpy bytes float32 int8 map "
+    "items tuple size scalar device float text"
+)
+words = st.sampled_from(WORDS.split())
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-20, 20)
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | words,
+    lambda parts: (
+        st.lists(parts, max_size=4) | st.dictionaries(words | st.text(max_size=2), parts, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(states, st.data())
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_tree_with_anything_in_any_place_is_read_or_is_a_format_error(
+    state: Any, data: st.DataObject
+) -> None:
+    flat = flatten(state)
+    tree = json.loads(json.dumps({"root": flat.tree}))
+    holder, place = data.draw(st.sampled_from(list(places(tree))))
+    known = [part for part in places(tree) if part[0] is not holder]
+    new: JSON = data.draw(json_values)
+    if known and data.draw(st.sampled_from([True, False])):
+        # Another part of the same tree, where it does not belong.
+        other, where = data.draw(st.sampled_from(known))
+        new = json.loads(json.dumps(other[where]))
+    holder[place] = new
+    frameworks: tuple[Framework | None, ...] = (None, "numpy", "torch")
+    for framework in frameworks:
+        with contextlib.suppress(FormatError):
+            unflatten(tree["root"], flat.tensors, framework=framework)
+
+
+@given(json_values)
+@settings(max_examples=100, deadline=None)
+def test_any_json_is_read_or_is_a_format_error(tree: Any) -> None:
+    with contextlib.suppress(FormatError):
+        unflatten(tree, TENSORS)
+
+
+def places(tree: Any) -> list[tuple[Any, Any]]:
+    """Return every part of some JSON, as what holds it and where."""
+    found: list[tuple[Any, Any]] = []
+    if isinstance(tree, (dict, list)):
+        for place in tree if isinstance(tree, dict) else range(len(tree)):
+            found += [(tree, place), *places(tree[place])]
+    return found

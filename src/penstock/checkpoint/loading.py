@@ -387,7 +387,8 @@ class _Matching:
             if self._is_chosen(node):
                 self._match_array(node, value)
         elif isinstance(node, PlainLeaf) and node.value in _EMPTY_MAPPINGS and isinstance(value, Mapping):
-            self._miss(value, name, is_top=is_top)
+            if value:
+                self._miss(value, name, is_top=is_top)
         elif _can_become(value, node) and not is_top:
             self._place(node)
         else:
