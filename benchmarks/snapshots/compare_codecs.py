@@ -26,7 +26,6 @@ import argparse
 import platform
 import random
 import site
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -48,8 +47,7 @@ from penstock.policy.retention import Scheme, reference_of
 from penstock.simulate.snapshots import METHODS
 
 PEERS = Path(__file__).resolve().parent.parent / ".cache" / "snapshot-peers"
-PRESETS = ("speed", "balance", "size")
-CONTEXT_FREE, WITH_CONTEXTS = "balance", "size"
+PRESETS = CONTEXT_FREE, WITH_CONTEXTS = "speed", "balance"
 SLOW = ("gzip-delta",)
 #: A preset is of like speed with a peer when it encodes at no less than this part of the peer's rate.
 LIKE_SPEED = 0.8
@@ -502,46 +500,53 @@ def ahead_of_peers(rows: dict[str, Row], ours: list[Row]) -> tuple[bool, str]:
     )
 
 
+#: By the beginning of a name: what the picture calls it, and draws it with.
+FAMILIES = {
+    "penstock dynrle": ("the paper's", "ORANGE", "s"),
+    "penstock rle4": ("the paper's", "ORANGE", "s"),
+    "penstock gzip": ("the paper's", "ORANGE", "s"),
+    "penstock": ("Penstock's own", "BLUE", "o"),
+    "zipnn": ("zipnn, delta mode", "GREEN", "D"),
+    "pcodec": ("pcodec, difference", "PURPLE", "^"),
+    "blosc2": ("blosc2", "SKY", "v"),
+    "byte planes": ("byte planes + zstd (BitX)", "RED", "P"),
+    "zstd": ("zstd, raw", "FAINT", "x"),
+}
+
+
 def draw(results: list[Result], path: Path) -> None:
     """Draw the share of each codec against its speed in, a picture for each pair."""
-    from penstock.measure.picture import (
-        BLUE,
-        FAINT,
-        INK,
-        ORANGE,
-        new_figure,
-        save_picture,
-        style_axes,
-        title_axes,
-    )
+    from penstock.measure import picture
 
     columns = len(sequences.GROUPS)
     lines = -(-len(results) // columns)
-    figure = new_figure(4.6 * columns, 3.6 * lines)
+    figure = picture.new_figure(4.2 * columns, 3.0 * lines + 0.6)
+    drawn: dict[str, Any] = {}
     for axes, result in zip(figure.subplots(lines, columns, squeeze=False).flat, results, strict=True):
-        style_axes(axes)
-        title_axes(axes, result.pair)
+        picture.style_axes(axes)
+        picture.title_axes(axes, result.pair)
         for row in result.rows.values():
-            if row.name.startswith("limit"):
+            beginning = next((name for name in FAMILIES if row.name.startswith(name)), None)
+            if beginning is None:
                 continue
-            mine = row.name.removeprefix("penstock ") in PRESETS
-            colour = BLUE if mine else ORANGE if row.name.startswith("penstock") else FAINT
-            axes.plot(row.rate_in, row.share, "o", color=colour, ms=6 if mine else 4)
-            axes.annotate(
-                row.name.removeprefix("penstock "),
-                (row.rate_in, row.share),
-                xytext=(4, 2),
-                textcoords="offset points",
-                fontsize=6,
-                color=INK,
+            label, colour, marker = FAMILIES[beginning]
+            (drawn[label],) = axes.plot(
+                row.rate_in,
+                row.share,
+                marker,
+                color=getattr(picture, colour),
+                ms=9 if label == "Penstock's own" else 5,
             )
         axes.set_xscale("log")
+        axes.set_xlim(0.01, 10.0)
         axes.set_xlabel("GB/s in, one core")
         axes.set_ylabel("share of the complete size")
-        axes.set_ylim(bottom=0.0)
-    save_picture(figure, path)
+        axes.set_ylim(0.0, 1.0)
+    figure.legend(
+        list(drawn.values()), list(drawn), loc="outside lower center", ncols=4, frameon=False, fontsize=9
+    )
+    picture.save_picture(figure, path)
 
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
