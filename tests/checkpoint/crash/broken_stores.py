@@ -75,13 +75,16 @@ class StandIn:
     def __init__(self, folder: Path, keep: int, broken: Broken) -> None:
         self._folder, self._keep, self._broken = folder, keep, broken
         self._failed = False
-        if not folder.exists():
-            folder.mkdir()
-        _sync(folder.parent)  # also where an earlier process made it and died before this
-        if broken is not Broken.NEVER_SWEEPS:
-            for name in os.listdir(folder):
-                if name.startswith(UNFINISHED):
-                    shutil.rmtree(folder / name)
+        try:
+            if not folder.exists():
+                folder.mkdir()
+            _sync(folder.parent)  # also where an earlier process made it and died before this
+            if broken is not Broken.NEVER_SWEEPS:
+                for name in os.listdir(folder):
+                    if name.startswith(UNFINISHED):
+                        shutil.rmtree(folder / name)
+        except OSError as failure:
+            raise OSError(f"{folder} cannot be opened: {failure}") from failure
 
     def close(self) -> None:
         pass

@@ -13,21 +13,24 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_SECONDS = 30.0
+#: For a process that imports, and may have to compile, what a save needs.
+WARM_UP_SECONDS = 110.0
 
 #: The calls in which a store can meet a file system. A question mark: not on every architecture.
 FILE_CALLS = (
@@ -43,6 +46,14 @@ _TAKES_ROOM = re.compile(
 )
 
 _CALL = re.compile(r"^(\d+) +(?:[\d.]+ )?(\w+)\(")
+
+#: Steps to save, for each time that the store is opened and closed.
+Sessions = list[list[int]]
+
+
+def steps_of(sessions: Sessions) -> list[int]:
+    """Return the steps of all sessions."""
+    return [step for steps in sessions for step in steps]
 
 
 @dataclass(frozen=True, order=True)
@@ -74,6 +85,10 @@ class Trial:
     #: As os.waitpid has it.
     status: int = 0
 
+    def is_clean(self, sessions: Sessions) -> bool:
+        """Say whether every step was saved."""
+        return (self.saved, self.failed, self.status) == (steps_of(sessions), [], 0)
+
     @property
     def was_killed(self) -> bool:
         return os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) == signal.SIGKILL
@@ -89,14 +104,14 @@ class Savers:
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._link.settimeout(TIMEOUT_SECONDS)
+        self._warm: set[str] = set()
         self._errors = scratch / "saver.stderr"
         with theirs, self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.checkpoint.crash.saver", str(theirs.fileno())],
                 cwd=ROOT,
                 pass_fds=[theirs.fileno()],
-                env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+                env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
                 stderr=errors,
             )
 
@@ -114,20 +129,20 @@ class Savers:
             self._process.wait()
             raise
 
-    def record(self, subject: str, folder: Path, steps: list[int], *options: str) -> tuple[Trial, Path]:
+    def record(self, subject: str, folder: Path, sessions: Sessions, *options: str) -> tuple[Trial, Path]:
         """Run saves and return what was reported, and the log of every call with its data, for recording.py."""
         log = self._scratch / "recorded.strace"
         wanted = (
             f"trace={FILE_CALLS},sendto,dup,dup2,dup3,mmap,clone,clone3,?fork,?vfork,execve,io_uring_setup"
         )
         seen = ["-y", "-xx", "-s", str(1 << 24), "-o", str(log), "-e", wanted]
-        return self.run(subject, folder, steps, *seen, *options), log
+        return self.run(subject, folder, sessions, *seen, *options), log
 
-    def sites(self, subject: str, folder: Path, steps: list[int]) -> list[Site]:
+    def sites(self, subject: str, folder: Path, sessions: Sessions) -> list[Site]:
         """Return every site of a clean series, in the order of the calls' names; the folder is gone again."""
         log = self._scratch / "counted.strace"
-        trial = self.run(subject, folder, steps, "-o", str(log), "-e", f"trace={FILE_CALLS}")
-        assert (trial.saved, trial.failed, trial.status) == (steps, [], 0), trial
+        trial = self.run(subject, folder, sessions, "-o", str(log), "-e", f"trace={FILE_CALLS}")
+        assert trial.is_clean(sessions), trial
         shutil.rmtree(folder)
         calls: Counter[tuple[str, str]] = Counter()
         for line in log.read_text("latin-1").splitlines():
@@ -139,81 +154,136 @@ class Savers:
         return [Site(call, n + 1) for call in sorted(most) for n in range(most[call])]
 
     def inject(
-        self, subject: str, folder: Path, steps: list[int], site: Site, fault: str
+        self, subject: str, folder: Path, sessions: Sessions, site: Site, fault: str
     ) -> tuple[Trial, bool]:
         """Run saves of which one meets a fault; return what they reported, and whether the fault came about.
 
-        Once a save has failed strace lets go, so that the later ones meet no fault.
+        There is one fault: strace lets go once it has come about.
         """
-        log = self._scratch / "injected.strace"
-        options = ["-o", str(log), "-e", f"trace={site.call}", *site.injection(fault)]
-        trial = self.run(subject, folder, steps, *options)
-        return trial, trial.was_killed or "(INJECTED)" in log.read_text("latin-1")
+        return self._run(subject, folder, sessions, ["-e", f"trace={site.call}", *site.injection(fault)])
 
-    def run(self, subject: str, folder: Path, steps: list[int], *options: str) -> Trial:
+    def run(self, subject: str, folder: Path, sessions: Sessions, *options: str) -> Trial:
         """Run a series of saves under strace with options.
 
         Raises: Hang if nothing is heard for half a minute.
         """
-        warm_up = str(self._scratch / "warm-up")
-        task = {"subject": subject, "folder": str(folder), "warm_up": warm_up, "steps": steps}
-        self._link.sendall(json.dumps(task).encode())
+        return self._run(subject, folder, sessions, options)[0]
+
+    def _run(
+        self, subject: str, folder: Path, sessions: Sessions, options: Sequence[str]
+    ) -> tuple[Trial, bool]:
+        if subject not in self._warm:
+            self._send({"subject": subject, "warm_up": str(self._scratch / "warm-up")})
+            self._receive(None, WARM_UP_SECONDS)
+            self._warm.add(subject)
+        self._send({"subject": subject, "folder": str(folder), "sessions": sessions})
         child = self._receive(None)["child"]
         trial = Trial()
-        with _attached(child, options) as strace:
+        with _Strace(child, options) as strace:
             self._link.sendall(b"go")
-            while "ended" not in (packet := self._receive(child)):
+            while "ended" not in (packet := self._receive(child, strace=strace)):
                 if "saved" in packet:
                     trial.saved.append(packet["saved"])
                 else:
                     trial.failed.append(packet)
-                    _end(strace)
+                    strace.let_go()
                     self._link.sendall(b"go")
             trial.status = packet["ended"]
-            strace.wait(TIMEOUT_SECONDS)
+            strace.finish()
         if trial.status and not trial.was_killed:
             raise AssertionError(f"the saving process ended ({trial}):\n{self._errors.read_text()[-3000:]}")
-        return trial
+        return trial, trial.was_killed or strace.has_injected
 
-    def _receive(self, child: int | None) -> dict[str, Any]:
+    def _send(self, packet: dict[str, Any]) -> None:
         try:
-            packet = self._link.recv(1 << 20)
-        except TimeoutError:
-            if child is not None:
+            self._link.sendall(json.dumps(packet).encode())
+        except OSError as error:
+            raise AssertionError(f"the process that forks is gone:\n{self._errors.read_text()}") from error
+
+    def _receive(
+        self, child: int | None, timeout_seconds: float = TIMEOUT_SECONDS, strace: _Strace | None = None
+    ) -> dict[str, Any]:
+        """Return the next packet. Raises: Hang; the child is killed then."""
+        if not self._is_readable(time.monotonic() + timeout_seconds, strace):
+            self._link.settimeout(TIMEOUT_SECONDS)
+            if child is None:
+                self._process.kill()
+            else:
                 os.kill(child, signal.SIGKILL)
-                self._link.recv(1 << 20)  # that it ended
-            raise Hang(f"nothing was heard for {TIMEOUT_SECONDS:.0f} s\n{self._errors.read_text()}") from None
+                while b"ended" not in self._link.recv(1 << 20):
+                    pass
+            raise Hang(f"nothing was heard for {timeout_seconds:.0f} s\n{self._errors.read_text()}")
+        packet = self._link.recv(1 << 20)
         if not packet:
             raise AssertionError(f"the process that forks ended:\n{self._errors.read_text()}")
         answer: dict[str, Any] = json.loads(packet)
         return answer
 
-
-@contextmanager
-def _attached(process: int, options: tuple[str, ...]) -> Iterator[subprocess.Popen[str]]:
-    if shutil.which("strace") is None:
-        raise AssertionError("these tests need strace: apt-get install strace")
-    command = ["strace", "-f", *options, "-p", str(process)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as strace:
-        assert strace.stderr is not None
-        try:
-            _wait_until_attached(strace.stderr, command)
-            yield strace
-        finally:
-            _end(strace)
-
-
-def _wait_until_attached(said: IO[str], command: list[str]) -> None:
-    heard = []
-    for line in said:
-        heard.append(line)
-        if re.search(r"Process \d+ attached", line):
-            return
-    raise AssertionError(f"{' '.join(command)} did not attach:\n{''.join(heard)}")
+    def _is_readable(self, deadline: float, strace: _Strace | None) -> bool:
+        """Wait for a packet, and say whether there is one; listen to strace meanwhile."""
+        while True:
+            sources: list[socket.socket | _Strace] = [self._link]
+            if strace is not None and not strace.is_silent:
+                sources.append(strace)
+            ready, _, _ = select.select(sources, [], [], max(0.0, deadline - time.monotonic()))
+            if strace is not None and strace in ready:
+                strace.listen()
+                if strace.has_injected:
+                    strace.let_go()
+            if self._link in ready or not ready:
+                return bool(ready)
 
 
-def _end(strace: subprocess.Popen[str]) -> None:
-    """Have strace let go of what it traces, which goes on."""
-    if strace.poll() is None:
-        strace.send_signal(signal.SIGINT)
-        strace.wait(TIMEOUT_SECONDS)
+class _Strace:
+    """An strace that is attached to a process."""
+
+    def __init__(self, process: int, options: Sequence[str]) -> None:
+        """Return once it is attached. Raises: AssertionError with what it said if it cannot be."""
+        if shutil.which("strace") is None:
+            raise AssertionError("these tests need strace: apt-get install strace")
+        command = ["strace", "-f", *options, "-p", str(process)]
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE)
+        assert self._process.stderr is not None
+        self._pipe = self._process.stderr
+        self._said = b""
+        self.is_silent = False
+        while not re.search(rb"Process \d+ attached", self._said):
+            self.listen()
+            if self.is_silent:
+                self.finish()
+                raise AssertionError(f"{' '.join(command)} did not attach:\n{self._said.decode()}")
+
+    def fileno(self) -> int:
+        return self._pipe.fileno()
+
+    def listen(self) -> None:
+        """Take what it says next."""
+        said = os.read(self._pipe.fileno(), 1 << 16)
+        self._said += said
+        self.is_silent = not said
+
+    @property
+    def has_injected(self) -> bool:
+        """Say whether a call was made to fail, as far as was heard."""
+        return b"(INJECTED)" in self._said
+
+    def let_go(self) -> None:
+        """Have what was traced go on without it."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait until it has ended, and hear it out."""
+        while not self.is_silent:
+            self.listen()
+        self._process.wait(TIMEOUT_SECONDS)
+
+    def __enter__(self) -> _Strace:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.let_go()
+        self._pipe.close()

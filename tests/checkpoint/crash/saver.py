@@ -2,9 +2,10 @@
 
     python -m tests.checkpoint.crash.saver SOCKET       the number of an open descriptor of a socket
 
-Packets are JSON. From the harness: {"subject", "folder", "warm_up", "steps"}, then "go" to the child; back come
-{"child": its process}, the child's {"saved": step} and {"failed": step or null, "error", "message"}, and {"ended":
-wait status}. After a failure the child waits for another "go".
+Packets are JSON. From the harness: {"subject", "warm_up": folder}, answered by {"warm": subject}; or {"subject",
+"folder", "sessions"}, then "go" to the child; back come {"child": its process}, the child's {"saved": step} and
+{"failed": step or null, "error", "message"}, and {"ended": wait status}. After a failure the child waits for another
+"go".
 
 Packets travel by sendto and recvfrom, which are not among the calls that faults are injected into, and a child that
 dies leaves what it has sent.
@@ -22,24 +23,24 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tests.checkpoint.crash.subject import OpenStore, Subject, subject_named
+from tests.checkpoint.crash.subject import OpenStore, State, Subject, subject_named
 
 _PR_SET_PTRACER = 0x59616D61
 
 
 def main(link: socket.socket) -> None:
     """Serve until the harness closes its end."""
-    warm: set[str] = set()
     while packet := link.recv(1 << 20):
         task = json.loads(packet)
         subject = subject_named(task["subject"])
-        if task["subject"] not in warm:
+        if "warm_up" in task:
             _warm_up(subject, Path(task["warm_up"]))
-            warm.add(task["subject"])
+            _send(link, {"warm": task["subject"]})
+            continue
         child = os.fork()
         if child == 0:
             try:
-                _run(link, subject, Path(task["folder"]), task["steps"])
+                _run(link, subject, Path(task["folder"]), task["sessions"])
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)
@@ -62,21 +63,27 @@ def _warm_up(subject: Subject, folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _run(link: socket.socket, subject: Subject, folder: Path, steps: list[int]) -> None:
+def _run(link: socket.socket, subject: Subject, folder: Path, sessions: list[list[int]]) -> None:
     # Where Yama restricts tracing, strace is no ancestor of this process; elsewhere this fails and need not work.
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)
-    states = {step: subject.state(step) for step in steps}
+    states = {step: subject.state(step) for steps in sessions for step in steps}
     _send(link, {"child": os.getpid()})
     _wait_for_go(link)
+    for steps in sessions:
+        _run_session(link, subject, folder, {step: states[step] for step in steps})
+
+
+def _run_session(link: socket.socket, subject: Subject, folder: Path, states: dict[int, State]) -> None:
+    """Open the store, save, and close it."""
     store: OpenStore | None = None
-    for step in steps:
+    for step, state in states.items():
         try:
             if store is None:
                 store = subject.open(folder)
-            store.save(step, states[step])
+            store.save(step, state)
         except Exception as failure:
             _report(link, step, failure)
-            if store is None:  # it could not be opened: it can, once the fault is over
+            if store is None:  # it could not be opened: it can, now that the fault is over
                 store = subject.open(folder)
         else:
             _send(link, {"saved": step})

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
+
+from penstock.policy.retention import Scheme
 
 #: What a snapshot holds, as bytes by name: two states are the same if these are.
 State = Mapping[str, bytes]
@@ -52,13 +54,17 @@ class Subject(Protocol):
 
 
 def subject_named(name: str) -> Subject:
-    """Return the store that a name stands for: "stand-in/WHAT IS BROKEN" or "tier"."""
+    """Return the store that a name stands for: "stand-in/WHAT IS BROKEN", "tier" or "store/SCHEME"."""
     kind, _, variant = name.partition("/")
     if kind == "stand-in":
         from tests.checkpoint.crash.broken_stores import Broken, StandInSubject
 
         return StandInSubject(Broken(variant))
-    assert kind == "tier", name
-    from tests.checkpoint.crash.bare_tier import TierSubject
+    if kind == "tier":
+        from tests.checkpoint.crash.bare_tier import TierSubject
 
-    return TierSubject()
+        return TierSubject()
+    assert kind == "store", name
+    from tests.checkpoint.crash.real_store import RealSubject
+
+    return RealSubject(cast(Scheme, variant))

@@ -10,13 +10,13 @@ from tests.checkpoint.crash.broken_stores import Broken
 from tests.checkpoint.crash.injection import Savers, Site
 from tests.checkpoint.crash.trials import cases, sample, survive_faults
 
-STEPS = [1, 2, 3, 4]
+SESSIONS = [[1, 2, 3], [4]]
 RIGHT = "stand-in/nothing"
 
 
 @pytest.mark.system
 def test_a_store_that_is_right_survives_faults_at_every_kind_of_call(savers: Savers, top: Path) -> None:
-    sites = savers.sites(RIGHT, top / "store", STEPS)
+    sites = savers.sites(RIGHT, top / "store", SESSIONS)
     tried = sample(cases(sites, ["KILL", "ENOSPC", "EIO"]), 100)
 
     assert {site.call for site, _ in tried} >= {
@@ -28,14 +28,14 @@ def test_a_store_that_is_right_survives_faults_at_every_kind_of_call(savers: Sav
         "close",
         "mkdir",
     }
-    assert survive_faults(savers, RIGHT, top, STEPS, tried) == len(tried)
+    assert survive_faults(savers, RIGHT, top, SESSIONS, tried) == len(tried)
 
 
 @pytest.mark.slow
 def test_a_store_that_is_right_survives_every_fault_at_every_call(savers: Savers, top: Path) -> None:
-    every = cases(savers.sites(RIGHT, top / "store", STEPS), ["KILL", "ENOSPC", "EIO"])
+    every = cases(savers.sites(RIGHT, top / "store", SESSIONS), ["KILL", "ENOSPC", "EIO"])
 
-    assert survive_faults(savers, RIGHT, top, STEPS, every) == len(every)
+    assert survive_faults(savers, RIGHT, top, SESSIONS, every) == len(every)
 
 
 @pytest.mark.system
@@ -58,10 +58,10 @@ def test_a_fault_breaks_a_store_that_is_not_ready_for_it(
     savers: Savers, top: Path, broken: Broken, fault: str, says: str
 ) -> None:
     subject = f"stand-in/{broken.value}"
-    tried = sample(cases(savers.sites(subject, top / "store", STEPS), [fault]), 100)
+    tried = sample(cases(savers.sites(subject, top / "store", SESSIONS), [fault]), 100)
 
     with pytest.raises(Lost, match=says) as lost:
-        survive_faults(savers, subject, top, STEPS, tried)
+        survive_faults(savers, subject, top, SESSIONS, tried)
 
     (note,) = lost.value.__notes__
     assert f"{fault} at call " in note
@@ -71,7 +71,7 @@ def test_a_fault_breaks_a_store_that_is_not_ready_for_it(
 def test_a_process_that_is_killed_has_done_what_came_before_the_call_and_not_the_call(
     savers: Savers, top: Path
 ) -> None:
-    trial, came_about = savers.inject(RIGHT, top / "store", STEPS, Site("rename", 2), "KILL")
+    trial, came_about = savers.inject(RIGHT, top / "store", SESSIONS, Site("rename", 2), "KILL")
 
     assert came_about
     assert trial.was_killed
@@ -82,7 +82,7 @@ def test_a_process_that_is_killed_has_done_what_came_before_the_call_and_not_the
 @pytest.mark.system
 def test_after_a_save_has_failed_no_later_one_meets_a_fault(savers: Savers, top: Path) -> None:
     """The same call comes again in the next save of the same thread, and in other threads."""
-    trial, came_about = savers.inject(RIGHT, top / "store", STEPS, Site("fsync", 3), "EIO")
+    trial, came_about = savers.inject(RIGHT, top / "store", SESSIONS, Site("fsync", 3), "EIO")
 
     assert came_about
     assert [packet["failed"] for packet in trial.failed] == [1]

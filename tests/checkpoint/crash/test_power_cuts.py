@@ -10,13 +10,13 @@ from tests.checkpoint.crash.broken_stores import Broken
 from tests.checkpoint.crash.injection import Savers, Site
 from tests.checkpoint.crash.trials import record_a_death_and_after, record_saves, survive_power_cuts
 
-STEPS = [1, 2, 3, 4]
+SESSIONS = [[1, 2, 3], [4]]
 RIGHT = "stand-in/nothing"
 
 
 @pytest.mark.system
 def test_a_store_that_syncs_what_it_must_survives_every_power_cut(savers: Savers, top: Path) -> None:
-    recording = record_saves(savers, RIGHT, top, STEPS)
+    recording = record_saves(savers, RIGHT, top, SESSIONS)
 
     assert survive_power_cuts(RIGHT, recording, top, 150) > 80
 
@@ -42,7 +42,7 @@ def test_a_power_cut_breaks_a_store_that_does_it_wrong(
     savers: Savers, top: Path, broken: Broken, says: str
 ) -> None:
     subject = f"stand-in/{broken.value}"
-    recording = record_saves(savers, subject, top, STEPS)
+    recording = record_saves(savers, subject, top, SESSIONS)
 
     with pytest.raises(Lost, match=says) as lost:
         survive_power_cuts(subject, recording, top, 150)
@@ -54,12 +54,14 @@ def test_a_power_cut_breaks_a_store_that_does_it_wrong(
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    "site", [Site("rename", 2), Site("mkdir", 1), Site("mkdir", 2), Site("rmdir", 1)], ids=str
+    "site",
+    [Site("rename", 2), Site("fsync", 1), Site("mkdir", 1), Site("mkdir", 2), Site("rmdir", 1)],
+    ids=str,
 )
 def test_a_power_cut_after_a_process_was_killed_and_another_went_on_breaks_nothing(
     savers: Savers, top: Path, site: Site
 ) -> None:
     """The second process sees names that the first made and never synced: it must not take them to be durable."""
-    recording = record_a_death_and_after(savers, RIGHT, top, site, STEPS, [5, 6])
+    recording = record_a_death_and_after(savers, RIGHT, top, site, SESSIONS, [[5, 6]])
 
     assert survive_power_cuts(RIGHT, recording, top, 50) > 20

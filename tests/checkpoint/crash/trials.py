@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from tests.checkpoint.crash.aftermath import check_aftermath, check_trial
-from tests.checkpoint.crash.injection import Savers, Site
+from tests.checkpoint.crash.injection import Savers, Sessions, Site, steps_of
 from tests.checkpoint.crash.power import states
 from tests.checkpoint.crash.recording import Recording
 from tests.checkpoint.crash.subject import subject_named
@@ -17,10 +17,10 @@ from tests.checkpoint.crash.subject import subject_named
 Case = tuple[Site, str]
 
 
-def record_saves(savers: Savers, subject: str, top: Path, steps: list[int]) -> Recording:
+def record_saves(savers: Savers, subject: str, top: Path, sessions: Sessions) -> Recording:
     """Return what a clean series of saves in a store that is not there yet asks of the disk; `top` is left empty."""
-    trial, log = savers.record(subject, top / "store", steps)
-    assert (trial.saved, trial.failed, trial.status) == (steps, [], 0), trial
+    trial, log = savers.record(subject, top / "store", sessions)
+    assert trial.is_clean(sessions), trial
     shutil.rmtree(top / "store")
     recording = Recording(top)
     recording.feed(log)
@@ -28,15 +28,15 @@ def record_saves(savers: Savers, subject: str, top: Path, steps: list[int]) -> R
 
 
 def record_a_death_and_after(
-    savers: Savers, subject: str, top: Path, site: Site, steps: list[int], later: list[int]
+    savers: Savers, subject: str, top: Path, site: Site, sessions: Sessions, later: Sessions
 ) -> Recording:
     """Return what a series killed at a site asks of the disk, and then another process on the same store."""
-    first, log = savers.record(subject, top / "store", steps, *site.injection("KILL"))
+    first, log = savers.record(subject, top / "store", sessions, *site.injection("KILL"))
     assert first.was_killed, first
     recording = Recording(top)
     recording.feed(log)
     second, log = savers.record(subject, top / "store", later)
-    assert (second.saved, second.failed, second.status) == (later, [], 0), second
+    assert second.is_clean(later), second
     recording.feed(log)
     shutil.rmtree(top / "store")
     return recording
@@ -76,7 +76,7 @@ def sample(every: list[Case], count: int, *, seed: int = 0) -> list[Case]:
     return [case for turn in turns for case in turn if case is not None][:count]
 
 
-def survive_faults(savers: Savers, subject: str, top: Path, steps: list[int], tried: list[Case]) -> int:
+def survive_faults(savers: Savers, subject: str, top: Path, sessions: Sessions, tried: list[Case]) -> int:
     """Put the store through each case, in a folder of its own; return how many of the faults came about.
 
     Raises: Lost, with a note that names the case.
@@ -86,10 +86,12 @@ def survive_faults(savers: Savers, subject: str, top: Path, steps: list[int], tr
     for site, fault in tried:
         folder = top / "store"
         try:
-            trial, came_about = savers.inject(subject, folder, steps, site, fault)
-            check_trial(store, folder, trial, steps)
+            trial, came_about = savers.inject(subject, folder, sessions, site, fault)
+            check_trial(store, folder, trial, steps_of(sessions))
         except AssertionError as failure:
-            failure.add_note(f"{subject}: {fault} at call {site.n} of {site.call} in a thread, steps {steps}")
+            failure.add_note(
+                f"{subject}: {fault} at call {site.n} of {site.call} in a thread, sessions {sessions}"
+            )
             raise
         met += came_about
         shutil.rmtree(folder, ignore_errors=True)

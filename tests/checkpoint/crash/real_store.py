@@ -1,0 +1,78 @@
+"""The snapshot store, each of its schemes, put to the test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.checkpoint.crash.subject import State
+
+from penstock.checkpoint.manifest import folder_of, step_of
+from penstock.checkpoint.store import SnapshotStore
+from penstock.policy.keeping import Keep
+from penstock.policy.retention import Scheme
+
+#: Files of the store itself.
+OWN = (".lock",)
+
+
+@dataclass(frozen=True)
+class RealSubject:
+    """A SnapshotStore with baselines close to each other, so that a few saves see several."""
+
+    scheme: Scheme
+
+    keep = 2
+
+    def state(self, step: int) -> State:
+        return {name: array.tobytes() for name, array in _arrays(step).items()} | {"step": str(step).encode()}
+
+    def open(self, folder: Path) -> RealStore:
+        return RealStore(folder, self.scheme, self.keep)
+
+    def leftovers(self, folder: Path, steps: list[int]) -> list[str]:
+        explained = {*map(folder_of, steps), *OWN}
+        return [name for name in os.listdir(folder) if name not in explained]
+
+
+class RealStore:
+    """An open SnapshotStore. Every folder that is called as a snapshot is one that it must restore."""
+
+    def __init__(self, folder: Path, scheme: Scheme, keep: int) -> None:
+        self._folder = folder
+        self._store = SnapshotStore(
+            folder, keep=Keep(last=keep), scheme=scheme, snap_dis=3, threads=1, report=None
+        )
+
+    def save(self, step: int, state: State) -> None:
+        self._store.save(step, {"model": _arrays(step), "step": step}).wait()
+
+    def steps(self) -> list[int]:
+        found = (step_of(name) for name in os.listdir(self._folder))
+        return sorted(step for step in found if step is not None)
+
+    def restore(self, step: int) -> State:
+        restored = self._store.restore(step)
+        assert restored.step == step
+        model: Mapping[str, Any] = restored["model"]
+        arrays = {name: np.asarray(array).tobytes() for name, array in model.items()}
+        return arrays | {"step": str(restored["step"]).encode()}
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def _arrays(step: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Return a small model in training: weights that drift, moments that jump, a table that stays."""
+    weights = np.random.default_rng(0).normal(0, 0.1, 2_000).astype(np.float32)
+    drift = np.random.default_rng(step).normal(0, 1e-4, 2_000).astype(np.float32)
+    return {
+        "weight": weights + drift,
+        "moment": np.random.default_rng(step).normal(0, 1, (10, 50)),
+        "table": np.arange(500, dtype=np.int64),
+        "empty": np.zeros((0, 3), np.float16),
+    }

@@ -1,0 +1,36 @@
+"""The snapshot store survives its own death, a full disk and a failing one, at any call of a save."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.checkpoint.crash.injection import Savers
+from tests.checkpoint.crash.trials import cases, sample, survive_faults
+
+SCHEMES = ["complete", "progressive", "chain"]
+FAULTS = ["KILL", "ENOSPC", "EIO"]
+SESSIONS = [[1, 2, 3], [4, 5]]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_committed_snapshots_survive_a_fault(savers: Savers, top: Path, scheme: str, fault: str) -> None:
+    """A save that meets a fault succeeds or raises an error that names a file; the next one succeeds."""
+    subject = f"store/{scheme}"
+    tried = sample(cases(savers.sites(subject, top / "store", SESSIONS), [fault]), 20)
+
+    assert survive_faults(savers, subject, top, SESSIONS, tried) >= 18  # a thread may make one call less
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_committed_snapshots_survive_a_fault_at_every_call(
+    savers: Savers, top: Path, scheme: str, fault: str
+) -> None:
+    subject = f"store/{scheme}"
+    every = cases(savers.sites(subject, top / "store", SESSIONS), [fault])
+
+    assert survive_faults(savers, subject, top, SESSIONS, every) >= 0.95 * len(every)
