@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,30 +28,38 @@ class Copy:
 
 
 class Catalog:
-    """What was last seen on the tiers. Owned by one thread at a time."""
+    """What was last seen on the tiers. Used by the threads of saves and drains."""
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
         """tiers: the nearest first; of several copies the nearest is read."""
         self.tiers = list(tiers)
+        #: Replaced, not changed, so that who reads it needs no lock.
         self._copies: dict[tuple[int, int], Copy] = {}
+        #: guards the replacing
+        self._replacing = threading.Lock()
 
     def look(self) -> None:
         """Look at the tiers anew. Raises: DataError if one cannot be listed."""
-        self._copies = {}
-        for number, tier in enumerate(self.tiers):
-            for folder in tier.folders():
-                step = step_of(folder)
-                if step is not None:
-                    self._copies[step, number] = _look_at(tier, number, step)
+        with self._replacing:
+            seen: dict[tuple[int, int], Copy] = {}
+            for number, tier in enumerate(self.tiers):
+                for folder in tier.folders():
+                    step = step_of(folder)
+                    if step is not None:
+                        seen[step, number] = _look_at(tier, number, step)
+            self._copies = seen
 
     def add(self, tier: int, manifest: Manifest) -> None:
         """Enter a snapshot that was just committed to a tier."""
-        self._copies[manifest.step, tier] = Copy(manifest.step, tier, manifest)
+        with self._replacing:
+            copy = Copy(manifest.step, tier, manifest)
+            self._copies = self._copies | {(manifest.step, tier): copy}
 
     def delete(self, tier: int, step: int) -> None:
         """Remove a copy from its tier. Raises: DataError."""
-        self.tiers[tier].delete(folder_of(step))
-        del self._copies[step, tier]
+        with self._replacing:
+            self.tiers[tier].delete(folder_of(step))
+            self._copies = {key: copy for key, copy in self._copies.items() if key != (step, tier)}
 
     def copies(self, step: int) -> list[Copy]:
         """Return the copies of a step's snapshot, the nearest first; none if there is no such snapshot."""
@@ -142,6 +151,11 @@ class Catalog:
             why = f": {broken[0]}" if broken else ", which is not there"
             raise FormatError(f"{where} is a difference to step {step}{why}")
         return found[0]
+
+    def there_already(self, step: int) -> str:
+        """Return what to say of a step that has a snapshot and is to be saved."""
+        where = self.tiers[self.copies(step)[0].tier].name
+        return f"there is a snapshot of step {step} in {where} already: delete it first, or save under another step"
 
     def missing(self, step: int) -> str:
         """Return what to say of a step that has no snapshot."""

@@ -73,56 +73,58 @@ class Plan:
         return cls(step, uid, created_seconds, tuple(since_bytes), reference and Reference(*reference), links)
 
 
-def decide(
-    catalog: Catalog, tier: int, step: int, way: Way, layouts: Iterable[Layout], last: int | None
-) -> Plan:
+def new_plan(step: int) -> Plan:
+    """Return a snapshot that is made now, as a baseline."""
+    return Plan(step, secrets.token_hex(16), time.time(), (), None)
+
+
+def decide(catalog: Catalog, tier: int, new: Plan, way: Way, layouts: Iterable[Layout]) -> Plan:
     """Return what a snapshot shall be.
 
-    tier: that it is written to. layouts: of all ranks. last: step of the snapshot that came before it in this
-        training; None: nobody knows, the one that was saved last is taken.
+    tier: that it is written to. new: it, as a baseline. layouts: of all ranks.
     Raises: ConfigError if there is one of this step; NewerFormat if a later Penstock wrote here.
     """
     newer = catalog.newer_format()
     if newer is not None:
         raise newer
-    there = [copy for copy in catalog.copies(step) if copy.tier == tier]
-    if there:
-        raise ConfigError(
-            f"there is a snapshot of step {step} in {catalog.tiers[tier].name} already: delete it first, "
-            "or save under another step"
-        )
-    plan = Plan(step, secrets.token_hex(16), time.time(), (), None)
-    found = _reference(catalog, tier, way, set(layouts), last)
+    if any(copy.tier == tier for copy in catalog.copies(new.step)):
+        raise ConfigError(catalog.there_already(new.step))
+    found = _reference(catalog, tier, new, way, set(layouts))
     if found is None:
-        return plan
+        return new
     before, reference = found
     try:
         chain = tuple(catalog.ways(reference.step)[0])
     except (FormatError, DataError):
-        return plan
+        return new
     since_bytes = (*before.since_bytes, before.stored_bytes)
     return replace(
-        plan, since_bytes=since_bytes, reference=Reference(reference.step, reference.uid), chain=chain
+        new, since_bytes=since_bytes, reference=Reference(reference.step, reference.uid), chain=chain
     )
 
 
 def _reference(
-    catalog: Catalog, tier: int, way: Way, layouts: set[Layout], last: int | None
+    catalog: Catalog, tier: int, new: Plan, way: Way, layouts: set[Layout]
 ) -> tuple[Manifest, Manifest] | None:
     """Return the snapshot before, and the one to be a difference to; None for a baseline."""
-    known = [copy.manifest for copy in catalog.on_tier(tier) if copy.manifest is not None]
-    before = [manifest for manifest in known if last is None or manifest.step == last][-1:]
-    if not before or before[0].codec != way.codec:
+    # What is drained late comes after some that were saved after it; a difference is to what was saved before.
+    known = [
+        copy.manifest
+        for copy in catalog.on_tier(tier)
+        if copy.manifest is not None and copy.manifest.created_seconds <= new.created_seconds
+    ]
+    if not known or known[-1].codec != way.codec:
         return None
-    place = next_reference(way.scheme, way.snap_dis, (*before[0].since_bytes, before[0].stored_bytes))
-    reference: Manifest | None = before[0]
+    before = known[-1]
+    place = next_reference(way.scheme, way.snap_dis, (*before.since_bytes, before.stored_bytes))
+    reference: Manifest | None = before
     by_uid = {manifest.uid: manifest for manifest in known}
     while reference is not None and len(reference.since_bytes) != place:
         reference = by_uid.get(reference.reference.uid) if reference.reference else None
     # Other tensors: another model, or spread over other ranks.
     if reference is None or {stored.layout for stored in reference.tensors} != layouts:
         return None
-    return before[0], reference
+    return before, reference
 
 
 def write_part(
@@ -151,13 +153,17 @@ def write_part(
         writer.abandon()
 
 
-def check_part(tier: Tier, plan: Plan, rank: int, part: Part) -> None:
-    """Read a committed part back and compare it with its checksums. Raises: FormatError, DataError."""
+def check_part(tier: Tier, plan: Plan, rank: int, part: Part, *, to_its_end: bool) -> None:
+    """Read a committed part back and compare it with its checksums.
+
+    to_its_end: not only its table, which comes last.
+    Raises: FormatError, DataError.
+    """
     reader = tier.open(folder_of(plan.step), part.file)
     try:
         where = f"{tier.name}/{folder_of(plan.step)}/{part.file}"
         checked = PartReader(reader, where, rank, bytes.fromhex(plan.uid), part)
-        for block in range(len(checked.table)):
+        for block in range(len(checked.table) if to_its_end else 0):
             checked.payload(block)
     finally:
         reader.close()

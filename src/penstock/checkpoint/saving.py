@@ -34,12 +34,15 @@ class Saved:
 
     def __str__(self) -> str:
         """Return the line that a store reports."""
+        return self.told(f"blocked {format_seconds(self.blocked_seconds)}, durable") + self.note
+
+    def told(self, what: str) -> str:
+        """Return a line that begins with what was done."""
         share = f" ({self.stored_bytes / self.raw_bytes:.1%})" if self.raw_bytes else ""
         kind = "whole" if self.reference_step is None else f"delta to step {self.reference_step}"
         return (
-            f"step {self.step}: blocked {format_seconds(self.blocked_seconds)}, durable after "
-            f"{format_seconds(self.durable_seconds)}, wrote {format_bytes(self.stored_bytes)} of "
-            f"{format_bytes(self.raw_bytes)}{share}, {kind}{self.note}"
+            f"step {self.step}: {what} after {format_seconds(self.durable_seconds)}, wrote "
+            f"{format_bytes(self.stored_bytes)} of {format_bytes(self.raw_bytes)}{share}, {kind}"
         )
 
 

@@ -17,6 +17,7 @@ import xxhash
 
 from penstock.checkpoint.catalog import Catalog, open_way
 from penstock.checkpoint.codecs import DEFAULT, codec_named
+from penstock.checkpoint.draining import Drainer
 from penstock.checkpoint.loading import Loading, plan_loading, plan_loading_into
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.manifest import NewerFormat, read_layout, write_layout
@@ -24,13 +25,15 @@ from penstock.checkpoint.parts import TornError
 from penstock.checkpoint.ranks import Ranks, alone
 from penstock.checkpoint.reading import Chain, read_tensors
 from penstock.checkpoint.recipe import RAW, Way
-from penstock.checkpoint.saving import Saving, Waves
+from penstock.checkpoint.saving import Saved, Saving, Waves
 from penstock.checkpoint.sharding import Shard, shards_of
 from penstock.checkpoint.staging import StagingArea, room_of, waves_of
 from penstock.checkpoint.state import flatten
 from penstock.checkpoint.tensors import Layout
+from penstock.checkpoint.throttle import CappedTier
 from penstock.checkpoint.tier import Tier
 from penstock.checkpoint.tree import Framework, read_tree
+from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.errors import ConfigError, DataError, FormatError, LoaderClosed
 from penstock.flow.cpus import available_cpus
@@ -39,10 +42,24 @@ from penstock.policy.keeping import Keep
 from penstock.policy.retention import Scheme
 from penstock.policy.snap_distance import SnapDistance
 
+#: The most that part files and the manifest take beside the state's bytes, for a few hundred thousand tensors.
+_TABLES_BYTES = 1 << 20
+
 
 def tell(line: str) -> None:
     """Print a line to standard error."""
     print(line, file=sys.stderr, flush=True)
+
+
+def open_tier(folder: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Tier:
+    """Return the tier at a path or, with "://" in it, at an address. Raises: ConfigError, DataError."""
+    if isinstance(folder, str) and "://" in folder:
+        from penstock.checkpoint.remote import RemoteTier
+
+        return RemoteTier(folder, **(options or {}))
+    if options:
+        raise ConfigError(f"storage_options are of an address such as s3://bucket/runs; {folder} is a path")
+    return LocalTier(folder)
 
 
 class Restored(Mapping[str, Any]):
@@ -125,12 +142,17 @@ class SnapshotStore:
         kept_mantissa_bits: int | None = None,
         reference: Literal["memory", "stored"] = "memory",
         staging_bytes: int | None = None,
+        fast: str | os.PathLike[str] | None = None,
+        fast_bytes: int | None = None,
+        drain_bytes_per_second: float | None = None,
         threads: int | None = None,
         ranks: Ranks | None = None,
+        storage_options: Mapping[str, Any] | None = None,
         report: Callable[[str], None] | None = tell,
     ) -> None:
         """Open a store.
 
+        folder: where snapshots stay; a path, or an address that fsspec knows (needs penstock[remote] and its driver).
         keep: what is not removed once a newer snapshot is there; the five latest.
         scheme, snap_dis: every `snap_dis`-th snapshot is whole, a baseline; the others are differences, each to the
             one before ("progressive") or to the baseline ("chain"); "complete": all are whole. An `AutoDistance` in
@@ -142,8 +164,13 @@ class SnapshotStore:
             or "stored": read again from its files, a block at a time.
         staging_bytes: memory for the copy of the state, at most; a larger state is copied in waves, for which
             training stands still until all but the last are written. None: as large as the state.
+        fast: a folder on a small and fast tier: snapshots are committed there, as they are, and drained to `folder`
+            in the background. Every rank must see it. None: there is none.
+        fast_bytes: for snapshots on the fast tier; None: what is free there. What has no room goes to `folder`.
+        drain_bytes_per_second: that drains write at most; None: as fast as they can.
         threads: that encode and decode; None: as many as there are processors, 4 at most.
         ranks: of the job, if they write one snapshot together; None: this process is alone.
+        storage_options: of the driver where `folder` is an address such as "s3://bucket/runs/a".
         report: is told one line for each save; None: nobody is.
 
         Raises: ConfigError naming the argument.
@@ -157,24 +184,54 @@ class SnapshotStore:
                 "staging_bytes bounds the memory, and reference='memory' keeps a whole state there: "
                 "give reference='stored', or leave staging_bytes out"
             )
-        for name, value in (("staging_bytes", staging_bytes), ("threads", threads)):
+        for name, value in (
+            ("staging_bytes", staging_bytes),
+            ("threads", threads),
+            ("fast_bytes", fast_bytes),
+        ):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; give at least 1, or None")
+        if fast is None and (fast_bytes is not None or drain_bytes_per_second is not None):
+            raise ConfigError(
+                "fast_bytes and drain_bytes_per_second are of the fast tier: give its folder as fast="
+            )
         codec_named(codec)
         self._staging_bytes = staging_bytes
         self._threads = threads or min(4, available_cpus())
         self._ranks = ranks or alone()
         self._report = report
-        self._tiers: list[Tier] = [LocalTier(folder)]
+        main = open_tier(folder, storage_options)
+        self._tiers: list[Tier] = [main] if fast is None else [LocalTier(fast), main]
         self._catalog = Catalog(self._tiers)
-        self._writer = SnapshotWriter(
-            self._catalog,
-            0,
-            Way(scheme, snap_dis, codec, kept_mantissa_bits),
-            keep,
-            self._ranks,
-            holds_reference=reference == "memory" and scheme != "complete" and codec != RAW,
-        )
+        self._upkeep = Upkeep(self._catalog, keep, fast_bytes)
+        way = Way(scheme, snap_dis, codec, kept_mantissa_bits)
+        is_delta = scheme != "complete" and codec != RAW
+        self._writers = [
+            SnapshotWriter(
+                self._catalog,
+                len(self._tiers) - 1,
+                way,
+                self._upkeep,
+                self._ranks,
+                holds_reference=reference == "memory" and is_delta and fast is None,
+            )
+        ]
+        self._drainer: Drainer | None = None
+        if fast is not None:
+            raw = Way("complete", 1, RAW, kept_mantissa_bits)
+            self._writers.insert(
+                0, SnapshotWriter(self._catalog, 0, raw, self._upkeep, self._ranks, holds_reference=False)
+            )
+            capped = main if drain_bytes_per_second is None else CappedTier(main, drain_bytes_per_second)
+            self._drainer = Drainer(
+                self._catalog,
+                self._upkeep,
+                SnapshotWriter(
+                    self._catalog, 1, way, self._upkeep, alone(), holds_reference=False, through=capped
+                ),
+                self._threads,
+                self._told,
+            )
         self._areas = (StagingArea(), StagingArea())
         #: Of all ranks, when they last agreed: a digest of each rank's layouts, and who writes what.
         self._shards: tuple[builtins.list[str], tuple[Shard, ...]] | None = None
@@ -203,11 +260,12 @@ class SnapshotStore:
         held = [*flat.sources, *(own.sources if own else [])]
         layouts, mine = self._shared([source.layout for source in held], step)
         sources = [source for source in held if source.layout in mine]
-        waves = waves_of(sources, self._staging_bytes)
-        if len(waves) > 1:
+        cuts = waves_of(sources, self._staging_bytes)
+        if len(cuts) > 1:
             assert self._staging_bytes is not None, "without a limit there is one wave"
-            waves = waves_of(sources, self._staging_bytes // 2)
-        areas = self._free_areas()[: min(2, len(waves))]
+            cuts = waves_of(sources, self._staging_bytes // 2)
+        areas = self._free_areas()[: min(2, len(cuts))]
+        waves = Waves(len(areas))
         job = Job(
             step,
             begin_seconds,
@@ -215,26 +273,52 @@ class SnapshotStore:
             flat.tree,
             own.tree if own else None,
             areas[0],
-            waves=Waves(len(areas)),
+            waves,
         )
-        self._writer.begin(job, layouts)
+        writer = self._place(job, layouts)
+        writer.begin(job, layouts)
         for area in areas:
-            area.reserve(max(map(room_of, waves)))
+            area.reserve(max(map(room_of, cuts)))
         # They begin here: an interpreter that is shutting down starts no more threads.
         workers = Workers(self._threads, f"penstock-encode-{step}")
-        saving = self._saving = Saving(step, lambda: self._writer.write(job, workers), self._told)
-        for number, wave in enumerate(waves):
-            if not job.waves.wait_for_area():
+        saving = self._saving = Saving(step, lambda: self._write(job, writer, workers), self._told)
+        for number, wave in enumerate(cuts):
+            if not waves.wait_for_area():
                 break
-            job.waves.put(areas[number % len(areas)].copy(wave))
-        job.waves.put(None)
+            waves.put(areas[number % len(areas)].copy(wave))
+        waves.put(None)
         job.blocked_seconds = time.monotonic() - begin_seconds
         job.is_copied.set()
         return saving
 
+    def _place(self, job: Job, layouts: Iterable[Layout]) -> SnapshotWriter:
+        """Return what writes a snapshot: to the fast tier if there is one and it has room."""
+        if len(self._writers) == 1:
+            return self._writers[0]
+
+        def on_first() -> builtins.list[Any]:
+            self._upkeep.open_for_writing()
+            if self._catalog.copies(job.step):
+                raise ConfigError(self._catalog.there_already(job.step))
+            place = self._upkeep.place(sum(layout.nbytes for layout in layouts) + _TABLES_BYTES)
+            return [place.tier, place.why_not_nearer]
+
+        tier: int
+        tier, why = self._ranks.ask_first(f"the place of step {job.step}", on_first)
+        if why:
+            job.note = f"; written to {self._tiers[tier].name} at once: {why}"
+        return self._writers[tier]
+
+    def _write(self, job: Job, writer: SnapshotWriter, workers: Workers) -> Saved:
+        """Write a snapshot in the background, and have it drained."""
+        saved = writer.write(job, workers)
+        if self._drainer is not None and self._ranks.rank == 0:
+            self._drainer.go_on()
+        return saved
+
     def _free_areas(self) -> builtins.list[StagingArea]:
         """Return the areas in which no snapshot lies that the next one is a difference to."""
-        held = self._writer.held
+        held = self._writers[-1].held
         return [area for area in self._areas if held is None or area is not held.area]
 
     def _shared(
@@ -264,6 +348,8 @@ class SnapshotStore:
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.raise_untold()
+        if self._drainer is not None:
+            self._drainer.raise_error()
 
     # -- Restoring -------------------------------------------------------------------------------------------
 
@@ -427,17 +513,43 @@ class SnapshotStore:
         """Remove a snapshot. Raises: ConfigError if there is none, or others are differences to it; DataError."""
         self._check_open()
         self._finish()
-        self._writer.delete(step)
+        self._upkeep.open_for_writing()
+        self._upkeep.delete(step)
+
+    def drain(self) -> None:
+        """Return once all that is to be is on the slow tier, what a process that died left included.
+
+        Raises: ConfigError if there is no fast tier; what a drain failed with.
+        """
+        self._check_open()
+        self._finish()
+        if self._drainer is None:
+            raise ConfigError("there is no fast tier to drain: give its folder as fast=")
+        self._upkeep.open_for_writing()
+        self._drainer.go_on()
+        self._drainer.wait()
 
     # -- The end ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Return once the save that is under way is durable; twice is harmless. Raises: what it failed with."""
+        """Return once the save that is under way is durable, and drained; twice is harmless.
+
+        What is interrupted meanwhile is drained by the next store that saves here.
+        Raises: what the save or a drain failed with.
+        """
+        if self._is_closed:
+            return
         self._is_closed = True
         try:
             self._finish()
+            if self._drainer is not None:
+                self._drainer.wait()
         finally:
-            self._writer.close()
+            if self._drainer is not None:
+                self._drainer.stop()
+            for writer in self._writers:
+                writer.held = None
+            self._upkeep.close()
 
     def _check_open(self) -> None:
         if self._is_closed:

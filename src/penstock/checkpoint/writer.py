@@ -14,11 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain as chained
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.checkpoint.catalog import Catalog, open_way
 from penstock.checkpoint.local import LocalTier
-from penstock.checkpoint.lock import WriterLock
 from penstock.checkpoint.manifest import (
     Manifest,
     Stored,
@@ -30,16 +29,37 @@ from penstock.checkpoint.manifest import (
 )
 from penstock.checkpoint.parts import Part
 from penstock.checkpoint.ranks import Ranks
-from penstock.checkpoint.recipe import Plan, Way, check_part, decide, made_coder, manifest_of, write_part
-from penstock.checkpoint.saving import Saved, Waves
+from penstock.checkpoint.recipe import (
+    Plan,
+    Way,
+    check_part,
+    decide,
+    made_coder,
+    manifest_of,
+    new_plan,
+    write_part,
+)
+from penstock.checkpoint.saving import Saved
 from penstock.checkpoint.staging import StagingArea
 from penstock.checkpoint.tensors import Layout, Tensor
-from penstock.checkpoint.tier import Draft
+from penstock.checkpoint.tier import Draft, Tier
+from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.writing import InMemory, Piece, References
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError
 from penstock.flow.ordered import Workers
-from penstock.policy.keeping import Keep, dependents, to_forget
 from penstock.trace.trace import JSON
+
+
+class Staged(Protocol):
+    """Where the pieces of a snapshot come from: `Waves` of a training, or another tier."""
+
+    def take(self) -> Iterator[Sequence[Piece]]:
+        """Yield the tensors in pieces; what was yielded is not looked at once the next is asked for."""
+        ...
+
+    def give_up(self) -> None:
+        """Take nothing more."""
+        ...
 
 
 @dataclass(eq=False)
@@ -57,13 +77,17 @@ class Job:
     rank_tree: JSON
     #: Where the first wave is staged.
     area: StagingArea
+    waves: Staged
     #: Set by the training thread once the whole state is copied; `blocked_seconds` before it.
     is_copied: threading.Event = field(default_factory=threading.Event)
     blocked_seconds: float = 0.0
-    waves: Waves = field(default_factory=lambda: Waves(1))
-    #: What rank 0 decided, and its draft.
+    #: What the snapshot is, where that is settled; then what rank 0 decided, and its draft.
     plan: Plan | None = None
     draft: Draft | None = None
+    #: What `Saved` says besides.
+    note: str = ""
+    #: What every rank has for itself, of a snapshot that is copied; None: what `rank_tree` of each says.
+    rank_trees: Sequence[JSON] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,59 +103,61 @@ class SnapshotWriter:
     """Writes snapshots to a tier, one after the other. Used by one thread at a time; on all ranks alike."""
 
     def __init__(
-        self, catalog: Catalog, tier: int, way: Way, keep: Keep, ranks: Ranks, *, holds_reference: bool
+        self,
+        catalog: Catalog,
+        tier: int,
+        way: Way,
+        upkeep: Upkeep,
+        ranks: Ranks,
+        *,
+        holds_reference: bool,
+        through: Tier | None = None,
     ) -> None:
-        """tier: number of it in the catalog. holds_reference: whether the last snapshot stays in memory."""
+        """tier: number of it in the catalog. holds_reference: whether the last snapshot stays in memory.
+
+        through: writes to that tier, at a rate of its own; None: the tier itself.
+        """
         self._catalog = catalog
         self._number = tier
-        self._tier = catalog.tiers[tier]
+        self._tier = through or catalog.tiers[tier]
+        # What is on another machine is not fetched back only to be looked at.
+        self._reads_back = isinstance(catalog.tiers[tier], LocalTier)
         self._way = way
-        self._keep = keep
+        self._upkeep = upkeep
         self._ranks = ranks
         self._holds_reference = holds_reference
-        self._lock: WriterLock | None = None
-        #: On rank 0: whether the tier was looked at, and is swept and locked.
-        self._is_ready = False
-        #: The step of the last snapshot that was committed here.
-        self._last_step: int | None = None
         self.held: Held | None = None
 
     def begin(self, job: Job, layouts: Iterable[Layout]) -> None:
-        """Decide what a snapshot shall be, and begin its draft.
+        """Decide what a snapshot shall be, and begin its draft; `write` has to follow.
 
         layouts: of the tensors of all ranks.
         Raises: ConfigError if there is one of this step, or another process writes here; DataError.
         """
 
         def on_first() -> list[Any]:
-            self.open_for_writing()
-            plan = decide(self._catalog, self._number, job.step, self._way, layouts, self._last_step)
+            self._upkeep.open_for_writing()
+            new = job.plan or new_plan(job.step)
+            plan = decide(self._catalog, self._number, new, self._way, layouts)
             job.draft = self._tier.begin(folder_of(plan.step), plan.uid)
+            self._upkeep.hold(step for _, step in plan.chain)
             return plan.write()
 
         job.plan = Plan.read(self._ranks.ask_first(f"the beginning of step {job.step}", on_first))
-
-    def open_for_writing(self) -> None:
-        """Take the lock, remove what unfinished saves left, and look at what there is; on rank 0, once."""
-        if self._is_ready:
-            return
-        if isinstance(self._tier, LocalTier):
-            self._lock = self._lock or WriterLock(self._tier.path)
-        self._tier.sweep()
-        self._catalog.look()
-        self._is_ready = True
 
     def write(self, job: Job, workers: Workers) -> Saved:
         """Write a snapshot that has begun; it is durable, checked, and what it replaces is gone when this returns.
 
         Raises: on all ranks, what failed on any.
         """
+        assert job.plan is not None, "it has begun"
         try:
-            assert job.plan is not None, "it has begun"
             return self._write(job, job.plan, workers)
         finally:
             job.waves.give_up()
             workers.close()
+            if self._ranks.rank == 0:
+                self._upkeep.let_go(step for _, step in job.plan.chain)
 
     def _write(self, job: Job, plan: Plan, workers: Workers) -> Saved:
         ranks = self._ranks
@@ -159,13 +185,12 @@ class SnapshotWriter:
                 draft.abort()
             raise
         durable_seconds = time.monotonic() - job.begin_seconds
-        self._last_step = plan.step
         if self._holds_reference:
             self.held = Held(plan.uid, pieces[0], job.area)
         ranks.together(
             f"the check of step {plan.step}",
-            lambda: check_part(self._tier, plan, ranks.rank, written[0]),
-            lambda _: self.forget(plan.created_seconds),
+            lambda: check_part(self._tier, plan, ranks.rank, written[0], to_its_end=self._reads_back),
+            lambda _: self._upkeep.forget(time.time()),
         )
         job.is_copied.wait()
         return Saved(
@@ -177,6 +202,7 @@ class SnapshotWriter:
             job.blocked_seconds,
             durable_seconds,
             self._tier.name,
+            job.note,
         )
 
     def _write_part(
@@ -228,39 +254,8 @@ class SnapshotWriter:
         for number, (part, rows, _) in enumerate(parts):
             stored = [Stored(read_layout(layout), number, first) for *layout, first in rows]
             entered.append((Part(*part), stored))
-        rank_trees = [rank_tree for _, _, rank_tree in parts]
+        rank_trees = [rank_tree for _, _, rank_tree in parts] if job.rank_trees is None else job.rank_trees
         return manifest_of(plan, self._way, job.tree, rank_trees, entered)
-
-    def forget(self, now_seconds: float) -> None:
-        """Remove, on rank 0, the snapshots that nobody wants any more. Raises: DataError if one cannot be removed."""
-        for step in to_forget(self._catalog.stored(self._number), self._keep, now_seconds):
-            try:
-                self._catalog.delete(self._number, step)
-            except PenstockError as error:
-                raise type(error)(
-                    f"a snapshot that is not wanted any more could not be removed: {error}"
-                ) from error
-
-    def delete(self, step: int) -> None:
-        """Remove a snapshot, on rank 0. Raises: ConfigError if there is none, or others need it; DataError."""
-        self.open_for_writing()
-        if not self._catalog.copies(step):
-            raise ConfigError(self._catalog.missing(step))
-        needing = dependents(self._catalog.stored(self._number), step)
-        if needing:
-            raise ConfigError(
-                f"step {step} cannot be deleted: step {', '.join(map(str, needing))} "
-                f"{'is' if len(needing) == 1 else 'are'} stored as differences to it; delete them first"
-            )
-        self._catalog.delete(self._number, step)
-
-    def close(self) -> None:
-        """Let go of the folder and of the memory."""
-        self.held = None
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-        self._is_ready = False
 
 
 def _cut_short(waves: Iterable[Sequence[Piece]], kept_mantissa_bits: int) -> Iterator[Sequence[Piece]]:

@@ -1,0 +1,177 @@
+"""Draining: what was committed to the fast tier is copied to the slow one while training goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+
+import numpy as np
+
+from penstock.checkpoint.catalog import Catalog, open_way
+from penstock.checkpoint.codecs.codec import BLOCK_VALUES
+from penstock.checkpoint.manifest import Manifest, Stored
+from penstock.checkpoint.reading import Chain
+from penstock.checkpoint.recipe import Plan
+from penstock.checkpoint.staging import StagingArea
+from penstock.checkpoint.upkeep import Upkeep
+from penstock.checkpoint.writer import Job, SnapshotWriter
+from penstock.checkpoint.writing import Piece, Scratch
+from penstock.errors import PenstockError
+from penstock.flow.ordered import Workers
+
+#: Read from the fast tier at a time.
+_WAVE_BYTES = 16 << 20
+
+
+class Drainer:
+    """Copies snapshots to the slow tier, one after the other, on a thread that is there while something waits.
+
+    It re-encodes them on the way: whole where they were committed, differences where they stay.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        upkeep: Upkeep,
+        writer: SnapshotWriter,
+        threads: int,
+        report: Callable[[str], None],
+    ) -> None:
+        """writer: of the slow tier, used by nobody else. report: is told one line for each snapshot."""
+        self._catalog = catalog
+        self._upkeep = upkeep
+        self._writer = writer
+        self._threads = threads
+        self._report = report
+        #: guards what follows
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_stopping = False
+        self._error: PenstockError | None = None
+
+    def go_on(self) -> None:
+        """Drain what waits, if nobody does already."""
+        with self._changed:
+            if self._thread is None and not self._is_stopping and self._error is None:
+                self._thread = threading.Thread(target=self._run, name="penstock-drain")
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Return once nothing waits any more. Raises: what a drain failed with."""
+        with self._changed:
+            while self._thread is not None:
+                self._changed.wait()
+        self.raise_error()
+
+    def stop(self) -> None:
+        """Begin no other drain, and return once the one that is under way has ended."""
+        with self._changed:
+            self._is_stopping = True
+            while self._thread is not None:
+                self._changed.wait()
+
+    def raise_error(self) -> None:
+        """Raise what a drain failed with, once; the next `go_on` tries again."""
+        with self._changed:
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self) -> None:
+        error: PenstockError | None = None
+        try:
+            while True:
+                step = self._upkeep.next_to_drain(time.time())
+                with self._changed:
+                    if step is None or self._is_stopping:
+                        return
+                self._drain(step)
+        except PenstockError as failure:
+            failure.add_note("while a snapshot was drained to the slow tier; it is whole on the fast one")
+            error = failure
+        finally:
+            with self._changed:
+                self._error = error
+                self._thread = None
+                self._changed.notify_all()
+
+    def _drain(self, step: int) -> None:
+        self._upkeep.hold([step])
+        try:
+            begin_seconds = time.monotonic()
+            with closing(open_way(self._catalog, self._catalog.ways(step)[0])) as chain:
+                manifest = chain.manifest
+                job = Job(
+                    step,
+                    begin_seconds,
+                    [stored.layout for stored in manifest.tensors],
+                    manifest.tree,
+                    None,
+                    StagingArea(),
+                    FromChain(chain),
+                    plan=Plan(step, manifest.uid, manifest.created_seconds, (), None),
+                    rank_trees=manifest.rank_trees,
+                )
+                job.is_copied.set()
+                # They begin here, for the writer ends them.
+                self._writer.begin(job, job.layouts)
+                saved = self._writer.write(job, Workers(self._threads, f"penstock-drain-{step}"))
+            self._report(f"{saved.told('drained')} to {saved.tier}")
+        finally:
+            self._upkeep.let_go([step])
+
+
+class FromChain:
+    """The tensors of a stored snapshot in waves, each read when it is asked for."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        self._scratch = Scratch()
+
+    def take(self) -> Iterator[Sequence[Piece]]:
+        """Yield the tensors in pieces, valid until the next are asked for. Raises: FormatError, DataError."""
+        area = np.empty(0, np.uint8)
+        for cuts in _waves(self._chain.manifest):
+            needed = sum(place.stop - place.start for _, place in cuts)
+            if area.size < needed:
+                area = np.empty(needed, np.uint8)
+            pieces = []
+            used = 0
+            for stored, place in cuts:
+                block_bytes = BLOCK_VALUES * stored.layout.dtype.item_bytes
+                data = area[used : used + place.stop - place.start]
+                for begin in range(0, data.size, block_bytes):
+                    number = (place.start + begin) // block_bytes
+                    out = data[begin : begin + block_bytes]
+                    self._chain.read_block(stored, number, out, self._scratch)
+                pieces.append(Piece(stored.layout, place.start // block_bytes, data))
+                used += data.size
+            yield pieces
+
+    def give_up(self) -> None:
+        """Nothing is read ahead."""
+
+
+def _waves(manifest: Manifest) -> Iterator[list[tuple[Stored, slice]]]:
+    """Yield the tensors of a snapshot, cut between blocks, in waves of about `_WAVE_BYTES`."""
+    wave: list[tuple[Stored, slice]] = []
+    room = 0
+    for stored in manifest.tensors:
+        nbytes = stored.layout.nbytes
+        block_bytes = BLOCK_VALUES * stored.layout.dtype.item_bytes
+        begin = 0
+        while True:
+            blocks = max(1, (_WAVE_BYTES - room) // block_bytes)
+            end = min(nbytes, begin + blocks * block_bytes)
+            wave.append((stored, slice(begin, end)))
+            room += end - begin
+            begin = end
+            if room >= _WAVE_BYTES:
+                yield wave
+                wave, room = [], 0
+            if begin == nbytes:
+                break
+    if wave:
+        yield wave

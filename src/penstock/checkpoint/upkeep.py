@@ -1,0 +1,159 @@
+"""Does what retention and the burst buffer's rules decide: which copies go, and where a new snapshot goes."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from penstock.checkpoint.catalog import Catalog
+from penstock.checkpoint.local import LocalTier
+from penstock.checkpoint.lock import WriterLock
+from penstock.errors import ConfigError, PenstockError
+from penstock.policy.draining import TwoTiers, admit, to_drain, to_forget_fast, to_forget_slow
+from penstock.policy.keeping import Keep, dependents, to_forget
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a new snapshot goes. why_not_nearer: what to say if not to the nearest tier, or ""."""
+
+    tier: int
+    why_not_nearer: str = ""
+
+
+class Upkeep:
+    """The tiers of one store, on rank 0: one tier, or a fast one (0) and a slow one (1).
+
+    Used by the threads of saves and drains. What one of them needs it names (`hold`), and no other removes it.
+    """
+
+    def __init__(self, catalog: Catalog, keep: Keep, fast_bytes: int | None) -> None:
+        """fast_bytes: for snapshots on the fast tier; None: what is free there."""
+        self._catalog = catalog
+        self._keep = keep
+        self._fast_bytes = fast_bytes
+        #: guards all below, and the order of what is removed
+        self._deciding = threading.RLock()
+        self._locks: list[WriterLock] = []
+        self._is_open = False
+        #: How many times each step is held.
+        self._held: Counter[int] = Counter()
+
+    def open_for_writing(self) -> None:
+        """Take the folders' locks, remove what unfinished saves left, and look at what there is; once.
+
+        Raises: ConfigError if another process writes there; DataError.
+        """
+        with self._deciding:
+            if self._is_open:
+                return
+            try:
+                for tier in self._catalog.tiers:
+                    if isinstance(tier, LocalTier):
+                        self._locks.append(WriterLock(tier.path))
+                for tier in self._catalog.tiers:
+                    tier.sweep()
+                self._catalog.look()
+            except BaseException:
+                self.close()
+                raise
+            self._is_open = True
+
+    def hold(self, steps: Iterable[int]) -> None:
+        """Have the snapshots of these steps stay until they are let go of."""
+        with self._deciding:
+            self._held.update(steps)
+
+    def let_go(self, steps: Iterable[int]) -> None:
+        """Take back a `hold`."""
+        with self._deciding:
+            self._held.subtract(steps)
+
+    def place(self, new_bytes: int) -> Place:
+        """Return where a snapshot of at most so many bytes goes, once there is room. Raises: DataError."""
+        if len(self._catalog.tiers) == 1:
+            return Place(0)
+        fast = self._catalog.tiers[0]
+        with self._deciding:
+            tiers = self._tiers(nearest=0)
+            capacity_bytes = self._fast_bytes
+            if capacity_bytes is None:
+                free_bytes = fast.free_bytes()
+                capacity_bytes = sum(tiers.fast_bytes.values())
+                capacity_bytes += new_bytes if free_bytes is None else free_bytes
+            admission = admit(tiers, capacity_bytes, new_bytes, in_use=self._in_use)
+            if not admission.to_fast:
+                return Place(1, f"{fast.name} has no room for it")
+            self._delete(0, admission.forget)
+            return Place(0)
+
+    def forget(self, now_seconds: float) -> None:
+        """Remove the copies that nobody wants any more. Raises: DataError if one cannot be removed."""
+        with self._deciding:
+            if len(self._catalog.tiers) == 1:
+                stored = self._catalog.stored(0)
+                self._delete(0, to_forget(stored, self._keep, now_seconds, in_use=self._in_use))
+                return
+            # Each tier by what its own copies need: a difference on the slow one is whole on the fast one.
+            slow = to_forget_slow(self._tiers(nearest=1), self._keep, now_seconds, in_use=self._in_use)
+            fast = to_forget_fast(self._tiers(nearest=0), self._keep, now_seconds, in_use=self._in_use)
+            self._delete(0, fast)
+            self._delete(1, slow)
+
+    def next_to_drain(self, now_seconds: float) -> int | None:
+        """Return the step to copy to the slow tier next; None where nothing waits."""
+        if len(self._catalog.tiers) == 1:
+            return None
+        with self._deciding:
+            return next(iter(to_drain(self._tiers(nearest=0), self._keep, now_seconds)), None)
+
+    def delete(self, step: int) -> None:
+        """Remove all copies of a snapshot. Raises: ConfigError if there is none, or others need it; DataError."""
+        with self._deciding:
+            copies = self._catalog.copies(step)
+            if not copies:
+                raise ConfigError(self._catalog.missing(step))
+            for copy in copies:
+                needing = dependents(self._catalog.stored(copy.tier), step)
+                if needing:
+                    raise ConfigError(
+                        f"step {step} cannot be deleted: step {', '.join(map(str, needing))} "
+                        f"{'is' if len(needing) == 1 else 'are'} stored as differences to it; delete them first"
+                    )
+            for copy in copies:
+                self._delete(copy.tier, [step])
+
+    @property
+    def _in_use(self) -> list[int]:
+        return [step for step, times in self._held.items() if times > 0]
+
+    def _delete(self, tier: int, steps: Sequence[int]) -> None:
+        for step in steps:
+            try:
+                self._catalog.delete(tier, step)
+            except PenstockError as error:
+                raise type(error)(f"a snapshot that is to go could not be removed: {error}") from error
+
+    def _tiers(self, nearest: int) -> TwoTiers:
+        """Return what is on both tiers. nearest: the tier whose copy counts where there are two good ones."""
+        fast = {one.step: one for one in self._catalog.stored(0)}
+        slow = {one.step: one for one in self._catalog.stored(1)}
+        first, second = (fast, slow) if nearest == 0 else (slow, fast)
+        merged = [
+            first[step] if step in first and (first[step].is_whole or step not in second) else second[step]
+            for step in self._catalog.steps()
+        ]
+        return TwoTiers(
+            tuple(merged),
+            {step: one.stored_bytes for step, one in fast.items()},
+            frozenset(step for step, one in slow.items() if one.is_whole or step not in fast),
+        )
+
+    def close(self) -> None:
+        """Let go of the folders; twice is harmless."""
+        for lock in self._locks:
+            lock.release()
+        self._locks = []
+        self._is_open = False
