@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import itertools
+import time
 from typing import Any
 
+from penstock.checkpoint.mail import MOST_PAUSE_SECONDS
 from penstock.errors import RankError
 
 #: A TCPStore closes the connection on a value above 8 MiB; longer letters are sent in pieces.
@@ -12,6 +16,9 @@ PIECE_BYTES = 4 << 20
 
 #: How the pieces that follow are counted, before a letter's first piece.
 _COUNT_BYTES = 4
+
+#: How long rank 0 stays at its end while nobody reads its last letters; who waits for them looks far more often.
+LINGER_SECONDS = 1.0
 
 _made = itertools.count()  # equal on all ranks, since all make their mail in the same order
 
@@ -27,13 +34,14 @@ def torch_mail() -> StoreMail:
     from torch import distributed
     from torch.distributed import distributed_c10d
 
-    store = distributed_c10d._get_default_store()
-    if hasattr(
-        store, "clone"
-    ):  # a connection of its own: one that is shared answers one thread after the other
-        store = store.clone()
-    store = distributed_c10d.PrefixStore(f"penstock/{next(_made)}", store)
-    return StoreMail(store, distributed.get_rank(), distributed.get_world_size())
+    default = distributed_c10d._get_default_store()
+    # A connection of its own, where PyTorch has that (2.8): one that is shared answers one thread after the other.
+    own = default.clone() if hasattr(default, "clone") else default
+    store = distributed_c10d.PrefixStore(f"penstock/{next(_made)}", own)
+    mail = StoreMail(store, distributed.get_rank(), distributed.get_world_size())
+    if mail.rank == 0:
+        atexit.register(_keep_until_taken, mail, default)
+    return mail
 
 
 class StoreMail:
@@ -76,6 +84,31 @@ class StoreMail:
             raise _unreachable(error) from error
         self._received[sender] += 1
         return letter
+
+    def untaken(self) -> list[int]:
+        """Return the ranks that have not received all letters from this one. Raises: RankError."""
+        try:
+            return [
+                rank
+                for rank, sent in enumerate(self._sent)
+                if sent and self._store.check([f"{self.rank}>{rank}/{sent - 1}"])
+            ]
+        except RuntimeError as error:
+            raise _unreachable(error) from error
+
+
+def _keep_until_taken(mail: StoreMail, server: Any) -> None:
+    """Stay until all have read what rank 0 wrote: the store may live in this process, and its letters end with it.
+
+    server: keeps the store running, which the end of the process group would close.
+    """
+    with contextlib.suppress(RankError):
+        untaken, last_taken = mail.untaken(), time.monotonic()
+        while untaken and time.monotonic() - last_taken < LINGER_SECONDS:
+            time.sleep(MOST_PAUSE_SECONDS)
+            before, untaken = untaken, mail.untaken()
+            if untaken != before:
+                last_taken = time.monotonic()
 
 
 def _unreachable(error: RuntimeError) -> RankError:

@@ -1,0 +1,96 @@
+"""Letters in a store of torch.distributed, within one process."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from torch._C._distributed_c10d import TCPStore
+
+from penstock.checkpoint import mail_torch
+from penstock.checkpoint.mail_torch import PIECE_BYTES, StoreMail
+from penstock.errors import RankError
+
+
+def open_store() -> Any:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _event_loop() -> None:
+    """Let PyTorch open the pipes of its event loop, which live as long as the process."""
+    open_store()
+
+
+@pytest.mark.parametrize(
+    "nbytes", [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES, 9_500_000]
+)
+def test_letters_of_any_length_arrive_in_order_and_leave_nothing_in_the_store(nbytes: int) -> None:
+    """A TCPStore breaks the connection on a value above 8 MiB."""
+    store = open_store()
+    keys = store.num_keys()
+    sender, receiver = StoreMail(store, 1, 3), StoreMail(store, 2, 3)
+    letter = (b"0123456789abcdef" * (nbytes // 16 + 1))[:nbytes]
+
+    sender.send(2, letter)
+    sender.send(2, b"second")
+
+    assert sender.untaken() == [2]
+    assert receiver.receive(0) is None
+    assert receiver.receive(1) == letter
+    assert receiver.receive(1) == b"second"
+    assert receiver.receive(1) is None
+    assert sender.untaken() == []
+    assert store.num_keys() == keys
+
+
+def test_a_store_that_is_gone_is_told_in_words_of_ours() -> None:
+    """Rank 0, whose process keeps it, was killed."""
+    server = open_store()
+    client = TCPStore("127.0.0.1", server.port, is_master=False)
+    mail = StoreMail(client, 1, 2)
+    mail.send(0, b"while it is there")
+    del server
+
+    # In this order: the first letter to a closed connection is lost without a word, and missed by who waits for it.
+    for use in (lambda: mail.receive(0), lambda: mail.send(0, b"x"), mail.untaken):
+        with pytest.raises(
+            RankError, match=r"the store of torch\.distributed, which rank 0 or the launcher keeps"
+        ):
+            use()
+
+
+def test_the_last_letters_of_rank_0_are_kept_until_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 raises what all ranks should raise, and its process ends: the store, and the answer, must not yet."""
+    store = open_store()
+    first, second = StoreMail(store, 0, 2), StoreMail(store, 1, 2)
+    first.send(1, b"the commit failed")
+    looks = []
+
+    def read_at_the_third_look(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            assert second.receive(0) == b"the commit failed"
+
+    monkeypatch.setattr(time, "sleep", read_at_the_third_look)
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    mail_torch._keep_until_taken(first, store)
+
+    assert len(looks) == 3
+
+
+def test_letters_to_a_rank_that_is_gone_do_not_keep_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store()
+    first = StoreMail(store, 0, 2)
+    first.send(1, b"the commit failed")
+    now = [0.0]
+
+    def pass_time(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "sleep", pass_time)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    mail_torch._keep_until_taken(first, store)
+
+    assert now[0] == pytest.approx(mail_torch.LINGER_SECONDS, abs=0.06)

@@ -1,0 +1,310 @@
+"""What ranks agree on, over letters in memory: each rank is a thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from penstock.checkpoint import mail as mail_module
+from penstock.checkpoint.mail import NoMail, mail_of_this_job
+from penstock.checkpoint.ranks import SIGNS_PER_TIMEOUT, Ranks, alone, ranks_of_this_job
+from penstock.errors import ConfigError, DataError, RankError, WaitTimeout
+
+
+class Office:
+    """The letters of all ranks, in memory."""
+
+    def __init__(self, size: int) -> None:
+        self.boxes: dict[tuple[int, int], deque[bytes]] = {
+            (sender, to): deque() for sender in range(size) for to in range(size)
+        }
+        self.size = size
+        self.sent = [0] * size
+        self.changed = threading.Condition()
+
+    def wait_until_sent(self, letters: int, by: list[int]) -> None:
+        """Return once each of these ranks has sent so many letters, whoever took them."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: all(self.sent[rank] >= letters for rank in by), 30)
+
+    def mail(self, rank: int) -> OfficeMail:
+        return OfficeMail(self, rank)
+
+
+class OfficeMail:
+    def __init__(self, office: Office, rank: int) -> None:
+        self.rank = rank
+        self.size = office.size
+        self.office = office
+
+    def send(self, to: int, letter: bytes) -> None:
+        self.office.boxes[self.rank, to].append(letter)
+        with self.office.changed:
+            self.office.sent[self.rank] += 1
+            self.office.changed.notify_all()
+
+    def receive(self, sender: int) -> bytes | None:
+        box = self.office.boxes[sender, self.rank]
+        return box.popleft() if box else None
+
+
+def run(
+    size: int, part: Callable[[Ranks], Any], timeout_seconds: float = 30, office: Office | None = None
+) -> list[Any]:
+    """Return what each rank's part returns or raises."""
+    office = office or Office(size)
+
+    def one(rank: int) -> Any:
+        try:
+            return part(Ranks(office.mail(rank), timeout_seconds=timeout_seconds))
+        except BaseException as error:
+            return error
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(one, range(size)))
+
+
+# -- Errors keep their kind, and their cause where they happened --
+
+
+def test_an_error_of_ours_is_of_the_same_kind_on_every_rank() -> None:
+    """A full disk on rank 1: handlers of DataError work whatever the number of ranks."""
+    cause = DataError("/scratch is full")
+
+    def part(ranks: Ranks) -> None:
+        def write() -> None:
+            if ranks.rank == 1:
+                raise cause
+
+        ranks.together("writing step 300", write)
+
+    errors = run(3, part)
+
+    assert [type(error) for error in errors] == [DataError] * 3
+    assert {str(error) for error in errors} == {"rank 1 of 3, writing step 300: /scratch is full"}
+    assert [error.__cause__ for error in errors] == [None, cause, None]
+
+
+def test_every_rank_that_failed_is_named_and_many_are_counted() -> None:
+    def part(ranks: Ranks) -> None:
+        def write() -> None:
+            raise ValueError(f"wrong on {ranks.rank}")
+
+        ranks.together("writing", write)
+
+    errors = run(10, part)
+
+    assert all(type(error) is RankError for error in errors)
+    assert str(errors[9]).startswith("rank 0 of 10, writing: ValueError: wrong on 0; rank 1 of 10")
+    assert str(errors[9]).endswith("rank 7 of 10, writing: ValueError: wrong on 7; and 2 more ranks")
+
+
+def test_what_is_no_json_fails_on_every_rank_and_not_between() -> None:
+    def part(ranks: Ranks) -> None:
+        ranks.all_gather("layouts", object() if ranks.rank == 1 else 1)
+
+    errors = run(2, part)
+
+    assert all(isinstance(error, RankError) for error in errors)
+    assert "rank 1 of 2, layouts: TypeError: Object of type object is not JSON serializable" in str(errors[0])
+
+
+def test_a_failure_while_rank_0_decides_is_raised_everywhere() -> None:
+    def part(ranks: Ranks) -> None:
+        def commit(values: list[int]) -> None:
+            raise DataError("the manifest cannot be written")
+
+        ranks.together("the commit of step 7", lambda: 1, commit)
+
+    errors = run(3, part)
+
+    assert [type(error) for error in errors] == [DataError] * 3
+    assert str(errors[2]) == "rank 0 of 3, the commit of step 7: the manifest cannot be written"
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_a_rank_that_is_interrupted_says_so_and_is_not_kept(leaver: int) -> None:
+    """Ctrl-C on one rank only: it must not wait for the others, nor they a minute for it."""
+
+    def part(ranks: Ranks) -> None:
+        def write() -> None:
+            if ranks.rank == leaver:
+                raise KeyboardInterrupt
+
+        ranks.together("writing", write)
+
+    errors = run(3, part)
+
+    assert type(errors[leaver]) is KeyboardInterrupt
+    for rank in {0, 1, 2} - {leaver}:
+        assert type(errors[rank]) is RankError
+        assert f"rank {leaver} of 3 left writing: KeyboardInterrupt" in str(errors[rank])
+
+
+def test_ranks_at_different_places_are_told_instead_of_given_each_others_values() -> None:
+    def part(ranks: Ranks) -> None:
+        ranks.all_gather("the commit of step 300" if ranks.rank != 2 else "the listing", 1)
+
+    errors = run(4, part)
+
+    assert all(type(error) is RankError for error in errors)
+    assert "rank 0 of 4 is at the commit of step 300, rank 2 at the listing" in str(errors[3])
+
+
+# -- Who does not come --
+
+
+def test_a_missing_rank_is_named_on_every_rank_that_came_and_on_it_when_it_comes() -> None:
+    office = Office(4)
+    late = threading.Event()
+    came = []
+
+    def part(ranks: Ranks) -> Any:
+        if ranks.rank == 2:
+            late.wait(30)
+        if ranks.rank == 0:
+            office.wait_until_sent(1, by=[1, 3])
+        try:
+            ranks.all_gather("the commit of step 300", ranks.rank)
+        except WaitTimeout as error:
+            came.append(ranks.rank)
+            if len(came) == 3:
+                late.set()
+            first = error
+        return first, ranks.all_gather("the next exchange", ranks.rank)
+
+    answers = run(4, part, timeout_seconds=1, office=office)
+
+    expected = "rank 2 of 4 did not arrive at the commit of step 300 within 1 s"
+    assert all(str(error).startswith(expected) for error, _ in answers)
+    assert [values for _, values in answers] == [[0, 1, 2, 3]] * 4
+
+
+def test_a_missing_rank_0_is_named_by_the_others_and_fails_when_it_comes() -> None:
+    """It must not decide for ranks that have gone: those gave up, and said so."""
+    gone = threading.Semaphore(0)
+    decided: list[list[int]] = []
+
+    def part(ranks: Ranks) -> None:
+        if ranks.rank == 0:
+            gone.acquire(timeout=30)
+            gone.acquire(timeout=30)
+            ranks.together("the commit", lambda: 1, decided.append)
+        try:
+            ranks.all_gather("the commit", 1)
+        finally:
+            gone.release()
+
+    errors = run(3, part, timeout_seconds=0.1)
+
+    assert [type(error) for error in errors] == [WaitTimeout] * 3
+    assert str(errors[1]).startswith("rank 0 of 3 did not arrive at the commit within 0.1 s")
+    assert decided == []
+
+
+def test_a_rank_that_works_for_longer_than_the_time_out_is_not_missing() -> None:
+    """One rank writes a hundred gigabytes, and then rank 0 takes its time to commit."""
+    office = Office(2)
+    more_than_a_time_out = SIGNS_PER_TIMEOUT + 2
+
+    def part(ranks: Ranks) -> Any:
+        def write() -> int:
+            if ranks.rank == 1:
+                office.wait_until_sent(more_than_a_time_out, by=[1])
+            return 1 + ranks.rank
+
+        def commit(values: list[int]) -> int:
+            office.wait_until_sent(office.sent[0] + more_than_a_time_out, by=[0])
+            return sum(values)
+
+        return ranks.together("the commit", write, commit)
+
+    assert run(2, part, timeout_seconds=1, office=office) == [3, 3]
+
+
+def test_a_rank_that_dies_while_it_works_is_named() -> None:
+    """Its signs of life end: the time-out counts from the last."""
+    ended = threading.Event()
+
+    class Dying(OfficeMail):
+        def send(self, to: int, letter: bytes) -> None:
+            if not ended.is_set():
+                super().send(to, letter)
+            ended.set()  # after its first sign
+
+    office = Office(2)
+
+    def one(rank: int) -> Any:
+        mail = Dying(office, 1) if rank == 1 else office.mail(0)
+        try:
+            return Ranks(mail, timeout_seconds=0.6).together("writing", lambda: rank == 1 and ended.wait(30))
+        except WaitTimeout as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(one, range(2)))
+    assert answers[0].startswith("rank 1 of 2 did not arrive at writing within 0.6 s")
+
+
+# -- Alone, and which job this is --
+
+
+def test_a_rank_alone_gets_its_own_error_as_it_is() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        alone().together("writing", fail)
+
+
+def test_values_come_back_as_json_also_where_there_is_but_one_rank() -> None:
+    assert alone().all_gather("layouts", (1, "two")) == [[1, "two"]]
+    assert alone().ask_first("the folder", lambda: ("a",)) == ["a"]
+
+
+def test_exchanges_do_not_nest() -> None:
+    ranks = alone()
+
+    with pytest.raises(AssertionError, match="do not nest"):
+        ranks.together("outer", lambda: ranks.all_gather("inner", 1))
+    assert ranks.all_gather("afterwards", 1) == [1]
+
+
+def test_a_time_out_of_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="timeout_seconds is 0"):
+        Ranks(NoMail(), timeout_seconds=0)
+
+
+def test_a_process_that_no_launcher_started_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in mail_module._LAUNCHERS:
+        monkeypatch.delenv(variable, raising=False)
+
+    assert ranks_of_this_job().size == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "remedy"),
+    [("WORLD_SIZE", "init_process_group"), ("PMI_SIZE", "mpi4py"), ("OMPI_COMM_WORLD_SIZE", "mpi4py")],
+)
+def test_one_of_several_processes_that_knows_no_other_is_told(
+    monkeypatch: pytest.MonkeyPatch, variable: str, remedy: str
+) -> None:
+    """Else each rank would take itself for the whole job, and all would write one store."""
+    for name in mail_module._LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(os.environ, variable, "4")
+
+    with pytest.raises(ConfigError, match=rf"{variable} is 4.*{remedy}"):
+        mail_of_this_job()
+
+
+def test_a_launcher_of_one_process_leaves_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+
+    assert mail_of_this_job().size == 1
