@@ -26,8 +26,8 @@ from penstock.checkpoint.tier import Reader, Writer
 from penstock.errors import FormatError
 
 VERSION = 1
-#: One block: 40 bytes. `stored` and `raw` are lengths in the file and decoded; `checksum` and `raw_checksum` the
-#: xxh3-64 of these bytes.
+#: One block: 40 bytes. `stored` and `raw` are lengths in the file and decoded; `checksum` is the xxh3-64 of the
+#: former bytes, `raw_checksum` the low half of the xxh3-128 of the latter, by which equal blocks are found, too.
 BLOCK = np.dtype(
     [
         ("offset", "<u8"),
@@ -44,6 +44,7 @@ _HEADER = struct.Struct("<8sII16s")
 _FOOTER = struct.Struct("<QQ16s")
 _FOOTER_BYTES = _FOOTER.size + 8 + 16
 _LARGEST_ITEM_BYTES = 16
+_LOW_64 = 2**64 - 1
 
 
 class TornError(FormatError):
@@ -67,6 +68,16 @@ def checksum_of(data: Bytes) -> int:
     return xxhash.xxh3_64_intdigest(data.data)
 
 
+def hash_of(raw: Bytes) -> int:
+    """Return the hash of a block's decoded bytes, below 2**128."""
+    return xxhash.xxh3_128_intdigest(raw.data)
+
+
+def raw_checksum_of(raw: Bytes) -> int:
+    """Return the checksum of a block's decoded bytes, below 2**64."""
+    return hash_of(raw) & _LOW_64
+
+
 class PartWriter:
     """Writes one part file. Owned by one thread."""
 
@@ -82,11 +93,11 @@ class PartWriter:
         """Return how many blocks were appended."""
         return len(self._rows)
 
-    def append(self, kind: Kind, payload: Bytes, checksum: int, raw_bytes: int, raw_checksum: int) -> None:
-        """Append a block. Raises: DataError naming the file."""
+    def append(self, kind: Kind, payload: Bytes, checksum: int, raw_bytes: int, raw_hash: int) -> None:
+        """Append a block. raw_hash: `hash_of` its decoded bytes. Raises: DataError naming the file."""
         if payload.size:
             self._writer.write(payload)
-        row = (self._offset, checksum, raw_checksum, payload.size, raw_bytes, int(kind), b"")
+        row = (self._offset, checksum, raw_hash & _LOW_64, payload.size, raw_bytes, int(kind), b"")
         self._rows.append(row)
         self._offset += payload.size
 
@@ -159,7 +170,7 @@ class PartReader:
         payload = np.empty(int(row["stored"]), np.uint8)
         if payload.size:
             self._reader.read_into(int(row["offset"]), payload)
-        self._check(payload, int(row["checksum"]), block, "as stored")
+        self._check(checksum_of(payload), int(row["checksum"]), block, "as stored")
         return payload
 
     def read_stored(self, block: int, out: Bytes) -> None:
@@ -167,14 +178,14 @@ class PartReader:
         row = self.table[block]
         if out.size:
             self._reader.read_into(int(row["offset"]), out)
-        self._check(out, int(row["checksum"]), block, "as stored")
+        self._check(checksum_of(out), int(row["checksum"]), block, "as stored")
 
     def check_raw(self, block: int, raw: Bytes) -> None:
         """Check a block's decoded bytes. Raises: FormatError."""
-        self._check(raw, int(self.table[block]["raw_checksum"]), block, "as decoded")
+        self._check(raw_checksum_of(raw), int(self.table[block]["raw_checksum"]), block, "as decoded")
 
-    def _check(self, data: Bytes, checksum: int, block: int, how: str) -> None:
-        if checksum_of(data) != checksum:
+    def _check(self, found: int, checksum: int, block: int, how: str) -> None:
+        if found != checksum:
             row = self.table[block]
             raise FormatError(
                 f"{self.where} is damaged: block {block} (bytes {row['offset']} to "

@@ -34,6 +34,7 @@ from penstock.checkpoint.throttle import CappedTier
 from penstock.checkpoint.tier import Tier
 from penstock.checkpoint.tree import Framework, read_tree
 from penstock.checkpoint.upkeep import Upkeep
+from penstock.checkpoint.wire import messages
 from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.errors import ConfigError, DataError, FormatError, LoaderClosed
 from penstock.flow.cpus import available_cpus
@@ -445,6 +446,20 @@ class SnapshotStore:
                 destinations[layout.name].finish()
         per_rank = own.state()[f"rank {self._ranks.rank}"] if own else None
         return Restored(manifest.step, loading.state(), loading.not_loaded, loading.not_found, per_rank)
+
+    def refresh(
+        self, from_step: int | None, to_step: int | None = None, *, only: Iterable[str] | None = None
+    ) -> Iterator[bytes]:
+        """Yield messages that turn the tensors of one snapshot into those of another, for `Refresher.apply`.
+
+        from_step: of the tensors as they are; None: nobody knows. to_step: of what they shall be; None: the last.
+        only: names or patterns such as "model/*" of what is sent; None: all.
+
+        Raises: ConfigError if there is no such snapshot; FormatError, DataError if one is damaged.
+        """
+        self._check_open()
+        self._finish()
+        return messages(self._catalog, from_step, self._candidates(to_step, fallback=False)[0], only)
 
     # -- Looking after ---------------------------------------------------------------------------------------
 

@@ -7,11 +7,10 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import xxhash
 
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, SLACK_BYTES, Coder, Kind, Pair, blocks_of
 from penstock.checkpoint.manifest import Stored
-from penstock.checkpoint.parts import PartWriter, checksum_of
+from penstock.checkpoint.parts import PartWriter, checksum_of, hash_of
 from penstock.checkpoint.tensors import Bytes, Layout, Tensor
 from penstock.flow.ordered import Workers
 
@@ -20,7 +19,6 @@ _GROUP_BYTES = 1 << 20
 _GROUP_BLOCKS = 64
 #: A block is looked for among those before it from that size on; a reference to one takes 8 bytes.
 _SMALLEST_REPLICA_BYTES = 64
-_LOW_64 = 2**64 - 1
 
 
 class References(Protocol):
@@ -168,7 +166,7 @@ class TensorWriter:
             if first != here:
                 kind, payload = Kind.REPLICA, np.frombuffer(first.to_bytes(8, "little"), np.uint8)
                 checksum = checksum_of(payload)
-        self._writer.append(kind, payload, checksum, block.values.size, made.raw_hash & _LOW_64)
+        self._writer.append(kind, payload, checksum, block.values.size, made.raw_hash)
 
     def _encode(self, group: list[_Block]) -> tuple[list[_Block], list[_Encoded], _Room]:
         try:
@@ -183,7 +181,7 @@ class TensorWriter:
         used = 0
         for block in group:
             values = block.values
-            raw_hash = xxhash.xxh3_128_intdigest(values.data)
+            raw_hash = hash_of(values)
             kind, payload = Kind.STORED, values
             if self._coder is not None:
                 reference = None
