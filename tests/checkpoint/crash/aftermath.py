@@ -26,18 +26,19 @@ def check_aftermath(subject: Subject, folder: Path, reported: list[int], next_st
     """
     store = _told("the store does not open", lambda: subject.open(folder))
     try:
-        _check_kept(subject, store, reported)
+        _check_whole(subject, store, folder, reported)
         _told("the next save fails", lambda: store.save(next_step, subject.state(next_step)))
-        _check_kept(subject, store, [*reported, next_step])
-        steps = store.steps()
+        _check_whole(subject, store, folder, [*reported, next_step])
     finally:
         store.close()
-    if left := subject.leftovers(folder, steps):
+    if left := subject.leftovers(folder, subject.steps(folder)):
         raise Lost(f"the space of what is no snapshot did not come back: {sorted(left)}")
 
 
 def check_trial(subject: Subject, folder: Path, trial: Trial, steps: list[int]) -> None:
     """Check what a series of saves that met a fault reported and left. Raises: Lost."""
+    for place, visible in enumerate(trial.seen):
+        _check_kept(subject, visible, trial.saved[: place + 1])
     if trial.was_killed:
         check_aftermath(subject, folder, trial.saved, steps[-1] + 1)
         return
@@ -58,17 +59,22 @@ def _names_a_file(message: str, folder: Path) -> bool:
     return any(path.startswith(str(folder)) or folder.is_relative_to(path) for path in paths)
 
 
-def _check_kept(subject: Subject, store: OpenStore, reported: list[int]) -> None:
-    """Check that the store restores what it lists, and lists what it must.
-
-    An unreported snapshot may be there if it is whole. Retention may have acted once it was; hence the latest of all.
-    """
-    visible = _told("the snapshots cannot be listed", store.steps)
-    latest = sorted({*visible, *reported})[-subject.keep :]
+def _check_whole(subject: Subject, store: OpenStore, folder: Path, reported: list[int]) -> None:
+    """Check that the store restores what is visible, bit for bit, and that what must be is."""
+    visible = subject.steps(folder)
     for step in visible:
         restored = _told(f"the snapshot of step {step} is listed and damaged", partial(store.restore, step))
         if dict(restored) != dict(subject.state(step)):
             raise Lost(f"step {step} is restored as something else than was saved")
+    _check_kept(subject, visible, reported)
+
+
+def _check_kept(subject: Subject, visible: list[int], reported: list[int]) -> None:
+    """Check that the latest snapshots that were reported saved are there.
+
+    An unreported one may be there too, and retention may have acted once it was; hence the latest of all.
+    """
+    latest = sorted({*visible, *reported})[-subject.keep :]
     for step in reported:
         if step in latest and step not in visible:
             raise Lost(f"step {step} was reported saved and is gone; there are {visible}")

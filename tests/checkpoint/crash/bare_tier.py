@@ -27,6 +27,9 @@ class TierSubject:
     def open(self, folder: Path) -> TierStore:
         return TierStore(LocalTier(folder), self.keep)
 
+    def steps(self, folder: Path) -> list[int]:
+        return _steps(LocalTier(folder))
+
     def leftovers(self, folder: Path, steps: list[int]) -> list[str]:
         explained = {_name(step) for step in steps}
         return [name for name in os.listdir(folder) if name not in explained]
@@ -41,9 +44,6 @@ class TierStore:
 
     def close(self) -> None:
         pass
-
-    def steps(self) -> list[int]:
-        return [int(name.removeprefix(STEP)) for name in self._tier.folders()]
 
     def restore(self, step: int) -> State:
         names = json.loads(self._tier.read(_name(step), MANIFEST))
@@ -71,8 +71,12 @@ class TierStore:
         except OSError:
             draft.abort()
             raise
-        for old in self.steps()[: -self._keep]:
+        for old in _steps(self._tier)[: -self._keep]:
             self._tier.delete(_name(old))
+
+
+def _steps(tier: LocalTier) -> list[int]:
+    return [int(name.removeprefix(STEP)) for name in tier.folders()]
 
 
 def _name(step: int) -> str:

@@ -62,7 +62,13 @@ class StandInSubject:
         return {"weights": generator.bytes(9_000), "moments": generator.bytes(300)}
 
     def open(self, folder: Path) -> StandIn:
-        return StandIn(folder, self.keep, self.broken)
+        return StandIn(folder, self)
+
+    def steps(self, folder: Path) -> list[int]:
+        names = [name for name in os.listdir(folder) if name.startswith(STEP)]
+        if self.broken in (Broken.MANIFEST_FIRST, Broken.DELETE_IN_PLACE, Broken.IN_PLACE):
+            names = [name for name in names if (folder / name / MANIFEST).exists()]
+        return sorted(int(name.removeprefix(STEP)) for name in names)
 
     def leftovers(self, folder: Path, steps: list[int]) -> list[str]:
         explained = {_name(step) for step in steps}
@@ -70,16 +76,17 @@ class StandInSubject:
 
 
 class StandIn:
-    """A store of snapshots; `broken` says what it leaves out."""
+    """An open store; the subject says what it leaves out."""
 
-    def __init__(self, folder: Path, keep: int, broken: Broken) -> None:
-        self._folder, self._keep, self._broken = folder, keep, broken
+    def __init__(self, folder: Path, subject: StandInSubject) -> None:
+        self._folder, self._subject = folder, subject
+        self._keep, self._broken = subject.keep, subject.broken
         self._failed = False
         try:
             if not folder.exists():
                 folder.mkdir()
             _sync(folder.parent)  # also where an earlier process made it and died before this
-            if broken is not Broken.NEVER_SWEEPS:
+            if self._broken is not Broken.NEVER_SWEEPS:
                 for name in os.listdir(folder):
                     if name.startswith(UNFINISHED):
                         shutil.rmtree(folder / name)
@@ -88,12 +95,6 @@ class StandIn:
 
     def close(self) -> None:
         pass
-
-    def steps(self) -> list[int]:
-        names = [name for name in os.listdir(self._folder) if name.startswith(STEP)]
-        if self._broken in (Broken.MANIFEST_FIRST, Broken.DELETE_IN_PLACE, Broken.IN_PLACE):
-            names = [name for name in names if (self._folder / name / MANIFEST).exists()]
-        return sorted(int(name.removeprefix(STEP)) for name in names)
 
     def restore(self, step: int) -> State:
         folder = self._folder / _name(step)
@@ -149,7 +150,7 @@ class StandIn:
         _sync(self._folder)
 
     def _overwrite(self, step: int, state: State) -> None:
-        old = self.steps()
+        old = self._subject.steps(self._folder)
         folder = self._folder / _name(old[0] if old else step)
         folder.mkdir(exist_ok=True)
         for name, data in state.items():
@@ -176,7 +177,7 @@ class StandIn:
             os.close(descriptor)
 
     def _retain(self, keep: int) -> None:
-        steps = self.steps()
+        steps = self._subject.steps(self._folder)
         for step in steps[: max(0, len(steps) - keep)]:
             self._delete(step)
 

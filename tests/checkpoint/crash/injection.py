@@ -27,6 +27,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.checkpoint.crash.subject import subject_named
+
 ROOT = Path(__file__).parents[3]
 TIMEOUT_SECONDS = 30.0
 #: For a process that imports, and may have to compile, what a save needs.
@@ -80,6 +82,8 @@ class Trial:
 
     #: Steps that were reported saved.
     saved: list[int] = field(default_factory=list)
+    #: The steps whose snapshots were there once each of these was saved.
+    seen: list[list[int]] = field(default_factory=list)
     #: Packets of steps that were reported failed, in order; see saver.py.
     failed: list[dict[str, Any]] = field(default_factory=list)
     #: As os.waitpid has it.
@@ -184,10 +188,11 @@ class Savers:
             while "ended" not in (packet := self._receive(child, strace=strace)):
                 if "saved" in packet:
                     trial.saved.append(packet["saved"])
+                    trial.seen.append(subject_named(subject).steps(folder))
                 else:
                     trial.failed.append(packet)
                     strace.let_go()
-                    self._link.sendall(b"go")
+                self._link.sendall(b"go")
             trial.status = packet["ended"]
             strace.finish()
         if trial.status and not trial.was_killed:

@@ -34,26 +34,26 @@ class RealSubject:
     def open(self, folder: Path) -> RealStore:
         return RealStore(folder, self.scheme, self.keep)
 
+    def steps(self, folder: Path) -> list[int]:
+        """Every folder that is called as a snapshot is one that must be restored."""
+        found = (step_of(name) for name in os.listdir(folder))
+        return sorted(step for step in found if step is not None)
+
     def leftovers(self, folder: Path, steps: list[int]) -> list[str]:
         explained = {*map(folder_of, steps), *OWN}
         return [name for name in os.listdir(folder) if name not in explained]
 
 
 class RealStore:
-    """An open SnapshotStore. Every folder that is called as a snapshot is one that it must restore."""
+    """An open SnapshotStore."""
 
     def __init__(self, folder: Path, scheme: Scheme, keep: int) -> None:
-        self._folder = folder
         self._store = SnapshotStore(
             folder, keep=Keep(last=keep), scheme=scheme, snap_dis=3, threads=1, report=None
         )
 
     def save(self, step: int, state: State) -> None:
         self._store.save(step, {"model": _arrays(step), "step": step}).wait()
-
-    def steps(self) -> list[int]:
-        found = (step_of(name) for name in os.listdir(self._folder))
-        return sorted(step for step in found if step is not None)
 
     def restore(self, step: int) -> State:
         restored = self._store.restore(step)

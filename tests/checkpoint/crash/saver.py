@@ -4,8 +4,8 @@
 
 Packets are JSON. From the harness: {"subject", "warm_up": folder}, answered by {"warm": subject}; or {"subject",
 "folder", "sessions"}, then "go" to the child; back come {"child": its process}, the child's {"saved": step} and
-{"failed": step or null, "error", "message"}, and {"ended": wait status}. After a failure the child waits for another
-"go".
+{"failed": step or null, "error", "message"}, and {"ended": wait status}. After each of its own the child waits
+for another "go".
 
 Packets travel by sendto and recvfrom, which are not among the calls that faults are injected into, and a child that
 dies leaves what it has sent.
@@ -87,6 +87,7 @@ def _run_session(link: socket.socket, subject: Subject, folder: Path, states: di
                 store = subject.open(folder)
         else:
             _send(link, {"saved": step})
+            _wait_for_go(link)
     try:
         if store is not None:
             store.close()

@@ -1,4 +1,4 @@
-"""What is put to the test: a store of snapshots, seen as five calls, found by its name in any process."""
+"""What is put to the test: a store of snapshots, seen as a few calls, found by its name in any process."""
 
 from __future__ import annotations
 
@@ -17,10 +17,6 @@ class OpenStore(Protocol):
 
     def save(self, step: int, state: State) -> None:
         """Return once the snapshot would outlive a loss of power, and retention has acted."""
-        ...
-
-    def steps(self) -> list[int]:
-        """Return the steps of the snapshots that it would restore, ascending."""
         ...
 
     def restore(self, step: int) -> State:
@@ -46,6 +42,10 @@ class Subject(Protocol):
 
     def open(self, folder: Path) -> OpenStore:
         """Open the store at a folder, making it where there is none."""
+        ...
+
+    def steps(self, folder: Path) -> list[int]:
+        """Return the steps of the snapshots that a store would restore, ascending."""
         ...
 
     def leftovers(self, folder: Path, steps: list[int]) -> list[str]:
