@@ -100,7 +100,8 @@ class Saving:
         self.step = step
         self._write = write
         self._report = report
-        self._saved: Saved | None = None
+        #: What was saved, once it is.
+        self.saved: Saved | None = None
         self._error: BaseException | None = None
         #: Whether the failure was raised to somebody; used by who waits.
         self._was_told = False
@@ -110,8 +111,8 @@ class Saving:
 
     def _run(self) -> None:
         try:
-            self._saved = self._write()
-            self._report(str(self._saved))
+            self.saved = self._write()
+            self._report(str(self.saved))
         except BaseException as error:
             self._error = error
 
@@ -131,8 +132,8 @@ class Saving:
         if self._error is not None:
             self._was_told = True
             raise self._error
-        assert self._saved is not None, "a thread that ended without an error has saved"
-        return self._saved
+        assert self.saved is not None, "a thread that ended without an error has saved"
+        return self.saved
 
     def raise_untold(self) -> None:
         """Return once it has ended. Raises: what it failed with, if nobody was told yet."""

@@ -39,9 +39,11 @@ from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.errors import ConfigError, DataError, FormatError, LoaderClosed
 from penstock.flow.cpus import available_cpus
 from penstock.flow.ordered import Workers
+from penstock.plan.saves import SaveCost, SaveSchedule, read_schedule
 from penstock.policy.keeping import Keep
 from penstock.policy.retention import Scheme
 from penstock.policy.snap_distance import SnapDistance
+from penstock.policy.space import SpaceNeeded
 
 #: The most that part files and the manifest take beside the state's bytes, for a few hundred thousand tensors.
 _TABLES_BYTES = 1 << 20
@@ -103,7 +105,8 @@ class Listed:
 
     condition: "whole", "torn" (a file is missing or ends early), "damaged", or "newer" (written by a later Penstock).
     why: what is wrong, or "". reference_step: of the snapshot that it is the difference to, or None.
-    raw_bytes, stored_bytes: of the state, and of its own files; 0 where nobody can say. tiers: where it is.
+    raw_bytes, stored_bytes: of the state, and of its own files; 0 where nobody can say.
+    kept_mantissa_bits: to which its floats were cut, None where nothing was. tiers: where it is.
     """
 
     step: int
@@ -114,6 +117,7 @@ class Listed:
     raw_bytes: int
     stored_bytes: int
     codec: str
+    kept_mantissa_bits: int | None
     tiers: tuple[str, ...]
 
 
@@ -147,7 +151,8 @@ class SnapshotStore:
         fast_bytes: int | None = None,
         drain_bytes_per_second: float | None = None,
         threads: int | None = None,
-        ranks: Ranks | None = None,
+        schedule: SaveSchedule | str | None = None,
+        ranks: Callable[[], Ranks] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         report: Callable[[str], None] | None = tell,
     ) -> None:
@@ -170,7 +175,9 @@ class SnapshotStore:
         fast_bytes: for snapshots on the fast tier; None: what is free there. What has no room goes to `folder`.
         drain_bytes_per_second: that drains write at most; None: as fast as they can.
         threads: that encode and decode; None: as many as there are processors, 4 at most.
-        ranks: of the job, if they write one snapshot together; None: this process is alone.
+        schedule: what `is_due` follows: "1000 steps", "30 min", "auto, a failure every 24 h", or a value of
+            `penstock.plan.saves`.
+        ranks: `ranks_of_this_job`, if all ranks of a job write one snapshot together; None: this process is alone.
         storage_options: of the driver where `folder` is an address such as "s3://bucket/runs/a".
         report: is told one line for each save; None: nobody is.
 
@@ -199,7 +206,12 @@ class SnapshotStore:
         codec_named(codec)
         self._staging_bytes = staging_bytes
         self._threads = threads or min(4, available_cpus())
-        self._ranks = ranks or alone()
+        self._ranks = (ranks or alone)()
+        self._schedule = read_schedule(schedule) if isinstance(schedule, str) else schedule
+        #: Of their own, for they decide while a save is under way; where the step alone does not decide.
+        self._deciding: Ranks | None = None
+        if self._schedule is not None and not self._schedule.is_known_ahead:
+            self._deciding = (ranks or alone)()
         self._report = report
         main = open_tier(folder, storage_options)
         self._tiers: list[Tier] = [main] if fast is None else [LocalTier(fast), main]
@@ -236,10 +248,65 @@ class SnapshotStore:
         self._areas = (StagingArea(), StagingArea())
         #: Of all ranks, when they last agreed: a digest of each rank's layouts, and who writes what.
         self._shards: tuple[builtins.list[str], tuple[Shard, ...]] | None = None
+        self._way = way
+        self._keep = keep
         self._saving: Saving | None = None
+        #: What the last save cost, and when training went on after it.
+        self._cost: SaveCost | None = None
+        self._since_seconds = time.monotonic()
         self._is_closed = False
 
     # -- Saving ----------------------------------------------------------------------------------------------
+
+    def is_due(self, step: int) -> bool:
+        """Return whether to save now, as the schedule says; on all ranks alike.
+
+        step: how many steps the training has done.
+        Raises: ConfigError if the store has no schedule.
+        """
+        self._check_open()
+        schedule = self._schedule
+        if schedule is None:
+            raise ConfigError('the store has no schedule: give one, such as schedule="1000 steps"')
+        since_seconds = time.monotonic() - self._since_seconds
+        if self._deciding is None:
+            return schedule.is_due(step, since_seconds, self._cost)
+        if self._saving is not None and self._saving.saved is not None:
+            saved = self._saving.saved
+            self._cost = SaveCost(saved.blocked_seconds, saved.durable_seconds)
+        is_due: bool = self._deciding.ask_first(
+            f"whether to save after step {step}", lambda: schedule.is_due(step, since_seconds, self._cost)
+        )
+        return is_due
+
+    def prepare(self, state: Any, steps: Sequence[int] | None = None) -> SpaceNeeded:
+        """Get ready for a training before its first step: check that there is space, and take the memory.
+
+        state: as it will be saved. steps: after which it will be, such as `schedule.steps(until=90_000)`; None: as many
+            saves as it takes until old snapshots go.
+        Returns: what the folder has to hold at most.
+        Raises: ConfigError if there is no space for that.
+        """
+        self._check_open()
+        self._finish()
+        sources = flatten(state).sources
+        state_bytes = sum(source.layout.nbytes for source in sources)
+        if steps is None:
+            distance = self._way.snap_dis
+            longest = distance if isinstance(distance, int) else distance.most
+            steps = range(1, 2 * ((self._keep.last or 5) + longest) + 1)
+
+        def on_first() -> builtins.list[int]:
+            self._upkeep.open_for_writing()
+            needed = self._upkeep.check_space(state_bytes, steps, self._way)
+            return [needed.peak_bytes, needed.kept_bytes, needed.largest_bytes]
+
+        needed = SpaceNeeded(*self._ranks.ask_first("the check of space", on_first))
+        cuts = waves_of(sources, self._staging_bytes)
+        if self._ranks.size == 1 and len(cuts) == 1:
+            for area in self._areas[: 2 if self._writers[-1].holds_reference else 1]:
+                area.reserve(room_of(cuts[0]))
+        return needed
 
     def save(self, step: int, state: Any, *, per_rank: Any = None) -> Saving:
         """Copy a state, and write it in the background.
@@ -290,6 +357,8 @@ class SnapshotStore:
         waves.put(None)
         job.blocked_seconds = time.monotonic() - begin_seconds
         job.is_copied.set()
+        self._since_seconds = time.monotonic()
+        self._cost = SaveCost(job.blocked_seconds)
         return saving
 
     def _place(self, job: Job, layouts: Iterable[Layout]) -> SnapshotWriter:
@@ -521,6 +590,7 @@ class SnapshotStore:
             manifest.raw_bytes if manifest else 0,
             manifest.stored_bytes if manifest else 0,
             manifest.codec if manifest else "",
+            manifest.kept_mantissa_bits if manifest else None,
             tuple(self._tiers[copy.tier].name for copy in copies),
         )
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from penstock.checkpoint.catalog import Catalog
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.lock import WriterLock
+from penstock.checkpoint.recipe import Way
 from penstock.errors import ConfigError, PenstockError
 from penstock.policy.draining import TwoTiers, admit, to_drain, to_forget_fast, to_forget_slow
 from penstock.policy.keeping import Keep, dependents, to_forget
+from penstock.policy.space import MOST_SHARE, SpaceNeeded, check_space, space_needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,30 @@ class Upkeep:
         """Take back a `hold`."""
         with self._deciding:
             self._held.subtract(steps)
+
+    def check_space(self, state_bytes: int, steps: Sequence[int], way: Way) -> SpaceNeeded:
+        """Return what the tier where snapshots stay has to hold. Raises: ConfigError if it cannot; DataError."""
+        number = len(self._catalog.tiers) - 1
+        with self._deciding:
+            tier, stored = self._catalog.tiers[number], self._catalog.stored(number)
+            # What this training's snapshots took so far, where there are some.
+            shares: dict[bool, float] = {}
+            for copy in self._catalog.on_tier(number):
+                if copy.manifest is not None and copy.manifest.raw_bytes and copy.manifest.codec == way.codec:
+                    share = copy.manifest.stored_bytes / copy.manifest.raw_bytes
+                    shares[copy.manifest.reference is None] = share
+            needed = space_needed(
+                state_bytes,
+                steps,
+                self._keep,
+                way.scheme,
+                way.snap_dis,
+                baseline_share=shares.get(True, MOST_SHARE),
+                delta_share=shares.get(False, shares.get(True, MOST_SHARE)),
+                stored=stored,
+            )
+            check_space(needed, sum(one.stored_bytes for one in stored), tier.free_bytes(), tier.name)
+        return needed
 
     def place(self, new_bytes: int) -> Place:
         """Return where a snapshot of at most so many bytes goes, once there is room. Raises: DataError."""

@@ -125,7 +125,7 @@ class SnapshotWriter:
         self._way = way
         self._upkeep = upkeep
         self._ranks = ranks
-        self._holds_reference = holds_reference
+        self.holds_reference = holds_reference
         self.held: Held | None = None
 
     def begin(self, job: Job, layouts: Iterable[Layout]) -> None:
@@ -185,7 +185,7 @@ class SnapshotWriter:
                 draft.abort()
             raise
         durable_seconds = time.monotonic() - job.begin_seconds
-        if self._holds_reference:
+        if self.holds_reference:
             self.held = Held(plan.uid, pieces[0], job.area)
         ranks.together(
             f"the check of step {plan.step}",
