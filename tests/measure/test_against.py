@@ -15,7 +15,19 @@ from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.measure.against import compare, lay_over
 from penstock.plan import Explicit, Order
 from penstock.store import ImageFolder, SlowSource
-from penstock.trace import NO_STEP, NO_TIER, SOURCE, SPAN, Cause, Kind, Spans, Trace, TraceWriter, read_trace
+from penstock.trace import (
+    NO_EPOCH,
+    NO_STEP,
+    NO_TIER,
+    SOURCE,
+    SPAN,
+    Cause,
+    Kind,
+    Spans,
+    Trace,
+    TraceWriter,
+    read_trace,
+)
 
 IMAGES = 24
 OPEN_SECONDS = 2e-3
@@ -211,3 +223,21 @@ def test_sizes_that_a_cut_off_record_does_not_tell_are_guessed_and_said(record: 
     assert "not complete" in comparison.notes[0]
     assert any("sizes of" in note and "of 24 samples" in note for note in comparison.notes)
     assert comparison.causes[Cause.SOURCE_READ][0] > 0
+
+
+def test_saves_and_a_restore_long_before_the_run_change_no_prediction(record: Callable[..., Path]) -> None:
+    trace = read_trace(record(epochs=1))
+    of_snapshots = np.array(
+        [
+            (-50.0, -40.0, -1, 10**9, NO_EPOCH, 900, Kind.LOAD, 0, 9, 0),
+            (0.0, 0.001, -1, 10**9, NO_EPOCH, 1000, Kind.SAVE, NO_TIER, 9, 0),
+            (0.001, 9.0, -1, 10**9, NO_EPOCH, 1000, Kind.DRAIN, 1, 9, 0),
+        ],
+        SPAN,
+    )
+
+    plain = lay_over(trace)
+    comparison = lay_over(Trace(np.concatenate([of_snapshots, trace.spans]), trace.meta))
+
+    assert np.array_equal(comparison.predicted.spans, plain.predicted.spans)
+    assert comparison.causes == plain.causes

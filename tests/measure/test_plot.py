@@ -15,9 +15,9 @@ from matplotlib.patches import StepPatch
 from PIL import Image
 
 from penstock.errors import ConfigError
-from penstock.measure.plot import COLOUR_OF, OWN_COLOUR, draw, plot_trace
+from penstock.measure.plot import COLOUR_OF, OWN_COLOUR, SAVE_COLOURS, draw, plot_trace
 from penstock.measure.watch import watch
-from penstock.trace import NO_STEP, NO_TIER, SOURCE, SPAN, Cause, Kind, Trace
+from penstock.trace import NO_EPOCH, NO_STEP, NO_TIER, SOURCE, SPAN, Cause, Kind, Trace
 
 pytestmark = pytest.mark.usefixtures("fonts")
 
@@ -141,6 +141,40 @@ def test_the_legend_names_what_is_drawn_and_nothing_else_in_the_colours_it_is_dr
 def test_every_cause_has_a_colour_of_its_own() -> None:
     assert set(COLOUR_OF) == set(Cause)
     assert len({*COLOUR_OF.values(), OWN_COLOUR}) == len(Cause) + 1
+
+
+def with_saves(trace: Trace, *saves: tuple[Kind, float, float]) -> Trace:
+    rows = [(begin, end, -1, 9, NO_EPOCH, 1000, kind, 0, 9, 0) for kind, begin, end in saves]
+    return Trace(np.concatenate([trace.spans, np.array(rows, SPAN)]))
+
+
+def test_saves_are_a_part_of_the_bars_and_lanes_over_the_strip() -> None:
+    """Two steps of 1 s after waits of 1 s and 3 s; the drain goes on into the wait for the second."""
+    saves = (Kind.SAVE, 1.0, 1.5), (Kind.WRITE, 1.5, 2.0), (Kind.DRAIN, 2.0, 4.0), (Kind.DRAIN, 90.0, 99.0)
+    figure = draw([("", with_saves(a_run([[1.0, 3.0]]), *saves))])
+
+    assert bars_of(figure.axes[0])["saves hold the training"] == [(1.5, 0.5)]
+    lanes = {
+        str(lane.get_label()): [
+            (np.asarray(path.vertices)[:, 0].min(), np.asarray(path.vertices)[:, 0].max())
+            for path in lane.get_paths()
+        ]
+        for lane in figure.axes[1].collections
+    }
+    assert lanes == {
+        "saves hold the training": [(0.5, 0.75)],
+        "a snapshot is written": [(0.75, 1.0)],
+        "a snapshot is drained": [(1.0, 1.5)],
+    }
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()][:4] == ["the training's own time", *lanes]
+    tops = [top for _, _, layer in strip_of(figure.axes[1]).values() for top in layer]
+    assert max(tops) < 0.8 * figure.axes[1].get_ylim()[1]
+
+
+def test_every_colour_of_a_snapshot_is_its_own_too() -> None:
+    assert not {*SAVE_COLOURS.values()} & {*COLOUR_OF.values(), OWN_COLOUR}
+    assert len({*SAVE_COLOURS.values()}) == 3
 
 
 def test_an_epoch_that_was_only_read_ahead_for_is_not_drawn() -> None:

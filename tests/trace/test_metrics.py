@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import NamedTuple
 
@@ -10,7 +11,20 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.trace import NO_TIER, SOURCE, SPAN, Cause, Kind, Spans, Trace, epoch_metrics, limiting
+from penstock.trace import (
+    NO_EPOCH,
+    NO_TIER,
+    SOURCE,
+    SPAN,
+    Cause,
+    Kind,
+    Meanwhile,
+    Spans,
+    Trace,
+    epoch_metrics,
+    limiting,
+)
+from penstock.trace.metrics import overlap_seconds
 
 
 class Row(NamedTuple):
@@ -222,6 +236,9 @@ def slow_causes(rows: list[Row], wait: Row) -> dict[Cause, float]:
     return causes
 
 
+OF_BATCHES = [kind for kind in Kind if kind <= Kind.SLOT]
+
+
 def random_row() -> st.SearchStrategy[Row]:
     mostly_zero = st.sampled_from([0, 0, 0, 1])
     return st.builds(
@@ -232,7 +249,7 @@ def random_row() -> st.SearchStrategy[Row]:
         bytes=st.integers(0, 1000),
         epoch=mostly_zero,
         step=st.sampled_from([0, 0, 0, 1, -1]),
-        kind=st.sampled_from(list(Kind)).map(int),
+        kind=st.sampled_from(OF_BATCHES).map(int),
         tier=st.sampled_from([SOURCE, 1, 2]),
         rank=mostly_zero,
         worker=mostly_zero,
@@ -333,4 +350,96 @@ def test_reads_of_source_and_tiers_count_together_as_storage() -> None:
     assert line_of(*waits, *lives) == (
         "epoch 0: storage limits it: waited 100.0 % of 10 s (4 s decode, 3 s source read, 3 s tier read); "
         "without, > 100 x as fast"
+    )
+
+
+# -- Snapshots beside the training -------------------------------------------------------------------------
+
+
+def save_of(start: float, end: float, kind: Kind, rank: int = 0) -> Row:
+    """As a store records it: of no epoch, with the step of the run."""
+    return Row(start, end, epoch=NO_EPOCH, step=1000, bytes=10**9, kind=kind, tier=0, rank=rank)
+
+
+def test_a_save_is_of_no_epoch_and_no_read_or_wait() -> None:
+    rows = [Row(0, 4), Row(4, 10, kind=Kind.STEP)]
+    saves = [
+        save_of(5, 7, Kind.SAVE),
+        save_of(7, 9, Kind.WRITE),
+        save_of(9, 12, Kind.DRAIN),
+        save_of(0, 1, Kind.LOAD),
+    ]
+
+    (alone,), (metrics,) = epoch_metrics(spans_of(*rows)), epoch_metrics(spans_of(*rows, *saves))
+
+    assert replace(metrics, save_seconds=0.0, meanwhile={}) == alone
+    assert epoch_metrics(spans_of(*saves)) == []
+
+
+def test_the_time_that_saves_held_the_training_is_part_of_its_own() -> None:
+    """Of its own rank only; a save after the epoch, as at its end, is part of none."""
+    step = Row(2, 10, kind=Kind.STEP)
+    saves = [save_of(3, 5, Kind.SAVE), save_of(8, 11, Kind.SAVE), save_of(2, 9, Kind.SAVE, rank=1)]
+
+    (metrics,) = epoch_metrics(spans_of(Row(0, 2), step, *saves))
+
+    assert (metrics.own_seconds, metrics.save_seconds) == (8, 4)
+
+
+def test_waits_while_snapshots_drain_are_told_apart_from_the_others() -> None:
+    """Two pieces that overlap, on another rank of the same machine."""
+    rows = [Row(0, 4), Row(4, 5, kind=Kind.STEP), Row(5, 6, step=1), Row(6, 20, step=1, kind=Kind.STEP)]
+    drains = [save_of(2, 4.5, Kind.DRAIN, rank=1), save_of(3, 4.25, Kind.DRAIN, rank=1)]
+
+    (metrics,) = epoch_metrics(spans_of(*rows, *drains))
+
+    assert metrics.meanwhile == {Kind.DRAIN: Meanwhile(2, 0.5)}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=8),
+    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=8),
+)
+def test_overlaps_are_those_counted_second_by_second(
+    spans: list[tuple[int, int]], others: list[tuple[int, int]]
+) -> None:
+    found = overlap_seconds(
+        spans_of(*(Row(start, start + length) for start, length in spans)),
+        spans_of(*(Row(start, start + length) for start, length in others)),
+    )
+
+    covered = {second for start, length in others for second in range(start, start + length)}
+    assert found.tolist() == [len(covered & set(range(start, start + length))) for start, length in spans]
+
+
+def test_the_line_of_an_epoch_says_when_a_stall_fell_into_a_drain() -> None:
+    rows = [SLOT, READ, DECODE, Row(1, 10), Row(10, 50, kind=Kind.STEP)]
+
+    assert line_of(*rows, save_of(4, 14, Kind.DRAIN), save_of(40, 44, Kind.SAVE)).endswith(
+        "; without, 1.22 x as fast; saves held the training for 4 s of 49 s; 6 s of the waiting while a snapshot was "
+        "drained: 60.0 % of that time, 7.7 % of the other"
+    )
+    assert line_of(*rows, save_of(4, 14, Kind.WRITE)).endswith(
+        "; 6 s of the waiting while a snapshot was written: 60.0 % of that time, 7.7 % of the other"
+    )
+
+
+def test_what_does_not_explain_a_stall_is_not_told() -> None:
+    """Less was waited while the snapshot drained than otherwise; the save was short; or it drained all the time."""
+    rows = [SLOT, READ, DECODE, Row(1, 10), Row(10, 50, kind=Kind.STEP)]
+    plain = line_of(*rows)
+
+    assert line_of(*rows, save_of(9, 49, Kind.DRAIN)) == plain
+    assert line_of(*rows, save_of(20, 20.25, Kind.SAVE)) == plain
+    assert (
+        line_of(*rows, save_of(0, 60, Kind.DRAIN)) == f"{plain}; a snapshot was drained nearly all the time"
+    )
+
+
+def test_a_training_that_saves_all_the_time_is_told_so() -> None:
+    rows = [DECODE, Row(9, 9.5), Row(9.5, 209, kind=Kind.STEP)]
+
+    assert line_of(*rows, save_of(20, 120, Kind.SAVE)).endswith(
+        "epoch 0: the training itself limits it: waited 0.2 % of 200 s (500 ms hand-over); saves held the training for "
+        "100 s of 200 s"
     )

@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 
-from penstock.trace.schema import NO_TIER, SOURCE, SPAN, Kind
+from penstock.trace.schema import NO_EPOCH, NO_TIER, SOURCE, SPAN, Kind
 
 
 def test_a_span_is_48_bytes_little_endian_without_padding() -> None:
@@ -26,5 +26,9 @@ def test_the_numbers_of_kinds_and_special_tiers_never_change() -> None:
         "HIT": 3,
         "DECODE": 4,
         "SLOT": 5,
+        "SAVE": 6,
+        "WRITE": 7,
+        "DRAIN": 8,
+        "LOAD": 9,
     }
-    assert (SOURCE, NO_TIER) == (-1, -128)
+    assert (SOURCE, NO_TIER, NO_EPOCH) == (-1, -128, -1)

@@ -12,31 +12,42 @@ import numpy as np
 
 from penstock.flow.recorder import Recorder
 from penstock.trace import EpochMetrics, TraceWriter
-from penstock.trace.metrics import epoch_metrics
-from penstock.trace.schema import SPAN, Spans
+from penstock.trace.metrics import Meanwhile, epoch_metrics, is_of_snapshots
+from penstock.trace.schema import SPAN, Kind, Spans
 
 K = TypeVar("K", bound=Hashable)
+_OF_TRAINING = (Kind.WAIT.value, Kind.STEP.value)
 
 
 class RunningMetrics:
     """Epoch metrics from spans that come bit by bit.
 
     Spans of batches that were consumed are summed up and dropped; those of batches still ahead wait, so that
-    memory is bounded by what is staged.
+    memory is bounded by what is staged. What a snapshot's span, a piece of a second, ran beside before it was told is
+    not counted.
     """
 
     def __init__(self) -> None:
         self._ahead: Spans = np.empty(0, SPAN)
+        #: Of snapshots, those that batches yet to be summed up may have run beside.
+        self._beside: Spans = np.empty(0, SPAN)
         self._epochs: dict[int, EpochMetrics] = {}
 
     def add(self, spans: Spans, epoch: int, step: int) -> None:
         """Add new spans; all batches up to and including (epoch, step) were consumed."""
         spans = np.concatenate([self._ahead, spans])
+        beside = is_of_snapshots(spans)
+        self._beside = np.concatenate([self._beside, spans[beside]])
+        spans = spans[~beside]
         consumed = (spans["epoch"] < epoch) | ((spans["epoch"] == epoch) & (spans["step"] <= step))
         self._ahead = spans[~consumed]
-        for part in epoch_metrics(spans[consumed]):
+        for part in epoch_metrics(np.concatenate([spans[consumed], self._beside])):
             known = self._epochs.get(part.epoch)
             self._epochs[part.epoch] = part if known is None else _joined(known, part)
+        # The training does one thing after the other: its later waits and steps begin after these.
+        of_training = spans[consumed & np.isin(spans["kind"], _OF_TRAINING)]
+        if of_training.size:
+            self._beside = self._beside[self._beside["end"] > of_training["end"].max()]
 
     def epoch(self, epoch: int) -> EpochMetrics | None:
         """Return the sums of one epoch so far."""
@@ -113,10 +124,12 @@ def _joined(first: EpochMetrics, then: EpochMetrics) -> EpochMetrics:
         reads_by_tier=_added(first.reads_by_tier, then.reads_by_tier),
         bytes_by_tier=_added(first.bytes_by_tier, then.bytes_by_tier),
         hits_by_tier=_added(first.hits_by_tier, then.hits_by_tier),
+        save_seconds=first.save_seconds + then.save_seconds,
+        meanwhile=_added(first.meanwhile, then.meanwhile),
     )
 
 
-V = TypeVar("V", int, float)
+V = TypeVar("V", int, float, Meanwhile)
 
 
 def _added(first: Mapping[K, V], then: Mapping[K, V]) -> dict[K, V]:

@@ -23,6 +23,7 @@ from penstock.plan.written import read_plan
 from penstock.policy import StagingLimits
 from penstock.simulate import predict
 from penstock.trace import NO_STEP, Cause, EpochMetrics, Kind, Spans, Trace, read_trace
+from penstock.trace.metrics import is_of_snapshots
 
 Made = TypeVar("Made", StagingLimits, MemoryBudget)
 
@@ -131,7 +132,7 @@ def lay_over(
     sizes_bytes, unknown = _sizes_bytes(trace.spans, plan.samples)
     number = _numbers(plan, rank)
     recorded = _steps_of(number, waits, trace.spans)
-    begin = float(trace.spans["start"].min())
+    begin = float(trace.spans["start"][~is_of_snapshots(trace.spans)].min())
     seconds = recorded.until_next if step_seconds is None else np.full(recorded.until_next.size, step_seconds)
     whole = predict(
         plan,

@@ -23,6 +23,7 @@ from penstock.measure.picture import (
     PALE,
     PURPLE,
     RED,
+    SKY,
     new_figure,
     save_picture,
     style_axes,
@@ -45,8 +46,16 @@ COLOUR_OF = {
     Cause.UNSEEN: DARK,
 }
 OWN_COLOUR = PALE
+#: What is of snapshots: saves as a part of the bars, all three as lanes along the top of the strip.
+SAVE_COLOURS = {Kind.SAVE: SKY, Kind.WRITE: FAINT, Kind.DRAIN: INK}
 _LABEL_OF = {cause: f"stall: {cause}" for cause in Cause} | {Cause.UNSEEN: "stall: cause unseen"}
 _OWN_LABEL = "the training's own time"
+_SAVE_LABELS = {
+    Kind.SAVE: "saves hold the training",
+    Kind.WRITE: "a snapshot is written",
+    Kind.DRAIN: "a snapshot is drained",
+}
+_LANE_HEIGHT = 0.05
 #: More columns than this cannot be told apart in a strip.
 _MOST_COLUMNS = 400
 _MOST_BAR_LABELS = 8
@@ -69,7 +78,8 @@ def draw(runs: Sequence[tuple[str, Trace]]) -> Figure:
     """Return the picture of `plot_trace` as a figure: bars per epoch above, stall per step below.
 
     All runs share the scale of each row. The stall that ends an epoch is drawn at its last step. Runs of very
-    many steps are drawn as means over neighbouring steps, so that areas remain times.
+    many steps are drawn as means over neighbouring steps, so that areas remain times. Where snapshots were saved, lanes
+    along the top of the strip show at which steps.
     """
     epochs = [[each for each in trace.epochs() if each.steps] for _, trace in runs]
     if not epochs or not all(epochs):
@@ -89,23 +99,27 @@ def draw(runs: Sequence[tuple[str, Trace]]) -> Figure:
         _title(bars_axes, name, metrics)
         _draw_epochs(bars_axes, metrics)
         _draw_strip(strip_axes, *strip)
+    lanes = [_draw_lanes(each, trace) for each, (_, trace) in zip(axes[1], runs, strict=True)]
     axes[0, 0].set_ylabel("time per epoch (s)")
     axes[1, 0].set_ylabel("stall per step (s)")
     longest = max(each.own_seconds + each.stall_seconds for metrics in epochs for each in metrics)
     # Room above the longest bar for its label.
     axes[0, 0].set_ylim(0.0, 1.2 * longest or 1.0)
     axes[1, 0].set_ylim(bottom=0.0)
+    if any(lanes):  # room above the stall
+        axes[1, 0].set_ylim(top=axes[1, 0].get_ylim()[1] / (1.0 - 1.5 * _LANE_HEIGHT * len(_SAVE_LABELS)))
+    # The upper ones come last: what is in both is named by its bar.
     drawn = {
         label: handle
-        for row in axes[0]
-        for handle, label in zip(*row.get_legend_handles_labels(), strict=True)
+        for each in [*axes[1], *axes[0]]
+        for handle, label in zip(*each.get_legend_handles_labels(), strict=True)
     }
-    shown = [label for label in (_OWN_LABEL, *_LABEL_OF.values()) if label in drawn]
+    shown = [label for label in (_OWN_LABEL, *_SAVE_LABELS.values(), *_LABEL_OF.values()) if label in drawn]
     figure.legend(
         [drawn[label] for label in shown],
         shown,
         loc="outside lower center",
-        ncols=3 if len(runs) == 1 else len(shown),
+        ncols=3 if len(runs) == 1 else min(len(shown), 3 * len(runs)),
         frameon=False,
         fontsize=9,
         handlelength=1.2,
@@ -117,6 +131,10 @@ def _draw_epochs(axes: Axes, metrics: list[EpochMetrics]) -> None:
     places = np.arange(len(metrics))
     top = np.array([each.own_seconds for each in metrics])
     axes.bar(places, top, 0.72, color=OWN_COLOUR, label=_OWN_LABEL)
+    saving = np.array([each.save_seconds for each in metrics])
+    if saving.any():
+        label = _SAVE_LABELS[Kind.SAVE]
+        axes.bar(places, saving, 0.72, bottom=top - saving, color=SAVE_COLOURS[Kind.SAVE], label=label)
     for cause, colour in COLOUR_OF.items():
         seconds = np.array([each.stall_by_cause[cause] for each in metrics])
         if seconds.any():
@@ -186,6 +204,49 @@ def _draw_strip(
     axes.set_xlabel(
         "step of the run" if per_column <= 1.0 else f"step of the run (means of {per_column:.0f})"
     )
+
+
+def _draw_lanes(axes: Axes, trace: Trace) -> bool:
+    """Draw when snapshots were saved, written and drained along the top of a strip; return whether any was."""
+    width = axes.get_xlim()[1]
+    any_drawn = False
+    for lane, (kind, label) in enumerate(_SAVE_LABELS.items()):
+        ran = _steps_at(trace, kind)
+        if not ran:
+            continue
+        any_drawn = True
+        # Shown even where it took a small part of one step.
+        bars = [(begin, max(end - begin, 0.004 * width)) for begin, end in ran]
+        bottom = 1.0 - 1.5 * _LANE_HEIGHT * (lane + 1)
+        axes.broken_barh(
+            bars,
+            (bottom, _LANE_HEIGHT),
+            transform=axes.get_xaxis_transform(),
+            color=SAVE_COLOURS[kind],
+            lw=0,
+            label=label,
+        )
+    return any_drawn
+
+
+def _steps_at(trace: Trace, kind: Kind) -> list[tuple[float, float]]:
+    """Return from which to which step of the run each span of a kind ran, those outside of it left out.
+
+    Steps are numbered as in the strip: rank after rank. Within a step, time goes on evenly.
+    """
+    found: list[tuple[float, float]] = []
+    waits = trace.spans[(trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] != NO_STEP)]
+    waits = waits[np.lexsort((waits["start"], waits["rank"]))]
+    for rank in np.unique(waits["rank"]):
+        places = np.flatnonzero(waits["rank"] == rank)
+        of_rank = trace.spans[trace.spans["rank"] == rank]
+        last = max(float(of_rank["end"][np.isin(of_rank["kind"], (Kind.WAIT, Kind.STEP))].max()), 0.0)
+        times = np.append(waits["start"][places], last)
+        numbers = np.append(places, places[-1] + 1).astype(np.float64)
+        ran = of_rank[(of_rank["kind"] == kind) & (of_rank["end"] >= times[0]) & (of_rank["start"] <= last)]
+        begins, ends = (np.interp(ran[field], times, numbers) for field in ("start", "end"))
+        found += list(zip(begins.tolist(), ends.tolist(), strict=True))
+    return found
 
 
 def _title(axes: Axes, name: str, metrics: list[EpochMetrics]) -> None:

@@ -5,17 +5,19 @@ from penstock.trace.metrics import (
     NOTHING_TO_GAIN,
     Cause,
     EpochMetrics,
+    Meanwhile,
     epoch_metrics,
     limiting,
     stall_causes,
     stall_share,
 )
-from penstock.trace.schema import NO_SAMPLE, NO_STEP, NO_TIER, SOURCE, SPAN, STAGING, Kind, Spans
+from penstock.trace.schema import NO_EPOCH, NO_SAMPLE, NO_STEP, NO_TIER, SOURCE, SPAN, STAGING, Kind, Spans
 from penstock.trace.trace import JSON, Trace
 
 __all__ = [
     "JSON",
     "NOTHING_TO_GAIN",
+    "NO_EPOCH",
     "NO_SAMPLE",
     "NO_STEP",
     "NO_TIER",
@@ -25,6 +27,7 @@ __all__ = [
     "Cause",
     "EpochMetrics",
     "Kind",
+    "Meanwhile",
     "Spans",
     "Trace",
     "TraceWriter",

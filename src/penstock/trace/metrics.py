@@ -10,13 +10,16 @@ Every number is a sum over spans. The one judgement is the cause of a wait, by t
 The critical item of a batch is the sample whose decoding ended last. Each phase counts as far as it overlaps
 the wait. Waiting for a read to begin counts as the read; waiting for a thread that decodes counts as decode,
 also where that thread reads by itself.
+
+Snapshots that are written and drained beside the training take from what reads and decodes: how much of the waiting
+fell into such times is told beside the causes, for it is no cause of its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -29,7 +32,7 @@ _BATCH = ("rank", "epoch", "step")
 _SAMPLE = ("rank", "sample")
 # As plain numbers: NumPy looks for its protocols on an enumeration's members, which runs Python code, and swallows a
 # Ctrl-C that comes there.
-_WAIT, _STEP, _READ, _HIT, _DECODE, _SLOT = (kind.value for kind in Kind)
+_WAIT, _STEP, _READ, _HIT, _DECODE, _SLOT, _SAVE, _WRITE, _DRAIN, _LOAD = (kind.value for kind in Kind)
 
 
 class Cause(StrEnum):
@@ -61,6 +64,17 @@ _HARDLY_WAITED = 0.05
 
 
 @dataclass(frozen=True, slots=True)
+class Meanwhile:
+    """What consumers did while something else ran beside them."""
+
+    stall_seconds: float
+    own_seconds: float
+
+    def __add__(self, other: Meanwhile) -> Meanwhile:
+        return Meanwhile(self.stall_seconds + other.stall_seconds, self.own_seconds + other.own_seconds)
+
+
+@dataclass(frozen=True, slots=True)
 class EpochMetrics:
     """The sums of one epoch. Where a trace holds several ranks, they are sums over the ranks too."""
 
@@ -83,6 +97,11 @@ class EpochMetrics:
     bytes_by_tier: Mapping[int, int]
     #: Samples taken from each memory tier.
     hits_by_tier: Mapping[int, int]
+    #: The part of `own_seconds` for which saves held the training.
+    save_seconds: float = 0.0
+    #: By `Kind.WRITE` and `Kind.DRAIN`, what happened while some snapshot was written or drained, on whichever rank;
+    #: only where one was. Parts of `stall_seconds` and `own_seconds`.
+    meanwhile: Mapping[Kind, Meanwhile] = field(default_factory=dict)
 
     @property
     def samples_per_second(self) -> float:
@@ -94,8 +113,12 @@ def epoch_metrics(spans: Spans) -> list[EpochMetrics]:
     """Sum a trace up, epoch by epoch.
 
     spans: SPAN[n], in any order.
-    Returns: one entry per epoch that any span names, ascending. O(n log n).
+    Returns: one entry per epoch that any span names, ascending; a save names none. O(n log n).
     """
+    beside = is_of_snapshots(spans)
+    of_snapshots = spans[beside]
+    if of_snapshots.size:
+        spans = spans[~beside]
     epochs, group = np.unique(spans["epoch"], return_inverse=True)
     kind = spans["kind"]
     waits, steps = spans[kind == _WAIT], spans[kind == _STEP]
@@ -112,6 +135,15 @@ def epoch_metrics(spans: Spans) -> list[EpochMetrics]:
     def count(groups: NDArray[np.intp]) -> NDArray[np.int64]:
         return np.bincount(groups, minlength=epochs.size).astype(np.int64)
 
+    held = total(step_group, _held_by_saves(steps, of_snapshots))
+    meanwhile = {
+        Kind(run): (
+            total(wait_group, overlap_seconds(waits, others)),
+            total(step_group, overlap_seconds(steps, others)),
+        )
+        for run in (_WRITE, _DRAIN)
+        if (others := of_snapshots[of_snapshots["kind"] == run]).size
+    }
     stall = total(wait_group, waits["end"] - waits["start"])
     own = total(step_group, steps["end"] - steps["start"])
     causes = {cause: total(wait_group, part) for cause, part in stall_causes(spans, waits).items()}
@@ -131,9 +163,21 @@ def epoch_metrics(spans: Spans) -> list[EpochMetrics]:
             reads_by_tier={tier: spans_there for tier, (spans_there, _) in reads[row].items()},
             bytes_by_tier={tier: size for tier, (_, size) in taken[row].items()},
             hits_by_tier={tier: spans_there for tier, (spans_there, _) in hits[row].items()},
+            save_seconds=float(held[row]),
+            meanwhile={
+                run: Meanwhile(float(waited[row]), float(worked[row]))
+                for run, (waited, worked) in meanwhile.items()
+                if waited[row] or worked[row]
+            },
         )
         for row, epoch in enumerate(epochs)
     ]
+
+
+def is_of_snapshots(spans: Spans) -> NDArray[np.bool_]:
+    """Return which spans are of saves and restores, not of batches: bool[n]."""
+    beside: NDArray[np.bool_] = (spans["kind"] >= _SAVE) & (spans["kind"] <= _LOAD)
+    return beside
 
 
 def limiting(metrics: EpochMetrics, source: str = "storage") -> str:
@@ -141,7 +185,9 @@ def limiting(metrics: EpochMetrics, source: str = "storage") -> str:
 
     source: what to name where reads of the source limited it.
 
-    Below one part in twenty of waiting, the training itself is named: no loader could make it much faster.
+    Below one part in twenty of waiting, the training itself is named: no loader could make it much faster. Saves that
+    held the training, and waits while snapshots were written or drained, are told where they matter: from one part in
+    a hundred on, and where more was waited then than at other times.
 
     >>> limiting(EpochMetrics(2, 10.0, 640, 10, 4.0, {Cause.DECODE: 4.0}, 6.0, {}, {}, {}))
     'epoch 2: decode limits it: waited 40.0 % of 10 s (4 s decode); without, 1.67 x as fast'
@@ -155,15 +201,40 @@ def limiting(metrics: EpochMetrics, source: str = "storage") -> str:
     parts = sorted(metrics.stall_by_cause.items(), key=lambda part: -part[1])
     told = ", ".join(f"{format_seconds(seconds)} {cause}" for cause, seconds in parts if seconds > 0.0)
     waited += f" ({told})" if told else ""
+    saves = _told_saves(metrics)
     if share < _HARDLY_WAITED:
-        return f"epoch {metrics.epoch}: the training itself limits it: {waited}"
+        return f"epoch {metrics.epoch}: the training itself limits it: {waited}{saves}"
     by_limit: dict[str, float] = {}
     for cause, seconds in metrics.stall_by_cause.items():
         limit = source if cause is Cause.SOURCE_READ else _LIMIT_OF[cause]
         by_limit[limit] = by_limit.get(limit, 0.0) + seconds
     limit = max(by_limit, key=by_limit.__getitem__)
     gain = format_ratio(1.0 / (1.0 - share) if share < 1.0 else math.inf)
-    return f"epoch {metrics.epoch}: {limit} limits it: {waited}; without, {gain} as fast"
+    return f"epoch {metrics.epoch}: {limit} limits it: {waited}; without, {gain} as fast{saves}"
+
+
+def _told_saves(metrics: EpochMetrics) -> str:
+    seconds = metrics.stall_seconds + metrics.own_seconds
+    told = ""
+    if metrics.save_seconds > NOTHING_TO_GAIN * seconds:
+        told += f"; saves held the training for {format_seconds(metrics.save_seconds)} of {format_seconds(seconds)}"
+    for run, verb in ((Kind.WRITE, "written"), (Kind.DRAIN, "drained")):
+        then = metrics.meanwhile.get(run)
+        if then is None or then.stall_seconds <= NOTHING_TO_GAIN * seconds:
+            continue
+        if then.stall_seconds + then.own_seconds >= (1.0 - NOTHING_TO_GAIN) * seconds:
+            told += f"; a snapshot was {verb} nearly all the time"
+            continue
+        share = stall_share(then.stall_seconds, then.own_seconds)
+        otherwise = stall_share(
+            metrics.stall_seconds - then.stall_seconds, metrics.own_seconds - then.own_seconds
+        )
+        if share > otherwise:
+            told += (
+                f"; {format_seconds(then.stall_seconds)} of the waiting while a snapshot was {verb}: "
+                f"{100.0 * share:.1f} % of that time, {100.0 * otherwise:.1f} % of the other"
+            )
+    return told
 
 
 def stall_share(stall_seconds: float, own_seconds: float) -> float:
@@ -219,6 +290,41 @@ def stall_causes(spans: Spans, waits: Spans) -> dict[Cause, NDArray[np.float64]]
     parts[Cause.HAND_OVER] = np.where(seen, end - begin - explained, 0.0)
     parts[Cause.UNSEEN] = np.where(seen, 0.0, end - begin)
     return parts
+
+
+def overlap_seconds(spans: Spans, others: Spans) -> NDArray[np.float64]:
+    """Return for how long of each span at least one of the others ran.
+
+    spans: SPAN[n]. others: SPAN[m], in any order; they may overlap each other.
+    Returns: float64[n]. O((n + m) log m).
+    """
+    if not others.size:
+        return np.zeros(spans.size)
+    others = others[np.argsort(others["start"], kind="stable")]
+    until = np.maximum.accumulate(np.maximum(others["start"], others["end"]))
+    begins_anew = np.concatenate([[True], others["start"][1:] > until[:-1]])
+    start = others["start"][begins_anew]
+    end = until[np.concatenate([np.flatnonzero(begins_anew)[1:] - 1, [others.size - 1]])]
+    before = np.concatenate([[0.0], np.cumsum(end - start)])
+
+    def covered(moment: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the seconds of all others together up to a moment."""
+        run = np.searchsorted(start, moment, side="right") - 1
+        inside = np.minimum(moment, end[np.maximum(run, 0)]) - start[np.maximum(run, 0)]
+        reached: NDArray[np.float64] = np.where(run < 0, 0.0, before[np.maximum(run, 0)] + inside)
+        return reached
+
+    return covered(spans["end"]) - covered(spans["start"])
+
+
+def _held_by_saves(steps: Spans, of_snapshots: Spans) -> NDArray[np.float64]:
+    """Return for how long of each step a save of its own rank held the training."""
+    saves = of_snapshots[of_snapshots["kind"] == _SAVE]
+    held = np.zeros(steps.size)
+    for rank in np.unique(saves["rank"]):
+        of_rank = steps["rank"] == rank
+        held[of_rank] = overlap_seconds(steps[of_rank], saves[saves["rank"] == rank])
+    return held
 
 
 def _latest(

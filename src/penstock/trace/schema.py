@@ -1,6 +1,6 @@
 """What one line of a trace says: the span, shared by the runtime, the simulator and all that reads them.
 
-A span is one thing that took time: a consumer's wait, a read, a decode. A trace is an array of spans.
+A span is one thing that took time: a consumer's wait, a read, a decode, a save. A trace is an array of spans.
 This module holds values only, so that what decides may import it.
 """
 
@@ -23,9 +23,18 @@ class Kind(IntEnum):
     | `HIT`    | `sample` taken from a memory tier, start == end allowed         | both          | origin |
     | `DECODE` | the bytes of `sample` .. its place in the slot is filled        | sample        | none |
     | `SLOT`   | batch (epoch, step) wants a slot .. is granted one              | -1, 0         | none |
+    | `SAVE`   | the training stands still for a save .. goes on                 | -1, of the state | none |
+    | `WRITE`  | a piece of a snapshot is encoded and written .. is              | -1, written   | written to |
+    | `DRAIN`  | a piece of a snapshot is copied to the slow tier .. is          | -1, written   | copied to |
+    | `LOAD`   | a snapshot is wanted back .. its state is there                 | -1, read      | read from |
 
     Epoch and step are those of the batch that the work is for. A read that fills a tier in the background has
     step -1, and so has a wait for no batch: the consumer asks, and learns that the epoch is over.
+
+    The last four are of snapshots, of which a loader knows nothing: their epoch is -1, their step the snapshot's,
+    counted over the run, and their tier a tier of the snapshots' store, 0 the one that is written first. `WRITE` and
+    `DRAIN` happen beside the training. They come in pieces of about a second at most: what is summed up while a run
+    goes on is then known in time.
     """
 
     WAIT = 0
@@ -34,6 +43,10 @@ class Kind(IntEnum):
     HIT = 3
     DECODE = 4
     SLOT = 5
+    SAVE = 6
+    WRITE = 7
+    DRAIN = 8
+    LOAD = 9
 
 
 #: Tier number of the source, the data set's home.
@@ -46,6 +59,8 @@ NO_TIER = -128
 NO_SAMPLE = -1
 #: Step of what is for no batch: a background read, the wait that ends an epoch.
 NO_STEP = -1
+#: Epoch of what is of no epoch: saves and restores.
+NO_EPOCH = -1
 
 #: One span: 48 bytes, little-endian, without padding. `start` and `end` are seconds since the trace's origin;
 #: `step` counts within the epoch; `worker` is the thread that recorded it, `rank` the process of the job.

@@ -1,0 +1,81 @@
+"""The sums of a run that goes on are those of its whole trace."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.loader.progress import RunningMetrics
+from penstock.trace import NO_EPOCH, NO_TIER, SPAN, Kind, Meanwhile, Spans, epoch_metrics
+
+
+def a_run_with_saves(waits: list[int], saves: list[tuple[Kind, int, int]]) -> Spans:
+    """Steps of two seconds, each waited for; what is beside them, in pieces of a second; sorted by end."""
+    rows: list[tuple[float, float, int, int, int, int, int, int, int, int]] = []
+    now = 0.0
+    for number, wait in enumerate(waits):
+        epoch, step = divmod(number, 4)
+        rows.append((now, now + wait, -1, 0, epoch, step, Kind.WAIT, NO_TIER, 0, 0))
+        rows.append((now + wait, now + wait + 2, -1, 0, epoch, step, Kind.STEP, NO_TIER, 0, 0))
+        now += wait + 2
+    for kind, begin, length in saves:
+        rows += [
+            (begin + piece, begin + piece + 1.0, -1, 5, NO_EPOCH, 1000, kind, 0, 9, 0)
+            for piece in range(length)
+        ]
+    spans: Spans = np.array(rows, SPAN)
+    return spans[np.argsort(spans["end"], kind="stable")]
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=12),
+    st.lists(
+        st.tuples(
+            st.sampled_from([Kind.SAVE, Kind.WRITE, Kind.DRAIN]), st.integers(0, 30), st.integers(1, 9)
+        ),
+        max_size=4,
+    ),
+)
+def test_snapshots_beside_a_run_are_summed_up_as_it_goes_as_from_its_whole_trace(
+    waits: list[int], saves: list[tuple[Kind, int, int]]
+) -> None:
+    """Collected after every step; a piece that goes on is told when it ends."""
+    spans = a_run_with_saves(waits, saves)
+    running, told = RunningMetrics(), 0.0
+    steps = spans[spans["kind"] == Kind.STEP]
+    for number, step in enumerate(steps):
+        until = step["end"] if number + 1 < steps.size else np.inf
+        running.add(
+            spans[(spans["end"] > told) & (spans["end"] <= until)], int(step["epoch"]), int(step["step"])
+        )
+        told = until
+    found, whole = running.epochs(), epoch_metrics(spans)
+
+    assert [each.epoch for each in found] == [each.epoch for each in whole]
+    for each, expected in zip(found, whole, strict=True):
+        assert each.stall_seconds == expected.stall_seconds
+        assert each.save_seconds == expected.save_seconds
+        for kind in (Kind.WRITE, Kind.DRAIN):
+            nothing = Meanwhile(0.0, 0.0)
+            assert each.meanwhile.get(kind, nothing) == expected.meanwhile.get(kind, nothing)
+
+
+def test_what_ran_beside_is_kept_only_as_long_as_it_may_matter() -> None:
+    running = RunningMetrics()
+    for step in range(1000):
+        running.add(
+            np.array(
+                [
+                    (3.0 * step, 3.0 * step + 1, -1, 0, 0, step, Kind.WAIT, NO_TIER, 0, 0),
+                    (3.0 * step + 1, 3.0 * step + 3, -1, 0, 0, step, Kind.STEP, NO_TIER, 0, 0),
+                    (3.0 * step, 3.0 * step + 1, -1, 5, NO_EPOCH, 0, Kind.DRAIN, 0, 9, 0),
+                ],
+                SPAN,
+            ),
+            0,
+            step,
+        )
+
+    assert running.epochs()[0].meanwhile == {Kind.DRAIN: Meanwhile(1000.0, 0.0)}
+    assert running._beside.size == 0
