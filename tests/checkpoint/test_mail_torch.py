@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from penstock.checkpoint import mail_torch
 from penstock.checkpoint.mail_torch import PIECE_BYTES, StoreMail
-from penstock.errors import RankError
+from penstock.errors import RankError, WaitTimeout
 
 
 def open_store() -> Any:
@@ -56,9 +57,34 @@ def test_a_store_that_is_gone_is_told_in_words_of_ours() -> None:
     # In this order: the first letter to a closed connection is lost without a word, and missed by who waits for it.
     for use in (lambda: mail.receive(0), lambda: mail.send(0, b"x"), mail.untaken):
         with pytest.raises(
-            RankError, match=r"the store of torch\.distributed, which rank 0 or the launcher keeps"
+            RankError,
+            match=r"rank 0, or the launcher, which keeps the store of torch\.distributed, cannot be",
         ):
             use()
+
+
+class FrozenStore:
+    """A store in a process that hangs, such as one on a host whose network was cut."""
+
+    def __init__(self) -> None:
+        self.thawed = threading.Event()
+
+    def check(self, keys: list[str]) -> bool:
+        self.thawed.wait(30)
+        return False
+
+
+def test_a_store_that_hangs_is_given_up_and_used_again_when_it_answers() -> None:
+    store = FrozenStore()
+    mail = StoreMail(store, 1, 2, timeout_seconds=0.05)
+
+    for _ in range(2):  # the second time at once: it is still at the first
+        with pytest.raises(WaitTimeout, match=r"which keeps the store of .* did not answer within 0\.05 s"):
+            mail.receive(0)
+    store.thawed.set()
+    assert mail._clerk._idle.wait(30)
+
+    assert mail.receive(0) is None
 
 
 def test_the_last_letters_of_rank_0_are_kept_until_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

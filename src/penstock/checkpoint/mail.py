@@ -33,12 +33,12 @@ class Mail(Protocol):
     def send(self, to: int, letter: bytes) -> None:
         """Send a letter; it arrives without another call on this side.
 
-        Raises: RankError if it cannot be sent; WaitTimeout if the rank must fetch it meanwhile, and does not.
+        Raises: RankError if it cannot be sent; WaitTimeout if whoever must take it does not.
         """
         ...
 
     def receive(self, sender: int) -> bytes | None:
-        """Return the next letter from a rank; None, at once, if there is none yet. Raises: RankError."""
+        """Return the next letter from a rank; None, at once, if there is none yet. Raises: RankError, WaitTimeout."""
         ...
 
 
@@ -69,7 +69,7 @@ def mail_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Mail:
             return NoMail()
         from penstock.checkpoint.mail_torch import torch_mail
 
-        return torch_mail()
+        return torch_mail(timeout_seconds=timeout_seconds)
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         if mpi.COMM_WORLD.Get_size() == 1:
