@@ -17,10 +17,11 @@ from penstock.checkpoint.codecs import decode_block
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, NEEDS_REFERENCE, Kind
 from penstock.checkpoint.manifest import Manifest, Stored, read_manifest, step_of
 from penstock.checkpoint.parts import PartReader
+from penstock.checkpoint.sharding import check_whole
 from penstock.checkpoint.tensors import Bytes, Layout
 from penstock.checkpoint.tier import MANIFEST, Tier
 from penstock.checkpoint.writing import Scratch
-from penstock.errors import FormatError
+from penstock.errors import ConfigError, FormatError
 from penstock.flow.ordered import Workers
 
 
@@ -238,3 +239,61 @@ class _Job(NamedTuple):
     out: Bytes | None
     nbytes: int
     is_last: bool
+
+
+def parts_by_name(manifest: Manifest) -> dict[str, list[Stored]]:
+    """Return the stored parts of each tensor; one, where it is not spread over ranks.
+
+    Raises: FormatError naming a tensor whose parts do not make up the whole.
+    """
+    by_name: dict[str, list[Stored]] = {}
+    for stored in manifest.tensors:
+        by_name.setdefault(stored.layout.name, []).append(stored)
+    try:
+        check_whole(stored.layout for stored in manifest.tensors if stored.layout.box is not None)
+    except ConfigError as error:
+        raise FormatError(f"the snapshot of step {manifest.step} is damaged: {error}") from None
+    return by_name
+
+
+def whole_layout(parts: Sequence[Stored]) -> Layout:
+    """Return the layout of the tensor that parts make up."""
+    layout = parts[0].layout
+    return layout if layout.box is None else Layout(layout.name, layout.dtype, layout.box.whole)
+
+
+def read_whole(
+    chain: Chain, wanted: Iterable[tuple[Sequence[Stored], Bytes]], workers: Workers
+) -> Iterator[str]:
+    """Decode tensors into place, put together from their parts, yielding the name of each once it is complete.
+
+    wanted: the parts of each, and uint8[bytes of the whole] to fill.
+    Raises: as `read_tensors`.
+    """
+    left: dict[str, int] = {}
+    targets: dict[Layout, tuple[Bytes, Bytes]] = {}
+
+    def parts() -> Iterator[tuple[Stored, Bytes]]:
+        for stored_parts, out in wanted:
+            left[stored_parts[0].layout.name] = len(stored_parts)
+            for stored in stored_parts:
+                if stored.layout.box is None:
+                    yield stored, out
+                else:
+                    data = np.empty(stored.layout.nbytes, np.uint8)
+                    targets[stored.layout] = out, data
+                    yield stored, data
+
+    for layout in read_tensors(chain, parts(), workers):
+        if layout.box is not None:
+            out, data = targets.pop(layout)
+            if data.size:
+                item = f"V{layout.dtype.item_bytes}"
+                place = tuple(
+                    slice(offset, offset + size)
+                    for offset, size in zip(layout.box.offsets, layout.shape, strict=True)
+                )
+                out.view(item).reshape(layout.box.whole)[place] = data.view(item).reshape(layout.shape)
+        left[layout.name] -= 1
+        if not left[layout.name]:
+            yield layout.name

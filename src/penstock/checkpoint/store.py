@@ -23,7 +23,7 @@ from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.manifest import NewerFormat, read_layout, write_layout
 from penstock.checkpoint.parts import TornError
 from penstock.checkpoint.ranks import Ranks, alone
-from penstock.checkpoint.reading import Chain, read_tensors
+from penstock.checkpoint.reading import Chain, parts_by_name, read_tensors, read_whole, whole_layout
 from penstock.checkpoint.recipe import RAW, Way
 from penstock.checkpoint.saving import Saved, Saving, Waves
 from penstock.checkpoint.sharding import Shard, shards_of
@@ -493,8 +493,8 @@ class SnapshotStore:
         self, chain: Chain, into: Any, only: Iterable[str] | None, framework: Framework | None
     ) -> Restored:
         manifest = chain.manifest
-        by_name = {stored.layout.name: stored for stored in manifest.tensors}
-        layouts = [stored.layout for stored in manifest.tensors]
+        by_name = parts_by_name(manifest)
+        layouts = [whole_layout(parts) for parts in by_name.values()]
         tree = read_tree(manifest.tree, layouts)
         loading = (
             plan_loading(tree, only=only, framework=framework)
@@ -511,8 +511,8 @@ class SnapshotStore:
         }
         with Workers(self._threads, f"penstock-decode-{manifest.step}") as workers:
             wanted = ((by_name[name], destination.memory) for name, destination in destinations.items())
-            for layout in read_tensors(chain, wanted, workers):
-                destinations[layout.name].finish()
+            for name in read_whole(chain, wanted, workers):
+                destinations[name].finish()
         per_rank = own.state()[f"rank {self._ranks.rank}"] if own else None
         return Restored(manifest.step, loading.state(), loading.not_loaded, loading.not_found, per_rank)
 
@@ -568,7 +568,8 @@ class SnapshotStore:
                 with closing(open_way(self._catalog, way)) as chain:
                     for _ in read_tensors(chain, None, workers) if workers else ():
                         pass
-                    read_tree(chain.manifest.tree, [stored.layout for stored in chain.manifest.tensors])
+                    parts = parts_by_name(chain.manifest).values()
+                    read_tree(chain.manifest.tree, [whole_layout(those) for those in parts])
                     return None
             except (FormatError, DataError) as error:
                 fault = error
