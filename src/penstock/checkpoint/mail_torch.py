@@ -33,8 +33,8 @@ _made = itertools.count()  # equal on all ranks, since all make their mail in th
 def torch_mail(*, timeout_seconds: float = TIMEOUT_SECONDS) -> StoreMail:
     """Return new mail between the ranks of torch.distributed; every rank calls this, in the same order.
 
-    It uses the default group's store, not the group: any backend will do, and no collective
-    of the training is disturbed.
+    It uses the default group's store, not the group: any backend will do, and no collective of the training is
+    disturbed.
 
     timeout_seconds: after which a store that does not answer is given up.
 
