@@ -1,0 +1,259 @@
+"""Lightning's checkpoints as snapshots: `ModelCheckpoint` says when and which stay, `fit(ckpt_path=...)` goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
+
+from penstock.checkpoint.local import LocalWriter, sync_folder
+from penstock.checkpoint.saving import Saving
+from penstock.checkpoint.state import flatten
+from penstock.checkpoint.store import SnapshotStore
+from penstock.errors import ConfigError
+from penstock.torch.going_on import random_states, saved_after, set_own_random_state
+
+_KIND = "a snapshot of Penstock"
+_MOST_NAME_BYTES = 4096
+_HYPER_PARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
+
+
+class SnapshotIO(CheckpointIO):
+    """Keeps what Lightning saves in a snapshot store.
+
+        store = SnapshotStore("runs/a", keep=Keep(last=None))
+        trainer = Trainer(
+            plugins=[SnapshotIO(store)],
+            callbacks=[ModelCheckpoint(every_n_train_steps=100, save_last=True), RandomState()],
+        )
+        trainer.fit(module, ckpt_path="last")
+
+    At the path that Lightning gives, a small file names the snapshot, which is that of the global step; it appears once
+    the snapshot is durable. When Lightning removes the file, the snapshot goes too, as soon as no other one is stored
+    as a difference to it; so the store itself keeps all. Of one step there is one snapshot, whatever the number of its
+    names. Checkpoints of Lightning's own are loaded as ever.
+
+    Hyperparameters that a snapshot does not hold are left out, with a warning that names them; anything else that it
+    does not hold is an error that names it. Training is one process, or several with equal states (DDP), of which rank
+    0 saves. The store is closed by whoever opened it.
+    """
+
+    def __init__(self, store: SnapshotStore) -> None:
+        self._store = store
+        self._others = TorchCheckpointIO()
+        #: The latest snapshot.
+        self._latest: _Named | None = None
+        #: Steps whose last name was removed.
+        self._nameless: set[int] = set()
+        #: Steps that a run saved after the snapshot that this one went back to.
+        self._abandoned: list[int] = []
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        """Begin to save. Raises: ConfigError, DataError, and what the save before failed with."""
+        if storage_options is not None:
+            raise ConfigError("storage_options are not used here: they belong to the store's own address")
+        name = _local(path)
+        step = int(checkpoint["global_step"])
+        if self._latest is None or step != self._latest.saving.step:
+            self._settle()
+            for abandoned in self._abandoned:
+                self._store.delete(abandoned)
+            self._abandoned = []
+            self._latest = _Named(self._store.save(step, _without_foreign(checkpoint)))
+        self._latest.add(name)
+        self._nameless.discard(step)
+
+    def load_checkpoint(
+        self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Return what was saved under a name; tensors are on the CPU. Raises: FileNotFoundError, and as `restore`."""
+        self._settle()
+        step = _step_named_by(path)
+        if step is None:
+            return self._others.load_checkpoint(path, map_location, weights_only)  # type: ignore[arg-type]
+        state: dict[str, Any] = self._store.restore(step).state
+        self._abandoned = saved_after(self._store, step)
+        return state
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Remove a name and, once that is possible, the snapshot if it was the last of its names."""
+        name = Path(path)
+        if self._latest is not None and self._latest.remove(name):
+            step: int | None = self._latest.saving.step
+        else:
+            step = _step_named_by(path)
+            if step is None:
+                self._others.remove_checkpoint(name)
+                return
+            name.unlink()
+        named = {_step_named_by(other) for other in name.parent.glob("*") if other.is_file()}
+        if self._latest is not None and self._latest.is_awaited:
+            named.add(self._latest.saving.step)
+        if step is not None and step not in named:
+            self._nameless.add(step)
+
+    def teardown(self) -> None:
+        """Return once everything is durable and has its names. Raises: what the last save failed with."""
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._latest is not None:
+            self._latest.wait()
+        for step in sorted(self._nameless, reverse=True):
+            try:
+                self._store.delete(step)
+            except ConfigError:  # others are stored as differences to it: later, then
+                continue
+            self._nameless.discard(step)
+            if self._latest is not None and self._latest.saving.step == step:
+                self._latest = None
+
+
+class _Named:
+    """A snapshot that is being saved, and its names, which a thread of its own writes once it is durable.
+
+    The thread is no daemon: an interpreter that ends waits for it, so what is saved last is found again.
+    """
+
+    def __init__(self, saving: Saving) -> None:
+        self.saving = saving
+        #: Guards the names and the files of that name: nobody else waits for either but who removes one.
+        self._names_lock = threading.Lock()
+        self._names: list[Path] = []
+        self._is_durable = False
+        self._thread = threading.Thread(target=self._run, name=f"penstock-name-{saving.step}")
+        self._thread.start()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Return whether there are names that are not written yet."""
+        with self._names_lock:
+            return bool(self._names)
+
+    def add(self, name: Path) -> None:
+        """Give it a name, now or once it is durable."""
+        with self._names_lock:
+            if self._is_durable:
+                _write_name(name, self.saving.step)
+            else:
+                self._names.append(name)
+
+    def remove(self, name: Path) -> bool:
+        """Forget a name that is not written yet. Returns: whether it was such."""
+        with self._names_lock:
+            if name not in self._names:
+                return False
+            self._names.remove(name)
+            return True
+
+    def wait(self) -> None:
+        """Return once the snapshot is durable and its names are written. Raises: what it failed with."""
+        self._thread.join()
+        self.saving.wait()
+
+    def _run(self) -> None:
+        # Not `wait`: a failure is for the next save or close to raise, not for this thread.
+        self.saving._thread.join()
+        if self.saving.saved is None:
+            return
+        with self._names_lock:
+            self._is_durable = True
+            for name in self._names:
+                _write_name(name, self.saving.step)
+            self._names = []
+
+
+class RandomState(pl.Callback):
+    """Makes the random generators of every rank part of Lightning's checkpoints, which leave them out.
+
+    They are set again before the first batch that is trained after `fit(ckpt_path=...)`, so that dropout and the like
+    go on as if nothing had happened.
+    """
+
+    def __init__(self) -> None:
+        self._states: list[dict[str, Any]] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states; all ranks call it together."""
+        return {"random": random_states()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the states, to be set later."""
+        self._states = state_dict["random"]
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Set them: what Lightning and its loaders drew on the way here is undone."""
+        states, self._states = self._states, []
+        set_own_random_state(states, trainer.global_rank)
+
+
+def _without_foreign(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint without the hyperparameters that a snapshot does not hold."""
+    kept, left_out = dict(checkpoint), []
+    for part in _HYPER_PARAMETERS:
+        if part in kept:
+            kept[part] = {name: value for name, value in kept[part].items() if _fits(value)}
+            left_out += [f"{part}/{name}" for name in checkpoint[part].keys() - kept[part].keys()]
+    if left_out:
+        warnings.warn(
+            f"{', '.join(sorted(left_out))}: a snapshot does not hold such values, and runs no code to make them; they "
+            "are left out",
+            stacklevel=2,
+        )
+    return kept
+
+
+def _fits(value: Any) -> bool:
+    try:
+        flatten({"value": value})
+    except ConfigError:
+        return False
+    return True
+
+
+def _local(path: str | os.PathLike[str]) -> Path:
+    if "://" in os.fspath(path):
+        raise ConfigError(
+            f"{path} is an address; names of snapshots are small local files: give ModelCheckpoint a folder as "
+            "dirpath (the snapshots may be anywhere: that is up to the store)"
+        )
+    return Path(path)
+
+
+def _write_name(name: Path, step: int) -> None:
+    name.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = name.with_name(f".{name.name}.unfinished")
+    unfinished.unlink(missing_ok=True)
+    writer = LocalWriter(unfinished)
+    try:
+        writer.write(np.frombuffer(json.dumps({"what": _KIND, "step": step}).encode(), np.uint8))
+        writer.finish()
+    finally:
+        writer.abandon()
+    unfinished.replace(name)
+    sync_folder(name.parent)
+
+
+def _step_named_by(path: str | os.PathLike[str]) -> int | None:
+    """Return the step that a file names; None if it is no name. Raises: FileNotFoundError."""
+    if "://" in os.fspath(path) or Path(path).is_dir():
+        return None
+    with open(path, "rb") as file:
+        text = file.read(_MOST_NAME_BYTES)
+    try:
+        said = json.loads(text)
+    except ValueError:
+        return None
+    is_name = isinstance(said, dict) and said.get("what") == _KIND and type(said.get("step")) is int
+    return said["step"] if is_name else None

@@ -1,0 +1,173 @@
+"""The Trainer of Hugging Face saves into a snapshot store, and goes on from there."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+from transformers.trainer_callback import ExportableState
+from transformers.utils import WEIGHTS_NAME
+
+from penstock.checkpoint.saving import Saving
+from penstock.checkpoint.store import Restored, SnapshotStore
+from penstock.errors import ConfigError
+from penstock.plan.saves import SaveCost, SaveSchedule
+from penstock.torch.going_on import random_states, saved_after
+
+
+class SnapshotCallback(TrainerCallback):
+    """Saves a Trainer's model, optimizer, scheduler, scaler, random generators and progress.
+
+        trainer = Trainer(model, TrainingArguments(save_strategy="no", ...), train_dataset=data)
+        snapshots = SnapshotCallback(trainer, store, EverySteps(500))
+        trainer.add_callback(snapshots)
+        snapshots.train()
+
+    Training goes on as if it had not been interrupted, for the Trainer is given a folder of its own kind; it lies in
+    the folder for temporary files until the first step is done.
+
+    trainer: it trains one process, or several with equal states (DDP); its store is then one of their ranks.
+    schedule: when to save; None: whenever the Trainer has saved a checkpoint of its own.
+    Raises: ConfigError if the schedule or the way of training does not go with it.
+    """
+
+    def __init__(self, trainer: Trainer, store: SnapshotStore, schedule: SaveSchedule | None = None) -> None:
+        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+            raise ConfigError(
+                "this Trainer shards its state (FSDP or DeepSpeed), of which a rank here sees a part: save it with "
+                "torch.distributed.checkpoint and the writer of penstock.torch"
+            )
+        if trainer.args.world_size > 1 and schedule is not None and not schedule.is_known_ahead:
+            raise ConfigError(
+                f"schedule is {schedule}, which {trainer.args.world_size} ranks would answer differently: give them "
+                "EverySteps"
+            )
+        self._trainer = trainer
+        self._store = store
+        self._schedule = schedule
+        self._saving: Saving | None = None
+        self._blocked_seconds = 0.0
+        self._since_seconds = time.monotonic()
+        #: While a training begins from a snapshot: where the Trainer finds it.
+        self._folder: Path | None = None
+        #: Steps that were saved after the snapshot that the training went back to.
+        self._abandoned: list[int] = []
+
+    def train(self, step: int | None = None, **arguments: Any) -> Any:
+        """Train from a snapshot on, or from the beginning where there is none.
+
+        step: of the snapshot; None: the one saved last. Snapshots saved after it go with the first save.
+        arguments: of `Trainer.train`, which returns the same.
+        Raises: as `SnapshotStore.restore`, and what a save failed with.
+        """
+        if step is None and not self._store.list():
+            return self._trainer.train(**arguments)
+        restored = self._store.restore(step)
+        self._abandoned = saved_after(self._store, restored.step)
+        with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+            self._folder = Path(folder)
+            self._write(restored, self._folder)
+            del restored
+            try:
+                return self._trainer.train(resume_from_checkpoint=folder, **arguments)
+            finally:
+                self._folder = None
+
+    # -- What the Trainer tells --------------------------------------------------------------------------
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Begin to count time."""
+        self._since_seconds = time.monotonic()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Save if it is time."""
+        # The Trainer has read all of it by now, unless it may begin anew with smaller batches.
+        if self._folder is not None and not args.auto_find_batch_size:
+            for file in self._folder.iterdir():
+                file.unlink()
+            self._folder = None
+        if self._schedule is not None:
+            seconds = time.monotonic() - self._since_seconds
+            if self._schedule.is_due(state.global_step, seconds, self._cost()):
+                self._save(state)
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Save beside the Trainer, where there is no schedule."""
+        if self._schedule is None and (self._saving is None or self._saving.step != state.global_step):
+            self._save(state)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Return once the last snapshot is durable. Raises: what it failed with."""
+        if self._saving is not None:
+            self._saving.wait()
+
+    # -- Saving ------------------------------------------------------------------------------------------
+
+    def _save(self, state: TrainerState) -> None:
+        trainer = self._trainer
+        assert trainer.optimizer is not None, "a Trainer that trains has made its optimizer"
+        assert trainer.lr_scheduler is not None, "and its schedule"
+        if self._abandoned and trainer.args.process_index == 0:
+            for abandoned in self._abandoned:
+                self._store.delete(abandoned)
+        self._abandoned = []
+        trainer.store_flos()
+        scaler = getattr(trainer.accelerator, "scaler", None)
+        told: list[Any] = [*trainer.callback_handler.callbacks, trainer.control]
+        exported: list[Any] = [one for one in told if isinstance(one, ExportableState)]
+        progress = dataclasses.replace(state, stateful_callbacks=exported)
+        begin_seconds = time.monotonic()
+        self._saving = self._store.save(
+            state.global_step,
+            {
+                "model": trainer.accelerator.unwrap_model(trainer.model).state_dict(),
+                "optimizer": trainer.optimizer.state_dict(),
+                "scheduler": trainer.lr_scheduler.state_dict(),
+                "scaler": None if scaler is None else scaler.state_dict(),
+                "trainer": dataclasses.asdict(progress),
+                "random": random_states(),
+            },
+        )
+        self._since_seconds = time.monotonic()
+        self._blocked_seconds = self._since_seconds - begin_seconds
+
+    def _cost(self) -> SaveCost | None:
+        if self._saving is None:
+            return None
+        if not self._saving.is_done:
+            return SaveCost(self._blocked_seconds)
+        saved = self._saving.wait()
+        return SaveCost(saved.blocked_seconds, saved.durable_seconds)
+
+    def _write(self, restored: Restored, folder: Path) -> None:
+        """Write a checkpoint as the Trainer reads it."""
+        args = self._trainer.args
+        torch.save(restored["model"], folder / WEIGHTS_NAME)
+        torch.save(restored["optimizer"], folder / OPTIMIZER_NAME)
+        torch.save(restored["scheduler"], folder / SCHEDULER_NAME)
+        if restored["scaler"] is not None:
+            torch.save(restored["scaler"], folder / SCALER_NAME)
+        TrainerState(**restored["trainer"]).save_to_json(str(folder / TRAINER_STATE_NAME))
+        ranks = restored["random"]
+        if args.process_index < len(ranks):
+            own = ranks[args.process_index]
+            states = {"python": own["python"], "numpy": own["numpy"], "cpu": own["torch"]}
+            if "cuda" in own:
+                all_devices = args.parallel_mode.value == "distributed"
+                states["cuda"] = own["cuda"] if all_devices else own["cuda"][torch.cuda.current_device()]
+            name = f"rng_state_{args.process_index}.pth" if args.world_size > 1 else "rng_state.pth"
+            torch.save(states, folder / name)

@@ -1,0 +1,307 @@
+"""Lightning saves snapshots, and goes on from them exactly."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import lightning.pytorch as pl
+    from lightning.fabric.plugins.environments.mpi import MPIEnvironment
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+from penstock.checkpoint.store import SnapshotStore
+from penstock.errors import ConfigError, DataError
+from penstock.policy.keeping import Keep
+from penstock.torch.lightning import RandomState, SnapshotIO
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning:lightning"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
+]
+
+STEPS_PER_EPOCH = 4
+
+
+class Batches:
+    """Batches that are functions of their number, and that know how far they are: what a loader of Penstock does."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def __len__(self) -> int:
+        return STEPS_PER_EPOCH
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while self.next < STEPS_PER_EPOCH:
+            self.next += 1
+            yield torch.randn(8, 6, generator=torch.Generator().manual_seed(self.next))
+        self.next = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next = state["next"]
+
+
+class Net(pl.LightningModule):
+    def __init__(self, **hyper_parameters: Any) -> None:
+        super().__init__()
+        self.save_hyperparameters(hyper_parameters)
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 1))
+
+    def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
+        loss: torch.Tensor = self.layers(batch).square().mean()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SnapshotStore]:
+    with SnapshotStore(tmp_path / "store", keep=Keep(last=None), snap_dis=2, report=None, threads=1) as store:
+        yield store
+
+
+@pytest.fixture(autouse=True)
+def no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep Lightning from starting MPI, which it does to find out whether it runs under it."""
+    monkeypatch.setattr(MPIEnvironment, "detect", staticmethod(lambda: False))
+
+
+@pytest.fixture
+def fit(tmp_path: Path, store: SnapshotStore) -> Callable[..., Net]:
+    """Return a function that trains until a step, saving as it is told, and returns the module."""
+
+    def run(
+        until: int, *, from_path: Path | None = None, module: Net | None = None, **checkpoint: Any
+    ) -> Net:
+        pl.seed_everything(7 if from_path is None else 99, verbose=False)
+        module = module or Net()
+        trainer = pl.Trainer(
+            max_steps=until,
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=tmp_path,
+            plugins=[SnapshotIO(store)],
+            callbacks=[
+                RandomState(),
+                ModelCheckpoint(
+                    dirpath=tmp_path / "names",
+                    filename="{step}",
+                    **{"every_n_train_steps": 3, "save_top_k": -1, **checkpoint},
+                ),
+            ],
+        )
+        trainer.fit(module, Batches(), ckpt_path=from_path and str(from_path))
+        return module
+
+    return run
+
+
+def names(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "names").iterdir())
+
+
+def test_twice_n_steps_are_n_steps_and_a_restore_and_n_steps(
+    tmp_path: Path, fit: Callable[..., Net], store: SnapshotStore
+) -> None:
+    """In the midst of the second epoch, with dropout, running statistics, Adam and a schedule."""
+    straight = fit(12, every_n_train_steps=6)
+    assert names(tmp_path) == ["step=12.ckpt", "step=6.ckpt"]
+    first = store.restore(12)["optimizer_states"][0]
+
+    again = fit(12, from_path=tmp_path / "names" / "step=6.ckpt", every_n_train_steps=6)
+
+    assert steps(store) == [6, 12]
+    expected = straight.state_dict()
+    assert again.state_dict().keys() == expected.keys()
+    for name, tensor in again.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+    second = store.restore(12)["optimizer_states"][0]
+    assert torch.equal(first["state"][0]["exp_avg"], second["state"][0]["exp_avg"])
+
+
+def test_what_lightning_no_longer_names_goes_once_nothing_is_a_difference_to_it(
+    tmp_path: Path, fit: Callable[..., Net], store: SnapshotStore
+) -> None:
+    """Snapshots 3 and 9 are whole, 6 and 12 differences to them."""
+    fit(12, save_top_k=1)
+
+    assert names(tmp_path) == ["step=12.ckpt"]
+    assert [listed.step for listed in store.list()] == [9, 12]
+
+
+def test_a_value_that_a_snapshot_does_not_hold_is_left_out_of_the_hyperparameters_and_named(
+    fit: Callable[..., Net], store: SnapshotStore
+) -> None:
+    with pytest.warns(UserWarning, match=r"hyper_parameters/odd: .* left out"):
+        fit(3, module=Net(width=16, odd=object()))
+
+    assert store.restore()["hyper_parameters"] == {"width": 16}
+
+
+# -- Names ---------------------------------------------------------------------------------------------
+
+
+def checkpoint(step: int, **more: Any) -> dict[str, Any]:
+    return {"global_step": step, "state_dict": {"weight": torch.full((4,), float(step))}, **more}
+
+
+def steps(store: SnapshotStore) -> list[int]:
+    return [listed.step for listed in store.list()]
+
+
+@pytest.fixture
+def may_end() -> threading.Event:
+    return threading.Event()
+
+
+@pytest.fixture
+def held_back(tmp_path: Path, may_end: threading.Event) -> Iterator[SnapshotStore]:
+    """A store whose saves end when they may."""
+
+    def report(_: str) -> None:
+        assert may_end.wait(60)
+
+    with SnapshotStore(tmp_path / "store", report=report, threads=1) as store:
+        yield store
+
+
+def test_a_name_appears_once_its_snapshot_is_durable(
+    tmp_path: Path, held_back: SnapshotStore, may_end: threading.Event
+) -> None:
+    """A process that dies before leaves no name that leads nowhere."""
+    snapshots, name = SnapshotIO(held_back), tmp_path / "deep" / "first.ckpt"
+    snapshots.save_checkpoint(checkpoint(1), name)
+    assert not name.exists()
+
+    may_end.set()
+    snapshots.teardown()
+
+    assert [path.name for path in name.parent.iterdir()] == ["first.ckpt"]
+    weight = SnapshotIO(held_back).load_checkpoint(name)["state_dict"]["weight"]
+    assert torch.equal(weight, torch.full((4,), 1.0))
+
+
+def test_a_snapshot_can_be_unnamed_before_it_is_durable(
+    tmp_path: Path, held_back: SnapshotStore, may_end: threading.Event
+) -> None:
+    snapshots = SnapshotIO(held_back)
+    snapshots.save_checkpoint(checkpoint(1), tmp_path / "a.ckpt")
+
+    snapshots.remove_checkpoint(tmp_path / "a.ckpt")
+    may_end.set()
+    snapshots.teardown()
+
+    assert not (tmp_path / "a.ckpt").exists()
+    assert steps(held_back) == []
+
+
+def test_a_checkpoint_saved_after_fitting_has_its_name_too(tmp_path: Path, store: SnapshotStore) -> None:
+    snapshots = SnapshotIO(store)
+    snapshots.save_checkpoint(checkpoint(1), tmp_path / "step=1.ckpt")
+    snapshots.teardown()
+
+    snapshots.save_checkpoint(checkpoint(1), tmp_path / "final.ckpt")
+
+    assert snapshots.load_checkpoint(tmp_path / "final.ckpt")["global_step"] == 1
+    assert steps(store) == [1]
+
+
+def test_a_step_with_two_names_is_one_snapshot_until_both_are_removed(
+    tmp_path: Path, store: SnapshotStore
+) -> None:
+    snapshots = SnapshotIO(store)
+    for name in ("best.ckpt", "last.ckpt"):
+        snapshots.save_checkpoint(checkpoint(1), tmp_path / name)
+    snapshots.teardown()
+    assert steps(store) == [1]
+
+    later = SnapshotIO(store)
+    later.remove_checkpoint(tmp_path / "best.ckpt")
+    later.teardown()
+    assert steps(store) == [1]
+    later.remove_checkpoint(tmp_path / "last.ckpt")
+    later.teardown()
+
+    assert steps(store) == []
+
+
+def test_a_training_that_goes_back_replaces_what_was_saved_after(
+    tmp_path: Path, store: SnapshotStore
+) -> None:
+    snapshots = SnapshotIO(store)
+    for step in (1, 2, 3):
+        snapshots.save_checkpoint(checkpoint(step), tmp_path / f"{step}.ckpt")
+    snapshots.teardown()
+
+    again = SnapshotIO(store)
+    again.load_checkpoint(tmp_path / "1.ckpt")
+    again.save_checkpoint(checkpoint(2, again=True), tmp_path / "2.ckpt")
+    again.teardown()
+
+    assert steps(store) == [1, 2]
+    assert again.load_checkpoint(tmp_path / "2.ckpt")["again"]
+
+
+def test_checkpoints_of_lightnings_own_are_loaded_and_removed_as_ever(
+    tmp_path: Path, store: SnapshotStore
+) -> None:
+    snapshots, path = SnapshotIO(store), tmp_path / "plain.ckpt"
+    torch.save(checkpoint(5), path)
+
+    assert snapshots.load_checkpoint(path, weights_only=True)["global_step"] == 5
+    snapshots.remove_checkpoint(path)
+
+    assert not path.exists()
+
+
+def test_what_a_save_failed_with_is_raised_when_fitting_ends(tmp_path: Path, store: SnapshotStore) -> None:
+    snapshots = SnapshotIO(store)
+    snapshots.save_checkpoint(checkpoint(1), tmp_path / "1.ckpt")
+    snapshots.teardown()
+    (tmp_path / "store").rename(tmp_path / "gone")
+
+    def save() -> None:
+        snapshots.save_checkpoint(checkpoint(2), tmp_path / "2.ckpt")
+        snapshots.teardown()
+
+    with pytest.raises((DataError, FileNotFoundError)):
+        save()
+    assert not (tmp_path / "2.ckpt").exists()
+
+
+def test_a_value_that_a_snapshot_does_not_hold_elsewhere_is_an_error_that_names_it(
+    tmp_path: Path, store: SnapshotStore
+) -> None:
+    with pytest.raises(ConfigError, match="mine/odd"):
+        SnapshotIO(store).save_checkpoint(checkpoint(1, mine={"odd": object()}), tmp_path / "1.ckpt")
+
+
+def test_names_on_other_machines_and_storage_options_are_refused(
+    tmp_path: Path, store: SnapshotStore
+) -> None:
+    snapshots = SnapshotIO(store)
+
+    with pytest.raises(ConfigError, match="dirpath"):
+        snapshots.save_checkpoint(checkpoint(1), "s3://bucket/1.ckpt")
+    with pytest.raises(ConfigError, match="storage_options"):
+        snapshots.save_checkpoint(checkpoint(1), tmp_path / "1.ckpt", storage_options={})
+    with pytest.raises(FileNotFoundError):
+        snapshots.load_checkpoint(tmp_path / "absent.ckpt")

@@ -1,0 +1,191 @@
+"""The Trainer of Hugging Face saves snapshots, and goes on from them exactly."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+
+from penstock.checkpoint.store import SnapshotStore
+from penstock.errors import ConfigError
+from penstock.plan.saves import Auto, EverySteps
+from penstock.torch.trainer import SnapshotCallback
+
+STEPS_PER_EPOCH = 4
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 1))
+
+    def forward(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.layers(values).square().mean()}
+
+
+class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    def __init__(self) -> None:
+        self.rows = torch.randn(8 * STEPS_PER_EPOCH, 6, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"values": self.rows[index]}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SnapshotStore]:
+    with SnapshotStore(tmp_path / "store", report=None, threads=1) as store:
+        yield store
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Trainer]:
+    """Return a function that makes a trainer of 12 steps, from weights that follow from the seed."""
+
+    def build(seed: int = 7, **options: Any) -> Trainer:
+        set_seed(seed)
+        arguments = {
+            "per_device_train_batch_size": 8,
+            "max_steps": 12,
+            "save_strategy": "no",
+            "report_to": [],
+            "disable_tqdm": True,
+            "use_cpu": True,
+            "logging_steps": 2,
+            **options,
+        }
+        return Trainer(Net(), TrainingArguments(str(tmp_path / "out"), **arguments), train_dataset=Rows())
+
+    return build
+
+
+@pytest.mark.parametrize("step", [8, 6], ids=["between epochs", "within an epoch"])
+def test_twice_n_steps_are_n_steps_and_a_restore_and_n_steps(
+    make: Callable[..., Trainer], store: SnapshotStore, step: int, tmp_path: Path
+) -> None:
+    """With shuffling, dropout, running statistics, AdamW and a schedule; the second life begins from other weights."""
+    straight = make()
+    callback = SnapshotCallback(straight, store, EverySteps(step))
+    straight.add_callback(callback)
+    callback.train()
+
+    again = make()
+    with torch.no_grad():
+        again.model.layers[0].weight.fill_(3)  # type: ignore[union-attr, index]
+    callback = SnapshotCallback(again, store, EverySteps(step))
+    again.add_callback(callback)
+    callback.train(step)
+
+    assert again.state.global_step == straight.state.global_step == 12
+    expected = straight.model.state_dict()  # type: ignore[union-attr]
+    for name, tensor in again.model.state_dict().items():  # type: ignore[union-attr]
+        assert torch.equal(tensor, expected[name]), name
+    assert again.optimizer.state_dict()["state"][0]["step"] == 12  # type: ignore[union-attr]
+    assert [entry.get("loss") for entry in again.state.log_history[: step // 2 - 1]] == [
+        entry.get("loss") for entry in straight.state.log_history[: step // 2 - 1]
+    ]
+
+
+def test_where_nothing_was_saved_training_begins_at_the_beginning(
+    make: Callable[..., Trainer], store: SnapshotStore
+) -> None:
+    trainer = make(max_steps=2)
+    callback = SnapshotCallback(trainer, store, EverySteps(1))
+    trainer.add_callback(callback)
+
+    callback.train()
+
+    assert [listed.step for listed in store.list()] == [1, 2]
+
+
+def test_without_a_schedule_a_snapshot_is_taken_whenever_the_trainer_saves(
+    make: Callable[..., Trainer], store: SnapshotStore
+) -> None:
+    trainer = make(max_steps=4, save_strategy="steps", save_steps=2)
+    trainer.add_callback(SnapshotCallback(trainer, store))
+
+    trainer.train()
+
+    assert [listed.step for listed in store.list()] == [2, 4]
+
+
+def test_a_training_that_goes_back_replaces_what_was_saved_after(
+    make: Callable[..., Trainer], store: SnapshotStore
+) -> None:
+    for step in (None, 2):
+        trainer = make(max_steps=4)
+        callback = SnapshotCallback(trainer, store, EverySteps(1))
+        trainer.add_callback(callback)
+        callback.train(step)
+
+    assert [listed.step for listed in store.list()] == [1, 2, 3, 4]
+
+
+def test_the_folder_of_a_resumed_training_is_gone_after_its_first_step(
+    make: Callable[..., Trainer], store: SnapshotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    trainer = make(max_steps=2)
+    callback = SnapshotCallback(trainer, store, EverySteps(1))
+    trainer.add_callback(callback)
+    callback.train()
+    seen: list[list[str]] = []
+
+    class Look(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            seen.append(files(tmp_path / "temporary"))
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            seen.append(files(tmp_path / "temporary"))
+
+    trainer = make(max_steps=3)
+    callback = SnapshotCallback(trainer, store, EverySteps(1))
+    trainer.add_callback(callback)
+    trainer.add_callback(Look())
+    callback.train()
+
+    assert seen[0] == [
+        "optimizer.pt",
+        "pytorch_model.bin",
+        "rng_state.pth",
+        "scheduler.pt",
+        "trainer_state.json",
+    ]
+    assert seen[1] == []
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_ranks_that_would_answer_differently_are_refused(
+    make: Callable[..., Trainer], store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make()
+    monkeypatch.setattr(type(trainer.args), "world_size", 2)
+
+    with pytest.raises(ConfigError, match="EverySteps"):
+        SnapshotCallback(trainer, store, Auto(3600.0))
+
+
+def test_a_trainer_that_shards_its_state_is_refused(
+    make: Callable[..., Trainer], store: SnapshotStore
+) -> None:
+    trainer = make()
+    trainer.is_fsdp_enabled = True
+
+    with pytest.raises(ConfigError, match="FSDP"):
+        SnapshotCallback(trainer, store)
