@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import ConfigError, DataError, LoaderClosed, StagingError
+from penstock.flow.snapshot_spans import SnapshotSpan
 from penstock.loader import Loader
 from penstock.loader.transforms import RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
@@ -645,6 +646,24 @@ def test_a_trace_is_on_the_disk_every_few_seconds_however_slow_the_steps(
         spans = read_trace(tmp_path / "run.trace").spans
 
     assert np.count_nonzero(spans["kind"] == Kind.WAIT) == 1
+
+
+def test_saves_that_are_recorded_with_the_loaders_recorder_are_in_its_trace_and_its_sums(
+    folder: Path, tmp_path: Path
+) -> None:
+    with make(folder, epochs=1, trace=tmp_path / "run.trace") as loader:
+        for step, _ in enumerate(loader):
+            if step == 2:
+                with SnapshotSpan(loader.recorder, Kind.SAVE, step=1000) as span:
+                    span.add(5)
+        (metrics,) = loader.metrics
+    trace = read_trace(tmp_path / "run.trace")
+
+    (save,) = trace.spans[trace.spans["kind"] == Kind.SAVE]
+    assert (save["bytes"], save["step"]) == (5, 1000)
+    assert metrics.save_seconds == pytest.approx(save["end"] - save["start"])
+    assert metrics.save_seconds <= metrics.own_seconds
+    assert trace.epochs()[0].save_seconds == pytest.approx(metrics.save_seconds)
 
 
 def test_classes_are_the_sources(folder: Path) -> None:

@@ -310,6 +310,14 @@ class BaseLoader(ABC, Generic[Batch]):
         """The sums of the trace by epoch, up to the last batch handed out."""
         return self._collector.epochs()
 
+    @property
+    def recorder(self) -> Recorder:
+        """What the trace is recorded with; a snapshot store that records with it, too, writes into the same trace.
+
+        Only until the loader is closed.
+        """
+        return self._recorder
+
     def preview(self, count: int) -> NDArray[np.int64]:
         """Return the ids of the next `count` samples that this rank will get, in order; fewer at the run's end.
 

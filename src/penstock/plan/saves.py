@@ -23,7 +23,7 @@ class SaveCost:
     blocked_seconds: that the training stood still for it.
     durable_seconds: from its beginning until its snapshot would outlive a crash; None while that is not yet so.
 
-    Raises: ConfigError where a time is negative or not finite, or something was durable before it let go.
+    Raises: ConfigError where a time is negative or not finite.
     """
 
     blocked_seconds: float
@@ -32,12 +32,15 @@ class SaveCost:
     def __post_init__(self) -> None:
         _check_seconds("blocked_seconds", self.blocked_seconds, least=0.0)
         if self.durable_seconds is not None:
-            _check_seconds("durable_seconds", self.durable_seconds, least=self.blocked_seconds)
+            _check_seconds("durable_seconds", self.durable_seconds, least=0.0)
 
     @property
     def after_seconds(self) -> float:
-        """Return how long a save goes on once the training does."""
-        return (self.durable_seconds or self.blocked_seconds) - self.blocked_seconds
+        """Return how long a save goes on once the training does.
+
+        Two threads measure the times: a small snapshot may seem durable before its save let go.
+        """
+        return max(0.0, (self.durable_seconds or 0.0) - self.blocked_seconds)
 
 
 class SaveSchedule(Protocol):
