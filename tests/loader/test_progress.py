@@ -11,7 +11,7 @@ from penstock.trace import NO_EPOCH, NO_TIER, SPAN, Kind, Meanwhile, Spans, epoc
 
 
 def a_run_with_saves(waits: list[int], saves: list[tuple[Kind, int, int]]) -> Spans:
-    """Steps of two seconds, each waited for; what is beside them, in pieces of a second; sorted by end."""
+    """Steps of two seconds, each waited for; what is beside them, in pieces within a second; sorted by end."""
     rows: list[tuple[float, float, int, int, int, int, int, int, int, int]] = []
     now = 0.0
     for number, wait in enumerate(waits):
@@ -21,7 +21,7 @@ def a_run_with_saves(waits: list[int], saves: list[tuple[Kind, int, int]]) -> Sp
         now += wait + 2
     for kind, begin, length in saves:
         rows += [
-            (begin + piece, begin + piece + 1.0, -1, 5, NO_EPOCH, 1000, kind, 0, 9, 0)
+            (begin + piece + 0.125, begin + piece + 0.625, -1, 5, NO_EPOCH, 1000, kind, 0, 9, 0)
             for piece in range(length)
         ]
     spans: Spans = np.array(rows, SPAN)
@@ -40,16 +40,16 @@ def a_run_with_saves(waits: list[int], saves: list[tuple[Kind, int, int]]) -> Sp
 def test_snapshots_beside_a_run_are_summed_up_as_it_goes_as_from_its_whole_trace(
     waits: list[int], saves: list[tuple[Kind, int, int]]
 ) -> None:
-    """Collected after every step; a piece that goes on is told when it ends."""
+    """Collected every second, by whichever thread: in the middle of waits and steps as well."""
     spans = a_run_with_saves(waits, saves)
-    running, told = RunningMetrics(), 0.0
+    running = RunningMetrics()
     steps = spans[spans["kind"] == Kind.STEP]
-    for number, step in enumerate(steps):
-        until = step["end"] if number + 1 < steps.size else np.inf
-        running.add(
-            spans[(spans["end"] > told) & (spans["end"] <= until)], int(step["epoch"]), int(step["step"])
-        )
-        told = until
+    epoch, step = 0, -1
+    for second in range(int(spans["end"].max()) + 1):
+        now = second + 0.75
+        for ended in steps[(steps["end"] > now - 1) & (steps["end"] <= now)]:
+            epoch, step = int(ended["epoch"]), int(ended["step"])
+        running.add(spans[(spans["end"] > now - 1) & (spans["end"] <= now)], epoch, step)
     found, whole = running.epochs(), epoch_metrics(spans)
 
     assert [each.epoch for each in found] == [each.epoch for each in whole]
