@@ -71,11 +71,18 @@ def test_what_every_rank_holds_is_written_by_one_and_evenly() -> None:
 
 
 def test_replicated_tensors_even_out_what_single_holders_must_write() -> None:
-    held = [[full("table", 1000), full("bias", 900)], [full("bias", 900)]]
+    held = [[full("table", 500), full("bias", 900)], [full("bias", 900)]]
 
     shards = shards_of(held)
 
     assert [(shard.layout.name, shard.writer) for shard in shards] == [("bias", 1), ("table", 0)]
+
+
+def test_the_largest_are_given_away_first() -> None:
+    """In the order of their names, one rank would write three of four."""
+    layouts = [full("a", 1), full("b", 1), full("c", 2)]
+
+    assert [shard.writer for shard in shards_of([layouts] * 2)] == [1, 1, 0]
 
 
 @given(st.lists(st.lists(st.integers(0, 9), unique=True, max_size=10), min_size=1, max_size=5), st.randoms())
@@ -175,6 +182,13 @@ def test_an_overlap_is_named_with_its_place() -> None:
 
     with pytest.raises(ConfigError, match=r"weight has \[2:3\] twice: in \[0:3\] and in \[2:4\]"):
         check_whole(parts)
+
+
+def test_an_overlap_is_found_across_parts_in_between() -> None:
+    tall, between, low = ((0, 0), (4, 1)), ((1, 2), (1, 1)), ((3, 0), (1, 1))
+
+    with pytest.raises(ConfigError, match=r"weight has \[3:4, 0:1\] twice"):
+        check_whole([part("weight", (4, 3), offsets, shape) for offsets, shape in (tall, between, low)])
 
 
 def test_a_scalar_is_one_part() -> None:
