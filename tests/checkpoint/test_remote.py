@@ -380,6 +380,21 @@ def test_of_two_attempts_that_were_both_committed_everybody_takes_the_same_and_a
     assert second.folders() == second.sweep() == []
 
 
+def test_a_snapshot_whose_parts_a_second_writer_swept_is_not_committed(place: str) -> None:
+    """Two trainings save to one address: the second takes what the first is writing for leftovers."""
+    draft = RemoteTier(f"memory://{place}").begin("step-1", "a1")
+    writer = draft.create("part")
+    writer.write(np.frombuffer(b"data", np.uint8))
+    writer.finish()
+    second = RemoteTier(f"memory://{place}")
+
+    second.sweep()
+    with pytest.raises(DataError, match=r"step-1\.attempt-a1.*part was removed.*second training"):
+        draft.commit(b"manifest")
+
+    assert second.folders() == second.sweep() == []
+
+
 # -- What one can ask wrongly --------------------------------------------------------------------------
 
 

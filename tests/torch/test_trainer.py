@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ with warnings.catch_warnings():
 
 from penstock.checkpoint.store import SnapshotStore
 from penstock.errors import ConfigError
-from penstock.plan.saves import Auto, EverySteps
 from penstock.torch.trainer import SnapshotCallback
 
 STEPS_PER_EPOCH = 4
@@ -43,10 +43,16 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"values": self.rows[index]}
 
 
+Open = Callable[[str], SnapshotStore]
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SnapshotStore]:
-    with SnapshotStore(tmp_path / "store", report=None, threads=1) as store:
-        yield store
+def open_store(tmp_path: Path) -> Iterator[Open]:
+    """Return a function that opens a store with a schedule."""
+    with ExitStack() as stack:
+        yield lambda schedule: stack.enter_context(
+            SnapshotStore(tmp_path / "store", schedule=schedule, report=None, threads=1)
+        )
 
 
 @pytest.fixture
@@ -72,18 +78,19 @@ def make(tmp_path: Path) -> Callable[..., Trainer]:
 
 @pytest.mark.parametrize("step", [8, 6], ids=["between epochs", "within an epoch"])
 def test_twice_n_steps_are_n_steps_and_a_restore_and_n_steps(
-    make: Callable[..., Trainer], store: SnapshotStore, step: int, tmp_path: Path
+    make: Callable[..., Trainer], open_store: Open, step: int, tmp_path: Path
 ) -> None:
     """With shuffling, dropout, running statistics, AdamW and a schedule; the second life begins from other weights."""
+    store = open_store(f"{step} steps")
     straight = make()
-    callback = SnapshotCallback(straight, store, EverySteps(step))
+    callback = SnapshotCallback(straight, store)
     straight.add_callback(callback)
     callback.train()
 
     again = make()
     with torch.no_grad():
         again.model.layers[0].weight.fill_(3)  # type: ignore[union-attr, index]
-    callback = SnapshotCallback(again, store, EverySteps(step))
+    callback = SnapshotCallback(again, store)
     again.add_callback(callback)
     callback.train(step)
 
@@ -98,10 +105,11 @@ def test_twice_n_steps_are_n_steps_and_a_restore_and_n_steps(
 
 
 def test_where_nothing_was_saved_training_begins_at_the_beginning(
-    make: Callable[..., Trainer], store: SnapshotStore
+    make: Callable[..., Trainer], open_store: Open
 ) -> None:
+    store = open_store("1 steps")
     trainer = make(max_steps=2)
-    callback = SnapshotCallback(trainer, store, EverySteps(1))
+    callback = SnapshotCallback(trainer, store)
     trainer.add_callback(callback)
 
     callback.train()
@@ -109,11 +117,12 @@ def test_where_nothing_was_saved_training_begins_at_the_beginning(
     assert [listed.step for listed in store.list()] == [1, 2]
 
 
-def test_without_a_schedule_a_snapshot_is_taken_whenever_the_trainer_saves(
-    make: Callable[..., Trainer], store: SnapshotStore
+def test_a_snapshot_can_be_taken_whenever_the_trainer_saves(
+    make: Callable[..., Trainer], open_store: Open
 ) -> None:
+    store = open_store("1 steps")
     trainer = make(max_steps=4, save_strategy="steps", save_steps=2)
-    trainer.add_callback(SnapshotCallback(trainer, store))
+    trainer.add_callback(SnapshotCallback(trainer, store, beside_checkpoints=True))
 
     trainer.train()
 
@@ -121,11 +130,12 @@ def test_without_a_schedule_a_snapshot_is_taken_whenever_the_trainer_saves(
 
 
 def test_a_training_that_goes_back_replaces_what_was_saved_after(
-    make: Callable[..., Trainer], store: SnapshotStore
+    make: Callable[..., Trainer], open_store: Open
 ) -> None:
+    store = open_store("1 steps")
     for step in (None, 2):
         trainer = make(max_steps=4)
-        callback = SnapshotCallback(trainer, store, EverySteps(1))
+        callback = SnapshotCallback(trainer, store)
         trainer.add_callback(callback)
         callback.train(step)
 
@@ -133,12 +143,13 @@ def test_a_training_that_goes_back_replaces_what_was_saved_after(
 
 
 def test_the_folder_of_a_resumed_training_is_gone_after_its_first_step(
-    make: Callable[..., Trainer], store: SnapshotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Trainer], open_store: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
+    store = open_store("1 steps")
     trainer = make(max_steps=2)
-    callback = SnapshotCallback(trainer, store, EverySteps(1))
+    callback = SnapshotCallback(trainer, store)
     trainer.add_callback(callback)
     callback.train()
     seen: list[list[str]] = []
@@ -151,7 +162,7 @@ def test_the_folder_of_a_resumed_training_is_gone_after_its_first_step(
             seen.append(files(tmp_path / "temporary"))
 
     trainer = make(max_steps=3)
-    callback = SnapshotCallback(trainer, store, EverySteps(1))
+    callback = SnapshotCallback(trainer, store)
     trainer.add_callback(callback)
     trainer.add_callback(Look())
     callback.train()
@@ -171,21 +182,9 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-def test_ranks_that_would_answer_differently_are_refused(
-    make: Callable[..., Trainer], store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = make()
-    monkeypatch.setattr(type(trainer.args), "world_size", 2)
-
-    with pytest.raises(ConfigError, match="EverySteps"):
-        SnapshotCallback(trainer, store, Auto(3600.0))
-
-
-def test_a_trainer_that_shards_its_state_is_refused(
-    make: Callable[..., Trainer], store: SnapshotStore
-) -> None:
+def test_a_trainer_that_shards_its_state_is_refused(make: Callable[..., Trainer], open_store: Open) -> None:
     trainer = make()
     trainer.is_fsdp_enabled = True
 
     with pytest.raises(ConfigError, match="FSDP"):
-        SnapshotCallback(trainer, store)
+        SnapshotCallback(trainer, open_store("1 steps"))

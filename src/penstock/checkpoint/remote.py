@@ -46,7 +46,9 @@ _ATTEMPT = re.compile(r"(?P<folder>[A-Za-z0-9_][A-Za-z0-9._-]*)\.attempt-(?P<uid
 class RemoteTier:
     """Snapshots on an fsspec target.
 
-    Any thread may use it. A process that was forked makes its own: fsspec's connections do not survive a fork.
+    Any thread may use it. A process that was forked makes its own: fsspec's connections do not survive a fork. One
+    process at a time (of a job of many ranks, all together) writes to an address; there is no lock to hold it to that,
+    and a second one that sweeps makes the first one's commit fail.
     Nothing is retried here: drivers do that for what passes (s3fs 5 times), and their options say how often.
     What it writes is as durable as the target makes it: a finished upload is, on an object store; a folder of this
     machine's disks is better given as a path to a tier that syncs.
@@ -274,12 +276,17 @@ class _RemoteWriter:
         self._path = path
         self._written_bytes = 0
         self._is_over = False
+        self.is_finished = False
         with tier._told("write", path):
             self._file = tier._filesystem.open(path, "wb", block_size=_BLOCK_BYTES)
         #: Some stores want all blocks of an upload equally large; s3fs is told so by an option of this name.
         self._blocks_may_grow = hasattr(self._file, "blocksize") and not getattr(
             tier._filesystem, "fixed_upload_size", False
         )
+
+    @property
+    def file(self) -> str:
+        return self._path.rpartition("/")[2]
 
     def write(self, data: Bytes) -> None:
         view = data.data
@@ -294,7 +301,7 @@ class _RemoteWriter:
     def finish(self) -> None:
         with self._attempt():
             self._file.close()
-        self._is_over = True
+        self._is_over = self.is_finished = True
 
     def abandon(self) -> None:
         if self._is_over:
@@ -334,6 +341,15 @@ class _RemoteDraft:
 
     def commit(self, manifest: bytes) -> None:
         path = f"{self._tier._root}/{self._attempt}/{MANIFEST}"
+        # Nothing here can lock: a second writer that came and swept took this attempt for a dead one.
+        missing = {writer.file for writer in self._writers if writer.is_finished} - set(
+            self._tier._look().get(self._attempt, [])
+        )
+        if missing:
+            raise DataError(
+                f"{self._tier._url_of(path)} is not committed: {', '.join(sorted(missing))} was removed meanwhile, "
+                "perhaps by a second training that saves to this address; give each its own"
+            )
         with self._tier._told("commit", path):
             self._tier._put(path, manifest)
         self._is_committed = True

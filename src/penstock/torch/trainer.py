@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from transformers.utils import WEIGHTS_NAME
 from penstock.checkpoint.saving import Saving
 from penstock.checkpoint.store import Restored, SnapshotStore
 from penstock.errors import ConfigError
-from penstock.plan.saves import SaveCost, SaveSchedule
 from penstock.torch.going_on import random_states, saved_after
 
 
@@ -25,35 +23,29 @@ class SnapshotCallback(TrainerCallback):
     """Saves a Trainer's model, optimizer, scheduler, scaler, random generators and progress.
 
         trainer = Trainer(model, TrainingArguments(save_strategy="no", ...), train_dataset=data)
-        snapshots = SnapshotCallback(trainer, store, EverySteps(500))
+        snapshots = SnapshotCallback(trainer, SnapshotStore("runs/a", schedule="500 steps"))
         trainer.add_callback(snapshots)
         snapshots.train()
 
     Training goes on as if it had not been interrupted, for the Trainer is given a folder of its own kind; it lies in
     the folder for temporary files until the first step is done.
 
-    trainer: it trains one process, or several with equal states (DDP); its store is then one of their ranks.
-    schedule: when to save; None: whenever the Trainer has saved a checkpoint of its own.
-    Raises: ConfigError if the schedule or the way of training does not go with it.
+    trainer: it trains in one process, or in several with equal states (DDP); the store is then one of all ranks.
+    store: its schedule says when to save. It is closed by whoever opened it.
+    beside_checkpoints: save whenever the Trainer has saved a checkpoint of its own, and not by the store's schedule.
+    Raises: ConfigError if the Trainer shards its state.
     """
 
-    def __init__(self, trainer: Trainer, store: SnapshotStore, schedule: SaveSchedule | None = None) -> None:
+    def __init__(self, trainer: Trainer, store: SnapshotStore, *, beside_checkpoints: bool = False) -> None:
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
             raise ConfigError(
                 "this Trainer shards its state (FSDP or DeepSpeed), of which a rank here sees a part: save it with "
                 "torch.distributed.checkpoint and the writer of penstock.torch"
             )
-        if trainer.args.world_size > 1 and schedule is not None and not schedule.is_known_ahead:
-            raise ConfigError(
-                f"schedule is {schedule}, which {trainer.args.world_size} ranks would answer differently: give them "
-                "EverySteps"
-            )
         self._trainer = trainer
         self._store = store
-        self._schedule = schedule
+        self._is_beside_checkpoints = beside_checkpoints
         self._saving: Saving | None = None
-        self._blocked_seconds = 0.0
-        self._since_seconds = time.monotonic()
         #: While a training begins from a snapshot: where the Trainer finds it.
         self._folder: Path | None = None
         #: Steps that were saved after the snapshot that the training went back to.
@@ -81,12 +73,6 @@ class SnapshotCallback(TrainerCallback):
 
     # -- What the Trainer tells --------------------------------------------------------------------------
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Begin to count time."""
-        self._since_seconds = time.monotonic()
-
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
@@ -96,16 +82,14 @@ class SnapshotCallback(TrainerCallback):
             for file in self._folder.iterdir():
                 file.unlink()
             self._folder = None
-        if self._schedule is not None:
-            seconds = time.monotonic() - self._since_seconds
-            if self._schedule.is_due(state.global_step, seconds, self._cost()):
-                self._save(state)
+        if not self._is_beside_checkpoints and self._store.is_due(state.global_step):
+            self._save(state)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Save beside the Trainer, where there is no schedule."""
-        if self._schedule is None and (self._saving is None or self._saving.step != state.global_step):
+        """Save beside the Trainer, which may save twice after one step."""
+        if self._is_beside_checkpoints and (self._saving is None or self._saving.step != state.global_step):
             self._save(state)
 
     def on_train_end(
@@ -130,7 +114,6 @@ class SnapshotCallback(TrainerCallback):
         told: list[Any] = [*trainer.callback_handler.callbacks, trainer.control]
         exported: list[Any] = [one for one in told if isinstance(one, ExportableState)]
         progress = dataclasses.replace(state, stateful_callbacks=exported)
-        begin_seconds = time.monotonic()
         self._saving = self._store.save(
             state.global_step,
             {
@@ -142,16 +125,6 @@ class SnapshotCallback(TrainerCallback):
                 "random": random_states(),
             },
         )
-        self._since_seconds = time.monotonic()
-        self._blocked_seconds = self._since_seconds - begin_seconds
-
-    def _cost(self) -> SaveCost | None:
-        if self._saving is None:
-            return None
-        if not self._saving.is_done:
-            return SaveCost(self._blocked_seconds)
-        saved = self._saving.wait()
-        return SaveCost(saved.blocked_seconds, saved.durable_seconds)
 
     def _write(self, restored: Restored, folder: Path) -> None:
         """Write a checkpoint as the Trainer reads it."""
