@@ -54,7 +54,7 @@ class Destination:
 
     def __init__(self, layout: Layout, *, direct: Bytes | None = None, for_torch: bool = False) -> None:
         self.layout = layout
-        #: Whether `memory` is that of the state that is loaded into.
+        #: Whether `memory` was there before.
         self.is_direct = direct is not None
         #: Whether values of the state will be views of the memory, so that it stays.
         self.is_kept = True
@@ -127,7 +127,11 @@ class Loading:
 
 
 def plan_loading(
-    tree: Tree, *, only: Iterable[str] | None = None, framework: Framework | None = None
+    tree: Tree,
+    *,
+    only: Iterable[str] | None = None,
+    framework: Framework | None = None,
+    memory: Mapping[str, Bytes] | None = None,
 ) -> Loading:
     """Return what to read for a new state.
 
@@ -135,6 +139,7 @@ def plan_loading(
         not there, in a list or tuple None stands in such a place.
     framework: "numpy" or "torch", to have all arrays as such. In NumPy a bfloat16 or 8-bit float is that of the package
         ml_dtypes where it is installed, else unsigned integers with the same bits.
+    memory: by name the bytes of tensors that are in memory already, writable; the arrays are views of them.
     Raises: ConfigError for a pattern that fits nothing, an unknown framework, or one that cannot be imported.
     """
     if framework not in (None, "numpy", "torch"):
@@ -146,7 +151,8 @@ def plan_loading(
     for_torch = {leaf.of for leaf in arrays if builder.is_torch(leaf)}
     for leaf in arrays:
         if leaf.of not in builder.destinations:
-            destination = Destination(tree.layouts[leaf.of], for_torch=leaf.of in for_torch)
+            direct = None if memory is None else memory.get(leaf.of)
+            destination = Destination(tree.layouts[leaf.of], direct=direct, for_torch=leaf.of in for_torch)
             builder.destinations[leaf.of] = destination
 
     def build() -> Any:

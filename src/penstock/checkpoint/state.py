@@ -35,6 +35,7 @@ from penstock.checkpoint.tree import (
     key_names,
     told_type,
     unsupported,
+    write_view,
 )
 from penstock.errors import ConfigError
 
@@ -407,13 +408,7 @@ def _shared(group: list[_Found]) -> Source:
             layout.shape,
         ):
             continue
-        view = leaf.view(leaf.address - begin)
-        leaf.body["view"] = {
-            "dtype": view.dtype.name,
-            "shape": list(view.shape),
-            "strides": list(view.strides),
-            "offset": view.offset,
-        }
+        leaf.body["view"] = write_view(leaf.view(leaf.address - begin))
     return Source(layout, group[0].array, begin, group[0].is_on_host)
 
 

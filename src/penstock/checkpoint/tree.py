@@ -26,7 +26,7 @@ import math
 import re
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import ModuleType
@@ -174,6 +174,56 @@ def listed(names: Iterable[str]) -> str:
     told = ", ".join(known[:_MOST_NAMES]) or "none"
     more = len(known) - _MOST_NAMES
     return f"{told} and {more:,} more" if more > 0 else told
+
+
+def part_of(tree: Tree, name: str) -> Tree:
+    """Return the tree of a mapping, list or tuple in a state, in which names begin below it.
+
+    Raises: ConfigError if there is none of that name.
+    """
+    nodes: list[Node] = [tree.root]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, (MappingNode, SequenceNode)):
+            if node.name == name and node is not tree.root:
+                return read_tree(write_node(node), tree.layouts.values())
+            nodes += node.parts
+    raise ConfigError(
+        f"there is no mapping called {name!r} in the state; its values are {listed(tree.names)}"
+    )
+
+
+def write_node(node: Node, array: Callable[[ArrayLeaf], JSON] | None = None) -> JSON:
+    """Return a node as JSON again.
+
+    array: returns what is written for an array; None: what was read.
+    """
+    if isinstance(node, PlainLeaf):
+        return node.value
+    if isinstance(node, ArrayLeaf):
+        return {"array": describe(node) if array is None else array(node)}
+    parts = [write_node(part, array) for part in node.parts]
+    if isinstance(node, SequenceNode):
+        return {"tuple": parts} if node.is_tuple else parts
+    if all(isinstance(key, str) for key in node.keys):
+        return {"map": dict(zip(node.keys, parts, strict=True))}
+    return {"items": [[key, part] for key, part in zip(node.keys, parts, strict=True)]}
+
+
+def describe(leaf: ArrayLeaf) -> JSON:
+    """Return what the tree says of an array."""
+    body: JSON = {"of": leaf.of, "kind": leaf.kind}
+    flags = {"parameter": leaf.is_parameter, "grad": leaf.requires_grad, "big_endian": leaf.is_big_endian}
+    body |= {flag: True for flag, is_set in flags.items() if is_set}
+    if not leaf.is_whole:
+        body["view"] = write_view(leaf.view)
+    return body
+
+
+def write_view(view: View) -> JSON:
+    """Return what the tree says of a view."""
+    shape, strides = list(view.shape), list(view.strides)
+    return {"dtype": view.dtype.name, "shape": shape, "strides": strides, "offset": view.offset}
 
 
 # Names

@@ -1,0 +1,346 @@
+"""Checksums beside other people's checkpoints, so that a changed bit is found before it is trained on.
+
+A seal is a file of JSON: of each file of the checkpoint the name, the size, and the xxh3-128 of each of its chunks; its
+last line is the checksum of the lines above. It finds damage, not forgery: who can change the checkpoint can seal it
+anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import xxhash
+
+from penstock.checkpoint.durable import whole_file
+from penstock.checkpoint.safetensors_files import parse_header
+from penstock.checkpoint.tensors import Bytes
+from penstock.errors import ConfigError, DataError, FormatError
+from penstock.units import format_count
+
+#: Beside a file, after its name; in a folder, alone.
+SUFFIX = ".penstock-seal.json"
+CHUNK_BYTES = 4 << 20
+_FORMAT, _VERSION = "penstock seal", 1
+_LEAST_CHUNK_BYTES, _LARGEST = 1 << 12, 1 << 62
+_MOST_SEAL_BYTES = 1 << 30
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+
+Wrong: TypeAlias = Literal["missing", "extra", "resized", "changed", "unreadable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A file of a sealed checkpoint. name: below its folder, with "/". digests: of each chunk, hexadecimal."""
+
+    name: str
+    nbytes: int
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What a checkpoint was when it was sealed. path: of the seal."""
+
+    path: Path
+    chunk_bytes: int
+    files: tuple[Sealed, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all files."""
+        return sum(file.nbytes for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a file.
+
+    begin, end: the bytes that are not as they were sealed, whole chunks of them; 0, 0 where that says nothing.
+    tensors: names of those that have such bytes, where the file's format says so.
+    """
+
+    file: str
+    wrong: Wrong
+    why: str
+    begin: int = 0
+    end: int = 0
+    tensors: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return a line for people."""
+        return f"{self.file}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What checking a seal found. faults: in the order of the files; none if all is as it was sealed."""
+
+    seal: Seal
+    faults: tuple[Fault, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether nothing is missing, added or changed."""
+        return not self.faults
+
+
+def seal_path(path: str | Path) -> Path:
+    """Return where the seal of a checkpoint is."""
+    path = Path(path)
+    return path / SUFFIX if path.is_dir() else path.with_name(path.name + SUFFIX)
+
+
+def seal(path: str | Path, *, replace: bool = False) -> Seal:
+    """Write the checksums of a checkpoint beside it: of a file, or of all files in a folder and the folders below.
+
+    replace: whether a seal that is there is written anew. It says nothing about what happened to the files before.
+    Raises: ConfigError if there is a seal already, or nothing to seal; DataError naming a file that cannot be read, or
+        is no ordinary file; FileNotFoundError.
+    """
+    path = Path(path)
+    target = seal_path(path)
+    if target.exists() and not replace:
+        raise ConfigError(
+            f"{path} is sealed already, by {target.name}: check it, or ask for it to be replaced"
+        )
+    base = path if path.is_dir() else path.parent
+    names = list(_names_of(path))
+    if not names:
+        raise ConfigError(f"{path} has no files to seal")
+    sealed = Seal(target, CHUNK_BYTES, tuple(_sealed(base / name, name) for name in names))
+    with whole_file(target) as file:
+        file.write(_encoded(sealed))
+    return sealed
+
+
+def check_seal(path: str | Path) -> Report:
+    """Compare a checkpoint with its seal, reading all of it.
+
+    Raises: ConfigError if it was never sealed; FormatError naming the seal if that is damaged or too new; DataError if
+        the folder cannot be listed.
+    """
+    path = Path(path)
+    target = seal_path(path)
+    if not target.exists():
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is not there, and neither is a seal of it")
+        raise ConfigError(f"{path} has no seal, {target.name}: seal it while it is known to be good")
+    sealed = read_seal(target)
+    base = path if path.is_dir() else path.parent
+    if not path.is_dir() and [file.name for file in sealed.files] != [path.name]:
+        raise FormatError(
+            f"{target} is not the seal of {path.name}: it was renamed, or is that of another file"
+        )
+    found = set(_names_of(path)) if path.exists() else set()
+    faults = [
+        fault for file in sealed.files if (fault := _fault(base, file, sealed.chunk_bytes, found)) is not None
+    ]
+    extra = sorted(found - {file.name for file in sealed.files})
+    faults += [Fault(name, "extra", "it was not there when the seal was made") for name in extra]
+    return Report(sealed, tuple(faults))
+
+
+def read_seal(path: Path) -> Seal:
+    """Read a seal, trusting nothing in it. Raises: FormatError naming it; FileNotFoundError, DataError."""
+    try:
+        if path.stat().st_size > _MOST_SEAL_BYTES:
+            raise FormatError(f"{path} is larger than any seal")
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    body, _, last = content.rstrip(b"\n").rpartition(b"\n")
+    body += b"\n"
+    if last.decode("ascii", "replace") != xxhash.xxh3_128_hexdigest(body):
+        raise FormatError(
+            f"{path} is damaged: its own checksum does not fit; seal anew what is known to be good"
+        )
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        raise FormatError(f"{path} is no seal: it is not JSON") from None
+    if not isinstance(data, dict) or data.get("format") != _FORMAT:
+        raise FormatError(f"{path} is no seal of Penstock")
+    if data.get("version") != _VERSION:
+        raise FormatError(
+            f"{path} is of version {str(data.get('version'))[:20]}; this Penstock reads {_VERSION}: update it"
+        )
+    chunk_bytes, files = data.get("chunk_bytes"), data.get("files")
+    if type(chunk_bytes) is not int or not _LEAST_CHUNK_BYTES <= chunk_bytes <= CHUNK_BYTES * 16:
+        raise FormatError(f"{path} has chunks of {str(chunk_bytes)[:30]} bytes")
+    if not isinstance(files, list) or not files:
+        raise FormatError(f"{path} names no files")
+    sealed = tuple(_decoded(path, entry, chunk_bytes) for entry in files)
+    if len({file.name for file in sealed}) < len(sealed):
+        raise FormatError(f"{path} names a file twice")
+    return Seal(path, chunk_bytes, sealed)
+
+
+def _encoded(sealed: Seal) -> bytes:
+    files = [
+        {"name": file.name, "bytes": file.nbytes, "xxh3_128": list(file.digests)} for file in sealed.files
+    ]
+    data = {"format": _FORMAT, "version": _VERSION, "chunk_bytes": sealed.chunk_bytes, "files": files}
+    body = json.dumps(data, indent=1).encode() + b"\n"
+    return body + xxhash.xxh3_128_hexdigest(body).encode() + b"\n"
+
+
+def _decoded(path: Path, entry: Any, chunk_bytes: int) -> Sealed:
+    if not (isinstance(entry, dict) and entry.keys() == {"name", "bytes", "xxh3_128"}):
+        raise FormatError(f"{path} has a file without name, bytes and xxh3_128")
+    name, nbytes, digests = entry["name"], entry["bytes"], entry["xxh3_128"]
+    if not (isinstance(name, str) and _is_below(name)):
+        raise FormatError(f"{path} names the file {str(name)[:200]!r}, which is not below its folder")
+    if type(nbytes) is not int or not 0 <= nbytes <= _LARGEST:
+        raise FormatError(f"{path}: {name[:200]} has {str(nbytes)[:30]} bytes")
+    if not (
+        isinstance(digests, list) and all(isinstance(one, str) and _DIGEST.fullmatch(one) for one in digests)
+    ):
+        raise FormatError(f"{path}: {name[:200]} has checksums that are none")
+    if len(digests) != -(-nbytes // chunk_bytes):
+        raise FormatError(
+            f"{path}: {name[:200]} has {format_count(len(digests), 'checksum')} for {nbytes:,} bytes"
+        )
+    return Sealed(name, nbytes, tuple(digests))
+
+
+def _is_below(name: str) -> bool:
+    parts = PurePosixPath(name).parts
+    is_plain = bool(parts) and "\x00" not in name and not name.startswith("/") and ".." not in parts
+    return is_plain and str(PurePosixPath(name)) == name and name != "."
+
+
+def _names_of(path: Path) -> Iterator[str]:
+    """Yield the names of a checkpoint's files, sorted, without seals. Raises: DataError, FileNotFoundError."""
+    if not path.is_dir():
+        path.stat()
+        yield path.name
+        return
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename or path} cannot be listed: {error.strerror}") from error
+
+    names = []
+    for folder, _, files in os.walk(path, onerror=refuse):
+        below = Path(folder).relative_to(path)
+        names += [(below / file).as_posix() for file in files if not file.endswith(SUFFIX)]
+    yield from sorted(name for name in names if not _is_unfinished(name))
+
+
+def _is_unfinished(name: str) -> bool:
+    # A seal that was being written when the process died.
+    return SUFFIX in name and name.endswith(".unfinished")
+
+
+def _sealed(path: Path, name: str) -> Sealed:
+    with _Chunks(path) as chunks:
+        digests = tuple(
+            xxhash.xxh3_128_hexdigest(chunk.data) for chunk in chunks.read(chunks.nbytes, CHUNK_BYTES)
+        )
+        return Sealed(name, chunks.nbytes, digests)
+
+
+def _fault(base: Path, file: Sealed, chunk_bytes: int, found: set[str]) -> Fault | None:
+    if file.name not in found:
+        return Fault(file.name, "missing", "it is not there any more")
+    path = base / file.name
+    try:
+        with _Chunks(path) as chunks:
+            if chunks.nbytes != file.nbytes:
+                return Fault(
+                    file.name,
+                    "resized",
+                    f"it has {chunks.nbytes:,} bytes, and had {file.nbytes:,} when it was sealed",
+                )
+            changed = [
+                number
+                for number, chunk in enumerate(chunks.read(file.nbytes, chunk_bytes))
+                if xxhash.xxh3_128_hexdigest(chunk.data) != file.digests[number]
+            ]
+    except DataError as error:
+        return Fault(file.name, "unreadable", str(error))
+    if not changed:
+        return None
+    begin, end = changed[0] * chunk_bytes, min((changed[-1] + 1) * chunk_bytes, file.nbytes)
+    tensors = _tensors_in(path, changed, chunk_bytes)
+    told = f"bytes {begin:,} to {end:,} are not as they were"
+    if len(changed) < -(-(end - begin) // chunk_bytes):
+        told = f"{format_count(len(changed), 'chunk')} within {told}"
+    if tensors:
+        more = f" and {len(tensors) - 3:,} more" if len(tensors) > 3 else ""
+        told += f"; there lie {', '.join(tensors[:3])}{more}"
+    return Fault(file.name, "changed", told, begin, end, tensors)
+
+
+def _tensors_in(path: Path, changed: list[int], chunk_bytes: int) -> tuple[str, ...]:
+    """Return the tensors of which a chunk has a byte; none where the file's format does not say.
+
+    A file of torch.save or of torch.distributed.checkpoint says so in a pickle, which is not read.
+    """
+    if path.suffix.lower() != ".safetensors":
+        return ()
+    try:
+        header = parse_header(path, np.memmap(path, np.uint8, "r"))
+    except (DataError, ValueError, OSError):
+        return ("the header",)
+    names = []
+    first = header.begins[0] if header.begins else path.stat().st_size
+    if any(number * chunk_bytes < first for number in changed):
+        names.append("the header")
+    for layout, begin in zip(header.layouts, header.begins, strict=True):
+        if layout.nbytes:
+            last = (begin + layout.nbytes - 1) // chunk_bytes
+            if any(begin // chunk_bytes <= number <= last for number in changed):
+                names.append(layout.name)
+    return tuple(names)
+
+
+class _Chunks:
+    """A file, read chunk by chunk into the same memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            # A pipe would be waited for, without end.
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            status = os.fstat(self._descriptor)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        self.nbytes = status.st_size
+        if not stat.S_ISREG(status.st_mode):
+            self.close()
+            raise DataError(f"{path} is no ordinary file, and cannot be sealed: take it out of the folder")
+
+    def read(self, nbytes: int, chunk_bytes: int) -> Iterator[Bytes]:
+        """Yield chunks, each valid until the next. Raises: DataError if the file is shorter."""
+        room = np.empty(min(chunk_bytes, nbytes), np.uint8)
+        for begin in range(0, nbytes, chunk_bytes):
+            chunk = room[: min(chunk_bytes, nbytes - begin)]
+            left = chunk.data
+            while left:
+                try:
+                    got = os.readv(self._descriptor, [left])
+                except OSError as error:
+                    raise DataError(f"{self._path} cannot be read: {error.strerror}") from error
+                if not got:
+                    raise DataError(f"{self._path} became shorter while it was read")
+                left = left[got:]
+            yield chunk
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def __enter__(self) -> _Chunks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
