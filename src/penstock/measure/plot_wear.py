@@ -18,12 +18,14 @@ from penstock.measure.picture import (
     ORANGE,
     PURPLE,
     RED,
+    SKY,
     new_figure,
     style_axes,
     title_axes,
 )
 from penstock.simulate.snapshots import (
     METHODS,
+    OWN_METHOD,
     PAPER_ERASES,
     PAPER_SAVING,
     PAPER_SNAP_DIS,
@@ -41,8 +43,8 @@ if TYPE_CHECKING:
 #: Greys for what is stored whole, colours for the deltas.
 COLOUR_OF = dict(
     zip(
-        (method.name for method in METHODS),
-        (DARK, "#9AA0A6", PURPLE, ORANGE, RED, BLUE, GREEN),
+        (method.name for method in (*METHODS, OWN_METHOD)),
+        (DARK, "#9AA0A6", PURPLE, ORANGE, RED, BLUE, GREEN, SKY),
         strict=True,
     )
 )
@@ -61,9 +63,8 @@ def draw_methods(runs: Sequence[StoredRun]) -> Figure:
         sizes = own[0].sizes
         written, erases = grid[0, column], grid[1, column]
         title_axes(written, f"{name}: {sizes.count} snapshots of {format_bytes(4 * sizes.parameters)}")
-        _draw_bars(written, own, [_gigabytes(run) for run in own])
-        _draw_bars(erases, own, [None if run.result is None else run.result.work.erases for run in own])
-        erases.yaxis.set_major_formatter("{x:,.0f}")
+        draw_written(written, own)
+        draw_erases(erases, own)
         erases.set_xlabel("snapshots from one baseline to the next (snap_dis)")
         if is_the_papers(sizes) and PAPER_SNAP_DIS in {run.snap_dis for run in own}:
             _draw_published(erases, own)
@@ -77,6 +78,17 @@ def draw_methods(runs: Sequence[StoredRun]) -> Figure:
         handles=handles, loc="outside lower center", ncols=min(len(handles), 7), frameon=False, fontsize=9
     )
     return figure
+
+
+def draw_written(axes: Axes, runs: Sequence[StoredRun]) -> None:
+    """Draw the bytes that each method writes as bars, grouped by distance (Figure 9)."""
+    _draw_bars(axes, runs, [_gigabytes(run) for run in runs])
+
+
+def draw_erases(axes: Axes, runs: Sequence[StoredRun]) -> None:
+    """Draw the blocks that each method erases as bars, grouped by distance (Figure 10)."""
+    _draw_bars(axes, runs, [None if run.result is None else run.result.work.erases for run in runs])
+    axes.yaxis.set_major_formatter("{x:,.0f}")
 
 
 def _gigabytes(run: StoredRun) -> float | None:

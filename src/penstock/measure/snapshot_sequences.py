@@ -1,0 +1,188 @@
+"""Snapshots of one training, in their order, wherever they came from: read a block at a time, never whole.
+
+A folder is a snapshot store, or has a file for each snapshot, .npy (one array), .npz, .safetensors, .pt, .pth, .bin or
+.ckpt, or a folder for each with Hugging Face's model.safetensors in it. They are in the order of the numbers in their
+names, "run2-step-900.pt" before "run2-step-1000.pt".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from penstock.checkpoint.catalog import Catalog, open_way
+from penstock.checkpoint.codecs.codec import BLOCK_VALUES
+from penstock.checkpoint.foreign import INDEX, NUMPY, SAFETENSORS, SINGLE, TORCH, read_state
+from penstock.checkpoint.local import LocalTier
+from penstock.checkpoint.manifest import step_of
+from penstock.checkpoint.reading import Chain
+from penstock.checkpoint.state import Source, flatten
+from penstock.checkpoint.tensors import Bytes, Layout
+from penstock.checkpoint.tree import fits, listed
+from penstock.checkpoint.writing import Scratch
+from penstock.errors import ConfigError
+
+_ENDINGS = (SAFETENSORS, *TORCH, *NUMPY)
+
+
+class Snapshots(Protocol):
+    """A sequence of snapshots."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Return what each is called, in their order."""
+        ...
+
+    def layouts(self, snapshot: int) -> Sequence[Layout]:
+        """Return the tensors of one."""
+        ...
+
+    def block(self, snapshot: int, layout: Layout, number: int, scratch: Scratch) -> Bytes:
+        """Return the bytes of a tensor's block, valid until `scratch` is used again. Called by several threads.
+
+        Raises: FormatError, DataError where it is read and cannot be.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the files; twice is harmless."""
+        ...
+
+
+def open_snapshots(folder: Path) -> Snapshots:
+    """Open the snapshots in a folder.
+
+    Raises: ConfigError if there are fewer than two, or to read one is to run code; FormatError, DataError where one
+        cannot be read.
+    """
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{folder} is no folder: name one with a file for each snapshot, or a snapshot store"
+        )
+    store = LocalTier(folder)
+    if any(step_of(name) is not None for name in store.folders()):
+        return StoredSnapshots(store)
+    inside = list(folder.iterdir())
+    found = [path for path in inside if path.suffix.lower() in _ENDINGS and path.is_file()]
+    if not found:
+        found = [path for path in inside if (path / SINGLE).exists() or (path / INDEX).exists()]
+    if len(found) < 2:
+        raise ConfigError(
+            f"{folder} is no snapshot store, and has {len(found)} files that end in {', '.join(_ENDINGS)}, or folders "
+            f"with {SINGLE}: a study needs at least two snapshots"
+        )
+    return SnapshotFiles(sorted(found, key=_place))
+
+
+def _place(path: Path) -> tuple[tuple[int, ...], str]:
+    return tuple(int(digits) for digits in re.findall(r"\d+", path.stem)), path.name
+
+
+def common_layouts(
+    snapshots: Snapshots, only: Iterable[str] | None = None
+) -> tuple[tuple[Layout, ...], tuple[str, ...]]:
+    """Return the tensors to compare, and the names of those that are not alike in all snapshots.
+
+    only: patterns of names, see `penstock.checkpoint.tree.select`; None: all floats.
+    Raises: ConfigError if none are left.
+    """
+    patterns = None if only is None else tuple(only)
+
+    def is_wanted(layout: Layout) -> bool:
+        if patterns is None:
+            return layout.dtype.is_float
+        # A "/" within a key is "~1" in a name; whoever wrote the key writes a "/".
+        plain = layout.name.replace("~1", "/").replace("~0", "~")
+        return any(fits(layout.name, pattern) or fits(plain, pattern) for pattern in patterns)
+
+    every = [snapshots.layouts(snapshot) for snapshot in range(len(snapshots.names))]
+    wanted = [layout for layout in every[0] if is_wanted(layout) and layout.nbytes]
+    others = [frozenset(layouts) for layouts in every[1:]]
+    common = tuple(layout for layout in wanted if all(layout in other for other in others))
+    kept = {layout.name for layout in common}
+    names = dict.fromkeys(
+        layout.name for layouts in every for layout in layouts if is_wanted(layout) and layout.nbytes
+    )
+    left_out = tuple(name for name in names if name not in kept)
+    if not common:
+        what = "floating-point tensors" if patterns is None else f"tensors that fit {' or '.join(patterns)}"
+        raise ConfigError(
+            f"no {what} are alike in all {len(every)} snapshots; the first one has "
+            f"{listed(layout.name for layout in every[0])}"
+        )
+    return common, left_out
+
+
+class StoredSnapshots:
+    """The snapshots of a store, made back block by block."""
+
+    def __init__(self, store: LocalTier) -> None:
+        """Open all snapshots of a store. Raises: ConfigError if there are fewer than two; FormatError, DataError."""
+        catalog = Catalog([store])
+        catalog.look()
+        steps = sorted(catalog.steps())
+        if len(steps) < 2:
+            raise ConfigError(
+                f"{store.name} holds {len(steps)} snapshots, and a study needs two: keep more, with Keep(last=...)"
+            )
+        self.names = [str(step) for step in steps]
+        self._chains: list[Chain] = []
+        try:
+            for step in steps:
+                self._chains.append(open_way(catalog, catalog.ways(step)[0]))
+        except BaseException:
+            self.close()
+            raise
+
+    def layouts(self, snapshot: int) -> Sequence[Layout]:
+        """Return the tensors of one."""
+        return [stored.layout for stored in self._chains[snapshot].manifest.tensors]
+
+    def block(self, snapshot: int, layout: Layout, number: int, scratch: Scratch) -> Bytes:
+        """Return the bytes of a tensor's block, valid until `scratch` is used again."""
+        block = self._chains[snapshot].block(layout, number, scratch)
+        assert block is not None, "only tensors are asked for that every snapshot has"
+        return block
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for chain in self._chains:
+            chain.close()
+
+
+class SnapshotFiles:
+    """A file for each snapshot, mapped into memory rather than read."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        """Open files, in their order. Raises: ConfigError, DataError naming one that cannot be read."""
+        self.names = [path.stem for path in files]
+        self._sources: list[Mapping[Layout, Source]] = [_sources(path) for path in files]
+
+    def layouts(self, snapshot: int) -> Sequence[Layout]:
+        """Return the tensors of one."""
+        return list(self._sources[snapshot])
+
+    def block(self, snapshot: int, layout: Layout, number: int, scratch: Scratch) -> Bytes:
+        """Return the bytes of a tensor's block."""
+        source = self._sources[snapshot][layout]
+        data = source.view()
+        if data is None:  # its numbers do not lie side by side
+            data = scratch.room(0, layout.nbytes)
+            source.copy_into(data)
+        step = BLOCK_VALUES * layout.dtype.item_bytes
+        return data[number * step : (number + 1) * step]
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._sources = []
+
+
+def _sources(path: Path) -> dict[Layout, Source]:
+    if path.suffix.lower() == ".npy":
+        (array,) = read_state(path, framework="numpy").values()
+        state = {"values": array}  # not by the name of its file, which is another in each snapshot
+    else:
+        state = read_state(path)
+    return {source.layout: source for source in flatten(state).sources}
