@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.checkpoint.remote import RemoteTier, block_bytes_after
+from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.tier import MANIFEST
 from penstock.errors import ConfigError, DataError
 
@@ -462,3 +463,47 @@ def test_a_password_in_an_address_is_not_in_messages(monkeypatch: pytest.MonkeyP
 
     assert tier.name == "stubborn://me:***@host/run"
     assert "sesame" not in repr(tier)
+
+
+# -- A store there -------------------------------------------------------------------------------------
+
+
+def state(step: int) -> dict[str, Any]:
+    weights = np.random.default_rng(0).normal(size=(300, 500)).astype(np.float32)
+    return {"weights": weights * np.float32(1 + 1e-4 * step), "step": step}
+
+
+def test_a_training_is_saved_to_s3_and_restored_by_another_process_bit_for_bit(
+    s3_options: dict[str, str], place: str
+) -> None:
+    with SnapshotStore(f"s3://bucket/{place}", storage_options=s3_options, report=None, threads=1) as store:
+        for step in range(4):
+            store.save(step, state(step))
+
+    with SnapshotStore(f"s3://bucket/{place}", storage_options=s3_options, report=None, threads=1) as other:
+        assert [(listed.step, listed.condition) for listed in other.list()] == [
+            (step, "whole") for step in range(4)
+        ]
+        for step in (3, 1):
+            restored = other.restore(step)
+            np.testing.assert_array_equal(restored["weights"], state(step)["weights"], strict=True)
+            assert restored["step"] == step
+
+
+def test_a_fast_tier_is_drained_to_s3_and_what_is_lost_with_it_is_restored_from_there(
+    s3_options: dict[str, str], place: str, tmp_path: Path
+) -> None:
+    with SnapshotStore(
+        f"s3://bucket/{place}",
+        fast=tmp_path / "fast",
+        drain_bytes_per_second=1e9,
+        storage_options=s3_options,
+        report=None,
+        threads=1,
+    ) as store:
+        store.save(1, state(1))
+        store.save(2, state(2))
+        store.drain()
+
+    with SnapshotStore(f"s3://bucket/{place}", storage_options=s3_options, report=None, threads=1) as other:
+        np.testing.assert_array_equal(other.restore(2)["weights"], state(2)["weights"])
