@@ -35,6 +35,8 @@ class Catalog:
         self.tiers = list(tiers)
         #: Replaced, not changed, so that who reads it needs no lock.
         self._copies: dict[tuple[int, int], Copy] = {}
+        #: Uids of snapshots of which something was found to be damaged when it was read.
+        self._damaged: frozenset[str] = frozenset()
         #: guards the replacing
         self._replacing = threading.Lock()
 
@@ -61,25 +63,44 @@ class Catalog:
             self.tiers[tier].delete(folder_of(step))
             self._copies = {key: copy for key, copy in self._copies.items() if key != (step, tier)}
 
+    def mark_damaged(self, step: int) -> None:
+        """Remember that a snapshot could be read from none of its copies."""
+        with self._replacing:
+            uids = {copy.manifest.uid for copy in self.copies(step) if copy.manifest}
+            self._damaged = self._damaged | uids
+
     def copies(self, step: int) -> list[Copy]:
         """Return the copies of a step's snapshot, the nearest first; none if there is no such snapshot."""
         return [copy for number in range(len(self.tiers)) if (copy := self._copies.get((step, number)))]
 
     def on_tier(self, tier: int) -> list[Copy]:
-        """Return a tier's snapshots, in the order in which they were saved; unreadable ones by their step."""
+        """Return a tier's snapshots, in the order in which they were saved."""
+        created = self._created_seconds()
         here = [copy for copy in self._copies.values() if copy.tier == tier]
-        here.sort(key=lambda copy: copy.step)
-        # A training that went back to an earlier step saves smaller steps later.
-        here.sort(key=lambda copy: copy.manifest.created_seconds if copy.manifest else -1.0)
-        return here
+        return sorted(here, key=lambda copy: (created[copy.step], copy.step))
 
     def steps(self) -> list[int]:
         """Return the steps of all snapshots, in the order in which they were saved."""
-        merged: dict[int, float] = {}
-        for copy in sorted(self._copies.values(), key=lambda copy: copy.step):
-            created = copy.manifest.created_seconds if copy.manifest else -1.0
-            merged[copy.step] = max(created, merged.get(copy.step, -1.0))
-        return sorted(merged, key=lambda step: merged[step])
+        created = self._created_seconds()
+        return sorted(created, key=lambda step: (created[step], step))
+
+    def newest_seconds(self) -> float:
+        """Return when the last snapshot was saved; 0 if there is none."""
+        return max(self._created_seconds().values(), default=0.0)
+
+    def _created_seconds(self) -> dict[int, float]:
+        """Return when each step was saved; what cannot be read is taken to be as old as the step before it."""
+        created: dict[int, float] = {}
+        unread: set[int] = set()
+        for copy in self._copies.values():
+            if copy.manifest is None:
+                unread.add(copy.step)
+            else:
+                created[copy.step] = max(copy.manifest.created_seconds, created.get(copy.step, 0.0))
+        latest = 0.0
+        for step in sorted(created.keys() | unread):
+            latest = created.setdefault(step, latest)
+        return created
 
     def newer_format(self) -> NewerFormat | None:
         """Return why a snapshot was written by a later Penstock, if one was."""
@@ -88,14 +109,16 @@ class Catalog:
 
     def stored(self, tier: int) -> list[StoredSnapshot]:
         """Return what retention has to know of a tier's snapshots, in the order in which they were saved."""
+        created = self._created_seconds()
         return [
-            StoredSnapshot(copy.step, 0.0, 0, None, is_whole=False)
+            StoredSnapshot(copy.step, created[copy.step], 0, None, is_whole=False)
             if copy.manifest is None
             else StoredSnapshot(
                 copy.step,
                 copy.manifest.created_seconds,
                 copy.manifest.stored_bytes,
                 copy.manifest.reference.step if copy.manifest.reference else None,
+                is_whole=copy.manifest.uid not in self._damaged,
             )
             for copy in self.on_tier(tier)
         ]

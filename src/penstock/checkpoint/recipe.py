@@ -29,6 +29,8 @@ from penstock.trace.trace import JSON
 
 #: The codec that stores blocks as they are; it is not asked.
 RAW = "stored"
+#: Apart enough to be two numbers as floats.
+_TICK_SECONDS = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,11 @@ class Plan:
         return cls(step, uid, created_seconds, tuple(since_bytes), reference and Reference(*reference), links)
 
 
-def new_plan(step: int) -> Plan:
+def new_plan(step: int, catalog: Catalog) -> Plan:
     """Return a snapshot that is made now, as a baseline."""
-    return Plan(step, secrets.token_hex(16), time.time(), (), None)
+    # After all others, also if the clock was set back: their order is that of their times.
+    now_seconds = max(time.time(), catalog.newest_seconds() + _TICK_SECONDS)
+    return Plan(step, secrets.token_hex(16), now_seconds, (), None)
 
 
 def decide(catalog: Catalog, tier: int, new: Plan, way: Way, layouts: Iterable[Layout]) -> Plan:
@@ -135,17 +139,19 @@ def write_part(
     references: References | None,
     coder: Coder | None,
     workers: Workers,
+    written: Callable[[int], None] = lambda _: None,
 ) -> tuple[Part, list[Stored]]:
     """Write a rank's part, and return once it would outlive a loss of power.
 
     waves: the rank's tensors in pieces; what a wave holds is not looked at once the next is taken.
+    written: is told of bytes as they are written.
     Raises: DataError, FormatError; the file is let go of then.
     """
     file = f"part-{rank:05d}.pst"
     writer = draft.create(file)
     try:
         part = PartWriter(writer, file, rank, bytes.fromhex(plan.uid))
-        tensors = TensorWriter(part, rank, references, coder, workers)
+        tensors = TensorWriter(part, rank, references, coder, workers, written)
         for pieces in waves:
             tensors.write(pieces)
         return part.finish(), tensors.stored

@@ -39,11 +39,14 @@ from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.errors import ConfigError, DataError, FormatError, LoaderClosed
 from penstock.flow.cpus import available_cpus
 from penstock.flow.ordered import Workers
+from penstock.flow.recorder import Recorder
+from penstock.flow.snapshot_spans import SnapshotSpan
 from penstock.plan.saves import SaveCost, SaveSchedule, read_schedule
 from penstock.policy.keeping import Keep
 from penstock.policy.retention import Scheme
 from penstock.policy.snap_distance import SnapDistance
 from penstock.policy.space import SpaceNeeded
+from penstock.trace.schema import Kind
 
 #: The most that part files and the manifest take beside the state's bytes, for a few hundred thousand tensors.
 _TABLES_BYTES = 1 << 20
@@ -154,6 +157,7 @@ class SnapshotStore:
         schedule: SaveSchedule | str | None = None,
         ranks: Callable[[], Ranks] | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        recorder: Recorder | None = None,
         report: Callable[[str], None] | None = tell,
     ) -> None:
         """Open a store.
@@ -179,6 +183,8 @@ class SnapshotStore:
             `penstock.plan.saves`.
         ranks: `ranks_of_this_job`, if all ranks of a job write one snapshot together; None: this process is alone.
         storage_options: of the driver where `folder` is an address such as "s3://bucket/runs/a".
+        recorder: of a trace into which saves, drains and restores are written, such as `loader.recorder`, so that it
+            shows which stall they caused.
         report: is told one line for each save; None: nobody is.
 
         Raises: ConfigError naming the argument.
@@ -212,6 +218,7 @@ class SnapshotStore:
         self._deciding: Ranks | None = None
         if self._schedule is not None and not self._schedule.is_known_ahead:
             self._deciding = (ranks or alone)()
+        self._recorder = recorder
         self._report = report
         main = open_tier(folder, storage_options)
         self._tiers: list[Tier] = [main] if fast is None else [LocalTier(fast), main]
@@ -227,20 +234,38 @@ class SnapshotStore:
                 self._upkeep,
                 self._ranks,
                 holds_reference=reference == "memory" and is_delta and fast is None,
+                recorder=recorder,
             )
         ]
         self._drainer: Drainer | None = None
         if fast is not None:
             raw = Way("complete", 1, RAW, kept_mantissa_bits)
             self._writers.insert(
-                0, SnapshotWriter(self._catalog, 0, raw, self._upkeep, self._ranks, holds_reference=False)
+                0,
+                SnapshotWriter(
+                    self._catalog,
+                    0,
+                    raw,
+                    self._upkeep,
+                    self._ranks,
+                    holds_reference=False,
+                    recorder=recorder,
+                ),
             )
             capped = main if drain_bytes_per_second is None else CappedTier(main, drain_bytes_per_second)
             self._drainer = Drainer(
                 self._catalog,
                 self._upkeep,
                 SnapshotWriter(
-                    self._catalog, 1, way, self._upkeep, alone(), holds_reference=False, through=capped
+                    self._catalog,
+                    1,
+                    way,
+                    self._upkeep,
+                    alone(),
+                    holds_reference=False,
+                    through=capped,
+                    recorder=recorder,
+                    span=Kind.DRAIN,
                 ),
                 self._threads,
                 self._told,
@@ -318,10 +343,14 @@ class SnapshotStore:
         Raises: ConfigError naming the value of the state that a snapshot does not hold, or if there is a snapshot
             of this step; what the save before failed with.
         """
-        begin_seconds = time.monotonic()
         self._check_open()
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ConfigError(f"step is {step!r}; it must be a whole number of 0 or more")
+        with SnapshotSpan(self._recorder, Kind.SAVE, step) as span:
+            return self._save(step, state, per_rank, span)
+
+    def _save(self, step: int, state: Any, per_rank: Any, span: SnapshotSpan) -> Saving:
+        begin_seconds = time.monotonic()
         self._finish()
         flat = flatten(state)
         own = None if per_rank is None else flatten({f"rank {self._ranks.rank}": per_rank})
@@ -355,6 +384,7 @@ class SnapshotStore:
                 break
             waves.put(areas[number % len(areas)].copy(wave))
         waves.put(None)
+        span.add(sum(layout.nbytes for layout in job.layouts))
         job.blocked_seconds = time.monotonic() - begin_seconds
         job.is_copied.set()
         self._since_seconds = time.monotonic()
@@ -452,6 +482,7 @@ class SnapshotStore:
             try:
                 return self._restore(candidate, into, only, framework)
             except (FormatError, DataError) as error:
+                self._catalog.mark_damaged(candidate)
                 if candidate == candidates[-1]:
                     raise
                 self._told(f"step {candidate} is not restored: {error}")
@@ -477,7 +508,11 @@ class SnapshotStore:
         restored: builtins.list[Restored] = []
 
         def load(way: Sequence[tuple[int, int]]) -> None:
-            with closing(open_way(self._catalog, way)) as chain:
+            with (
+                SnapshotSpan(self._recorder, Kind.LOAD, step, way[-1][0]) as span,
+                closing(open_way(self._catalog, way)) as chain,
+            ):
+                span.add(sum(link.manifest.stored_bytes for link in chain.links))
                 restored.append(self._load(chain, into, only, framework))
 
         for way in ways:
@@ -555,7 +590,11 @@ class SnapshotStore:
             raise ConfigError(self._catalog.missing(step))
         steps = self._catalog.steps() if step is None else [step]
         with Workers(self._threads, "penstock-verify") as workers:
-            return [self._listed(one, self._fault(one, workers)) for one in steps]
+            listed = [self._listed(one, self._fault(one, workers)) for one in steps]
+        for one in listed:
+            if one.condition != "whole":
+                self._catalog.mark_damaged(one.step)
+        return listed
 
     def _fault(self, step: int, workers: Workers | None) -> FormatError | DataError | None:
         """Return what is wrong with every copy of a snapshot, or None. workers: decode all of it; None: opened only."""

@@ -47,6 +47,9 @@ from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.writing import InMemory, Piece, References
 from penstock.errors import ConfigError
 from penstock.flow.ordered import Workers
+from penstock.flow.recorder import Recorder
+from penstock.flow.snapshot_spans import SnapshotSpan
+from penstock.trace.schema import Kind
 from penstock.trace.trace import JSON
 
 
@@ -112,13 +115,17 @@ class SnapshotWriter:
         *,
         holds_reference: bool,
         through: Tier | None = None,
+        recorder: Recorder | None = None,
+        span: Kind = Kind.WRITE,
     ) -> None:
         """tier: number of it in the catalog. holds_reference: whether the last snapshot stays in memory.
 
-        through: writes to that tier, at a rate of its own; None: the tier itself.
+        through: writes to that tier, at a rate of its own; None: the tier itself. recorder, span: of what is written.
         """
         self._catalog = catalog
         self._number = tier
+        self._recorder = recorder
+        self._span = span
         self._tier = through or catalog.tiers[tier]
         # What is on another machine is not fetched back only to be looked at.
         self._reads_back = isinstance(catalog.tiers[tier], LocalTier)
@@ -137,7 +144,7 @@ class SnapshotWriter:
 
         def on_first() -> list[Any]:
             self._upkeep.open_for_writing()
-            new = job.plan or new_plan(job.step)
+            new = job.plan or new_plan(job.step, self._catalog)
             plan = decide(self._catalog, self._number, new, self._way, layouts)
             job.draft = self._tier.begin(folder_of(plan.step), plan.uid)
             self._upkeep.hold(step for _, step in plan.chain)
@@ -166,8 +173,11 @@ class SnapshotWriter:
         written: list[Part] = []
 
         def write() -> Any:
-            with self._references(plan) as references:
-                part, stored = self._write_part(job, plan, draft, pieces, references, workers)
+            with (
+                SnapshotSpan(self._recorder, self._span, plan.step, self._number) as span,
+                self._references(plan) as references,
+            ):
+                part, stored = self._write_part(job, plan, draft, pieces, references, workers, span)
             written.append(part)
             rows = [[*write_layout(one.layout), one.first_block] for one in stored]
             return [[part.file, part.nbytes, part.table], rows, job.rank_tree]
@@ -213,6 +223,7 @@ class SnapshotWriter:
         pieces: list[Sequence[Piece]],
         references: References | None,
         workers: Workers,
+        span: SnapshotSpan,
     ) -> tuple[Part, list[Stored]]:
         """Write this rank's part; enter the first wave into `pieces`."""
         waves = job.waves.take()
@@ -233,7 +244,7 @@ class SnapshotWriter:
         all_waves = chained(pieces, waves)
         if self._way.kept_mantissa_bits is not None:
             all_waves = chained(_cut_short(all_waves, self._way.kept_mantissa_bits))
-        return write_part(draft, plan, self._ranks.rank, all_waves, references, coder, workers)
+        return write_part(draft, plan, self._ranks.rank, all_waves, references, coder, workers, span.add)
 
     @contextmanager
     def _references(self, plan: Plan) -> Iterator[References | None]:

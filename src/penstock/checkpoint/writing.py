@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol
 
@@ -117,13 +117,18 @@ class TensorWriter:
         references: References | None,
         coder: Coder | None,
         workers: Workers,
+        written: Callable[[int], None],
     ) -> None:
-        """number: of the part. coder: None stores all blocks as they are. workers: encode."""
+        """number: of the part. coder: None stores all blocks as they are. workers: encode.
+
+        written: is told of bytes as they are written.
+        """
         self._writer = writer
         self._number = number
         self._references = references
         self._coder = coder
         self._workers = workers
+        self._written = written
         self._rooms: SimpleQueue[_Room] = SimpleQueue()
         #: The first block of these bytes, by their hash.
         self._seen: dict[int, int] = {}
@@ -139,6 +144,7 @@ class TensorWriter:
         for group, encoded, room in self._workers.map(self._encode, self._groups(pieces)):
             for block, made in zip(group, encoded, strict=True):
                 self._append(block, made)
+            self._written(sum(made.payload.size for made in encoded))
             self._rooms.put(room)
 
     def _groups(self, pieces: Iterable[Piece]) -> Iterator[list[_Block]]:

@@ -156,7 +156,7 @@ class StoreWriter(StorageWriter):
             for item in plan.items
             if item.type != WriteItemType.BYTE_IO
         ]
-        self._plan = decide(self._catalog, 0, new_plan(self._step), self._way, layouts)
+        self._plan = decide(self._catalog, 0, new_plan(self._step, self._catalog), self._way, layouts)
         self._upkeep.hold(step for _, step in self._plan.chain)
         self._draft = self._tier.begin(folder_of(self._step), self._plan.uid)
         written = self._plan.write()
