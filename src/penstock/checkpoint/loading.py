@@ -90,6 +90,14 @@ class Destination:
         """Have `finish` copy an array to one that is there."""
         self._copies.append((leaf, target))
 
+    def fetch(self) -> None:
+        """Fill the memory with what the state that is loaded into has now, for what is a difference to that."""
+        for leaf, target in self._copies:
+            if isinstance(target, np.ndarray):
+                _copy_numpy(target, _numpy_view(self.memory, leaf.view))
+            else:
+                torch_bits(_torch_view(self, leaf.view)).copy_(torch_bits(target.detach()))
+
     def finish(self) -> None:
         """Take the memory as filled: copy from it what goes elsewhere; let go of it if nothing else needs it."""
         for leaf, target in self._copies:

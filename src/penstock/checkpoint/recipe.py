@@ -111,6 +111,8 @@ def _reference(
     catalog: Catalog, tier: int, new: Plan, way: Way, layouts: set[Layout]
 ) -> tuple[Manifest, Manifest] | None:
     """Return the snapshot before, and the one to be a difference to; None for a baseline."""
+    if way.codec == RAW:
+        return None
     # What is drained late comes after some that were saved after it; a difference is to what was saved before.
     known = [
         copy.manifest

@@ -27,7 +27,6 @@ from penstock.checkpoint.loading import Destination, plan_loading_into
 from penstock.checkpoint.manifest import Stored, count_blocks, read_layout, write_layout
 from penstock.checkpoint.parts import BLOCK, checksum_of, raw_checksum_of
 from penstock.checkpoint.reading import Chain, OpenSnapshot
-from penstock.checkpoint.state import flatten
 from penstock.checkpoint.tensors import Bytes, Layout
 from penstock.checkpoint.tree import ArrayLeaf, read_tree, select
 from penstock.checkpoint.writing import Scratch
@@ -184,7 +183,8 @@ class Refresher:
         destinations = {destination.layout: destination for destination in loading.destinations}
         self._at = None
         if begins_at is not None:
-            _fill_copies(self._state, destinations)
+            for destination in loading.destinations:
+                destination.fetch()
         scratch = Scratch()
         for count, message in enumerate(received):
             kind, body = _opened(message)
@@ -199,15 +199,6 @@ class Refresher:
                 return Refreshed(said["to"][0], sent_bytes, loading.not_found)
             _apply_run(body, layouts, destinations, scratch)
         raise FormatError("the messages end before the last: some were lost")
-
-
-def _fill_copies(state: Any, destinations: dict[Layout, Destination]) -> None:
-    """Fetch the bytes of tensors that do not lie in main memory as they are stored: differences are to them."""
-    missing = {layout.name: one for layout, one in destinations.items() if not one.is_direct}
-    if missing:
-        for source in flatten(state).sources:
-            if source.layout.name in missing:
-                source.copy_into(missing[source.layout.name].memory)
 
 
 def _said(body: bytes) -> dict[str, Any]:
