@@ -22,7 +22,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.checkpoint.codecs._bits_kernels import leading_zeros, store_word
+from penstock.checkpoint.codecs._bits_kernels import item_bytes, leading_zeros, left, right, store_word
 from penstock.checkpoint.codecs._tans_kernels import (
     MOST_TABLE_LOG,
     Int,
@@ -33,9 +33,10 @@ from penstock.checkpoint.codecs._tans_kernels import (
     read,
     write,
 )
+from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.kernel import kernel
 
-Values = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32] | NDArray[np.uint64]
+Bytes = NDArray[np.uint8]
 
 #: Values that go through all loops together: what is between them stays in the first-level cache.
 CHUNK = 2048
@@ -62,6 +63,8 @@ SCRATCH = 2 * CHUNK + MOST_EXPONENTS + PLANE_KEYS + 1
 COUNTS = PLANE_KEYS + 1 + MOST_CONTEXTS * MOST_KEYS
 STATES = (MOST_CONTEXTS + 1) << 11
 STEPS = MOST_CONTEXTS * MOST_KEYS
+#: Three chunks, and the runs that are looked at of values and reference, all of a block at most.
+BUFFER = 3 * CHUNK + 2 * BLOCK_VALUES
 TABLE = MOST_CONTEXTS << MOST_TABLE_LOG
 
 _0, _1, _3, _8 = np.uint64(0), np.uint64(1), np.uint64(3), np.uint64(8)
@@ -71,36 +74,76 @@ _0, _1, _3, _8 = np.uint64(0), np.uint64(1), np.uint64(3), np.uint64(8)
 
 
 @kernel
-def is_equal(values: Values, reference: Values) -> bool:
-    """Return whether all values have the reference's bits: known at the first piece that has not."""
+def load(data: Bytes, first: Int, item: Int, words: Words) -> None:
+    """Take values as words, each at the upper end of one. first: the first one's index; item: bytes of each."""
+    if item_bytes(words) == 8:
+        wide = data[8 * first : 8 * (first + words.size)].view(np.uint64)
+        for i in range(words.size):
+            words[i] = wide[i]
+    elif item == 4:
+        singles = data[4 * first : 4 * (first + words.size)].view(np.uint32)
+        for i in range(words.size):
+            words[i] = singles[i]
+    elif item == 2:
+        halves = data[2 * first : 2 * (first + words.size)].view(np.uint16)
+        for i in range(words.size):
+            words[i] = np.uint32(halves[i]) << np.uint32(16)
+    else:
+        for i in range(words.size):
+            words[i] = np.uint32(data[first + i]) << np.uint32(24)
+
+
+@kernel
+def store(words: Words, data: Bytes, first: Int, item: Int) -> None:
+    """The inverse of `load`."""
+    if item_bytes(words) == 8:
+        wide = data[8 * first : 8 * (first + words.size)].view(np.uint64)
+        for i in range(words.size):
+            wide[i] = words[i]
+    elif item == 4:
+        singles = data[4 * first : 4 * (first + words.size)].view(np.uint32)
+        for i in range(words.size):
+            singles[i] = words[i]
+    elif item == 2:
+        halves = data[2 * first : 2 * (first + words.size)].view(np.uint16)
+        for i in range(words.size):
+            halves[i] = words[i] >> np.uint32(16)
+    else:
+        for i in range(words.size):
+            data[first + i] = words[i] >> np.uint32(24)
+
+
+@kernel
+def is_equal(values: Bytes, reference: Bytes) -> bool:
+    """Return whether all bytes are the reference's: known at the first piece where they are not."""
     begin = 0
     while begin < values.size:
-        end = min(begin + CHUNK, values.size)
-        differing = np.uint64(0)
+        end = min(begin + 8 * CHUNK, values.size)
+        differing = np.uint8(0)
         for i in range(begin, end):
-            differing |= np.uint64(values[i] ^ reference[i])
-        if differing != _0:
+            differing |= values[i] ^ reference[i]
+        if differing != 0:
             return False
         begin = end
     return True
 
 
 @kernel
-def _ones_of(values: Values) -> np.uint64:
-    """Return the bits that are 1 in any value."""
-    ones = np.uint64(0)
-    for i in range(values.size):
-        ones |= np.uint64(values[i])
-    return ones
+def _ones_of(words: Words) -> np.uint64:
+    """Return the bits that are 1 in any word."""
+    ones = words.dtype.type(0)
+    for i in range(words.size):
+        ones |= words[i]
+    return np.uint64(ones)
 
 
 @kernel
 def _to_differences(
-    values: Values,
-    reference: Values,
-    up: Int,
+    new_words: Words,
+    old_words: Words,
     shift: Int,
     is_float: bool,
+    is_byte: bool,
     exponent_at: Int,
     exponent_mask: Int,
     words: Words,
@@ -109,117 +152,109 @@ def _to_differences(
 ) -> None:
     """Write each difference as a word, its key (what a symbol can tell of it) and the reference's exponent.
 
-    All arrays are of one size. up: zeros put below a value. shift: those of value and reference that are left out.
+    All arrays are of one size. shift: how many lowest bits, 0 in all new and old words, are left out.
     """
     to_word = words.dtype.type
-    top, zero, one = to_word(words.itemsize * 8 - 1), to_word(0), to_word(1)
-    up_by, down_by, key_by = to_word(up), to_word(shift), to_word(top - to_word(FINEST))
-    lowest = to_word(one << top)
+    top, zero, one = to_word(item_bytes(words) * 8 - 1), to_word(0), to_word(1)
+    down_by, key_by = to_word(shift), to_word(top - to_word(FINEST))
+    lowest = left(one, top)
     turned = to_word(zero - one) if is_float else zero
-    flipped = to_word(to_word(turned >> one) >> down_by) << down_by
-    flipped = to_word(flipped)
+    flipped = left(right(right(turned, one), down_by), down_by)
     for i in range(words.size):
-        new = to_word(to_word(values[i]) << up_by)
-        old = to_word(to_word(reference[i]) << up_by)
-        exponents[i] = np.uint16(to_word(to_word(old >> to_word(exponent_at)) & to_word(exponent_mask)))
-        below_zero = to_word(zero - to_word(old >> top))
-        new = to_word(new ^ to_word(to_word(zero - to_word(new >> top)) & flipped))
+        new, old = new_words[i], old_words[i]
+        exponents[i] = np.uint16(to_word(right(old, to_word(exponent_at)) & to_word(exponent_mask)))
+        below_zero = to_word(zero - right(old, top))
+        new = to_word(new ^ to_word(to_word(zero - right(new, top)) & flipped))
         old = to_word(old ^ to_word(below_zero & flipped))
         turn = to_word(below_zero & turned)
         difference = to_word(to_word(to_word(new - old) ^ turn) - turn)
-        if values.itemsize == 1:
-            word = to_word(difference >> down_by)
+        if is_byte:
+            word = right(difference, down_by)
             words[i] = word
             keys[i] = np.uint16(word)
         else:
-            sign = to_word(zero - to_word(difference >> top))
-            size = to_word(to_word(to_word(difference ^ sign) - sign) >> down_by)
-            leading = to_word(lowest >> to_word(leading_zeros(to_word(size | one))))
+            sign = to_word(zero - right(difference, top))
+            size = right(to_word(to_word(difference ^ sign) - sign), down_by)
+            leading = right(lowest, leading_zeros(to_word(size | one)))
             word = to_word(to_word(size + leading) + to_word(sign & leading))
             word = zero if size == zero else word
             word = one if size == lowest else word
             words[i] = word
-            zeros = to_word(leading_zeros(to_word(word | one)))
-            highest = to_word(to_word(word << zeros) >> key_by)
-            keys[i] = np.uint16(to_word(to_word(to_word(top - zeros) << to_word(FINEST)) + highest))
+            zeros = leading_zeros(to_word(word | one))
+            highest = right(left(word, zeros), key_by)
+            keys[i] = np.uint16(to_word(left(to_word(top - zeros), to_word(FINEST)) + highest))
 
 
 @kernel
 def _from_differences(
-    words: Words, reference: Values, up: Int, shift: Int, is_float: bool, values: Values
+    words: Words, old_words: Words, shift: Int, is_float: bool, is_byte: bool, new_words: Words
 ) -> None:
     """The inverse of `_to_differences`."""
-    to_word, to_value = words.dtype.type, values.dtype.type
-    top, zero, one = to_word(words.itemsize * 8 - 1), to_word(0), to_word(1)
-    up_by, down_by = to_word(up), to_word(shift)
-    lowest = to_word(one << top)
+    to_word = words.dtype.type
+    top, zero, one = to_word(item_bytes(words) * 8 - 1), to_word(0), to_word(1)
+    down_by = to_word(shift)
+    lowest = left(one, top)
     turned = to_word(zero - one) if is_float else zero
-    flipped = to_word(to_word(to_word(turned >> one) >> down_by) << down_by)
+    flipped = left(right(right(turned, one), down_by), down_by)
     for i in range(words.size):
         word = to_word(words[i])
-        if values.itemsize == 1:
-            difference = to_word(word << down_by)
+        if is_byte:
+            difference = left(word, down_by)
         else:
-            leading = to_word(lowest >> to_word(leading_zeros(to_word(word | one))))
-            half = to_word(leading >> one)
+            leading = right(lowest, leading_zeros(to_word(word | one)))
+            half = right(leading, one)
             size = to_word(to_word(word - leading) | half)
             sign = to_word(zero - to_word(to_word(word & half) != zero))
-            size = to_word(size << down_by)
+            size = left(size, down_by)
             difference = to_word(to_word(size ^ sign) - sign)
             difference = zero if word == zero else difference
             difference = lowest if word == one else difference
-        old = to_word(to_word(reference[i]) << up_by)
-        below_zero = to_word(zero - to_word(old >> top))
+        old = old_words[i]
+        below_zero = to_word(zero - right(old, top))
         old = to_word(old ^ to_word(below_zero & flipped))
         turn = to_word(below_zero & turned)
         new = to_word(old + to_word(to_word(difference ^ turn) - turn))
-        new = to_word(new ^ to_word(to_word(zero - to_word(new >> top)) & flipped))
-        values[i] = to_value(to_word(new >> up_by))
+        new = to_word(new ^ to_word(to_word(zero - right(new, top)) & flipped))
+        new_words[i] = new
 
 
 @kernel
 def _to_planes(
-    values: Values,
-    up: Int,
-    shift: Int,
-    rest_bits: Int,
-    first: Int,
-    words: Words,
-    keys: NDArray[np.uint16],
+    new_words: Words, shift: Int, rest_bits: Int, first: Int, words: Words, keys: NDArray[np.uint16]
 ) -> None:
     """Write each float as a word, and its key: the word above `rest_bits` less `first`, at most PLANE_KEYS.
 
     rest_bits: of the mantissa below its highest bit, less `shift`, which is at most as many.
     """
     to_word = words.dtype.type
-    top, one = to_word(words.itemsize * 8 - 1), to_word(1)
-    up_by, down_by, rest_by = to_word(up), to_word(shift), to_word(rest_bits)
+    top, one = to_word(item_bytes(words) * 8 - 1), to_word(1)
+    down_by, rest_by = to_word(shift), to_word(rest_bits)
     above = to_word(rest_bits + shift + 1)
-    below = to_word(to_word(one << above) - one)
+    below = to_word(left(one, above) - one)
     for i in range(words.size):
-        value = to_word(to_word(values[i]) << up_by)
-        sign = to_word(value >> top)
-        value = to_word(value << one)
-        word = to_word(to_word(value >> above) << above) | to_word(to_word(value & below) >> one)
-        word = to_word(to_word(word | to_word(sign << to_word(above - one))) >> down_by)
+        value = new_words[i]
+        sign = right(value, top)
+        value = left(value, one)
+        word = left(right(value, above), above) | right(to_word(value & below), one)
+        word = right(to_word(word | left(sign, to_word(above - one))), down_by)
         words[i] = word
-        key = to_word(to_word(word >> rest_by) - to_word(first))
+        key = to_word(right(word, rest_by) - to_word(first))
         keys[i] = np.uint16(min(key, to_word(PLANE_KEYS)))
 
 
 @kernel
-def _from_planes(words: Words, up: Int, shift: Int, rest_bits: Int, values: Values) -> None:
+def _from_planes(words: Words, shift: Int, rest_bits: Int, new_words: Words) -> None:
     """The inverse of `_to_planes`."""
-    to_word, to_value = words.dtype.type, values.dtype.type
-    top, one = to_word(words.itemsize * 8 - 1), to_word(1)
-    up_by, down_by = to_word(up), to_word(shift)
+    to_word = words.dtype.type
+    top, one = to_word(item_bytes(words) * 8 - 1), to_word(1)
+    down_by = to_word(shift)
     above = to_word(rest_bits + shift + 1)
-    below = to_word(to_word(one << to_word(above - one)) - one)
+    below = to_word(left(one, to_word(above - one)) - one)
     for i in range(words.size):
-        word = to_word(to_word(words[i]) << down_by)
-        sign = to_word(to_word(word >> to_word(above - one)) & one)
-        value = to_word(to_word(to_word(word >> above) << to_word(above - one)) | to_word(word & below))
-        values[i] = to_value(to_word(to_word(value | to_word(sign << top)) >> up_by))
+        word = left(to_word(words[i]), down_by)
+        sign = to_word(right(word, to_word(above - one)) & one)
+        value = to_word(left(right(word, above), to_word(above - one)) | to_word(word & below))
+        new_words[i] = to_word(value | left(sign, top))
 
 
 # -- What is chosen for a block --------------------------------------------------------------------------
@@ -275,26 +310,28 @@ def _bases_of(boundaries: NDArray[np.uint16], contexts: Int, stride: Int, bases:
 @kernel
 def _choose_symbols(
     counts_of_contexts: NDArray[np.uint32],
+    contexts: Int,
     bits_of_symbol: float,
     symbol_of_key: NDArray[np.uint16],
-    rests: NDArray[np.uint8],
+    rests: Bytes,
 ) -> tuple[Int, float]:
     """Choose how finely each class of differences is told apart; return how many symbols, and the bits left to rests.
 
-    counts_of_contexts: uint32[contexts, keys], of the values looked at.
+    counts_of_contexts: uint32[contexts * keys], of the values looked at.
     bits_of_symbol: what one more symbol costs, in bits for those values.
     """
-    contexts, keys = counts_of_contexts.shape
+    keys = counts_of_contexts.size // contexts
     counts = np.zeros(keys, np.uint32)
     for context in range(contexts):
         for key in range(keys):
-            counts[key] += counts_of_contexts[context, key]
+            counts[key] += counts_of_contexts[context * keys + key]
     highest = -1
     for key in range(1 << FINEST, keys):
         if counts[key] > 0:
             highest = (key >> FINEST) - 1
     # A key is (place of the leading one << FINEST) + leading bits, that one among them; 0 for 0.
-    symbol_of_key[:] = NO_SYMBOL
+    for key in range(symbol_of_key.size):
+        symbol_of_key[key] = NO_SYMBOL
     symbol_of_key[0] = 0
     rests[0] = 0
     symbols, rest_bits = 1, 0.0
@@ -331,7 +368,7 @@ def _choose_symbols(
 
 
 @kernel
-def _put_frequencies(frequencies: NDArray[np.int64], out: NDArray[np.uint8], at: Int) -> Int:
+def _put_frequencies(frequencies: NDArray[np.int64], out: Bytes, at: Int) -> Int:
     """Write frequencies; return where they end. One byte below 128, else two; 0 with how many more 0 follow it."""
     symbol = 0
     while symbol < frequencies.size:
@@ -356,9 +393,9 @@ def _put_frequencies(frequencies: NDArray[np.int64], out: NDArray[np.uint8], at:
 
 
 @kernel
-def _take_frequencies(data: NDArray[np.uint8], at: Int, frequencies: NDArray[np.int64]) -> Int:
+def _take_frequencies(data: Bytes, at: Int, frequencies: NDArray[np.int64]) -> Int:
     """Read frequencies; return where they end, or -1 where they are none."""
-    symbol = 0
+    symbol: Int = 0
     while symbol < frequencies.size:
         if at + 2 > data.size:
             return -1
@@ -366,7 +403,8 @@ def _take_frequencies(data: NDArray[np.uint8], at: Int, frequencies: NDArray[np.
         if first == 0:
             if symbol + 1 + second > frequencies.size:
                 return -1
-            frequencies[symbol : symbol + 1 + second] = 0
+            for i in range(symbol, symbol + 1 + second):
+                frequencies[i] = 0
             symbol += 1 + second
             at += 2
         elif first < 128:
@@ -381,13 +419,13 @@ def _take_frequencies(data: NDArray[np.uint8], at: Int, frequencies: NDArray[np.
 
 
 @kernel
-def _put_short(out: NDArray[np.uint8], at: Int, number: Int) -> None:
+def _put_short(out: Bytes, at: Int, number: Int) -> None:
     out[at] = number & 255
     out[at + 1] = number >> 8
 
 
 @kernel
-def _short_at(data: NDArray[np.uint8], at: Int) -> Int:
+def _short_at(data: Bytes, at: Int) -> Int:
     return np.int64(data[at]) | (np.int64(data[at + 1]) << 8)
 
 
@@ -395,49 +433,53 @@ def _short_at(data: NDArray[np.uint8], at: Int) -> Int:
 
 
 @kernel
-def gather_runs(values: Values, stride: Int, sample: Values) -> Int:
-    """Copy one run of RUN values in `stride`, at no fixed distance; return how many values that are."""
+def _sample(data: Bytes, values: Int, item: Int, stride: Int, sample: Words) -> Int:
+    """Take one run of RUN values in `stride`, or all of a few, as words; return how many they are."""
+    if values <= WHOLE:
+        load(data, 0, item, sample[:values])
+        return values
     taken = 0
-    for k in range(values.size // (RUN * stride)):
+    for k in range(values // (RUN * stride)):
         # A jitter that no row of a matrix keeps step with.
-        begin = (k * stride + ((k * 40503) >> 8) % stride) * RUN
-        sample[taken : taken + RUN] = values[begin : begin + RUN]
+        first = (k * stride + ((k * 40503) >> 8) % stride) * RUN
+        load(data, first, item, sample[taken : taken + RUN])
         taken += RUN
     return taken
 
 
 @kernel
-def _shift_of(values: Values, reference: Values) -> Int:
-    """Return how many lowest bits are 0 in all values and references; seen in the first few, which seldom have any."""
-    ones = _ones_of(values[:RUN]) | _ones_of(reference[:RUN])
-    if (ones & _1) == _0:
-        ones |= _ones_of(values) | _ones_of(reference)
-    if ones == _0:
-        return values.itemsize * 8
-    shift = 0
-    while (ones >> np.uint64(shift)) & _1 == _0:
+def _shift_of(ones: np.uint64, data: Bytes, values: Int, item: Int, words: Words) -> Int:
+    """Return how many lowest bits are 0 in all words of a block. ones: bits that are 1 in some of them."""
+    first = 0
+    # A few words say it, but where numbers were rounded to a narrower type.
+    while (ones >> np.uint64(item_bytes(words) * 8 - 8 * item)) & _1 == _0 and first < values:
+        size = min(values - first, CHUNK)
+        load(data, first, item, words[:size])
+        ones |= _ones_of(words[:size])
+        first += size
+    shift, bits = 0, item_bytes(words) * 8
+    while shift < bits and (ones >> np.uint64(shift)) & _1 == _0:
         shift += 1
     return shift
 
 
 @kernel
-def _first_plane(values: Values, up: Int, exponent_bits: Int, words: Words) -> Int:
+def _first_plane(sample: Words, exponent_bits: Int) -> Int:
     """Return the key of planes to count from, so that those of the highest exponents are below PLANE_KEYS."""
     if exponent_bits <= 8:
         return 0
-    to_word = words.dtype.type
-    one, up_by, highest = to_word(1), to_word(up), to_word(0)
-    for i in range(values.size):
-        highest = max(highest, to_word(to_word(to_word(values[i]) << up_by) << one))
+    to_word = sample.dtype.type
+    highest = to_word(0)
+    for i in range(sample.size):
+        highest = max(highest, left(sample[i], to_word(1)))
     # Exponent, highest bit of the mantissa and sign; one more, for it is the end.
-    keys = (np.int64(highest >> to_word(words.itemsize * 8 - exponent_bits - 1)) + 1) << 1
+    keys: Int = (np.int64(highest >> to_word(item_bytes(sample) * 8 - exponent_bits - 1)) + 1) << 1
     return max(keys - PLANE_KEYS, 0)
 
 
 @kernel
 def _count_planes(
-    sample: Values,
-    up: Int,
+    sample: Words,
     shift: Int,
     rest_bits: Int,
     first: Int,
@@ -446,34 +488,33 @@ def _count_planes(
     counts: NDArray[np.uint32],
 ) -> None:
     """Count the keys of planes. counts: uint32[PLANE_KEYS + 1], overwritten; the last one counts all others."""
-    counts[:] = 0
+    for key in range(counts.size):
+        counts[key] = 0
     begin = 0
     while begin < sample.size:
         size = min(sample.size - begin, CHUNK)
-        _to_planes(sample[begin : begin + size], up, shift, rest_bits, first, words[:size], keys[:size])
+        _to_planes(sample[begin : begin + size], shift, rest_bits, first, words[:size], keys[:size])
         for i in range(size):
             counts[keys[i]] += 1
         begin += size
 
 
 @kernel
-def _count_exponents(
-    reference: Values, up: Int, exponent_at: Int, exponent_mask: Int, counts: NDArray[np.uint32]
-) -> None:
-    counts[:] = 0
-    up_by, at, mask = np.uint64(up), np.uint64(exponent_at), np.uint64(exponent_mask)
-    for i in range(reference.size):
-        counts[((np.uint64(reference[i]) << up_by) >> at) & mask] += 1
+def _count_exponents(old: Words, exponent_at: Int, exponent_mask: Int, counts: NDArray[np.uint32]) -> None:
+    for exponent in range(counts.size):
+        counts[exponent] = 0
+    at, mask = np.uint64(exponent_at), np.uint64(exponent_mask)
+    for i in range(old.size):
+        counts[(np.uint64(old[i]) >> at) & mask] += 1
 
 
 @kernel
 def _count_differences(
-    sample: Values,
-    reference: Values,
-    zeros: Values,
-    up: Int,
+    sample: Words,
+    old: Words,
     shift: Int,
     is_float: bool,
+    is_byte: bool,
     exponent_at: Int,
     exponent_mask: Int,
     bases: NDArray[np.uint16],
@@ -482,18 +523,18 @@ def _count_differences(
     exponents: NDArray[np.uint16],
     counts: NDArray[np.uint32],
 ) -> None:
-    """Count keys of differences per context. reference: empty for zeros. bases: first key of an exponent's context."""
-    counts[:] = 0
+    """Count keys of differences per context. bases: first key of an exponent's context."""
+    for key in range(counts.size):
+        counts[key] = 0
     begin = 0
     while begin < sample.size:
         size = min(sample.size - begin, CHUNK)
-        old = reference[begin : begin + size] if reference.size > 0 else zeros[:size]
         _to_differences(
             sample[begin : begin + size],
-            old,
-            up,
+            old[begin : begin + size],
             shift,
             is_float,
+            is_byte,
             exponent_at,
             exponent_mask,
             words[:size],
@@ -511,8 +552,8 @@ def _put_header(
     shift: Int,
     first_lead: Int,
     boundaries: NDArray[np.uint16],
-    rests: NDArray[np.uint8],
-    out: NDArray[np.uint8],
+    rests: Bytes,
+    out: Bytes,
 ) -> Int:
     """Write what comes before the frequencies; return where it ends. rests: uint8[symbols]; boundaries but the last."""
     out[0], out[1], out[2], out[3] = table_log, shift, boundaries.size + 1, 0
@@ -538,22 +579,23 @@ def _put_header(
 @kernel
 def _put_tables(
     by_symbol: NDArray[np.uint32],
-    rests: NDArray[np.uint8],
+    contexts: Int,
+    rests: Bytes,
     table_log: Int,
     is_all_seen: bool,
     symbol_of_key: NDArray[np.uint16],
     keys: Int,
     states: NDArray[np.uint16],
     steps: NDArray[np.uint64],
-    out: NDArray[np.uint8],
+    out: Bytes,
     at: Int,
 ) -> Int:
     """Build and write the tables of all contexts; return where they end.
 
-    by_symbol: uint32[contexts, symbols], what was seen. The last symbol is the escape, which stands before a whole
+    by_symbol: uint32[contexts * symbols], what was seen. The last symbol is the escape, which stands before a whole
     word: what was not seen can still come, unless all was. steps: uint64[contexts * keys], overwritten.
     """
-    contexts, symbols = by_symbol.shape
+    symbols = by_symbol.size // contexts
     spread = np.empty(1 << table_log, np.uint16)
     frequencies = np.empty(symbols, np.int64)
     counted = np.empty(symbols, np.int64)
@@ -561,7 +603,7 @@ def _put_tables(
     for context in range(contexts):
         total = 0
         for symbol in range(symbols):
-            counted[symbol] = by_symbol[context, symbol]
+            counted[symbol] = by_symbol[context * symbols + symbol]
             total += counted[symbol]
         if counted[symbols - 1] == 0 and (total == 0 or not is_all_seen):
             counted[symbols - 1] = 1
@@ -577,87 +619,90 @@ def _put_tables(
 
 @kernel
 def encode(
-    values: Values,
-    reference: Values,
-    sample: Values,
-    sample_reference: Values,
-    zeros: Values,
-    up: Int,
+    values: Bytes,
+    reference: Bytes,
+    item: Int,
     exponent_bits: Int,
     mantissa_bits: Int,
     exponent_at: Int,
     exponent_mask: Int,
     most_contexts: Int,
     stride: Int,
-    words: Words,
+    buffer: Words,
     scratch: NDArray[np.uint16],
     counts: NDArray[np.uint32],
     states: NDArray[np.uint16],
     steps: NDArray[np.uint64],
-    out: NDArray[np.uint8],
+    out: Bytes,
 ) -> tuple[Int, Int]:
     """Encode a block; return its kind and how many bytes of `out` it is.
 
-    reference: of the values' size, or empty. sample, sample_reference: scratch for what `stride` leaves of a block.
-    zeros: CHUNK zeros, all of the values' type.
-    up: zeros put below a value. exponent_bits, mantissa_bits: 0 for what is no float. exponent_at, exponent_mask:
-        where the context's exponent is in a word, and its ones; mask 0 for none.
+    reference: of the values' size, or empty. item: bytes of a value.
+    exponent_bits, mantissa_bits: 0 for what is no float. exponent_at, exponent_mask: where the context's exponent is
+        in a word, and its ones; mask 0 for none.
     most_contexts: 1 to MOST_CONTEXTS. stride: of the runs of values that are looked at, one in so many.
-    words: [CHUNK]; scratch, counts, states, steps: SCRATCH, COUNTS, STATES and STEPS of them.
-    out: uint8[bytes of the values + 65536].
+    buffer: [BUFFER], of 32-bit words or of 64-bit ones where items are; scratch, counts, states, steps: SCRATCH,
+        COUNTS, STATES and STEPS of them. out: uint8[values.size + 65536].
     """
-    nbytes, word_bits = values.size * values.itemsize, words.itemsize * 8
-    has_reference, is_float, is_byte = reference.size > 0, exponent_bits > 0, values.itemsize == 1
+    size, word_bits = values.size // item, item_bytes(buffer) * 8
+    has_reference, is_float, is_byte = reference.size > 0, exponent_bits > 0, item == 1
     if has_reference and is_equal(values, reference):
         return EQUAL, 0
+    up = word_bits - 8 * item
     keys, exponents = scratch[:CHUNK], scratch[CHUNK : 2 * CHUNK]
     bases = scratch[2 * CHUNK : 2 * CHUNK + exponent_mask + 1]
     symbol_of_key = scratch[2 * CHUNK + MOST_EXPONENTS :]
-    bases[:] = 0
-    shift = up if is_byte else min(_shift_of(values, reference) + up, word_bits - 2)
-    if values.size > WHOLE:
-        sample = sample[: gather_runs(values, stride, sample)]
-        if has_reference:
-            sample_reference = sample_reference[: gather_runs(reference, stride, sample_reference)]
-        else:
-            sample_reference = reference
+    words, new, old = buffer[:CHUNK], buffer[CHUNK : 2 * CHUNK], buffer[2 * CHUNK : 3 * CHUNK]
+    half = 3 * CHUNK + (buffer.size - 3 * CHUNK) // 2
+    sample, old_sample = buffer[3 * CHUNK : half], buffer[half:]
+    sample = sample[: _sample(values, size, item, stride, sample)]
+    old_sample = old_sample[: sample.size]
+    if has_reference:
+        _sample(reference, size, item, stride, old_sample)
     else:
-        sample, sample_reference = values, reference
-    whole = word_bits - up
+        for i in range(old_sample.size):
+            old_sample[i] = 0
+        for i in range(CHUNK):
+            old[i] = 0
+    shift = up
+    if not is_byte:
+        shift = _shift_of(_ones_of(sample) | _ones_of(old_sample), values, size, item, words)
+        if has_reference and shift > up:
+            shift = min(shift, _shift_of(_ones_of(old_sample), reference, size, item, words))
+        shift = min(shift, word_bits - 2)
 
-    # As a plane: floats that have no reference, or are no nearer to it than to zero.
-    plane_bits, plane_symbols, plane_first = np.inf, 0, 0
+    # As a plane: floats that have no reference, or are no nearer to it than to zero; a quarter says whether they are.
+    plane_bits, plane_first = np.inf, 0
     plane_shift = min(shift, up + mantissa_bits - 1)
     plane_rest = up + mantissa_bits - 1 - plane_shift
     plane_counts = counts[: PLANE_KEYS + 1]
     if is_float and not is_byte:
-        plane_first = _first_plane(sample, up, exponent_bits, words)
-        _count_planes(sample, up, plane_shift, plane_rest, plane_first, words, keys, plane_counts)
-        for key in range(PLANE_KEYS):
-            if plane_counts[key] > 0:
-                plane_symbols = key + 1
-        plane_bits = _bits_of(plane_counts) + float(plane_rest) * sample.size
-        plane_bits += float(plane_counts[PLANE_KEYS]) * whole
+        plane_first = _first_plane(sample, exponent_bits)
+        some = sample[: max(sample.size // 4, min(sample.size, CHUNK))]
+        _count_planes(some, plane_shift, plane_rest, plane_first, words, keys, plane_counts)
+        plane_bits = _bits_of(plane_counts) + float(plane_rest) * some.size
+        plane_bits += float(plane_counts[PLANE_KEYS]) * (word_bits - plane_shift)
+        plane_bits *= sample.size / some.size
 
     # As differences: to the reference, or to zero where there is none and the values are no floats.
-    difference_bits, difference_symbols, contexts = np.inf, 0, 1
+    difference_bits, symbols, contexts = np.inf, 0, 1
     boundaries = np.zeros(MOST_CONTEXTS, np.uint16)
     width = 256 if is_byte else (word_bits + 1) << FINEST
     rests = np.zeros(PLANE_KEYS + 1, np.uint8)
+    key_counts = counts[PLANE_KEYS + 1 :]
     if has_reference or is_byte or not is_float:
         if has_reference and most_contexts > 1 and exponent_mask > 0:
-            exponent_counts = counts[PLANE_KEYS + 1 : PLANE_KEYS + 2 + exponent_mask]
-            _count_exponents(sample_reference, up, exponent_at, exponent_mask, exponent_counts)
+            exponent_counts = key_counts[: exponent_mask + 1]
+            _count_exponents(old_sample, exponent_at, exponent_mask, exponent_counts)
             contexts = _choose_contexts(exponent_counts, most_contexts, boundaries)
         _bases_of(boundaries, contexts, width, bases)
-        key_counts = counts[PLANE_KEYS + 1 : PLANE_KEYS + 1 + contexts * width]
+        key_counts = key_counts[: contexts * width]
         _count_differences(
             sample,
-            sample_reference,
-            zeros,
-            up,
+            old_sample,
             shift,
             is_float,
+            is_byte,
             exponent_at,
             exponent_mask,
             bases,
@@ -667,82 +712,100 @@ def encode(
             key_counts,
         )
         if is_byte:
-            difference_symbols, difference_bits = 256, 0.0
+            symbols, difference_bits = 256, 0.0
             for key in range(256):
                 symbol_of_key[key] = key
         else:
-            symbol_bits = 12.0 * contexts * sample.size / values.size
-            difference_symbols, difference_bits = _choose_symbols(
-                key_counts.reshape(contexts, width), symbol_bits, symbol_of_key, rests
+            symbol_bits = 12.0 * contexts * sample.size / size
+            symbols, difference_bits = _choose_symbols(
+                key_counts, contexts, symbol_bits, symbol_of_key, rests
             )
-    by_symbol = np.zeros((contexts, difference_symbols + 1), np.uint32)
-    if difference_symbols > 0:
+    by_symbol = np.zeros(contexts * (symbols + 1), np.uint32)
+    if symbols > 0:
         for context in range(contexts):
+            of_context = by_symbol[context * (symbols + 1) : (context + 1) * (symbols + 1)]
             for key in range(width):
                 count = key_counts[context * width + key]
                 if count > 0:
-                    by_symbol[context, symbol_of_key[key]] += count
-            difference_bits += _bits_of(by_symbol[context])
+                    of_context[symbol_of_key[key]] += count
+            difference_bits += _bits_of(of_context)
 
-    if min(plane_bits, difference_bits) * (values.size / sample.size) >= nbytes * 8.0:
-        return STORED, nbytes
-    mode, kind, first_lead = BYTE if is_byte else LEADING, DIFFERENCE if has_reference else PLANE, 0
-    if plane_bits < difference_bits:
-        mode, kind, first_lead = FLOATING, PLANE, plane_first
+    if min(plane_bits, difference_bits) * (size / sample.size) >= values.size * 8.0:
+        return STORED, values.size
+    kind, first_lead = DIFFERENCE if has_reference else PLANE, 0
+    is_plane = plane_bits < difference_bits
+    if is_plane:
+        kind, first_lead = PLANE, plane_first
         shift, contexts, width = plane_shift, 1, PLANE_KEYS + 1
-        by_symbol = np.zeros((1, plane_symbols + 1), np.uint32)
-        by_symbol[0, :plane_symbols] = plane_counts[:plane_symbols]
-        by_symbol[0, plane_symbols] = plane_counts[PLANE_KEYS]
-        rests[:plane_symbols] = plane_rest
+        _count_planes(sample, plane_shift, plane_rest, plane_first, words, keys, plane_counts)
+        for key in range(PLANE_KEYS):
+            if plane_counts[key] > 0:
+                symbols = key + 1
+            rests[key] = plane_rest
+        while symbols > 0 and plane_counts[symbols - 1] == 0:
+            symbols -= 1
+        by_symbol = np.zeros(symbols + 1, np.uint32)
         for key in range(width):
             symbol_of_key[key] = key
-        bases[:] = 0
-        exponents[:] = 0
-    symbols = by_symbol.shape[1]
-    rests = rests[:symbols]
-    rests[symbols - 1] = word_bits - shift
+            by_symbol[min(key, symbols)] += plane_counts[key]
+    rests[symbols] = word_bits - shift
 
     table_log = 10 if contexts > 1 and not is_byte else 11
-    at = _put_header(table_log, shift, first_lead, boundaries[: contexts - 1], rests[: symbols - 1], out)
-    is_all_seen = sample.size == values.size
-    at = _put_tables(by_symbol, rests, table_log, is_all_seen, symbol_of_key, width, states, steps, out, at)
-    if at + STATES_BYTES + PAD_BYTES >= nbytes:
-        return STORED, nbytes
+    at = _put_header(table_log, shift, first_lead, boundaries[: contexts - 1], rests[:symbols], out)
+    is_all_seen = sample.size == size
+    at = _put_tables(
+        by_symbol, contexts, rests, table_log, is_all_seen, symbol_of_key, width, states, steps, out, at
+    )
+    if at + STATES_BYTES + PAD_BYTES >= values.size:
+        return STORED, values.size
 
-    writer = np.full(7, 1 << table_log, np.uint64)
-    writer[4], writer[5], writer[6] = at + STATES_BYTES, 0, 0
-    end = values.size
+    writer = np.zeros(7, np.uint64)
+    for i in range(4):
+        writer[i] = 1 << table_log
+    writer[4] = at + STATES_BYTES
+    soon = np.zeros(3, np.uint64)
+    soon[2] = item
+    end = size
     while end > 0:
         # Whole groups of four values, but for the last chunk.
         begin = (end - 1) // CHUNK * CHUNK
-        size = end - begin
-        if mode == FLOATING:
-            _to_planes(values[begin:end], up, shift, plane_rest, first_lead, words[:size], keys[:size])
+        count = end - begin
+        load(values, begin, item, new[:count])
+        if is_plane:
+            _to_planes(new[:count], shift, plane_rest, first_lead, words[:count], keys[:count])
         else:
+            if has_reference:
+                load(reference, begin, item, old[:count])
             _to_differences(
-                values[begin:end],
-                reference[begin:end] if has_reference else zeros[:size],
-                up,
+                new[:count],
+                old[:count],
                 shift,
                 is_float,
+                is_byte,
                 exponent_at,
                 exponent_mask,
-                words[:size],
-                keys[:size],
-                exponents[:size],
+                words[:count],
+                keys[:count],
+                exponents[:count],
             )
-        write(keys[:size], exponents[:size], bases, words[:size], steps, states, writer, out)
-        if np.int64(writer[4]) + PAD_BYTES + 1 >= nbytes:
-            return STORED, nbytes
+        if contexts > 1:
+            for i in range(count):
+                keys[i] += bases[exponents[i]]
+        following = np.uint64(max(begin - CHUNK, 0)) * soon[2]
+        soon[0] = np.uint64(values.ctypes.data) + following
+        soon[1] = np.uint64(reference.ctypes.data) + following if has_reference else soon[0]
+        write(keys[:count], words[:count], steps, states, writer, out, soon)
+        if np.int64(writer[4]) + PAD_BYTES + 1 >= values.size:
+            return STORED, values.size
         end = begin
     for i in range(4):
         _put_short(out, at + 2 * i, np.int64(writer[i]) - (1 << table_log))
     bits = (np.int64(writer[4]) - at - STATES_BYTES) * 8 + np.int64(writer[6])
     _put_short(out, at + 8, bits & 65535)
     _put_short(out, at + 10, bits >> 16)
-    end = np.int64(writer[4]) + (1 if writer[6] > _0 else 0)
-    store_word(out, np.uint64(end), _0)
-    return kind, end + PAD_BYTES
+    length: Int = np.int64(writer[4]) + (1 if writer[6] > _0 else 0)
+    store_word(np.uint64(out.ctypes.data) + np.uint64(length), _0)
+    return kind, length + PAD_BYTES
 
 
 #: What `decode` returns: all is well, or what is wrong.
@@ -751,26 +814,26 @@ WELL, BAD_HEADER, BAD_SYMBOLS, BAD_FREQUENCIES, BAD_LENGTH, BAD_STREAM = range(6
 
 @kernel
 def decode(
-    payload: NDArray[np.uint8],
+    payload: Bytes,
     kind: Int,
-    reference: Values,
-    zeros: Values,
-    up: Int,
+    reference: Bytes,
+    item: Int,
     exponent_bits: Int,
     mantissa_bits: Int,
     exponent_at: Int,
     exponent_mask: Int,
-    words: Words,
+    buffer: Words,
     scratch: NDArray[np.uint16],
     table: NDArray[np.uint64],
-    values: Values,
+    values: Bytes,
 ) -> Int:
     """Decode a block; return WELL, or what is wrong with it, which leaves `values` as they may be.
 
     payload: anything. reference: of the values' size for a DIFFERENCE, else empty. values: overwritten.
     table: uint64[TABLE]. The rest as in `encode`.
     """
-    word_bits, is_float, is_byte = words.itemsize * 8, exponent_bits > 0, values.itemsize == 1
+    word_bits, is_float, is_byte = item_bytes(buffer) * 8, exponent_bits > 0, item == 1
+    size, up = values.size // item, word_bits - 8 * item
     if payload.size < HEADER_BYTES + STATES_BYTES + PAD_BYTES:
         return BAD_HEADER
     table_log, shift, contexts = np.int64(payload[0]), np.int64(payload[1]), np.int64(payload[2])
@@ -819,7 +882,10 @@ def decode(
     frequencies = np.empty(symbols + 1, np.int64)
     for context in range(contexts):
         at = _take_frequencies(payload, at, frequencies)
-        if at < 0 or frequencies.sum() != 1 << table_log:
+        total = 0
+        for symbol in range(symbols + 1):
+            total += frequencies[symbol]
+        if at < 0 or total != 1 << table_log:
             return BAD_FREQUENCIES
         build_reading(frequencies, table_log, rests, leads, table[context << table_log :], spread)
     if at + STATES_BYTES + PAD_BYTES > payload.size:
@@ -835,27 +901,34 @@ def decode(
         return BAD_LENGTH
     reader[4] = 8 * at + bits
 
-    exponents = scratch[CHUNK : 2 * CHUNK]
+    firsts = scratch[CHUNK : 2 * CHUNK]
     bases = scratch[2 * CHUNK : 2 * CHUNK + exponent_mask + 1]
+    words, new, old = buffer[:CHUNK], buffer[CHUNK : 2 * CHUNK], buffer[2 * CHUNK : 3 * CHUNK]
     _bases_of(boundaries, contexts, 1 << table_log, bases)
-    exponents[:] = 0
-    begin = 0
-    while begin < values.size:
-        size = min(values.size - begin, CHUNK)
-        old = reference[begin : begin + size] if reference.size > 0 else zeros[:size]
-        if contexts > 1:
-            for i in range(size):
-                exponents[i] = (np.uint64(old[i]) << np.uint64(up) >> np.uint64(exponent_at)) & np.uint64(
-                    exponent_mask
-                )
-        if not read(exponents[:size], bases, table, reader, payload, words[:size]):
+    for i in range(CHUNK):
+        firsts[i], old[i] = 0, 0
+    soon = np.zeros(3, np.uint64)
+    soon[2] = item
+    at_bit, mask = np.uint64(exponent_at), np.uint64(exponent_mask)
+    begin: Int = 0
+    while begin < size:
+        count: Int = min(size - begin, CHUNK)
+        if reference.size > 0:
+            load(reference, begin, item, old[:count])
+            if contexts > 1:
+                for i in range(count):
+                    firsts[i] = bases[(np.uint64(old[i]) >> at_bit) & mask]
+        following = np.uint64(min(begin + CHUNK, size)) * soon[2]
+        soon[0] = np.uint64(values.ctypes.data) + following
+        soon[1] = np.uint64(reference.ctypes.data) + following if reference.size > 0 else soon[0]
+        if not read(firsts[:count], table, reader, payload, words[:count], soon):
             return BAD_STREAM
         if is_plane:
-            rest_bits = up + mantissa_bits - 1 - shift
-            _from_planes(words[:size], up, shift, rest_bits, values[begin : begin + size])
+            _from_planes(words[:count], shift, up + mantissa_bits - 1 - shift, new[:count])
         else:
-            _from_differences(words[:size], old, up, shift, is_float, values[begin : begin + size])
-        begin += size
+            _from_differences(words[:count], old[:count], shift, is_float, is_byte, new[:count])
+        store(new[:count], values, begin, item)
+        begin += count
     is_end = reader[4] == np.uint64(8 * at)
     for i in range(4):
         is_end = is_end and reader[i] == _0

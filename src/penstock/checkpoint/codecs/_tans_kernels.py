@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.checkpoint.codecs._bits_kernels import load_word, store_word
+from penstock.checkpoint.codecs._bits_kernels import item_bytes, load_word, prefetch, store_word
 from penstock.kernel import inlined, kernel
 
 Words = NDArray[np.uint32] | NDArray[np.uint64]
@@ -166,139 +166,180 @@ def _mask(bits: np.uint64) -> np.uint64:
 
 
 @inlined
-def _write_one(
-    state: np.uint64,
+def _append(
+    field: np.uint64, length: np.uint64, at: np.uint64, pending: np.uint64, bits: np.uint64
+) -> tuple[np.uint64, np.uint64, np.uint64]:
+    """Write at most 56 bits; return where the stream is now, as `write` has it."""
+    pending |= field << bits
+    bits += length
+    store_word(at, pending)
+    return at + (bits >> _3), pending >> (bits & _56), bits & _7
+
+
+@inlined
+def _put(
     step: np.uint64,
+    state: np.uint64,
+    taken: np.uint64,
     value: np.uint64,
     is_wide: bool,
-    states: NDArray[np.uint16],
-    out: NDArray[np.uint8],
     at: np.uint64,
     pending: np.uint64,
     bits: np.uint64,
-) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
-    """Encode a value; return the next state, and where the stream is: a byte, and at most 7 bits beyond it."""
-    taken = (state + (step & _DELTA)) >> _16
+) -> tuple[np.uint64, np.uint64, np.uint64]:
+    """Write a value's rest and what is taken of the state."""
     rest = (step >> _24) & _BYTE
     if is_wide:
         low = min(rest, _32)
-        pending |= (value & _mask(low)) << bits
-        bits += low
-        store_word(out, at, pending)
-        at += bits >> _3
-        pending >>= bits & _56
-        bits &= _7
+        at, pending, bits = _append(value & _mask(low), low, at, pending, bits)
         rest -= low
         value >>= low
-    pending |= (((value & _mask(rest)) << taken) | (state & _mask(taken))) << bits
-    bits += rest + taken
-    store_word(out, at, pending)
-    at += bits >> _3
-    pending >>= bits & _56
-    bits &= _7
-    return np.uint64(states[(state >> taken) + (step >> _32)]), at, pending, bits
+    field = ((value & _mask(rest)) << taken) | (state & _mask(taken))
+    return _append(field, rest + taken, at, pending, bits)
+
+
+@inlined
+def _put_two(
+    step_1: np.uint64,
+    state_1: np.uint64,
+    taken_1: np.uint64,
+    value_1: np.uint64,
+    step_0: np.uint64,
+    state_0: np.uint64,
+    taken_0: np.uint64,
+    value_0: np.uint64,
+    is_wide: bool,
+    at: np.uint64,
+    pending: np.uint64,
+    bits: np.uint64,
+) -> tuple[np.uint64, np.uint64, np.uint64]:
+    """Write two values, value_1 first; in one store where they fit, as they do nearly always: 0.2 ns less for each."""
+    rest_1, rest_0 = (step_1 >> _24) & _BYTE, (step_0 >> _24) & _BYTE
+    length_1, length_0 = rest_1 + taken_1, rest_0 + taken_0
+    if is_wide or length_1 + length_0 > _56:
+        at, pending, bits = _put(step_1, state_1, taken_1, value_1, is_wide, at, pending, bits)
+        at, pending, bits = _put(step_0, state_0, taken_0, value_0, is_wide, at, pending, bits)
+    else:
+        field_1 = ((value_1 & _mask(rest_1)) << taken_1) | (state_1 & _mask(taken_1))
+        field_0 = ((value_0 & _mask(rest_0)) << taken_0) | (state_0 & _mask(taken_0))
+        at, pending, bits = _append(field_1 | (field_0 << length_1), length_1 + length_0, at, pending, bits)
+    return at, pending, bits
 
 
 @kernel
 def write(
     keys: NDArray[np.uint16],
-    exponents: NDArray[np.uint16],
-    key_bases: NDArray[np.uint16],
     values: Words,
     steps: NDArray[np.uint64],
     states: NDArray[np.uint16],
     writer: NDArray[np.uint64],
     out: NDArray[np.uint8],
+    soon: NDArray[np.uint64],
 ) -> None:
     """Encode values, from the last to the first.
 
-    keys, exponents: uint16[values]; step keys[i] + key_bases[exponents[i]] is value i's.
+    keys: uint16[values], of each value's step in `steps`.
     writer: uint64[7], the four states, the next byte of `out`, the bits not yet in it and how many these are, at most
         7; taken up and left. At most `MOST_VALUE_BITS` per value and 8 bytes are written.
+    soon: uint64[3], two addresses, and the bytes per value that will be read from each on: prefetched meanwhile. The
+        loop that reads them is short, and waits for memory else.
     """
-    is_wide = values.itemsize == 8
+    is_wide = item_bytes(values) == 8
     state_0, state_1, state_2, state_3 = writer[0], writer[1], writer[2], writer[3]
-    at, pending, bits = writer[4], writer[5], writer[6]
+    begin = np.uint64(out.ctypes.data)
+    at, pending, bits = begin + writer[4], writer[5], writer[6]
+    soon_1, soon_2, item = soon[0], soon[1], soon[2]
     i, groups_end = np.uint64(values.size), np.uint64(values.size) & ~_3
     while i > groups_end:
         i -= _1
-        step = steps[np.uint64(keys[i]) + np.uint64(key_bases[exponents[i]])]
-        state_0, at, pending, bits = _write_one(
-            state_0, step, np.uint64(values[i]), is_wide, states, out, at, pending, bits
-        )
+        step_0 = steps[np.uint64(keys[i])]
+        taken_0 = (state_0 + (step_0 & _DELTA)) >> _16
+        at, pending, bits = _put(step_0, state_0, taken_0, np.uint64(values[i]), is_wide, at, pending, bits)
+        state_0 = np.uint64(states[(state_0 >> taken_0) + (step_0 >> _32)])
     while i > _0:
         i -= _4
-        step_3 = steps[np.uint64(keys[i + _3]) + np.uint64(key_bases[exponents[i + _3]])]
-        step_2 = steps[np.uint64(keys[i + _2]) + np.uint64(key_bases[exponents[i + _2]])]
-        step_1 = steps[np.uint64(keys[i + _1]) + np.uint64(key_bases[exponents[i + _1]])]
-        step_0 = steps[np.uint64(keys[i]) + np.uint64(key_bases[exponents[i]])]
-        state_3, at, pending, bits = _write_one(
-            state_3, step_3, np.uint64(values[i + _3]), is_wide, states, out, at, pending, bits
+        if i & _15 == _0:
+            prefetch(soon_1 + i * item)
+            prefetch(soon_2 + i * item)
+        # In this order: more values in flight would not stay in registers.
+        step_3, step_2 = steps[np.uint64(keys[i + _3])], steps[np.uint64(keys[i + _2])]
+        taken_3 = (state_3 + (step_3 & _DELTA)) >> _16
+        taken_2 = (state_2 + (step_2 & _DELTA)) >> _16
+        value_3, value_2 = np.uint64(values[i + _3]), np.uint64(values[i + _2])
+        at, pending, bits = _put_two(
+            step_3, state_3, taken_3, value_3, step_2, state_2, taken_2, value_2, is_wide, at, pending, bits
         )
-        state_2, at, pending, bits = _write_one(
-            state_2, step_2, np.uint64(values[i + _2]), is_wide, states, out, at, pending, bits
+        state_3 = np.uint64(states[(state_3 >> taken_3) + (step_3 >> _32)])
+        state_2 = np.uint64(states[(state_2 >> taken_2) + (step_2 >> _32)])
+        step_1, step_0 = steps[np.uint64(keys[i + _1])], steps[np.uint64(keys[i])]
+        taken_1 = (state_1 + (step_1 & _DELTA)) >> _16
+        taken_0 = (state_0 + (step_0 & _DELTA)) >> _16
+        value_1, value_0 = np.uint64(values[i + _1]), np.uint64(values[i])
+        at, pending, bits = _put_two(
+            step_1, state_1, taken_1, value_1, step_0, state_0, taken_0, value_0, is_wide, at, pending, bits
         )
-        state_1, at, pending, bits = _write_one(
-            state_1, step_1, np.uint64(values[i + _1]), is_wide, states, out, at, pending, bits
-        )
-        state_0, at, pending, bits = _write_one(
-            state_0, step_0, np.uint64(values[i]), is_wide, states, out, at, pending, bits
-        )
+        state_1 = np.uint64(states[(state_1 >> taken_1) + (step_1 >> _32)])
+        state_0 = np.uint64(states[(state_0 >> taken_0) + (step_0 >> _32)])
     writer[0], writer[1], writer[2], writer[3] = state_0, state_1, state_2, state_3
-    writer[4], writer[5], writer[6] = at, pending, bits
+    writer[4], writer[5], writer[6] = at - begin, pending, bits
 
 
 @inlined
 def _read_one(
-    entry: np.uint64, is_wide: bool, data: NDArray[np.uint8], place: np.uint64
+    entry: np.uint64, is_wide: bool, begin: np.uint64, place: np.uint64
 ) -> tuple[np.uint64, np.uint64, np.uint64]:
     """Decode a value; return it, the next state, and the place in bits below which all is unread."""
     taken, rest = (entry >> _12) & _15, (entry >> _16) & _BYTE
     low = min(rest, _32) if is_wide else _0
     high = rest - low
     place -= high + taken
-    window = load_word(data, place >> _3) >> (place & _7)
+    window = load_word(begin + (place >> _3)) >> (place & _7)
     state = (entry & _STATE) + (window & _mask(taken))
     value = ((entry >> _32) << (rest & _63)) + (((window >> taken) & _mask(high)) << low)
     if is_wide:
         place -= low
-        value += (load_word(data, place >> _3) >> (place & _7)) & _mask(low)
+        value += (load_word(begin + (place >> _3)) >> (place & _7)) & _mask(low)
     return value, state, place
 
 
 @kernel
 def read(
-    exponents: NDArray[np.uint16],
-    table_bases: NDArray[np.uint16],
+    firsts: NDArray[np.uint16],
     table: NDArray[np.uint64],
     reader: NDArray[np.uint64],
     data: NDArray[np.uint8],
     values: Words,
+    soon: NDArray[np.uint64],
 ) -> bool:
     """Decode values, from the first to the last.
 
-    exponents: uint16[values]; a value's table begins at table_bases[exponents[i]] in `table`, with 2 ** table_log
-        entries, where states are below 2 ** table_log.
+    firsts: uint16[values], where each value's table begins in `table`; it has 2 ** table_log entries, where states are
+        below 2 ** table_log.
     reader: uint64[5], the four states and the place in bits, at most 8 * (data.size - 8); taken up and left.
-    values: uint32 or uint64, overwritten.
+    values: uint32 or uint64, overwritten. soon: as in `write`.
     Returns: whether data did not end too early. Nothing outside it is read, whatever it is.
     """
-    is_wide = values.itemsize == 8
+    is_wide = item_bytes(values) == 8
     to_value = values.dtype.type
+    begin = np.uint64(data.ctypes.data)
+    soon_1, soon_2, item = soon[0], soon[1], soon[2]
     state_0, state_1, state_2, state_3, place = reader[0], reader[1], reader[2], reader[3], reader[4]
     i, groups_end, end = _0, np.uint64(values.size) & ~_3, np.uint64(values.size)
     while i < groups_end and place >= _SPARE:
-        entry_0 = table[state_0 + np.uint64(table_bases[exponents[i]])]
-        entry_1 = table[state_1 + np.uint64(table_bases[exponents[i + _1]])]
-        entry_2 = table[state_2 + np.uint64(table_bases[exponents[i + _2]])]
-        entry_3 = table[state_3 + np.uint64(table_bases[exponents[i + _3]])]
-        value, state_0, place = _read_one(entry_0, is_wide, data, place)
+        if i & _15 == _0:
+            prefetch(soon_1 + i * item)
+            prefetch(soon_2 + i * item)
+        entry_0 = table[state_0 + np.uint64(firsts[i])]
+        entry_1 = table[state_1 + np.uint64(firsts[i + _1])]
+        entry_2 = table[state_2 + np.uint64(firsts[i + _2])]
+        entry_3 = table[state_3 + np.uint64(firsts[i + _3])]
+        value, state_0, place = _read_one(entry_0, is_wide, begin, place)
         values[i] = to_value(value)
-        value, state_1, place = _read_one(entry_1, is_wide, data, place)
+        value, state_1, place = _read_one(entry_1, is_wide, begin, place)
         values[i + _1] = to_value(value)
-        value, state_2, place = _read_one(entry_2, is_wide, data, place)
+        value, state_2, place = _read_one(entry_2, is_wide, begin, place)
         values[i + _2] = to_value(value)
-        value, state_3, place = _read_one(entry_3, is_wide, data, place)
+        value, state_3, place = _read_one(entry_3, is_wide, begin, place)
         values[i + _3] = to_value(value)
         i += _4
     # Near the beginning of the data, and for the last values, which state 0 alone has taken: one by one.
@@ -311,10 +352,10 @@ def read(
             state = state_2
         elif which == _3:
             state = state_3
-        entry = table[state + np.uint64(table_bases[exponents[i]])]
+        entry = table[state + np.uint64(firsts[i])]
         if ((entry >> _12) & _15) + ((entry >> _16) & _BYTE) > place:
             return False
-        value, state, place = _read_one(entry, is_wide, data, place)
+        value, state, place = _read_one(entry, is_wide, begin, place)
         values[i] = to_value(value)
         if which == _0:
             state_0 = state

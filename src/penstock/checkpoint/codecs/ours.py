@@ -17,6 +17,7 @@ A payload, all numbers little-endian:
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES, Codec, Coder, Decoder, Kind, Pair
+from penstock.checkpoint.codecs.codec import Codec, Coder, Decoder, Kind, Pair
 from penstock.checkpoint.dtypes import DTYPES, DType
 from penstock.checkpoint.tensors import Bytes
 from penstock.errors import FormatError
@@ -36,13 +37,12 @@ _KINDS = {int(kind): kind for kind in Kind}
 class _Form:
     """How the loops see a type.
 
-    up: zeros put below a value to make a word of 32 or 64 bits. exponent_at, exponent_mask: what of a reference's word
-        is a context.
+    item: bytes of a value. word: a type of 32 or 64 bits, at whose upper end it stands. exponent_at, exponent_mask:
+        what of a reference's word is a context.
     """
 
-    item: str
+    item: int
     word: str
-    up: int
     exponent_bits: int
     mantissa_bits: int
     exponent_at: int
@@ -63,7 +63,7 @@ def _form_of(dtype: DType) -> _Form:
         at, mask = up + mantissa, (1 << exponents) - 1
     else:
         at, mask = 0, 0
-    return _Form(f"u{bits // 8}", "u8" if bits == 64 else "u4", up, exponents, mantissa, at, mask)
+    return _Form(bits // 8, "u8" if bits == 64 else "u4", exponents, mantissa, at, mask)
 
 
 _FORMS = {dtype: _form_of(dtype) for dtype in DTYPES.values()}
@@ -76,16 +76,24 @@ class _Scratch(threading.local):
         from penstock.checkpoint.codecs import _ours_kernels as kernels
 
         self.kernels: Any = kernels
-        self.words = {word: np.empty(kernels.CHUNK, word) for word in ("u4", "u8")}
-        items = ("u1", "u2", "u4", "u8")
-        self.zeros = {item: np.zeros(kernels.CHUNK, item) for item in items}
-        self.empty = {item: np.empty(0, item) for item in items}
-        self.samples = {item: np.empty((2, BLOCK_VALUES), item) for item in items}
+        self.buffers = {word: np.empty(kernels.BUFFER, word) for word in ("u4", "u8")}
         self.shorts = np.empty(kernels.SCRATCH, np.uint16)
         self.counts = np.empty(kernels.COUNTS, np.uint32)
         self.states = np.empty(kernels.STATES, np.uint16)
         self.steps = np.empty(kernels.STEPS, np.uint64)
         self.table = np.empty(kernels.TABLE, np.uint64)
+
+
+def _writable(data: Bytes) -> Bytes:
+    """Return the same bytes as numba's loops are compiled for: contiguous and not marked as read-only."""
+    if data.flags.c_contiguous and data.flags.writeable:
+        return data
+    if not data.flags.c_contiguous or data.size == 0:
+        return data.copy()
+    return np.ctypeslib.as_array((ctypes.c_uint8 * data.size).from_address(data.ctypes.data))
+
+
+_NOTHING = np.empty(0, np.uint8)
 
 
 class _Lazily:
@@ -116,23 +124,17 @@ class _OwnCoder:
     def encode(self, pair: Pair, out: Bytes) -> tuple[Kind, int]:
         """Encode a block, as `Coder` says."""
         form, scratch = _FORMS[pair.dtype], _scratch()
-        values = pair.values.view(form.item)
-        reference = scratch.empty[form.item] if pair.reference is None else pair.reference.view(form.item)
-        sample, sample_reference = scratch.samples[form.item]
         kind, length = scratch.kernels.encode(
-            values,
-            reference,
-            sample,
-            sample_reference,
-            scratch.zeros[form.item],
-            form.up,
+            _writable(pair.values),
+            _NOTHING if pair.reference is None else _writable(pair.reference),
+            form.item,
             form.exponent_bits,
             form.mantissa_bits,
             form.exponent_at,
             form.exponent_mask,
             self.most_contexts,
             self.stride,
-            scratch.words[form.word],
+            scratch.buffers[form.word],
             scratch.shorts,
             scratch.counts,
             scratch.states,
@@ -171,23 +173,22 @@ def _decode_as(kind: Kind) -> Decoder:
                 raise FormatError(
                     "a block is a difference to a reference that is not given: restore that first"
                 )
-            old = reference.view(form.item)
+            old = _writable(reference)
         else:
-            old = scratch.empty[form.item]
+            old = _NOTHING
         status = scratch.kernels.decode(
-            np.ascontiguousarray(payload),
+            _writable(payload),
             int(kind),
             old,
-            scratch.zeros[form.item],
-            form.up,
+            form.item,
             form.exponent_bits,
             form.mantissa_bits,
             form.exponent_at,
             form.exponent_mask,
-            scratch.words[form.word],
+            scratch.buffers[form.word],
             scratch.shorts,
             scratch.table,
-            out.view(form.item),
+            out,
         )
         if status:
             raise FormatError(f"a block of {dtype.name} is damaged: {_WRONG[status]}")
