@@ -334,6 +334,28 @@ def test_on_a_file_system_the_manifest_is_renamed_into_place(tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_a_removal_that_breaks_off_leaves_no_snapshot_and_a_sweep_ends_it(
+    kind: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"memory://{place}" if kind == "memory" else f"file://{tmp_path}/tier"
+    tier = RemoteTier(url)
+    save(tier, "step-1")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError("not today")
+
+    monkeypatch.setattr(tier._filesystem, "rm", refuse)
+
+    with pytest.raises(DataError, match=r"remove .*step-1\.attempt-a1: PermissionError: not today"):
+        tier.delete("step-1")
+
+    other = RemoteTier(url)
+    assert other.folders() == []
+    assert other.sweep() == ["step-1.attempt-a1"]
+    assert other.sweep() == []
+
+
 def test_an_answer_that_is_cut_off_is_an_error_that_names_the_file(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
