@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.checkpoint.catalog import Catalog, open_way
 from penstock.checkpoint.foreign import Readable
-from penstock.checkpoint.reading import read_tensors
+from penstock.checkpoint.reading import parts_by_name, read_whole, whole_layout
 from penstock.checkpoint.tensors import Bytes
 from penstock.checkpoint.tier import Tier
 from penstock.checkpoint.tree import read_tree
@@ -22,6 +22,7 @@ from penstock.flow.ordered import Workers
 def open_readable(tiers: Sequence[Tier], step: int | None = None) -> Iterator[tuple[int, Readable]]:
     """Open a snapshot for as long as the block lasts; a tensor's bytes are decoded when they are read.
 
+    Tensors that are spread over ranks are put together.
     tiers: of the store, the nearest first. step: of the snapshot; None: the one that was saved last.
     Yields: the step, and the state, in memory one tensor at a time.
     Raises: ConfigError if there is no such snapshot, naming the nearest; FormatError naming what is damaged; DataError.
@@ -35,15 +36,13 @@ def open_readable(tiers: Sequence[Tier], step: int | None = None) -> Iterator[tu
     way = catalog.ways(step)[0]
     threads = min(4, available_cpus())
     with closing(open_way(catalog, way)) as chain, Workers(threads, f"penstock-export-{step}") as workers:
-        by_name = {stored.layout.name: stored for stored in chain.manifest.tensors}
+        by_name = parts_by_name(chain.manifest)
+        layouts = {name: whole_layout(parts) for name, parts in by_name.items()}
 
         def read(name: str) -> Bytes:
-            out = np.empty(by_name[name].layout.nbytes, np.uint8)
-            for _ in read_tensors(chain, [(by_name[name], out)], workers):
+            out = np.empty(layouts[name].nbytes, np.uint8)
+            for _ in read_whole(chain, [(by_name[name], out)], workers):
                 pass
             return out
 
-        yield (
-            step,
-            Readable(read_tree(chain.manifest.tree, [one.layout for one in chain.manifest.tensors]), read),
-        )
+        yield step, Readable(read_tree(chain.manifest.tree, layouts.values()), read)

@@ -1,0 +1,127 @@
+"""`penstock snapshots import`, `export`, `seal` and `check`: other people's checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.cli.options import parsed_amount
+from penstock.cli.output import Table, add_output_options, show
+from penstock.errors import ConfigError, DataError
+from penstock.units import format_bytes, format_count, parse_bytes
+
+_KINDS = """\
+kinds of files: .safetensors; .pt, .pth, .bin and .ckpt of torch.save; a folder as Hugging Face lays a model out, its
+tensors shared out over files; .npy and .npz, which are read only. No code in a file is run.
+"""
+_JSON = """
+JSON: seal, files, bytes (of all files), and faults[] of file, wrong ("missing", "extra", "resized", "changed",
+"unreadable"), why, begin and end (in bytes), tensors[].
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the commands to the parser of `penstock snapshots`."""
+    load = _command(commands, "import", "save other people's checkpoint as a snapshot", _import, _KINDS)
+    load.add_argument("file", type=Path, metavar="FILE", help="or folder, to read")
+    load.add_argument("folder", metavar="DIR", help="of the store; made if it is missing")
+    load.add_argument("--step", type=int, metavar="N", default=0, help="of the snapshot (%(default)s)")
+    load.add_argument("--part", metavar="NAME", help="where in the state it goes, such as model")
+
+    save = _command(commands, "export", "write a snapshot as other people read it", _export, _KINDS)
+    save.add_argument("folder", metavar="DIR", help="of the store; or an address such as s3://bucket/runs/a")
+    save.add_argument("file", type=Path, metavar="FILE", help="or folder, to write")
+    save.add_argument("--step", type=int, metavar="N", help="of the snapshot (the one saved last)")
+    save.add_argument("--fast", type=Path, metavar="DIR", help="the store's fast tier, if it has one")
+    save.add_argument("--part", metavar="NAME", help="of the state, such as model (all of it)")
+    save.add_argument("--shard", metavar="SIZE", help="of the tensors in each file of a folder (5 GB)")
+
+    told = "write checksums beside a checkpoint that is known to be good"
+    seal = _command(commands, "seal", told, _seal, None)
+    seal.add_argument("path", type=Path, metavar="PATH", help="a file, or a folder as DCP writes it")
+    seal.add_argument("--replace", action="store_true", help="seal anew what was sealed before")
+
+    told = "compare a sealed checkpoint with its checksums; exit status 1 if anything differs"
+    check = _command(commands, "check", told, _check, _JSON)
+    check.add_argument("path", type=Path, metavar="PATH", help="what was sealed")
+    add_output_options(check, plot=False)
+
+
+def _command(commands: Any, name: str, told: str, run: Any, epilog: str | None) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=told, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _import(options: argparse.Namespace) -> None:
+    from penstock.checkpoint.foreign import read_state
+    from penstock.checkpoint.store import SnapshotStore
+    from penstock.policy.keeping import Keep
+
+    state = read_state(options.file)
+    if options.part is not None:
+        state = {options.part: state}
+    if not isinstance(state, Mapping):
+        raise ConfigError(
+            f"{options.file} holds a {type(state).__name__}, and a snapshot is a mapping: give --part, the name it gets"
+        )
+    # What was there before stays: to forget is for the training to decide.
+    with SnapshotStore(options.folder, keep=Keep(last=None), report=print) as store:
+        store.save(options.step, state)
+
+
+def _export(options: argparse.Namespace) -> None:
+    from penstock.checkpoint.exporting import open_readable
+    from penstock.checkpoint.foreign import write_state
+    from penstock.checkpoint.store import open_tier
+
+    for place in (options.fast, options.folder):
+        if place is not None and "://" not in str(place) and not Path(place).is_dir():
+            raise ConfigError(f"{place} is no folder: name the one that a training saves its snapshots to")
+    tiers = [open_tier(place) for place in (options.fast, options.folder) if place is not None]
+    shard = None if options.shard is None else int(parsed_amount("--shard", parse_bytes, options.shard))
+    with open_readable(tiers, options.step) as (step, state):
+        files = write_state(options.file, state, part=options.part, shard_bytes=shard)
+    total = sum(file.stat().st_size for file in files)
+    print(f"step {step} is in {options.file}: {format_count(len(files), 'file')}, {format_bytes(total)}")
+
+
+def _seal(options: argparse.Namespace) -> None:
+    from penstock.checkpoint.seal import seal
+
+    sealed = seal(options.path, replace=options.replace)
+    told = f"{format_count(len(sealed.files), 'file')}, {format_bytes(sealed.nbytes)}"
+    print(f"{options.path} is sealed by {sealed.path.name}: {told}")
+
+
+def _check(options: argparse.Namespace) -> None:
+    from penstock.checkpoint.seal import check_seal
+
+    report = check_seal(options.path)
+    sealed, faults = report.seal, report.faults
+    data = {
+        "seal": str(sealed.path),
+        "files": len(sealed.files),
+        "bytes": sealed.nbytes,
+        "faults": [
+            {
+                "file": fault.file,
+                "wrong": fault.wrong,
+                "why": fault.why,
+                "begin": fault.begin,
+                "end": fault.end,
+                "tensors": list(fault.tensors),
+            }
+            for fault in faults
+        ],
+    }
+    told = f"{format_count(len(sealed.files), 'file')}, {format_bytes(sealed.nbytes)}"
+    rows = [(fault.file, fault.wrong, fault.why) for fault in faults]
+    tables = [Table("", ("file", "is", "why"), rows)] if rows else []
+    show(options, data, tables, [] if rows else [f"{options.path} is as it was sealed: {told}"])
+    if faults:
+        raise DataError(f"{options.path} is not as it was sealed, in {format_count(len(faults), 'file')}")

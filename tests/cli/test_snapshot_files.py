@@ -1,0 +1,85 @@
+"""`penstock snapshots import`, `export`, `seal` and `check` as a user types them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.checkpoint.foreign import read_state
+from penstock.checkpoint.store import SnapshotStore
+from penstock.cli import snapshot_files
+from penstock.errors import ConfigError, DataError
+
+
+def run(*arguments: object) -> None:
+    parser = argparse.ArgumentParser()
+    snapshot_files.add(parser.add_subparsers())
+    options = parser.parse_args([str(argument) for argument in arguments])
+    options.run(options)
+
+
+def test_a_checkpoint_goes_in_and_out_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = torch.nn.Linear(30, 20)
+    store, out = tmp_path / "store", tmp_path / "out"
+    torch.save(model.state_dict(), tmp_path / "m.pt")
+    for step in range(7):
+        run("import", tmp_path / "m.pt", store, "--step", step, "--part", "model")
+    run("export", store, tmp_path / "all.safetensors", "--step", "3")
+    run("export", store, out, "--part", "model", "--shard", "1 kB")
+
+    assert "step 6" in capsys.readouterr().out
+    assert torch.equal(read_state(tmp_path / "all.safetensors")["model"]["weight"], model.weight)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+    ]
+    assert torch.equal(read_state(out)["bias"], model.bias)
+    with SnapshotStore(store, report=None) as opened:
+        assert len(opened.list()) == 7
+
+
+def test_what_cannot_be_moved_is_told(tmp_path: Path) -> None:
+    torch.save(torch.ones(2), tmp_path / "t.pt")
+    with pytest.raises(ConfigError, match="a snapshot is a mapping: give --part"):
+        run("import", tmp_path / "t.pt", tmp_path / "store")
+    with pytest.raises(ConfigError, match="nowhere is no folder"):
+        run("export", tmp_path / "nowhere", tmp_path / "x.pt")
+    assert not (tmp_path / "nowhere").exists()
+    run("import", tmp_path / "t.pt", tmp_path / "store", "--part", "t")
+    with pytest.raises(ConfigError, match="--shard"):
+        run("export", tmp_path / "store", tmp_path / "x", "--shard", "0 B")
+    with pytest.raises(ConfigError, match="no snapshot of step 5"):
+        run("export", tmp_path / "store", tmp_path / "x", "--step", "5")
+
+
+def test_a_sealed_file_that_changed_fails_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.pt"
+    torch.save({"w": torch.zeros(100)}, path)
+    run("seal", path)
+    run("check", path)
+    assert "is as it was sealed: 1 file" in capsys.readouterr().out
+
+    content = bytearray(path.read_bytes())
+    content[600] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="not as it was sealed, in 1 file"):
+        run("check", path, "--json")
+    (fault,) = json.loads(capsys.readouterr().out)["faults"]
+    assert (fault["file"], fault["wrong"], fault["begin"], fault["end"]) == (
+        "m.pt",
+        "changed",
+        0,
+        len(content),
+    )
+    with pytest.raises(DataError):
+        run("check", path)
+    assert "are not as they were" in capsys.readouterr().out
+    run("seal", path, "--replace")
+    run("check", path)
