@@ -36,6 +36,8 @@ class Broken(Enum):
     RENAME_BEFORE_FSYNC = "rename before fsync"
     RETENTION_FIRST = "old snapshots deleted before the new one is committed"
     DELETE_UNSYNCED = "files of a snapshot removed before its renaming is synced"
+    # What a power cut finds after a death.
+    SWEEP_UNSYNCED = "leavings removed before the names that they have are synced"
     # What any death on the way finds.
     MANIFEST_FIRST = "manifest written before the parts, in the open"
     IN_PLACE = "one snapshot overwritten in place"
@@ -86,10 +88,11 @@ class StandIn:
             if not folder.exists():
                 folder.mkdir()
             _sync(folder.parent)  # also where an earlier process made it and died before this
-            if self._broken is not Broken.NEVER_SWEEPS:
-                for name in os.listdir(folder):
-                    if name.startswith(UNFINISHED):
-                        shutil.rmtree(folder / name)
+            if self._broken is not Broken.SWEEP_UNSYNCED:
+                _sync(folder)  # the names that such a process gave: from here on they are durable, too
+            left = [name for name in os.listdir(folder) if name.startswith(UNFINISHED)]
+            for name in left if self._broken is not Broken.NEVER_SWEEPS else ():
+                shutil.rmtree(folder / name)
         except OSError as failure:
             raise OSError(f"{folder} cannot be opened: {failure}") from failure
 

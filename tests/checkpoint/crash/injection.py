@@ -4,8 +4,8 @@ strace is attached once the process has imported everything and waits, so that a
 its first traced call is the first of the store's opening. strace counts calls by thread and by the call's name, so a
 site is a pair (name, n): the nth call of that name in any thread.
 
-What is not covered: a close that fails is not carried out, so that its descriptor stays open; calls that are no
-file's (memory, locks) fail nowhere, and a death at one of them is the same as at the next that is a file's.
+What is not covered: a close that fails is not carried out, so that its descriptor stays open and a lock held; calls
+that are no file's (memory, locks) fail nowhere, and a death at one is the same as at the next that is a file's.
 """
 
 from __future__ import annotations

@@ -52,12 +52,19 @@ def test_a_power_cut_breaks_a_store_that_does_it_wrong(
     assert "not durable then (+ survived, - lost):" in note
 
 
+#: In the stand-in: the syncs of the folder above, of a commit, of a delete; the names of a save, the end of a delete.
+DEATHS = [
+    Site("fsync", 1),
+    Site("fsync", 7),
+    Site("fsync", 18),
+    Site("mkdir", 1),
+    Site("rename", 2),
+    Site("rmdir", 1),
+]
+
+
 @pytest.mark.system
-@pytest.mark.parametrize(
-    "site",
-    [Site("rename", 2), Site("fsync", 1), Site("mkdir", 1), Site("mkdir", 2), Site("rmdir", 1)],
-    ids=str,
-)
+@pytest.mark.parametrize("site", DEATHS, ids=str)
 def test_a_power_cut_after_a_process_was_killed_and_another_went_on_breaks_nothing(
     savers: Savers, top: Path, site: Site
 ) -> None:
@@ -65,3 +72,15 @@ def test_a_power_cut_after_a_process_was_killed_and_another_went_on_breaks_nothi
     recording = record_a_death_and_after(savers, RIGHT, top, site, SESSIONS, [[5, 6]])
 
     assert survive_power_cuts(RIGHT, recording, top, 50) > 20
+
+
+@pytest.mark.system
+def test_a_power_cut_breaks_a_store_that_sweeps_what_a_death_may_not_have_renamed(
+    savers: Savers, top: Path
+) -> None:
+    """A process died between the renaming of what it deletes and the sync of that; the next removes the files."""
+    subject = f"stand-in/{Broken.SWEEP_UNSYNCED.value}"
+    recording = record_a_death_and_after(savers, subject, top, Site("fsync", 17), SESSIONS, [[5, 6]])
+
+    with pytest.raises(Lost, match="is listed and damaged"):
+        survive_power_cuts(subject, recording, top, 150)

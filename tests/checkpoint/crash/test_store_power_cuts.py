@@ -10,7 +10,7 @@ from tests.checkpoint.crash.trials import record_a_death_and_after, record_saves
 
 SCHEMES = ["complete", "progressive", "chain"]
 SESSIONS = [[1, 2, 3], [4, 5]]
-MANY_SESSIONS = [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
+MANY_SESSIONS = [[1, 2, 3, 4, 5, 6], [7, 8, 9], [10, 11, 12]]
 
 
 @pytest.mark.system
@@ -33,6 +33,7 @@ def test_they_survive_one_after_a_process_was_killed_and_another_went_on(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_committed_snapshots_survive_a_thousand_power_cuts(savers: Savers, top: Path, scheme: str) -> None:
     recording = record_saves(savers, f"store/{scheme}", top, MANY_SESSIONS)
@@ -41,6 +42,7 @@ def test_committed_snapshots_survive_a_thousand_power_cuts(savers: Savers, top: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_they_survive_one_wherever_a_process_was_killed_before_another_went_on(
     savers: Savers, top: Path, scheme: str
@@ -50,7 +52,7 @@ def test_they_survive_one_wherever_a_process_was_killed_before_another_went_on(
 
     for site in sites:
         recording = record_a_death_and_after(savers, subject, top, site, SESSIONS, [[6, 7, 8]])
-        assert survive_power_cuts(subject, recording, top, 30) == 30
+        assert survive_power_cuts(subject, recording, top, 60) == 60
 
 
 #: Calls that make names durable, or change them.
