@@ -182,7 +182,7 @@ def test_a_thread_cannot_take_the_signals_of_its_process() -> None:
 # What every rank runs: training that never ends by itself. It gets the name of the job, a folder for its report,
 # and for torch the address, its rank and how many there are.
 RANK = """
-import json, os, sys
+import json, os, sys, time
 from penstock.checkpoint.preemption import StopOnSignal
 
 def say(*words):  # one write, which does not mix with that of another process
@@ -207,12 +207,11 @@ try:
         for step in range(10**9):
             if job in ("one", "all", "mpi"):
                 all_reduce()
-            else:
-                os.sched_yield()
-            if step == 3:
+            time.sleep(0.002)  # the rest of the step, which leaves the processor to others
+            if step == 0:  # before anything can be agreed on
                 say("trains", job, rank, os.getpid())
-                if job == "fails" and rank == 1:
-                    raise ValueError("loss is NaN")
+            if step == 3 and job == "fails" and rank == 1:
+                raise ValueError("loss is NaN")
             if stop.agreed(step):
                 stopped = step
                 break
@@ -260,7 +259,7 @@ class Job:
                 self.pids[job, int(rank)] = int(pid)
             case ["ends", job, rank, pid]:
                 self.ended.add((job, int(rank)))
-            case ["exits", pid, code]:
+            case ["exits", pid, "0" | "143" as code]:
                 self.codes[int(pid)] = int(code)
             case _:
                 assert self.process.stderr is not None
@@ -330,7 +329,7 @@ def test_all_ranks_stop_after_the_same_step(reports: Reports, job: str) -> None:
     ranks = reports[job]
 
     assert len({rank["stopped"] for rank in ranks}) == 1
-    assert ranks[0]["stopped"] >= 3
+    assert ranks[0]["stopped"] is not None
     assert [rank["failed"] for rank in ranks] == [None] * len(ranks)
 
 

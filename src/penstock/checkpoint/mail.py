@@ -81,7 +81,7 @@ def mail_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Mail:
         if os.environ.get(variable, "1") not in ("", "0", "1"):
             raise ConfigError(
                 f"{variable} is {os.environ[variable]}, so this process is one of several, but it does not know the "
-                f"others: {remedy} first, or say ranks=alone() where each process keeps snapshots of its own"
+                f"others: {remedy} first; or give `alone`, where each process works for itself"
             )
     return NoMail()
 

@@ -18,10 +18,11 @@ from penstock.checkpoint.mail import TIMEOUT_SECONDS, Mail, mail_of_this_job, pa
 from penstock.checkpoint.ranks import named_ranks
 from penstock.errors import ConfigError, RankError, WaitTimeout
 
-#: Between two looks for a signal or a letter while nobody is told to stop. Looking takes a fiftieth of the time at
-#: most: where many ranks make it slow, there are fewer looks.
-LOOK_SECONDS = 0.1
-PAUSES_PER_LOOK = 50
+#: Between two looks for a signal or a letter while nobody is told to stop: twenty times what a look takes, so that
+#: thousands of ranks cost no core, within these bounds.
+LEAST_LOOK_SECONDS = 0.1
+MOST_LOOK_SECONDS = 1.0
+PAUSES_PER_LOOK = 20
 
 #: A signal that comes again within this is the same request, delivered twice: by the scheduler to every process and
 #: by the launcher to its children.
@@ -46,9 +47,11 @@ class StopOnSignal:
 
     Every rank enters and leaves it, in its main thread, which alone may change what signals do. It is enough that
     one rank gets the signal. While none does, `agreed` sends nothing and waits for nobody; a thread looks ten times
-    a second whether another rank was told. The same signal again, after 3 seconds or in a process that was forked
-    from this one, does what it did before; afterwards, so do all. A handler that was not set from Python cannot be
-    kept: the default takes its place.
+    a second (at worst, once) whether another rank was told. The same signal again, after 3 seconds or in a process
+    that was forked from this one, does what it did before; afterwards, so do all. A handler that was not set from
+    Python cannot be kept: the default takes its place. A scheduler that signals every process of the job also ends
+    the workers of a PyTorch DataLoader, and their loop with them: have it signal the ranks alone, or load with
+    threads.
     """
 
     def __init__(
@@ -195,7 +198,8 @@ class StopOnSignal:
                     missing = self._agreement.missing
                 now = time.monotonic()
                 if not missing:
-                    self._leaving.wait(max(LOOK_SECONDS, PAUSES_PER_LOOK * (now - began)))
+                    pause = max(LEAST_LOOK_SECONDS, PAUSES_PER_LOOK * (now - began))
+                    self._leaving.wait(min(pause, MOST_LOOK_SECONDS))
                     continue
                 awaited_since = awaited_since or began
                 if now - awaited_since > self._patience_seconds:
