@@ -8,6 +8,7 @@ import math
 import random
 import struct
 from collections import Counter, OrderedDict, defaultdict, namedtuple
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -540,6 +541,12 @@ def test_where_there_is_none_anything_is_put() -> None:
     assert (loading.not_loaded, loading.not_found) == ((), ())
 
 
+def test_types_that_numpy_has_not_are_loaded_into_their_bits() -> None:
+    target = {"x": np.zeros(2, np.uint16)}
+    into(target, {"x": torch.tensor([1.5, -0.0], dtype=torch.bfloat16)})
+    assert target["x"].tolist() == [0x3FC0, 0x8000]
+
+
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
     array.flags.writeable = False
     return array
@@ -841,3 +848,91 @@ def places(tree: Any) -> list[tuple[Any, Any]]:
         for place in tree if isinstance(tree, dict) else range(len(tree)):
             found += [(tree, place), *places(tree[place])]
     return found
+
+
+# What outlives a process
+
+GOLDEN = """{"map": {"model": {"map": {
+  "w": {"array": {"of": "model/w", "kind": "torch", "parameter": true, "grad": true}},
+  "t": {"array": {"of": "model/w", "kind": "torch",
+        "view": {"dtype": "float32", "shape": [2, 2], "strides": [4, 8], "offset": 0}}}}},
+ "opt": {"items": [[0, {"array": {"of": "opt/0", "kind": "numpy", "big_endian": true}}],
+  ["~/", {"tuple": [null, true]}]]},
+ "many": {"array": {"of": "many", "kind": "bytes"}},
+ "rest": [{"int": "-0x10000000000000000"}, {"float": "fff0000000000000"}, {"complex": ["8000000000000000",
+  "3ff0000000000000"]}, {"text": "eda080"}, {"bytes": "00ff"}, {"scalar": ["float32", "0000c03f"]}, {"size": [2, 0]},
+  {"dtype": "bfloat16"}, {"device": "cuda:1"}, -0.0, 7, "x"]}}"""
+
+
+def test_a_tree_that_was_written_once_is_read_for_ever_and_written_the_same() -> None:
+    """A change here is a change of the format: old snapshots could not be read any more."""
+    tensors = [
+        Tensor(Layout("model/w", DTYPES["float32"], (2, 2)), np.array([1, -2, 3, 4], "<f4").view(np.uint8)),
+        Tensor(Layout("opt/0", DTYPES["int16"], (2,)), np.array([3, -4], "<i2").view(np.uint8)),
+        Tensor(Layout("many", DTYPES["uint8"], (1500,)), np.zeros(1500, np.uint8)),
+    ]
+    state = unflatten(json.loads(GOLDEN), tensors)
+    weight = torch.nn.Parameter(torch.tensor([[1.0, -2.0], [3.0, 4.0]]))
+    expected = {
+        "model": {"w": weight, "t": weight.detach().t()},
+        "opt": {0: np.array([3, -4], ">i2"), "~/": (None, True)},
+        "many": bytes(1500),
+        "rest": [
+            *(-(2**64), -math.inf, complex(-0.0, 1), "\ud800", b"\x00\xff", np.float32(1.5)),
+            *(torch.Size([2, 0]), torch.bfloat16, torch.device("cuda", 1), -0.0, 7, "x"),
+        ],
+    }
+    assert same(state, expected)
+    flat = flatten(expected)
+    assert flat.tree == json.loads(GOLDEN)
+    assert [layout.name for layout in flat.layouts] == ["model/w", "opt/0", "many"]
+    assert read_tree(flat.tree, flat.layouts).names[:4] == ("model/w", "model/t", "opt/0", "opt/~0~1")
+
+
+# On other devices, and of other classes
+
+
+def test_what_lies_on_a_device_is_copied_from_its_storage() -> None:
+    """As for a GPU; there, the copy crosses a link."""
+    storage = torch.arange(12, dtype=torch.bfloat16)
+    flat = flatten({"all": storage, "part": storage[4:], "strided": torch.arange(8.0)[::3]})
+    for source in flat.sources:
+        device = replace(source, is_on_host=False)
+        assert device.view() is None
+        out = np.zeros(source.layout.nbytes, np.uint8)
+        device.copy_into(out)
+        assert out.tobytes() == source.tensor().data.tobytes()
+        assert device.tensor().data.tobytes() == out.tobytes()
+
+
+def test_subclasses_that_keep_their_numbers_elsewhere_are_refused() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.empty(3)
+    with pytest.raises(
+        ConfigError, match=r"x is a .*FakeTensor, which keeps its numbers in a way of its own"
+    ):
+        flatten({"x": fake})
+
+    class Plain(torch.Tensor):
+        pass
+
+    (back,) = through([torch.ones(2).as_subclass(Plain)])
+    assert type(back) is torch.Tensor
+
+
+def test_a_tensor_that_is_spread_over_ranks_is_left_to_the_writer_for_those() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        spread = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (2,)), [Shard(0)])
+        with pytest.raises(
+            ConfigError, match=r"model/w is a .*DTensor, .*with the writer of penstock\.torch"
+        ):
+            flatten({"model": {"w": spread}})
+    finally:
+        torch.distributed.destroy_process_group()

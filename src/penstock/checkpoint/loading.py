@@ -528,8 +528,8 @@ def _mismatch(leaf: ArrayLeaf, target: Any) -> str:
     if leaf.kind == "bytes":
         return f"is bytes in the snapshot and {told_type(target)} in `into`"
     dtype, view = _dtype_name(target), leaf.view
-    bits = f"uint{8 * view.dtype.item_bytes}"
-    is_bits = isinstance(target, np.ndarray) and numpy_dtype(view.dtype).name == bits == dtype
+    # As the bits that it is in NumPy, where the package with its type is missing.
+    is_bits = dtype == f"uint{8 * view.dtype.item_bytes}" and view.dtype.name.startswith(("bfloat", "float8"))
     if (dtype != view.dtype.name and not is_bits) or tuple(target.shape) != view.shape:
         return (
             f"is {view.dtype.name} of shape {view.shape} in the snapshot and {dtype} of shape {tuple(target.shape)} in "
