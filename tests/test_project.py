@@ -46,6 +46,7 @@ PUBLIC_NAMES = [
     "Loader",
     "Machine",
     "PenstockError",
+    "SnapshotStore",
     "StorageClass",
     "Trace",
     "calibrate",

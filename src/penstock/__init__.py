@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from penstock.checkpoint import SnapshotStore
     from penstock.errors import PenstockError
     from penstock.flow.waits import report_waits_on
     from penstock.loader import Loader
@@ -26,6 +27,7 @@ __all__ = [
     "Loader",
     "Machine",
     "PenstockError",
+    "SnapshotStore",
     "StorageClass",
     "Trace",
     "calibrate",
@@ -43,6 +45,7 @@ _HOMES = {
     "Loader": "penstock.loader",
     "Machine": "penstock.machine",
     "PenstockError": "penstock.errors",
+    "SnapshotStore": "penstock.checkpoint",
     "StorageClass": "penstock.machine",
     "Trace": "penstock.trace",
     "calibrate": "penstock.measure.calibrate",

@@ -1,1 +1,27 @@
-"""A plan of writes, run for a training: snapshots of its state, as differences where that is smaller, kept safely."""
+"""A plan of writes, run for a training: snapshots of its state, as differences where that is smaller, kept safely.
+
+`SnapshotStore` is where to begin. `Keep` says which snapshots stay, `AutoDistance` how far baselines are apart;
+`ranks_of_this_job` has all ranks of a job write one snapshot; `StopOnSignal` saves before a scheduler ends the job;
+`Refresher` keeps the weights of an inference worker up to date.
+"""
+
+from penstock.checkpoint.preemption import StopOnSignal
+from penstock.checkpoint.ranks import ranks_of_this_job
+from penstock.checkpoint.saving import Saved, Saving
+from penstock.checkpoint.store import Listed, Restored, SnapshotStore
+from penstock.checkpoint.wire import Refresher
+from penstock.policy.keeping import Keep
+from penstock.policy.snap_distance import AutoDistance
+
+__all__ = [
+    "AutoDistance",
+    "Keep",
+    "Listed",
+    "Refresher",
+    "Restored",
+    "Saved",
+    "Saving",
+    "SnapshotStore",
+    "StopOnSignal",
+    "ranks_of_this_job",
+]

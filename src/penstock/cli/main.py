@@ -14,6 +14,7 @@ from penstock.cli.options import check_folder
 from penstock.cli.output import check_plot, needing
 from penstock.cli.plan import add_plan
 from penstock.cli.simulate import add_simulate
+from penstock.cli.snapshots import add_snapshots
 from penstock.errors import ConfigError, PenstockError
 
 INTERRUPTED = 130
@@ -78,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_plan(commands)
     add_simulate(commands)
+    add_snapshots(commands)
 
     report = commands.add_parser(
         "trace",

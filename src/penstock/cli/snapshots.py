@@ -1,0 +1,135 @@
+"""`penstock snapshots`: what is in a store, whether it is whole, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli import snapshot_files, snapshot_study
+from penstock.cli.output import Table, add_output_options, show
+from penstock.errors import ConfigError, FormatError
+from penstock.units import format_bytes, parse_rate
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.store import Listed, SnapshotStore
+
+_JSON = """
+JSON: a list of snapshots, in the order in which they were saved, each with step, condition ("whole", "torn", "damaged",
+"newer"), why, created_seconds (since 1970), reference_step (null for one that is stored whole), raw_bytes,
+stored_bytes, codec, kept_mantissa_bits (null unless it is lossy), tiers.
+"""
+
+
+def add_snapshots(commands: Any) -> None:
+    """Add the group and its commands to the parser's."""
+    group: argparse.ArgumentParser = commands.add_parser(
+        "snapshots", help="list, verify, move and study the snapshots of a training"
+    )
+    kinds = group.add_subparsers(required=True, metavar="WHAT")
+    listed = _command(kinds, "list", "what is there, and whether its files are complete", _list, _JSON)
+    listed.description = "Opens each snapshot, without reading it to its end."
+    verify = _command(
+        kinds, "verify", "read and decode everything; exit status 1 if anything is damaged", _verify, _JSON
+    )
+    verify.add_argument("--step", type=int, metavar="N", help="only this one")
+    delete = _command(kinds, "delete", "remove a snapshot that no other is a difference to", _delete, None)
+    delete.add_argument("--step", type=int, metavar="N", required=True, help="of the snapshot")
+    drain = _command(kinds, "drain", "copy what a training left on a fast tier to its folder", _drain, None)
+    drain.add_argument("--rate", metavar="RATE", help='write at most so much, such as "100 MB/s"')
+    for command in (snapshot_files, snapshot_study):
+        command.add(kinds)
+
+
+def _command(kinds: Any, name: str, told: str, run: Any, output: str | None) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = kinds.add_parser(
+        name, help=told, epilog=output, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folder", metavar="DIR", help="of the store; or an address such as s3://bucket/runs/a"
+    )
+    needs_fast = name == "drain"
+    parser.add_argument(
+        "--fast", type=Path, metavar="DIR", required=needs_fast, help="its fast tier, if it has one"
+    )
+    if output is not None:
+        add_output_options(parser, plot=False)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def open_store(folder: str, fast: Path | None = None, **settings: Any) -> SnapshotStore:
+    """Return a store that exists already. Raises: ConfigError if there is no such folder."""
+    from penstock.checkpoint.store import SnapshotStore
+
+    for place in (folder, fast):
+        if place is not None and "://" not in str(place) and not Path(place).is_dir():
+            raise ConfigError(f"{place} is no folder: name the one that a training saves its snapshots to")
+    return SnapshotStore(folder, fast=fast, **settings)
+
+
+def _list(options: argparse.Namespace) -> None:
+    with open_store(options.folder, options.fast, report=None) as store:
+        _show(options, store.list())
+
+
+def _verify(options: argparse.Namespace) -> None:
+    with open_store(options.folder, options.fast, report=None) as store:
+        listed = store.verify(options.step)
+    _show(options, listed)
+    broken = [one for one in listed if one.condition != "whole"]
+    if broken:
+        raise FormatError(f"{len(broken)} of {len(listed)} snapshots cannot be restored: {broken[0].why}")
+
+
+def _delete(options: argparse.Namespace) -> None:
+    with open_store(options.folder, options.fast, report=None) as store:
+        store.delete(options.step)
+    print(f"step {options.step} is removed")
+
+
+def _drain(options: argparse.Namespace) -> None:
+    rate = None if options.rate is None else parse_rate(options.rate)
+    with open_store(options.folder, options.fast, drain_bytes_per_second=rate, report=print) as store:
+        store.drain()
+
+
+def _show(options: argparse.Namespace, listed: list[Listed]) -> None:
+    rows = [
+        (
+            f"{one.step:,}",
+            one.condition,
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.created_seconds)) if one.codec else "?",
+            "whole" if one.reference_step is None else f"{one.reference_step:,}",
+            format_bytes(one.raw_bytes),
+            format_bytes(one.stored_bytes),
+            f"{one.stored_bytes / one.raw_bytes:.1%}" if one.raw_bytes else "",
+            one.codec + ("" if one.kept_mantissa_bits is None else f", lossy: {one.kept_mantissa_bits} bits"),
+            ", ".join(one.tiers),
+        )
+        for one in listed
+    ]
+    columns = ("step", "condition", "saved", "difference to", "state", "stored", "share", "codec", "where")
+    data = [
+        {
+            "step": one.step,
+            "condition": one.condition,
+            "why": one.why,
+            "created_seconds": one.created_seconds,
+            "reference_step": one.reference_step,
+            "raw_bytes": one.raw_bytes,
+            "stored_bytes": one.stored_bytes,
+            "codec": one.codec,
+            "kept_mantissa_bits": one.kept_mantissa_bits,
+            "tiers": list(one.tiers),
+        }
+        for one in listed
+    ]
+    notes = [f"step {one.step:,}: {one.why}" for one in listed if one.why]
+    show(
+        options,
+        data,
+        [Table("", columns, rows)] if rows else [],
+        notes or ([] if rows else ["no snapshot is there"]),
+    )
