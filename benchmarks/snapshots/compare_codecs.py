@@ -95,7 +95,12 @@ def compare(found: list[sequences.Sequence], rounds: int, plot: Path | None) -> 
         for group in sequences.GROUPS
     ]
     states = [compare_states(sequence, group) for sequence in found for group in sequences.GROUPS]
-    orders = [compare_methods(sequence) for sequence in found if sequence.name in ("cnn-sgd", "gpt-fp32")]
+    orders = [
+        compare_methods(sequence, group)
+        for sequence in found
+        if sequence.name in ("cnn-sgd", "gpt-fp32")
+        for group in sequences.GROUPS
+    ]
     scaling = two_threads(*weights_of_pair(found[-1], "early"), rounds)
     print_targets(results, states, orders, scaling)
     if plot is not None:
@@ -324,15 +329,15 @@ def state_sizes(
 class Order:
     """Shares of the paper's methods, the chain's deltas by snap_dis, and Huffman-coded baselines."""
 
-    sequence: str
+    group: str
     shares: dict[str, float]
     chain_deltas: dict[int, float]
     baseline: float
 
 
-def compare_methods(sequence: sequences.Sequence) -> Order:
+def compare_methods(sequence: sequences.Sequence, group: str) -> Order:
     """Store a group's weights by each of the paper's seven methods; print the shares."""
-    snapshots = sequence.group("middle")[:SNAP_DIS]
+    snapshots = sequence.group(group)[:SNAP_DIS]
     weights = []
     for snapshot in snapshots:
         dtype, kinds = kinds_of(sequence, snapshot)
@@ -364,13 +369,13 @@ def compare_methods(sequence: sequences.Sequence) -> Order:
     }
     baseline = float(np.mean([share("dynrle", index, None) for index in range(len(weights))]))
     print(
-        f"\n{sequence.name} middle: the paper's methods on {len(weights)} snapshots of the weights, snap_dis 10"
+        f"\n{sequence.name} {group}: the paper's methods on {len(weights)} snapshots of the weights, snap_dis 10"
     )
     for method in METHODS:
         print(f"{method.label:40}{shares[method.name]:8.4f}")
     listed = ", ".join(f"{part:.4f} at {distance}" for distance, part in deltas.items())
     print(f"chain's deltas by snap_dis: {listed}; baselines (Huffman-coded exponents): {baseline:.4f}")
-    return Order(sequence.name, shares, deltas, baseline)
+    return Order(f"{sequence.name} {group}", shares, deltas, baseline)
 
 
 # -- Two threads -----------------------------------------------------------------------------------------------
@@ -472,13 +477,11 @@ def print_targets(
         falling = [order.shares[name] for name in paper]
         told(
             falling == sorted(falling, reverse=True),
-            f"{order.sequence}: the paper's order {' > '.join(paper)}",
+            f"{order.group}: the paper's order {' > '.join(paper)}",
         )
         growing = list(order.chain_deltas.values())
-        told(growing == sorted(growing), f"{order.sequence}: chain's deltas grow with snap_dis")
-        told(
-            abs(order.baseline - 0.83) <= 0.03, f"{order.sequence}: baselines {order.baseline:.3f}, near 0.83"
-        )
+        told(growing == sorted(growing), f"{order.group}: chain's deltas grow with snap_dis")
+        told(abs(order.baseline - 0.83) <= 0.03, f"{order.group}: baselines {order.baseline:.3f}, near 0.83")
 
 
 def ahead_of_peers(rows: dict[str, Row], ours: list[Row]) -> tuple[bool, str]:

@@ -1,6 +1,7 @@
 """One way of saving, run by compare_saves.py in a process of its own; standard output is a line of JSON for each save.
 
-    python benchmarks/snapshots/peer_saves.py NAME --state FOLDER --folder FOLDER [--saves N] [--peers FOLDER]
+    python benchmarks/snapshots/peer_saves.py NAME --state FOLDER --folder FOLDER [--fast FOLDER] [--saves N]
+                                              [--peers FOLDER] [--no-restores]
 
 The state is what `write_states` of compare_saves.py left: a layout and two raw files. Its tensors keep their memory;
 between saves, off the clock, they are filled from one file and the other in turn. Before anything is counted, a small
@@ -50,12 +51,16 @@ class Saver(Protocol):
         """Return once the snapshot would outlive a loss of power."""
         ...
 
+    def drain(self) -> None:
+        """Return once nothing is on its way to a slower tier any more."""
+        ...
+
     def restore(self, step: int, state: State) -> Mapping[str, Any]:
         """Return a snapshot's tensors by name; `state` offers memory for them."""
         ...
 
     def files(self, step: int) -> list[Path]:
-        """Return all files that a restore may read; none where nothing is written."""
+        """Return a snapshot's own files; none where nothing is written."""
         ...
 
     def forget(self, step: int) -> None:
@@ -82,6 +87,9 @@ class Folders:
 
     def wait(self, step: int) -> None:
         sync_tree(self.path(step))
+
+    def drain(self) -> None:
+        pass
 
     def restore(self, step: int, state: State) -> Mapping[str, Any]:
         raise NotImplementedError
@@ -176,6 +184,8 @@ class Encoded(Folders):
             return kind, pairs[index].values if kind == Kind.STORED else out[:length]
 
         self.encoded = list(self.pool.map(encode, range(len(pairs))))
+        if self.writes:  # in one piece, as it is quickest to write
+            self.stream = np.concatenate([payload for _, payload in self.encoded])
 
     def pairs(self, state: State) -> Iterator[Pair]:
         for name, block in blocks(state):
@@ -184,7 +194,7 @@ class Encoded(Folders):
 
     def save(self, step: int, state: State) -> None:
         if self.writes:
-            write_synced(self.path(step), (payload for _, payload in self.encoded))
+            write_synced(self.path(step), iter([self.stream]))
         else:
             self.encode(state)
 
@@ -195,9 +205,7 @@ class Encoded(Folders):
     def restore(self, step: int, state: State) -> Mapping[str, Any]:
         if self.writes:
             with self.path(step).open("rb", buffering=0) as file:
-                for _, payload in self.encoded:
-                    # Only the time counts, and where a stored block is read to is the state itself.
-                    read_exactly(file, payload)
+                read_exactly(file, self.stream)
             return self.last
         work = list(zip(self.pairs(state), blocks(state), self.encoded, strict=True))
 
@@ -248,7 +256,7 @@ class Dcp(Folders):
     def writer(self, step: int) -> Any:
         from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-        return FileSystemWriter(self.path(step), thread_count=THREADS, single_file_per_rank=False)
+        return FileSystemWriter(self.path(step), thread_count=THREADS)
 
     def save(self, step: int, state: State) -> None:
         from torch.distributed.checkpoint.state_dict_saver import save
@@ -319,7 +327,11 @@ class Penstock(Folders):
         from penstock.checkpoint.store import SnapshotStore
 
         super().__init__(folder)
-        self.store = SnapshotStore(folder, report=None, **settings)
+        self.settings: dict[str, Any] = {"report": None, **settings}
+        self.store = SnapshotStore(folder, **self.settings)
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:012d}"
 
     def save(self, step: int, state: State) -> None:
         self.saving = self.store.save(step, state)
@@ -331,11 +343,8 @@ class Penstock(Folders):
         from penstock.checkpoint.store import SnapshotStore
 
         # Another store than the one that saved and may remember something.
-        restored: Mapping[str, Any] = SnapshotStore(self.folder, report=None).restore(step, into=state)
+        restored: Mapping[str, Any] = SnapshotStore(self.folder, **self.settings).restore(step, into=state)
         return restored
-
-    def files(self, step: int) -> list[Path]:
-        return [file for file in self.folder.glob("step-*/*") if file.is_file()]
 
     def forget(self, step: int) -> None:
         pass
@@ -344,19 +353,31 @@ class Penstock(Folders):
         self.store.close()
 
 
-SAVERS: dict[str, Callable[[Path], Saver]] = {
-    "limit: memory copy": MemoryCopy,
-    "limit: write + sync raw": WriteRaw,
-    "limit: encode": lambda folder: Encoded(folder, "balance", writes=False),
-    "limit: write + sync encoded": lambda folder: Encoded(folder, "balance", writes=True),
-    "torch.save": TorchSave,
-    "safetensors": Safetensors,
-    "DCP save": Dcp,
-    "DCP async_save": DcpAsync,
-    "orbax async": Orbax,
-    "penstock stored": lambda folder: Penstock(folder, codec="stored"),
-    "penstock balance": lambda folder: Penstock(folder, codec="balance"),
-    "penstock balance, streamed": lambda folder: Penstock(folder, codec="balance", reference="stored"),
+class BurstBuffer(Penstock):
+    """The store with a fast tier, where it commits; files are those of the slow one."""
+
+    def drain(self) -> None:
+        self.store.drain()
+
+
+def _own(codec: str, **settings: Any) -> Callable[[Path, Path], Saver]:
+    return lambda folder, _: Penstock(folder, codec=codec, **settings)
+
+
+SAVERS: dict[str, Callable[[Path, Path], Saver]] = {
+    "limit: memory copy": lambda folder, _: MemoryCopy(folder),
+    "limit: write + sync raw": lambda folder, _: WriteRaw(folder),
+    "limit: encode": lambda folder, _: Encoded(folder, "balance", writes=False),
+    "limit: write + sync encoded": lambda folder, _: Encoded(folder, "balance", writes=True),
+    "torch.save": lambda folder, _: TorchSave(folder),
+    "safetensors": lambda folder, _: Safetensors(folder),
+    "DCP save": lambda folder, _: Dcp(folder),
+    "DCP async_save": lambda folder, _: DcpAsync(folder),
+    "orbax async": lambda folder, _: Orbax(folder),
+    "penstock stored": _own("stored"),
+    "penstock balance": _own("balance"),
+    "penstock balance, streamed": _own("balance", reference="stored"),
+    "penstock, fast tier": lambda folder, fast: BurstBuffer(folder, fast=fast),
 }
 
 
@@ -369,6 +390,8 @@ def main() -> None:
     parser.add_argument("name", choices=list(SAVERS))
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--fast", type=Path, help="the fast tier of who has two")
+    parser.add_argument("--no-restores", action="store_true")
     parser.add_argument("--saves", type=int, default=4)
     parser.add_argument("--peers", type=Path)
     options = parser.parse_args()
@@ -376,7 +399,11 @@ def main() -> None:
     if options.peers:
         for packages in options.peers.glob("lib/python*/site-packages"):
             site.addsitedir(str(packages))
-    make = SAVERS[options.name]
+    fast = options.fast or options.folder / "fast"
+
+    def make(folder: Path) -> Saver:
+        return SAVERS[options.name](folder, fast / folder.name)
+
     try:
         warm_up(make, options.folder / "warm")
     except ImportError as error:
@@ -386,7 +413,12 @@ def main() -> None:
     for answer in measure_saves(make(options.folder / "saves"), state, fill, options.saves):
         print(json.dumps(answer), file=answers, flush=True)
     shutil.rmtree(options.folder / "saves")
-    for answer in measure_restores(make(options.folder / "restores"), state, fill, options.state):
+    shutil.rmtree(fast, ignore_errors=True)
+    if options.no_restores:
+        return
+    for answer in measure_restores(
+        make(options.folder / "restores"), state, fill, options.state, options.folder / "restores"
+    ):
         print(json.dumps(answer), file=answers, flush=True)
 
 
@@ -403,10 +435,12 @@ def measure_saves(
         middle = time.perf_counter()
         saver.wait(step)
         end = time.perf_counter()
+        saver.drain()
         yield {
             "step": step,
             "blocked": middle - begin,
             "durable": end - begin,
+            "drained": time.perf_counter() - begin,
             "bytes": sum(file.stat().st_size for file in saver.files(step)),
         }
         saver.forget(step)
@@ -415,19 +449,19 @@ def measure_saves(
 
 
 def measure_restores(
-    saver: Saver, state: State, fill: Callable[[int], None], folder: Path
+    saver: Saver, state: State, fill: Callable[[int], None], states: Path, folder_of_saves: Path
 ) -> Iterator[dict[str, float]]:
     """Yield the seconds of restoring a first snapshot, and a second, which may be a difference to it; from the device.
 
     Not forgotten in between: a difference needs the first. Every bit is compared.
     """
-    expected, fill_expected = read_states(folder)
+    expected, fill_expected = read_states(states)
     for step in range(2):
         fill(step)
         saver.prepare(step, state)
         saver.save(step, state)
         saver.wait(step)
-        drop_pages(saver.files(step))
+        drop_pages(folder_of_saves)
         begin = time.perf_counter()
         restored = saver.restore(step, state)
         seconds = time.perf_counter() - begin
@@ -520,13 +554,14 @@ def sync_tree(path: Path) -> None:
     sync_path(path.parent)
 
 
-def drop_pages(files: list[Path]) -> None:
-    """Make the next reading of files come from the device."""
-    for file in files:
-        descriptor = os.open(file, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
+def drop_pages(folder: Path) -> None:
+    """Make the next reading of a folder's files come from the device."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            descriptor = os.open(file, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
 
 
 def memory_bytes(*, reset: bool = False) -> int:

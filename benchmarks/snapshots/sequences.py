@@ -259,8 +259,8 @@ def digits(width: int) -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
 
 def cnn_sgd(quick: bool) -> Training:
     """Return the convolutional network under SGD."""
-    total, unit = (40, 4) if quick else (800, 10)
-    model, loss_of = digits(8 if quick else 64)
+    total, unit = (16, 2) if quick else (800, 10)
+    model, loss_of = digits(4 if quick else 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2 * total // 5, 4 * total // 5], gamma=0.1)
     description = "convolutional network on scikit-learn's digits, SGD with momentum, float32"
@@ -269,8 +269,8 @@ def cnn_sgd(quick: bool) -> Training:
 
 def cnn_adam(quick: bool) -> Training:
     """Return the convolutional network under Adam."""
-    total, unit = (40, 4) if quick else (800, 10)
-    model, loss_of = digits(8 if quick else 64)
+    total, unit = (16, 2) if quick else (800, 10)
+    model, loss_of = digits(4 if quick else 64)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total, eta_min=3e-6)
     description = "convolutional network on scikit-learn's digits, Adam, float32"
@@ -328,7 +328,7 @@ def gpt(dtype: torch.dtype) -> Callable[[bool], Training]:
 
     def make(quick: bool) -> Training:
         width, layers, length = (32, 2, 32) if quick else (256, 8, 128)
-        total, unit = (40, 4) if quick else (400, 8)
+        total, unit = (16, 2) if quick else (400, 8)
         text = torch.frombuffer(bytearray(library_text()), dtype=torch.uint8)
         model = Transformer(width, layers, length).to(dtype)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.999), weight_decay=0.1)
