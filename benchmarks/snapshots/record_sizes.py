@@ -1,30 +1,21 @@
-"""How large the snapshots of two small, really trained models are under the seven methods of Figure 9.
+"""How large the snapshots of two small, really trained models are under the seven methods of Figure 9, and ours.
 
     python benchmarks/snapshots/record_sizes.py --out src/penstock/simulate/recorded_sizes.json [--quick]
 
 Trains a convolutional network on scikit-learn's digits (SGD with momentum, the rate cut twice) and a small
 transformer on the text of Python's help topics (Adam, the rate falling to zero), keeps 25 snapshots of each (the
-float32 weights, as the paper does; no optimizer state), and writes sizes, never weights. About a minute and a half
-on one core. Needs penstock[demo].
+float32 weights, as the paper does; no optimizer state), and writes sizes, never weights. About two minutes on one
+core. Needs penstock[demo].
 
-The sizes are those of Wang, Boukhobza and Shao, "Preserving SSD lifetime in deep learning applications with delta
-snapshots", sections 3.1 to 3.3, worked out plainly:
-
-    gzip           the weights' bytes by gzip -6
-    huffman        8-bit exponents by a Huffman code (256 bytes for its lengths), sign and mantissa as they are
-    rle4           per weight, 4 bits for min(15, leading zeros of the XOR with the reference), then what is left
-    rle4_gzip      the packed bits of rle4 by gzip -6
-    dynrle         as rle4, with the width of 0 to 5 bits that makes this delta smallest (Algorithm 1), a byte for it
-    delta gzip     the XOR's bytes by gzip -6
-
-References: the snapshot before (progressive), and each baseline at snap_dis 3, 5 and 10 (chain: dynrle alone).
+The sizes are those of the package's codecs (`penstock.checkpoint.codecs.paper`), as `penstock snapshots study` finds
+them. The paper: Wang, Boukhobza and Shao, "Preserving SSD lifetime in deep learning applications with delta
+snapshots", sections 3.1 to 3.3. References: the snapshot before (progressive), and each baseline at any distance
+(chain: dynrle alone).
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import heapq
 import json
 import platform
 import time
@@ -37,9 +28,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from penstock.checkpoint.codecs.codec import BLOCK_VALUES
+from penstock.checkpoint.dtypes import dtype_named
+from penstock.checkpoint.tensors import Bytes, Layout
+from penstock.checkpoint.writing import Scratch
+from penstock.measure.snapshot_study import study_snapshots
+
 Words = NDArray[np.uint32]
 
-SNAP_DISTANCES = (3, 5, 10)
 SEED = 7
 
 
@@ -186,88 +182,47 @@ def train(
 # -- Sizes -----------------------------------------------------------------------------------------------
 
 
+class Kept:
+    """Snapshots in memory, as a study takes them: one tensor each."""
+
+    def __init__(self, snapshots: list[Words]) -> None:
+        self.names = [str(number) for number in range(1, len(snapshots) + 1)]
+        self._snapshots = snapshots
+
+    def layouts(self, snapshot: int) -> list[Layout]:
+        """Return the tensors of one."""
+        return [Layout("weights", dtype_named("float32"), self._snapshots[snapshot].shape)]
+
+    def block(self, snapshot: int, layout: Layout, number: int, scratch: Scratch) -> Bytes:
+        """Return a block of one."""
+        words = self._snapshots[snapshot][number * BLOCK_VALUES : (number + 1) * BLOCK_VALUES]
+        return words.view(np.uint8)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def sizes_of(snapshots: list[Words]) -> dict[str, Any]:
     """Return the sizes of each snapshot alone, and of the deltas that the schemes need."""
-    pairs = {(later, later - 1) for later in range(1, len(snapshots))}
-    chained = {
-        (later, later - later % distance)
-        for distance in SNAP_DISTANCES
-        for later in range(len(snapshots))
-        if later % distance
-    }
+    kept = Kept(snapshots)
+    study = study_snapshots(kept, kept.layouts(0))
+    sizes = study.sizes
     deltas = []
-    for snapshot, reference in sorted(pairs | chained):
-        difference = snapshots[snapshot] ^ snapshots[reference]
-        bits = heading_bits(difference)
+    for snapshot, reference in sorted(sizes.deltas["dynrle"]):
         delta = {
             "snapshot": snapshot,
             "reference": reference,
-            "heading_bits": bits,
-            "dynrle_bytes": 1 + -(-rle_bits(difference, bits) // 8),
+            "heading_bits": study.heading_bits[snapshot, reference][32],
         }
-        if (snapshot, reference) in pairs:
-            delta |= {
-                "gzip_bytes": gzip_bytes(difference),
-                "rle4_bytes": -(-rle_bits(difference, 4) // 8),
-                "rle4_gzip_bytes": gzip_bytes(rle_packed(difference, 4)),
-            }
+        for codec, sizes_by_pair in sizes.deltas.items():
+            if (snapshot, reference) in sizes_by_pair:
+                delta[f"{codec}_bytes"] = sizes_by_pair[snapshot, reference]
         deltas.append(delta)
     return {
-        "parameters": snapshots[0].size,
-        "complete_bytes": [4 * words.size for words in snapshots],
-        "gzip_bytes": [gzip_bytes(words) for words in snapshots],
-        "huffman_bytes": [huffman_bytes(words) for words in snapshots],
+        "parameters": sizes.parameters,
+        **{f"{codec}_bytes": list(baselines) for codec, baselines in sizes.baselines.items()},
         "deltas": deltas,
     }
-
-
-def gzip_bytes(data: NDArray[Any]) -> int:
-    """Return the size by gzip -6, as the tool does by default."""
-    return len(gzip.compress(data.tobytes(), 6, mtime=0))
-
-
-def leading_zeros(words: Words) -> NDArray[np.int64]:
-    """Return the zero bits before the first one bit of each 32-bit word; 32 for zero."""
-    # The exponent of a float64 is the place of the first one bit; 32 bits fit its mantissa.
-    return 32 - np.frexp(words.astype(np.float64))[1].astype(np.int64)
-
-
-def rle_bits(difference: Words, bits: int) -> int:
-    """Return the size in bits with so many heading bits. Source: the paper's Algorithm 1, line 5."""
-    return int((32 + bits - np.minimum(2**bits - 1, leading_zeros(difference))).sum())
-
-
-def heading_bits(difference: Words) -> int:
-    """Return the width of 0 to 5 that makes the delta smallest. Source: Algorithm 1."""
-    return min(range(6), key=lambda bits: rle_bits(difference, bits))
-
-
-def rle_packed(difference: Words, bits: int) -> NDArray[np.uint8]:
-    """Return the delta as it would be stored: each word's heading, then its bits from there on."""
-    skipped = np.minimum(2**bits - 1, leading_zeros(difference))
-    lengths = 32 + bits - skipped
-    rest = np.uint64(32) - skipped.astype(np.uint64)
-    codes = (skipped.astype(np.uint64) << rest) | difference.astype(np.uint64)
-    ends = np.cumsum(lengths)
-    stored = np.zeros(int(ends[-1]), np.uint8)
-    for place in range(32 + bits):  # the last bit of every word, then the one before it, ...
-        has = lengths > place
-        stored[ends[has] - 1 - place] = (codes[has] >> np.uint64(place)) & np.uint64(1)
-    return np.packbits(stored)
-
-
-def huffman_bytes(words: Words) -> int:
-    """Return the size with exponents in a Huffman code. Source: the paper, section 3.3.2."""
-    counts = np.bincount((words >> np.uint32(23)) & np.uint32(0xFF), minlength=256)
-    heap = [int(count) for count in counts if count]
-    heapq.heapify(heap)
-    coded = 0 if len(heap) > 1 else heap[0]
-    while len(heap) > 1:
-        # Each joining of two nodes puts one bit more on every exponent below them.
-        joined = heapq.heappop(heap) + heapq.heappop(heap)
-        coded += joined
-        heapq.heappush(heap, joined)
-    return 256 + -(-(coded + 24 * words.size) // 8)
 
 
 if __name__ == "__main__":

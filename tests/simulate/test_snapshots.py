@@ -19,6 +19,7 @@ from penstock.machine.ssd import Drive, Ssd
 from penstock.policy.retention import Scheme
 from penstock.simulate.snapshots import (
     METHODS,
+    OWN_METHOD,
     PAPER_ERASES,
     TABLE_9,
     SnapshotSizes,
@@ -243,6 +244,19 @@ def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
 
 # -- Recorded sizes --------------------------------------------------------------------------------------
 
+
+def test_penstocks_own_codec_is_recorded_beside_the_seven() -> None:
+    """And writes less than the best of them."""
+    own, best = method_named("penstock"), method_named("dynrle-progressive")
+    assert own not in METHODS
+    for model in recorded_sizes():
+        for snap_dis in (3, 5, 10):
+            ours, theirs = (model.stored_bytes(method, snap_dis) for method in (own, best))
+            assert ours is not None
+            assert theirs is not None
+            assert sum(ours) < 0.93 * sum(theirs)
+
+
 GOOD: dict[str, Any] = {
     "format": "penstock snapshot sizes 1",
     "models": [
@@ -337,45 +351,24 @@ def recorder() -> dict[str, Any]:
     return runpy.run_path(str(RECORDER))
 
 
-def unpacked(packed: bytes, words: int, bits: int) -> list[int]:
-    """Read RLE bit by bit: how many zeros lead, then what is left of the word."""
-    stored = "".join(f"{byte:08b}" for byte in packed)
-    found, place = [], 0
-    for _ in range(words):
-        zeros = int(stored[place : place + bits] or "0", 2)
-        place += bits
-        found.append(int(stored[place : place + 32 - zeros] or "0", 2))
-        place += 32 - zeros
-    assert len(stored) - place < 8
-    return found
-
-
-def test_run_lengths_are_packed_so_that_they_can_be_unpacked(recorder: dict[str, Any]) -> None:
+def test_the_recorder_writes_what_is_read_again(recorder: dict[str, Any]) -> None:
+    """Of four snapshots: all sizes that any scheme at any distance asks for."""
     random = np.random.default_rng(0)
-    words = (random.integers(0, 2**32, 500) >> random.integers(0, 33, 500)).astype(np.uint32)
-    words[:4] = [0, 1, 2**31, 2**32 - 1]
-    sizes = []
-    for bits in range(6):
-        packed = recorder["rle_packed"](words, bits).tobytes()
-        assert len(packed) == -(-recorder["rle_bits"](words, bits) // 8)
-        assert unpacked(packed, words.size, bits) == words.tolist()
-        sizes.append(recorder["rle_bits"](words, bits))
+    snapshots = [
+        (np.float32(0.05) * random.standard_normal(3_000, np.float32)).view(np.uint32) for _ in range(4)
+    ]
 
-    assert sizes[recorder["heading_bits"](words)] == min(sizes)
+    model = recorder["sizes_of"](snapshots) | {"name": "a"}
+    (read,) = read_sizes(json.dumps({"format": "penstock snapshot sizes 1", "models": [model]}), "sizes")
 
-
-def test_the_papers_example_saves_nine_of_32_bits(recorder: dict[str, Any]) -> None:
-    """Figure 5: 13 leading zeros, described by 4 bits."""
-    assert recorder["rle_bits"](np.array([2**18 + 5], np.uint32), 4) == 32 - 9
-
-
-def test_huffman_codes_have_the_textbook_length(recorder: dict[str, Any]) -> None:
-    """Exponents 5, 2, 1 and 1 times: codes of 1, 2, 3 and 3 bits."""
-    exponents = np.array([120] * 5 + [121] * 2 + [119, 118], np.uint32)
-
-    size = recorder["huffman_bytes"](exponents << np.uint32(23))
-
-    assert size == 256 + math.ceil((5 * 1 + 2 * 2 + 3 + 3 + 9 * 24) / 8)
+    assert read.parameters == 3_000
+    assert read.baselines["complete"] == (12_000,) * 4
+    for method in (*METHODS, OWN_METHOD):
+        for snap_dis in range(1, 6):
+            stored = read.stored_bytes(method, snap_dis)
+            assert stored is not None
+            assert all(0 < size <= 12_000 for size in stored)
+    assert all(delta["heading_bits"] in range(6) for delta in model["deltas"])
 
 
 @pytest.mark.slow

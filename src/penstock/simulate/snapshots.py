@@ -70,10 +70,11 @@ OWN_METHOD = Method("penstock", "Penstock", "progressive", "penstock", "penstock
 
 def method_named(name: str) -> Method:
     """Return a method. Raises: ConfigError listing the known names."""
-    for method in METHODS:
+    known_methods = (*METHODS, OWN_METHOD)
+    for method in known_methods:
         if method.name == name:
             return method
-    known = ", ".join(method.name for method in METHODS)
+    known = ", ".join(method.name for method in known_methods)
     raise ConfigError(f"{name!r} is no method; the known ones are {known}")
 
 
