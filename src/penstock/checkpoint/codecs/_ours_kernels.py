@@ -138,7 +138,7 @@ def _ones_of(words: Words) -> np.uint64:
 
 
 @kernel
-def _to_differences(
+def to_differences(
     new_words: Words,
     old_words: Words,
     shift: Int,
@@ -189,7 +189,7 @@ def _to_differences(
 def _from_differences(
     words: Words, old_words: Words, shift: Int, is_float: bool, is_byte: bool, new_words: Words
 ) -> None:
-    """The inverse of `_to_differences`."""
+    """The inverse of `to_differences`."""
     to_word = words.dtype.type
     top, zero, one = to_word(item_bytes(words) * 8 - 1), to_word(0), to_word(1)
     down_by = to_word(shift)
@@ -219,7 +219,7 @@ def _from_differences(
 
 
 @kernel
-def _to_planes(
+def to_planes(
     new_words: Words, shift: Int, rest_bits: Int, first: Int, words: Words, keys: NDArray[np.uint16]
 ) -> None:
     """Write each float as a word, and its key: the word above `rest_bits` less `first`, at most PLANE_KEYS.
@@ -244,7 +244,7 @@ def _to_planes(
 
 @kernel
 def _from_planes(words: Words, shift: Int, rest_bits: Int, new_words: Words) -> None:
-    """The inverse of `_to_planes`."""
+    """The inverse of `to_planes`."""
     to_word = words.dtype.type
     top, one = to_word(item_bytes(words) * 8 - 1), to_word(1)
     down_by = to_word(shift)
@@ -362,6 +362,67 @@ def _choose_symbols(
             rests[symbols + i] = bit - best
         symbols += 1 << best
     return symbols, rest_bits
+
+
+@kernel
+def _table_bits(counts: NDArray[np.uint32], price: float) -> float:
+    """Return about what a context costs beside its values, in bits; price: of a frequency."""
+    bits = 24.0
+    for i in range(counts.size):
+        if counts[i] > 0:
+            bits += price
+    return bits
+
+
+@kernel
+def _merge_contexts(
+    by_symbol: NDArray[np.uint32],
+    contexts: Int,
+    boundaries: NDArray[np.uint16],
+    scale: float,
+    price: float,
+) -> Int:
+    """Join neighbours that are too alike to pay for two tables, the most alike first; return how many are left.
+
+    by_symbol: uint32[contexts * symbols], what was seen in each; joined in place. boundaries: as `_choose_contexts`
+    leaves them. scale: values of the block per value looked at. price: bits that a frequency costs.
+    """
+    symbols = by_symbol.size // contexts
+    costs, gains = np.zeros(MOST_CONTEXTS), np.zeros(MOST_CONTEXTS)
+    joined = np.zeros(symbols, np.uint32)
+    first, last = 0, contexts - 1
+    for context in range(contexts):
+        own = by_symbol[context * symbols : (context + 1) * symbols]
+        costs[context] = scale * _bits_of(own) + _table_bits(own, price)
+    while contexts > 1:
+        # Gains of joining context c and c + 1; after a join, only its neighbours' are new.
+        best = 0
+        for context in range(contexts - 1):
+            if first <= context <= last:
+                for symbol in range(symbols):
+                    joined[symbol] = (
+                        by_symbol[context * symbols + symbol] + by_symbol[(context + 1) * symbols + symbol]
+                    )
+                gains[context] = costs[context] + costs[context + 1]
+                gains[context] -= scale * _bits_of(joined) + _table_bits(joined, price)
+            if gains[context] > gains[best]:
+                best = context
+        if gains[best] <= 0:
+            break
+        for symbol in range(symbols):
+            by_symbol[best * symbols + symbol] += by_symbol[(best + 1) * symbols + symbol]
+        own = by_symbol[best * symbols : (best + 1) * symbols]
+        costs[best] = scale * _bits_of(own) + _table_bits(own, price)
+        boundaries[best] = boundaries[best + 1]
+        for context in range(best + 1, contexts - 1):
+            boundaries[context] = boundaries[context + 1]
+            costs[context] = costs[context + 1]
+            gains[context] = gains[context + 1]
+            for symbol in range(symbols):
+                by_symbol[context * symbols + symbol] = by_symbol[(context + 1) * symbols + symbol]
+        contexts -= 1
+        first, last = best - 1, best
+    return contexts
 
 
 # -- Tables in a payload ---------------------------------------------------------------------------------
@@ -493,7 +554,7 @@ def _count_planes(
     begin = 0
     while begin < sample.size:
         size = min(sample.size - begin, CHUNK)
-        _to_planes(sample[begin : begin + size], shift, rest_bits, first, words[:size], keys[:size])
+        to_planes(sample[begin : begin + size], shift, rest_bits, first, words[:size], keys[:size])
         for i in range(size):
             counts[keys[i]] += 1
         begin += size
@@ -529,7 +590,7 @@ def _count_differences(
     begin = 0
     while begin < sample.size:
         size = min(sample.size - begin, CHUNK)
-        _to_differences(
+        to_differences(
             sample[begin : begin + size],
             old[begin : begin + size],
             shift,
@@ -690,6 +751,9 @@ def encode(
     width = 256 if is_byte else (word_bits + 1) << FINEST
     rests = np.zeros(PLANE_KEYS + 1, np.uint8)
     key_counts = counts[PLANE_KEYS + 1 :]
+    # A frequency takes some 10 bits, and misses by some more what it is in all of the block (Rissanen: half a
+    # logarithm's worth for each; here the sample's, seen from the block).
+    price = 10.0 + 1.5 * size / sample.size
     if has_reference or is_byte or not is_float:
         if has_reference and most_contexts > 1 and exponent_mask > 0:
             exponent_counts = key_counts[: exponent_mask + 1]
@@ -716,7 +780,7 @@ def encode(
             for key in range(256):
                 symbol_of_key[key] = key
         else:
-            symbol_bits = 12.0 * contexts * sample.size / size
+            symbol_bits = price * contexts * sample.size / size
             symbols, difference_bits = _choose_symbols(
                 key_counts, contexts, symbol_bits, symbol_of_key, rests
             )
@@ -728,7 +792,13 @@ def encode(
                 count = key_counts[context * width + key]
                 if count > 0:
                     of_context[symbol_of_key[key]] += count
-            difference_bits += _bits_of(of_context)
+        merged = _merge_contexts(by_symbol, contexts, boundaries, size / sample.size, price)
+        if merged < contexts:
+            contexts = merged
+            by_symbol = by_symbol[: contexts * (symbols + 1)]
+            _bases_of(boundaries, contexts, width, bases)
+        for context in range(contexts):
+            difference_bits += _bits_of(by_symbol[context * (symbols + 1) : (context + 1) * (symbols + 1)])
 
     if min(plane_bits, difference_bits) * (size / sample.size) >= values.size * 8.0:
         return STORED, values.size
@@ -772,11 +842,11 @@ def encode(
         count = end - begin
         load(values, begin, item, new[:count])
         if is_plane:
-            _to_planes(new[:count], shift, plane_rest, first_lead, words[:count], keys[:count])
+            to_planes(new[:count], shift, plane_rest, first_lead, words[:count], keys[:count])
         else:
             if has_reference:
                 load(reference, begin, item, old[:count])
-            _to_differences(
+            to_differences(
                 new[:count],
                 old[:count],
                 shift,
@@ -864,13 +934,13 @@ def decode(
     leads = np.zeros(symbols + 1, np.uint32)
     first, symbol = _0, 0
     for run in range(runs):
-        rest, count = np.int64(payload[at]), np.int64(payload[at + 1])
+        rest, same = np.int64(payload[at]), np.int64(payload[at + 1])
         at += 2
-        if rest > word_bits - shift or rest > 63 or count == 0 or symbol + count > symbols:
+        if rest > word_bits - shift or rest > 63 or same == 0 or symbol + same > symbols:
             return BAD_SYMBOLS
         if run == 0:
             first = lead << np.uint64(rest)
-        for _ in range(count):
+        for _ in range(same):
             rests[symbol] = rest
             leads[symbol] = np.uint32(first >> np.uint64(rest))
             first += _1 << np.uint64(rest)

@@ -196,6 +196,46 @@ def _decode_as(kind: Kind) -> Decoder:
     return decode
 
 
+def model_bits(pair: Pair, kind: Kind, payload: Bytes) -> float:
+    """Return what a perfect entropy coder that knew their counts would make of an encoded block's symbols, in bits.
+
+    pair: what was encoded, as kind and payload, a PLANE or a DIFFERENCE. The model is the payload's own: its contexts,
+        its symbols, and the bits beside them, which nobody can compress. Tables are not counted. For benchmarks; slow.
+    """
+    form, kernels = _FORMS[pair.dtype], _scratch().kernels
+    size = pair.values.size // form.item
+    new, old, words = (np.zeros(size, form.word) for _ in range(3))
+    keys, exponents = np.zeros(size, np.uint16), np.zeros(size, np.uint16)
+    kernels.load(_writable(pair.values), 0, form.item, new)
+    shift, contexts = int(payload[1]), int(payload[2])
+    symbols, runs, lead = (int(short) for short in payload[4:10].copy().view("<u2"))
+    if kind == Kind.PLANE and form.exponent_bits:
+        rest_bits = 8 * new.itemsize - 8 * form.item + form.mantissa_bits - 1 - shift
+        kernels.to_planes(new, shift, rest_bits, lead, words, keys)
+    else:
+        if kind == Kind.DIFFERENCE and pair.reference is not None:
+            kernels.load(_writable(pair.reference), 0, form.item, old)
+        is_float, is_byte = form.exponent_bits > 0, form.item == 1
+        places = (form.exponent_at, form.exponent_mask)
+        kernels.to_differences(new, old, shift, is_float, is_byte, *places, words, keys, exponents)
+    at = kernels.HEADER_BYTES
+    boundaries = payload[at : at + 2 * (contexts - 1)].copy().view("<u2")
+    at += 2 * (contexts - 1)
+    rests = np.repeat(payload[at : at + 2 * runs : 2], payload[at + 1 : at + 2 * runs : 2]).astype(np.uint64)
+    begins = np.cumsum(
+        np.concatenate([[lead << int(rests[0]) if runs else 0], np.uint64(1) << rests]).astype("u8")
+    )
+    symbol = np.searchsorted(begins, words, side="right") - 1
+    symbol[(symbol < 0) | (symbol >= symbols)] = symbols
+    bits = float(np.append(rests, 8 * new.itemsize - shift)[symbol].sum())
+    context = (exponents[:, None] < boundaries).sum(1)
+    counts = np.bincount(context * (symbols + 1) + symbol, minlength=contexts * (symbols + 1))
+    by_context = counts.reshape(contexts, symbols + 1)
+    of_context = np.broadcast_to(by_context.sum(1, keepdims=True), by_context.shape)
+    seen = by_context > 0
+    return bits + float((by_context[seen] * np.log2(of_context[seen] / by_context[seen])).sum())
+
+
 _WRONG = (
     "",
     "its header is none",
