@@ -47,6 +47,7 @@ from penstock.policy.retention import Scheme
 from penstock.policy.snap_distance import SnapDistance
 from penstock.policy.space import SpaceNeeded
 from penstock.trace.schema import Kind
+from penstock.units import parse_bytes, parse_rate
 
 #: The most that part files and the manifest take beside the state's bytes, for a few hundred thousand tensors.
 _TABLES_BYTES = 1 << 20
@@ -149,10 +150,10 @@ class SnapshotStore:
         codec: str = DEFAULT,
         kept_mantissa_bits: int | None = None,
         reference: Literal["memory", "stored"] = "memory",
-        staging_bytes: int | None = None,
+        staging_bytes: int | str | None = None,
         fast: str | os.PathLike[str] | None = None,
-        fast_bytes: int | None = None,
-        drain_bytes_per_second: float | None = None,
+        fast_bytes: int | str | None = None,
+        drain_bytes_per_second: float | str | None = None,
         threads: int | None = None,
         schedule: SaveSchedule | str | None = None,
         ranks: Callable[[], Ranks] | None = None,
@@ -172,7 +173,7 @@ class SnapshotStore:
             zero; what is restored is not what was saved. The snapshot says so.
         reference: where the snapshot is that the next one is a difference to: a second copy of the state in memory,
             or "stored": read again from its files, a block at a time.
-        staging_bytes: memory for the copy of the state, at most; a larger state is copied in waves, for which
+        staging_bytes: memory for the copy of the state, at most, in bytes or as "2 GB"; a larger state is copied in waves, for which
             training stands still until all but the last are written. None: as large as the state.
         fast: a folder on a small and fast tier: snapshots are committed there, as they are, and drained to `folder`
             in the background. Every rank must see it. None: there is none.
@@ -210,7 +211,7 @@ class SnapshotStore:
                 "fast_bytes and drain_bytes_per_second are of the fast tier: give its folder as fast="
             )
         codec_named(codec)
-        self._staging_bytes = staging_bytes
+        self._staging_bytes = staging
         self._threads = threads or min(4, available_cpus())
         self._ranks = (ranks or alone)()
         self._schedule = read_schedule(schedule) if isinstance(schedule, str) else schedule
@@ -223,7 +224,7 @@ class SnapshotStore:
         main = open_tier(folder, storage_options)
         self._tiers: list[Tier] = [main] if fast is None else [LocalTier(fast), main]
         self._catalog = Catalog(self._tiers)
-        self._upkeep = Upkeep(self._catalog, keep, fast_bytes)
+        self._upkeep = Upkeep(self._catalog, keep, room)
         way = Way(scheme, snap_dis, codec, kept_mantissa_bits)
         is_delta = scheme != "complete" and codec != RAW
         self._writers = [
@@ -252,7 +253,9 @@ class SnapshotStore:
                     recorder=recorder,
                 ),
             )
-            capped = main if drain_bytes_per_second is None else CappedTier(main, drain_bytes_per_second)
+            capped: Tier = main
+            if drain_bytes_per_second is not None:
+                capped = CappedTier(main, parse_rate(drain_bytes_per_second))
             self._drainer = Drainer(
                 self._catalog,
                 self._upkeep,
