@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from penstock.cli.snapshot_study import add
-from penstock.errors import ConfigError
-from penstock.measure.snapshot_study import SnapshotStudy
-
-Run = Callable[..., None]
+from penstock.cli.main import main
 
 
-@pytest.fixture
-def run() -> Run:
-    def run(*words: object) -> None:
-        parser = argparse.ArgumentParser()
-        add(parser.add_subparsers(required=True))
-        options = parser.parse_args(["study", *map(str, words)])
-        options.run(options)
-
-    return run
+def run(*words: object) -> None:
+    assert main(["snapshots", "study", *map(str, words)]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_tables_tell_what_each_method_writes_needs_and_costs(
-    folder: Path, run: Run, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(folder, "--storage", "1.5 MB")
 
@@ -57,7 +44,7 @@ def test_tables_tell_what_each_method_writes_needs_and_costs(
     assert "penstock: 2, the largest of those that fit" in out
 
 
-def test_json_has_the_numbers(folder: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(folder, "--json", "--storage", "100 kB")
 
     data: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -90,7 +77,7 @@ def test_json_has_the_numbers(folder: Path, run: Run, capsys: pytest.CaptureFixt
 
 
 def test_a_picture_is_drawn(
-    folder: Path, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], fonts: None
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fonts: None
 ) -> None:
     picture = tmp_path / "study.svg"
 
@@ -108,13 +95,20 @@ def test_a_picture_is_drawn(
         assert text in drawn
 
 
-def test_patterns_and_amounts_are_checked_before_anything_is_read(
-    folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--only", "optimizer/*"],
+            "no tensors that fit optimizer/* are alike in all 4 snapshots; the first one has",
+        ),
+        (["--storage", "much"], "--storage: 'much'"),
+        (["--plot", "study.txt"], "--plot study.txt ends in '.txt'"),
+    ],
+)
+def test_what_cannot_be_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
-    monkeypatch.setattr(SnapshotStudy, "__init__", None)
-    with pytest.raises(ConfigError, match=r"no tensors that fit optimizer/\*"):
-        run(folder, "--only", "optimizer/*")
-    with pytest.raises(ConfigError, match="--storage"):
-        run(folder, "--storage", "much")
-    with pytest.raises(ConfigError, match="is no folder"):
-        run(folder / "absent")
+    assert main(["snapshots", "study", str(folder), *words]) == 1
+
+    assert message in capsys.readouterr().err
