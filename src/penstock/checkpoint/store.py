@@ -173,8 +173,8 @@ class SnapshotStore:
             zero; what is restored is not what was saved. The snapshot says so.
         reference: where the snapshot is that the next one is a difference to: a second copy of the state in memory,
             or "stored": read again from its files, a block at a time.
-        staging_bytes: memory for the copy of the state, at most, in bytes or as "2 GB"; a larger state is copied in waves, for which
-            training stands still until all but the last are written. None: as large as the state.
+        staging_bytes: memory for the copy of the state, at most, in bytes or as "2 GB"; a larger state is copied in
+            waves, for which training stands still until all but the last are written. None: as large as the state.
         fast: a folder on a small and fast tier: snapshots are committed there, as they are, and drained to `folder`
             in the background. Every rank must see it. None: there is none.
         fast_bytes: for snapshots on the fast tier; None: what is free there. What has no room goes to `folder`.
@@ -199,11 +199,9 @@ class SnapshotStore:
                 "staging_bytes bounds the memory, and reference='memory' keeps a whole state there: "
                 "give reference='stored', or leave staging_bytes out"
             )
-        for name, value in (
-            ("staging_bytes", staging_bytes),
-            ("threads", threads),
-            ("fast_bytes", fast_bytes),
-        ):
+        staging = None if staging_bytes is None else parse_bytes(staging_bytes)
+        room = None if fast_bytes is None else parse_bytes(fast_bytes)
+        for name, value in (("staging_bytes", staging), ("threads", threads), ("fast_bytes", room)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; give at least 1, or None")
         if fast is None and (fast_bytes is not None or drain_bytes_per_second is not None):
