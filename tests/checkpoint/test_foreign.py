@@ -192,7 +192,12 @@ def damaged() -> dict[str, bytes]:
         "no UTF-8": file(b'{"\xff": 1}'),
         "a list": file([]),
         "a deep header": file(b'{"a":' * 100_000),
-        "a name twice": file(b'{"x": 1, "x": 2}'),
+        "a name twice": file(
+            b'{"x": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}, '
+            b'"x": {"dtype": "I8", "shape": [8], "data_offsets": [0, 8]}}'
+        ),
+        "two at one place": file(tensor() | {"y": tensor()["x"]}),
+        "a hole": file(tensor() | {"y": tensor(data_offsets=[12, 20])["x"]}, b"\x00" * 20),
         "metadata that is no text": file({"__metadata__": {"a": 1}}),
         "no description": file({"x": 3}),
         "a part too many": file(tensor(more=1)),

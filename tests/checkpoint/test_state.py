@@ -283,6 +283,32 @@ def test_tied_and_overlapping_tensors_come_back_sharing_memory_and_are_kept_once
     assert (back["high"][1], back["numpy"][0]) == (-1, -1)
 
 
+def test_pieces_of_one_tensor_share_it_whatever_lies_between_them() -> None:
+    whole = torch.arange(20.0)
+    state = {"whole": whole, "piece": whole[2:4], "far": whole[10:12], "farther": whole[18:]}
+    assert [layout.name for layout in flatten(state).layouts] == ["whole"]
+    back = through(state)
+    back["whole"].zero_()
+    assert all(not tensor.any() for tensor in back.values())
+
+
+def test_memory_that_is_seen_as_several_types_is_kept_as_bytes() -> None:
+    memory = torch.arange(12, dtype=torch.int16)
+    state = {"low": memory[:8], "high": memory[4:].view(torch.float32)}
+    (layout,) = flatten(state).layouts
+    assert (layout.name, layout.dtype.name, layout.nbytes) == ("low", "uint8", 24)
+    assert same(through(state), state)
+
+
+def test_what_is_still_to_be_conjugated_or_negated_is_saved_as_its_value() -> None:
+    numbers = torch.tensor([1 + 2j, 3 - 4j])
+    state = {"numbers": numbers, "conjugate": numbers.conj(), "imaginary": numbers.conj().imag}
+    assert state["imaginary"].is_neg()
+    back = through(state)
+    assert back["conjugate"].tolist() == [1 - 2j, 3 + 4j]
+    assert back["imaginary"].tolist() == [-2, 4]
+
+
 def test_numpy_views_share_memory_again() -> None:
     base = np.arange(24.0).reshape(4, 6)
     state = {"row": base[1], "back": base[::-1], "part": base[1:3, ::2], "column": base[:, 3]}

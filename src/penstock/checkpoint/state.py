@@ -133,7 +133,7 @@ def flatten(state: Any) -> Flat:
     """Take a state apart, copying nothing.
 
     Raises: ConfigError naming a value that a snapshot does not hold, or a list or mapping that contains itself.
-    Measured: 45 ms for 10,000 torch tensors.
+    Measured: 55 ms of processor time for 10,000 torch tensors, on one core of a busy EPYC.
     """
     walk = _Walk()
     tree = walk.node(state, "", 0)

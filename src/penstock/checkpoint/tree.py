@@ -295,6 +295,8 @@ def encode_plain(value: Any, name: str) -> JSON:
 
 def encode_key(key: Any, name: str, depth: int = 0) -> JSON:
     """Return the node of a mapping's key. Raises: ConfigError naming the mapping if a snapshot does not hold such."""
+    if type(key) is str and key.isascii():
+        return key
     if isinstance(key, tuple):
         if depth > MOST_DEPTH:
             raise ConfigError(f"{name or 'the state'} has a key nested deeper than {MOST_DEPTH} levels")
