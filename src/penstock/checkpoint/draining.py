@@ -55,8 +55,13 @@ class Drainer:
         """Drain what waits, if nobody does already."""
         with self._changed:
             if self._thread is None and not self._is_stopping and self._error is None:
-                self._thread = threading.Thread(target=self._run, name="penstock-drain")
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="penstock-drain")
+                try:
+                    thread.start()
+                except RuntimeError:
+                    # The interpreter is shutting down: the next process that saves here drains what is left.
+                    return
+                self._thread = thread
 
     def wait(self) -> None:
         """Return once nothing waits any more. Raises: what a drain failed with."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.checkpoint.writing import Piece
-from penstock.errors import WaitTimeout
+from penstock.errors import DataError, WaitTimeout
 from penstock.units import format_bytes, format_seconds
 
 
@@ -56,6 +56,7 @@ class Waves:
         self._staged: deque[Sequence[Piece] | None] = deque()
         self._free = areas
         self._is_over = False
+        self._is_left_off = False
 
     def wait_for_area(self) -> bool:
         """Return once a wave can be staged; False if nobody will write it any more."""
@@ -71,11 +72,22 @@ class Waves:
             self._staged.append(pieces)
             self._changed.notify_all()
 
+    def leave_off(self) -> None:
+        """Have `take` raise where it would wait: what is missing of the state will not come."""
+        with self._changed:
+            self._is_left_off = True
+            self._changed.notify_all()
+
     def take(self) -> Iterator[Sequence[Piece]]:
-        """Yield each wave; its area is free again when the next is asked for."""
+        """Yield each wave; its area is free again when the next is asked for.
+
+        Raises: DataError if the copying of the state was left off.
+        """
         while True:
             with self._changed:
                 while not self._staged:
+                    if self._is_left_off:
+                        raise DataError("the state was not copied to its end: there is no such snapshot")
                     self._changed.wait()
                 pieces = self._staged.popleft()
             if pieces is None:
@@ -105,6 +117,8 @@ class Saving:
         self._error: BaseException | None = None
         #: Whether the failure was raised to somebody; used by who waits.
         self._was_told = False
+        # Waited for in place of the thread: a join that a signal interrupts takes a living thread for ended.
+        self._ended = threading.Event()
         # No daemon: an interpreter that ends waits for the snapshot.
         self._thread = threading.Thread(target=self._run, name=f"penstock-save-{step}")
         self._thread.start()
@@ -115,28 +129,36 @@ class Saving:
             self._report(str(self.saved))
         except BaseException as error:
             self._error = error
+        finally:
+            self._ended.set()
 
     @property
     def is_done(self) -> bool:
         """Return whether it is durable or has failed."""
-        return not self._thread.is_alive()
+        return self._ended.is_set()
 
     def wait(self, timeout_seconds: float | None = None) -> Saved:
         """Return once the snapshot is durable, checked, and what it replaces is removed.
 
         Raises: what the save failed with; WaitTimeout if it takes longer than the time-out.
         """
-        self._thread.join(timeout_seconds)
-        if self._thread.is_alive():
+        if not self._ended.wait(timeout_seconds):
             raise WaitTimeout(f"the save of step {self.step} is still under way after {timeout_seconds:g} s")
+        self._thread.join()
         if self._error is not None:
             self._was_told = True
             raise self._error
         assert self.saved is not None, "a thread that ended without an error has saved"
         return self.saved
 
+    def forget_failure(self) -> None:
+        """Return once it has ended; what it fails with, somebody knows already."""
+        self._was_told = True
+        self._thread.join()
+
     def raise_untold(self) -> None:
         """Return once it has ended. Raises: what it failed with, if nobody was told yet."""
+        self._ended.wait()
         self._thread.join()
         if not self._was_told:
             self.wait()

@@ -373,18 +373,25 @@ class SnapshotStore:
             areas[0],
             waves,
         )
-        writer = self._place(job, layouts)
-        writer.begin(job, layouts)
         for area in areas:
             area.reserve(max(map(room_of, cuts)))
+        writer = self._place(job, layouts)
+        writer.begin(job, layouts)
         # They begin here: an interpreter that is shutting down starts no more threads.
         workers = Workers(self._threads, f"penstock-encode-{step}")
         saving = self._saving = Saving(step, lambda: self._write(job, writer, workers), self._told)
-        for number, wave in enumerate(cuts):
-            if not waves.wait_for_area():
-                break
-            waves.put(areas[number % len(areas)].copy(wave))
-        waves.put(None)
+        try:
+            for number, wave in enumerate(cuts):
+                if not waves.wait_for_area():
+                    break
+                waves.put(areas[number % len(areas)].copy(wave))
+            waves.put(None)
+        except BaseException:
+            # Interrupted, or a device failed: what is half copied is never written.
+            waves.leave_off()
+            job.is_copied.set()
+            saving.forget_failure()
+            raise
         span.add(sum(layout.nbytes for layout in job.layouts))
         job.blocked_seconds = time.monotonic() - begin_seconds
         job.is_copied.set()

@@ -147,6 +147,7 @@ class SnapshotWriter:
             new = job.plan or new_plan(job.step, self._catalog)
             plan = decide(self._catalog, self._number, new, self._way, layouts)
             job.draft = self._tier.begin(folder_of(plan.step), plan.uid)
+            # Let go of at the end of `write`.
             self._upkeep.hold(step for _, step in plan.chain)
             return plan.write()
 
