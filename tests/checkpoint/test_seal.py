@@ -283,7 +283,7 @@ def test_a_hostile_seal_is_a_format_error(tmp_path: Path, how: str) -> None:
         good = change
     written(sealed.path, good)
     with pytest.raises(FormatError, match=SUFFIX):
-        check_seal(path)
+        read_seal(sealed.path)
 
 
 @given(any_json)
