@@ -102,6 +102,15 @@ class Catalog:
             latest = created.setdefault(step, latest)
         return created
 
+    def baseline_share(self, tier: int) -> float | None:
+        """Return what is left of a state in a tier's last snapshot that is no difference; None if there is none."""
+        shares = [
+            copy.manifest.stored_bytes / copy.manifest.raw_bytes
+            for copy in self.on_tier(tier)
+            if copy.manifest and copy.manifest.reference is None and copy.manifest.raw_bytes
+        ]
+        return shares[-1] if shares else None
+
     def newer_format(self) -> NewerFormat | None:
         """Return why a snapshot was written by a later Penstock, if one was."""
         faults = [copy.fault for copy in self._copies.values()]

@@ -10,11 +10,12 @@ from contextlib import closing
 import numpy as np
 
 from penstock.checkpoint.catalog import Catalog, open_way
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES
+from penstock.checkpoint.codecs.codec import BLOCK_VALUES, blocks_of
 from penstock.checkpoint.manifest import Manifest, Stored
 from penstock.checkpoint.reading import Chain
 from penstock.checkpoint.recipe import Plan
 from penstock.checkpoint.staging import StagingArea
+from penstock.checkpoint.tensors import Tensor
 from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.checkpoint.writing import Piece, Scratch
@@ -50,6 +51,11 @@ class Drainer:
         self._thread: threading.Thread | None = None
         self._is_stopping = False
         self._error: PenstockError | None = None
+
+    @property
+    def encode_bytes_per_second(self) -> float:
+        """Return at which rate a thread of the last drain encoded; 0 before the first."""
+        return self._writer.encode_bytes_per_second
 
     def go_on(self) -> None:
         """Drain what waits, if nobody does already."""
@@ -154,6 +160,14 @@ class FromChain:
                 pieces.append(Piece(stored.layout, place.start // block_bytes, data))
                 used += data.size
             yield pieces
+
+    def again(self) -> Iterator[Tensor]:
+        """Yield the tensors once more, each read as a whole. Raises: as `take`."""
+        for stored in self._chain.manifest.tensors:
+            data = np.empty(stored.layout.nbytes, np.uint8)
+            for number, place in enumerate(blocks_of(data.size, stored.layout.dtype)):
+                self._chain.read_block(stored, number, data[place], self._scratch)
+            yield Tensor(stored.layout, data)
 
     def give_up(self) -> None:
         """Nothing is read ahead."""

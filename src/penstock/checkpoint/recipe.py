@@ -133,6 +133,19 @@ def _reference(
     return before, reference
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenPart:
+    """A rank's part, as it was written.
+
+    encode_seconds: of all threads together, for `encoded_bytes` of the state.
+    """
+
+    part: Part
+    stored: Sequence[Stored]
+    encode_seconds: float
+    encoded_bytes: int
+
+
 def write_part(
     draft: Draft,
     plan: Plan,
@@ -142,7 +155,7 @@ def write_part(
     coder: Coder | None,
     workers: Workers,
     written: Callable[[int], None] = lambda _: None,
-) -> tuple[Part, list[Stored]]:
+) -> WrittenPart:
     """Write a rank's part, and return once it would outlive a loss of power.
 
     waves: the rank's tensors in pieces; what a wave holds is not looked at once the next is taken.
@@ -156,7 +169,7 @@ def write_part(
         tensors = TensorWriter(part, rank, references, coder, workers, written)
         for pieces in waves:
             tensors.write(pieces)
-        return part.finish(), tensors.stored
+        return WrittenPart(part.finish(), tensors.stored, tensors.encode_seconds, tensors.encoded_bytes)
     finally:
         writer.abandon()
 

@@ -97,6 +97,9 @@ class Waves:
                 self._free += 1
                 self._changed.notify_all()
 
+    def again(self) -> None:
+        """Return that a training's state comes only once: it goes on."""
+
     def give_up(self) -> None:
         """Take nothing more, whatever is staged."""
         with self._changed:

@@ -23,7 +23,7 @@ from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.manifest import NewerFormat, read_layout, write_layout
 from penstock.checkpoint.parts import TornError
 from penstock.checkpoint.ranks import Ranks, alone
-from penstock.checkpoint.reading import Chain, parts_by_name, read_tensors, read_whole, whole_layout
+from penstock.checkpoint.reading import Chain, Wanted, decode_all, parts_by_name, read_wanted, whole_layout
 from penstock.checkpoint.recipe import RAW, Way
 from penstock.checkpoint.saving import Saved, Saving, Waves
 from penstock.checkpoint.sharding import Shard, shards_of
@@ -42,6 +42,7 @@ from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
 from penstock.flow.snapshot_spans import SnapshotSpan
 from penstock.plan.saves import SaveCost, SaveSchedule, read_schedule
+from penstock.policy.draining import Speeds, encode_first
 from penstock.policy.keeping import Keep
 from penstock.policy.retention import Scheme
 from penstock.policy.snap_distance import SnapDistance
@@ -225,32 +226,31 @@ class SnapshotStore:
         self._upkeep = Upkeep(self._catalog, keep, room)
         way = Way(scheme, snap_dis, codec, kept_mantissa_bits)
         is_delta = scheme != "complete" and codec != RAW
-        self._writers = [
-            SnapshotWriter(
-                self._catalog,
-                len(self._tiers) - 1,
-                way,
-                self._upkeep,
-                self._ranks,
-                holds_reference=reference == "memory" and is_delta and fast is None,
-                recorder=recorder,
-            )
-        ]
+        self._writer = SnapshotWriter(
+            self._catalog,
+            len(self._tiers) - 1,
+            way,
+            self._upkeep,
+            self._ranks,
+            holds_reference=reference == "memory" and is_delta and fast is None,
+            recorder=recorder,
+        )
         self._drainer: Drainer | None = None
+        #: Of the fast tier, where each snapshot is whole: as it is, and encoded.
+        self._fast_writers: builtins.list[SnapshotWriter] = []
         if fast is not None:
-            raw = Way("complete", 1, RAW, kept_mantissa_bits)
-            self._writers.insert(
-                0,
+            self._fast_writers = [
                 SnapshotWriter(
                     self._catalog,
                     0,
-                    raw,
+                    Way("complete", 1, name, kept_mantissa_bits),
                     self._upkeep,
                     self._ranks,
                     holds_reference=False,
                     recorder=recorder,
-                ),
-            )
+                )
+                for name in (RAW, codec)
+            ]
             capped: Tier = main
             if drain_bytes_per_second is not None:
                 capped = CappedTier(main, parse_rate(drain_bytes_per_second))
@@ -330,7 +330,7 @@ class SnapshotStore:
         needed = SpaceNeeded(*self._ranks.ask_first("the check of space", on_first))
         cuts = waves_of(sources, self._staging_bytes)
         if self._ranks.size == 1 and len(cuts) == 1:
-            for area in self._areas[: 2 if self._writers[-1].holds_reference else 1]:
+            for area in self._areas[: 2 if self._writer.holds_reference else 1]:
                 area.reserve(room_of(cuts[0]))
         return needed
 
@@ -401,21 +401,30 @@ class SnapshotStore:
 
     def _place(self, job: Job, layouts: Iterable[Layout]) -> SnapshotWriter:
         """Return what writes a snapshot: to the fast tier if there is one and it has room."""
-        if len(self._writers) == 1:
-            return self._writers[0]
+        if self._drainer is None:
+            return self._writer
 
         def on_first() -> builtins.list[Any]:
             self._upkeep.open_for_writing()
             if self._catalog.copies(job.step):
                 raise ConfigError(self._catalog.there_already(job.step))
             place = self._upkeep.place(sum(layout.nbytes for layout in layouts) + _TABLES_BYTES)
-            return [place.tier, place.why_not_nearer]
+            return [place.tier, encode_first(self._speeds()), place.why_not_nearer]
 
         tier: int
-        tier, why = self._ranks.ask_first(f"the place of step {job.step}", on_first)
-        if why:
-            job.note = f"; written to {self._tiers[tier].name} at once: {why}"
-        return self._writers[tier]
+        is_encoded: bool
+        tier, is_encoded, why = self._ranks.ask_first(f"the place of step {job.step}", on_first)
+        if tier == 0:
+            return self._fast_writers[is_encoded]
+        job.note = f"; written to {self._tiers[tier].name} at once: {why}"
+        return self._writer
+
+    def _speeds(self) -> Speeds | None:
+        """Return what was measured; None while something was not yet."""
+        assert self._drainer is not None, "there is a fast tier"
+        raw, encode = self._fast_writers[0].bytes_per_second, self._drainer.encode_bytes_per_second
+        share = self._catalog.baseline_share(len(self._tiers) - 1)
+        return Speeds(raw, self._threads * encode, share) if raw and encode and share else None
 
     def _write(self, job: Job, writer: SnapshotWriter, workers: Workers) -> Saved:
         """Write a snapshot in the background, and have it drained."""
@@ -426,7 +435,7 @@ class SnapshotStore:
 
     def _free_areas(self) -> builtins.list[StagingArea]:
         """Return the areas in which no snapshot lies that the next one is a difference to."""
-        held = self._writers[-1].held
+        held = self._writer.held
         return [area for area in self._areas if held is None or area is not held.area]
 
     def _shared(
@@ -553,9 +562,12 @@ class SnapshotStore:
             for destination in (*loading.destinations, *(own.destinations if own else ()))
         }
         with Workers(self._threads, f"penstock-decode-{manifest.step}") as workers:
-            wanted = ((by_name[name], destination.memory) for name, destination in destinations.items())
-            for name in read_whole(chain, wanted, workers):
-                destinations[name].finish()
+            wanted = (
+                Wanted(destination.layout, by_name[name], destination.memory)
+                for name, destination in destinations.items()
+            )
+            for done in read_wanted(chain, wanted, workers):
+                destinations[done.layout.name].finish()
         per_rank = own.state()[f"rank {self._ranks.rank}"] if own else None
         return Restored(manifest.step, loading.state(), loading.not_loaded, loading.not_found, per_rank)
 
@@ -613,8 +625,8 @@ class SnapshotStore:
         for way in ways:
             try:
                 with closing(open_way(self._catalog, way)) as chain:
-                    for _ in read_tensors(chain, None, workers) if workers else ():
-                        pass
+                    if workers is not None:
+                        decode_all(chain, workers)
                     parts = parts_by_name(chain.manifest).values()
                     read_tree(chain.manifest.tree, [whole_layout(those) for those in parts])
                     return None
@@ -680,8 +692,7 @@ class SnapshotStore:
         finally:
             if self._drainer is not None:
                 self._drainer.stop()
-            for writer in self._writers:
-                writer.held = None
+            self._writer.held = None
             self._upkeep.close()
 
     def _check_open(self) -> None:

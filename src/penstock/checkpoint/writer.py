@@ -21,7 +21,6 @@ from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.manifest import (
     Manifest,
     Stored,
-    count_blocks,
     folder_of,
     read_layout,
     write_layout,
@@ -32,6 +31,7 @@ from penstock.checkpoint.ranks import Ranks
 from penstock.checkpoint.recipe import (
     Plan,
     Way,
+    WrittenPart,
     check_part,
     decide,
     made_coder,
@@ -58,6 +58,10 @@ class Staged(Protocol):
 
     def take(self) -> Iterator[Sequence[Piece]]:
         """Yield the tensors in pieces; what was yielded is not looked at once the next is asked for."""
+        ...
+
+    def again(self) -> Iterator[Tensor] | None:
+        """Yield the tensors, whole; None if they come only once."""
         ...
 
     def give_up(self) -> None:
@@ -134,6 +138,11 @@ class SnapshotWriter:
         self._ranks = ranks
         self.holds_reference = holds_reference
         self.held: Held | None = None
+        #: Of the last snapshot's state, as this rank saw it: from when it began to lie ready until it was durable; and
+        #: encoded by one thread. 0 where nothing was.
+        self.bytes_per_second = 0.0
+        self.encode_bytes_per_second = 0.0
+        self._begin_seconds = 0.0
 
     def begin(self, job: Job, layouts: Iterable[Layout]) -> None:
         """Decide what a snapshot shall be, and begin its draft; `write` has to follow.
@@ -178,9 +187,12 @@ class SnapshotWriter:
                 SnapshotSpan(self._recorder, self._span, plan.step, self._number) as span,
                 self._references(plan) as references,
             ):
-                part, stored = self._write_part(job, plan, draft, pieces, references, workers, span)
+                made = self._write_part(job, plan, draft, pieces, references, workers, span)
+            part = made.part
             written.append(part)
-            rows = [[*write_layout(one.layout), one.first_block] for one in stored]
+            if made.encode_seconds:
+                self.encode_bytes_per_second = made.encoded_bytes / made.encode_seconds
+            rows = [[*write_layout(one.layout), one.first_block] for one in made.stored]
             return [[part.file, part.nbytes, part.table], rows, job.rank_tree]
 
         def commit(parts: Sequence[Any]) -> list[int]:
@@ -195,7 +207,9 @@ class SnapshotWriter:
             if ranks.rank == 0:
                 draft.abort()
             raise
-        durable_seconds = time.monotonic() - job.begin_seconds
+        now_seconds = time.monotonic()
+        durable_seconds = now_seconds - job.begin_seconds
+        self.bytes_per_second = raw_bytes / max(now_seconds - self._begin_seconds, 1e-9)
         if self.holds_reference:
             self.held = Held(plan.uid, pieces[0], job.area)
         ranks.together(
@@ -225,15 +239,18 @@ class SnapshotWriter:
         references: References | None,
         workers: Workers,
         span: SnapshotSpan,
-    ) -> tuple[Part, list[Stored]]:
+    ) -> WrittenPart:
         """Write this rank's part; enter the first wave into `pieces`."""
         waves = job.waves.take()
-        pieces.append(next(waves))
+        pieces.append(next(waves, ()))
+        self._begin_seconds = time.monotonic()
 
         def tensors() -> Iterator[Tensor]:
-            if sum(count_blocks(layout) for layout in job.layouts) > sum(
-                count_blocks(piece.layout) for piece in pieces[0]
-            ):
+            if sum(layout.nbytes for layout in job.layouts) > sum(piece.data.size for piece in pieces[0]):
+                again = job.waves.again()
+                if again is not None:
+                    yield from again
+                    return
                 raise ConfigError(
                     f"codec {self._way.codec!r} looks at the whole state before it writes, and staging_bytes is less "
                     "than that: leave staging_bytes out, or choose another codec"

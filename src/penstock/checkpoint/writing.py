@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol
@@ -134,6 +135,9 @@ class TensorWriter:
         self._seen: dict[int, int] = {}
         #: Where each tensor is, in their order.
         self.stored: list[Stored] = []
+        #: Of all threads together, and of what they encoded.
+        self.encode_seconds = 0.0
+        self.encoded_bytes = 0
 
     def write(self, pieces: Iterable[Piece]) -> None:
         """Append blocks; what the pieces hold may change once this returns.
@@ -141,7 +145,9 @@ class TensorWriter:
         pieces: a tensor's in a row, in the order of its blocks.
         Raises: DataError, FormatError from the file or the reference.
         """
-        for group, encoded, room in self._workers.map(self._encode, self._groups(pieces)):
+        for group, encoded, room, seconds in self._workers.map(self._encode, self._groups(pieces)):
+            self.encode_seconds += seconds
+            self.encoded_bytes += sum(block.values.size for block in group)
             for block, made in zip(group, encoded, strict=True):
                 self._append(block, made)
             self._written(sum(made.payload.size for made in encoded))
@@ -174,7 +180,8 @@ class TensorWriter:
                 checksum = checksum_of(payload)
         self._writer.append(kind, payload, checksum, block.values.size, made.raw_hash)
 
-    def _encode(self, group: list[_Block]) -> tuple[list[_Block], list[_Encoded], _Room]:
+    def _encode(self, group: list[_Block]) -> tuple[list[_Block], list[_Encoded], _Room, float]:
+        begin_seconds = time.perf_counter()
         try:
             room = self._rooms.get_nowait()
         except Empty:
@@ -199,7 +206,7 @@ class TensorWriter:
                     payload = out[:length]
                     used += length
             encoded.append(_Encoded(kind, payload, checksum_of(payload), raw_hash))
-        return group, encoded, room
+        return group, encoded, room, time.perf_counter() - begin_seconds
 
 
 def _blocks(piece: Piece) -> Iterator[_Block]:

@@ -12,6 +12,7 @@ which DCP would pickle, are refused by name.
 from __future__ import annotations
 
 import io
+import operator
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from torch.distributed.checkpoint.planner import (
     LoadItemType,
     LoadPlan,
     LoadPlanner,
+    ReadItem,
     SavePlan,
     SavePlanner,
     WriteItem,
@@ -48,7 +50,7 @@ from penstock.checkpoint.loading import plan_loading
 from penstock.checkpoint.manifest import Stored, folder_of, read_layout, write_layout, write_manifest
 from penstock.checkpoint.parts import Part
 from penstock.checkpoint.ranks import ranks_of_this_job
-from penstock.checkpoint.reading import Chain, parts_by_name, read_tensors, whole_layout
+from penstock.checkpoint.reading import Chain, Wanted, parts_by_name, read_wanted, whole_layout
 from penstock.checkpoint.recipe import (
     RAW,
     Plan,
@@ -217,14 +219,14 @@ class StoreWriter(StorageWriter):
                     lambda: (Tensor(piece.layout, piece.data) for piece in pieces),
                     references,
                 )
-                part, stored = write_part(draft, snapshot, number, [pieces], references, coder, workers)
+                made = write_part(draft, snapshot, number, [pieces], references, coder, workers)
             finally:
                 if chain is not None:
                     chain.close()
         if self._holds_reference:
             self._held = snapshot.uid, pieces
             self._areas.reverse()
-        return part, stored
+        return made.part, list(made.stored)
 
     def _references(self, snapshot: Plan) -> tuple[References | None, Chain | None]:
         if snapshot.reference is None:
@@ -401,37 +403,30 @@ class StoreReader(StorageReader):
             planner.load_bytes(item, pickled)
 
     def _read_tensors(self, chain: Chain, plan: LoadPlan, planner: LoadPlanner) -> None:
-        wanted: dict[Layout, list[Any]] = {}
         by_place = {
             (stored.layout.name, stored.layout.box.offsets if stored.layout.box else None): stored
             for stored in chain.manifest.tensors
         }
-        for item in plan.items:
-            if item.type == LoadItemType.BYTE_IO:
-                continue
-            name = self._names[item.storage_index.fqn]
-            offset = item.storage_index.offset
-            stored = by_place.get((name, None)) or by_place[name, tuple(offset or ())]
-            wanted.setdefault(stored.layout, []).append(item)
-        data: dict[Layout, Bytes] = {}
+        #: The items of what is being read.
+        items: dict[Wanted, ReadItem] = {}
 
-        def parts() -> Iterator[tuple[Stored, Bytes]]:
-            for layout in wanted:
-                data[layout] = np.empty(layout.nbytes, np.uint8)
-                yield chain.links[-1].by_layout[layout], data[layout]
+        def wanted() -> Iterator[Wanted]:
+            for item in plan.items:
+                if item.type == LoadItemType.BYTE_IO:
+                    continue
+                name = self._names[item.storage_index.fqn]
+                stored = by_place.get((name, None)) or by_place[name, tuple(item.storage_index.offset or ())]
+                layout = _part_of(stored.layout, item)
+                one = Wanted(layout, [stored], np.empty(layout.nbytes, np.uint8))
+                items[one] = item
+                yield one
 
         with Workers(min(4, available_cpus()), f"penstock-decode-{chain.manifest.step}") as workers:
-            for layout in read_tensors(chain, parts(), workers):
-                stored_tensor = _as_torch(layout, data.pop(layout))
-                for item in wanted[layout]:
-                    source = stored_tensor
-                    for dimension, (start, length) in enumerate(
-                        zip(item.storage_offsets, item.lengths, strict=True)
-                    ):
-                        source = source.narrow(dimension, start, length)
-                    target = planner.resolve_tensor(item).detach()
-                    target.copy_(source)
-                    planner.commit_tensor(item, target)
+            for one in read_wanted(chain, wanted(), workers):
+                item = items.pop(one)
+                target = planner.resolve_tensor(item).detach()
+                target.copy_(_as_torch(one.layout, one.out))
+                planner.commit_tensor(item, target)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -545,6 +540,18 @@ def _leaves(node: Node, path: _Path = ()) -> Iterator[tuple[Node, _Path]]:
         yield from below
     else:
         yield node, path
+
+
+def _part_of(layout: Layout, item: ReadItem) -> Layout:
+    """Return what an item wants of a stored part."""
+    shape = tuple(item.lengths)
+    if shape == layout.shape:
+        return layout
+    whole, offsets = layout.shape, tuple(item.storage_offsets)
+    if layout.box is not None:
+        whole = layout.box.whole
+        offsets = tuple(map(operator.add, layout.box.offsets, offsets))
+    return Layout(layout.name, layout.dtype, shape, Box(whole, offsets))
 
 
 def _as_torch(layout: Layout, data: Bytes) -> torch.Tensor:
