@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,8 +54,8 @@ class LocalTier:
     def read(self, folder: str, file: str) -> bytes:
         """Return a small file. Raises: FileNotFoundError, DataError naming it."""
         path = self.path / folder / file
-        with _told(path):
-            return path.read_bytes()
+        with _told(path, may_be_missing=True), os.fdopen(_open_plain(path), "rb") as opened:
+            return opened.read()
 
     def open(self, folder: str, file: str) -> LocalReader:
         """Open a file for reading. Raises: FileNotFoundError, DataError naming it."""
@@ -71,11 +72,11 @@ class LocalTier:
     def delete(self, folder: str) -> None:
         """Remove a snapshot: after a crash on the way it is whole or gone. Raises: DataError."""
         doomed = self.path / f"{_DELETED}{folder}-{secrets.token_hex(4)}"
-        with _told(self.path / folder):
+        with _told(self.path / folder, may_be_missing=True):
             (self.path / folder).rename(doomed)
             # Else a loss of power could bring back the folder's name without the files that are unlinked next.
             sync_folder(self.path)
-            shutil.rmtree(doomed)
+            _remove(doomed)
 
     def free_bytes(self) -> int | None:
         """Return how many bytes a user without privileges could write. Raises: DataError."""
@@ -88,7 +89,7 @@ class LocalTier:
             left = sorted(entry.name for entry in entries if entry.name.startswith((_UNFINISHED, _DELETED)))
         for name in left:
             with _told(self.path / name):
-                shutil.rmtree(self.path / name)
+                _remove(self.path / name)
         return left
 
 
@@ -156,8 +157,8 @@ class LocalReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with _told(path):
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with _told(path, may_be_missing=True):
+            self._descriptor = _open_plain(path)
             self.nbytes = os.fstat(self._descriptor).st_size
 
     def read_into(self, offset: int, out: Bytes) -> None:
@@ -189,12 +190,35 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+def _open_plain(path: Path) -> int:
+    """Return the descriptor of a file opened for reading. Raises: DataError if it is a pipe, a device or a folder."""
+    # A pipe would have to be waited for, and a device may have no end.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DataError(f"{path} is not a plain file")
+    return descriptor
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder and what is in it; of a link to one, which somebody put in its place, the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Turn what the system refuses into a DataError that names the file; a missing one stays FileNotFoundError."""
+def _told(path: Path, *, may_be_missing: bool = False) -> Iterator[None]:
+    """Turn what the system refuses into a DataError that names the file.
+
+    may_be_missing: leave FileNotFoundError as it is.
+    """
     try:
         yield
-    except (DataError, FileNotFoundError):
+    except DataError:
         raise
     except OSError as error:
+        if may_be_missing and isinstance(error, FileNotFoundError):
+            raise
         raise DataError(f"{error.filename or path}: {error.strerror or error}") from error

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
+import weakref
 from pathlib import Path
 
 from penstock.errors import ConfigError, DataError
@@ -33,17 +35,39 @@ class WriterLock:
                     f"{folder} is being written by {holder}: one writer at a time; wait for it, end it, "
                     "or give this training a folder of its own"
                 ) from None
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            # For the message above alone: a full disk must not keep anybody from deleting snapshots.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
+                os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         except OSError as error:
             self.release()
             raise DataError(f"{path}: {error.strerror}") from error
         except BaseException:
             self.release()
             raise
+        _held.add(self)
 
     def release(self) -> None:
         """Let go; twice is harmless."""
         if self._descriptor >= 0:
+            # Not by closing alone: a process that is just being started has the descriptor, too.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self.close()
+
+    def close(self) -> None:
+        """Close the file, in a forked process: its parent holds the lock on."""
+        if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+_held: weakref.WeakSet[WriterLock] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """Close what a fork copied: a loader's worker that outlives its trainer must not hold the trainer's lock."""
+    for lock in list(_held):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -81,9 +81,10 @@ def waves_of(sources: Iterable[Source], limit_bytes: int | None) -> list[list[Cu
         while True:
             left = nbytes - begin
             if limit_bytes is not None and room + _aligned(left) > limit_bytes:
-                left = (limit_bytes - room) // block_bytes * block_bytes
+                room_left = max(0, limit_bytes - room) // _ALIGN_BYTES * _ALIGN_BYTES
+                left = min(left, room_left // block_bytes * block_bytes)
             if not left and not waves[-1] and nbytes:
-                left = min(block_bytes, nbytes)
+                left = min(block_bytes, nbytes - begin)
             if left or not nbytes:
                 waves[-1].append(Cut(source, begin // block_bytes, slice(begin, begin + left)))
                 room += _aligned(left)

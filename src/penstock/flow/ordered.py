@@ -45,14 +45,23 @@ class Workers:
 
     def __init__(self, threads: int, name: str) -> None:
         self._tasks: deque[_Task[Any]] = deque()
-        #: guards _tasks and _closed
+        #: guards _tasks, _closed and _working
         self._changed = threading.Condition()
         self._closed = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"{name}-{index}") for index in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        #: Threads that have not ended. Waited for in their place: a join that a signal interrupts takes a living
+        #: thread for ended.
+        self._working = 0
+        self._threads: list[threading.Thread] = []
+        try:
+            for index in range(threads):
+                thread = threading.Thread(target=self._run, name=f"{name}-{index}")
+                thread.start()
+                self._threads.append(thread)
+                with self._changed:
+                    self._working += 1
+        except BaseException:
+            self.close()
+            raise
 
     def map(self, work: Callable[[T], R], things: Iterable[T]) -> Iterator[R]:
         """Yield work(thing) of each thing, in their order.
@@ -81,6 +90,14 @@ class Workers:
             for task in ahead:
                 task._done.wait()
 
+    def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            with self._changed:
+                self._working -= 1
+                self._changed.notify_all()
+
     def _work(self) -> None:
         while True:
             with self._changed:
@@ -96,6 +113,8 @@ class Workers:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            while self._working:
+                self._changed.wait()
         for thread in self._threads:
             thread.join()
 

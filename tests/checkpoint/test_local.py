@@ -1,0 +1,134 @@
+"""A folder as a place for snapshots: what only a file system can do to it. The contract's tests are beside."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.checkpoint.local import LocalTier
+from penstock.errors import DataError
+
+UID = "a1"
+
+
+def save(tier: LocalTier, folder: str, data: bytes = b"data") -> None:
+    draft = tier.begin(folder, UID)
+    writer = draft.create("part")
+    writer.write(np.frombuffer(data, np.uint8))
+    writer.finish()
+    draft.commit(b"manifest")
+
+
+def test_the_folders_above_are_made(tmp_path: Path) -> None:
+    save(LocalTier(tmp_path / "runs" / "a"), "step-1")
+
+    assert (tmp_path / "runs" / "a" / "step-1" / "part").read_bytes() == b"data"
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path, below: bool) -> None:
+    (tmp_path / "store").write_bytes(b"")
+
+    with pytest.raises(DataError, match="store"):
+        LocalTier(tmp_path / "store" / "a" if below else tmp_path / "store")
+
+
+CALLS: dict[str, Callable[[LocalTier], object]] = {
+    "folders": lambda tier: tier.folders(),
+    "begin": lambda tier: tier.begin("step-2", UID),
+    "sweep": lambda tier: tier.sweep(),
+    "free_bytes": lambda tier: tier.free_bytes(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_folder_that_vanished_is_named(tmp_path: Path, call: str) -> None:
+    tier = LocalTier(tmp_path / "store")
+    shutil.rmtree(tier.path)
+
+    with pytest.raises(DataError, match=r"store.*No such file"):
+        CALLS[call](tier)
+
+
+def test_a_draft_whose_folder_vanished_says_so_and_aborts(tmp_path: Path) -> None:
+    tier = LocalTier(tmp_path / "store")
+    draft = tier.begin("step-1", UID)
+    shutil.rmtree(tier.path)
+
+    with pytest.raises(DataError, match="unfinished-step-1"):
+        draft.create("part")
+    with pytest.raises(DataError, match="unfinished-step-1"):
+        draft.commit(b"manifest")
+    draft.abort()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_plain_file_is_not_read(tmp_path: Path, kind: str) -> None:
+    """A pipe would be waited for, and /dev/zero has no end."""
+    tier = LocalTier(tmp_path)
+    (tmp_path / "step-1").mkdir()
+    file = tmp_path / "step-1" / "part"
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        file.mkdir()
+
+    with pytest.raises(DataError, match="step-1/part is not a plain file"):
+        tier.read("step-1", "part")
+    with pytest.raises(DataError, match="step-1/part is not a plain file"):
+        tier.open("step-1", "part")
+
+
+def test_a_snapshot_that_was_moved_to_another_disk_and_linked_is_read_and_its_link_deleted(
+    tmp_path: Path,
+) -> None:
+    tier = LocalTier(tmp_path / "store")
+    save(tier, "step-1")
+    (tmp_path / "store" / "step-1").rename(tmp_path / "elsewhere")
+    (tmp_path / "store" / "step-1").symlink_to(tmp_path / "elsewhere")
+    assert tier.folders() == ["step-1"]
+    assert tier.read("step-1", "part") == b"data"
+
+    tier.delete("step-1")
+
+    assert os.listdir(tmp_path / "store") == []
+    assert sorted(os.listdir(tmp_path / "elsewhere")) == ["manifest.json", "part"]
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+def test_whatever_bears_the_name_of_something_unfinished_is_swept(tmp_path: Path, kind: str) -> None:
+    tier = LocalTier(tmp_path / "store")
+    (tmp_path / "elsewhere").mkdir()
+    left = tmp_path / "store" / ".unfinished-step-1-a1"
+    if kind == "file":
+        left.write_bytes(b"")
+    elif kind == "link":
+        left.symlink_to(tmp_path / "elsewhere")
+    else:
+        left.mkdir()
+        (left / "part").write_bytes(b"")
+
+    assert tier.sweep() == [left.name]
+
+    assert os.listdir(tmp_path / "store") == []
+    assert (tmp_path / "elsewhere").is_dir()
+
+
+def test_what_does_not_belong_to_the_store_is_left_alone(tmp_path: Path) -> None:
+    tier = LocalTier(tmp_path)
+    save(tier, "step-1")
+    (tmp_path / "notes.txt").write_bytes(b"mine")
+    (tmp_path / ".hidden").mkdir()
+
+    tier.sweep()
+    tier.delete("step-1")
+
+    assert sorted(os.listdir(tmp_path)) == [".hidden", "notes.txt"]
+    assert tier.folders() == []

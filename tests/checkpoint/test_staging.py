@@ -1,0 +1,113 @@
+"""The staging area: a state cut into waves between blocks, copied, and found again whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.checkpoint import staging
+from penstock.checkpoint.staging import Cut, StagingArea, room_of, waves_of
+from penstock.checkpoint.state import flatten
+from penstock.checkpoint.tensors import Layout
+from penstock.checkpoint.writing import Piece
+
+
+@pytest.fixture(autouse=True)
+def blocks_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut tensors into blocks of eight values, so that small ones have many."""
+    monkeypatch.setattr(staging, "BLOCK_VALUES", 8)
+
+
+def cut_bytes(cut: Cut) -> range:
+    """Return the places of a cut's bytes in its tensor."""
+    return range(cut.source.layout.nbytes)[cut.place]
+
+
+def put_together(waves: list[list[Cut]]) -> dict[Layout, bytes]:
+    """Stage one wave after the other in the same area, and join the pieces."""
+    area = StagingArea()
+    area.reserve(max(map(room_of, waves)))
+    found: dict[Layout, bytes] = {}
+    for wave in waves:
+        pieces: list[Piece] = area.copy(wave)
+        for piece in pieces:
+            assert piece.data.size == 0 or piece.data.ctypes.data % 8 == 0
+            before = found.setdefault(piece.layout, b"")
+            assert piece.first * 8 * piece.layout.dtype.item_bytes == len(before)
+            found[piece.layout] = before + piece.data.tobytes()
+    return found
+
+
+ARRAYS = st.lists(
+    st.tuples(st.sampled_from(["float64", "float32", "int16", "bool"]), st.integers(0, 70)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(shapes=ARRAYS, limit_bytes=st.one_of(st.none(), st.integers(1, 1000)))
+def test_waves_put_together_are_the_state_and_none_is_larger_than_the_limit(
+    shapes: list[tuple[str, int]], limit_bytes: int | None
+) -> None:
+    random = np.random.default_rng(0)
+    state = {str(i): random.integers(0, 2, n).astype(dtype) for i, (dtype, n) in enumerate(shapes)}
+    sources = flatten(state).sources
+
+    waves = waves_of(sources, limit_bytes)
+
+    assert put_together(waves) == {source.layout: state[source.layout.name].tobytes() for source in sources}
+    for wave in waves:
+        filled = [cut for cut in wave if cut.source.layout.nbytes]
+        is_one_block = (
+            len(filled) == 1 and len(cut_bytes(filled[0])) <= 8 * filled[0].source.layout.dtype.item_bytes
+        )
+        assert limit_bytes is None or room_of(wave) <= limit_bytes or is_one_block
+    assert limit_bytes is not None or len(waves) == 1
+
+
+def test_what_does_not_lie_side_by_side_is_staged_as_it_is_stored() -> None:
+    grid = np.arange(60, dtype=np.int32).reshape(6, 10)
+    state = {
+        "columns": grid[:, ::2],
+        "backwards": np.arange(20.0)[::-1],
+        "torch": torch.arange(40.0).reshape(5, 8).t(),
+        "bfloat16": torch.arange(30).to(torch.bfloat16)[::3],
+    }
+    sources = flatten(state).sources
+    whole = {source.layout: source.tensor().data.tobytes() for source in sources}
+
+    assert put_together(waves_of(sources, 64)) == whole
+    assert put_together(waves_of(sources, None)) == whole
+
+
+@pytest.mark.parametrize("limit_bytes", [1, 63, 64, 65, 100])
+def test_a_limit_below_a_block_makes_waves_of_one_block_each(limit_bytes: int) -> None:
+    """Blocks of eight doubles have 64 bytes; the last one of the first tensor is shorter."""
+    state = {"a": np.arange(20.0), "b": np.arange(8.0)}
+    sources = flatten(state).sources
+
+    waves = waves_of(sources, limit_bytes)
+
+    assert [[len(cut_bytes(cut)) for cut in wave] for wave in waves] == [[64], [64], [32], [64]]
+    assert put_together(waves) == {source.layout: state[source.layout.name].tobytes() for source in sources}
+
+
+def test_an_empty_state_is_one_empty_wave() -> None:
+    assert waves_of([], None) == [[]]
+    assert waves_of([], 100) == [[]]
+
+
+def test_an_area_grows_and_never_shrinks() -> None:
+    area = StagingArea()
+    (source,) = flatten({"a": np.arange(100, dtype=np.uint8)}).sources
+    area.reserve(200)
+    first = area.copy([Cut(source, 0, slice(0, 100))])[0].data
+    area.reserve(50)
+    second = area.copy([Cut(source, 0, slice(0, 100))])[0].data
+
+    assert first.ctypes.data == second.ctypes.data
+    assert second.tobytes() == bytes(range(100))
