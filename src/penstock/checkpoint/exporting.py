@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.checkpoint.catalog import Catalog, open_way
 from penstock.checkpoint.foreign import Readable
-from penstock.checkpoint.reading import parts_by_name, read_whole, whole_layout
+from penstock.checkpoint.reading import Wanted, parts_by_name, read_wanted, whole_layout
 from penstock.checkpoint.tensors import Bytes
 from penstock.checkpoint.tier import Tier
 from penstock.checkpoint.tree import read_tree
@@ -41,7 +41,7 @@ def open_readable(tiers: Sequence[Tier], step: int | None = None) -> Iterator[tu
 
         def read(name: str) -> Bytes:
             out = np.empty(layouts[name].nbytes, np.uint8)
-            for _ in read_whole(chain, [(by_name[name], out)], workers):
+            for _ in read_wanted(chain, [Wanted(layouts[name], by_name[name], out)], workers):
                 pass
             return out
 

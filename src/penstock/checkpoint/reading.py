@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +18,10 @@ from penstock.checkpoint.codecs import decode_block
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, NEEDS_REFERENCE, Kind
 from penstock.checkpoint.manifest import Manifest, Stored, read_manifest, step_of
 from penstock.checkpoint.parts import PartReader
-from penstock.checkpoint.sharding import check_whole
+from penstock.checkpoint.sharding import Copy, check_whole, copies_into
 from penstock.checkpoint.tensors import Bytes, Layout
 from penstock.checkpoint.tier import MANIFEST, Tier
+from penstock.checkpoint.tree import c_strides
 from penstock.checkpoint.writing import Scratch
 from penstock.errors import ConfigError, FormatError
 from penstock.flow.ordered import Workers
@@ -189,56 +191,155 @@ class Chain:
 
 
 def _original(part: PartReader, block: int, payload: Bytes) -> int:
-    """Return the earlier block that one repeats; earlier, so that no chain of them ends in itself."""
+    """Return the earlier block that one repeats, which repeats none: else a row of them would be read over and over."""
     original = int.from_bytes(payload.tobytes(), "little")
-    if payload.size != 8 or original >= block or part.table[original]["raw"] != part.table[block]["raw"]:
+    if (
+        payload.size != 8
+        or original >= block
+        or part.table[original]["raw"] != part.table[block]["raw"]
+        or part.table[original]["kind"] == Kind.REPLICA
+    ):
         raise FormatError(f"{part.where} is damaged: block {block} repeats no earlier block")
     return original
 
 
-def read_tensors(
-    chain: Chain, wanted: Iterable[tuple[Stored, Bytes]] | None, workers: Workers
-) -> Iterator[Layout]:
-    """Decode tensors into place on several threads, yielding each once it is complete.
+def decode_all(chain: Chain, workers: Workers) -> None:
+    """Decode every tensor of the chain's snapshot, into nowhere.
 
-    wanted: tensors of the chain's snapshot, and uint8[nbytes] to fill. None: all are decoded, into nowhere.
     Raises: FormatError naming file and tensor, DataError.
     """
-    local = threading.local()
+    jobs = (
+        _Job(None, stored, number, None, _block_place(stored, number))
+        for stored in chain.manifest.tensors
+        for number in range(len(stored.blocks))
+    )
+    for _ in _decoded(chain, jobs, workers):
+        pass
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wanted:
+    """A tensor, or a part of one, to be read.
+
+    layout: what is wanted; its box may be any part of the whole. parts: in which it is stored, all of them or those
+    that it meets. out: uint8[layout.nbytes], to fill.
+    """
+
+    layout: Layout
+    parts: Sequence[Stored]
+    out: Bytes
+
+
+def read_wanted(chain: Chain, wanted: Iterable[Wanted], workers: Workers) -> Iterator[Wanted]:
+    """Decode tensors into place on several threads, put together from their parts, yielding each once it is complete.
+
+    Only blocks are read of which something is wanted. Memory besides: of a part that is laid out otherwise than it is
+    wanted, what is read of it; some are under way at a time.
+    Raises: FormatError naming file and tensor, DataError.
+    """
 
     def jobs() -> Iterator[_Job]:
-        tensors = ((stored, None) for stored in chain.manifest.tensors) if wanted is None else wanted
-        for stored, out in tensors:
-            step = BLOCK_VALUES * stored.layout.dtype.item_bytes
-            blocks = len(stored.blocks)
-            if not blocks:
-                yield _Job(stored, -1, None, 0, True)
-            for number in range(blocks):
-                place = slice(number * step, min((number + 1) * step, stored.layout.nbytes))
-                nbytes = place.stop - place.start
-                yield _Job(stored, number, None if out is None else out[place], nbytes, number == blocks - 1)
+        for one in wanted:
+            copies = _copies(one)
+            #: What is still to come, counted by the thread that asks for it.
+            left = [len(copies)]
+            if not copies:
+                yield _Job(_Filling(one, None, None, left), one.parts[0], -1, None, slice(0, 0))
+            for copy in copies:
+                stored = one.parts[copy.part]
+                blocks = range(len(stored.blocks))
+                data = one.out
+                if stored.layout != one.layout:
+                    blocks = _blocks_of(stored.layout, copy.source)
+                    data = np.empty(_bytes_of(stored, blocks), np.uint8)
+                first = _block_place(stored, blocks.start).start
+                for number in blocks:
+                    place = _block_place(stored, number)
+                    is_last = number == blocks[-1]
+                    filling = _Filling(one, copy, data, left) if is_last else None
+                    yield _Job(filling, stored, number, data[place.start - first : place.stop - first], place)
 
-    def read(job: _Job) -> _Job:
-        if not hasattr(local, "scratch"):
-            local.scratch = Scratch()
-        if job.number >= 0:
-            out = local.scratch.room(1, job.nbytes) if job.out is None else job.out
-            chain.read_block(job.stored, job.number, out, local.scratch)
-        return job
+    for filling in _decoded(chain, jobs(), workers):
+        if filling.copy is not None and filling.data is not filling.wanted.out:
+            _put(filling)
+        filling.left[0] -= 1
+        if filling.left[0] <= 0:
+            yield filling.wanted
 
-    for job in workers.map(read, jobs()):
-        if job.is_last:
-            yield job.stored.layout
+
+class _Filling(NamedTuple):
+    """A stored part that was read for something wanted. copy: where to; None: there is nothing to copy."""
+
+    wanted: Wanted
+    copy: Copy | None
+    data: Bytes | None
+    left: list[int]
 
 
 class _Job(NamedTuple):
-    """A block to read. out: where to; None: nowhere. is_last: of its tensor."""
+    """A block to read, `place` of the part's bytes. filling: of which it is the last. out: where to; None: nowhere."""
 
+    filling: _Filling | None
     stored: Stored
     number: int
     out: Bytes | None
-    nbytes: int
-    is_last: bool
+    place: slice
+
+
+def _decoded(chain: Chain, jobs: Iterable[_Job], workers: Workers) -> Iterator[_Filling]:
+    local = threading.local()
+
+    def read(job: _Job) -> _Filling | None:
+        if not hasattr(local, "scratch"):
+            local.scratch = Scratch()
+        if job.number >= 0:
+            out = local.scratch.room(1, job.place.stop - job.place.start) if job.out is None else job.out
+            chain.read_block(job.stored, job.number, out, local.scratch)
+        return job.filling
+
+    for filling in workers.map(read, jobs):
+        if filling is not None:
+            yield filling
+
+
+def _copies(wanted: Wanted) -> Sequence[Copy]:
+    try:
+        return copies_into(wanted.layout, [stored.layout for stored in wanted.parts])
+    except ConfigError as error:
+        raise FormatError(f"the snapshot is damaged: {error}") from None
+
+
+def _blocks_of(layout: Layout, place: Sequence[slice]) -> range:
+    """Return the blocks of a part in which the numbers of a place lie, which has some."""
+    ways = c_strides(layout.shape, 1)
+    first = sum(part.start * way for part, way in zip(place, ways, strict=True))
+    last = sum((part.stop - 1) * way for part, way in zip(place, ways, strict=True))
+    return range(first // BLOCK_VALUES, last // BLOCK_VALUES + 1)
+
+
+def _block_place(stored: Stored, number: int) -> slice:
+    step = BLOCK_VALUES * stored.layout.dtype.item_bytes
+    return slice(number * step, min((number + 1) * step, stored.layout.nbytes))
+
+
+def _bytes_of(stored: Stored, blocks: range) -> int:
+    nbytes: int = _block_place(stored, blocks[-1]).stop - _block_place(stored, blocks.start).start
+    return nbytes
+
+
+def _put(filling: _Filling) -> None:
+    """Copy what was read of a part to where it is wanted."""
+    wanted, copy, data, _ = filling
+    assert copy is not None and data is not None, "there is something to copy"  # noqa: PT018
+    layout = wanted.parts[copy.part].layout
+    item_bytes = layout.dtype.item_bytes
+    ways = c_strides(layout.shape, item_bytes)
+    begin = _blocks_of(layout, copy.source).start * BLOCK_VALUES * item_bytes
+    offset = sum(part.start * way for part, way in zip(copy.source, ways, strict=True)) - begin
+    shape = tuple(part.stop - part.start for part in copy.source)
+    source = np.ndarray(shape, f"V{item_bytes}", data, offset, ways)
+    target = wanted.out.view(f"V{item_bytes}").reshape(wanted.layout.shape)
+    target[copy.target] = source
 
 
 def parts_by_name(manifest: Manifest) -> dict[str, list[Stored]]:
