@@ -1,8 +1,8 @@
 """Penstock's own codec, the default: per block the cheapest of what it can be, through an entropy coder.
 
 A block is equal to its reference, a plane (floats: exponents coded, the rest beside them), a difference of ordered
-integers to the reference, or stored as it is. Which, is chosen from a sample of its values. The format and its loops
-are in `_ours_kernels`; docs/decisions/0012-own-codec.md has the measurements that chose them.
+integers to the reference, or stored as it is. Which, is chosen from a sample of its values. `_words_kernels` says what
+numbers become, `_tans_kernels` how these are coded; docs/decisions/0012-own-codec.md has what was measured.
 
 A payload, all numbers little-endian:
 
@@ -202,22 +202,24 @@ def model_bits(pair: Pair, kind: Kind, payload: Bytes) -> float:
     pair: what was encoded, as kind and payload, a PLANE or a DIFFERENCE. The model is the payload's own: its contexts,
         its symbols, and the bits beside them, which nobody can compress. Tables are not counted. For benchmarks; slow.
     """
+    from penstock.checkpoint.codecs import _words_kernels as loops
+
     form, kernels = _FORMS[pair.dtype], _scratch().kernels
     size = pair.values.size // form.item
     new, old, words = (np.zeros(size, form.word) for _ in range(3))
     keys, exponents = np.zeros(size, np.uint16), np.zeros(size, np.uint16)
-    kernels.load(_writable(pair.values), 0, form.item, new)
+    loops.load(_writable(pair.values), 0, form.item, new)
     shift, contexts = int(payload[1]), int(payload[2])
     symbols, runs, lead = (int(short) for short in payload[4:10].copy().view("<u2"))
     if kind == Kind.PLANE and form.exponent_bits:
         rest_bits = 8 * new.itemsize - 8 * form.item + form.mantissa_bits - 1 - shift
-        kernels.to_planes(new, shift, rest_bits, lead, words, keys)
+        loops.to_planes(new, shift, rest_bits, lead, words, keys)
     else:
         if kind == Kind.DIFFERENCE and pair.reference is not None:
-            kernels.load(_writable(pair.reference), 0, form.item, old)
+            loops.load(_writable(pair.reference), 0, form.item, old)
         is_float, is_byte = form.exponent_bits > 0, form.item == 1
         places = (form.exponent_at, form.exponent_mask)
-        kernels.to_differences(new, old, shift, is_float, is_byte, *places, words, keys, exponents)
+        loops.to_differences(new, old, shift, is_float, is_byte, *places, words, keys, exponents)
     at = kernels.HEADER_BYTES
     boundaries = payload[at : at + 2 * (contexts - 1)].copy().view("<u2")
     at += 2 * (contexts - 1)
