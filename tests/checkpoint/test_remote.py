@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import secrets
+import subprocess
 import sys
 import tracemalloc
 import urllib.request
@@ -215,6 +217,21 @@ class CountedStore(FakeStore):
     ls = exists = isfile = isdir = info
 
 
+class CachingStore(FakeStore):
+    """An object store whose driver remembers listings until it is told not to."""
+
+    protocol = ("caching", "memory")
+    _remembered: Any = None
+
+    def find(self, *arguments: Any, **options: Any) -> Any:
+        if self._remembered is None:
+            self._remembered = super().find(*arguments, **options)
+        return self._remembered
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self._remembered = None
+
+
 class StubbornStore(FakeStore):
     """An object store in blocks, whose drive is full after `room` of them."""
 
@@ -257,7 +274,7 @@ class WatchedFolder(LocalFileSystem):  # type: ignore[misc]
         return super().mv(source, target, **options)
 
 
-for driver in (CountedStore, StubbornStore, WatchedFolder):
+for driver in (CachingStore, CountedStore, StubbornStore, WatchedFolder):
     name = driver.protocol if isinstance(driver.protocol, str) else driver.protocol[0]
     fsspec.register_implementation(name, driver, clobber=True)
 
@@ -270,6 +287,15 @@ def test_hundreds_of_snapshots_are_listed_by_one_request() -> None:
     assert len(RemoteTier("counted://counted").folders()) == 300
 
     assert CountedStore.listings == 1
+
+
+def test_a_driver_that_remembers_listings_hides_nothing_that_another_process_saved(place: str) -> None:
+    tier = RemoteTier(f"caching://{place}")
+    assert tier.folders() == []
+
+    save(RemoteTier(f"caching://{place}"), "step-1")
+
+    assert tier.folders() == ["step-1"]
 
 
 def test_a_failed_write_gives_the_upload_up_and_the_file_cannot_be_finished(place: str) -> None:
@@ -291,6 +317,35 @@ def test_a_failed_write_gives_the_upload_up_and_the_file_cannot_be_finished(plac
     del writer
 
     assert StubbornStore.events == ["begin", "block", "discard"]
+
+
+def test_a_writer_that_is_forgotten_does_not_finish_its_upload(place: str) -> None:
+    StubbornStore.room, StubbornStore.events[:] = 100, []
+    draft = RemoteTier(f"stubborn://{place}").begin("step-1", "a1")
+    draft.create("part").write(BLOCKS)
+
+    del draft
+    gc.collect()
+
+    assert StubbornStore.events == ["begin", "block", "discard"]
+
+
+def test_an_interpreter_that_ends_in_the_midst_of_an_upload_gives_it_up(
+    s3_options: dict[str, str], place: str, bucket: Any
+) -> None:
+    """A training that fails: nobody finishes or abandons the file, and the process must end all the same."""
+    program = f"""
+import numpy as np
+from penstock.checkpoint.remote import RemoteTier
+writer = RemoteTier("s3://bucket/{place}", **{s3_options!r}).begin("step-1", "a1").create("part")
+writer.write(np.zeros(9 * 2**20, np.uint8))
+raise SystemExit(3)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True)
+
+    assert (ended.returncode, ended.stderr) == (3, "")
+    assert uploads(bucket, place) == 0
+    assert bucket.find(f"bucket/{place}") == []
 
 
 def test_an_upload_holds_a_few_blocks_in_memory_however_much_is_written(place: str) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -279,6 +280,9 @@ class _RemoteWriter:
         self.is_finished = False
         with tier._told("write", path):
             self._file = tier._filesystem.open(path, "wb", block_size=_BLOCK_BYTES)
+        # Whoever forgets it: an upload that is collected would be finished, and one that is there when the interpreter
+        # ends would wait for a thread that has ended.
+        self._discard = weakref.finalize(self, _discard, self._file)
         #: Some stores want all blocks of an upload equally large; s3fs is told so by an option of this name.
         self._blocks_may_grow = hasattr(self._file, "blocksize") and not getattr(
             tier._filesystem, "fixed_upload_size", False
@@ -301,15 +305,12 @@ class _RemoteWriter:
     def finish(self) -> None:
         with self._attempt():
             self._file.close()
+        self._discard.detach()
         self._is_over = self.is_finished = True
 
     def abandon(self) -> None:
-        if self._is_over:
-            return
         self._is_over = True
-        # Whoever abandons has an error of their own to tell; what stays, `sweep` removes.
-        with suppress(DataError), self._tier._told("abandon", self._path):
-            _discard(self._file)
+        self._discard()
 
     @contextmanager
     def _attempt(self) -> Iterator[None]:
@@ -410,16 +411,18 @@ def _opened(url: str, options: dict[str, Any]) -> tuple[Any, str]:
 
 
 def _discard(file: Any) -> None:
-    """Let go of a driver's file that is being written, without finishing an upload."""
+    """Let go of a driver's file that is being written, without finishing an upload.
+
+    Whoever does this has an error of their own to tell, or is the garbage collector; what stays, `sweep` removes.
+    """
     from fsspec.spec import AbstractBufferedFile
 
-    if not isinstance(file, AbstractBufferedFile):
-        file.close()
-        return
-    try:
-        if not file.closed:
+    with suppress(Exception):
+        if not isinstance(file, AbstractBufferedFile):
+            file.close()
+        elif not file.closed:
             file.discard()
-    finally:
+    if isinstance(file, AbstractBufferedFile):
         file.closed = True  # else it would finish its upload when it is collected
 
 
