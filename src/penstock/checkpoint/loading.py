@@ -8,13 +8,14 @@ memory and finishes it, and asks for the state at the end.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from penstock.checkpoint.state import memory_at, torch_bits
+from penstock.checkpoint.state import Shard, is_array, memory_at, torch_bits
 from penstock.checkpoint.tensors import Bytes, Layout, Tensor
 from penstock.checkpoint.tree import (
     JSON,
@@ -351,18 +352,21 @@ def _torch_view(destination: Destination, view: View) -> Any:
 # Into a state that is there
 
 
-def plan_loading_into(into: Any, tree: Tree, *, only: Iterable[str] | None = None) -> Loading:
+def plan_loading_into(
+    into: Any, tree: Tree, *, only: Iterable[str] | None = None, in_parts: bool = False
+) -> Loading:
     """Return what to read for a state that is there already, which is checked and not changed yet.
 
     into: its arrays are overwritten in place, wherever they are; numbers, text and None are replaced, lists without
         arrays as a whole; where it has None, anything is put. A tuple that has to change is replaced by another of its
         class, in the mapping or list that holds it.
     only: as for `plan_loading`; nothing else is wanted then.
+    in_parts: whether a destination may be a part of a tensor, its layout with a box, where `into` has but a `Shard`.
     Raises: ConfigError naming every array whose type or shape is another one, and what cannot be written to.
     """
     chosen = None if only is None else select(tree.names, only)
     patterns = None if only is None else tuple(only)
-    matching = _Matching(tree, chosen, patterns)
+    matching = _Matching(tree, chosen, patterns, in_parts=in_parts)
     matching.match(tree.root, into, "", is_top=True)
     if matching.mismatches:
         told = matching.mismatches[:_MOST_MISMATCHES]
@@ -379,13 +383,21 @@ def plan_loading_into(into: Any, tree: Tree, *, only: Iterable[str] | None = Non
 class _Matching:
     """Holds a tree against a state, and puts the one into the other."""
 
-    def __init__(self, tree: Tree, chosen: frozenset[str] | None, patterns: tuple[str, ...] | None) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        chosen: frozenset[str] | None,
+        patterns: tuple[str, ...] | None,
+        *,
+        in_parts: bool,
+    ) -> None:
         self.mismatches: list[str] = []
         self.not_loaded: list[str] = []
         self.not_found: list[str] = []
         self._tree = tree
         self._chosen = chosen
         self._patterns = patterns
+        self._in_parts = in_parts
         self._builder = _Builder(tree, None)
         self._targets: dict[str, list[tuple[ArrayLeaf, Any]]] = {}
         self._fresh: set[str] = set()
@@ -397,7 +409,7 @@ class _Matching:
             self._match_mapping(node, value, name, is_top=is_top)
         elif isinstance(node, SequenceNode) and isinstance(value, (list, tuple)):
             self._match_sequence(node, value, name, is_top=is_top)
-        elif isinstance(node, ArrayLeaf) and _is_array(value):
+        elif isinstance(node, ArrayLeaf) and (is_array(value) or isinstance(value, Shard)):
             if self._is_chosen(node):
                 self._match_array(node, value)
         elif isinstance(node, PlainLeaf) and node.value in _EMPTY_MAPPINGS and isinstance(value, Mapping):
@@ -466,8 +478,11 @@ class _Matching:
         """Return where each tensor goes."""
         wanted = [*self._targets, *(of for of in self._fresh if of not in self._targets)]
         for of in wanted:
-            layout = self._tree.layouts[of]
-            targets = self._targets.get(of, [])
+            layout, targets = _placed(
+                self._tree.layouts[of],
+                self._targets.get(of, []),
+                in_parts=self._in_parts and of not in self._fresh,
+            )
             direct = next(
                 (memory for memory in (_direct(layout, *each) for each in targets) if memory is not None),
                 None,
@@ -524,9 +539,39 @@ class _Matching:
         return make(new)
 
 
+def _placed(
+    layout: Layout, targets: Sequence[tuple[ArrayLeaf, Any]], *, in_parts: bool
+) -> tuple[Layout, list[tuple[ArrayLeaf, Any]]]:
+    """Return what of a tensor has to be read, and the targets as plain arrays, each with how it lies in that.
+
+    in_parts: whether it may be a part, which is wanted alone.
+    """
+    places = {target.place if isinstance(target, Shard) else None for _, target in targets}
+    if in_parts and len(places) == 1 and None not in places and all(leaf.is_whole for leaf, _ in targets):
+        layout = Layout(layout.name, layout.dtype, *targets[0][1].place)
+        return layout, [(replace(leaf, view=whole(layout)), shard.array) for leaf, shard in targets]
+    return layout, [
+        (_part(leaf, target), target.array) if isinstance(target, Shard) else (leaf, target)
+        for leaf, target in targets
+    ]
+
+
+def _part(leaf: ArrayLeaf, shard: Shard) -> ArrayLeaf:
+    """Return a part of an array as one of its own."""
+    view = leaf.view
+    offset = view.offset + sum(begin * way for begin, way in zip(shard.offsets, view.strides, strict=True))
+    return replace(leaf, view=replace(view, shape=tuple(shard.array.shape), offset=offset), is_whole=False)
+
+
 def _mismatch(leaf: ArrayLeaf, target: Any) -> str:
     if leaf.kind == "bytes":
         return f"is bytes in the snapshot and {told_type(target)} in `into`"
+    if isinstance(target, Shard):
+        if target.whole != leaf.view.shape:
+            return (
+                f"is of shape {leaf.view.shape} in the snapshot and a part of shape {target.whole} in `into`"
+            )
+        return _mismatch(_part(leaf, target), target.array)
     dtype, view = _dtype_name(target), leaf.view
     # As the bits that it is in NumPy, where the package with its type is missing.
     is_bits = dtype == f"uint{8 * view.dtype.item_bytes}" and view.dtype.name.startswith(("bfloat", "float8"))
@@ -602,13 +647,6 @@ def _copy_numpy(source: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> N
     np.copyto(target, source)
 
 
-def _is_array(value: Any) -> bool:
-    if isinstance(value, np.ndarray):
-        return True
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
 def _can_become(value: Any, node: Node) -> bool:
     """Return whether a value without arrays is one that a node's value may replace."""
     if isinstance(value, (list, tuple)):
@@ -624,7 +662,7 @@ def _holds_arrays(value: Any) -> bool:
         return any(map(_holds_arrays, value.values()))
     if isinstance(value, (list, tuple)):
         return any(map(_holds_arrays, value))
-    return _is_array(value)
+    return is_array(value) or isinstance(value, Shard)
 
 
 def _leaves_of(node: Node) -> Iterator[ArrayLeaf | PlainLeaf]:

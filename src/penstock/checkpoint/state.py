@@ -1,7 +1,8 @@
 """A state taken apart: nested values into named tensors' bytes and a JSON tree (`penstock.checkpoint.tree`).
 
-A state is mappings, lists and tuples of torch tensors, NumPy arrays and plain Python values, nested at will. Put
-together again (`penstock.checkpoint.loading`) it is the same, bit for bit, but for this:
+A state is mappings, lists and tuples of torch tensors, NumPy arrays and plain Python values, nested at will; an array
+may be spread over ranks, each of which has a `Shard` of it. Put together again (`penstock.checkpoint.loading`) it is
+the same, bit for bit, but for this:
 
 - A mapping comes back as a dict, a list or tuple of a class of its own as a list or tuple.
 - Tensors are on the CPU. A torch tensor of a subclass that holds its numbers as usual is a plain tensor.
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from penstock.checkpoint.dtypes import DTYPES, DType
-from penstock.checkpoint.tensors import Bytes, Layout, Tensor
+from penstock.checkpoint.tensors import Box, Bytes, Layout, Tensor
 from penstock.checkpoint.tree import (
     JSON,
     MOST_DEPTH,
@@ -64,6 +65,61 @@ def memory_at(address: int, nbytes: int, owner: object, *, writable: bool = Fals
     if nbytes == 0:
         return np.empty(0, np.uint8)
     return np.asarray(Memory(address, nbytes, owner, writable=writable))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shard:
+    """A part of an array that is spread over the ranks of a job; it stands in a state where the array would.
+
+        state = {"weights": Shard(rows, whole=(4096, 1024), offsets=(1024 * rank, 0))}
+
+    array: of torch or NumPy, what this rank has; any number of ranks may have the same part, and a part may be empty.
+    whole: shape of the array. offsets: of the part's first number in it, per dimension.
+
+    Raises: ConfigError if the part lies outside of the whole.
+    """
+
+    array: Any
+    whole: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Check it."""
+        shape = getattr(self.array, "shape", None)
+        if not is_array(self.array) or shape is None:
+            raise ConfigError(f"a Shard is of {told_type(self.array)}; it must be a tensor or a NumPy array")
+        for name in ("whole", "offsets"):
+            numbers = tuple(int(number) for number in getattr(self, name))
+            if len(numbers) != len(shape) or min(numbers, default=0) < 0:
+                raise ConfigError(
+                    f"{name} of a Shard is {numbers}; its array has the shape {tuple(shape)}: give {len(shape)} "
+                    "numbers of 0 or more"
+                )
+            object.__setattr__(self, name, numbers)
+        if any(
+            begin + length > size for begin, length, size in zip(self.offsets, shape, self.whole, strict=True)
+        ):
+            raise ConfigError(
+                f"a Shard of shape {tuple(shape)} at {self.offsets} does not lie within the whole, {self.whole}"
+            )
+
+    @property
+    def place(self) -> tuple[tuple[int, ...], Box | None]:
+        """Return the part's shape, and which part of the whole it is; None if all. All empty parts are one."""
+        shape = tuple(self.array.shape)
+        if shape == self.whole:
+            return shape, None
+        if 0 in shape:
+            return (0,) * len(shape), Box(self.whole, self.whole)
+        return shape, Box(self.whole, self.offsets)
+
+
+def is_array(value: Any) -> bool:
+    """Return whether a value is a tensor of torch or an array of NumPy."""
+    if isinstance(value, np.ndarray):
+        return True
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,7 +201,7 @@ class _Found:
     """An array that was found.
 
     body: its part of the tree, completed once it is known what it shares memory with. strides: bytes; None if the
-    numbers are side by side in C order. space: arrays of another one share nothing with it.
+    numbers are side by side in C order. space: arrays of another one share nothing with it. shard: that it is of.
     """
 
     name: str
@@ -157,6 +213,7 @@ class _Found:
     address: int
     space: str = "host"
     is_on_host: bool = True
+    shard: Shard | None = None
     nbytes: int = field(init=False)
     begin: int = field(init=False)
     end: int = field(init=False)
@@ -194,6 +251,8 @@ class _Walk:
             return self._torch_leaf(value, name)
         if isinstance(value, np.ndarray):
             return self._numpy_leaf(value, name)
+        if kind is Shard:
+            return self._shard_leaf(value, name, depth)
         if isinstance(value, Mapping):
             return self._inside(self._mapping, value, name, depth)
         if isinstance(value, (list, tuple)):
@@ -242,6 +301,13 @@ class _Walk:
             for index, part in enumerate(value)
         ]
         return {"tuple": parts} if isinstance(value, tuple) else parts
+
+    def _shard_leaf(self, shard: Shard, name: str, depth: int) -> JSON:
+        leaf = self.node(shard.array, name, depth)
+        found = self.found[-1]
+        found.shard = shard
+        found.space = f"alone {len(self.found)}"
+        return leaf
 
     def _torch_leaf(self, tensor: Any, name: str) -> JSON:
         torch = self._torch
@@ -386,6 +452,11 @@ def _outline(leaf: _Found) -> np.ndarray[Any, Any]:
 def _alone(leaf: _Found) -> Source:
     """Return the tensor of an array that shares no memory."""
     layout = Layout(leaf.name, leaf.dtype, leaf.shape)
+    if leaf.shard is not None:
+        # In C order in any case: a part has to fit to the others.
+        layout = Layout(leaf.name, leaf.dtype, *leaf.shard.place)
+        is_there = leaf.strides is None and leaf.nbytes and "big_endian" not in leaf.body
+        return Source(layout, leaf.array, leaf.address if is_there else None, leaf.is_on_host)
     if leaf.nbytes == 0 or "big_endian" in leaf.body:
         return Source(layout, leaf.array, None, leaf.is_on_host)
     if leaf.strides is None:

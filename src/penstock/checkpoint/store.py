@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import math
 import os
 import sys
 import time
@@ -26,9 +27,9 @@ from penstock.checkpoint.ranks import Ranks, alone
 from penstock.checkpoint.reading import Chain, Wanted, decode_all, parts_by_name, read_wanted, whole_layout
 from penstock.checkpoint.recipe import RAW, Way
 from penstock.checkpoint.saving import Saved, Saving, Waves
-from penstock.checkpoint.sharding import Shard, shards_of
+from penstock.checkpoint.sharding import Shard, check_whole, shards_of
 from penstock.checkpoint.staging import StagingArea, room_of, waves_of
-from penstock.checkpoint.state import flatten
+from penstock.checkpoint.state import Flat, flatten
 from penstock.checkpoint.tensors import Layout
 from penstock.checkpoint.throttle import CappedTier
 from penstock.checkpoint.tier import Tier
@@ -316,7 +317,7 @@ class SnapshotStore:
         self._check_open()
         self._finish()
         sources = flatten(state).sources
-        state_bytes = sum(source.layout.nbytes for source in sources)
+        state_bytes = sum(_whole_bytes(source.layout) for source in sources)
         if steps is None:
             distance = self._way.snap_dis
             longest = distance if isinstance(distance, int) else distance.most
@@ -352,11 +353,10 @@ class SnapshotStore:
 
     def _save(self, step: int, state: Any, per_rank: Any, span: SnapshotSpan) -> Saving:
         begin_seconds = time.monotonic()
-        self._finish()
-        flat = flatten(state)
-        own = None if per_rank is None else flatten({f"rank {self._ranks.rank}": per_rank})
+        self._finish_saving()
+        flat, own, digests = self._taken_apart(step, state, per_rank)
         held = [*flat.sources, *(own.sources if own else [])]
-        layouts, mine = self._shared([source.layout for source in held], step)
+        layouts, mine = self._shared(flat, own, step, digests)
         sources = [source for source in held if source.layout in mine]
         cuts = waves_of(sources, self._staging_bytes)
         if len(cuts) > 1:
@@ -438,20 +438,47 @@ class SnapshotStore:
         held = self._writer.held
         return [area for area in self._areas if held is None or area is not held.area]
 
+    def _taken_apart(
+        self, step: int, state: Any, per_rank: Any
+    ) -> tuple[Flat, Flat | None, builtins.list[str]]:
+        """Return what all ranks save, what this one has for itself, and of each rank a digest of the layouts.
+
+        Raises: on all ranks, what fails on any.
+        """
+        taken: builtins.list[tuple[Flat, Flat | None]] = []
+
+        def take_apart() -> str:
+            if self._drainer is not None:
+                self._drainer.raise_error()
+            own = None if per_rank is None else flatten({f"rank {self._ranks.rank}": per_rank})
+            taken.append((flatten(state), own))
+            rows = "" if self._ranks.size == 1 else json.dumps(_rows(*taken[0]))
+            return xxhash.xxh3_128_hexdigest(rows.encode())
+
+        digests = self._ranks.together(f"the state of step {step}", take_apart)
+        return *taken[0], digests
+
     def _shared(
-        self, held: builtins.list[Layout], step: int
+        self, flat: Flat, own: Flat | None, step: int, digests: builtins.list[str]
     ) -> tuple[builtins.list[Layout], frozenset[Layout]]:
         """Return the tensors of all ranks, each once, and those that this rank writes."""
         if self._ranks.size == 1:
+            held = [*flat.layouts, *(own.layouts if own else [])]
+            check_whole(layout for layout in held if layout.box is not None)
             return held, frozenset(held)
-        digest = xxhash.xxh3_128_hexdigest(json.dumps([write_layout(layout) for layout in held]).encode())
-        # Agreed on each time, for one rank's model may have changed; spelled out only where it has.
-        digests = self._ranks.all_gather(f"the tensors of step {step}", digest)
+        # Digests come with every save, for one rank's model may have changed; spelled out only where it has.
         if self._shards is None or self._shards[0] != digests:
-            rows = self._ranks.all_gather(
-                f"the layouts of step {step}", [write_layout(layout) for layout in held]
-            )
-            self._shards = digests, shards_of([[read_layout(row) for row in rank] for rank in rows])
+            of_ranks = self._ranks.all_gather(f"the layouts of step {step}", _rows(flat, own))
+            known = {row[0] for row in of_ranks[0][0]}
+            for rank, (same, _) in enumerate(of_ranks):
+                unknown = [row[0] for row in same if row[0] not in known]
+                if unknown:
+                    raise ConfigError(
+                        f"rank {rank} has {unknown[0]}, which rank 0 has not: a state has the same names on all ranks; "
+                        "give what a rank has for itself as per_rank"
+                    )
+            held_by = [[read_layout(row) for row in [*same, *own_rows]] for same, own_rows in of_ranks]
+            self._shards = digests, shards_of(held_by)
         shards = self._shards[1]
         mine = frozenset(shard.layout for shard in shards if shard.writer == self._ranks.rank)
         return [shard.layout for shard in shards], mine
@@ -461,12 +488,15 @@ class SnapshotStore:
             self._report(line)
 
     def _finish(self) -> None:
-        """Wait for the save that is under way, and raise what it failed with if nobody was told."""
+        """Wait for the save that is under way, and raise what it or a drain failed with if nobody was told."""
+        self._finish_saving()
+        if self._drainer is not None:
+            self._drainer.raise_error()
+
+    def _finish_saving(self) -> None:
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.raise_untold()
-        if self._drainer is not None:
-            self._drainer.raise_error()
 
     # -- Restoring -------------------------------------------------------------------------------------------
 
@@ -551,7 +581,7 @@ class SnapshotStore:
         loading = (
             plan_loading(tree, only=only, framework=framework)
             if into is None
-            else plan_loading_into(into, tree, only=only)
+            else plan_loading_into(into, tree, only=only, in_parts=True)
         )
         own: Loading | None = None
         rank_trees = manifest.rank_trees
@@ -708,3 +738,14 @@ class SnapshotStore:
     ) -> None:
         """Close it."""
         self.close()
+
+
+def _rows(flat: Flat, own: Flat | None) -> list[Any]:
+    """Return the layouts of what all ranks save and of what this one has for itself, as JSON."""
+    return [[write_layout(layout) for layout in each.layouts] if each else [] for each in (flat, own)]
+
+
+def _whole_bytes(layout: Layout) -> int:
+    """Return the bytes of a tensor on all ranks together."""
+    whole = layout.shape if layout.box is None else layout.box.whole
+    return math.prod(whole) * layout.dtype.item_bytes
