@@ -41,6 +41,7 @@ from peer_codecs import Contender, MemoryCopy, peers
 
 from penstock.checkpoint.codecs import codec_named, decode_block
 from penstock.checkpoint.codecs.codec import SLACK_BYTES, Coder, Kind, Pair, blocks_of
+from penstock.checkpoint.codecs.ours import model_bits
 from penstock.checkpoint.dtypes import DType, dtype_named
 from penstock.checkpoint.tensors import Bytes
 from penstock.policy.retention import Scheme, reference_of
@@ -169,6 +170,15 @@ class Stored:
                 kind, payload, self.dtype, None if reference is None else reference[block], out[block]
             )
 
+    def entropy_bytes(self, values: Bytes, reference: Bytes, encoded: list[tuple[Kind, Bytes]]) -> float:
+        """Return what a perfect coder of the same symbols would make of the blocks; stored ones are what they are."""
+        pairs = zip(self.pairs(values, reference), encoded, strict=True)
+        coded = (Kind.PLANE, Kind.DIFFERENCE)
+        return sum(
+            model_bits(pair, kind, payload) / 8 if kind in coded else payload.size
+            for pair, (kind, payload) in pairs
+        )
+
 
 def encode_block(coder: Coder, pair: Pair, out: Bytes) -> tuple[Kind, Bytes]:
     """Return a block's kind and its bytes, which are the beginning of `out`."""
@@ -180,10 +190,15 @@ def encode_block(coder: Coder, pair: Pair, out: Bytes) -> tuple[Kind, Bytes]:
 
 @dataclass
 class Row:
-    """A codec on a pair. rates_in, rates_out: GB of weights per second of processor time, by round."""
+    """A codec on a pair.
+
+    rates_in, rates_out: GB of weights per second of processor time, by round. of_entropy: its size over what an ideal
+        coder of its own model would need, for Penstock's own codecs.
+    """
 
     name: str
     share: float
+    of_entropy: float | None = None
     rates_in: list[float] = field(default_factory=list)
     rates_out: list[float] = field(default_factory=list)
 
@@ -200,7 +215,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """All codecs on a pair. entropy: share that the model used by CONTEXT_FREE cannot go below, None if unknown."""
+    """All codecs on a pair."""
 
     pair: str
     dtype: DType
@@ -225,7 +240,9 @@ def time_pair(name: str, dtype: DType, values: Bytes, reference: Bytes, rounds: 
         assert np.array_equal(out, values), f"{contender.name} gives back other bits on {name}"
         assert np.array_equal(values, before[0]), f"{contender.name} changes the values"
         assert np.array_equal(reference, before[1]), f"{contender.name} changes the reference"
-        rows[contender.name] = Row(contender.name, contender.size(encoded) / nbytes)
+        row = rows[contender.name] = Row(contender.name, contender.size(encoded) / nbytes)
+        if isinstance(contender, Stored) and contender.codec.name in PRESETS:
+            row.of_entropy = contender.size(encoded) / contender.entropy_bytes(values, reference, encoded)
     shuffle = random.Random(0)
     for index in range(rounds):
         shuffle.shuffle(contenders)
@@ -460,6 +477,11 @@ def print_targets(
         told(
             ratio <= 0.98 and context.rate_in >= 1.0,
             f"contexts: {ratio:.3f} x without, at most 0.98 at 1 GB/s; {context.rate_in:.2f} GB/s in",
+        )
+        worst = max(ours.values(), key=lambda row: row.of_entropy or 0.0)
+        told(
+            (worst.of_entropy or 0.0) <= 1.02,
+            f"{worst.of_entropy:.4f} x the entropy of its own model, at most 1.02; {worst.name}",
         )
         told(*ahead_of_peers(rows, list(ours.values())))
     for state in states:
