@@ -9,6 +9,7 @@ import json
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,11 @@ class MadePart:
     table: str
 
 
+@cache
+def _raw_checksum(raw: bytes) -> int:
+    return xxhash.xxh3_128_intdigest(raw) % 2**64
+
+
 def made_part(
     blocks: Sequence[Block],
     *,
@@ -60,13 +66,13 @@ def made_part(
     zeros: bytes = bytes(8),
 ) -> MadePart:
     """Return a part file. footer: lies about the table's offset and blocks."""
-    data = struct.pack("<8sII", magic, version, number) + bytes.fromhex(uid)
-    table = b""
+    data = bytearray(struct.pack("<8sII", magic, version, number) + bytes.fromhex(uid))
+    table = bytearray()
     for block in blocks:
         row = {
             "offset": len(data),
             "checksum": xxhash.xxh3_64_intdigest(block.stored),
-            "raw_checksum": xxhash.xxh3_128_intdigest(block.raw) % 2**64,
+            "raw_checksum": _raw_checksum(block.raw),
             "stored": len(block.stored),
             "raw": len(block.raw),
             "kind": block.kind,
@@ -75,10 +81,10 @@ def made_part(
         zero = row.pop("zero")
         table += struct.pack("<QQQIIB", *row.values()) + zero.to_bytes(7, "little")
         data += block.stored
-    digest = xxhash.xxh3_128_digest(table)
+    digest = xxhash.xxh3_128_digest(bytes(table))
     told = {"offset": len(data), "blocks": len(blocks)} | dict(footer or {})
     said = struct.pack("<QQ", told["offset"], told["blocks"]) + digest
-    return MadePart(data + table + said + xxhash.xxh3_64_digest(said) + end + zeros, digest.hex())
+    return MadePart(bytes(data) + table + said + xxhash.xxh3_64_digest(said) + end + zeros, digest.hex())
 
 
 def sealed(said: Any) -> bytes:

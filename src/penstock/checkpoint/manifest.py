@@ -16,7 +16,7 @@ import xxhash
 
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.dtypes import dtype_named
-from penstock.checkpoint.parts import Part
+from penstock.checkpoint.parts import Part, can_have_bytes
 from penstock.checkpoint.tensors import Box, Layout
 from penstock.errors import ConfigError, FormatError
 from penstock.trace.trace import JSON
@@ -179,6 +179,8 @@ def _manifest(said: Mapping[str, Any]) -> Manifest:
     parts = tuple(_part(*_items(part, "parts", 3)) for part in _list(said, "parts"))
     if len({part.file for part in parts}) != len(parts):
         raise _Wrong("two parts are one file")
+    tensors = _tensors(_list(said, "tensors"), len(parts))
+    _check_sizes(parts, tensors)
     return Manifest(
         step=_whole(said.get("step"), "step"),
         uid=_matching(said.get("uid"), _UID, "uid"),
@@ -190,8 +192,19 @@ def _manifest(said: Mapping[str, Any]) -> Manifest:
         tree=said.get("tree"),
         rank_trees=tuple(_list(said, "rank_trees")),
         parts=parts,
-        tensors=_tensors(_list(said, "tensors"), len(parts)),
+        tensors=tensors,
     )
+
+
+def _check_sizes(parts: Sequence[Part], tensors: Sequence[Stored]) -> None:
+    """Check that parts are as long as their tensors let them be: so no table is read that is not theirs."""
+    raw_bytes, blocks = [0] * len(parts), [0] * len(parts)
+    for stored in tensors:
+        raw_bytes[stored.part] += stored.layout.nbytes
+        blocks[stored.part] += len(stored.blocks)
+    for part, raw, count in zip(parts, raw_bytes, blocks, strict=True):
+        if not can_have_bytes(part.nbytes, count, raw):
+            raise _Wrong(f"{part.file} has {part.nbytes} bytes, which its {count} blocks cannot take")
 
 
 def _part(file: Any, nbytes: Any, table: Any) -> Part:
@@ -283,7 +296,7 @@ def _optional_whole(value: Any, name: str) -> int | None:
 
 
 def _number(value: Any, name: str) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if type(value) not in (int, float) or not abs(value) <= _LARGEST:
         raise _Wrong(f"{name} is {value!r:.80}, not a number")
     return float(value)
 

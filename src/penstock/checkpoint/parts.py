@@ -45,6 +45,8 @@ _FOOTER = struct.Struct("<QQ16s")
 _FOOTER_BYTES = _FOOTER.size + 8 + 16
 _LARGEST_ITEM_BYTES = 16
 _LOW_64 = 2**64 - 1
+#: What a block of kind REPLICA has: the number of another.
+_REPLICA_BYTES = 8
 
 
 class TornError(FormatError):
@@ -76,6 +78,12 @@ def hash_of(raw: Bytes) -> int:
 def raw_checksum_of(raw: Bytes) -> int:
     """Return the checksum of a block's decoded bytes, below 2**64."""
     return hash_of(raw) & _LOW_64
+
+
+def can_have_bytes(nbytes: int, blocks: int, raw_bytes: int) -> bool:
+    """Return whether a part file of so many blocks, of so many bytes when decoded, can be `nbytes` long."""
+    least = _HEADER.size + blocks * BLOCK.itemsize + _FOOTER_BYTES
+    return least <= nbytes <= least + raw_bytes + _REPLICA_BYTES * blocks
 
 
 class PartWriter:
@@ -159,7 +167,10 @@ class PartReader:
             np.array_equal(follows[:-1], table["offset"])
             and int(follows[-1]) == table_offset
             and (table["raw"] <= BLOCK_VALUES * _LARGEST_ITEM_BYTES).all()
-            and (table["stored"] <= np.maximum(table["raw"], 8)).all()
+            and (table["stored"] <= np.maximum(table["raw"], _REPLICA_BYTES)).all()
+            and (table["stored"] == table["raw"])[table["kind"] == Kind.STORED].all()
+            and (table["stored"] == 0)[table["kind"] == Kind.EQUAL].all()
+            and (table["stored"] == _REPLICA_BYTES)[table["kind"] == Kind.REPLICA].all()
             and not table["zero"].view((np.uint8, 7)).any()
         ):
             raise FormatError(f"{self.where} is damaged: its blocks do not follow each other")
