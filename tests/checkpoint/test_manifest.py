@@ -303,6 +303,8 @@ def test_a_manifest_changed_anywhere_is_read_or_refused(
         manifest = read_manifest(data, "here")
     except FormatError:
         return
+    # The tree is read on its own: `penstock.checkpoint.tree`.
+    manifest = replace(manifest, tree=None, rank_trees=())
     assert read_manifest(write_manifest(manifest), "again") == manifest
     for stored in manifest.tensors:
         assert 0 <= stored.part < len(manifest.parts)
