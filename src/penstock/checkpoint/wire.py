@@ -1,11 +1,12 @@
 """Weights on the wire: what changed from one snapshot to another, sent as the store keeps it and applied in place.
 
     trainer                                              inference worker
-    for message in refresh(store, 100, 120): send(...)   worker = Refresher(state, step=100); worker.apply(messages)
+    for message in store.refresh(100, 120): send(...)    refresher = Refresher(state); refresher.apply(messages)
 
-A message is bytes, for any transport that keeps messages apart and in order: a kind, a body, a checksum. The first
-says from which snapshot to which, and what the tensors are; then blocks come as they are in part files, hop by hop
-along the differences between the two; the last says that all were sent.
+A message is bytes, for any transport that keeps messages apart and in order: a kind, its number, a body, a checksum
+that also covers the checksum of the message before, so that one which is lost, comes twice, or is of another refresh
+is found before it is applied. The first says from which snapshot to which, and what the tensors are; then blocks come
+as they are in part files, hop by hop along the differences between the two; the last says that all were sent.
 """
 
 from __future__ import annotations
@@ -23,18 +24,22 @@ import xxhash
 from penstock.checkpoint.catalog import Catalog, open_way
 from penstock.checkpoint.codecs import decode_block
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, NEEDS_REFERENCE, Kind
-from penstock.checkpoint.loading import Destination, plan_loading_into
-from penstock.checkpoint.manifest import Stored, count_blocks, read_layout, write_layout
+from penstock.checkpoint.loading import Destination, Loading, plan_loading_into
+from penstock.checkpoint.manifest import count_blocks, read_layout, write_layout
 from penstock.checkpoint.parts import BLOCK, checksum_of, raw_checksum_of
-from penstock.checkpoint.reading import Chain, OpenSnapshot
+from penstock.checkpoint.reading import Chain
+from penstock.checkpoint.sharding import check_whole
 from penstock.checkpoint.tensors import Bytes, Layout
-from penstock.checkpoint.tree import ArrayLeaf, read_tree, select
+from penstock.checkpoint.tree import ArrayLeaf, Tree, read_tree, select
 from penstock.checkpoint.writing import Scratch
-from penstock.errors import FormatError
+from penstock.errors import ConfigError, DataError, FormatError
 
 _START, _BLOCKS, _END = 1, 2, 3
-_HEAD = struct.Struct("<8sI")
+#: Magic, kind, number.
+_HEAD = struct.Struct("<8sII")
 _MAGIC = b"PENSTRE1"
+_CHECKSUM_BYTES = 8
+#: Which tensor, which of its blocks is the first, how many.
 _RUN = struct.Struct("<III")
 #: A message has blocks of one tensor, of about so many bytes.
 _MESSAGE_BYTES = 4 << 20
@@ -50,52 +55,71 @@ def messages(
 
     from_step: of what the receiver has; None: nothing that counts. to_step: of what it shall have. only: names or
         patterns of what is sent; None: all.
-    Raises: ConfigError if there is no such snapshot; FormatError, DataError if one is damaged.
+    Raises: ConfigError if there is no such snapshot, or a pattern fits nothing; FormatError, DataError if one is
+        damaged.
     """
-    way = catalog.ways(to_step)[0]
-    # As of the receiver's snapshot, if the way to the other leads through it; else from its beginning.
-    steps = [step for _, step in way]
-    first = steps.index(from_step) + 1 if from_step in steps else 0
-    with closing(open_way(catalog, way)) as chain:
+    patterns = None if only is None else only if isinstance(only, str) else list(only)
+    sealer = _Sealer()
+    chain, first = _opened_way(catalog, from_step, to_step)
+    with closing(chain):
         target = chain.manifest
         layouts = [stored.layout for stored in target.tensors]
-        tree = read_tree(target.tree, layouts)
-        names = sorted(tree.names if only is None else select(tree.names, only))
-        chosen = frozenset(names)
-        leaves = (leaf for leaf in tree.leaves if isinstance(leaf, ArrayLeaf))
-        wanted = frozenset(leaf.of for leaf in leaves if leaf.name in chosen)
-        yield _message(
-            _START,
-            json.dumps(
-                {
-                    "from": [from_step, chain.links[first - 1].manifest.uid] if first else None,
-                    "to": [target.step, target.uid],
-                    "tree": target.tree,
-                    "layouts": [write_layout(layout) for layout in layouts],
-                    "names": names,
-                }
-            ).encode(),
-        )
-        sent = 0
+        tree = read_tree(target.tree, _wholes(layouts))
+        wanted = _wanted(tree, patterns)
+        start = {
+            "from": [from_step, chain.links[first - 1].manifest.uid] if first else None,
+            "to": [target.step, target.uid],
+            "hops": len(chain.links) - first,
+            "only": patterns,
+            "tree": target.tree,
+            "layouts": [write_layout(layout) for layout in layouts],
+        }
+        yield sealer.message(_START, json.dumps(start).encode())
         for level in range(first, len(chain.links)):
             for number, layout in enumerate(layouts):
                 if layout.name in wanted:
                     for body in _runs(chain, level, number, layout):
-                        sent += 1
-                        yield _message(_BLOCKS, body)
-        yield _message(_END, json.dumps({"sent": sent}).encode())
+                        yield sealer.message(_BLOCKS, body)
+        yield sealer.message(_END, b"")
+
+
+def _opened_way(catalog: Catalog, from_step: int | None, to_step: int) -> tuple[Chain, int]:
+    """Open the way to a snapshot that sends least, and return it, and how many of its links the receiver has."""
+    found = []
+    for way in catalog.ways(to_step):
+        # As of the receiver's snapshot, if the way to the other leads through it; else from its beginning.
+        steps = [step for _, step in way]
+        first = steps.index(from_step) + 1 if from_step in steps else 0
+        sent = [catalog.manifest(tier, step) for tier, step in way[first:]]
+        found.append((sum(manifest.stored_bytes for manifest in sent if manifest), first, way))
+    found.sort(key=lambda each: each[0])
+    for _, first, way in found:
+        try:
+            return open_way(catalog, way), first
+        except (FormatError, DataError):
+            if way is found[-1][2]:
+                raise
+    raise AssertionError("the last way is opened or raises")
+
+
+def _wanted(tree: Tree, patterns: Iterable[str] | None) -> frozenset[str]:
+    """Return the names of the tensors that are sent. Raises: ConfigError for a pattern that fits nothing."""
+    chosen = None if patterns is None else select(tree.names, patterns)
+    return frozenset(
+        leaf.of
+        for leaf in tree.leaves
+        if isinstance(leaf, ArrayLeaf) and (chosen is None or leaf.name in chosen)
+    )
 
 
 def _runs(chain: Chain, level: int, number: int, layout: Layout) -> Iterator[bytes]:
     """Yield the blocks of a tensor in one snapshot, some at a time."""
-    link = chain.links[level]
-    stored = link.by_layout[layout]
     rows: list[np.void] = []
     payloads: list[Bytes] = []
     first = size = 0
     scratch = Scratch()
     for index in range(count_blocks(layout)):
-        row, payload = _as_sent(chain, level, link, stored, index, scratch)
+        row, payload = _as_sent(chain, level, layout, index, scratch)
         rows.append(row)
         payloads.append(payload)
         size += payload.size
@@ -106,29 +130,92 @@ def _runs(chain: Chain, level: int, number: int, layout: Layout) -> Iterator[byt
         yield _RUN.pack(number, first, len(rows)) + _joined(rows, payloads)
 
 
-def _as_sent(
-    chain: Chain, level: int, link: OpenSnapshot, stored: Stored, index: int, scratch: Scratch
-) -> tuple[np.void, Bytes]:
+def _as_sent(chain: Chain, level: int, layout: Layout, index: int, scratch: Scratch) -> tuple[np.void, Bytes]:
+    link = chain.links[level]
+    stored = link.by_layout[layout]
     part, block = link.parts[stored.part], stored.first_block + index
-    row = part.table[block].copy()
+    row, payload = part.table[block].copy(), part.payload(block)
     if row["kind"] != Kind.REPLICA:
-        return row, part.payload(block)
-    # What it repeats may be of another tensor, with another reference: sent as it is.
-    payload = np.empty(int(row["raw"]), np.uint8)
+        return row, payload
+    # The receiver may not have what it repeats; but made from the same reference, the same bytes make it.
+    original = int.from_bytes(payload.tobytes(), "little")
+    if original < block:
+        other, other_index = link.stored_at(stored.part, original)
+        row = part.table[original].copy()
+        is_alike = row["kind"] != Kind.REPLICA and other.layout.dtype == layout.dtype
+        if is_alike and (
+            row["kind"] not in NEEDS_REFERENCE
+            or _raw_checksum(chain, level - 1, layout, index)
+            == _raw_checksum(chain, level - 1, other.layout, other_index)
+        ):
+            return row, part.payload(original)
+    payload = np.empty(int(part.table[block]["raw"]), np.uint8)
     Chain(chain.links[: level + 1]).read_block(stored, index, payload, scratch)
+    row = part.table[block].copy()
     row["kind"], row["stored"], row["checksum"] = Kind.STORED, payload.size, checksum_of(payload)
     return row, payload
+
+
+def _raw_checksum(chain: Chain, level: int, layout: Layout, index: int) -> int | None:
+    """Return the checksum of a block of one of the snapshots; None if there is no such."""
+    stored = chain.links[level].by_layout.get(layout) if level >= 0 else None
+    if stored is None:
+        return None
+    return int(chain.links[level].parts[stored.part].table[stored.first_block + index]["raw_checksum"])
 
 
 def _joined(rows: Sequence[np.void], payloads: Sequence[Bytes]) -> bytes:
     return np.array(rows, BLOCK).tobytes() + b"".join(payload.data for payload in payloads)
 
 
-def _message(kind: int, body: bytes) -> bytes:
-    head = _HEAD.pack(_MAGIC, kind)
-    checksum = xxhash.xxh3_64(head)
+class _Sealer:
+    """Numbers messages, and chains their checksums."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._checksum = bytes(_CHECKSUM_BYTES)
+
+    def message(self, kind: int, body: bytes) -> bytes:
+        """Return the next message."""
+        head = _HEAD.pack(_MAGIC, kind, self._number)
+        self._checksum = _checksum(self._checksum, head, body)
+        self._number += 1
+        return head + body + self._checksum
+
+    def opened(self, message: bytes) -> tuple[int, memoryview]:
+        """Return kind and body of the next message. Raises: FormatError if this is not it."""
+        view = memoryview(message)
+        if len(view) < _HEAD.size + _CHECKSUM_BYTES:
+            raise FormatError(f"message {self._number} of a refresh is cut off: it has {len(view)} bytes")
+        head, body, checksum = (
+            view[: _HEAD.size],
+            view[_HEAD.size : -_CHECKSUM_BYTES],
+            view[-_CHECKSUM_BYTES:],
+        )
+        magic, kind, number = _HEAD.unpack(head)
+        if magic != _MAGIC:
+            raise FormatError("a message is not of a refresh, or of another version of Penstock")
+        if number != self._number:
+            raise FormatError(
+                f"message {number} of a refresh came where message {self._number} should have: some were lost, came "
+                "twice, or in another order"
+            )
+        found = _checksum(self._checksum, head, body)
+        if found != checksum:
+            raise FormatError(
+                f"message {number} of a refresh is damaged, or does not follow the one before: its checksum does "
+                "not match"
+            )
+        self._checksum = found
+        self._number += 1
+        return kind, body
+
+
+def _checksum(before: bytes, head: bytes | memoryview, body: bytes | memoryview) -> bytes:
+    checksum = xxhash.xxh3_64(before)
+    checksum.update(head)
     checksum.update(body)
-    return head + body + checksum.digest()
+    return checksum.digest()
 
 
 # -- Receiving -------------------------------------------------------------------------------------------------
@@ -136,7 +223,11 @@ def _message(kind: int, body: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
-    """What a refresh did. step: that the tensors now are of. sent_bytes: of all messages."""
+    """What a refresh did.
+
+    step: that the tensors now are of. sent_bytes: of all messages. not_found: names of values of the state that were
+    asked for and that the snapshot does not have; they are unchanged.
+    """
 
     step: int
     sent_bytes: int
@@ -158,103 +249,237 @@ class Refresher:
         return None if self._at is None else self._at[0]
 
     def apply(self, messages: Iterable[bytes]) -> Refreshed:
-        """Apply messages in place, as they come.
+        """Apply messages in place, as they come; none is taken after the last of the refresh.
 
         Raises: FormatError if one is damaged or missing, if they begin at another snapshot than the one that the
-            tensors are of, or if the tensors were changed since; nothing is changed in the first case, and in the
-            others they are of no snapshot until messages from the beginning (`from_step=None`) are applied.
+            tensors are of, or if the tensors were changed since; ConfigError if what is sent does not fit the state.
+            If that is found at the first message, nothing is changed; else the tensors are of no snapshot until
+            messages from the beginning (`from_step=None`) are applied.
         """
         received = iter(messages)
+        sealer = _Sealer()
         sent_bytes = 0
-        kind, body = _opened(next(received, b""))
+
+        def following() -> tuple[int, memoryview]:
+            nonlocal sent_bytes
+            message = next(received, None)
+            if message is None:
+                raise FormatError("the messages end before the last of the refresh: some were lost")
+            sent_bytes += len(message)
+            return sealer.opened(message)
+
+        kind, body = following()
         if kind != _START:
             raise FormatError("the messages do not begin with what they are of: some were lost")
-        sent_bytes += len(body)
-        said = _said(body)
-        begins_at = said["from"]
-        if begins_at is not None and self._at != tuple(begins_at):
+        start = _Start(body)
+        if start.begin is not None and self._at != start.begin:
             raise FormatError(
-                f"the messages begin at step {begins_at[0]}, and the tensors are of "
+                f"the messages begin at step {start.begin[0]}, and the tensors are of "
                 f"{'no known step' if self._at is None else f'step {self._at[0]}'}: ask for them from there"
             )
-        layouts = said["layouts"]
-        tree = read_tree(said["tree"], layouts)
-        loading = plan_loading_into(self._state, tree, only=said["names"])
-        destinations = {destination.layout: destination for destination in loading.destinations}
+        loading = plan_loading_into(self._state, start.tree, only=start.only)
         self._at = None
-        if begins_at is not None:
-            for destination in loading.destinations:
+        tensors = _Tensors(start, loading)
+        while True:
+            kind, body = following()
+            if kind == _BLOCKS:
+                tensors.apply(body)
+            elif kind == _END and not body and tensors.are_complete:
+                break
+            else:
+                raise FormatError("a message of a refresh is neither blocks nor, after all of them, the end")
+        tensors.finish()
+        loading.state()
+        self._at = start.end
+        return Refreshed(start.end[0], sent_bytes, loading.not_found)
+
+
+class _Start:
+    """What the first message says; nothing in it is trusted."""
+
+    def __init__(self, body: memoryview) -> None:
+        """Raises: FormatError if it says what cannot be."""
+        try:
+            said = json.loads(bytes(body))
+            if not isinstance(said, dict) or said.keys() != {"from", "to", "hops", "only", "tree", "layouts"}:
+                raise TypeError("it does not have what it must")
+            #: Step and uid of the snapshot that the messages are the difference to; None: they are from the beginning.
+            self.begin = None if said["from"] is None else _snapshot(said["from"])
+            self.end = _snapshot(said["to"])
+            #: How many snapshots' blocks come.
+            self.hops = said["hops"]
+            if type(self.hops) is not int or not 0 <= self.hops < 1 << 32:
+                raise TypeError(f"it says {self.hops!r:.40} hops")
+            if not self.hops and self.begin != self.end:
+                raise TypeError("it has nothing between two snapshots")
+            self.only = said["only"]
+            if self.only is not None and not isinstance(self.only, list):
+                raise TypeError(f"it says only {self.only!r:.40}")
+            if not isinstance(said["layouts"], list):
+                raise TypeError("its layouts are no list")
+            #: Of the tensors, or parts of them, by the numbers that messages call them.
+            self.layouts = [read_layout(row) for row in said["layouts"]]
+            self.tree = read_tree(said["tree"], _wholes(self.layouts))
+            wanted = _wanted(self.tree, self.only)
+        except FormatError:
+            raise
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise FormatError(f"the first message of a refresh says what cannot be: {error}") from None
+        #: Number and blocks of each of which blocks come, in their order, in every hop.
+        self.sent = [
+            (number, count_blocks(layout))
+            for number, layout in enumerate(self.layouts)
+            if layout.name in wanted and count_blocks(layout)
+        ]
+
+
+def _snapshot(said: Any) -> tuple[int, str]:
+    if not (isinstance(said, list) and len(said) == 2 and type(said[0]) is int and isinstance(said[1], str)):
+        raise TypeError(f"{said!r:.40} is no snapshot")
+    return said[0], said[1]
+
+
+def _wholes(layouts: Iterable[Layout]) -> list[Layout]:
+    """Return the layouts of the tensors that parts make up. Raises: FormatError if they do not."""
+    by_name: dict[str, list[Layout]] = {}
+    for layout in layouts:
+        by_name.setdefault(layout.name, []).append(layout)
+    wholes = []
+    for name, parts in by_name.items():
+        box = parts[0].box
+        if box is None:
+            if len(parts) > 1:
+                raise FormatError(f"there are two tensors called {name}")
+            wholes.append(parts[0])
+            continue
+        try:
+            check_whole(parts)
+        except ConfigError as error:
+            raise FormatError(f"a tensor that is in parts is not whole: {error}") from None
+        wholes.append(Layout(name, parts[0].dtype, box.whole))
+    return wholes
+
+
+class _Tensors:
+    """The tensors of a refresh that is under way, and which of their blocks comes next."""
+
+    def __init__(self, start: _Start, loading: Loading) -> None:
+        """Raises: FormatError if what the messages speak of fits into no memory."""
+        self._start = start
+        self._scratch = Scratch()
+        #: How many hops are complete, which of the tensors sent comes next in this one, and which block of it.
+        self._hop = self._place = self._block = 0
+        self._destinations = {destination.layout.name: destination for destination in loading.destinations}
+        #: Where the parts are whose tensor the state has, by their numbers.
+        self._memory: dict[int, Bytes] = {}
+        for destination in loading.destinations:
+            _allocated(destination)
+            if start.begin is not None:
                 destination.fetch()
-        scratch = Scratch()
-        for count, message in enumerate(received):
-            kind, body = _opened(message)
-            sent_bytes += len(body)
-            if kind == _END:
-                if json.loads(body) != {"sent": count}:
-                    raise FormatError(f"of the messages some were lost: {count} came of {body.decode()}")
-                for destination in destinations.values():
-                    destination.finish()
-                loading.state()
-                self._at = said["to"][0], said["to"][1]
-                return Refreshed(said["to"][0], sent_bytes, loading.not_found)
-            _apply_run(body, layouts, destinations, scratch)
-        raise FormatError("the messages end before the last: some were lost")
+        for number, _ in start.sent:
+            layout = start.layouts[number]
+            to = self._destinations.get(layout.name)
+            if to is None:
+                continue
+            part = to.memory if layout.box is None else np.empty(layout.nbytes, np.uint8)
+            if layout.box is not None and start.begin is not None:
+                _values(part, layout)[...] = _part_of(to, layout)
+            self._memory[number] = part
 
+    @property
+    def are_complete(self) -> bool:
+        """Return whether all blocks came."""
+        return self._hop == self._start.hops or not self._start.sent
 
-def _said(body: bytes) -> dict[str, Any]:
-    try:
-        said = json.loads(body)
-        layouts = [read_layout(row) for row in said["layouts"]]
-        names = said["names"]
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise TypeError(f"names are {names!r:.80}")
-        return {key: said[key] for key in ("from", "to", "tree", "names")} | {"layouts": layouts}
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise FormatError(f"the first message says what cannot be: {error}") from None
+    def apply(self, body: memoryview) -> None:
+        """Apply a message of blocks. Raises: FormatError if they are not the next, or not of these tensors."""
+        if len(body) < _RUN.size:
+            raise FormatError("a message of blocks has none")
+        number, first, count = _RUN.unpack_from(body)
+        rows_end = _RUN.size + count * BLOCK.itemsize
+        if (
+            self.are_complete
+            or (number, first) != (self._start.sent[self._place][0], self._block)
+            or not 0 < count <= self._start.sent[self._place][1] - first
+            or rows_end > len(body)
+        ):
+            raise FormatError("a message has other blocks than those that come next")
+        rows = np.frombuffer(body[_RUN.size : rows_end], BLOCK)
+        if rows_end + int(rows["stored"].astype(np.int64).sum()) != len(body):
+            raise FormatError("a message is not as long as its blocks")
+        memory = self._memory.get(number)
+        if memory is not None:
+            self._decode(self._start.layouts[number], memory, first, rows, body[rows_end:])
+        self._block += count
+        if self._block == self._start.sent[self._place][1]:
+            self._block = 0
+            self._place += 1
+        if self._place == len(self._start.sent):
+            self._place = 0
+            self._hop += 1
 
-
-def _opened(message: bytes) -> tuple[int, bytes]:
-    if len(message) < _HEAD.size + 8 or xxhash.xxh3_64_digest(message[:-8]) != message[-8:]:
-        raise FormatError("a message is damaged or cut off: its checksum does not match")
-    magic, kind = _HEAD.unpack_from(message)
-    if magic != _MAGIC:
-        raise FormatError("a message is not of a refresh, or of another version of Penstock")
-    return kind, message[_HEAD.size : -8]
-
-
-def _apply_run(
-    body: bytes, layouts: Sequence[Layout], destinations: dict[Layout, Destination], scratch: Scratch
-) -> None:
-    if len(body) < _RUN.size:
-        raise FormatError("a message of blocks has none")
-    number, first, count = _RUN.unpack_from(body)
-    end = _RUN.size + count * BLOCK.itemsize
-    if number >= len(layouts) or first + count > count_blocks(layouts[number]) or end > len(body):
-        raise FormatError("a message has blocks that its tensor does not have")
-    layout = layouts[number]
-    destination = destinations.get(layout)
-    rows = np.frombuffer(body[_RUN.size : end], BLOCK)
-    if end + int(rows["stored"].astype(np.int64).sum()) != len(body):
-        raise FormatError("a message is not as long as its blocks")
-    if destination is None:
-        return
-    block_bytes = BLOCK_VALUES * layout.dtype.item_bytes
-    for offset, row in enumerate(rows):
-        payload = np.frombuffer(body, np.uint8, int(row["stored"]), end)
-        end += payload.size
-        place = destination.memory[(first + offset) * block_bytes : (first + offset + 1) * block_bytes]
-        kind = int(row["kind"])
-        if int(row["raw"]) != place.size:
-            raise FormatError(f"a block of {layout.name!r} is not of its size")
-        if kind != Kind.EQUAL:
-            out = scratch.room(0, place.size)
-            decode_block(kind, payload, layout.dtype, place if kind in NEEDS_REFERENCE else None, out)
-        else:
+    def _decode(
+        self, layout: Layout, memory: Bytes, first: int, rows: np.ndarray[Any, Any], payloads: memoryview
+    ) -> None:
+        block_bytes = BLOCK_VALUES * layout.dtype.item_bytes
+        begin = 0
+        for number, row in enumerate(rows, first):
+            payload = np.frombuffer(payloads, np.uint8, int(row["stored"]), begin)
+            begin += payload.size
+            place = memory[number * block_bytes : (number + 1) * block_bytes]
+            kind = int(row["kind"])
+            if int(row["raw"]) != place.size:
+                raise FormatError(f"a block of {layout.name!r} is not of its size")
             out = place
-        if raw_checksum_of(out) != int(row["raw_checksum"]):
-            raise FormatError(
-                f"{layout.name!r} is not what the messages begin with: it was changed since, or never was; "
-                "ask for the whole snapshot"
-            )
-        if out is not place:
-            place[:] = out
+            fault: FormatError | None = None
+            if kind != Kind.EQUAL or payload.size:
+                out = self._scratch.room(0, place.size)
+                try:
+                    decode_block(kind, payload, layout.dtype, place if kind in NEEDS_REFERENCE else None, out)
+                except FormatError as error:
+                    # The bytes are those that were sent: it is what they are a difference to that is another.
+                    fault = error
+                    if kind not in NEEDS_REFERENCE:
+                        raise
+            if fault or raw_checksum_of(out) != int(row["raw_checksum"]):
+                raise FormatError(
+                    f"{layout.name!r} is not what the messages begin with: it was changed since, or never was; "
+                    "ask for the whole snapshot"
+                ) from fault
+            if out is not place:
+                place[:] = out
+
+    def finish(self) -> None:
+        """Put the tensors where they belong."""
+        for number, memory in self._memory.items():
+            layout = self._start.layouts[number]
+            if layout.box is not None:
+                _part_of(self._destinations[layout.name], layout)[...] = _values(memory, layout)
+        for destination in self._destinations.values():
+            destination.finish()
+
+
+def _allocated(destination: Destination) -> None:
+    try:
+        _ = destination.memory
+    except (MemoryError, RuntimeError, ValueError) as error:  # as PyTorch and NumPy say it
+        layout = destination.layout
+        raise FormatError(
+            f"{layout.name!r} is said to have {layout.nbytes:,} bytes, which no memory has: {error}"
+        ) from None
+
+
+def _values(memory: Bytes, layout: Layout) -> np.ndarray[Any, Any]:
+    return memory.view(f"V{layout.dtype.item_bytes}").reshape(layout.shape)
+
+
+def _part_of(destination: Destination, layout: Layout) -> np.ndarray[Any, Any]:
+    """Return the view of a part in the tensor that it is of."""
+    assert layout.box is not None, "it is a part"
+    whole = destination.memory.view(f"V{layout.dtype.item_bytes}").reshape(layout.box.whole)
+    return whole[
+        tuple(
+            slice(offset, offset + size)
+            for offset, size in zip(layout.box.offsets, layout.shape, strict=True)
+        )
+    ]

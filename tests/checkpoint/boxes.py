@@ -1,0 +1,68 @@
+"""A tensor in parts, as a training of several ranks leaves it in a snapshot; here one process writes them all."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.checkpoint.catalog import Catalog
+from penstock.checkpoint.dtypes import dtype_named
+from penstock.checkpoint.local import LocalTier
+from penstock.checkpoint.ranks import alone
+from penstock.checkpoint.recipe import Way
+from penstock.checkpoint.staging import StagingArea
+from penstock.checkpoint.tensors import Box, Layout
+from penstock.checkpoint.upkeep import Upkeep
+from penstock.checkpoint.writer import Job, SnapshotWriter
+from penstock.checkpoint.writing import Piece
+from penstock.flow.ordered import Workers
+from penstock.policy.keeping import Keep
+
+TREE: Any = {"map": {"table": {"array": {"of": "table", "kind": "numpy"}}}}
+
+
+class InMemory:
+    """All pieces in one wave."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = pieces
+
+    def take(self) -> Iterator[Sequence[Piece]]:
+        yield self._pieces
+
+    def again(self) -> None:
+        pass
+
+    def give_up(self) -> None:
+        pass
+
+
+def save_rows(
+    folder: str | os.PathLike[str],
+    step: int,
+    table: NDArray[np.float32],
+    *,
+    cut: int = 15,
+    way: Way = Way("progressive", 10, "balance"),  # noqa: B008, it is frozen
+) -> None:
+    """Save a state {"table": table} in two parts, the rows before `cut` and the others."""
+    catalog = Catalog([LocalTier(folder)])
+    upkeep = Upkeep(catalog, Keep(last=None), None)
+    pieces = []
+    for first, rows in ((0, table[:cut]), (cut, table[cut:])):
+        layout = Layout("table", dtype_named("float32"), rows.shape, Box(table.shape, (first, 0)))
+        pieces.append(Piece(layout, 0, np.frombuffer(rows.tobytes(), np.uint8)))
+    layouts = [piece.layout for piece in pieces]
+    job = Job(step, time.monotonic(), layouts, TREE, None, StagingArea(), InMemory(pieces))
+    job.is_copied.set()
+    writer = SnapshotWriter(catalog, 0, way, upkeep, alone(), holds_reference=False)
+    try:
+        writer.begin(job, layouts)
+        writer.write(job, Workers(1, "penstock-test"))
+    finally:
+        upkeep.close()
