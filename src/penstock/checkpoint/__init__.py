@@ -9,7 +9,7 @@ from penstock.checkpoint.preemption import StopOnSignal
 from penstock.checkpoint.ranks import ranks_of_this_job
 from penstock.checkpoint.saving import Saved, Saving
 from penstock.checkpoint.store import Listed, Restored, SnapshotStore
-from penstock.checkpoint.wire import Refresher
+from penstock.checkpoint.wire import Refreshed, Refresher
 from penstock.policy.keeping import Keep
 from penstock.policy.snap_distance import AutoDistance
 
@@ -17,6 +17,7 @@ __all__ = [
     "AutoDistance",
     "Keep",
     "Listed",
+    "Refreshed",
     "Refresher",
     "Restored",
     "Saved",

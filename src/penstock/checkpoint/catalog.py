@@ -187,7 +187,10 @@ class Catalog:
     def there_already(self, step: int) -> str:
         """Return what to say of a step that has a snapshot and is to be saved."""
         where = self.tiers[self.copies(step)[0].tier].name
-        return f"there is a snapshot of step {step} in {where} already: delete it first, or save under another step"
+        return (
+            f"there is a snapshot of step {step} in {where} already: delete it first, or save under another step; "
+            "if the training went back to an earlier snapshot, rewind the store to that"
+        )
 
     def missing(self, step: int) -> str:
         """Return what to say of a step that has no snapshot."""

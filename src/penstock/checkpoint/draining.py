@@ -39,13 +39,18 @@ class Drainer:
         writer: SnapshotWriter,
         threads: int,
         report: Callable[[str], None],
+        interrupt: threading.Event,
     ) -> None:
-        """writer: of the slow tier, used by nobody else. report: is told one line for each snapshot."""
+        """writer: of the slow tier, used by nobody else. report: is told one line for each snapshot.
+
+        interrupt: once set, a capped write ends at once.
+        """
         self._catalog = catalog
         self._upkeep = upkeep
         self._writer = writer
         self._threads = threads
         self._report = report
+        self._interrupt = interrupt
         #: guards what follows
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -77,9 +82,10 @@ class Drainer:
         self.raise_error()
 
     def stop(self) -> None:
-        """Begin no other drain, and return once the one that is under way has ended."""
+        """Begin no other drain, and return once the one that is under way has ended or was broken off."""
         with self._changed:
             self._is_stopping = True
+            self._interrupt.set()
             while self._thread is not None:
                 self._changed.wait()
 

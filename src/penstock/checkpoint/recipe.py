@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from penstock.checkpoint.catalog import Catalog
 from penstock.checkpoint.codecs import codec_named
-from penstock.checkpoint.codecs.codec import Coder
+from penstock.checkpoint.codecs.codec import SLACK_BYTES, Coder, Pair
+from penstock.checkpoint.dtypes import DType
 from penstock.checkpoint.manifest import Manifest, Reference, Stored, folder_of
 from penstock.checkpoint.parts import Part, PartReader, PartWriter
 from penstock.checkpoint.tensors import Layout, Tensor
@@ -23,6 +26,7 @@ from penstock.checkpoint.tier import Draft, Tier
 from penstock.checkpoint.writing import Piece, References, TensorWriter, pairs_of
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
+from penstock.policy.keeping import restorable
 from penstock.policy.retention import Scheme
 from penstock.policy.snap_distance import SnapDistance, next_reference
 from penstock.trace.trace import JSON
@@ -31,6 +35,7 @@ from penstock.trace.trace import JSON
 RAW = "stored"
 #: Apart enough to be two numbers as floats.
 _TICK_SECONDS = 1e-3
+_WARM_UP_VALUES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +119,11 @@ def _reference(
     if way.codec == RAW:
         return None
     # What is drained late comes after some that were saved after it; a difference is to what was saved before.
+    whole = set(restorable(catalog.stored(tier)))
     known = [
         copy.manifest
         for copy in catalog.on_tier(tier)
-        if copy.manifest is not None and copy.manifest.created_seconds <= new.created_seconds
+        if copy.manifest and copy.step in whole and copy.manifest.created_seconds <= new.created_seconds
     ]
     if not known or known[-1].codec != way.codec:
         return None
@@ -197,6 +203,18 @@ def made_coder(
     if codec == RAW:
         return None
     return codec_named(codec).coder(lambda: pairs_of(tensors(), references))
+
+
+def warm_up(codec: str, dtypes: Iterable[DType]) -> None:
+    """Have all that encodes values of these types compiled and loaded."""
+    pairs = []
+    for dtype in dtypes:
+        values = np.arange(_WARM_UP_VALUES * dtype.item_bytes, dtype=np.uint8)
+        pairs += [Pair(values, dtype, None), Pair(values, dtype, np.roll(values, 1))]
+    if codec != RAW:
+        coder = codec_named(codec).coder(lambda: iter(pairs))
+        for pair in pairs:
+            coder.encode(pair, np.empty(pair.values.size + SLACK_BYTES, np.uint8))
 
 
 def manifest_of(

@@ -157,11 +157,15 @@ class Saving:
     def forget_failure(self) -> None:
         """Return once it has ended; what it fails with, somebody knows already."""
         self._was_told = True
+        self.join()
+
+    def join(self) -> None:
+        """Return once it has ended; nobody is told of a failure."""
+        self._ended.wait()
         self._thread.join()
 
     def raise_untold(self) -> None:
         """Return once it has ended. Raises: what it failed with, if nobody was told yet."""
-        self._ended.wait()
-        self._thread.join()
+        self.join()
         if not self._was_told:
             self.wait()

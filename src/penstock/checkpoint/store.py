@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -25,7 +26,7 @@ from penstock.checkpoint.manifest import NewerFormat, read_layout, write_layout
 from penstock.checkpoint.parts import TornError
 from penstock.checkpoint.ranks import Ranks, alone
 from penstock.checkpoint.reading import Chain, Wanted, decode_all, parts_by_name, read_wanted, whole_layout
-from penstock.checkpoint.recipe import RAW, Way
+from penstock.checkpoint.recipe import RAW, Way, warm_up
 from penstock.checkpoint.saving import Saved, Saving, Waves
 from penstock.checkpoint.sharding import Shard, check_whole, shards_of
 from penstock.checkpoint.staging import StagingArea, room_of, waves_of
@@ -62,6 +63,9 @@ def tell(line: str) -> None:
 
 def open_tier(folder: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Tier:
     """Return the tier at a path or, with "://" in it, at an address. Raises: ConfigError, DataError."""
+    if isinstance(folder, str) and folder.startswith("file://"):
+        # Synced, as what goes through fsspec is not.
+        folder = folder.removeprefix("file://")
     if isinstance(folder, str) and "://" in folder:
         from penstock.checkpoint.remote import RemoteTier
 
@@ -253,8 +257,9 @@ class SnapshotStore:
                 for name in (RAW, codec)
             ]
             capped: Tier = main
+            stop = threading.Event()
             if drain_bytes_per_second is not None:
-                capped = CappedTier(main, parse_rate(drain_bytes_per_second))
+                capped = CappedTier(main, parse_rate(drain_bytes_per_second), stop=stop)
             self._drainer = Drainer(
                 self._catalog,
                 self._upkeep,
@@ -271,6 +276,7 @@ class SnapshotStore:
                 ),
                 self._threads,
                 self._told,
+                stop,
             )
         self._areas = (StagingArea(), StagingArea())
         #: Of all ranks, when they last agreed: a digest of each rank's layouts, and who writes what.
@@ -307,7 +313,9 @@ class SnapshotStore:
         return is_due
 
     def prepare(self, state: Any, steps: Sequence[int] | None = None) -> SpaceNeeded:
-        """Get ready for a training before its first step: check that there is space, and take the memory.
+        """Get ready for a training before its first step: check that there is space, take the memory, load the codec.
+
+        The first time on a machine a codec of ours is compiled, which takes some ten seconds; it is kept after that.
 
         state: as it will be saved. steps: after which it will be, such as `schedule.steps(until=90_000)`; None: as many
             saves as it takes until old snapshots go.
@@ -333,6 +341,7 @@ class SnapshotStore:
         if self._ranks.size == 1 and len(cuts) == 1:
             for area in self._areas[: 2 if self._writer.holds_reference else 1]:
                 area.reserve(room_of(cuts[0]))
+        warm_up(self._way.codec, {source.layout.dtype for source in sources})
         return needed
 
     def save(self, step: int, state: Any, *, per_rank: Any = None) -> Saving:
@@ -406,6 +415,7 @@ class SnapshotStore:
 
         def on_first() -> builtins.list[Any]:
             self._upkeep.open_for_writing()
+            self._upkeep.replace_damaged(job.step)
             if self._catalog.copies(job.step):
                 raise ConfigError(self._catalog.there_already(job.step))
             place = self._upkeep.place(sum(layout.nbytes for layout in layouts) + _TABLES_BYTES)
@@ -684,12 +694,38 @@ class SnapshotStore:
             tuple(self._tiers[copy.tier].name for copy in copies),
         )
 
+    def rewind(self, step: int) -> builtins.list[int]:
+        """Remove what was saved after a snapshot, for a training that went back to it and will save these steps anew.
+
+        Returns: the steps that were removed, the last first.
+        Raises: ConfigError if there is no such snapshot; DataError.
+        """
+        self._check_open()
+        self._finish()
+
+        def on_first() -> builtins.list[int]:
+            self._upkeep.open_for_writing()
+            steps = self._catalog.steps()
+            if step not in steps:
+                raise ConfigError(self._catalog.missing(step))
+            later = steps[: steps.index(step) : -1]
+            for one in later:
+                self._upkeep.delete(one)
+            return later
+
+        removed: builtins.list[int] = self._ranks.ask_first(f"going back to step {step}", on_first)
+        return removed
+
     def delete(self, step: int) -> None:
         """Remove a snapshot. Raises: ConfigError if there is none, or others are differences to it; DataError."""
         self._check_open()
         self._finish()
-        self._upkeep.open_for_writing()
-        self._upkeep.delete(step)
+
+        def on_first() -> None:
+            self._upkeep.open_for_writing()
+            self._upkeep.delete(step)
+
+        self._ranks.ask_first(f"the removal of step {step}", on_first)
 
     def drain(self) -> None:
         """Return once all that is to be is on the slow tier, what a process that died left included.
@@ -697,12 +733,18 @@ class SnapshotStore:
         Raises: ConfigError if there is no fast tier; what a drain failed with.
         """
         self._check_open()
-        self._finish()
-        if self._drainer is None:
+        self._finish_saving()
+        drainer = self._drainer
+        if drainer is None:
             raise ConfigError("there is no fast tier to drain: give its folder as fast=")
-        self._upkeep.open_for_writing()
-        self._drainer.go_on()
-        self._drainer.wait()
+
+        def on_first() -> None:
+            drainer.raise_error()
+            self._upkeep.open_for_writing()
+            drainer.go_on()
+            drainer.wait()
+
+        self._ranks.ask_first("the drain", on_first)
 
     # -- The end ---------------------------------------------------------------------------------------------
 

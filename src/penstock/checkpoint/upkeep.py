@@ -151,6 +151,17 @@ class Upkeep:
             for copy in copies:
                 self._delete(copy.tier, [step])
 
+    def replace_damaged(self, step: int) -> None:
+        """Remove the snapshot of a step, and those that are differences to it, if it is known to be damaged.
+
+        So a training that fell back to an earlier snapshot can save the step anew. Raises: DataError.
+        """
+        with self._deciding:
+            for number in range(len(self._catalog.tiers)):
+                stored = self._catalog.stored(number)
+                if any(one.step == step and not one.is_whole for one in stored):
+                    self._delete(number, [*dependents(stored, step), step])
+
     @property
     def _in_use(self) -> list[int]:
         return [step for step, times in self._held.items() if times > 0]

@@ -153,6 +153,7 @@ class SnapshotWriter:
 
         def on_first() -> list[Any]:
             self._upkeep.open_for_writing()
+            self._upkeep.replace_damaged(job.step)
             new = job.plan or new_plan(job.step, self._catalog)
             plan = decide(self._catalog, self._number, new, self._way, layouts)
             job.draft = self._tier.begin(folder_of(plan.step), plan.uid)

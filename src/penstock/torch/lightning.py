@@ -162,7 +162,7 @@ class _Named:
 
     def _run(self) -> None:
         # Not `wait`: a failure is for the next save or close to raise, not for this thread.
-        self.saving._thread.join()
+        self.saving.join()
         if self.saving.saved is None:
             return
         with self._names_lock:
