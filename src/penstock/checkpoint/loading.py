@@ -444,7 +444,7 @@ class _Matching:
         told = _mismatch(leaf, target)
         if told:
             self.mismatches.append(f"{leaf.name or 'the state'} {told}")
-        else:
+        elif not (isinstance(target, Shard) and 0 in target.array.shape):
             self._targets.setdefault(leaf.of, []).append((leaf, target))
 
     def _place(self, node: Node) -> None:
@@ -587,7 +587,8 @@ def _mismatch(leaf: ArrayLeaf, target: Any) -> str:
         target.is_meta or target.layout is not _torch_module().strided or target.is_conj() or target.is_neg()
     ):
         return "has no memory of its own in `into`: make it a plain tensor"
-    if any(length > 1 and stride == 0 for length, stride in zip(target.shape, _strides(target), strict=True)):
+    steps = zip(target.shape, _strides(target), strict=True)
+    if 0 not in target.shape and any(length > 1 and stride == 0 for length, stride in steps):
         return "has numbers that share memory (it was expanded) in `into`: make it contiguous"
     return ""
 

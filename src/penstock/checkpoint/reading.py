@@ -351,7 +351,9 @@ def parts_by_name(manifest: Manifest) -> dict[str, list[Stored]]:
     for stored in manifest.tensors:
         by_name.setdefault(stored.layout.name, []).append(stored)
     try:
-        check_whole(stored.layout for stored in manifest.tensors if stored.layout.box is not None)
+        for parts in by_name.values():
+            if len(parts) > 1 or parts[0].layout.box is not None:
+                check_whole(stored.layout for stored in parts)
     except ConfigError as error:
         raise FormatError(f"the snapshot of step {manifest.step} is damaged: {error}") from None
     return by_name
@@ -361,40 +363,3 @@ def whole_layout(parts: Sequence[Stored]) -> Layout:
     """Return the layout of the tensor that parts make up."""
     layout = parts[0].layout
     return layout if layout.box is None else Layout(layout.name, layout.dtype, layout.box.whole)
-
-
-def read_whole(
-    chain: Chain, wanted: Iterable[tuple[Sequence[Stored], Bytes]], workers: Workers
-) -> Iterator[str]:
-    """Decode tensors into place, put together from their parts, yielding the name of each once it is complete.
-
-    wanted: the parts of each, and uint8[bytes of the whole] to fill.
-    Raises: as `read_tensors`.
-    """
-    left: dict[str, int] = {}
-    targets: dict[Layout, tuple[Bytes, Bytes]] = {}
-
-    def parts() -> Iterator[tuple[Stored, Bytes]]:
-        for stored_parts, out in wanted:
-            left[stored_parts[0].layout.name] = len(stored_parts)
-            for stored in stored_parts:
-                if stored.layout.box is None:
-                    yield stored, out
-                else:
-                    data = np.empty(stored.layout.nbytes, np.uint8)
-                    targets[stored.layout] = out, data
-                    yield stored, data
-
-    for layout in read_tensors(chain, parts(), workers):
-        if layout.box is not None:
-            out, data = targets.pop(layout)
-            if data.size:
-                item = f"V{layout.dtype.item_bytes}"
-                place = tuple(
-                    slice(offset, offset + size)
-                    for offset, size in zip(layout.box.offsets, layout.shape, strict=True)
-                )
-                out.view(item).reshape(layout.box.whole)[place] = data.view(item).reshape(layout.shape)
-        left[layout.name] -= 1
-        if not left[layout.name]:
-            yield layout.name

@@ -1,0 +1,423 @@
+"""One snapshot of many ranks: over torch.distributed and MPI, between processes, and in pieces of any shape."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.checkpoint.ranks_jobs import reports_in, start_mpi_jobs, start_torch_jobs, torch_job, wait_for
+from tests.checkpoint.ranks_state import LAYERS, arrays_of
+from tests.checkpoint.test_ranks import run
+
+from penstock.checkpoint.ranks import Ranks
+from penstock.checkpoint.state import Shard, flatten
+from penstock.checkpoint.store import SnapshotStore
+from penstock.cli.main import main
+from penstock.errors import ConfigError
+
+SCRIPT = Path(__file__).with_name("store_ranks.py")
+KINDS = ("torch", "mpi")
+
+Reports = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Run all jobs, and return the folder of each kind."""
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
+    torch, mpi = folders["torch"], folders["mpi"]
+
+    def job(duty: str, size: int) -> list[list[str]]:
+        return torch_job(
+            str(torch), duty, size=size, address=f"file://{torch / duty.partition(',')[0]}-ranks"
+        )
+
+    rows = [[job("save,tiers", 4), job("reshard", 2)], [job("killed1", 3)], [job("killed0", 2)]]
+    launchers = [
+        start_torch_jobs(SCRIPT, rows),
+        start_mpi_jobs(SCRIPT, [(4, [str(mpi), "save"]), (2, [str(mpi), "reshard"])]),
+    ]
+    told = wait_for(launchers)
+    assert "Traceback" not in told, told
+    return folders
+
+
+@pytest.fixture(params=KINDS)
+def folder(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
+    return folders[request.param]
+
+
+@pytest.fixture
+def reports(folder: Path) -> Reports:
+    return reports_in(folder, "save", 4)
+
+
+def said(reports: Reports, what: str) -> Any:
+    """Return what all ranks report alike."""
+    values = [report[what] for report in reports]
+    assert values == [values[0]] * len(values)
+    return values[0]
+
+
+# -- What all ranks write ------------------------------------------------------------------------------
+
+
+def test_all_ranks_write_one_snapshot_as_a_difference_to_the_one_before(reports: Reports) -> None:
+    own_bytes = 4 * 2000
+    raw_bytes = sum(array.nbytes for array in arrays_of(0).values()) + own_bytes
+    assert said(reports, "saved") == [3, 2, raw_bytes]
+
+
+def test_one_line_is_told_for_each_save(reports: Reports) -> None:
+    assert [report["lines"] for report in reports] == [3, 0, 0, 0]
+
+
+def test_every_tensor_is_stored_once_and_the_ranks_write_about_as_much(folder: Path) -> None:
+    """Layers that all ranks have are shared out: none writes more than the mean and the largest of them."""
+    manifest = json.loads(
+        (folder / "store" / "step-000000000007" / "manifest.json").read_bytes().splitlines()[0]
+    )
+
+    names = [row[0] for row in manifest["tensors"]]
+    written_bytes = [0] * 4
+    for _, dtype, shape, _, part, _ in manifest["tensors"]:
+        written_bytes[part] += int(np.prod(shape)) * np.dtype(dtype).itemsize
+
+    assert [names.count(f"model/{name}") for name in LAYERS] == [1] * len(LAYERS)
+    # Of rows and columns the last rank has less than the others, and writes more layers for it.
+    assert max(written_bytes) <= sum(written_bytes) / 4 + 4 * max(LAYERS.values())
+
+
+def test_the_whole_comes_back_on_every_rank(reports: Reports) -> None:
+    assert said(reports, "whole")
+
+
+def test_every_rank_gets_back_what_it_had_for_itself(reports: Reports) -> None:
+    assert said(reports, "per rank")
+
+
+@pytest.mark.parametrize("turn", [0, 1], ids=["as it was saved", "cut another way"])
+def test_each_rank_restores_its_part_and_touches_nothing_else(reports: Reports, turn: int) -> None:
+    assert said(reports, f"into {turn}") == [True, True, True, True, [], 3]
+
+
+def test_all_ranks_decide_alike_whether_a_save_is_due(reports: Reports) -> None:
+    """The clock of rank 0 says that it is, the others' that it is not."""
+    assert said(reports, "is due") is True
+
+
+def test_the_snapshot_is_restored_by_one_process(folder: Path) -> None:
+    with SnapshotStore(folder / "store", report=None) as store:
+        restored = store.restore(7)
+        assert {one.condition for one in store.verify()} == {"whole"}
+
+    for name, array in arrays_of(7).items():
+        np.testing.assert_array_equal(restored["model"][name], array)
+    assert (restored["step"], restored["rates"], restored.per_rank) == (7, [0.1, 0.2], None)
+
+
+def test_another_number_of_ranks_restores_its_parts_and_goes_on_with_a_baseline(folder: Path) -> None:
+    reports = reports_in(folder, "reshard", 2)
+    assert said(reports, "rows")
+    assert said(reports, "columns")
+    assert said(reports, "per rank") is None
+    assert said(reports, "first") == [8, None]
+    assert said(reports, "second") == [9, 8]
+
+
+def test_retention_counts_snapshots_of_all_ranks(folder: Path) -> None:
+    """Of 1, 2, 3, 7 the two latest stay, and what 7 is a difference to, down to its baseline."""
+    steps = {path.name for path in (folder / "store").glob("step-*")}
+    assert {"step-000000000003", "step-000000000007", "step-000000000008", "step-000000000009"} <= steps
+
+
+def test_a_snapshot_of_many_ranks_is_exported_whole(folder: Path, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    main(
+        [
+            "snapshots",
+            "export",
+            str(folder / "store"),
+            str(tmp_path / "out"),
+            "--step",
+            "7",
+            "--part",
+            "model",
+        ]
+    )
+
+    exported = load_file(tmp_path / "out" / "model.safetensors")
+    expected = arrays_of(7)
+    assert exported.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(exported[name], array)
+
+
+# -- What fails on one rank ----------------------------------------------------------------------------
+
+
+def test_a_full_disk_on_one_rank_is_raised_on_all(reports: Reports) -> None:
+    kind, message = said(reports, "full")
+    assert kind == "DataError"
+    assert message.startswith("rank 3 of 4, the commit of step 4: ")
+    assert message.endswith("part-00003.pst: No space left on device")
+
+
+def test_what_failed_in_the_background_is_raised_on_all_at_the_next_save(reports: Reports) -> None:
+    kind, message = said(reports, "full at the next save")
+    assert kind == "DataError"
+    assert message.startswith("rank 3 of 4, the commit of step 5: ")
+    assert "No space left on device" in message
+
+
+def test_an_unsupported_value_on_one_rank_is_refused_by_name_on_all(reports: Reports) -> None:
+    kind, message = said(reports, "unsupported")
+    assert kind == "ConfigError"
+    assert message.startswith(
+        "rank 3 of 4, the state of step 4: x is a object, which a snapshot does not hold"
+    )
+
+
+def test_a_name_that_only_one_rank_has_is_refused(reports: Reports) -> None:
+    """Else its numbers would be written, and no tree would speak of them."""
+    kind, message = said(reports, "another name")
+    assert (kind, message.partition(":")[0]) == ("ConfigError", "rank 3 has y, which rank 0 has not")
+
+
+def test_parts_that_do_not_make_up_the_whole_are_refused(reports: Reports) -> None:
+    assert said(reports, "gap") == ["ConfigError", "z lacks [16:17]: no rank holds that part of (17,)"]
+
+
+def test_a_step_that_is_there_already_is_refused_on_all(reports: Reports) -> None:
+    kind, message = said(reports, "twice")
+    assert kind == "ConfigError"
+    assert "there is a snapshot of step 3" in message
+
+
+def test_a_step_that_is_not_there_is_refused_on_all(reports: Reports) -> None:
+    kind, message = said(reports, "missing")
+    assert (kind, message[-31:]) == ("ConfigError", "the nearest are of step 2 and 3")
+
+
+def test_failed_saves_leave_nothing_and_the_next_is_a_difference_again(reports: Reports) -> None:
+    assert said(reports, "left") == []
+    assert said(reports, "after failures") == [7, 3]
+
+
+# -- A rank that is killed -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("victim", "size"), [(1, 3), (0, 2)])
+def test_a_rank_that_is_killed_during_a_save_is_named_and_the_store_is_whole(
+    folders: dict[str, Path], victim: int, size: int
+) -> None:
+    folder = folders["torch"]
+    for rank in set(range(size)) - {victim}:
+        report = json.loads((folder / f"report-killed{victim}-{rank}.json").read_text())
+        kind, message = report["killed"]
+        assert kind == "WaitTimeout"
+        assert message.startswith(
+            f"rank {victim} of {size} did not arrive at the commit of step 2 within 3 s"
+        )
+    store_folder = folder / f"killed-{victim}"
+    assert not (store_folder / "step-000000000002").exists()
+
+    # The next job sweeps what rank 0, if it was the victim, could not.
+    with SnapshotStore(store_folder, report=None) as store:
+        np.testing.assert_array_equal(store.restore()["model"]["rows"], arrays_of(1)["rows"])
+        store.save(2, {"again": np.zeros(3)}).wait()
+        assert [one.condition for one in store.list()] == ["whole", "whole"]
+    assert not list(store_folder.glob(".unfinished*"))
+
+
+# -- Two tiers -----------------------------------------------------------------------------------------
+
+
+def test_all_ranks_write_to_the_fast_tier_and_rank_0_drains(folders: dict[str, Path]) -> None:
+    reports = reports_in(folders["torch"], "save", 4)
+    assert said(reports, "from fast")
+    with SnapshotStore(folders["torch"] / "slow", report=None) as store:
+        restored = store.restore()
+        assert restored.step == 5
+        np.testing.assert_array_equal(restored["model"]["columns"], arrays_of(5)["columns"])
+        assert [one.condition for one in store.verify()] == ["whole"] * len(store.list())
+
+
+def test_a_drain_that_failed_on_rank_0_is_raised_on_all(folders: dict[str, Path]) -> None:
+    reports = reports_in(folders["torch"], "save", 4)
+    kind, message = said(reports, "drain failed")
+    assert (kind, message[:24]) == ("DataError", "rank 0 of 4, the drain: ")
+    kind, message = said(reports, "save after it")
+    assert kind == "DataError"
+    assert message.startswith("rank 0 of 4, the state of step 5: ")
+    assert "No space left on device" in message
+
+
+# -- Parts of any shape --------------------------------------------------------------------------------
+
+SHAPES = st.lists(st.integers(0, 7), min_size=1, max_size=3).map(tuple) | st.just((700, 401))
+
+
+@st.composite
+def cut_arrays(draw: st.DrawFn) -> tuple[tuple[int, ...], list[list[tuple[int, int]]], list[tuple[int, int]]]:
+    """Return a shape, the boxes that make it up, and any box of it; a box is begin and end per dimension."""
+    shape = draw(SHAPES)
+    boxes = [[(0, size) for size in shape]]
+    for _ in range(draw(st.integers(0, 3))):
+        box = boxes.pop(draw(st.integers(0, len(boxes) - 1)))
+        dimension = draw(st.integers(0, len(shape) - 1))
+        begin, end = box[dimension]
+        cut = draw(st.integers(begin, end))
+        boxes += [[*box[:dimension], part, *box[dimension + 1 :]] for part in ((begin, cut), (cut, end))]
+    wanted = []
+    for size in shape:
+        begin = draw(st.integers(0, size))
+        wanted.append((begin, draw(st.integers(begin, size))))
+    return shape, boxes, wanted
+
+
+def part(array: Any, box: list[tuple[int, int]]) -> Shard:
+    place = tuple(slice(begin, end) for begin, end in box)
+    return Shard(array[place], array.shape, tuple(begin for begin, _ in box))
+
+
+@settings(max_examples=25, deadline=None)
+@given(cut=cut_arrays(), dtype=st.sampled_from(["uint8", "float16", "complex128"]), is_copy=st.booleans())
+def test_any_part_is_restored_from_parts_of_any_shape(
+    tmp_path_factory: pytest.TempPathFactory, cut: Any, dtype: str, is_copy: bool
+) -> None:
+    """Every box is held by a rank, and all by the last one's neighbour, too; then one process wants another box."""
+    shape, boxes, wanted = cut
+    whole = np.random.default_rng(1).integers(0, 200, shape).astype(dtype)
+    folder = tmp_path_factory.mktemp("parts")
+
+    def save(ranks: Ranks) -> None:
+        own = part(whole, boxes[ranks.rank % len(boxes)])
+        if is_copy:
+            own = Shard(own.array.copy(), own.whole, own.offsets)
+        with SnapshotStore(folder, ranks=lambda: ranks, codec="stored", report=None, threads=1) as store:
+            store.save(1, {"a": {"b": own}, "c": np.arange(3)})
+
+    assert run(len(boxes) + 1, save) == [None] * (len(boxes) + 1)
+
+    target = np.zeros(shape, dtype)
+    into = {"a": {"b": part(target, wanted)}, "c": None}
+    with SnapshotStore(folder, report=None) as store:
+        np.testing.assert_array_equal(store.restore()["a"]["b"], whole)
+        store.restore(into=into)
+    expected = np.zeros(shape, dtype)
+    place = tuple(slice(begin, end) for begin, end in wanted)
+    expected[place] = whole[place]
+    np.testing.assert_array_equal(target, expected)
+    np.testing.assert_array_equal(into["c"], np.arange(3))
+
+
+def test_only_the_blocks_that_a_part_meets_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor of four blocks, of which rows of the second are wanted: the others may be damaged."""
+    from penstock.checkpoint.reading import Chain
+
+    whole = np.arange(4 * 131072, dtype=np.int32).reshape(4 * 128, 1024)
+    with SnapshotStore(tmp_path, codec="stored", report=None) as store:
+        store.save(1, {"w": whole})
+        blocks: list[int] = []
+        read = Chain.read_block
+
+        def noted(self: Chain, stored: Any, index: int, *rest: Any) -> None:
+            blocks.append(index)
+            read(self, stored, index, *rest)
+
+        monkeypatch.setattr(Chain, "read_block", noted)
+        target = np.zeros((100, 10), np.int32)
+        store.restore(into={"w": Shard(target, whole.shape, (130, 7))})
+
+    assert blocks == [1]
+    np.testing.assert_array_equal(target, whole[130:230, 7:17])
+
+
+# -- What a Shard is, and is not -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("array", "whole", "offsets", "told"),
+    [
+        (np.zeros(3), (5,), (3,), r"shape \(3,\) at \(3,\) does not lie within the whole, \(5,\)"),
+        (np.zeros(3), (5, 5), (0, 0), "whole of a Shard is .*give 1 numbers of 0 or more"),
+        (np.zeros(3), (5,), (-1,), "offsets of a Shard is"),
+        ([1, 2], (5,), (0,), "a Shard is of a list; it must be a tensor or a NumPy array"),
+    ],
+)
+def test_a_shard_that_cannot_be_is_refused(array: Any, whole: Any, offsets: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        Shard(array, whole, offsets)
+
+
+def test_one_process_alone_must_have_all_parts(tmp_path: Path) -> None:
+    with (
+        SnapshotStore(tmp_path, report=None) as store,
+        pytest.raises(ConfigError, match=r"w lacks \[3:5\]: no rank holds that part of \(5,\)"),
+    ):
+        store.save(1, {"w": Shard(np.zeros(3), (5,), (0,))})
+
+
+def test_a_shard_of_another_whole_is_refused_by_name(tmp_path: Path) -> None:
+    with SnapshotStore(tmp_path, report=None) as store:
+        store.save(1, {"m": {"w": np.zeros((5, 2))}})
+        with pytest.raises(
+            ConfigError, match=r"m/w is of shape \(5, 2\) in the snapshot and a part of shape \(6, 2\)"
+        ):
+            store.restore(into={"m": {"w": Shard(np.zeros((1, 2)), (6, 2), (0, 0))}})
+        with pytest.raises(ConfigError, match=r"m/w is float64 of shape .* and float32"):
+            store.restore(into={"m": {"w": Shard(np.zeros((1, 2), np.float32), (5, 2), (0, 0))}})
+
+
+def test_two_parts_of_one_shared_array_are_filled_from_it(tmp_path: Path) -> None:
+    """Tied weights, of which two layers want different rows."""
+    shared = np.arange(12.0).reshape(6, 2)
+    first, second = np.zeros((2, 2)), np.zeros((3, 2))
+    with SnapshotStore(tmp_path, report=None) as store:
+        store.save(1, {"a": shared, "b": shared, "t": shared.T})
+        rows = np.zeros((1, 6))
+        store.restore(
+            into={
+                "a": Shard(first, (6, 2), (1, 0)),
+                "b": Shard(second, (6, 2), (3, 0)),
+                "t": Shard(rows, (2, 6), (1, 0)),
+            }
+        )
+    np.testing.assert_array_equal(first, shared[1:3])
+    np.testing.assert_array_equal(second, shared[3:6])
+    np.testing.assert_array_equal(rows, shared.T[1:2])
+
+
+def test_a_part_keeps_its_flags_and_its_order_of_bytes(tmp_path: Path) -> None:
+    import torch
+
+    weight = torch.nn.Parameter(torch.arange(6.0).reshape(3, 2))
+    big = np.arange(4, dtype=">i4")
+    with SnapshotStore(tmp_path, report=None) as store:
+        store.save(
+            1,
+            {
+                "w": Shard(weight, (3, 2), (0, 0)),
+                "t": Shard(weight.detach().T, (2, 3), (0, 0)),
+                "b": Shard(big, (4,), (0,)),
+            },
+        )
+        restored = store.restore()
+    assert isinstance(restored["w"], torch.nn.Parameter)
+    assert torch.equal(restored["w"], weight)
+    assert torch.equal(restored["t"], weight.detach().T)
+    assert restored["b"].dtype == big.dtype
+    np.testing.assert_array_equal(restored["b"], big)
+
+
+def test_empty_parts_of_all_ranks_are_one(tmp_path: Path) -> None:
+    one = flatten({"w": Shard(np.zeros((0, 4)), (6, 4), (2, 0))}).layouts
+    other = flatten({"w": Shard(np.zeros((3, 0)), (6, 4), (1, 3))}).layouts
+    assert one == other
