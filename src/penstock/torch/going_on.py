@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.checkpoint.generators import random_state, set_random_state
-from penstock.checkpoint.store import SnapshotStore
 
 
 def random_states() -> list[dict[str, Any]]:
@@ -24,12 +23,3 @@ def set_own_random_state(states: list[dict[str, Any]], rank: int) -> None:
     """Set this rank's random generators; a rank that was not there keeps its own."""
     if rank < len(states):
         set_random_state(states[rank])
-
-
-def saved_after(store: SnapshotStore, step: int) -> list[int]:
-    """Return the steps that were saved after a snapshot, the last one first: the order in which they can be deleted.
-
-    A training that went back to the snapshot comes to these steps again.
-    """
-    steps = [listed.step for listed in store.list()]
-    return steps[: steps.index(step) : -1]

@@ -18,7 +18,7 @@ from penstock.checkpoint.saving import Saving
 from penstock.checkpoint.state import flatten
 from penstock.checkpoint.store import SnapshotStore
 from penstock.errors import ConfigError
-from penstock.torch.going_on import random_states, saved_after, set_own_random_state
+from penstock.torch.going_on import random_states, set_own_random_state
 
 _KIND = "a snapshot of Penstock"
 _MOST_NAME_BYTES = 4096
@@ -52,8 +52,8 @@ class SnapshotIO(CheckpointIO):
         self._latest: _Named | None = None
         #: Steps whose last name was removed.
         self._nameless: set[int] = set()
-        #: Steps that a run saved after the snapshot that this one went back to.
-        self._abandoned: list[int] = []
+        #: The snapshot that this run began from: what another saved after it goes with the first save.
+        self._went_back_to: int | None = None
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
@@ -65,9 +65,9 @@ class SnapshotIO(CheckpointIO):
         step = int(checkpoint["global_step"])
         if self._latest is None or step != self._latest.saving.step:
             self._settle()
-            for abandoned in self._abandoned:
-                self._store.delete(abandoned)
-            self._abandoned = []
+            if self._went_back_to is not None:
+                self._store.rewind(self._went_back_to)
+                self._went_back_to = None
             self._latest = _Named(self._store.save(step, _without_foreign(checkpoint)))
         self._latest.add(name)
         self._nameless.discard(step)
@@ -81,7 +81,7 @@ class SnapshotIO(CheckpointIO):
         if step is None:
             return self._others.load_checkpoint(path, map_location, weights_only)  # type: ignore[arg-type]
         state: dict[str, Any] = self._store.restore(step).state
-        self._abandoned = saved_after(self._store, step)
+        self._went_back_to = step
         return state
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:

@@ -16,7 +16,7 @@ from transformers.utils import WEIGHTS_NAME
 from penstock.checkpoint.saving import Saving
 from penstock.checkpoint.store import Restored, SnapshotStore
 from penstock.errors import ConfigError
-from penstock.torch.going_on import random_states, saved_after
+from penstock.torch.going_on import random_states
 
 
 class SnapshotCallback(TrainerCallback):
@@ -48,8 +48,8 @@ class SnapshotCallback(TrainerCallback):
         self._saving: Saving | None = None
         #: While a training begins from a snapshot: where the Trainer finds it.
         self._folder: Path | None = None
-        #: Steps that were saved after the snapshot that the training went back to.
-        self._abandoned: list[int] = []
+        #: The snapshot that the training began from: what was saved after it goes with the first save.
+        self._went_back_to: int | None = None
 
     def train(self, step: int | None = None, **arguments: Any) -> Any:
         """Train from a snapshot on, or from the beginning where there is none.
@@ -61,7 +61,7 @@ class SnapshotCallback(TrainerCallback):
         if step is None and not self._store.list():
             return self._trainer.train(**arguments)
         restored = self._store.restore(step)
-        self._abandoned = saved_after(self._store, restored.step)
+        self._went_back_to = restored.step
         with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
             self._folder = Path(folder)
             self._write(restored, self._folder)
@@ -105,10 +105,9 @@ class SnapshotCallback(TrainerCallback):
         trainer = self._trainer
         assert trainer.optimizer is not None, "a Trainer that trains has made its optimizer"
         assert trainer.lr_scheduler is not None, "and its schedule"
-        if self._abandoned and trainer.args.process_index == 0:
-            for abandoned in self._abandoned:
-                self._store.delete(abandoned)
-        self._abandoned = []
+        if self._went_back_to is not None:
+            self._store.rewind(self._went_back_to)
+            self._went_back_to = None
         trainer.store_flos()
         scaler = getattr(trainer.accelerator, "scaler", None)
         told: list[Any] = [*trainer.callback_handler.callbacks, trainer.control]
