@@ -28,6 +28,7 @@ def check_aftermath(subject: Subject, folder: Path, reported: list[int], next_st
     try:
         _check_whole(subject, store, folder, reported)
         _told("the next save fails", lambda: store.save(next_step, subject.state(next_step)))
+        _told("what goes on in the background fails", store.settle)
         _check_whole(subject, store, folder, [*reported, next_step])
     finally:
         store.close()

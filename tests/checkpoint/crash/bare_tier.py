@@ -42,6 +42,9 @@ class TierStore:
         self._tier, self._keep = tier, keep
         tier.sweep()
 
+    def settle(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

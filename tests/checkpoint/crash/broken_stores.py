@@ -96,6 +96,9 @@ class StandIn:
         except OSError as failure:
             raise OSError(f"{folder} cannot be opened: {failure}") from failure
 
+    def settle(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.checkpoint.crash.saver import GO
 from tests.checkpoint.crash.subject import subject_named
 
 ROOT = Path(__file__).parents[3]
@@ -184,7 +185,7 @@ class Savers:
         child = self._receive(None)["child"]
         trial = Trial()
         with _Strace(child, options) as strace:
-            self._link.sendall(b"go")
+            self._link.sendall(GO)
             while "ended" not in (packet := self._receive(child, strace=strace)):
                 if "saved" in packet:
                     trial.saved.append(packet["saved"])
@@ -192,7 +193,7 @@ class Savers:
                 else:
                     trial.failed.append(packet)
                     strace.let_go()
-                self._link.sendall(b"go")
+                self._link.sendall(GO)
             trial.status = packet["ended"]
             strace.finish()
         if trial.status and not trial.was_killed:

@@ -18,13 +18,19 @@ from penstock.policy.retention import Scheme
 
 #: Files of the store itself.
 OWN = (".lock",)
+#: Room for two snapshots beside one that takes as much as one might.
+FAST_BYTES = (1 << 20) + 45_000
 
 
 @dataclass(frozen=True)
 class RealSubject:
-    """A SnapshotStore with baselines close to each other, so that a few saves see several."""
+    """A SnapshotStore with baselines close to each other, so that a few saves see several.
+
+    has_fast_tier: whether it commits to a burst buffer, with room for a few snapshots, and drains from there.
+    """
 
     scheme: Scheme
+    has_fast_tier: bool = False
 
     keep = 2
 
@@ -32,25 +38,41 @@ class RealSubject:
         return {name: array.tobytes() for name, array in _arrays(step).items()} | {"step": str(step).encode()}
 
     def open(self, folder: Path) -> RealStore:
-        return RealStore(folder, self.scheme, self.keep)
+        return RealStore(*self._tiers(folder), self.scheme, self.keep)
+
+    def _tiers(self, folder: Path) -> tuple[Path, Path | None]:
+        return (folder / "slow", folder / "fast") if self.has_fast_tier else (folder, None)
 
     def steps(self, folder: Path) -> list[int]:
         """Every folder that is called as a snapshot is one that must be restored."""
-        found = (step_of(name) for name in os.listdir(folder))
-        return sorted(step for step in found if step is not None)
+        main, fast = self._tiers(folder)
+        # The fast tier first: what leaves it meanwhile is on the other.
+        names = [
+            name for tier in (fast, main) if tier is not None and tier.exists() for name in os.listdir(tier)
+        ]
+        return sorted({step for step in map(step_of, names) if step is not None})
 
     def leftovers(self, folder: Path, steps: list[int]) -> list[str]:
         explained = {*map(folder_of, steps), *OWN}
-        return [name for name in os.listdir(folder) if name not in explained]
+        tiers = [tier for tier in self._tiers(folder) if tier is not None]
+        return [str(path) for tier in tiers for path in tier.iterdir() if path.name not in explained]
 
 
 class RealStore:
     """An open SnapshotStore."""
 
-    def __init__(self, folder: Path, scheme: Scheme, keep: int) -> None:
+    def __init__(self, folder: Path, fast: Path | None, scheme: Scheme, keep: int) -> None:
         self._store = SnapshotStore(
-            folder, keep=Keep(last=keep), scheme=scheme, snap_dis=3, threads=1, report=None
+            folder,
+            keep=Keep(last=keep),
+            scheme=scheme,
+            snap_dis=3,
+            fast=fast,
+            fast_bytes=None if fast is None else FAST_BYTES,
+            threads=1,
+            report=None,
         )
+        self._has_fast_tier = fast is not None
 
     def save(self, step: int, state: State) -> None:
         self._store.save(step, {"model": _arrays(step), "step": step}).wait()
@@ -61,6 +83,10 @@ class RealStore:
         model: Mapping[str, Any] = restored["model"]
         arrays = {name: np.asarray(array).tobytes() for name, array in model.items()}
         return arrays | {"step": str(restored["step"]).encode()}
+
+    def settle(self) -> None:
+        if self._has_fast_tier:
+            self._store.drain()
 
     def close(self) -> None:
         self._store.close()

@@ -151,7 +151,14 @@ class Recording:
                     half, began = halves.pop(thread)
                     text = half + text[resumed.end() :]
                 if text.endswith("<unfinished ...>"):
+                    if text.startswith("close("):
+                        # Another thread may be given the number before this returns.
+                        self._close(text)
                     halves[thread] = text.removesuffix("<unfinished ...>").rstrip(), began
+                    continue
+                if text.startswith("close("):
+                    if not resumed:
+                        self._close(text)
                     continue
                 call = _CALL.fullmatch(text)
                 if call is None:
@@ -198,7 +205,12 @@ class Recording:
     def _open_file(self, call: _Call) -> _Description | None:
         match = _DESCRIPTOR.match(call.arguments)
         assert match is not None, call
-        return self._descriptors.get(int(match[1]))
+        description = self._descriptors.get(int(match[1]))
+        is_inside = os.fsdecode(_bytes(match[2] or "")).startswith(self._top + "/")
+        assert description is not None or not is_inside, (
+            f"{_shown(call.arguments)[:200]} was opened by nobody"
+        )
+        return description
 
     def _new_inode(self, folder: bool) -> int:
         inode = self._inodes
@@ -257,9 +269,9 @@ class Recording:
             inode, appends="O_APPEND" in flags, syncs="O_SYNC" in flags or "O_DSYNC" in flags
         )
 
-    def _close(self, call: _Call) -> None:
-        match = _DESCRIPTOR.match(call.arguments)
-        assert match is not None, call
+    def _close(self, text: str) -> None:
+        match = _DESCRIPTOR.search(text)
+        assert match is not None, text
         self._descriptors.pop(int(match[1]), None)
 
     def _duplicate(self, call: _Call) -> None:
@@ -385,7 +397,6 @@ _HANDLERS: dict[str, Callable[[Recording, _Call], None]] = {
     "open": Recording._open,
     "openat": Recording._open,
     "creat": Recording._open,
-    "close": Recording._close,
     "dup": Recording._duplicate,
     "dup2": Recording._duplicate,
     "dup3": Recording._duplicate,

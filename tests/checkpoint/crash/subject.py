@@ -23,6 +23,10 @@ class OpenStore(Protocol):
         """Return a snapshot's state. Raises where it is damaged."""
         ...
 
+    def settle(self) -> None:
+        """Return once nothing goes on in the background."""
+        ...
+
     def close(self) -> None:
         """Let go of it."""
         ...
@@ -54,7 +58,7 @@ class Subject(Protocol):
 
 
 def subject_named(name: str) -> Subject:
-    """Return the store that a name stands for: "stand-in/WHAT IS BROKEN", "tier" or "store/SCHEME"."""
+    """Return the store that a name stands for: "stand-in/WHAT IS BROKEN", "tier" or "store/SCHEME[+fast]"."""
     kind, _, variant = name.partition("/")
     if kind == "stand-in":
         from tests.checkpoint.crash.broken_stores import Broken, StandInSubject
@@ -67,4 +71,4 @@ def subject_named(name: str) -> Subject:
     assert kind == "store", name
     from tests.checkpoint.crash.real_store import RealSubject
 
-    return RealSubject(cast(Scheme, variant))
+    return RealSubject(cast(Scheme, variant.removesuffix("+fast")), variant.endswith("+fast"))

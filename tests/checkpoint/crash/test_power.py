@@ -153,6 +153,22 @@ def test_a_sync_does_not_cover_what_another_thread_wrote_while_it_ran(tmp_path: 
     assert {"a": b""} in every_look(recording)
 
 
+def test_a_number_may_be_anothers_before_its_close_has_returned(tmp_path: Path) -> None:
+    recording = recorded(
+        tmp_path,
+        CREATE,
+        "7| close(3</disk/a> <unfinished ...>",
+        '8| openat(AT_FDCWD</here>, "TOP/b", O_WRONLY|O_CREAT, 0666) = 3</disk/b>',
+        "7| <... close resumed>) = 0",
+        '8| write(3</disk/b>, "words", 5) = 5',
+        "8| fsync(3</disk/b>) = 0",
+        OPEN_FOLDER,
+        SYNC_FOLDER,
+    )
+
+    assert {str(look) for look in every_look(recording)} == {"{'a': b'', 'b': b'words'}"}
+
+
 def test_a_failed_sync_promises_nothing(tmp_path: Path) -> None:
     failed = "fsync(3</disk/a>) = -1 EIO (Input/output error) (INJECTED)"
     recording = recorded(tmp_path, CREATE, OPEN_FOLDER, SYNC_FOLDER, WRITE, failed)
