@@ -11,7 +11,8 @@ neighbours. Each way of saving is a process of its own with all processors; roun
 order each. Nothing else runs in the process: a training would share processors with what saves in the background.
 
 Blocked: until training may change the state. Durable: until files and folders are synced, by the way itself or, where
-it does none, by fsync of each file, each folder and the folder above. First: a store's first save, which touches its
+it does none, by fsync of each file, each folder and the folder above; of ours until the commit, by its own clock, after
+which it reads what it wrote again and removes what is old. First: a store's first save, which touches its
 memory and, of ours, is a baseline; the others are the median over saves and rounds, with the 10th and 90th percentile.
 Restores read from the device, the page cache dropped before (of a file that was just written: the fastest case of the
 device), into memory that is there already (limits, DCP, orbax's shapes, ours) or not (torch.load, safetensors). "First"

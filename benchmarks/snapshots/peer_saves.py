@@ -39,6 +39,9 @@ THREADS = min(4, len(os.sched_getaffinity(0)))
 class Saver(Protocol):
     """A way of saving."""
 
+    #: From the beginning of the last save, where `wait` does more than to wait for that; else None.
+    durable_seconds: float | None
+
     def prepare(self, step: int, state: State) -> None:
         """Get ready for a save, off the clock."""
         ...
@@ -74,6 +77,8 @@ class Saver(Protocol):
 
 class Folders:
     """What is common to all whose snapshot is a folder of files, or one file."""
+
+    durable_seconds: float | None = None
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -337,7 +342,8 @@ class Penstock(Folders):
         self.saving = self.store.save(step, state)
 
     def wait(self, step: int) -> None:
-        self.saving.wait()
+        # Durable at the commit; then the files are read again, and old snapshots removed.
+        self.durable_seconds = self.saving.wait().durable_seconds
 
     def restore(self, step: int, state: State) -> Mapping[str, Any]:
         from penstock.checkpoint.store import SnapshotStore
@@ -439,7 +445,7 @@ def measure_saves(
         yield {
             "step": step,
             "blocked": middle - begin,
-            "durable": end - begin,
+            "durable": saver.durable_seconds or end - begin,
             "drained": time.perf_counter() - begin,
             "bytes": sum(file.stat().st_size for file in saver.files(step)),
         }
