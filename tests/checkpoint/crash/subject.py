@@ -58,16 +58,12 @@ class Subject(Protocol):
 
 
 def subject_named(name: str) -> Subject:
-    """Return the store that a name stands for: "stand-in/WHAT IS BROKEN", "tier" or "store/SCHEME[+fast]"."""
+    """Return the store that a name stands for: "stand-in/WHAT IS BROKEN" or "store/SCHEME[+fast]"."""
     kind, _, variant = name.partition("/")
     if kind == "stand-in":
         from tests.checkpoint.crash.broken_stores import Broken, StandInSubject
 
         return StandInSubject(Broken(variant))
-    if kind == "tier":
-        from tests.checkpoint.crash.bare_tier import TierSubject
-
-        return TierSubject()
     assert kind == "store", name
     from tests.checkpoint.crash.real_store import RealSubject
 
