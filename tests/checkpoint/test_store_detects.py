@@ -360,8 +360,14 @@ def test_a_difference_to_files_that_were_damaged_fails_and_leaves_nothing(folder
         assert not list(folder.glob(".unfinished*"))
 
 
-@pytest.mark.xfail(reason="a reference that is known to be damaged is chosen again: no save ever works again")
-@pytest.mark.parametrize("how", ["save", "verify", "restore"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("save", marks=pytest.mark.xfail(reason="it is chosen again: no save ever works again")),
+        "verify",
+        "restore",
+    ],
+)
 def test_a_reference_that_is_known_to_be_damaged_is_not_chosen_again(folder: Path, how: str) -> None:
     save_all(folder, [1])
     damage_reference(folder)
