@@ -51,6 +51,19 @@ class Catalog:
                         seen[step, number] = _look_at(tier, number, step)
             self._copies = seen
 
+    def is_damaged(self, tier: int, step: int) -> bool:
+        """Return whether a copy is known to be damaged, not only unreadable now or of a later Penstock."""
+        copy = self._copies.get((step, tier))
+        if copy is None:
+            return False
+        if copy.manifest is None:
+            return isinstance(copy.fault, FormatError) and not isinstance(copy.fault, NewerFormat)
+        return copy.manifest.uid in self._damaged
+
+    def is_unsure(self) -> bool:
+        """Return whether something could not be read that may be whole."""
+        return any(isinstance(copy.fault, DataError) for copy in self._copies.values())
+
     def add(self, tier: int, manifest: Manifest) -> None:
         """Enter a snapshot that was just committed to a tier."""
         with self._replacing:
@@ -60,8 +73,17 @@ class Catalog:
     def delete(self, tier: int, step: int) -> None:
         """Remove a copy from its tier. Raises: DataError."""
         with self._replacing:
-            self.tiers[tier].delete(folder_of(step))
-            self._copies = {key: copy for key, copy in self._copies.items() if key != (step, tier)}
+            try:
+                self.tiers[tier].delete(folder_of(step))
+            except DataError:
+                if folder_of(step) in self.tiers[tier].folders():
+                    raise
+                self._drop(tier, step)  # half-way: it is no snapshot any more, and will be swept
+                raise
+            self._drop(tier, step)
+
+    def _drop(self, tier: int, step: int) -> None:
+        self._copies = {key: copy for key, copy in self._copies.items() if key != (step, tier)}
 
     def mark_damaged(self, step: int) -> None:
         """Remember that a snapshot could be read from none of its copies."""

@@ -15,11 +15,11 @@ from penstock.checkpoint.manifest import Manifest, Stored
 from penstock.checkpoint.reading import Chain
 from penstock.checkpoint.recipe import Plan
 from penstock.checkpoint.staging import StagingArea
-from penstock.checkpoint.tensors import Tensor
+from penstock.checkpoint.tensors import Bytes, Tensor
 from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.checkpoint.writing import Piece, Scratch
-from penstock.errors import PenstockError
+from penstock.errors import DataError, FormatError
 from penstock.flow.ordered import Workers
 
 #: Read from the fast tier at a time.
@@ -55,7 +55,9 @@ class Drainer:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_stopping = False
-        self._error: PenstockError | None = None
+        #: Whether more may wait than the thread has seen.
+        self._is_asked = False
+        self._error: BaseException | None = None
 
     @property
     def encode_bytes_per_second(self) -> float:
@@ -65,6 +67,7 @@ class Drainer:
     def go_on(self) -> None:
         """Drain what waits, if nobody does already."""
         with self._changed:
+            self._is_asked = True
             if self._thread is None and not self._is_stopping and self._error is None:
                 thread = threading.Thread(target=self._run, name="penstock-drain")
                 try:
@@ -97,29 +100,34 @@ class Drainer:
             raise error
 
     def _run(self) -> None:
-        error: PenstockError | None = None
-        try:
-            while True:
+        while True:
+            error: BaseException | None = None
+            step: int | None = None
+            try:
                 step = self._upkeep.next_to_drain(time.time())
-                with self._changed:
-                    if step is None or self._is_stopping:
-                        return
-                self._drain(step)
-        except PenstockError as failure:
-            failure.add_note("while a snapshot was drained to the slow tier; it is whole on the fast one")
-            error = failure
-        finally:
+                if step is not None:
+                    self._drain(step)
+            except BaseException as failure:
+                if step is not None:
+                    failure.add_note(
+                        f"while step {step} was drained to the slow tier; it is on the fast one as before"
+                    )
+                error = failure
             with self._changed:
-                self._error = error
-                self._thread = None
-                self._changed.notify_all()
+                # Under the lock of `go_on`: what is asked for is seen here, or begins another thread.
+                if error or self._is_stopping or (step is None and not self._is_asked):
+                    self._error = error
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
+                self._is_asked = False
 
     def _drain(self, step: int) -> None:
-        self._upkeep.hold([step])
+        begin_seconds = time.monotonic()
         try:
-            begin_seconds = time.monotonic()
-            with closing(open_way(self._catalog, self._catalog.ways(step)[0])) as chain:
+            with closing(self._opened(step)) as chain:
                 manifest = chain.manifest
+                waves = FromChain(chain, self._interrupt)
                 job = Job(
                     step,
                     begin_seconds,
@@ -127,30 +135,58 @@ class Drainer:
                     manifest.tree,
                     None,
                     StagingArea(),
-                    FromChain(chain),
+                    waves,
                     plan=Plan(step, manifest.uid, manifest.created_seconds, (), None),
                     rank_trees=manifest.rank_trees,
                 )
                 job.is_copied.set()
                 # They begin here, for the writer ends them.
                 self._writer.begin(job, job.layouts)
-                saved = self._writer.write(job, Workers(self._threads, f"penstock-drain-{step}"))
+                try:
+                    saved = self._writer.write(job, Workers(self._threads, f"penstock-drain-{step}"))
+                except FormatError:
+                    self._remember_damage(job, waves)
+                    raise
             self._report(f"{saved.told('drained')} to {saved.tier}")
         finally:
             self._upkeep.let_go([step])
+
+    def _opened(self, step: int) -> Chain:
+        try:
+            return open_way(self._catalog, self._catalog.ways(step)[0])
+        except FormatError:
+            self._catalog.mark_damaged(step)
+            raise
+
+    def _remember_damage(self, job: Job, waves: FromChain) -> None:
+        """Have the next drain not fail for the same reason."""
+        if waves.is_damaged:
+            # Nothing of it can be drained: others wait.
+            self._catalog.mark_damaged(job.step)
+        elif job.plan is not None and job.plan.reference is not None:
+            self._catalog.mark_damaged(job.plan.reference.step)
 
 
 class FromChain:
     """The tensors of a stored snapshot in waves, each read when it is asked for."""
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: Chain, interrupt: threading.Event) -> None:
+        """interrupt: once set, nothing more is read."""
         self._chain = chain
+        self._interrupt = interrupt
         self._scratch = Scratch()
+        #: Whether it was found to be damaged.
+        self.is_damaged = False
 
     def take(self) -> Iterator[Sequence[Piece]]:
-        """Yield the tensors in pieces, valid until the next are asked for. Raises: FormatError, DataError."""
+        """Yield the tensors in pieces, valid until the next are asked for.
+
+        Raises: FormatError, DataError; the latter also if it is interrupted.
+        """
         area = np.empty(0, np.uint8)
         for cuts in _waves(self._chain.manifest):
+            if self._interrupt.is_set():
+                raise DataError("a drain was broken off: the store is closed")
             needed = sum(place.stop - place.start for _, place in cuts)
             if area.size < needed:
                 area = np.empty(needed, np.uint8)
@@ -162,7 +198,7 @@ class FromChain:
                 for begin in range(0, data.size, block_bytes):
                     number = (place.start + begin) // block_bytes
                     out = data[begin : begin + block_bytes]
-                    self._chain.read_block(stored, number, out, self._scratch)
+                    self._read(stored, number, out)
                 pieces.append(Piece(stored.layout, place.start // block_bytes, data))
                 used += data.size
             yield pieces
@@ -172,8 +208,15 @@ class FromChain:
         for stored in self._chain.manifest.tensors:
             data = np.empty(stored.layout.nbytes, np.uint8)
             for number, place in enumerate(blocks_of(data.size, stored.layout.dtype)):
-                self._chain.read_block(stored, number, data[place], self._scratch)
+                self._read(stored, number, data[place])
             yield Tensor(stored.layout, data)
+
+    def _read(self, stored: Stored, number: int, out: Bytes) -> None:
+        try:
+            self._chain.read_block(stored, number, out, self._scratch)
+        except FormatError:
+            self.is_damaged = True
+            raise
 
     def give_up(self) -> None:
         """Nothing is read ahead."""

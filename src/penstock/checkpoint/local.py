@@ -7,7 +7,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -34,12 +34,13 @@ class LocalTier:
         """Use a folder, made if it is missing. Raises: DataError if it cannot be."""
         self.path = Path(path)
         with _told(self.path):
-            missing = [
-                folder for folder in (self.path, *self.path.parents) if not folder.exists()
-            ]  # the outermost last
-            self.path.mkdir(parents=True, exist_ok=True)
-            for folder in reversed(missing):
-                sync_folder(folder.parent)
+            above = [self.path, *self.path.parents]
+            deepest = next(place for place, folder in enumerate(above) if folder.exists())
+            # One after the other, and the one that was there, too: a process may have made it and died before this.
+            for folder in reversed(above[: deepest + 1]):
+                folder.mkdir(exist_ok=True)
+                with suppress(PermissionError):  # of a folder that may be entered and not listed
+                    sync_folder(folder.parent)
 
     @property
     def name(self) -> str:
@@ -72,7 +73,7 @@ class LocalTier:
     def delete(self, folder: str) -> None:
         """Remove a snapshot: after a crash on the way it is whole or gone. Raises: DataError."""
         doomed = self.path / f"{_DELETED}{folder}-{secrets.token_hex(4)}"
-        with _told(self.path / folder, may_be_missing=True):
+        with _told(self.path / folder):
             (self.path / folder).rename(doomed)
             # Else a loss of power could bring back the folder's name without the files that are unlinked next.
             sync_folder(self.path)
@@ -85,6 +86,10 @@ class LocalTier:
 
     def sweep(self) -> list[str]:
         """Remove what unfinished saves and deletes left, and return its names. Raises: DataError."""
+        with _told(self.path):
+            # What a process named and died before it synced is durable from here on. Else a loss of power could bring
+            # a name back without the files that are unlinked next, or keep a difference and lose what it refers to.
+            sync_folder(self.path)
         with _told(self.path), os.scandir(self.path) as entries:
             left = sorted(entry.name for entry in entries if entry.name.startswith((_UNFINISHED, _DELETED)))
         for name in left:
@@ -146,10 +151,12 @@ class LocalWriter:
         self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the file; harmless after `finish`."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Let go of the file; harmless after `finish`. Raises: DataError naming the file."""
+        # Not again where it fails: by then the number may be another file's.
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with _told(self._path):
+                os.close(descriptor)
 
 
 class LocalReader:
@@ -175,10 +182,11 @@ class LocalReader:
                 left = left[got:]
 
     def close(self) -> None:
-        """Let go of the file; twice is harmless."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Let go of the file; twice is harmless. Raises: DataError naming the file."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with _told(self._path):
+                os.close(descriptor)
 
 
 def sync_folder(path: Path) -> None:
@@ -221,4 +229,6 @@ def _told(path: Path, *, may_be_missing: bool = False) -> Iterator[None]:
     except OSError as error:
         if may_be_missing and isinstance(error, FileNotFoundError):
             raise
-        raise DataError(f"{error.filename or path}: {error.strerror or error}") from error
+        # shutil.rmtree names what is in the folder without the folder.
+        named = isinstance(error.filename, str) and os.path.isabs(error.filename)
+        raise DataError(f"{error.filename if named else path}: {error.strerror or error}") from error

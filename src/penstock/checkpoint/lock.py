@@ -19,7 +19,7 @@ class WriterLock:
 
     def __init__(self, folder: Path) -> None:
         """Take it. Raises: ConfigError naming who holds it; DataError if the folder refuses."""
-        path = folder / _FILE
+        self._path = path = folder / _FILE
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
@@ -51,14 +51,18 @@ class WriterLock:
         """Let go; twice is harmless."""
         if self._descriptor >= 0:
             # Not by closing alone: a process that is just being started has the descriptor, too.
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self.close()
 
     def close(self) -> None:
         """Close the file, in a forked process: its parent holds the lock on."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            try:
+                os.close(descriptor)
+            except OSError as error:
+                raise DataError(f"{self._path}: {error.strerror}") from error
 
 
 _held: weakref.WeakSet[WriterLock] = weakref.WeakSet()

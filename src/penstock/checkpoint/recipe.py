@@ -102,14 +102,28 @@ def decide(catalog: Catalog, tier: int, new: Plan, way: Way, layouts: Iterable[L
     if found is None:
         return new
     before, reference = found
-    try:
-        chain = tuple(catalog.ways(reference.step)[0])
-    except (FormatError, DataError):
+    chain = _good_way(catalog, reference.step)
+    if chain is None:
         return new
     since_bytes = (*before.since_bytes, before.stored_bytes)
     return replace(
         new, since_bytes=since_bytes, reference=Reference(reference.step, reference.uid), chain=chain
     )
+
+
+def _good_way(catalog: Catalog, step: int) -> tuple[tuple[int, int], ...] | None:
+    """Return the nearest way to a snapshot on which nothing is known to be damaged; None if there is none."""
+    try:
+        ways = catalog.ways(step)
+    except (FormatError, DataError):
+        return None
+    damaged = {
+        (tier, one.step)
+        for tier in range(len(catalog.tiers))
+        for one in catalog.stored(tier)
+        if not one.is_whole
+    }
+    return next((tuple(way) for way in ways if damaged.isdisjoint(way)), None)
 
 
 def _reference(

@@ -539,7 +539,8 @@ class SnapshotStore:
             try:
                 return self._restore(candidate, into, only, framework)
             except (FormatError, DataError) as error:
-                self._catalog.mark_damaged(candidate)
+                if isinstance(error, FormatError):
+                    self._catalog.mark_damaged(candidate)
                 if candidate == candidates[-1]:
                     raise
                 self._told(f"step {candidate} is not restored: {error}")
@@ -650,11 +651,11 @@ class SnapshotStore:
             raise ConfigError(self._catalog.missing(step))
         steps = self._catalog.steps() if step is None else [step]
         with Workers(self._threads, "penstock-verify") as workers:
-            listed = [self._listed(one, self._fault(one, workers)) for one in steps]
-        for one in listed:
-            if one.condition != "whole":
-                self._catalog.mark_damaged(one.step)
-        return listed
+            faults = {one: self._fault(one, workers) for one in steps}
+        for one, fault in faults.items():
+            if isinstance(fault, FormatError):
+                self._catalog.mark_damaged(one)
+        return [self._listed(one, fault) for one, fault in faults.items()]
 
     def _fault(self, step: int, workers: Workers | None) -> FormatError | DataError | None:
         """Return what is wrong with every copy of a snapshot, or None. workers: decode all of it; None: opened only."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from penstock.checkpoint.catalog import Catalog
@@ -68,6 +69,12 @@ class Upkeep:
         with self._deciding:
             self._held.update(steps)
 
+    @contextmanager
+    def nothing_goes(self) -> Iterator[None]:
+        """Have nothing removed before what is looked at is held."""
+        with self._deciding:
+            yield
+
     def let_go(self, steps: Iterable[int]) -> None:
         """Take back a `hold`."""
         with self._deciding:
@@ -118,6 +125,10 @@ class Upkeep:
     def forget(self, now_seconds: float) -> None:
         """Remove the copies that nobody wants any more. Raises: DataError if one cannot be removed."""
         with self._deciding:
+            if self._catalog.is_unsure():
+                self._catalog.look()
+            if self._catalog.is_unsure():
+                return  # what cannot be read now may be whole, and need others of which nobody knows
             if len(self._catalog.tiers) == 1:
                 stored = self._catalog.stored(0)
                 self._delete(0, to_forget(stored, self._keep, now_seconds, in_use=self._in_use))
@@ -129,18 +140,29 @@ class Upkeep:
             self._delete(1, slow)
 
     def next_to_drain(self, now_seconds: float) -> int | None:
-        """Return the step to copy to the slow tier next; None where nothing waits."""
+        """Return the step to copy to the slow tier next, held from here on; None where nothing waits."""
         if len(self._catalog.tiers) == 1:
             return None
         with self._deciding:
-            return next(iter(to_drain(self._tiers(nearest=0), self._keep, now_seconds)), None)
+            step = next(iter(to_drain(self._tiers(nearest=0), self._keep, now_seconds)), None)
+            self.hold([] if step is None else [step])
+            return step
 
     def delete(self, step: int) -> None:
-        """Remove all copies of a snapshot. Raises: ConfigError if there is none, or others need it; DataError."""
+        """Remove all copies of a snapshot.
+
+        Raises: ConfigError if there is none, if others need it, or if it is being drained or a drain is a difference
+            to it; DataError.
+        """
         with self._deciding:
             copies = self._catalog.copies(step)
             if not copies:
                 raise ConfigError(self._catalog.missing(step))
+            if step in self._in_use:
+                raise ConfigError(
+                    f"step {step} cannot be deleted while it is drained, or another as a difference to it: wait for "
+                    "drain() first"
+                )
             for copy in copies:
                 needing = dependents(self._catalog.stored(copy.tier), step)
                 if needing:
@@ -158,9 +180,8 @@ class Upkeep:
         """
         with self._deciding:
             for number in range(len(self._catalog.tiers)):
-                stored = self._catalog.stored(number)
-                if any(one.step == step and not one.is_whole for one in stored):
-                    self._delete(number, [*dependents(stored, step), step])
+                if self._catalog.is_damaged(number, step):
+                    self._delete(number, [*dependents(self._catalog.stored(number), step), step])
 
     @property
     def _in_use(self) -> list[int]:

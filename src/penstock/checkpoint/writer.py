@@ -155,10 +155,11 @@ class SnapshotWriter:
             self._upkeep.open_for_writing()
             self._upkeep.replace_damaged(job.step)
             new = job.plan or new_plan(job.step, self._catalog)
-            plan = decide(self._catalog, self._number, new, self._way, layouts)
-            job.draft = self._tier.begin(folder_of(plan.step), plan.uid)
-            # Let go of at the end of `write`.
-            self._upkeep.hold(step for _, step in plan.chain)
+            with self._upkeep.nothing_goes():
+                plan = decide(self._catalog, self._number, new, self._way, layouts)
+                job.draft = self._tier.begin(folder_of(plan.step), plan.uid)
+                # Let go of at the end of `write`.
+                self._upkeep.hold(step for _, step in plan.chain)
             return plan.write()
 
         job.plan = Plan.read(self._ranks.ask_first(f"the beginning of step {job.step}", on_first))

@@ -8,15 +8,13 @@ import pytest
 from tests.checkpoint.crash.injection import Savers
 from tests.checkpoint.crash.trials import cases, closes, sample, survive_faults
 
-#: The harness finds faults in deletes, sweeps and drains that are not mended yet; this goes when they are.
-NOT_READY = pytest.mark.xfail(reason="deletes, sweeps and drains have known faults", strict=False)
 STORES = [
     "store/complete",
     "store/progressive",
     "store/chain",
-    pytest.param("store/progressive+fast", marks=NOT_READY),
+    "store/progressive+fast",
 ]
-FAULTS = ["KILL", pytest.param("ENOSPC", marks=NOT_READY), pytest.param("EIO", marks=NOT_READY)]
+FAULTS = ["KILL", "ENOSPC", "EIO"]
 SESSIONS = [[1, 2, 3], [4, 5]]
 #: Of the faults, those that come about: what a drain finds to do depends on how fast it is.
 MOST = 0.6
@@ -44,7 +42,6 @@ def test_committed_snapshots_survive_a_fault_at_every_call(
     assert survive_faults(savers, subject, top, SESSIONS, every) >= MOST * len(every)
 
 
-@NOT_READY
 @pytest.mark.system
 @pytest.mark.parametrize("fault", ["ENOSPC", "EIO"])
 def test_committed_snapshots_survive_a_close_that_fails(savers: Savers, top: Path, fault: str) -> None:

@@ -8,13 +8,11 @@ import pytest
 from tests.checkpoint.crash.injection import Savers, Site
 from tests.checkpoint.crash.trials import record_a_death_and_after, record_saves, survive_power_cuts
 
-#: The harness finds faults in deletes, sweeps and drains that are not mended yet; this goes when they are.
-NOT_READY = pytest.mark.xfail(reason="deletes, sweeps and drains have known faults", strict=False)
 STORES = [
     "store/complete",
     "store/progressive",
     "store/chain",
-    pytest.param("store/progressive+fast", marks=NOT_READY),
+    "store/progressive+fast",
 ]
 SESSIONS = [[1, 2, 3], [4, 5]]
 MANY_SESSIONS = [[1, 2, 3, 4, 5, 6], [7, 8, 9], [10, 11, 12]]
@@ -28,7 +26,6 @@ def test_committed_snapshots_survive_a_power_cut(savers: Savers, top: Path, subj
     assert survive_power_cuts(subject, recording, top, 100) == 100
 
 
-@NOT_READY
 @pytest.mark.system
 @pytest.mark.parametrize("site", [Site("fsync", 1), Site("fsync", 4), Site("rename", 1)], ids=str)
 def test_they_survive_one_after_a_process_was_killed_and_another_went_on(
@@ -49,7 +46,6 @@ def test_committed_snapshots_survive_a_thousand_power_cuts(savers: Savers, top: 
     assert survive_power_cuts(subject, recording, top, 1_000) == 1_000
 
 
-@NOT_READY
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("subject", STORES)
