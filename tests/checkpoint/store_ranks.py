@@ -48,7 +48,7 @@ class DueOn:
     def __init__(self, is_due: bool) -> None:
         self._is_due = is_due
 
-    def steps(self, until: int) -> Any:
+    def steps(self, until: int, **_: Any) -> Any:
         raise AssertionError("nobody knows them ahead")
 
     def is_due(self, *_: Any) -> bool:

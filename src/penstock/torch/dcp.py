@@ -7,21 +7,28 @@
 What is written is a snapshot as any other: `SnapshotStore("runs/a").restore()` puts it together on one process, and
 `StoreReader` reads what `SnapshotStore.save` wrote. Numbers, text and lists of them are kept as such; other objects,
 which DCP would pickle, are refused by name.
+
+DCP's collectives wait for as long as the process group does, and name nobody. So all ranks meet here before DCP begins:
+one that does not come is named within a minute.
 """
 
 from __future__ import annotations
 
 import io
-import operator
 import os
+import re
+import secrets
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -46,10 +53,9 @@ from torch.futures import Future
 from penstock.checkpoint.catalog import Catalog, open_way
 from penstock.checkpoint.codecs import DEFAULT, codec_named
 from penstock.checkpoint.dtypes import dtype_named
-from penstock.checkpoint.loading import plan_loading
 from penstock.checkpoint.manifest import Stored, folder_of, read_layout, write_layout, write_manifest
 from penstock.checkpoint.parts import Part
-from penstock.checkpoint.ranks import ranks_of_this_job
+from penstock.checkpoint.ranks import Ranks, ranks_of_this_job
 from penstock.checkpoint.reading import Chain, Wanted, parts_by_name, read_wanted, whole_layout
 from penstock.checkpoint.recipe import (
     RAW,
@@ -64,9 +70,9 @@ from penstock.checkpoint.recipe import (
 )
 from penstock.checkpoint.saving import Saved
 from penstock.checkpoint.staging import StagingArea, room_of, waves_of
-from penstock.checkpoint.state import Source, flatten
+from penstock.checkpoint.state import Source, flatten, memory_at
 from penstock.checkpoint.store import open_tier, tell
-from penstock.checkpoint.tensors import Box, Bytes, Layout, Tensor
+from penstock.checkpoint.tensors import Box, Bytes, Layout
 from penstock.checkpoint.tier import Draft
 from penstock.checkpoint.tree import (
     ArrayLeaf,
@@ -74,9 +80,11 @@ from penstock.checkpoint.tree import (
     Node,
     SequenceNode,
     decode_key,
+    decode_plain,
     joined,
     key_names,
     read_tree,
+    told_type,
 )
 from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.writing import InMemory, Piece, References
@@ -88,12 +96,23 @@ from penstock.policy.retention import Scheme
 from penstock.policy.snap_distance import SnapDistance
 
 _Path = tuple[str | int, ...]
+#: Of what is staged at a time where nothing is kept for the next difference.
+_WAVE_BYTES = 32 << 20
+#: A list of which more is missing than is there is no list.
+_MOST_GAPS = 16
 
 
 class StoreWriter(StorageWriter):
     """Writes DCP checkpoints as snapshots of a store. One for a training; it is used again for every save.
 
-    Collectives are DCP's own: each rank writes its part, and the coordinator makes them a snapshot in `finish`.
+    Collectives are DCP's own: each rank writes its part, and the coordinator makes them a snapshot in `finish`. What
+    fails on one rank DCP raises on all; what was written is removed when the next save begins, or by `close`.
+
+    Memory of a rank: what it writes, once, which stays for the next difference; with reference="stored" a few tens of
+    MiB.
+
+    Pickled, it is the same writer wherever it is unpickled in a process: so that of `async_save` in a process of its
+    own goes on with differences. From then on only that process writes.
     """
 
     def __init__(
@@ -105,16 +124,38 @@ class StoreWriter(StorageWriter):
         snap_dis: SnapDistance = 10,
         codec: str = DEFAULT,
         reference: Literal["memory", "stored"] = "memory",
+        ranks: Callable[[], Ranks] = ranks_of_this_job,
         storage_options: Mapping[str, Any] | None = None,
         report: Callable[[str], None] | None = tell,
     ) -> None:
-        """Arguments as of `penstock.checkpoint.store.SnapshotStore`. Raises: ConfigError naming the argument."""
+        """Open a store.
+
+        ranks: those that save together, all of the job; `alone` where only some do (process_group=, no_dist=True):
+            then nobody is waited for before DCP begins.
+        Other arguments as of `penstock.checkpoint.store.SnapshotStore`.
+
+        Raises: ConfigError naming the argument.
+        """
         codec_named(codec)
+        self._identity = secrets.token_hex(16)
+        self._arguments = {
+            "folder": os.fspath(folder),
+            "keep": keep,
+            "scheme": scheme,
+            "snap_dis": snap_dis,
+            "codec": codec,
+            "reference": reference,
+            "ranks": ranks,
+            "storage_options": storage_options,
+            "report": report,
+        }
         self._way = Way(scheme, snap_dis, codec)
         self._tier = open_tier(folder, storage_options)
         self._catalog = Catalog([self._tier])
         self._upkeep = Upkeep(self._catalog, keep, None)
         self._holds_reference = reference == "memory" and scheme != "complete" and codec != RAW
+        #: They meet in here, not in DCP; made at once, for all ranks have to make theirs in the same order.
+        self._ranks = ranks()
         self._report = report
         self._areas = [StagingArea(), StagingArea()]
         #: The last snapshot as this rank wrote it: its uid, and its tensors in the second area.
@@ -123,15 +164,32 @@ class StoreWriter(StorageWriter):
         self._plan: Plan | None = None
         self._draft: Draft | None = None
         self._begin_seconds = 0.0
+        _writers[self._identity] = self
+        weakref.finalize(self, self._upkeep.close)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how it is pickled: by what it was made of."""
+        return _writer_of, (self._identity, self._arguments)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a save. checkpoint_id: the step, such as "1200" or "step-1200"."""
+        """Begin a save, on all ranks.
+
+        checkpoint_id: the step, as a number or as the end of a text such as "step-1200".
+        Raises: ConfigError if it is none; WaitTimeout on all ranks, naming those that do not come.
+        """
         self._begin_seconds = time.monotonic()
-        self._step = None if checkpoint_id is None else step_named(checkpoint_id)
         self._abort()
+        steps = self._ranks.together("the beginning of a save", lambda: _step_of(checkpoint_id))
+        if len(set(steps)) > 1:
+            raise ConfigError(f"the ranks save different steps: {', '.join(map(str, steps))}")
+        self._step = steps[0]
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """See `StorageWriter`."""
+        """See `StorageWriter`. Raises: ConfigError if the ranks are to save each for itself."""
+        if self._ranks.size > 1 and not kwargs.get("use_collectives", True):
+            raise ConfigError(
+                "use_collectives is False; the ranks that write one snapshot have to agree on it"
+            )
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """See `StorageWriter`."""
@@ -142,6 +200,7 @@ class StoreWriter(StorageWriter):
 
         Raises: ConfigError if no step was given, or there is a snapshot of it; DataError.
         """
+        self._abort()
         if self._step is None:
             raise ConfigError(
                 'the step is not known: give it as checkpoint_id, such as dcp.save(..., checkpoint_id="1200")'
@@ -158,9 +217,10 @@ class StoreWriter(StorageWriter):
             for item in plan.items
             if item.type != WriteItemType.BYTE_IO
         ]
-        self._plan = decide(self._catalog, 0, new_plan(self._step, self._catalog), self._way, layouts)
-        self._upkeep.hold(step for _, step in self._plan.chain)
-        self._draft = self._tier.begin(folder_of(self._step), self._plan.uid)
+        decided = decide(self._catalog, 0, new_plan(self._step, self._catalog), self._way, layouts)
+        self._draft = self._tier.begin(folder_of(self._step), decided.uid)
+        self._plan = decided
+        self._upkeep.hold(step for _, step in decided.chain)
         written = self._plan.write()
         # A rank without tensors writes no part, and parts are numbered through.
         has_part = [any(item.type != WriteItemType.BYTE_IO for item in plan.items) for plan in plans]
@@ -198,35 +258,32 @@ class StoreWriter(StorageWriter):
 
     def _write_part(
         self, snapshot: Plan, number: int, items: Sequence[WriteItem], planner: SavePlanner, paths: _Paths
-    ) -> tuple[Part, list[Stored]]:
-        sources = []
-        for item in items:
-            value = planner.resolve_data(item)
-            assert isinstance(value, torch.Tensor), "an item that is no BYTE_IO is a tensor"
-            (source,) = flatten({"tensor": value.detach().contiguous()}).sources
-            layout = _layout(item, paths)
-            sources.append(Source(layout, source.array, source.address, source.is_on_host))
-        (cuts,) = waves_of(sources, None)
+    ) -> tuple[Part, Sequence[Stored]]:
+        sources = [_source(item, planner, paths) for item in items]
+        # Training stands still for as long as this takes, so that nothing has to be staged but for the next difference.
+        waves = waves_of(sources, None if self._holds_reference else _WAVE_BYTES)
         area = self._areas[0]
-        area.reserve(room_of(cuts))
-        pieces = area.copy(cuts)
+        area.reserve(max(map(room_of, waves)))
+        pieces = area.copy(waves[0])
+
+        def staged() -> Iterator[Sequence[Piece]]:
+            yield pieces
+            for wave in waves[1:]:
+                yield area.copy(wave)
+
         draft = self._draft or self._tier.begin(folder_of(snapshot.step), snapshot.uid, join=True)
         with Workers(min(4, available_cpus()), f"penstock-encode-{snapshot.step}") as workers:
             references, chain = self._references(snapshot)
             try:
-                coder = made_coder(
-                    self._way.codec,
-                    lambda: (Tensor(piece.layout, piece.data) for piece in pieces),
-                    references,
-                )
-                made = write_part(draft, snapshot, number, [pieces], references, coder, workers)
+                coder = made_coder(self._way.codec, lambda: (each.tensor() for each in sources), references)
+                made = write_part(draft, snapshot, number, staged(), references, coder, workers)
             finally:
                 if chain is not None:
                     chain.close()
         if self._holds_reference:
             self._held = snapshot.uid, pieces
             self._areas.reverse()
-        return made.part, list(made.stored)
+        return made.part, made.stored
 
     def _references(self, snapshot: Plan) -> tuple[References | None, Chain | None]:
         if snapshot.reference is None:
@@ -262,6 +319,7 @@ class StoreWriter(StorageWriter):
         draft.commit(write_manifest(manifest))
         self._draft = None
         self._catalog.add(0, manifest)
+        self._plan = self._step = None
         self._upkeep.let_go(step for _, step in plan.chain)
         seconds = time.monotonic() - self._begin_seconds
         for number, part in enumerate(manifest.parts):
@@ -276,8 +334,9 @@ class StoreWriter(StorageWriter):
             self._report(saved.told("durable"))
 
     def _abort(self) -> None:
-        if self._draft is not None and self._plan is not None:
+        if self._draft is not None:
             self._draft.abort()
+        if self._plan is not None:
             self._upkeep.let_go(step for _, step in self._plan.chain)
         self._draft = self._plan = None
 
@@ -285,7 +344,19 @@ class StoreWriter(StorageWriter):
         """Let go of the folder and of the memory; twice is harmless."""
         self._abort()
         self._held = None
+        self._areas = [StagingArea(), StagingArea()]
         self._upkeep.close()
+        _unpickled.pop(self._identity, None)
+
+    def __enter__(self) -> StoreWriter:
+        """Return the writer, which is closed at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -293,73 +364,120 @@ class StoreWriter(StorageWriter):
         return _digits(checkpoint_id) is not None
 
 
+#: Writers of this process, by their identity; those that were unpickled have no other owner.
+_writers: weakref.WeakValueDictionary[str, StoreWriter] = weakref.WeakValueDictionary()
+_unpickled: dict[str, StoreWriter] = {}
+
+
+def _writer_of(identity: str, arguments: dict[str, Any]) -> StoreWriter:
+    """Return the writer that was pickled: the one that is in this process, or a new one."""
+    writer = _writers.get(identity)
+    if writer is None:
+        writer = _unpickled[identity] = StoreWriter(**arguments)
+        writer._identity = identity
+        _writers[identity] = writer
+    return writer
+
+
 class StoreReader(StorageReader):
-    """Reads snapshots of a store for `dcp.load`, whoever wrote them, on any number of ranks."""
+    """Reads snapshots of a store for `dcp.load`, whoever wrote them, on any number of ranks.
+
+    Memory of a rank: what it loads, and some stored parts of it at a time.
+    """
 
     def __init__(
         self,
         folder: str | os.PathLike[str],
         *,
+        ranks: Callable[[], Ranks] = ranks_of_this_job,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """folder, storage_options: as of `penstock.checkpoint.store.SnapshotStore`."""
+        """Open a store.
+
+        ranks: those that load together, all of the job; `alone` where only some do (process_group=, no_dist=True):
+            then each looks at the folder itself, which on a network file system may be as it was a while ago.
+        folder, storage_options: as of `penstock.checkpoint.store.SnapshotStore`.
+        """
         self._catalog = Catalog([open_tier(folder, storage_options)])
-        self._step: int | None = None
+        self._ranks = ranks()
+        #: What rank 0 saw, since the last `reset`; None: nobody looked yet.
+        self._seen: list[tuple[int, int]] | None = None
         self._way: Sequence[tuple[int, int]] = ()
-        #: Of each tensor of the metadata, by its fqn: its name in the snapshot; and of each plain value: the same, and
-        #: where it is.
-        self._names: dict[str, str] = {}
-        self._plain: dict[str, tuple[str, _Path]] = {}
+        #: By fqn, as `read_metadata` found them: arrays and values without arrays.
+        self._arrays: dict[str, ArrayLeaf] = {}
+        self._plain: dict[str, Any] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a load. checkpoint_id: the step; None: the snapshot that was saved last."""
-        self._step = None if checkpoint_id is None else step_named(checkpoint_id)
+        """Begin a load, on all ranks.
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return what there is. Raises: ConfigError if there is no such snapshot; FormatError, DataError."""
+        checkpoint_id: the step, as of `StoreWriter.reset`; None: the snapshot that was saved last.
+        Raises: ConfigError if there is no such snapshot; DataError; WaitTimeout naming ranks that do not come; all of
+            that on all ranks.
+        """
+        self._seen = self._look(checkpoint_id)
 
-        def look() -> list[tuple[int, int]]:
+    def _look(self, checkpoint_id: str | os.PathLike[str] | None) -> list[tuple[int, int]]:
+        """Return what a snapshot is made of, as rank 0 sees it."""
+
+        def look(steps_of_ranks: list[int | None]) -> list[tuple[int, int]]:
             self._catalog.look()
-            steps = self._catalog.steps()
-            step = steps[-1] if self._step is None and steps else self._step or 0
+            step = steps_of_ranks[0]
+            if step is None:
+                steps = self._catalog.steps()
+                if not steps:
+                    name = self._catalog.tiers[0].name
+                    raise ConfigError(f"there is no snapshot in {name}: nothing was saved there")
+                step = steps[-1]
             return self._catalog.ways(step)[0]
 
-        # Rank 0 alone looks: a network file system may show others what was there a while ago.
-        is_joint = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-        self._way = ranks_of_this_job().ask_first("the choice of a snapshot", look) if is_joint else look()
+        seen: list[tuple[int, int]] = self._ranks.together(
+            "the choice of a snapshot", lambda: _step_of(checkpoint_id), look
+        )
+        return seen
+
+    def read_metadata(self, *args: Any, **options: Any) -> Metadata:
+        """Return what there is: of the snapshot of the last `reset`, else of the one that was saved last.
+
+        Raises: FormatError, DataError; as `reset`, if that was not called.
+        """
+        # DCP calls `reset` only where it is given a checkpoint_id.
+        self._way = self._look(None) if self._seen is None else self._seen
+        self._seen = None
         with closing(open_way(self._catalog, self._way)) as chain:
             return self._metadata(chain)
 
     def _metadata(self, chain: Chain) -> Metadata:
         parts = parts_by_name(chain.manifest)
         tree = read_tree(chain.manifest.tree, [whole_layout(those) for those in parts.values()])
+        leaves: dict[int, ArrayLeaf] = {}
+        outline = _outline(tree.root, leaves)
+        try:
+            # DCP itself says what it would call the values of such a state, and which of them it takes for one.
+            flat, paths = flatten_state_dict(outline)
+        except ValueError as error:
+            raise ConfigError(
+                f"step {chain.manifest.step} has two values of one name in DCP ({error}): restore it with SnapshotStore"
+            ) from None
         described: dict[str, Any] = {}
-        paths: dict[str, _Path] = {}
-        self._names, self._plain = {}, {}
-        for leaf, path in _leaves(tree.root):
-            fqn = ".".join(map(str, path))
-            paths[fqn] = path
-            if not isinstance(leaf, ArrayLeaf):
-                self._plain[fqn] = leaf.name, path
+        self._arrays, self._plain = {}, {}
+        for fqn, value in flat.items():
+            leaf = leaves.get(id(value))
+            if leaf is None and not _has_arrays(value):
+                self._plain[fqn] = value
                 described[fqn] = BytesStorageMetadata()
+            if leaf is None:
                 continue
-            if not leaf.is_whole or leaf.kind != "torch":
-                raise ConfigError(
-                    f"{leaf.name} is a view or an array of {leaf.kind}, which DCP does not load: restore the "
-                    "snapshot with SnapshotStore"
-                )
-            self._names[fqn] = leaf.of
-            stored = parts[leaf.of]
-            whole = whole_layout(stored)
-            chunks = [
-                ChunkStorageMetadata(
-                    torch.Size(one.layout.box.offsets if one.layout.box else (0,) * len(whole.shape)),
-                    torch.Size(one.layout.shape),
-                )
-                for one in stored
-            ]
-            properties = TensorProperties(dtype=getattr(torch, whole.dtype.name))
-            described[fqn] = TensorStorageMetadata(properties, torch.Size(whole.shape), chunks)
+            self._arrays[fqn] = leaf
+            shape = torch.Size(leaf.view.shape)
+            chunks = [ChunkStorageMetadata(torch.Size((0,) * len(shape)), shape)]
+            if leaf.is_whole:
+                chunks = [
+                    ChunkStorageMetadata(torch.Size(one.layout.box.offsets), torch.Size(one.layout.shape))
+                    for one in parts[leaf.of]
+                    if one.layout.box is not None and one.layout.values
+                ] or chunks
+            properties = TensorProperties(dtype=getattr(torch, leaf.view.dtype.name))
+            described[fqn] = TensorStorageMetadata(properties, shape, chunks)
         return Metadata(described, planner_data=paths)
 
     def set_up_storage_reader(
@@ -377,55 +495,53 @@ class StoreReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what a rank needs; done when it returns. Raises: FormatError naming file and tensor; DataError."""
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                # DCP unpickles what it is given: made here, of values that were read as our own JSON.
+                pickled = io.BytesIO()
+                torch.save(self._plain[item.storage_index.fqn], pickled)
+                pickled.seek(0)
+                planner.load_bytes(item, pickled)
         with closing(open_way(self._catalog, self._way)) as chain:
-            self._read_plain(chain, plan, planner)
             self._read_tensors(chain, plan, planner)
         future: Future[None] = Future()
         future.set_result(None)
         return future
 
-    def _read_plain(self, chain: Chain, plan: LoadPlan, planner: LoadPlanner) -> None:
-        items = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
-        if not items:
-            return
-        layouts = [whole_layout(those) for those in parts_by_name(chain.manifest).values()]
-        tree = read_tree(chain.manifest.tree, layouts)
-        names = [self._plain[item.storage_index.fqn][0] for item in items]
-        state = plan_loading(tree, only=names).state()
-        for item in items:
-            value = state
-            for part in self._plain[item.storage_index.fqn][1]:
-                value = value[part]
-            # DCP unpickles what it is given: made here, of values that were read as our own JSON.
-            pickled = io.BytesIO()
-            torch.save(value, pickled)
-            pickled.seek(0)
-            planner.load_bytes(item, pickled)
-
     def _read_tensors(self, chain: Chain, plan: LoadPlan, planner: LoadPlanner) -> None:
-        by_place = {
-            (stored.layout.name, stored.layout.box.offsets if stored.layout.box else None): stored
+        parts = parts_by_name(chain.manifest)
+        chunks = {
+            (stored.layout.name, stored.layout.box.offsets): [stored]
             for stored in chain.manifest.tensors
+            if stored.layout.box is not None and stored.layout.values
         }
         #: The items of what is being read.
-        items: dict[Wanted, ReadItem] = {}
+        items: dict[Wanted, tuple[ReadItem, torch.Tensor]] = {}
 
         def wanted() -> Iterator[Wanted]:
             for item in plan.items:
                 if item.type == LoadItemType.BYTE_IO:
                     continue
-                name = self._names[item.storage_index.fqn]
-                stored = by_place.get((name, None)) or by_place[name, tuple(item.storage_index.offset or ())]
-                layout = _part_of(stored.layout, item)
-                one = Wanted(layout, [stored], np.empty(layout.nbytes, np.uint8))
-                items[one] = item
+                leaf = self._arrays[item.storage_index.fqn]
+                layout = whole_layout(parts[leaf.of])
+                if leaf.is_whole:
+                    layout = _part_of(layout, item)
+                stored = chunks.get((leaf.of, tuple(item.storage_index.offset or ())), parts[leaf.of])
+                target = planner.resolve_tensor(item).detach()
+                out = _memory_of(target, layout) if leaf.is_whole else None
+                one = Wanted(layout, stored, np.empty(layout.nbytes, np.uint8) if out is None else out)
+                items[one] = item, target
                 yield one
 
         with Workers(min(4, available_cpus()), f"penstock-decode-{chain.manifest.step}") as workers:
             for one in read_wanted(chain, wanted(), workers):
-                item = items.pop(one)
-                target = planner.resolve_tensor(item).detach()
-                target.copy_(_as_torch(one.layout, one.out))
+                item, target = items.pop(one)
+                leaf = self._arrays[item.storage_index.fqn]
+                source = _as_torch(one.layout, one.out)
+                if not leaf.is_whole:
+                    source = _viewed(leaf, one.out, item)
+                if source.data_ptr() != target.data_ptr():
+                    target.copy_(source)
                 planner.commit_tensor(item, target)
 
     @classmethod
@@ -434,20 +550,23 @@ class StoreReader(StorageReader):
         return _digits(checkpoint_id) is not None
 
 
-def step_named(checkpoint_id: str | os.PathLike[str]) -> int:
-    """Return the step of a checkpoint id. Raises: ConfigError if it ends in no number."""
+def step_named(checkpoint_id: str | os.PathLike[str] | int) -> int:
+    """Return the step of a checkpoint id. Raises: ConfigError if it ends in no number of a step."""
     step = _digits(checkpoint_id)
     if step is None:
-        raise ConfigError(
-            f'checkpoint_id is {os.fspath(checkpoint_id)!r}; it must be the step, such as "1200" or "step-1200"'
-        )
+        told = checkpoint_id if isinstance(checkpoint_id, int) else os.fspath(checkpoint_id)
+        raise ConfigError(f'checkpoint_id is {told!r}; it must be the step, such as "1200" or "step-1200"')
     return step
 
 
-def _digits(checkpoint_id: str | os.PathLike[str]) -> int | None:
-    text = os.fspath(checkpoint_id).rstrip("/")
-    digits = text[len(text.rstrip("0123456789")) :]
-    return int(digits) if digits and digits.isascii() else None
+def _step_of(checkpoint_id: str | os.PathLike[str] | None) -> int | None:
+    return None if checkpoint_id is None else step_named(checkpoint_id)
+
+
+def _digits(checkpoint_id: str | os.PathLike[str] | int) -> int | None:
+    text = str(checkpoint_id if isinstance(checkpoint_id, int) else os.fspath(checkpoint_id))
+    found = re.search(r"(?<![0-9])[0-9]{1,18}(?=/*$)", text)
+    return int(found[0]) if found and not text.startswith("-") else None
 
 
 # -- Names and paths -------------------------------------------------------------------------------------------
@@ -479,10 +598,33 @@ def _name(path: _Path) -> str:
 def _layout(item: WriteItem, paths: _Paths) -> Layout:
     data = item.tensor_data
     assert data is not None, "a tensor's item says what it is"
+    name = _name(_path(item.index.fqn, paths))
     shape, whole, offsets = tuple(data.chunk.sizes), tuple(data.size), tuple(data.chunk.offsets)
-    dtype = dtype_named(str(data.properties.dtype).removeprefix("torch."))
-    box = None if shape == whole else Box(whole, offsets)
-    return Layout(_name(_path(item.index.fqn, paths)), dtype, shape, box)
+    try:
+        dtype = dtype_named(str(data.properties.dtype).removeprefix("torch."))
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    return Layout(name, dtype, shape, None if shape == whole else Box(whole, offsets))
+
+
+def _source(item: WriteItem, planner: SavePlanner, paths: _Paths) -> Source:
+    """Return a tensor of the plan, where it is. Raises: ConfigError naming one that a snapshot does not hold."""
+    layout = _layout(item, paths)
+    value = planner.resolve_data(item)
+    assert isinstance(value, torch.Tensor), "an item that is no BYTE_IO is a tensor"
+    tensor = value.detach()
+    try:
+        flatten({"value": tensor})
+    except ConfigError as error:
+        raise ConfigError(f"{layout.name}: {error}") from None
+    if (str(tensor.dtype), tuple(tensor.shape)) != (f"torch.{layout.dtype.name}", layout.shape):
+        raise ConfigError(
+            f"{layout.name} is planned as {layout.dtype.name} of shape {layout.shape}, and the planner gives "
+            f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+        )
+    tensor = tensor.resolve_conj().resolve_neg()
+    address = tensor.data_ptr() if tensor.is_contiguous() and layout.nbytes else None
+    return Source(layout, tensor, address, tensor.is_cpu)
 
 
 def _plain(item: WriteItem, planner: SavePlanner, paths: _Paths) -> Any:
@@ -500,60 +642,92 @@ def _plain(item: WriteItem, planner: SavePlanner, paths: _Paths) -> Any:
         raise ConfigError(f"{name}: {error}") from None
     if flat.sources:
         raise ConfigError(
-            f"{name} is a {type(value).__name__} with arrays in it: save these as tensors of their own"
+            f"{name} is {told_type(value)} with an array or many bytes in it, and DCP takes it for one value: save "
+            "arrays as tensors, in mappings or lists"
         )
     tree: Any = flat.tree
     return tree["map"]["value"]
 
 
 def _tree(leaves: Mapping[_Path, Any]) -> Any:
-    """Return the tree with a node at each path; a mapping whose keys are 0, 1, ... is a list."""
+    """Return the tree with a node at each path; in a path DCP has a number for a place in a list, and nothing else."""
     if () in leaves:
         return leaves[()]
     inner: dict[str | int, dict[_Path, Any]] = {}
     for path, node in leaves.items():
         inner.setdefault(path[0], {})[path[1:]] = node
     nodes = {key: _tree(parts) for key, parts in inner.items()}
-    if nodes and all(isinstance(key, int) for key in nodes) and set(nodes) == set(range(len(nodes))):
-        return [nodes[index] for index in range(len(nodes))]
-    if all(isinstance(key, str) for key in nodes):
+    places = [key for key in nodes if isinstance(key, int)]
+    if places and len(places) == len(nodes) and max(places) < 2 * len(places) + _MOST_GAPS:
+        # What is missing is a mapping without values, of which DCP says nothing.
+        return [nodes.get(index, {"map": {}}) for index in range(max(places) + 1)]
+    if not places:
         return {"map": nodes}
     return {"items": [[key, node] for key, node in nodes.items()]}
 
 
-def _leaves(node: Node, path: _Path = ()) -> Iterator[tuple[Node, _Path]]:
-    """Yield the values of a tree, and where each is in the nested state.
+def _outline(node: Node, leaves: dict[int, ArrayLeaf]) -> Any:
+    """Return a state without its numbers. leaves: gets each array's leaf, by the id of the tensor in its place."""
+    if isinstance(node, ArrayLeaf):
+        tensor = torch.empty(0, device="meta")
+        # DCP would ask for bytes, which are kept as an array if they are many, as for a value.
+        if node.kind != "bytes":
+            leaves[id(tensor)] = node
+        return tensor
+    if isinstance(node, MappingNode):
+        keys = [decode_key(key, torch) for key in node.keys]
+        return {key: _outline(part, leaves) for key, part in zip(keys, node.parts, strict=True)}
+    if isinstance(node, SequenceNode):
+        parts = [_outline(part, leaves) for part in node.parts]
+        return tuple(parts) if node.is_tuple else parts
+    return decode_plain(node.value, torch)
 
-    A mapping or list without arrays is yielded too, beside what is in it: DCP takes one as a single value.
-    """
-    if isinstance(node, (MappingNode, SequenceNode)):
-        keys = (
-            [decode_key(key, torch) for key in node.keys]
-            if isinstance(node, MappingNode)
-            else range(len(node.parts))
-        )
-        below = [
-            found for key, part in zip(keys, node.parts, strict=True) for found in _leaves(part, (*path, key))
-        ]
-        if path and not any(isinstance(leaf, ArrayLeaf) for leaf, _ in below):
-            yield node, path
-        yield from below
-    else:
-        yield node, path
+
+def _has_arrays(value: Any) -> bool:
+    """Return whether there are arrays in a value, such as a tuple of them, which DCP takes for one."""
+    if isinstance(value, Mapping):
+        return any(map(_has_arrays, value.values()))
+    return isinstance(value, torch.Tensor) or (
+        isinstance(value, (list, tuple)) and any(map(_has_arrays, value))
+    )
+
+
+# -- Numbers ---------------------------------------------------------------------------------------------------
 
 
 def _part_of(layout: Layout, item: ReadItem) -> Layout:
-    """Return what an item wants of a stored part."""
+    """Return what an item wants of a tensor: a part of one of its chunks."""
     shape = tuple(item.lengths)
-    if shape == layout.shape:
-        return layout
-    whole, offsets = layout.shape, tuple(item.storage_offsets)
-    if layout.box is not None:
-        whole = layout.box.whole
-        offsets = tuple(map(operator.add, layout.box.offsets, offsets))
-    return Layout(layout.name, layout.dtype, shape, Box(whole, offsets))
+    chunk = item.storage_index.offset or (0,) * len(shape)
+    offsets = tuple(begin + inner for begin, inner in zip(chunk, item.storage_offsets, strict=True))
+    return Layout(
+        layout.name, layout.dtype, shape, None if shape == layout.shape else Box(layout.shape, offsets)
+    )
+
+
+def _memory_of(target: torch.Tensor, layout: Layout) -> Bytes | None:
+    """Return the memory of a target into which numbers can go as they are; None if they have to be copied."""
+    is_there = target.is_cpu and target.is_contiguous() and not (target.is_conj() or target.is_neg())
+    if (
+        not is_there
+        or str(target.dtype) != f"torch.{layout.dtype.name}"
+        or tuple(target.shape) != layout.shape
+    ):
+        return None
+    return memory_at(target.data_ptr(), layout.nbytes, target, writable=True)
 
 
 def _as_torch(layout: Layout, data: Bytes) -> torch.Tensor:
     tensor = torch.from_numpy(data).view(getattr(torch, layout.dtype.name))
     return tensor.reshape(layout.shape)
+
+
+def _viewed(leaf: ArrayLeaf, data: Bytes, item: ReadItem) -> torch.Tensor:
+    """Return what an item wants of an array that is a view of its tensor, whose bytes are here."""
+    view = leaf.view
+    array = np.ndarray(view.shape, f"V{view.dtype.item_bytes}", data, view.offset, view.strides)
+    place = tuple(
+        slice(begin, begin + length) for begin, length in zip(item.storage_offsets, item.lengths, strict=True)
+    )
+    part = np.ascontiguousarray(array[place]).view(np.uint8).reshape(-1)
+    return _as_torch(Layout(leaf.name, view.dtype, tuple(item.lengths)), part)
