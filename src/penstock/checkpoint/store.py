@@ -393,7 +393,9 @@ class SnapshotStore:
             for number, wave in enumerate(cuts):
                 if not waves.wait_for_area():
                     break
-                waves.put(areas[number % len(areas)].copy(wave))
+                # In one wave, the threads that will encode have nothing else to do yet.
+                copied = areas[number % len(areas)].copy(wave, workers if len(cuts) == 1 else None)
+                waves.put(copied)
             waves.put(None)
         except BaseException:
             # Interrupted, or a device failed: what is half copied is never written.
