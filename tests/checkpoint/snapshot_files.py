@@ -126,6 +126,7 @@ def tensor(name: str, array: np.ndarray[Any, Any], **lies: int) -> MadeTensor:
 def made_snapshot(
     folder: Path,
     tensors: Sequence[MadeTensor],
+    /,
     *,
     step: int = 1,
     uid: str = UID,

@@ -217,6 +217,20 @@ def test_parts_along_the_first_dimension_of_a_large_job_are_checked_in_linear_ti
         check_whole(parts[:7] + parts[8:])
 
 
+def test_parts_in_columns_and_points_are_checked_in_linear_time() -> None:
+    """A hundred million pairs: these come from files that a stranger made, too."""
+    columns = [part("weight", (2, 10_000), (0, column), (2, 1)) for column in range(10_000)]
+    check_whole(columns)
+    with pytest.raises(ConfigError, match=r"weight lacks \[0:2, 0:1\]"):
+        check_whole(columns[1:])
+    assert len(copies_into(full("weight", 2, 10_000), columns)) == 10_000
+
+    bits = [tuple(number >> bit & 1 for bit in range(40)) for number in range(5_000)]
+    points = [part("weight", (2,) * 40, place, (1,) * 40) for place in bits]
+    with pytest.raises(ConfigError, match="weight has 5,000 parts that do not fill"):
+        check_whole(points)
+
+
 # Laid out anew
 
 
