@@ -507,22 +507,26 @@ def print_targets(
 
 
 def ahead_of_peers(rows: dict[str, Row], ours: list[Row]) -> tuple[bool, str]:
-    """Return whether each peer has a smaller preset of ours of like speed, and which comes nearest to none."""
-    closest = ("none installed", 0.0, "")
+    """Return whether each peer has a smaller preset of ours of like speed, and what comes nearest to having none."""
+    closest, ratio = "none is installed", 0.0
+    quicker = []
     for peer in rows.values():
         if peer.name.startswith(("penstock", "limit")):
             continue
         like = [row for row in ours if row.rate_in >= LIKE_SPEED * peer.rate_in]
         best = min(like or ours, key=lambda row: row.share)
-        ratio = best.share / peer.share if like else float("inf")
-        if ratio > closest[1]:
-            rates = f"{best.rate_in / peer.rate_in:.2f} x in, {best.rate_out / peer.rate_out:.2f} x out"
-            closest = (peer.name, ratio, f"; {best.name}, {rates}")
-    name, ratio, told = closest
-    return (
-        ratio < 1.0,
-        f"ahead of every peer of like speed; the closest is {name}, {ratio:.3f} x its share{told}",
-    )
+        of_peer = best.share / peer.share
+        rates = (
+            f"{best.name}, {best.rate_in / peer.rate_in:.2f} x in, {best.rate_out / peer.rate_out:.2f} x out"
+        )
+        if not like:
+            quicker.append(f"{peer.name} ({of_peer:.3f} x its share, {rates})")
+        elif of_peer > ratio:
+            closest, ratio = f"{peer.name}, {of_peer:.3f} x its share; {rates}", of_peer
+    text = f"ahead of every peer of like speed; the closest is {closest}"
+    if quicker:
+        text += f"; quicker than any preset: {', '.join(quicker)}"
+    return ratio < 1.0 and not quicker, text
 
 
 #: By the beginning of a name: what the picture calls it, and draws it with.
