@@ -157,7 +157,8 @@ class Catalog:
     def ways(self, step: int) -> list[list[tuple[int, int]]]:
         """Return how a snapshot can be read: tier and step of each that it is made of, itself the last.
 
-        Returns: the ways, the nearest first.
+        Returns: the ways, the nearest first; of each copy the one with the references that are read soonest, then those
+            with the references of each tier, for a copy may turn out to be damaged.
         Raises: ConfigError if there is no such snapshot, naming the nearest; if there is no way, FormatError or
             DataError: why not.
         """
@@ -167,10 +168,13 @@ class Catalog:
         ways: list[list[tuple[int, int]]] = []
         faults: list[FormatError | DataError] = []
         for copy in copies:
-            try:
-                ways.append([(link.tier, link.step) for link in self._links(copy)])
-            except (FormatError, DataError) as error:
-                faults.append(error)
+            for preferred in (None, *range(len(self.tiers))):
+                try:
+                    way = [(link.tier, link.step) for link in self._links(copy, preferred)]
+                except (FormatError, DataError) as error:
+                    faults.append(error)
+                else:
+                    ways += [way] if way not in ways else []
         if not ways:
             raise faults[0]
         return ways
@@ -180,8 +184,12 @@ class Catalog:
         copy = self._copies.get((step, tier))
         return copy.manifest if copy else None
 
-    def _links(self, copy: Copy) -> list[Copy]:
-        """Return the copies that one is made of, itself the last. Raises: what is wrong with one of them."""
+    def _links(self, copy: Copy, preferred: int | None) -> list[Copy]:
+        """Return the copies that one is made of, itself the last.
+
+        preferred: tier whose copies are taken where they are there; None: those that are read soonest.
+        Raises: what is wrong with one of them.
+        """
         links: list[Copy] = []
         while True:
             if copy.manifest is None:
@@ -194,12 +202,13 @@ class Catalog:
                 return links
             if any(link.manifest and link.manifest.uid == reference.uid for link in links):
                 raise FormatError(f"{where} is damaged: it is a difference to itself")
-            copy = self._reference(where, reference.step, reference.uid, copy.tier)
+            copy = self._reference(where, reference.step, reference.uid, copy.tier, preferred)
 
-    def _reference(self, where: str, step: int, uid: str, tier: int) -> Copy:
+    def _reference(self, where: str, step: int, uid: str, tier: int, preferred: int | None) -> Copy:
         """Return the copy that a difference is to: one that is no difference itself, else of the same tier."""
         found = [copy for copy in self.copies(step) if copy.manifest and copy.manifest.uid == uid]
         found.sort(key=lambda copy: (copy.manifest.reference is not None, copy.tier != tier))  # type: ignore[union-attr]
+        found.sort(key=lambda copy: preferred is not None and copy.tier != preferred)
         if not found:
             broken = [str(copy.fault) for copy in self.copies(step) if copy.fault]
             why = f": {broken[0]}" if broken else ", which is not there"

@@ -1,0 +1,182 @@
+"""Which copies go, where a new snapshot goes, and what nobody may take away meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.checkpoint import Keep, SnapshotStore
+from penstock.checkpoint.catalog import Catalog
+from penstock.checkpoint.local import LocalTier
+from penstock.checkpoint.recipe import Way
+from penstock.checkpoint.upkeep import Place, Upkeep
+from penstock.errors import ConfigError
+
+WAY = Way("progressive", 10, "balance")
+
+
+def steps_in(folder: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in folder.glob("step-*"))
+
+
+def saved(folder: Path, steps: int, *, snap_dis: int = 10) -> None:
+    """Save snapshots of steps 1, 2, ... and keep them all; some 40 kB each."""
+    with SnapshotStore(folder, keep=Keep(last=None), snap_dis=snap_dis, threads=1, report=None) as store:
+        weights = np.random.default_rng(0).normal(size=10_000).astype(np.float32)
+        for step in range(1, steps + 1):
+            weights[::9] *= np.float32(1.001)
+            store.save(step, {"weights": weights}).wait()
+
+
+def of(*folders: Path, keep: Keep = Keep(last=1), fast_bytes: int | None = None) -> Upkeep:  # noqa: B008
+    return Upkeep(Catalog([LocalTier(folder) for folder in folders]), keep, fast_bytes)
+
+
+@pytest.fixture
+def upkeeps() -> Iterator[list[Upkeep]]:
+    opened: list[Upkeep] = []
+    yield opened
+    for upkeep in opened:
+        upkeep.close()
+
+
+def test_what_is_held_stays_with_all_it_needs_until_it_is_let_go_of(
+    folder: Path, upkeeps: list[Upkeep]
+) -> None:
+    saved(folder, 6, snap_dis=3)  # 1 < 2 < 3, 4 < 5 < 6
+    upkeep = of(folder)
+    upkeeps.append(upkeep)
+    upkeep.open_for_writing()
+
+    upkeep.hold([2])
+    upkeep.hold([2])
+    upkeep.forget(0.0)
+    assert steps_in(folder) == [1, 2, 4, 5, 6]
+    upkeep.let_go([2])
+    upkeep.forget(0.0)
+    assert steps_in(folder) == [1, 2, 4, 5, 6], "it is held twice"
+    upkeep.let_go([2])
+    upkeep.forget(0.0)
+
+    assert steps_in(folder) == [4, 5, 6]
+
+
+def test_a_snapshot_that_others_need_or_that_is_in_use_or_not_there_is_not_deleted(
+    folder: Path, upkeeps: list[Upkeep]
+) -> None:
+    saved(folder, 3)
+    upkeep = of(folder)
+    upkeeps.append(upkeep)
+    upkeep.open_for_writing()
+
+    with pytest.raises(
+        ConfigError, match=r"step 1 cannot be deleted: step 3, 2 are stored as differences to it"
+    ):
+        upkeep.delete(1)
+    with pytest.raises(ConfigError, match=r"no snapshot of step 9.*nearest are of step 2 and 3"):
+        upkeep.delete(9)
+    upkeep.hold([3])
+    with pytest.raises(ConfigError, match="step 3 cannot be deleted while"):
+        upkeep.delete(3)
+    upkeep.let_go([3])
+    for step in (3, 2, 1):
+        upkeep.delete(step)
+
+    assert steps_in(folder) == []
+
+
+def test_both_folders_are_locked_and_swept_once_and_let_go_of_together(
+    folder: Path, tmp_path: Path, upkeeps: list[Upkeep]
+) -> None:
+    fast = tmp_path / "fast"
+    saved(folder, 1)
+    for place in (folder, fast):
+        (place / ".unfinished-step-000000000007-ab").mkdir(parents=True)
+    first, second = of(fast, folder), of(fast, folder)
+    upkeeps += [first, second]
+
+    first.open_for_writing()
+    first.open_for_writing()
+
+    assert not any([*fast.glob(".unfinished*"), *folder.glob(".unfinished*")])
+    with pytest.raises(ConfigError, match="one writer at a time"):
+        second.open_for_writing()
+    first.close()
+    first.close()
+    second.open_for_writing()
+
+
+def test_a_folder_that_is_locked_by_another_leaves_the_other_folder_free(
+    folder: Path, tmp_path: Path, upkeeps: list[Upkeep]
+) -> None:
+    """The slow tier is in use, the fast one was locked first: it must not stay locked."""
+    slow_alone, both, fast_alone = of(folder), of(tmp_path / "fast", folder), of(tmp_path / "fast")
+    upkeeps += [slow_alone, both, fast_alone]
+    slow_alone.open_for_writing()
+
+    with pytest.raises(ConfigError, match="one writer at a time"):
+        both.open_for_writing()
+
+    fast_alone.open_for_writing()
+
+
+def test_a_new_snapshot_goes_to_the_fast_tier_until_that_is_full_of_what_is_not_drained(
+    folder: Path, tmp_path: Path, upkeeps: list[Upkeep]
+) -> None:
+    fast = tmp_path / "fast"
+    saved(fast, 3, snap_dis=1)
+    held = sum(path.stat().st_size for path in fast.rglob("part-*"))
+    upkeep = of(fast, folder, keep=Keep(last=None), fast_bytes=held + 50_000)
+    upkeeps.append(upkeep)
+    upkeep.open_for_writing()
+
+    assert upkeep.place(50_000) == Place(0)
+    assert upkeep.place(50_001) == Place(1, f"{fast} has no room for it")
+    assert upkeep.next_to_drain(0.0) == 3
+    assert steps_in(fast) == [1, 2, 3]
+
+    with SnapshotStore(folder, fast=fast, keep=Keep(last=None), report=None) as store:
+        upkeep.close()
+        store.drain()
+    upkeep.open_for_writing()
+    assert upkeep.next_to_drain(0.0) is None
+    assert upkeep.place(50_001) == Place(0)
+    assert steps_in(fast) == [2, 3], "the oldest made room: it is on the slow tier"
+    upkeep.hold([2])
+    assert upkeep.place(held) == Place(1, f"{fast} has no room for it")
+    assert steps_in(fast) == [2, 3]
+
+
+def test_without_a_limit_the_fast_tier_is_full_when_its_disk_is(
+    folder: Path, tmp_path: Path, upkeeps: list[Upkeep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path / "fast", 1)
+    upkeep = of(tmp_path / "fast", folder)
+    upkeeps.append(upkeep)
+    upkeep.open_for_writing()
+    monkeypatch.setattr(LocalTier, "free_bytes", lambda self: 1_000)
+
+    assert upkeep.place(1_000).tier == 0
+    assert upkeep.place(1_001).tier == 1
+
+
+def test_space_is_asked_of_the_slow_tier_and_counts_what_this_training_took_so_far(
+    folder: Path, upkeeps: list[Upkeep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(folder, 3, snap_dis=3)
+    upkeep = of(folder, keep=Keep(last=2))
+    upkeeps.append(upkeep)
+    upkeep.open_for_writing()
+    stored = [path.stat().st_size for path in sorted(folder.rglob("part-*"))]
+
+    needed = upkeep.check_space(40_000, range(4, 30), Way("progressive", 3, "balance"))
+
+    # The largest is a baseline as those before; deltas are counted as they were, not as large as the state.
+    assert abs(needed.largest_bytes - stored[0]) < 0.02 * stored[0]
+    assert needed.kept_bytes < stored[0] + 2 * stored[1] + stored[0] * 1.1
+    monkeypatch.setattr(LocalTier, "free_bytes", lambda self: 1_000)
+    with pytest.raises(ConfigError, match=r"has 1 kB free, and snapshots will need .* is there already"):
+        upkeep.check_space(40_000, range(4, 30), WAY)
