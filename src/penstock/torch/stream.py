@@ -8,9 +8,10 @@ The stream is cut into frames, each stored as the type of float that makes it sm
 bytes without saying what numbers they are.
 
     magic "PENSTSTR", version u32
-    frame: kind u8, type u8, raw bytes u32, stored bytes u32, xxh3-64 of the raw bytes u64; the stored bytes
+    frame: kind u8, type u8, raw bytes u32, stored bytes u32; the stored bytes; xxh3-64 of these and of the frame's
+        number u64
     ...
-    the last frame has no bytes
+    the last frame has no bytes, and nothing follows it
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ import struct
 from typing import IO, Any, cast
 
 import numpy as np
+import xxhash
 from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
 
 from penstock.checkpoint.codecs import DEFAULT, codec_named, decode_block
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, NEEDS_REFERENCE, SLACK_BYTES, Kind, Pair
 from penstock.checkpoint.dtypes import DTYPES, DType
-from penstock.checkpoint.parts import raw_checksum_of
+from penstock.checkpoint.tensors import Bytes
 from penstock.errors import ConfigError, FormatError
 
 _MAGIC = b"PENSTSTR"
 _HEAD = struct.Struct("<8sI")
-_FRAME = struct.Struct("<BBIIQ")
+_FRAME = struct.Struct("<BBII")
+_CHECKSUM_BYTES = 8
 _VERSION = 1
 #: A number of frames begins with one: all types fit into it a whole number of times.
 _FRAME_BYTES = 2 * BLOCK_VALUES
@@ -81,6 +84,7 @@ class _Encoding(io.RawIOBase):
     def __init__(self, output: IO[bytes]) -> None:
         self._output = output
         self._pending = bytearray()
+        self._frames = 0
         self._coder = codec_named(DEFAULT).coder(lambda: iter(()))
         self._out = np.empty(_FRAME_BYTES + SLACK_BYTES, np.uint8)
         output.write(_HEAD.pack(_MAGIC, _VERSION))
@@ -90,16 +94,23 @@ class _Encoding(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         given = memoryview(data).cast("B")
-        self._pending += given
-        if len(self._pending) >= _FRAME_BYTES:
-            whole = len(self._pending) // _FRAME_BYTES * _FRAME_BYTES
-            pending = np.frombuffer(bytes(self._pending[:whole]), np.uint8)
-            del self._pending[:whole]
-            for begin in range(0, whole, _FRAME_BYTES):
-                self._write_frame(pending[begin : begin + _FRAME_BYTES])
+        begin = 0
+        if self._pending:
+            begin = min(len(given), _FRAME_BYTES - len(self._pending))
+            self._pending += given[:begin]
+            if len(self._pending) == _FRAME_BYTES:
+                self._write_pending()
+        while len(given) - begin >= _FRAME_BYTES:
+            self._write_frame(np.frombuffer(given[begin : begin + _FRAME_BYTES], np.uint8))
+            begin += _FRAME_BYTES
+        self._pending += given[begin:]
         return len(given)
 
-    def _write_frame(self, raw: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    def _write_pending(self) -> None:
+        frame, self._pending = self._pending, bytearray()
+        self._write_frame(np.frombuffer(frame, np.uint8))
+
+    def _write_frame(self, raw: Bytes) -> None:
         number, kind, payload = 0, Kind.STORED, raw
         sizes = []
         for index, dtype in enumerate(_TYPES):
@@ -112,15 +123,17 @@ class _Encoding(io.RawIOBase):
             kind, length = self._coder.encode(Pair(raw, best, None), self._out)
             if kind != Kind.STORED:
                 number, payload = _TYPES.index(best), self._out[:length]
-        self._output.write(_FRAME.pack(int(kind), number, raw.size, payload.size, raw_checksum_of(raw)))
-        self._output.write(payload.tobytes())
+        said = _FRAME.pack(int(kind), number, raw.size, payload.size)
+        self._output.write(said)
+        self._output.write(payload.data)
+        self._output.write(_checksum(self._frames, said, payload))
+        self._frames += 1
 
     def close(self) -> None:
         if not self.closed:
             if self._pending:
-                self._write_frame(np.frombuffer(bytes(self._pending), np.uint8))
-                self._pending.clear()
-            self._output.write(_FRAME.pack(int(Kind.STORED), 0, 0, 0, 0))
+                self._write_pending()
+            self._write_frame(np.empty(0, np.uint8))
             super().close()
             # DCP opens and closes streams from the outside in.
             self._output.close()
@@ -130,6 +143,7 @@ class _Decoding(io.RawIOBase):
     def __init__(self, stored: IO[bytes]) -> None:
         self._stored = stored
         self._ready = memoryview(b"")
+        self._frames = 0
         self._is_over = False
         if self._exactly(_HEAD.size) != _HEAD.pack(_MAGIC, _VERSION):
             raise FormatError("a stream of the checkpoint does not begin as PenstockStream writes it")
@@ -150,25 +164,25 @@ class _Decoding(io.RawIOBase):
         return count
 
     def _read_frame(self) -> None:
-        kind, number, raw_bytes, stored_bytes, checksum = _FRAME.unpack(self._exactly(_FRAME.size))
+        said = self._exactly(_FRAME.size)
+        kind, number, raw_bytes, stored_bytes = _FRAME.unpack(said)
+        if raw_bytes > _FRAME_BYTES or stored_bytes > raw_bytes:
+            raise FormatError("a stream of the checkpoint is damaged: a frame is longer than any")
+        payload = np.frombuffer(self._exactly(stored_bytes), np.uint8)
+        if self._exactly(_CHECKSUM_BYTES) != _checksum(self._frames, said, payload):
+            raise FormatError("a stream of the checkpoint is damaged: a frame does not have its checksum")
+        self._frames += 1
         if not raw_bytes:
+            if self._stored.read(1):
+                raise FormatError("a stream of the checkpoint is damaged: it goes on after its end")
             self._is_over = True
             return
-        if (
-            raw_bytes > _FRAME_BYTES
-            or stored_bytes > raw_bytes
-            or number >= len(_TYPES)
-            or kind in NEEDS_REFERENCE
-        ):
-            raise FormatError(
-                "a stream of the checkpoint is damaged: a frame is not as PenstockStream writes it"
-            )
-        payload = np.frombuffer(self._exactly(stored_bytes), np.uint8)
+        is_whole = number < len(_TYPES) and raw_bytes % _TYPES[number].item_bytes == 0
+        if kind in NEEDS_REFERENCE or not (kind == Kind.STORED or is_whole):
+            raise FormatError("a stream of the checkpoint has a frame that PenstockStream does not write")
         raw = np.empty(raw_bytes, np.uint8)
-        decode_block(kind, payload, _TYPES[number], None, raw)
-        if raw_checksum_of(raw) != checksum:
-            raise FormatError("a stream of the checkpoint is damaged: a frame does not have its checksum")
-        self._ready = memoryview(raw.tobytes())
+        decode_block(kind, payload, _TYPES[number if is_whole else 0], None, raw)
+        self._ready = memoryview(raw.data)
 
     def _exactly(self, nbytes: int) -> bytes:
         data = bytearray()
@@ -178,3 +192,9 @@ class _Decoding(io.RawIOBase):
                 raise FormatError("a stream of the checkpoint ends early")
             data += more
         return bytes(data)
+
+
+def _checksum(number: int, said: bytes, payload: Bytes) -> bytes:
+    checksum = xxhash.xxh3_64(struct.pack("<Q", number) + said)
+    checksum.update(payload.data)
+    return checksum.digest()
