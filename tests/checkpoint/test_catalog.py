@@ -1,0 +1,234 @@
+"""Which snapshots there are, and how one is read, whatever else lies in the folders of the tiers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from tests.checkpoint.snapshot_files import EQUAL, UID, Block, MadeTensor, made_snapshot, reseal, tensor
+
+from penstock.checkpoint.catalog import Catalog, open_way
+from penstock.checkpoint.local import LocalTier
+from penstock.checkpoint.manifest import NewerFormat
+from penstock.checkpoint.parts import TornError
+from penstock.errors import ConfigError, DataError, FormatError
+
+ONE = np.arange(5, dtype=np.int32)
+
+
+def uid_of(step: int) -> str:
+    return f"{step:032x}"
+
+
+def made(folder: Path, step: int, reference: int | None = None, created_seconds: float | None = None) -> Path:
+    """Write a snapshot of one tensor, as it was in the step of its reference."""
+    row = (
+        tensor("one", ONE)
+        if reference is None
+        else MadeTensor("one", "int32", [5], [Block(ONE.tobytes(), EQUAL, b"")])
+    )
+    told = None if reference is None else (reference, uid_of(reference))
+    lies: dict[str, Any] = {} if created_seconds is None else {"created_seconds": created_seconds}
+    return made_snapshot(folder, [row], step=step, uid=uid_of(step), reference=told, **lies)
+
+
+def looked(*folders: Path) -> Catalog:
+    catalog = Catalog([LocalTier(folder) for folder in folders])
+    catalog.look()
+    return catalog
+
+
+def open_and_close(catalog: Catalog, way: Sequence[tuple[int, int]]) -> list[int]:
+    chain = open_way(catalog, way)
+    steps = [link.manifest.step for link in chain.links]
+    chain.close()
+    chain.close()
+    return steps
+
+
+def test_snapshots_are_in_the_order_in_which_they_were_saved(folder: Path) -> None:
+    for step, created_seconds in ((10, 3.0), (20, 1.0), (30, 2.0)):
+        made(folder, step, created_seconds=created_seconds)
+
+    catalog = looked(folder)
+
+    assert catalog.steps() == [20, 30, 10]
+    assert [copy.step for copy in catalog.on_tier(0)] == [20, 30, 10]
+    assert catalog.newest_seconds() == 3.0
+    assert Catalog([]).newest_seconds() == 0.0
+
+
+def test_what_cannot_be_read_is_not_taken_for_the_oldest(folder: Path) -> None:
+    for step in (10, 20, 30):
+        made(folder, step)
+    (folder / "step-000000000030" / "manifest.json").write_bytes(b"")
+
+    catalog = looked(folder)
+
+    assert catalog.steps() == [10, 20, 30]
+    (copy,) = catalog.copies(30)
+    assert copy.manifest is None
+    assert "cut off or damaged" in str(copy.fault)
+    assert [one.is_whole for one in catalog.stored(0)] == [True, True, False]
+
+
+def test_other_entries_are_no_snapshots(folder: Path) -> None:
+    made(folder, 1)
+    (folder / "step-1").mkdir()
+    (folder / "step-000000000002").write_bytes(b"")
+    (folder / ".step-000000000003").mkdir()
+
+    assert looked(folder).steps() == [1]
+
+
+def test_a_way_is_from_what_needs_nothing_to_what_is_wanted(folder: Path) -> None:
+    made(folder, 1)
+    made(folder, 2, 1)
+    made(folder, 3, 2)
+    made(folder, 4, 1)
+    catalog = looked(folder)
+
+    assert catalog.ways(3) == [[(0, 1), (0, 2), (0, 3)]]
+    assert catalog.ways(4) == [[(0, 1), (0, 4)]]
+    assert catalog.ways(1) == [[(0, 1)]]
+    assert open_and_close(catalog, catalog.ways(3)[0]) == [1, 2, 3]
+
+
+def test_the_nearest_copy_is_the_first_way_and_the_other_tier_the_second(folder: Path) -> None:
+    fast, slow = folder / "fast", folder / "slow"
+    made(slow, 1)
+    made(slow, 2, 1)
+    made(fast, 2, 1)
+    catalog = looked(fast, slow)
+
+    assert [way[-1] for way in catalog.ways(2)] == [(0, 2), (1, 2)]
+    assert catalog.ways(2)[1] == [(1, 1), (1, 2)]
+    assert catalog.ways(1) == [[(1, 1)]]
+
+
+def test_a_ring_of_differences_has_no_way(folder: Path) -> None:
+    made(folder, 1, 2)
+    made(folder, 2, 1)
+    made(folder, 3, 3)
+    catalog = looked(folder)
+
+    for step in (1, 2, 3):
+        with pytest.raises(FormatError, match="it is a difference to itself"):
+            catalog.ways(step)
+
+
+def test_a_difference_to_what_is_not_there_says_so(folder: Path) -> None:
+    made(folder, 2, 1)
+    with pytest.raises(FormatError, match="step-000000000002 is a difference to step 1, which is not there"):
+        looked(folder).ways(2)
+
+    # Another one in its place does not pass for it.
+    made_snapshot(folder, [tensor("one", ONE)], step=1, uid=UID)
+    with pytest.raises(FormatError, match="step-000000000002 is a difference to step 1, which is not there"):
+        looked(folder).ways(2)
+
+
+def test_a_difference_to_what_cannot_be_read_says_why(folder: Path) -> None:
+    (made(folder, 1) / "manifest.json").write_bytes(b"x")
+    made(folder, 2, 1)
+
+    with pytest.raises(
+        FormatError, match=r"is a difference to step 1: .*step-000000000001.* cut off or damaged"
+    ):
+        looked(folder).ways(2)
+
+
+def test_a_step_that_is_not_there_is_told_with_the_two_nearest(folder: Path) -> None:
+    for step in (10, 20, 30, 40):
+        made(folder, step)
+    catalog = looked(folder)
+
+    for asked, near in ((12, "10 and 20"), (0, "10 and 20"), (26, "20 and 30"), (10**6, "30 and 40")):
+        with pytest.raises(ConfigError, match=f"the nearest are of step {near}$"):
+            catalog.ways(asked)
+    assert "has none at all" in looked(folder.with_name("empty")).missing(3)
+    assert "delete it first" in catalog.there_already(10)
+
+
+def test_a_newer_version_is_told(folder: Path) -> None:
+    made(folder, 1)
+    assert looked(folder).newer_format() is None
+    reseal(made(folder, 2) / "manifest.json", lambda said: said.update(version=9))
+
+    assert isinstance(looked(folder).newer_format(), NewerFormat)
+
+
+def test_what_is_added_and_deleted_is_known_without_another_look(folder: Path) -> None:
+    made(folder, 1)
+    catalog = looked(folder)
+    (first,) = catalog.copies(1)
+    assert first.manifest is not None
+    made(folder, 2, 1)
+    (second,) = looked(folder).copies(2)
+    assert second.manifest is not None
+
+    catalog.add(0, second.manifest)
+    assert catalog.steps() == [1, 2]
+    assert catalog.manifest(0, 2) == second.manifest
+    catalog.delete(0, 2)
+
+    assert catalog.steps() == [1]
+    assert catalog.manifest(0, 2) is None
+    assert os.listdir(folder) == ["step-000000000001"]
+
+
+def test_what_is_known_to_be_damaged_is_not_whole_until_another_is_in_its_place(folder: Path) -> None:
+    made(folder, 1)
+    catalog = looked(folder)
+    catalog.mark_damaged(1)
+    assert [one.is_whole for one in catalog.stored(0)] == [False]
+    catalog.look()
+    assert [one.is_whole for one in catalog.stored(0)] == [False]
+
+    shutil.rmtree(folder / "step-000000000001")
+    made_snapshot(folder, [tensor("one", ONE)], step=1, uid=UID)
+    catalog.look()
+
+    assert [one.is_whole for one in catalog.stored(0)] == [True]
+
+
+@pytest.mark.parametrize("broken", [1, 2, 3])
+def test_a_way_that_cannot_be_opened_leaves_no_file_open(folder: Path, broken: int) -> None:
+    made(folder, 1)
+    made(folder, 2, 1)
+    made(folder, 3, 2)
+    catalog = looked(folder)
+    (way,) = catalog.ways(3)
+    (folder / f"step-{broken:012d}" / "part-00000.pst").unlink()
+    files = psutil.Process().num_fds()
+
+    with pytest.raises(TornError, match=rf"step-{broken:012d}/part-00000\.pst is missing"):
+        open_way(catalog, way)
+
+    assert psutil.Process().num_fds() == files
+
+
+def test_a_way_that_another_rank_saw_is_opened_without_a_look(folder: Path) -> None:
+    made(folder, 1)
+    made(folder, 2, 1)
+    blind = Catalog([LocalTier(folder)])
+
+    assert open_and_close(blind, [(0, 1), (0, 2)]) == [1, 2]
+    with pytest.raises(TornError, match=r"manifest\.json is missing"):
+        open_way(blind, [(0, 7)])
+
+
+def test_a_folder_that_vanished_cannot_be_looked_at(folder: Path) -> None:
+    made(folder, 1)
+    catalog = looked(folder)
+    shutil.rmtree(folder)
+
+    with pytest.raises(DataError, match=str(folder)):
+        catalog.look()
+    assert catalog.steps() == [1]  # what was seen last
