@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import gc
 import pickle
+import subprocess
+import sys
 import tracemalloc
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -511,6 +513,29 @@ def test_a_failed_save_leaves_nothing_once_the_next_begins(
     assert_same(read(tmp_path, empty_like(saved_state(2)), 2), saved_state(2))
 
 
+def test_what_the_disk_did_not_keep_is_told_before_older_snapshots_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.checkpoint.local import LocalWriter
+
+    finish = LocalWriter.finish
+
+    def lose_a_bit(self: LocalWriter) -> None:
+        finish(self)
+        if self._path.suffix == ".pst":
+            data = bytearray(self._path.read_bytes())
+            data[200] ^= 1
+            self._path.write_bytes(data)
+
+    with StoreWriter(tmp_path, keep=Keep(last=1), report=None) as writer:
+        write(writer, 1, saved_state(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalWriter, "finish", lose_a_bit)
+            with pytest.raises(CheckpointException, match="does not have its checksum"):
+                write(writer, 2, saved_state(2))
+        assert steps_in(tmp_path) == {1: None}
+
+
 def test_a_save_without_a_reference_in_memory_takes_little_memory(tmp_path: Path) -> None:
     """A state of 160 MB, saved twice: whole, and as a difference; more is documented as 32 MiB and what encodes."""
     state = {"w": torch.zeros(20_000_000), "v": torch.ones(20_000_000)}
@@ -664,3 +689,19 @@ def test_a_sharded_snapshot_is_exported_in_one_command(folder: Path, tmp_path: P
     expected = torch.load(folder / "expected-3.pt", weights_only=True)["model"]
     exported = load_file(tmp_path / "out" / "model.safetensors")
     assert_same(OrderedDict(sorted(exported.items())), OrderedDict(sorted(expected.items())))
+
+
+@pytest.mark.slow
+def test_async_save_in_a_process_of_its_own_goes_on_with_differences(tmp_path: Path) -> None:
+    """The writer is sent there with each save, and is one and the same there."""
+    script, address = str(Path(__file__).with_name("dcp_process_rank.py")), f"file://{tmp_path / 'ranks'}"
+    command = [sys.executable, "-W", "ignore", script, str(tmp_path / "store"), address]
+    ranks = [
+        subprocess.Popen([*command, str(rank), "2"], stderr=subprocess.PIPE, text=True) for rank in range(2)
+    ]
+    told = [rank.communicate(timeout=100)[1] for rank in ranks]
+
+    assert [rank.returncode for rank in ranks] == [0, 0], told
+    assert steps_in(tmp_path / "store") == {1: None, 2: 1, 3: 2}
+    with SnapshotStore(tmp_path / "store", report=None) as store:
+        assert torch.equal(store.restore()["w"], torch.arange(1000.0) + 3)

@@ -109,6 +109,10 @@ class LocalDraft:
         """Begin a file. Raises: DataError naming it."""
         return LocalWriter(self._unfinished / file)
 
+    def open(self, file: str) -> LocalReader:
+        """Open a finished file for reading. Raises: FileNotFoundError, DataError naming it."""
+        return LocalReader(self._unfinished / file)
+
     def commit(self, manifest: bytes) -> None:
         """Write the manifest, then make the snapshot visible; durable when this returns. Raises: DataError."""
         writer = self.create(MANIFEST)

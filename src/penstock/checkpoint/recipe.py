@@ -22,7 +22,7 @@ from penstock.checkpoint.dtypes import DType
 from penstock.checkpoint.manifest import Manifest, Reference, Stored, folder_of
 from penstock.checkpoint.parts import Part, PartReader, PartWriter
 from penstock.checkpoint.tensors import Layout, Tensor
-from penstock.checkpoint.tier import Draft, Tier
+from penstock.checkpoint.tier import Draft, Reader, Tier
 from penstock.checkpoint.writing import Piece, References, TensorWriter, pairs_of
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
@@ -200,9 +200,15 @@ def check_part(tier: Tier, plan: Plan, rank: int, part: Part, *, to_its_end: boo
     to_its_end: not only its table, which comes last.
     Raises: FormatError, DataError.
     """
-    reader = tier.open(folder_of(plan.step), part.file)
+    where = f"{tier.name}/{folder_of(plan.step)}/{part.file}"
+    check_written(tier.open(folder_of(plan.step), part.file), where, plan, rank, part, to_its_end=to_its_end)
+
+
+def check_written(
+    reader: Reader, where: str, plan: Plan, rank: int, part: Part, *, to_its_end: bool = True
+) -> None:
+    """Compare a part that was opened, and is closed, with its checksums, as `check_part` does."""
     try:
-        where = f"{tier.name}/{folder_of(plan.step)}/{part.file}"
         checked = PartReader(reader, where, rank, bytes.fromhex(plan.uid), part)
         for block in range(len(checked.table) if to_its_end else 0):
             checked.payload(block)

@@ -53,6 +53,7 @@ from torch.futures import Future
 from penstock.checkpoint.catalog import Catalog, open_way
 from penstock.checkpoint.codecs import DEFAULT, codec_named
 from penstock.checkpoint.dtypes import dtype_named
+from penstock.checkpoint.local import LocalDraft
 from penstock.checkpoint.manifest import Stored, folder_of, read_layout, write_layout, write_manifest
 from penstock.checkpoint.parts import Part
 from penstock.checkpoint.ranks import Ranks, ranks_of_this_job
@@ -62,6 +63,7 @@ from penstock.checkpoint.recipe import (
     Plan,
     Way,
     check_part,
+    check_written,
     decide,
     made_coder,
     manifest_of,
@@ -277,6 +279,10 @@ class StoreWriter(StorageWriter):
             try:
                 coder = made_coder(self._way.codec, lambda: (each.tensor() for each in sources), references)
                 made = write_part(draft, snapshot, number, staged(), references, coder, workers)
+                if isinstance(draft, LocalDraft):
+                    # Before the commit, for there is no other collective in which all ranks could read theirs.
+                    where = f"{self._tier.name}, in the part of step {snapshot.step} that was just written"
+                    check_written(draft.open(made.part.file), where, snapshot, number, made.part)
             finally:
                 if chain is not None:
                     chain.close()
