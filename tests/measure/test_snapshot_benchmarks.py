@@ -138,3 +138,17 @@ def test_a_state_is_filled_with_one_side_of_its_pairs_and_the_other_in_turn(
         fill(side)
         for name, tensor in state.items():
             assert torch.equal(tensor, expected[name.removeprefix("0/")])
+
+
+def test_the_benchmark_of_refreshes_checks_the_workers_bits_and_counts_bytes(
+    benchmark_named: Callable[[str], Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    benchmark_named("refresh").main(["--quick", "--folder", str(tmp_path)])
+
+    printed = capsys.readouterr().out
+    rows = [
+        line.split() for line in printed.splitlines() if line.startswith(("  early ", "  middle ", "  late "))
+    ]
+    assert len([row for row in rows if row[1].endswith("%")]) == 3
+    assert printed.count("of the bytes of index + value") == 3
+    assert not any(tmp_path.iterdir())
