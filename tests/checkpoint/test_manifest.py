@@ -281,7 +281,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 PLACES = places(said())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     changes=st.lists(
         st.tuples(
@@ -340,7 +340,7 @@ def test_a_layout_comes_back_as_it_was_written(layout: Layout) -> None:
     assert read_layout(json.loads(json.dumps(write_layout(layout)))) == layout
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(written=ANYTHING)
 def test_what_is_no_layout_is_refused(written: Any) -> None:
     with pytest.raises(FormatError, match="a layout says what cannot be"):

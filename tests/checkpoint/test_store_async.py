@@ -286,7 +286,7 @@ def test_a_copy_that_is_interrupted_ends_the_save() -> None:
     from penstock.checkpoint.store import SnapshotStore
 
     copy = staging.StagingArea.copy
-    def interrupted(area, cuts):
+    def interrupted(*_, **__):
         staging.StagingArea.copy = copy
         raise KeyboardInterrupt
     staging.StagingArea.copy = interrupted

@@ -68,8 +68,10 @@ def broken_by(scheme: str, step: int) -> set[int]:
 def test_a_flipped_bit_in_any_byte_of_any_file_is_found_and_named(
     folder: Path, scheme: str, saved: SnapshotStore
 ) -> None:
-    """One bit of each byte here, each of them in turn; all bits of a part and a manifest in their own tests."""
+    """One bit of each byte, each of them in turn; all bits of a part and a manifest in their own tests, and below."""
     for file in files_of(folder):
+        if file.suffix == ".json" and scheme != "progressive":
+            continue  # of one scheme as of another
         whole = file.read_bytes()
         step = step_of(file)
         for place in range(len(whole)):
@@ -157,7 +159,9 @@ def test_random_bytes_of_a_larger_store_that_are_damaged_are_found(folder: Path,
 # -- Cuts ------------------------------------------------------------------------------------------------------
 
 
-def test_any_file_that_is_cut_anywhere_is_found(folder: Path, scheme: str, saved: SnapshotStore) -> None:
+def test_any_file_that_is_cut_anywhere_is_found(folder: Path) -> None:
+    save_all(folder, STEPS)
+    saved = opened(folder)
     for file in files_of(folder):
         whole = file.read_bytes()
         for length in range(len(whole)):
