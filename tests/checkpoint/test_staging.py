@@ -13,6 +13,7 @@ from penstock.checkpoint.staging import Cut, StagingArea, room_of, waves_of
 from penstock.checkpoint.state import flatten
 from penstock.checkpoint.tensors import Layout
 from penstock.checkpoint.writing import Piece
+from penstock.flow.ordered import Workers
 
 
 @pytest.fixture(autouse=True)
@@ -26,13 +27,13 @@ def cut_bytes(cut: Cut) -> range:
     return range(cut.source.layout.nbytes)[cut.place]
 
 
-def put_together(waves: list[list[Cut]]) -> dict[Layout, bytes]:
+def put_together(waves: list[list[Cut]], workers: Workers | None = None) -> dict[Layout, bytes]:
     """Stage one wave after the other in the same area, and join the pieces."""
     area = StagingArea()
     area.reserve(max(map(room_of, waves)))
     found: dict[Layout, bytes] = {}
     for wave in waves:
-        pieces: list[Piece] = area.copy(wave)
+        pieces: list[Piece] = area.copy(wave, workers)
         for piece in pieces:
             assert piece.data.size == 0 or piece.data.ctypes.data % 8 == 0
             before = found.setdefault(piece.layout, b"")
@@ -82,6 +83,23 @@ def test_what_does_not_lie_side_by_side_is_staged_as_it_is_stored() -> None:
 
     assert put_together(waves_of(sources, 64)) == whole
     assert put_together(waves_of(sources, None)) == whole
+    with Workers(2, "test-copy") as workers:
+        assert put_together(waves_of(sources, 64), workers) == whole
+        assert put_together(waves_of(sources, None), workers) == whole
+
+
+def test_several_threads_copy_every_byte_of_a_large_tensor() -> None:
+    random = np.random.default_rng(0)
+    state = {
+        name: random.integers(0, 256, size, np.uint8)
+        for name, size in (("a", 40_000_003), ("b", 17), ("c", 9_000_000))
+    }
+    sources = flatten(state).sources
+
+    with Workers(3, "test-copy") as workers:
+        assert put_together(waves_of(sources, None), workers) == {
+            source.layout: state[source.layout.name].tobytes() for source in sources
+        }
 
 
 @pytest.mark.parametrize("limit_bytes", [1, 63, 64, 65, 100])

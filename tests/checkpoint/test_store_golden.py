@@ -28,6 +28,9 @@ STORES: dict[str, list[int | None]] = {
     "rle4-gzip-chain": [None, 0, 0],
     "dynrle-progressive": [None, 0, 1],
     "dynrle-chain": [None, 0, 0],
+    "speed-progressive": [None, 0, 1],
+    "balance-progressive": [None, 0, 1],
+    "balance-chain": [None, 0, 0],
 }
 #: Of step 0: NaN with a payload, signalling NaN, -0.0, the least denormal, -inf, inf, the largest, 1; where a type
 #: has no infinities its largest and least, the least normal and 1. One further in step 1, and so on.
