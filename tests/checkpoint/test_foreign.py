@@ -413,6 +413,7 @@ def test_files_that_are_cut_off_are_named(tmp_path: Path, name: str) -> None:
 
 
 def test_what_is_no_checkpoint_is_told(tmp_path: Path) -> None:
+    (tmp_path / "x.h5").write_bytes(b"HDF")
     with pytest.raises(ConfigError, match="ends with none of"):
         read_state(tmp_path / "x.h5")
     with pytest.raises(ConfigError, match="ends with none of"):

@@ -12,6 +12,7 @@ import torch
 from penstock.checkpoint.foreign import read_state
 from penstock.checkpoint.store import SnapshotStore
 from penstock.cli import snapshot_files
+from penstock.cli.main import main
 from penstock.errors import ConfigError, DataError
 
 
@@ -83,3 +84,21 @@ def test_a_sealed_file_that_changed_fails_the_check(
     assert "are not as they were" in capsys.readouterr().out
     run("seal", path, "--replace")
     run("check", path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("seal", "nonexistent"), ("import", "nonexistent", "store"), ("import", "none.safetensors", "store")],
+)
+def test_what_is_not_there_is_told_in_words(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["snapshots", *words]) == 1
+
+    assert capsys.readouterr().err == f"penstock: {words[1]} is not there\n"
+    assert not list(tmp_path.iterdir())

@@ -83,6 +83,8 @@ def read_state(path: str | Path, *, framework: Framework = "torch") -> Any:
         damaged; FileNotFoundError.
     """
     path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is not there")
     if path.is_dir():
         return _read_folder(path, framework)
     suffix = path.suffix.lower()
@@ -162,8 +164,6 @@ def _tree_of(layouts: list[Layout], metadata: Mapping[str, str], framework: Fram
 
 
 def _read_torch(path: Path) -> Any:
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is not there")
     try:
         import torch
     except ImportError:
@@ -195,8 +195,6 @@ def _read_torch(path: Path) -> Any:
 
 
 def _read_numpy(path: Path, framework: Framework) -> Any:
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is not there")
     try:
         if path.suffix.lower() == ".npy":
             arrays = {path.stem: np.lib.format.open_memmap(path, mode="c")}

@@ -222,7 +222,8 @@ def _is_below(name: str) -> bool:
 def _names_of(path: Path) -> Iterator[str]:
     """Yield the names of a checkpoint's files, sorted, without seals. Raises: DataError, FileNotFoundError."""
     if not path.is_dir():
-        path.stat()
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is not there")
         yield path.name
         return
 
