@@ -18,6 +18,16 @@ import json, os, runpy, sys, traceback
 for module in sys.argv[3].split():
     __import__(module)
 
+# What every rank would load for itself: one save, one difference, and a restore.
+import tempfile
+import numpy
+from penstock.checkpoint.store import SnapshotStore
+with tempfile.TemporaryDirectory() as folder, SnapshotStore(folder, report=None, threads=1) as store:
+    for step in range(2):
+        numbers = numpy.random.default_rng(1).normal(0, 1, 1 << 14).astype("f4") * (1 + 1e-6 * step)
+        store.save(step, {"a": numbers, "b": numbers.astype("f8"), "c": numbers.view("u1"), "d": numbers.astype("i8")})
+    store.restore()
+
 def forked(function, *arguments):
     child = os.fork()
     if child:

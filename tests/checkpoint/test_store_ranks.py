@@ -53,6 +53,12 @@ def folder(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
 
 
 @pytest.fixture
+def is_delta(folder: Path, folders: dict[str, Path]) -> bool:
+    """Return whether snapshots are differences: over MPI they are not, see store_ranks.py."""
+    return folder == folders["torch"]
+
+
+@pytest.fixture
 def reports(folder: Path) -> Reports:
     return reports_in(folder, "save", 4)
 
@@ -67,10 +73,12 @@ def said(reports: Reports, what: str) -> Any:
 # -- What all ranks write ------------------------------------------------------------------------------
 
 
-def test_all_ranks_write_one_snapshot_as_a_difference_to_the_one_before(reports: Reports) -> None:
+def test_all_ranks_write_one_snapshot_as_a_difference_to_the_one_before(
+    reports: Reports, is_delta: bool
+) -> None:
     own_bytes = 4 * 2000
     raw_bytes = sum(array.nbytes for array in arrays_of(0).values()) + own_bytes
-    assert said(reports, "saved") == [3, 2, raw_bytes]
+    assert said(reports, "saved") == [3, 2 if is_delta else None, raw_bytes]
 
 
 def test_one_line_is_told_for_each_save(reports: Reports) -> None:
@@ -121,19 +129,21 @@ def test_the_snapshot_is_restored_by_one_process(folder: Path) -> None:
     assert (restored["step"], restored["rates"], restored.per_rank) == (7, [0.1, 0.2], None)
 
 
-def test_another_number_of_ranks_restores_its_parts_and_goes_on_with_a_baseline(folder: Path) -> None:
+def test_another_number_of_ranks_restores_its_parts_and_goes_on_with_a_baseline(
+    folder: Path, is_delta: bool
+) -> None:
     reports = reports_in(folder, "reshard", 2)
     assert said(reports, "rows")
     assert said(reports, "columns")
     assert said(reports, "per rank") is None
     assert said(reports, "first") == [8, None]
-    assert said(reports, "second") == [9, 8]
+    assert said(reports, "second") == [9, 8 if is_delta else None]
 
 
-def test_retention_counts_snapshots_of_all_ranks(folder: Path) -> None:
-    """Of 1, 2, 3, 7 the two latest stay, and what 7 is a difference to, down to its baseline."""
-    steps = {path.name for path in (folder / "store").glob("step-*")}
-    assert {"step-000000000003", "step-000000000007", "step-000000000008", "step-000000000009"} <= steps
+def test_retention_counts_snapshots_of_all_ranks(folder: Path, is_delta: bool) -> None:
+    """Of 1, 2, 3, 7 the two latest stay, and what they are differences to; then five of any."""
+    steps = [int(path.name.partition("-")[2]) for path in sorted((folder / "store").glob("step-*"))]
+    assert steps == ([1, 2, 3, 7, 8, 9] if is_delta else [3, 7, 8, 9])
 
 
 def test_a_snapshot_of_many_ranks_is_exported_whole(folder: Path, tmp_path: Path) -> None:
@@ -205,9 +215,11 @@ def test_a_step_that_is_not_there_is_refused_on_all(reports: Reports) -> None:
     assert (kind, message[-31:]) == ("ConfigError", "the nearest are of step 2 and 3")
 
 
-def test_failed_saves_leave_nothing_and_the_next_is_a_difference_again(reports: Reports) -> None:
+def test_failed_saves_leave_nothing_and_the_next_is_a_difference_again(
+    reports: Reports, is_delta: bool
+) -> None:
     assert said(reports, "left") == []
-    assert said(reports, "after failures") == [7, 3]
+    assert said(reports, "after failures") == [7, 3 if is_delta else None]
 
 
 # -- A rank that is killed -----------------------------------------------------------------------------
@@ -287,7 +299,7 @@ def part(array: Any, box: list[tuple[int, int]]) -> Shard:
     return Shard(array[place], array.shape, tuple(begin for begin, _ in box))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(cut=cut_arrays(), dtype=st.sampled_from(["uint8", "float16", "complex128"]), is_copy=st.booleans())
 def test_any_part_is_restored_from_parts_of_any_shape(
     tmp_path_factory: pytest.TempPathFactory, cut: Any, dtype: str, is_copy: bool
