@@ -14,7 +14,7 @@ Bytes are of what is sent. Seconds are medians over the pairs: until the worker 
 place. Those of a difference begin at the save, encoding and syncing included, which a training that saves snapshots
 does anyway; what is left without it is told beside. After each refresh the worker's bits are compared with the
 trainer's, outside of the time. Within one machine bytes cost next to nothing; the last column is the rate of a link
-below which differences arrive sooner than index + value, the save counted (then: not).
+below which differences arrive sooner than all weights, the save counted (then: not).
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ class Figures:
         sent = {way: float(np.median(of)) for way, of in self.sent.items()}
         seconds = {way: float(np.median(of)) for way, of in self.seconds.items()}
         save = float(np.median(self.save))
-        saved_bytes = sent["index + value"] - sent["differences"]
+        saved_bytes = sent["full"] - sent["differences"]
         rates = []
         for ours in (save + seconds["differences"], seconds["differences"]):
-            later = ours - seconds["index + value"]
+            later = ours - seconds["full"]
             is_never, is_always = saved_bytes <= 0, later <= 0
             rates.append("never" if is_never else "always" if is_always else format_rate(saved_bytes / later))
         return (

@@ -1,0 +1,199 @@
+"""`penstock snapshots list`, `verify`, `delete` and `drain` as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.checkpoint import Keep, SnapshotStore
+from penstock.cli.main import main
+
+
+def saved(folder: Path, steps: int = 3, **settings: Any) -> None:
+    arguments: dict[str, Any] = {"keep": Keep(last=None), "codec": "balance", "threads": 1, "report": None}
+    weights = np.random.default_rng(0).normal(size=20_000).astype(np.float32)
+    with SnapshotStore(folder, **(arguments | settings)) as store:
+        for step in range(1000, 1000 * (steps + 1), 1000):
+            weights[::9] *= np.float32(1.001)
+            store.save(step, {"weights": weights}).wait()
+
+
+def flip(folder: Path, step: int) -> None:
+    part = folder / f"step-{step:012d}" / "part-00000.pst"
+    data = bytearray(part.read_bytes())
+    data[1000] ^= 1
+    part.write_bytes(data)
+
+
+def run(*arguments: object) -> int:
+    return main(["snapshots", *map(str, arguments)])
+
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_a_list_is_a_row_for_each_snapshot_and_whole_as_json(
+    folder_of_snapshots: Path, capsys: Captured
+) -> None:
+    assert run("list", folder_of_snapshots) == 0
+
+    header, *rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert header[:2] == ["step", "condition"]
+    rows = [row for row in rows if row[0][0].isdigit()]
+    assert [row[:2] for row in rows] == [["1,000", "whole"], ["2,000", "whole"], ["3,000", "whole"]]
+    assert "80" in rows[0], "kB of state"
+    assert "1,000" in rows[1][2:], "what it is a difference to"
+
+    assert run("list", folder_of_snapshots, "--json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    with SnapshotStore(folder_of_snapshots, report=None) as store:
+        expected = store.list()
+    assert [row["step"] for row in listed] == [1000, 2000, 3000]
+    assert [row["reference_step"] for row in listed] == [None, 1000, 2000]
+    for row, one in zip(listed, expected, strict=True):
+        assert row == {
+            "step": one.step,
+            "condition": "whole",
+            "why": "",
+            "created_seconds": one.created_seconds,
+            "reference_step": one.reference_step,
+            "raw_bytes": 80_000,
+            "stored_bytes": one.stored_bytes,
+            "codec": "balance",
+            "kept_mantissa_bits": None,
+            "tiers": [str(folder_of_snapshots)],
+        }
+
+
+@pytest.fixture
+def folder_of_snapshots(tmp_path: Path) -> Path:
+    saved(tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def test_a_lossy_snapshot_says_so(tmp_path: Path, capsys: Captured) -> None:
+    saved(tmp_path, 1, kept_mantissa_bits=7)
+
+    run("list", tmp_path)
+    assert "lossy: 7 bits" in capsys.readouterr().out
+    run("list", tmp_path, "--json")
+    assert json.loads(capsys.readouterr().out)[0]["kept_mantissa_bits"] == 7
+
+
+def test_verify_ends_with_status_1_and_names_file_and_tensor_where_something_is_damaged(
+    folder_of_snapshots: Path, capsys: Captured
+) -> None:
+    assert run("verify", folder_of_snapshots) == 0
+    capsys.readouterr()
+    flip(folder_of_snapshots, 2000)
+
+    assert run("list", folder_of_snapshots) == 0, "files are not read to their end"
+    assert capsys.readouterr().out.count("whole") >= 3
+    assert run("verify", folder_of_snapshots) == 1
+    printed = capsys.readouterr()
+    assert "step 2,000:" in printed.out
+    assert "step-000000002000/part-00000.pst is damaged" in printed.out
+    assert "'weights'" in printed.out
+    assert "2 of 3 snapshots cannot be restored" in printed.err
+    assert run("verify", folder_of_snapshots, "--step", 1000) == 0
+    assert run("verify", folder_of_snapshots, "--step", 3000, "--json") == 1
+
+
+def test_verify_prints_whole_json_also_where_something_is_damaged(
+    folder_of_snapshots: Path, capsys: Captured
+) -> None:
+    flip(folder_of_snapshots, 2000)
+
+    assert run("verify", folder_of_snapshots, "--json") == 1
+
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["condition"] for row in rows] == ["whole", "damaged", "damaged"]
+    assert [bool(row["why"]) for row in rows] == [False, True, True]
+
+
+def test_what_is_torn_or_has_no_manifest_is_listed_as_such(
+    folder_of_snapshots: Path, capsys: Captured
+) -> None:
+    part = folder_of_snapshots / "step-000000003000" / "part-00000.pst"
+    part.write_bytes(part.read_bytes()[:-10])
+    assert run("list", folder_of_snapshots, "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["condition"] for row in rows] == ["whole", "whole", "torn"]
+    (folder_of_snapshots / "step-000000001000" / "manifest.json").unlink()
+
+    assert run("list", folder_of_snapshots, "--json") == 0
+
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["condition"] for row in rows] == ["torn", "damaged", "damaged"]
+    assert "no manifest" in rows[0]["why"]
+    assert "difference to step 1000" in rows[1]["why"]
+    assert run("list", folder_of_snapshots) == 0
+    assert "?" in capsys.readouterr().out, "nobody knows when it was saved"
+
+
+def test_delete_removes_one_and_refuses_what_others_need(folder_of_snapshots: Path, capsys: Captured) -> None:
+    assert run("delete", folder_of_snapshots, "--step", 2000) == 1
+    assert "step 3000 is stored as differences to it" in capsys.readouterr().err
+    assert run("delete", folder_of_snapshots, "--step", 7) == 1
+    assert "no snapshot of step 7" in capsys.readouterr().err
+
+    assert run("delete", folder_of_snapshots, "--step", 3000) == 0
+    assert "step 3000 is removed" in capsys.readouterr().out
+    assert sorted(os.listdir(folder_of_snapshots))[-1] == "step-000000002000"
+
+
+def test_drain_copies_what_a_training_left_on_its_fast_tier(tmp_path: Path, capsys: Captured) -> None:
+    """The node's disk is all there is of the last hour: the job died before anything was drained."""
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    saved(fast, 2, codec="stored")
+    slow.mkdir()
+
+    assert run("list", slow, "--fast", fast, "--json") == 0
+    assert [row["tiers"] for row in json.loads(capsys.readouterr().out)] == [[str(fast)]] * 2
+    assert run("drain", slow, "--fast", fast, "--rate", "1 GB/s") == 0
+    told = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("step ") and "drained after" in line for line in told) == 2
+    assert run("drain", slow, "--fast", fast) == 0
+    assert "drained" not in capsys.readouterr().out, "all is there"
+
+    assert run("list", slow, "--fast", fast, "--json") == 0
+    assert [row["tiers"] for row in json.loads(capsys.readouterr().out)] == [[str(fast), str(slow)]] * 2
+    shutil.rmtree(fast)
+    assert run("verify", slow) == 0
+
+
+def test_a_folder_that_is_not_there_is_not_made_and_an_empty_one_is_no_error(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    for command in (["list"], ["verify"], ["delete", "--step", "1"], ["drain", "--fast", str(tmp_path)]):
+        name, *options = command
+        assert run(name, tmp_path / "nowhere", *options) == 1
+        assert "nowhere is no folder: name the one that a training saves" in capsys.readouterr().err
+    assert run("drain", tmp_path, "--fast", tmp_path / "no-fast") == 1
+    assert "no-fast is no folder" in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == []
+
+    for name in ("list", "verify"):
+        assert run(name, tmp_path) == 0
+        assert "no snapshot is there" in capsys.readouterr().out
+        assert run(name, tmp_path, "--json") == 0
+        assert json.loads(capsys.readouterr().out) == []
+    assert run("verify", tmp_path, "--step", 1) == 1
+
+
+def test_a_store_that_a_training_writes_to_can_be_listed_and_verified_and_not_changed(
+    folder_of_snapshots: Path, capsys: Captured
+) -> None:
+    with SnapshotStore(folder_of_snapshots, keep=Keep(last=None), threads=1, report=None) as store:
+        store.save(4000, {"weights": np.zeros(3)}).wait()
+
+        assert run("list", folder_of_snapshots) == 0
+        assert run("verify", folder_of_snapshots) == 0
+        assert run("delete", folder_of_snapshots, "--step", 4000) == 1
+        assert "one writer at a time" in capsys.readouterr().err
