@@ -102,3 +102,52 @@ def test_what_is_not_there_is_told_in_words(
 
     assert capsys.readouterr().err == f"penstock: {words[1]} is not there\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_an_export_replaces_a_file_only_when_it_is_told_to(tmp_path: Path) -> None:
+    store, out = tmp_path / "store", tmp_path / "out.pt"
+    torch.save({"w": torch.ones(2)}, tmp_path / "w.pt")
+    run("import", tmp_path / "w.pt", store)
+    out.write_bytes(b"precious")
+
+    with pytest.raises(ConfigError, match=r"out\.pt is there already: .*--replace"):
+        run("export", store, out)
+    assert out.read_bytes() == b"precious"
+    run("export", store, out, "--replace")
+    assert torch.equal(read_state(out)["w"], torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("run2-step-900.pt", 900),
+        ("epoch=3-step=1200.ckpt", 1200),
+        ("global_step77.pt", 77),
+        ("checkpoint-500", 500),
+        ("ckpt_00012.safetensors", 12),
+        ("epoch10.pt", 10),
+        ("12000.npz", 12000),
+        ("model-00001-of-00002.safetensors", 0),
+        ("resnet50.pt", 0),
+        ("llama-7b-v1.5.safetensors", 0),
+        ("last.ckpt", 0),
+    ],
+)
+def test_the_step_is_what_the_name_of_the_file_says(name: str, step: int) -> None:
+    assert snapshot_files.step_in(name) == step
+
+
+def test_files_of_a_training_go_in_one_after_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    for name in ("last.pt", "step-100.pt", "step-200.pt"):
+        torch.save({"w": torch.ones(2)}, tmp_path / name)
+        run("import", tmp_path / name, store)
+    with SnapshotStore(store, report=None) as opened:
+        assert [one.step for one in opened.list()] == [0, 100, 200]
+    torch.save({"w": torch.ones(2)}, tmp_path / "best.pt")
+    with pytest.raises(
+        ConfigError, match=r"of step 0 in .*store already: give .*best.pt another, as --step N"
+    ):
+        run("import", tmp_path / "best.pt", store)

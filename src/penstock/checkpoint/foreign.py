@@ -224,26 +224,33 @@ def _first_line(error: Exception) -> str:
 
 
 def write_state(
-    path: str | Path, state: Any, *, part: str | None = None, shard_bytes: int | None = None
+    path: str | Path,
+    state: Any,
+    *,
+    part: str | None = None,
+    shard_bytes: int | None = None,
+    replace: bool = False,
 ) -> list[Path]:
     """Write a state as other people read it; which kind of checkpoint follows from the name.
 
-    path: of a file that ends with .safetensors or what torch.save's do, replaced if it is there; or of a folder, made
-        if it is missing, for the layout of Hugging Face. Each file appears once it is whole and durable, the index of
-        a folder last.
+    path: of a file that ends with .safetensors or what torch.save's do; or of a folder, made if it is missing, for the
+        layout of Hugging Face. Each file appears once it is whole and durable, the index of a folder last.
     state: nested values, or a `Readable`, of which a safetensors file takes one tensor at a time into memory.
     part: name of the mapping in it to write, such as "model"; None: all.
     shard_bytes: of tensors in a file of a folder, at most, but for a tensor that is larger; None: 5 GB.
+    replace: whether a file that is there is written anew.
 
     Returns: the files written.
-    Raises: ConfigError if the kind is not known, the folder has a model already, or a tensor's type does not exist
-        there; DataError naming the file that cannot be written.
+    Raises: ConfigError if the kind is not known, the file is there already, the folder has a model already, or a
+        tensor's type does not exist there; DataError naming the file that cannot be written.
     """
     path = Path(path)
     source = state if isinstance(state, Readable) else readable(state)
     if part is not None:
         source = Readable(part_of(source.tree, part), source.read)
     suffix = path.suffix.lower()
+    if suffix in (SAFETENSORS, *TORCH) and path.exists() and not replace:
+        raise ConfigError(f"{path} is there already: name another file, or have it replaced (--replace)")
     if suffix in TORCH:
         _write_torch(path, source)
         return [path]

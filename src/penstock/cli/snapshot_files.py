@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,16 @@ _JSON = """
 JSON: seal, files, bytes (of all files), and faults[] of file, wrong ("missing", "extra", "resized", "changed",
 "unreadable"), why, begin and end (in bytes), tensors[].
 """
+#: What says a step in a file's name, the surest first; the last is a number on its own.
+_STEPS = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"(?<![a-z])(?:step|iteration|iter)[-_=.]?(\d+)",
+        r"(?<![a-z])(?:checkpoint|ckpt)[-_=.]?(\d+)",
+        r"(?<![a-z])epoch[-_=.]?(\d+)",
+        r"(?<![a-z\d.])(\d+)(?![a-z\d])",
+    )
+)
 
 
 def add(commands: Any) -> None:
@@ -27,7 +38,9 @@ def add(commands: Any) -> None:
     load = _command(commands, "import", "save other people's checkpoint as a snapshot", _import, _KINDS)
     load.add_argument("file", type=Path, metavar="FILE", help="or folder, to read")
     load.add_argument("folder", metavar="DIR", help="of the store; made if it is missing")
-    load.add_argument("--step", type=int, metavar="N", default=0, help="of the snapshot (%(default)s)")
+    load.add_argument(
+        "--step", type=int, metavar="N", help="of the snapshot (the step in the file's name, or else 0)"
+    )
     load.add_argument("--part", metavar="NAME", help="where in the state it goes, such as model")
 
     save = _command(commands, "export", "write a snapshot as other people read it", _export, _KINDS)
@@ -37,6 +50,7 @@ def add(commands: Any) -> None:
     save.add_argument("--fast", type=Path, metavar="DIR", help="the store's fast tier, if it has one")
     save.add_argument("--part", metavar="NAME", help="of the state, such as model (all of it)")
     save.add_argument("--shard", metavar="SIZE", help="of the tensors in each file of a folder (5 GB)")
+    save.add_argument("--replace", action="store_true", help="write a file anew that is there already")
 
     told = "write checksums beside a checkpoint that is known to be good"
     seal = _command(commands, "seal", told, _seal, None)
@@ -69,9 +83,31 @@ def _import(options: argparse.Namespace) -> None:
         raise ConfigError(
             f"{options.file} holds a {type(state).__name__}, and a snapshot is a mapping: give --part, the name it gets"
         )
+    step = step_in(options.file.name) if options.step is None else options.step
     # What was there before stays: to forget is for the training to decide.
     with SnapshotStore(options.folder, keep=Keep(last=None), report=print) as store:
-        store.save(options.step, state)
+        try:
+            store.save(step, state)
+        except ConfigError:
+            if all(step != one.step for one in store.list()):
+                raise
+            raise ConfigError(
+                f"there is a snapshot of step {step} in {options.folder} already: give {options.file} another, "
+                "as --step N, or delete that one first"
+            ) from None
+
+
+def step_in(name: str) -> int:
+    """Return the step that a file's name tells; 0 if it tells none.
+
+    >>> step_in("run2-step-900.pt"), step_in("epoch=3-step=1200.ckpt"), step_in("12000.npz"), step_in("resnet50.pt")
+    (900, 1200, 12000, 0)
+    """
+    for pattern in _STEPS:
+        found = pattern.findall(name)
+        if len(set(found)) == 1:
+            return int(found[0])
+    return 0
 
 
 def _export(options: argparse.Namespace) -> None:
@@ -85,7 +121,9 @@ def _export(options: argparse.Namespace) -> None:
     tiers = [open_tier(place) for place in (options.fast, options.folder) if place is not None]
     shard = None if options.shard is None else int(parsed_amount("--shard", parse_bytes, options.shard))
     with open_readable(tiers, options.step) as (step, state):
-        files = write_state(options.file, state, part=options.part, shard_bytes=shard)
+        files = write_state(
+            options.file, state, part=options.part, shard_bytes=shard, replace=options.replace
+        )
     total = sum(file.stat().st_size for file in files)
     print(f"step {step} is in {options.file}: {format_count(len(files), 'file')}, {format_bytes(total)}")
 
