@@ -41,6 +41,9 @@ _FRAME_BYTES = 2 * BLOCK_VALUES
 _TYPES: tuple[DType, ...] = tuple(DTYPES[name] for name in ("bfloat16", "float16", "float32", "float64"))
 #: Of a frame, looked at to find its type.
 _SAMPLE_BYTES = 1 << 14
+_LARGEST_ITEM_BYTES = 8
+#: A frame's share that is greater by that than the one before is looked into.
+_MOST_WORSE = 0.02
 
 
 class PenstockStream(StreamTransformExtension):
@@ -87,6 +90,9 @@ class _Encoding(io.RawIOBase):
         self._frames = 0
         self._coder = codec_named(DEFAULT).coder(lambda: iter(()))
         self._out = np.empty(_FRAME_BYTES + SLACK_BYTES, np.uint8)
+        #: Of the frame before: number of its type, and stored bytes to bytes. All of a tensor's are of one type.
+        self._type = 0
+        self._share = -1.0
         output.write(_HEAD.pack(_MAGIC, _VERSION))
 
     def writable(self) -> bool:
@@ -112,22 +118,38 @@ class _Encoding(io.RawIOBase):
 
     def _write_frame(self, raw: Bytes) -> None:
         number, kind, payload = 0, Kind.STORED, raw
-        sizes = []
-        for index, dtype in enumerate(_TYPES):
-            sample = raw[: min(raw.size, _SAMPLE_BYTES) // dtype.item_bytes * dtype.item_bytes]
-            if sample.size:
-                _, length = self._coder.encode(Pair(sample, dtype, None), self._out)
-                sizes.append((length / sample.size, index))
-        best = _TYPES[min(sizes)[1]] if sizes else _TYPES[0]
-        if raw.size and raw.size % best.item_bytes == 0:
-            kind, length = self._coder.encode(Pair(raw, best, None), self._out)
+        if raw.size:
+            kind, length = self._encoded(raw)
+            if length > (self._share + _MOST_WORSE) * raw.size:
+                # The first frame, or other numbers than those before.
+                self._type = self._best_type(raw)
+                kind, length = self._encoded(raw)
+            self._share = length / raw.size
             if kind != Kind.STORED:
-                number, payload = _TYPES.index(best), self._out[:length]
+                number, payload = self._type, self._out[:length]
         said = _FRAME.pack(int(kind), number, raw.size, payload.size)
         self._output.write(said)
         self._output.write(payload.data)
         self._output.write(_checksum(self._frames, said, payload))
         self._frames += 1
+
+    def _encoded(self, raw: Bytes) -> tuple[Kind, int]:
+        dtype = _TYPES[self._type]
+        return (
+            (Kind.STORED, raw.size)
+            if raw.size % dtype.item_bytes
+            else self._coder.encode(Pair(raw, dtype, None), self._out)
+        )
+
+    def _best_type(self, raw: Bytes) -> int:
+        """Return the number of the type as which a frame's beginning is smallest."""
+        lengths = []
+        for number, dtype in enumerate(_TYPES):
+            sample = raw[: min(raw.size, _SAMPLE_BYTES) // _LARGEST_ITEM_BYTES * _LARGEST_ITEM_BYTES]
+            if sample.size:
+                _, length = self._coder.encode(Pair(sample, dtype, None), self._out)
+                lengths.append((length, number))
+        return min(lengths, default=(0, 0))[1]
 
     def close(self) -> None:
         if not self.closed:
@@ -162,6 +184,14 @@ class _Decoding(io.RawIOBase):
         target[:count] = self._ready[:count]
         self._ready = self._ready[count:]
         return count
+
+    def readall(self) -> bytes:
+        frames = []
+        while not self._is_over:
+            frames.append(self._ready)
+            self._ready = memoryview(b"")
+            self._read_frame()
+        return b"".join(frames)
 
     def _read_frame(self) -> None:
         said = self._exactly(_FRAME.size)
