@@ -1,0 +1,102 @@
+"""The examples of the how-to pages on snapshots run as they are written, one after the other."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.checkpoint import SnapshotStore
+
+PAGES = Path(__file__).parents[2] / "docs" / "howto"
+
+
+def examples(page: str) -> list[str]:
+    """Return the Python of a page, block by block."""
+    return re.findall(r"```python\n(.*?)```", (PAGES / page).read_text(), re.DOTALL)
+
+
+def training() -> dict[str, Any]:
+    """Return what the examples take as given."""
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+def test_save_and_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save, keep, stop, damaged = examples("save-and-resume.md")
+
+    first = training()
+    exec(save, first | {"steps": 1000})
+    again = training() | {"steps": 2500}
+    exec(save, again)
+
+    assert again["first"] == 1000
+    assert torch.equal(again["model"].weight, first["model"].weight)
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in told] == ["step 1000", "step 2000"]
+    assert all(re.search(r"blocked .* durable after .* wrote .* of .*%\), ", line) for line in told)
+
+    exec(keep, again)
+    again |= {"store": SnapshotStore("runs/b"), "first": 0, "steps": 3}
+    with pytest.raises(SystemExit) as ended:
+        exec(stop, again)
+    assert not ended.value.code
+    again["store"] = SnapshotStore("runs/a")
+    exec(damaged, again)
+
+
+def test_a_burst_buffer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = examples("burst-buffer.md")
+    for place in ("/lustre", "/local"):
+        assert place in example
+        example = example.replace(place, f"{tmp_path}{place}")
+
+    exec(example.replace("    ...\n", "    store.save(1000, {'weights': [1, 2]})\n"), {})
+
+    line, drained = capsys.readouterr().err.splitlines()
+    assert line.startswith("step 1000: blocked")
+    assert drained.startswith("step 1000: drained after")
+    assert drained.endswith(f"to {tmp_path}/lustre/me/runs/a")
+
+
+class Socket:
+    """Keeps messages apart, and in order."""
+
+    def __init__(self) -> None:
+        self.messages: deque[bytes] = deque()
+
+    def send(self, message: bytes) -> None:
+        self.messages.append(message)
+
+    def recv(self) -> bytes | None:
+        return self.messages.popleft() if self.messages else None
+
+
+def test_refresh_inference_workers(tmp_path: Path) -> None:
+    send, receive = examples("refresh-workers.md")
+    trainer, worker = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    with SnapshotStore(tmp_path, report=None) as store:
+        socket = Socket()
+        given: dict[str, Any] = {"store": store, "socket": socket, "model": worker}
+        for step in (100, 120):
+            torch.nn.init.uniform_(trainer.weight)
+            store.save(step, {"model": trainer.state_dict()}).wait()
+            if step == 100:
+                exec(send.replace("(100, 120,", "(None, 100,"), given)
+                exec(receive, given)
+
+        exec(send, given)
+        refreshed = given["refresher"].apply(iter(socket.recv, None))
+
+    assert refreshed.step == 120
+    assert torch.equal(worker.weight, trainer.weight)
