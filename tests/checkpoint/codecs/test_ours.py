@@ -164,6 +164,20 @@ def test_threads_encode_and_decode_beside_each_other() -> None:
         assert list(together) == alone
 
 
+def test_no_loop_keeps_the_interpreters_lock() -> None:
+    """Else two threads would take turns."""
+    from penstock.checkpoint.codecs import _ours_kernels, _tans_kernels, _words_kernels
+
+    loops = {
+        name: loop.targetoptions.get("nogil")
+        for module in (_ours_kernels, _tans_kernels, _words_kernels)
+        for name, loop in vars(module).items()
+        if hasattr(loop, "targetoptions")
+    }
+    assert {"encode", "decode", "write", "read"} <= loops.keys()
+    assert all(loops.values())
+
+
 def test_bytes_that_are_read_only_or_at_odd_places_are_as_good() -> None:
     values, reference = trained(1e-4, count=10_000)
     expected = there_and_back("balance", values, FLOAT32, reference)
