@@ -16,6 +16,7 @@ import numpy as np
 
 from penstock.checkpoint.codecs import decode_block
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, NEEDS_REFERENCE, Kind
+from penstock.checkpoint.dtypes import DType
 from penstock.checkpoint.manifest import Manifest, Stored, read_manifest, step_of
 from penstock.checkpoint.parts import PartReader
 from penstock.checkpoint.sharding import Copy, check_whole, copies_into
@@ -100,12 +101,16 @@ _NO_BYTES = np.empty(0, np.uint8)
 
 
 class _Step(NamedTuple):
-    """A block on the way from the wanted one to the one that needs no reference."""
+    """A block on the way from the wanted one to the one that needs no reference.
+
+    dtype: of the tensor that it was encoded for; a block that it repeats may be of another one.
+    """
 
     part: PartReader
     block: int
     kind: int
     payload: Bytes
+    dtype: DType
 
 
 class Chain:
@@ -143,12 +148,12 @@ class Chain:
             part, block = link.parts[stored.part], stored.first_block + index
             kind = int(part.table[block]["kind"])
             if kind == Kind.REPLICA:
-                steps.append(_Step(part, block, kind, part.payload(block)))
+                steps.append(_Step(part, block, kind, part.payload(block), stored.layout.dtype))
                 block = _original(part, block, steps[-1].payload)
                 stored, index = link.stored_at(stored.part, block)
                 continue
             payload = _NO_BYTES if kind == Kind.STORED else part.payload(block)
-            steps.append(_Step(part, block, kind, payload))
+            steps.append(_Step(part, block, kind, payload, stored.layout.dtype))
             if kind not in NEEDS_REFERENCE:
                 break
             level -= 1
@@ -167,7 +172,7 @@ class Chain:
                 if step.kind == Kind.STORED:
                     step.part.read_stored(step.block, rooms[here])
                 else:
-                    decode_block(step.kind, step.payload, stored.layout.dtype, reference, rooms[here])
+                    decode_block(step.kind, step.payload, step.dtype, reference, rooms[here])
                 reference = rooms[here]
             step.part.check_raw(step.block, rooms[here])
 

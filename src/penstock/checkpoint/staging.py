@@ -66,8 +66,9 @@ class StagingArea:
         else:
             for _ in workers.map(_copy_all, _grouped(slices)):
                 pass
-        if not all(cut.source.is_on_host for cut in cuts):
-            sys.modules["torch"].cuda.synchronize()
+        for device in {cut.source.array.device for cut in cuts if not cut.source.is_on_host}:
+            # Each has a stream of its own, whatever its kind.
+            getattr(sys.modules["torch"], device.type).synchronize(device)
         return pieces
 
 

@@ -57,8 +57,6 @@ class Workers:
                 thread = threading.Thread(target=self._run, name=f"{name}-{index}")
                 thread.start()
                 self._threads.append(thread)
-                with self._changed:
-                    self._working += 1
         except BaseException:
             self.close()
             raise
@@ -91,6 +89,9 @@ class Workers:
                 task._done.wait()
 
     def _run(self) -> None:
+        # Counted by itself: who starts it may be interrupted before it could.
+        with self._changed:
+            self._working += 1
         try:
             self._work()
         finally:
@@ -113,7 +114,7 @@ class Workers:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            while self._working:
+            while self._working > 0:
                 self._changed.wait()
         for thread in self._threads:
             thread.join()
