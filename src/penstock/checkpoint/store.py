@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import xxhash
 
 from penstock.checkpoint.catalog import Catalog, open_way
 from penstock.checkpoint.codecs import DEFAULT, codec_named
 from penstock.checkpoint.draining import Drainer
+from penstock.checkpoint.dtypes import DTYPES
 from penstock.checkpoint.loading import Loading, plan_loading, plan_loading_into
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.manifest import NewerFormat, read_layout, write_layout
@@ -47,7 +48,7 @@ from penstock.plan.saves import SaveCost, SaveSchedule, read_schedule
 from penstock.policy.draining import Speeds, encode_first
 from penstock.policy.keeping import Keep
 from penstock.policy.retention import Scheme
-from penstock.policy.snap_distance import SnapDistance
+from penstock.policy.snap_distance import AutoDistance, SnapDistance
 from penstock.policy.space import SpaceNeeded
 from penstock.trace.schema import Kind
 from penstock.units import parse_bytes, parse_rate
@@ -152,7 +153,7 @@ class SnapshotStore:
         *,
         keep: Keep = Keep(),  # noqa: B008, it is frozen
         scheme: Scheme = "progressive",
-        snap_dis: SnapDistance = 10,
+        snap_dis: SnapDistance | Literal["auto"] = 10,
         codec: str = DEFAULT,
         kept_mantissa_bits: int | None = None,
         reference: Literal["memory", "stored"] = "memory",
@@ -172,11 +173,11 @@ class SnapshotStore:
         folder: where snapshots stay; a path, or an address that fsspec knows (needs penstock[remote] and its driver).
         keep: what is not removed once a newer snapshot is there; the five latest.
         scheme, snap_dis: every `snap_dis`-th snapshot is whole, a baseline; the others are differences, each to the
-            one before ("progressive") or to the baseline ("chain"); "complete": all are whole. An `AutoDistance` in
-            place of a number follows what is stored: small early, larger near convergence.
+            one before ("progressive") or to the baseline ("chain"); "complete": all are whole. "auto", or an
+            `AutoDistance`, in place of a number follows what is stored: small early, larger near convergence.
         codec: how blocks are stored, see docs/reference/snapshots.md.
-        kept_mantissa_bits: LOSSY if it is given: floats keep so many leading bits of their mantissa, the others become
-            zero; what is restored is not what was saved. The snapshot says so.
+        kept_mantissa_bits: LOSSY if it is given: floats keep so many leading bits of their mantissa (a float32 has 23,
+            a float64 52), the others become zero; what is restored is not what was saved. The snapshot says so.
         reference: where the snapshot is that the next one is a difference to: a second copy of the state in memory,
             or "stored": read again from its files, a block at a time.
         staging_bytes: memory for the copy of the state, at most, in bytes or as "2 GB"; a larger state is copied in
@@ -196,8 +197,14 @@ class SnapshotStore:
 
         Raises: ConfigError naming the argument.
         """
-        if isinstance(snap_dis, int) and snap_dis < 1:
-            raise ConfigError(f"snap_dis is {snap_dis}; the first of at least 1 snapshots is a baseline")
+        distance = _distance(snap_dis)
+        _check_way(scheme, kept_mantissa_bits)
+        if not isinstance(keep, Keep):
+            raise ConfigError(f"keep is {keep!r}; it is a Keep: give Keep(last=3) to keep three")
+        if ranks is not None and not callable(ranks):
+            raise ConfigError(
+                f"ranks is {ranks!r}; it is a function that returns them: give ranks=ranks_of_this_job, not called"
+            )
         if reference not in ("memory", "stored"):
             raise ConfigError(f"reference is {reference!r}; it is kept in 'memory' or read as 'stored'")
         if reference == "memory" and staging_bytes is not None:
@@ -208,8 +215,8 @@ class SnapshotStore:
         staging = None if staging_bytes is None else parse_bytes(staging_bytes)
         room = None if fast_bytes is None else parse_bytes(fast_bytes)
         for name, value in (("staging_bytes", staging), ("threads", threads), ("fast_bytes", room)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; give at least 1, or None")
+            if value is not None and not (_is_whole(value) and value >= 1):
+                raise ConfigError(f"{name} is {value!r}; give a whole number of at least 1, or None")
         if fast is None and (fast_bytes is not None or drain_bytes_per_second is not None):
             raise ConfigError(
                 "fast_bytes and drain_bytes_per_second are of the fast tier: give its folder as fast="
@@ -229,7 +236,7 @@ class SnapshotStore:
         self._tiers: list[Tier] = [main] if fast is None else [LocalTier(fast), main]
         self._catalog = Catalog(self._tiers)
         self._upkeep = Upkeep(self._catalog, keep, room)
-        way = Way(scheme, snap_dis, codec, kept_mantissa_bits)
+        way = Way(scheme, distance, codec, kept_mantissa_bits)
         is_delta = scheme != "complete" and codec != RAW
         self._writer = SnapshotWriter(
             self._catalog,
@@ -328,7 +335,7 @@ class SnapshotStore:
         state_bytes = sum(_whole_bytes(source.layout) for source in sources)
         if steps is None:
             distance = self._way.snap_dis
-            longest = distance if isinstance(distance, int) else distance.most
+            longest = distance.most if isinstance(distance, AutoDistance) else distance
             steps = range(1, 2 * ((self._keep.last or 5) + longest) + 1)
 
         def on_first() -> builtins.list[int]:
@@ -783,6 +790,37 @@ class SnapshotStore:
     ) -> None:
         """Close it."""
         self.close()
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _distance(snap_dis: SnapDistance | Literal["auto"]) -> SnapDistance:
+    """Return how far baselines are apart. Raises: ConfigError."""
+    if isinstance(snap_dis, AutoDistance):
+        return snap_dis
+    if snap_dis == "auto":
+        return AutoDistance()
+    if not _is_whole(snap_dis) or snap_dis < 1:
+        raise ConfigError(
+            f"snap_dis is {snap_dis!r}; the first of at least 1 snapshots is a baseline: give a whole number, "
+            '"auto", or an AutoDistance'
+        )
+    return snap_dis
+
+
+def _check_way(scheme: str, kept_mantissa_bits: int | None) -> None:
+    if scheme not in get_args(Scheme):
+        raise ConfigError(f"scheme is {scheme!r}; the known ones are {', '.join(get_args(Scheme))}")
+    most = max(dtype.mantissa_bits for dtype in DTYPES.values()) - 1
+    if kept_mantissa_bits is not None and not (
+        _is_whole(kept_mantissa_bits) and 0 <= kept_mantissa_bits <= most
+    ):
+        raise ConfigError(
+            f"kept_mantissa_bits is {kept_mantissa_bits!r}; give a whole number from 0 to {most}, or None to keep "
+            "floats as they are"
+        )
 
 
 def _rows(flat: Flat, own: Flat | None) -> list[Any]:

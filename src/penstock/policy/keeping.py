@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
+from penstock.units import parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class Keep:
     every_steps: the first at or after each multiple of so many steps, for good: 1,000, 2,000, 3,000 where there are
         such; and the one of step 0.
     max_age_seconds: no older than this.
-    max_bytes: of all that stay, pinned ones included. If the newest alone needs more, it alone stays.
+    max_bytes: of all that stay, pinned ones included, in bytes or as "50 GB", which is read. If the newest alone needs
+        more, it alone stays.
 
     Raises: ConfigError naming the field.
     """
@@ -45,6 +47,18 @@ class Keep:
     max_bytes: int | None = None
 
     def __post_init__(self) -> None:
+        values = {
+            name: getattr(self, name) for name in ("last", "every_steps", "max_bytes", "max_age_seconds")
+        }
+        if isinstance(values["max_bytes"], str):
+            values["max_bytes"] = parse_bytes(values["max_bytes"])
+            object.__setattr__(self, "max_bytes", values["max_bytes"])
+        age_seconds = values.pop("max_age_seconds")
+        if age_seconds is not None and not isinstance(age_seconds, (int, float)):
+            raise ConfigError(f"max_age_seconds is {age_seconds!r}; give seconds as a number, or None")
+        for name, value in values.items():
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise ConfigError(f"{name} is {value!r}; it must be a whole number, or None")
         if self.last is not None and self.last < 1:
             raise ConfigError(
                 f"last is {self.last}; the newest snapshot is always kept: give 1 or more, or None for all of them"
