@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,10 +20,11 @@ from penstock.checkpoint.dtypes import DTYPES
 from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.tensors import Bytes, Layout
 from penstock.checkpoint.writing import Scratch
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError
 from penstock.measure import snapshot_study
 from penstock.measure.snapshot_sequences import common_layouts, open_snapshots
 from penstock.measure.snapshot_study import SnapshotStudy, advise, count_blocks, drive_for, study_snapshots
+from penstock.policy.keeping import Keep
 from penstock.policy.retention import reference_of
 from penstock.simulate.snapshots import METHODS, OWN_METHOD, SNAP_DISTANCES, compare_methods, method_named
 
@@ -110,8 +113,10 @@ def words_of(state: dict[str, Bytes]) -> list[str]:
 def test_equal_first_bits_and_equal_parameters_are_those_counted_in_text(
     states: list[dict[str, Bytes]], study: SnapshotStudy
 ) -> None:
-    """Tables 1 and 7."""
-    for (earlier, later), likeness in zip(pairwise(states), study.likenesses, strict=True):
+    """Tables 1 and 7, of the first two snapshots and of the last two."""
+    assert len(study.likenesses) == len(states) - 1
+    for place in (0, -1):
+        (earlier, later), likeness = list(pairwise(states))[place], study.likenesses[place]
         pairs = list(zip(words_of(earlier), words_of(later), strict=True))
         assert likeness.words == len(pairs)
         assert likeness.equal_words == sum(one == other for one, other in pairs)
@@ -296,7 +301,7 @@ def test_a_codec_that_does_not_give_back_what_it_took_is_found(
 # -- Where snapshots come from ---------------------------------------------------------------------------
 
 
-def read_all(folder: Path, only: list[str] | None = None) -> dict[str, dict[str, bytes]]:
+def read_all(folder: Path | str, only: list[str] | None = None) -> dict[str, dict[str, bytes]]:
     """Return the bytes of all tensors that would be compared, by snapshot and name."""
     snapshots = open_snapshots(folder)
     try:
@@ -383,6 +388,52 @@ def test_a_store_is_read_snapshot_by_snapshot(tmp_path: Path) -> None:
     assert read == {str(step): {"model/w": arrays(step).tobytes()} for step in (5, 10, 15, 20)}
 
 
+def test_no_file_of_a_store_stays_open_however_deep_its_differences(tmp_path: Path) -> None:
+    with SnapshotStore(tmp_path, snap_dis=6, keep=Keep(last=None), report=None) as store:
+        for step in range(6):
+            store.save(step, {"w": arrays(0) + np.float32(step)}).wait()
+    before = sorted(os.listdir("/proc/self/fd"))
+
+    snapshots = open_snapshots(tmp_path)
+
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    (layout,) = common_layouts(snapshots)[0]
+    block = snapshots.block(5, layout, 0, Scratch())
+    assert block.tobytes() == (arrays(0) + np.float32(5)).ravel()[:BLOCK_VALUES].tobytes()
+    shutil.rmtree(tmp_path / f"step-{5:012d}")
+    with pytest.raises(DataError, match="was removed while it was read"):
+        snapshots.block(5, layout, 0, Scratch())
+    snapshots.close()
+
+
+def test_what_only_the_fast_tier_has_is_studied_too(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    for folder, steps in ((fast, (20, 30)), (slow, (10, 20))):
+        with SnapshotStore(folder, report=None) as store:
+            for step in steps:
+                store.save(step, {"w": arrays(step)}).wait()
+    snapshots = open_snapshots(slow, fast)
+    assert list(snapshots.names) == ["10", "20", "30"]
+    snapshots.close()
+    with pytest.raises(ConfigError, match="absent is no folder"):
+        open_snapshots(slow, tmp_path / "absent")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"there is no snapshot in .*empty and "):
+        open_snapshots(tmp_path / "empty", tmp_path / "empty")
+
+
+def test_a_store_at_an_address_is_studied(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    address = f"memory://study/{tmp_path.name}"
+    with pytest.raises(ConfigError, match=r"there is no snapshot in memory://study/.*studied in a folder"):
+        open_snapshots(address)
+    with SnapshotStore(address, report=None) as store:
+        for step in (1, 2):
+            store.save(step, {"w": arrays(step)}).wait()
+
+    assert read_all(address) == {str(step): {"w": arrays(step).tobytes()} for step in (1, 2)}
+
+
 def test_tensors_that_are_not_alike_everywhere_are_left_out(states: list[dict[str, Bytes]]) -> None:
     snapshots = InMemory([states[0], {name: states[1][name] for name in ("model/embedding", "model/half")}])
 
@@ -398,9 +449,9 @@ def test_what_is_no_sequence_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no folder"):
         open_snapshots(tmp_path / "absent")
     np.save(tmp_path / "1.npy", arrays(1))
-    with pytest.raises(ConfigError, match=r"has 1 files .* at least two snapshots"):
+    with pytest.raises(ConfigError, match=r"has 1 file .* at least two snapshots"):
         open_snapshots(tmp_path)
     with SnapshotStore(tmp_path / "store", report=None) as store:
         store.save(1, {"w": arrays(1)}).wait()
-    with pytest.raises(ConfigError, match="holds 1 snapshots, and a study needs two"):
+    with pytest.raises(ConfigError, match="holds 1 snapshot, and a study needs two"):
         open_snapshots(tmp_path / "store")

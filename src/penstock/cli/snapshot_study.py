@@ -23,6 +23,7 @@ and compared.
 _EPILOG = """\
 examples:
   penstock snapshots study runs/a
+  penstock snapshots study s3://bucket/runs/a --fast /local/nvme/a
   penstock snapshots study checkpoints/ --only "model/*" --storage "10 GB" --plot study.png
 
 DIR is a snapshot store, or has a file for each snapshot, in the order of the numbers in their names: .safetensors, .pt,
@@ -46,7 +47,10 @@ def add(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="a snapshot store, or a folder of files")
+    parser.add_argument(
+        "folder", metavar="DIR", help="a snapshot store, also as s3://bucket/runs/a, or a folder of files"
+    )
+    parser.add_argument("--fast", type=Path, metavar="DIR", help="the store's fast tier, if it has one")
     parser.add_argument(
         "--only",
         metavar="PATTERN",
@@ -76,11 +80,11 @@ def _run(options: argparse.Namespace) -> None:
     storage = None
     if options.storage is not None:
         storage = int(parsed_amount("--storage", parse_bytes, options.storage))
-    snapshots = open_snapshots(options.folder)
+    snapshots = open_snapshots(options.folder, options.fast)
     try:
         layouts, left_out = common_layouts(snapshots, options.only)
         with progress(f"{len(snapshots.names)} snapshots", 2 * count_blocks(layouts)) as done:
-            study = study_snapshots(snapshots, layouts, name=options.folder.name, done=done)
+            study = study_snapshots(snapshots, layouts, name=Path(options.folder).name, done=done)
     finally:
         snapshots.close()
     drive, times_as_large = drive_for(study)

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
 from penstock.checkpoint.catalog import Catalog, open_way
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.foreign import INDEX, NUMPY, SAFETENSORS, SINGLE, TORCH, read_state
-from penstock.checkpoint.local import LocalTier
+from penstock.checkpoint.local import LocalReader, LocalTier
 from penstock.checkpoint.manifest import step_of
-from penstock.checkpoint.reading import Chain
+from penstock.checkpoint.reading import Chain, OpenSnapshot
 from penstock.checkpoint.state import Source, flatten
+from penstock.checkpoint.store import open_tier
 from penstock.checkpoint.tensors import Bytes, Layout
+from penstock.checkpoint.tier import Tier
 from penstock.checkpoint.tree import fits, listed
 from penstock.checkpoint.writing import Scratch
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError
+from penstock.units import format_count
 
 _ENDINGS = (SAFETENSORS, *TORCH, *NUMPY)
 
@@ -51,27 +55,34 @@ class Snapshots(Protocol):
         ...
 
 
-def open_snapshots(folder: Path) -> Snapshots:
-    """Open the snapshots in a folder.
+def open_snapshots(folder: str | Path, fast: str | Path | None = None) -> Snapshots:
+    """Open the snapshots in a folder, or those of a store at an address such as s3://bucket/runs/a.
 
+    fast: a store's fast tier, if it has one.
     Raises: ConfigError if there are fewer than two, or to read one is to run code; FormatError, DataError where one
         cannot be read.
     """
-    if not folder.is_dir():
+    places = [str(place).removeprefix("file://") for place in (fast, folder) if place is not None]
+    for place in places:
+        if "://" not in place and not Path(place).is_dir():
+            raise ConfigError(
+                f"{place} is no folder: name one with a file for each snapshot, or a snapshot store"
+            )
+    tiers = [open_tier(place) if "://" in place else _Unheld(place) for place in places]
+    if any(step_of(name) is not None for tier in tiers for name in tier.folders()):
+        return StoredSnapshots(tiers)
+    if fast is not None or "://" in places[-1]:
         raise ConfigError(
-            f"{folder} is no folder: name one with a file for each snapshot, or a snapshot store"
+            f"there is no snapshot in {' and '.join(places)}; other people's files are studied in a folder"
         )
-    store = LocalTier(folder)
-    if any(step_of(name) is not None for name in store.folders()):
-        return StoredSnapshots(store)
-    inside = list(folder.iterdir())
+    inside = list(Path(places[-1]).iterdir())
     found = [path for path in inside if path.suffix.lower() in _ENDINGS and path.is_file()]
     if not found:
         found = [path for path in inside if (path / SINGLE).exists() or (path / INDEX).exists()]
     if len(found) < 2:
         raise ConfigError(
-            f"{folder} is no snapshot store, and has {len(found)} files that end in {', '.join(_ENDINGS)}, or folders "
-            f"with {SINGLE}: a study needs at least two snapshots"
+            f"{folder} is no snapshot store, and has {format_count(len(found), 'file')} ending in "
+            f"{', '.join(_ENDINGS)}, or folders with {SINGLE}: a study needs at least two snapshots"
         )
     return SnapshotFiles(sorted(found, key=_place))
 
@@ -115,23 +126,61 @@ def common_layouts(
     return common, left_out
 
 
+class _Unheld(LocalTier):
+    """A store's folder of which no file stays open: there may be hundreds of snapshots, each of many parts."""
+
+    def open(self, folder: str, file: str) -> _UnheldReader:  # type: ignore[override]
+        """Return a file's reader, which opens it anew for each read. Raises: FileNotFoundError, DataError."""
+        return _UnheldReader(self.path / folder / file)
+
+
+class _UnheldReader:
+    """A file that is open only while it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with closing(LocalReader(path)) as reader:
+            self.nbytes = reader.nbytes
+
+    def read_into(self, offset: int, out: Bytes) -> None:
+        """Fill `out` from `offset` on. Raises: DataError naming the file."""
+        try:
+            with closing(LocalReader(self._path)) as reader:
+                reader.read_into(offset, out)
+        except FileNotFoundError:
+            raise DataError(f"{self._path} was removed while it was read; does a training run?") from None
+
+    def close(self) -> None:
+        """Do nothing: it is not open."""
+
+
 class StoredSnapshots:
     """The snapshots of a store, made back block by block."""
 
-    def __init__(self, store: LocalTier) -> None:
-        """Open all snapshots of a store. Raises: ConfigError if there are fewer than two; FormatError, DataError."""
-        catalog = Catalog([store])
+    def __init__(self, tiers: Sequence[Tier]) -> None:
+        """Open all snapshots of a store. tiers: the nearest first; their files need not stay open.
+
+        Raises: ConfigError if there are fewer than two; FormatError, DataError.
+        """
+        catalog = Catalog(tiers)
         catalog.look()
         steps = sorted(catalog.steps())
         if len(steps) < 2:
             raise ConfigError(
-                f"{store.name} holds {len(steps)} snapshots, and a study needs two: keep more, with Keep(last=...)"
+                f"{tiers[-1].name} holds {format_count(len(steps), 'snapshot')}, and a study needs two: keep more, "
+                "with Keep(last=...)"
             )
         self.names = [str(step) for step in steps]
+        #: Each once, whatever the number of differences to it.
+        self._opened: dict[tuple[int, int], OpenSnapshot] = {}
         self._chains: list[Chain] = []
         try:
             for step in steps:
-                self._chains.append(open_way(catalog, catalog.ways(step)[0]))
+                way = catalog.ways(step)[0]
+                for link in way:
+                    if link not in self._opened:
+                        (self._opened[link],) = open_way(catalog, [link]).links
+                self._chains.append(Chain([self._opened[link] for link in way]))
         except BaseException:
             self.close()
             raise
@@ -148,8 +197,8 @@ class StoredSnapshots:
 
     def close(self) -> None:
         """Let go of the files."""
-        for chain in self._chains:
-            chain.close()
+        for snapshot in self._opened.values():
+            snapshot.close()
 
 
 class SnapshotFiles:
