@@ -32,7 +32,7 @@ from penstock.checkpoint import Keep, SnapshotStore
 from penstock.checkpoint import store as store_module
 from penstock.checkpoint.draining import Drainer
 from penstock.checkpoint.local import LocalDraft, LocalTier, LocalWriter
-from penstock.checkpoint.recipe import RAW, Way
+from penstock.checkpoint.recipe import RAW, Way, check_part
 from penstock.checkpoint.throttle import CappedTier
 from penstock.checkpoint.tier import MANIFEST
 from penstock.errors import ConfigError, DataError, FormatError
@@ -507,6 +507,33 @@ def test_a_damaged_reference_on_the_slow_tier_is_told_once_and_the_next_try_is_a
         assert_is(reader.restore(step=2), 2)
 
 
+def test_a_copy_that_is_not_what_was_written_takes_no_good_ones_place(
+    opened: Opened, top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slow tier loses a bit of what it was given; the fast one has room for a single snapshot."""
+    damaged = [1]
+
+    def check_damaged(tier: Any, plan: Any, *arguments: Any, **named: Any) -> None:
+        if tier.name == str(top / "slow") and plan.step in damaged:
+            damaged.remove(plan.step)
+            flip(top / "slow", plan.step)
+        check_part(tier, plan, *arguments, **named)
+
+    monkeypatch.setattr("penstock.checkpoint.writer.check_part", check_damaged)
+    with opened(fast_bytes=TABLES_BYTES + 3 * BIG // 2) as store:
+        store.save(1, state_of(1)).wait()
+        with pytest.raises(FormatError, match=r"slow/step-000000000001/part-00000\.pst is damaged"):
+            store.drain()
+        assert (steps_in(top / "fast"), steps_in(top / "slow")) == ([1], [])
+        store.save(2, state_of(2)).wait()
+        store.drain()
+        store.save(3, state_of(3)).wait()
+        store.drain()
+        assert [one.condition for one in store.verify()] == ["whole"] * 3
+        for step in (1, 2, 3):
+            assert_is(store.restore(step=step), step)
+
+
 def test_what_is_being_drained_cannot_be_deleted(opened: Opened, slow: SlowTier, top: Path) -> None:
     """Else it would be there again once the drain is over."""
     slow.permits = 0
@@ -697,7 +724,7 @@ def test_drains_write_no_more_bytes_a_second_than_they_may_and_saves_are_not_hel
 SAVE, DRAIN, REFUSE, REOPEN = "save", "drain", "refuse", "reopen"
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     keep=st.sampled_from([Keep(last=1), Keep(last=2), Keep(last=3), Keep(last=1, every_steps=3)]),
     scheme=st.sampled_from(["progressive", "chain", "complete"]),

@@ -22,6 +22,8 @@ from penstock.checkpoint.writing import Piece, Scratch
 from penstock.errors import DataError, FormatError
 from penstock.flow.ordered import Workers
 
+#: Number of the slow tier in the catalog.
+_SLOW = 1
 #: Read from the fast tier at a time.
 _WAVE_BYTES = 16 << 20
 
@@ -160,7 +162,10 @@ class Drainer:
 
     def _remember_damage(self, job: Job, waves: FromChain) -> None:
         """Have the next drain not fail for the same reason."""
-        if waves.is_damaged:
+        if any(copy.tier == _SLOW for copy in self._catalog.copies(job.step)):
+            # It was committed, and is not what was written: else the good copy would make way for it.
+            self._catalog.delete(_SLOW, job.step)
+        elif waves.is_damaged:
             # Nothing of it can be drained: others wait.
             self._catalog.mark_damaged(job.step)
         elif job.plan is not None and job.plan.reference is not None:
