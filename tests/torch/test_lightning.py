@@ -87,12 +87,19 @@ def fit(tmp_path: Path, store: SnapshotStore) -> Callable[..., Net]:
     """Return a function that trains until a step, saving as it is told, and returns the module."""
 
     def run(
-        until: int, *, from_path: Path | None = None, module: Net | None = None, **checkpoint: Any
+        until: int,
+        *,
+        from_path: Path | None = None,
+        module: Net | None = None,
+        loader: Any = None,
+        epochs: int | None = None,
+        **checkpoint: Any,
     ) -> Net:
         pl.seed_everything(7 if from_path is None else 99, verbose=False)
         module = module or Net()
         trainer = pl.Trainer(
             max_steps=until,
+            max_epochs=epochs,
             accelerator="cpu",
             logger=False,
             enable_progress_bar=False,
@@ -108,7 +115,7 @@ def fit(tmp_path: Path, store: SnapshotStore) -> Callable[..., Net]:
                 ),
             ],
         )
-        trainer.fit(module, Batches(), ckpt_path=from_path and str(from_path))
+        trainer.fit(module, loader or Batches(), ckpt_path=from_path and str(from_path))
         return module
 
     return run
@@ -135,6 +142,28 @@ def test_twice_n_steps_are_n_steps_and_a_restore_and_n_steps(
         assert torch.equal(tensor, expected[name]), name
     second = store.restore(12)["optimizer_states"][0]
     assert torch.equal(first["state"][0]["exp_avg"], second["state"][0]["exp_avg"])
+
+
+@pytest.mark.parametrize(
+    "when", [{"every_n_epochs": 1, "every_n_train_steps": None}, {"every_n_train_steps": STEPS_PER_EPOCH}]
+)
+def test_an_epoch_that_ended_is_followed_by_the_next_as_shuffled_as_ever(
+    tmp_path: Path, fit: Callable[..., Net], when: dict[str, Any]
+) -> None:
+    """PyTorch's loader draws at the beginning of each epoch: after the one save, before the other's draws count."""
+    data = torch.randn(8 * STEPS_PER_EPOCH, 6, generator=torch.Generator().manual_seed(3))
+
+    def loader() -> Any:
+        return torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)  # type: ignore[arg-type]
+
+    straight = fit(-1, epochs=3, loader=loader(), **when)
+
+    path = tmp_path / "names" / f"step={STEPS_PER_EPOCH}.ckpt"
+    again = fit(-1, epochs=3, from_path=path, loader=loader(), **when)
+
+    expected = straight.state_dict()
+    for name, tensor in again.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
 
 
 def test_what_lightning_no_longer_names_goes_once_nothing_is_a_difference_to_it(

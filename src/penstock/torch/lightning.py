@@ -175,8 +175,8 @@ class _Named:
 class RandomState(pl.Callback):
     """Makes the random generators of every rank part of Lightning's checkpoints, which leave them out.
 
-    They are set again before the first batch that is trained after `fit(ckpt_path=...)`, so that dropout and the like
-    go on as if nothing had happened.
+    They are set again after `fit(ckpt_path=...)`, so that shuffling, dropout and the like go on as if nothing had
+    happened.
     """
 
     def __init__(self) -> None:
@@ -190,12 +190,27 @@ class RandomState(pl.Callback):
         """Take the states, to be set later."""
         self._states = state_dict["random"]
 
+    # A loader draws when it is iterated anew, at the beginning of an epoch. Saved at the end of one, the states are
+    # those before that draw: they are set before Lightning makes the iterator. Saved within an epoch, they are those
+    # after it: they are set once Lightning has come to the batch.
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Set them before the iterator of an epoch that was not begun."""
+        set_own_random_state(self._states, trainer.global_rank)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Set them once more where the epoch before had all its batches: that one's iterator has drawn in vain."""
+        if not trainer.fit_loop.is_resuming:
+            states, self._states = self._states, []
+            set_own_random_state(states, trainer.global_rank)
+
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Set them: what Lightning and its loaders drew on the way here is undone."""
+        """Set them within an epoch: what Lightning and its loaders drew on the way here is undone."""
         states, self._states = self._states, []
-        set_own_random_state(states, trainer.global_rank)
+        if batch_idx > 0:
+            set_own_random_state(states, trainer.global_rank)
 
 
 def _without_foreign(checkpoint: dict[str, Any]) -> dict[str, Any]:
