@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import threading
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -25,6 +29,12 @@ def benchmark_named(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str],
     threads = torch.get_num_threads()
     yield importlib.import_module
     torch.set_num_threads(threads)  # trainings set those of the whole process
+
+
+@pytest.fixture(scope="module")
+def resource_tracker_runs() -> None:
+    """Start what Python keeps for as long as the process lives once it has started another, and the pipe to it."""
+    resource_tracker.ensure_running()
 
 
 def test_a_sequence_has_early_middle_and_late_snapshots_of_weights_and_optimizer_that_repeat_bit_for_bit(
@@ -55,15 +65,26 @@ def test_a_sequence_has_early_middle_and_late_snapshots_of_weights_and_optimizer
             assert all(torch.equal(tensor, repeated[name]) for name, tensor in state.items())
 
 
+@pytest.mark.parametrize("bits", [16, 32])
 def test_the_peers_loops_take_differences_and_planes_of_words_as_plain_integers_would(
-    benchmark_named: Callable[[str], Any],
+    benchmark_named: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, bits: int
 ) -> None:
-    peer_codecs = benchmark_named("peer_codecs")
+    """As they are written: what is compiled is tested where seconds do not count."""
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", True)
+    with np.errstate(over="ignore"):  # words go round, as the compiled ones do without a word
+        check_loops(benchmark_named("peer_codecs").loops_for.__wrapped__(bits), bits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+def test_the_peers_compiled_loops_do_the_same(benchmark_named: Callable[[str], Any], bits: int) -> None:
+    check_loops(benchmark_named("peer_codecs").loops_for(bits), bits)
+
+
+def check_loops(loops: Any, bits: int) -> None:
     generator = np.random.default_rng(1)
-    bits = 16  # for 32 it is the same lines, compiled for seconds more
     word = np.dtype(f"uint{bits}")
     values, reference = generator.integers(0, 2**bits, (2, 1000), dtype=word)
-    loops = peer_codecs.loops_for(bits)
     difference, zigzag, back = (np.empty_like(values) for _ in range(3))
     planes = np.empty((bits // 8, values.size), np.uint8)
 
@@ -108,16 +129,25 @@ def test_the_benchmark_of_codecs_checks_times_and_judges(
     assert (tmp_path / "shares.svg").stat().st_size > 1_000
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["limit: write + sync raw"],
+        pytest.param(["limit: write + sync raw", "penstock balance"], marks=pytest.mark.slow),
+    ],
+    ids=["raw", "ours"],
+)
 def test_the_benchmark_of_saves_times_ways_of_saving_in_processes_of_their_own(
-    benchmark_named: Callable[[str], Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    benchmark_named: Callable[[str], Any],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    names: list[str],
 ) -> None:
-    benchmark_named("compare_saves").main(
-        ["--quick", "--folder", str(tmp_path), "--only", "limit: write + sync raw", "penstock balance"]
-    )
+    benchmark_named("compare_saves").main(["--quick", "--folder", str(tmp_path), "--only", *names])
 
     printed = capsys.readouterr().out
     rows = [line for line in printed.splitlines() if line.startswith(("limit: write", "penstock balance"))]
-    assert len(rows) == 4, "both in the table of saves and in that of restores and memory"
+    assert len(rows) == 2 * len(names), "each in the table of saves and in that of restores and memory"
     assert not any(tmp_path.iterdir())
 
 
@@ -140,10 +170,31 @@ def test_a_state_is_filled_with_one_side_of_its_pairs_and_the_other_in_turn(
             assert torch.equal(tensor, expected[name.removeprefix("0/")])
 
 
+class ThreadAsProcess(threading.Thread):
+    """A worker beside the test: a process would load PyTorch again."""
+
+    def kill(self) -> None:
+        assert not self.is_alive()
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("way", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_the_benchmark_of_refreshes_checks_the_workers_bits_and_counts_bytes(
-    benchmark_named: Callable[[str], Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    benchmark_named: Callable[[str], Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    resource_tracker_runs: None,
+    way: str,
 ) -> None:
-    benchmark_named("refresh").main(["--quick", "--folder", str(tmp_path)])
+    refresh = benchmark_named("refresh")
+    if way == "thread":
+        threads = SimpleNamespace(Process=ThreadAsProcess)
+        monkeypatch.setattr(refresh.multiprocessing, "get_context", lambda method: threads)
+
+    refresh.main(["--quick", "--folder", str(tmp_path)])
 
     printed = capsys.readouterr().out
     rows = [

@@ -254,18 +254,31 @@ def slow_kept(snapshots: list[StoredSnapshot], keep: Keep, now_seconds: float, i
     return {snapshots[place].step for place in everything()}
 
 
-@settings(max_examples=400, deadline=None)
-@given(stores(), KEEPS, st.integers(0, 60), st.sets(st.integers(0, 40), max_size=2))
-@example(run_of(range(1, 9), "chain", 4), Keep(last=2, max_bytes=3 * KB), 0, set())
-def test_what_is_kept_is_what_a_slow_count_of_the_rules_keeps(
-    snapshots: list[StoredSnapshot], keep: Keep, now: int, in_use: set[int]
-) -> None:
+def check_what_is_kept(snapshots: list[StoredSnapshot], keep: Keep, now: int, in_use: set[int]) -> None:
     gone = to_forget(snapshots, keep, float(now), in_use=in_use)
 
     assert len(gone) == len(set(gone))
     assert {snapshot.step for snapshot in snapshots} - set(gone) == slow_kept(
         snapshots, keep, float(now), in_use
     )
+
+
+@settings(max_examples=200, deadline=None)
+@given(stores(), KEEPS, st.integers(0, 60), st.sets(st.integers(0, 40), max_size=2))
+@example(run_of(range(1, 9), "chain", 4), Keep(last=2, max_bytes=3 * KB), 0, set())
+def test_what_is_kept_is_what_a_slow_count_of_the_rules_keeps(
+    snapshots: list[StoredSnapshot], keep: Keep, now: int, in_use: set[int]
+) -> None:
+    check_what_is_kept(snapshots, keep, now, in_use)
+
+
+@pytest.mark.slow
+@settings(max_examples=5_000, deadline=None)
+@given(stores(), KEEPS, st.integers(0, 60), st.sets(st.integers(0, 40), max_size=2))
+def test_what_is_kept_of_many_stores_is_what_a_slow_count_of_the_rules_keeps(
+    snapshots: list[StoredSnapshot], keep: Keep, now: int, in_use: set[int]
+) -> None:
+    check_what_is_kept(snapshots, keep, now, in_use)
 
 
 @settings(max_examples=200, deadline=None)
@@ -309,7 +322,9 @@ def test_a_stricter_rule_or_a_later_hour_keeps_nothing_more(
     )
 
     gone = set(to_forget(snapshots, keep, float(now)))
-    if keep.max_bytes is None:  # with it, what is wanted more, or no more, takes or leaves room for the others
+    if (
+        keep.max_bytes is None
+    ):  # with it, what is wanted more, or no more, takes or leaves room for the others
         assert set(to_forget(snapshots, loose, float(now))) <= gone
         assert gone <= set(to_forget(snapshots, keep, float(now + more)))
 
