@@ -176,6 +176,39 @@ def test_what_lightning_no_longer_names_goes_once_nothing_is_a_difference_to_it(
     assert [listed.step for listed in store.list()] == [9, 12]
 
 
+def test_a_snapshot_that_has_a_name_in_another_folder_stays(tmp_path: Path, store: SnapshotStore) -> None:
+    """Two ModelCheckpoints, one that keeps all and one that keeps the newest, and then another run of the second."""
+    everywhere, latest = tmp_path / "all", tmp_path / "latest"
+    saver = SnapshotIO(store)
+    for step in (1, 2):
+        saver.save_checkpoint({"global_step": step}, everywhere / f"{step}.ckpt")
+        saver.save_checkpoint({"global_step": step}, latest / f"{step}.ckpt")
+    saver.remove_checkpoint(latest / "1.ckpt")
+    saver.teardown()
+    assert steps(store) == [1, 2]
+
+    later = SnapshotIO(store)
+    later.remove_checkpoint(latest / "2.ckpt")
+    later.teardown()
+    assert steps(store) == [1, 2]
+    later.remove_checkpoint(everywhere / "2.ckpt")
+    later.teardown()
+
+    assert steps(store) == [1]
+
+
+def test_a_test_of_an_earlier_checkpoint_removes_no_later_ones(tmp_path: Path, store: SnapshotStore) -> None:
+    saver = SnapshotIO(store)
+    for step in (10, 20, 30):
+        saver.save_checkpoint({"global_step": step}, tmp_path / f"{step}.ckpt")
+
+    assert saver.load_checkpoint(tmp_path / "10.ckpt")["global_step"] == 10
+    saver.save_checkpoint({"global_step": 40}, tmp_path / "40.ckpt")
+    saver.teardown()
+
+    assert steps(store) == [10, 20, 30, 40]
+
+
 def test_a_value_that_a_snapshot_does_not_hold_is_left_out_of_the_hyperparameters_and_named(
     fit: Callable[..., Net], store: SnapshotStore
 ) -> None:

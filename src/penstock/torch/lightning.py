@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from penstock.errors import ConfigError
 from penstock.torch.going_on import random_states, set_own_random_state
 
 _KIND = "a snapshot of Penstock"
-_MOST_NAME_BYTES = 4096
+_MOST_NAME_BYTES = 1 << 16
 _HYPER_PARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
 
 
@@ -52,8 +53,10 @@ class SnapshotIO(CheckpointIO):
         self._latest: _Named | None = None
         #: Steps whose last name was removed.
         self._nameless: set[int] = set()
-        #: The snapshot that this run began from: what another saved after it goes with the first save.
-        self._went_back_to: int | None = None
+        #: Where names are, as far as this run or the one that it goes on from knows.
+        self._folders: set[Path] = set()
+        #: Whether a checkpoint was loaded since the last save, so that steps may come that were saved before.
+        self._may_have_gone_back = False
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
@@ -65,10 +68,11 @@ class SnapshotIO(CheckpointIO):
         step = int(checkpoint["global_step"])
         if self._latest is None or step != self._latest.saving.step:
             self._settle()
-            if self._went_back_to is not None:
-                self._store.rewind(self._went_back_to)
-                self._went_back_to = None
-            self._latest = _Named(self._store.save(step, _without_foreign(checkpoint)))
+            if self._may_have_gone_back:
+                self._leave_behind(step)
+                self._may_have_gone_back = False
+            self._latest = _Named(self._store.save(step, _without_foreign(checkpoint)), self._folders)
+        self._folders.add(name.parent.resolve())
         self._latest.add(name)
         self._nameless.discard(step)
 
@@ -81,7 +85,9 @@ class SnapshotIO(CheckpointIO):
         if step is None:
             return self._others.load_checkpoint(path, map_location, weights_only)  # type: ignore[arg-type]
         state: dict[str, Any] = self._store.restore(step).state
-        self._went_back_to = step
+        self._folders |= _folders_told_by(Path(path))
+        # Or a test of an earlier checkpoint, after which the training goes on where it was: the next save tells.
+        self._may_have_gone_back = True
         return state
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
@@ -94,8 +100,10 @@ class SnapshotIO(CheckpointIO):
             if step is None:
                 self._others.remove_checkpoint(name)
                 return
+            self._folders |= _folders_told_by(name)
             name.unlink()
-        named = {_step_named_by(other) for other in name.parent.glob("*") if other.is_file()}
+        folders = {name.parent.resolve(), *self._folders}
+        named = {_step_named_by(other) for folder in folders for other in folder.glob("*") if other.is_file()}
         if self._latest is not None and self._latest.is_awaited:
             named.add(self._latest.saving.step)
         if step is not None and step not in named:
@@ -104,6 +112,18 @@ class SnapshotIO(CheckpointIO):
     def teardown(self) -> None:
         """Return once everything is durable and has its names. Raises: what the last save failed with."""
         self._settle()
+
+    def _leave_behind(self, step: int) -> None:
+        """Remove the snapshots from a step on, which a training that went back will save anew."""
+        steps = [listed.step for listed in self._store.list()]
+        if not any(saved >= step for saved in steps):
+            return
+        before = [saved for saved in steps if saved < step]
+        if before:
+            self._store.rewind(before[-1])
+        else:
+            for saved in reversed(steps):
+                self._store.delete(saved)
 
     def _settle(self) -> None:
         if self._latest is not None:
@@ -124,8 +144,10 @@ class _Named:
     The thread is no daemon: an interpreter that ends waits for it, so what is saved last is found again.
     """
 
-    def __init__(self, saving: Saving) -> None:
+    def __init__(self, saving: Saving, folders: set[Path]) -> None:
+        """folders: where names are, which more may be added to."""
         self.saving = saving
+        self._folders = folders
         #: Guards the names and the files of that name: nobody else waits for either but who removes one.
         self._names_lock = threading.Lock()
         self._names: list[Path] = []
@@ -143,7 +165,7 @@ class _Named:
         """Give it a name, now or once it is durable."""
         with self._names_lock:
             if self._is_durable:
-                _write_name(name, self.saving.step)
+                _write_name(name, self.saving.step, self._folders)
             else:
                 self._names.append(name)
 
@@ -168,7 +190,7 @@ class _Named:
         with self._names_lock:
             self._is_durable = True
             for name in self._names:
-                _write_name(name, self.saving.step)
+                _write_name(name, self.saving.step, self._folders)
             self._names = []
 
 
@@ -246,13 +268,15 @@ def _local(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def _write_name(name: Path, step: int) -> None:
+def _write_name(name: Path, step: int, folders: Iterable[Path]) -> None:
     name.parent.mkdir(parents=True, exist_ok=True)
     unfinished = name.with_name(f".{name.name}.unfinished")
     unfinished.unlink(missing_ok=True)
+    # The folders, so that who removes this name knows where else the snapshot may have one.
+    said = {"what": _KIND, "step": step, "folders": sorted(map(str, folders))}
     writer = LocalWriter(unfinished)
     try:
-        writer.write(np.frombuffer(json.dumps({"what": _KIND, "step": step}).encode(), np.uint8))
+        writer.write(np.frombuffer(json.dumps(said).encode(), np.uint8))
         writer.finish()
     finally:
         writer.abandon()
@@ -262,6 +286,19 @@ def _write_name(name: Path, step: int) -> None:
 
 def _step_named_by(path: str | os.PathLike[str]) -> int | None:
     """Return the step that a file names; None if it is no name. Raises: FileNotFoundError."""
+    said = _said_by(path)
+    return None if said is None else said["step"]
+
+
+def _folders_told_by(name: Path) -> set[Path]:
+    """Return the folders of names that one knows of, its own included."""
+    said = _said_by(name) or {}
+    told = said.get("folders")
+    known = [folder for folder in told if isinstance(folder, str)] if isinstance(told, list) else []
+    return {name.parent.resolve(), *map(Path, known)}
+
+
+def _said_by(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     if "://" in os.fspath(path) or Path(path).is_dir():
         return None
     with open(path, "rb") as file:
@@ -271,4 +308,4 @@ def _step_named_by(path: str | os.PathLike[str]) -> int | None:
     except ValueError:
         return None
     is_name = isinstance(said, dict) and said.get("what") == _KIND and type(said.get("step")) is int
-    return said["step"] if is_name else None
+    return said if is_name else None
