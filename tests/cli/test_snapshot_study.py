@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.checkpoint import SnapshotStore
 from penstock.cli.main import main
 
 
@@ -36,12 +37,22 @@ def test_tables_tell_what_each_method_writes_needs_and_costs(
     out = capsys.readouterr().out
     for title in ("Table 1", "Figure 8", "Figure 9", "Table 9", "5.7.3", "Table 10"):
         assert title in out
-    for method in ("complete", "gzip-delta", "rle4-gzip", "dynrle-progressive", "dynrle-chain", "penstock"):
+    # Names that a store takes, and no others.
+    for method in (
+        "stored, complete",
+        "gzip-delta, progressive",
+        "rle4-gzip, progressive",
+        "dynrle, progressive",
+        "dynrle, chain",
+        "balance, progressive",
+    ):
         assert method in out
+    assert "dynrle-" not in out
+    assert "penstock" not in out.lower()
     assert "Compared: floating point, 1 tensor, 200,000 parameters, 800 kB a snapshot, 4 snapshots." in out
     assert "step-4000" in out
     # Two baselines, of 660 kB each, and a delta do not fit with anybody's codec; a baseline and a delta do.
-    assert "penstock: 2, the largest of those that fit" in out
+    assert "balance, progressive: 2, the largest of those that fit" in out
 
 
 def test_json_has_the_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,6 +83,13 @@ def test_json_has_the_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) 
     advice = {row["method"]: row for row in data["advice"]}
     assert data["storage_bytes"] == 100_000
     assert [row["snap_dis"] for row in advice.values()] == [None, None, None]
+    assert [(row["codec"], row["scheme"]) for row in advice.values()] == [
+        ("dynrle", "progressive"),
+        ("dynrle", "chain"),
+        ("balance", "progressive"),
+    ]
+    for row in (*data["written"], *data["storage"], *data["advice"]):
+        SnapshotStore(folder.parent / "store", codec=row["codec"], scheme=row["scheme"]).close()
     assert "storage_bytes is 100000, and the least" in advice["dynrle-chain"]["reason"]
     assert data["drive"]["times"] == 1
 
@@ -89,10 +107,12 @@ def test_a_picture_is_drawn(
         "Like the snapshot before",
         "12 bits",
         "Exponents of step-4000",
-        "Penstock",
+        "balance, progressive",
+        "B, by codec and scheme",
         "Blocks erased",
     ):
         assert text in drawn
+    assert "in GB" not in drawn
 
 
 @pytest.mark.parametrize(

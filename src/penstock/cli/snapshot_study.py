@@ -201,6 +201,8 @@ def _exponents_table(study: SnapshotStudy) -> Table:
 
 
 def _written_data(study: SnapshotStudy, runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
+    from penstock.measure.snapshot_study import codec_for
+
     complete = study.nbytes * len(study.names)
     rows = []
     for run in runs:
@@ -210,6 +212,8 @@ def _written_data(study: SnapshotStudy, runs: Sequence[StoredRun]) -> list[dict[
         rows.append(
             {
                 "method": run.method.name,
+                "codec": codec_for(run.method),
+                "scheme": run.method.scheme,
                 "snap_dis": run.snap_dis,
                 "stored_bytes": run.stored_bytes,
                 "stored_share": run.stored_bytes / complete,
@@ -228,10 +232,10 @@ def _written_table(rows: Sequence[dict[str, Any]]) -> Table:
     complete = {row["snap_dis"]: row["erases"] for row in rows if row["method"] == "complete"}
     return Table(
         "Written by all snapshots (Figure 9), and blocks of the drive erased (Figure 10)",
-        ["method", "snap_dis", "written", "change", "by the paper's formula", "erases", "change"],
+        ["codec, scheme", "snap_dis", "written", "change", "by the paper's formula", "erases", "change"],
         [
             [
-                row["method"],
+                f"{row['codec']}, {row['scheme']}",
                 str(row["snap_dis"]),
                 format_bytes(row["stored_bytes"]),
                 _change(row["stored_share"]),
@@ -251,6 +255,7 @@ def _change(share: float) -> str:
 def _storage_data(
     study: SnapshotStudy, method: Method, times: Sequence[SnapshotTimes]
 ) -> list[dict[str, Any]]:
+    from penstock.measure.snapshot_study import codec_for
     from penstock.policy.snap_distance import useful_bytes
     from penstock.simulate.snapshots import TABLE_9_SNAP_DIS
 
@@ -260,6 +265,8 @@ def _storage_data(
     return [
         {
             "method": method.name,
+            "codec": codec_for(method),
+            "scheme": method.scheme,
             "snap_dis": TABLE_9_SNAP_DIS,
             "snapshot": name,
             "stored_bytes": stored[own.snapshot],
@@ -275,10 +282,11 @@ def _storage_data(
 
 
 def _storage_table(method: Method, rows: Sequence[dict[str, Any]]) -> Table:
+    from penstock.measure.snapshot_study import stored_as
     from penstock.units import format_bytes, format_seconds
 
     return Table(
-        f"{method.label}, snap_dis {rows[0]['snap_dis']}: storage needed, time of drive and processor (Table 9)",
+        f"{stored_as(method)}, snap_dis {rows[0]['snap_dis']}: storage needed, time of drive and processor (Table 9)",
         ["snapshot", "own", "needed", "pages", "save: drive", "processor", "restore: drive", "processor"],
         [
             [
@@ -350,9 +358,14 @@ def _processor_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def _advice_data(study: SnapshotStudy, method: Method, storage: int | None) -> dict[str, Any]:
-    from penstock.measure.snapshot_study import advise
+    from penstock.measure.snapshot_study import advise, codec_for
 
-    data: dict[str, Any] = {"method": method.name, "scheme": method.scheme, "snap_dis": None}
+    data: dict[str, Any] = {
+        "method": method.name,
+        "codec": codec_for(method),
+        "scheme": method.scheme,
+        "snap_dis": None,
+    }
     try:
         advice = advise(study, method, storage)
     except ConfigError as error:
@@ -388,7 +401,7 @@ def _notes(
     space = "without a limit of storage" if options.storage is None else f"within {options.storage}"
     notes.append(f"Which snap_dis (Table 10), {space}:")
     notes += [
-        f"  {row['method']}: {'none' if row['snap_dis'] is None else row['snap_dis']}, {row['reason']}."
+        f"  {row['codec']}, {row['scheme']}: {'none' if row['snap_dis'] is None else row['snap_dis']}, {row['reason']}."
         for row in advice
     ]
     if len(study.names) in {row["snap_dis"] for row in advice}:

@@ -12,10 +12,10 @@ import numpy as np
 
 from penstock.measure.picture import FAINT, GRID, new_figure, style_axes, title_axes
 from penstock.measure.plot_wear import COLOUR_OF, draw_erases, draw_written
-from penstock.measure.snapshot_study import SnapshotStudy
+from penstock.measure.snapshot_study import SnapshotStudy, stored_as
 from penstock.policy.snap_distance import useful_bytes
 from penstock.simulate.snapshots import METHODS, OWN_METHOD, TABLE_9_SNAP_DIS, StoredRun
-from penstock.units import format_bytes
+from penstock.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,8 +38,14 @@ def draw_study(study: SnapshotStudy, runs: Sequence[StoredRun]) -> Figure:
     _draw_likeness(grid[0, 0], study)
     _draw_exponents(grid[1, 0], study)
     draw_written(grid[0, 1], runs)
+    most = max(run.stored_bytes or 0 for run in runs)
+    unit = format_bytes(most).split()[1]
+    per_gb = 1e9 / parse_bytes(f"1 {unit}")
+    grid[0, 1].yaxis.set_major_formatter(lambda gigabytes, _: f"{gigabytes * per_gb:,.4g}")
     title_axes(
-        grid[0, 1], f"Written by {len(study.names)} snapshots of {format_bytes(study.nbytes)}", "in GB"
+        grid[0, 1],
+        f"Written by {len(study.names)} snapshots of {format_bytes(study.nbytes)}",
+        f"in {unit}, by codec and scheme",
     )
     draw_erases(grid[1, 1], runs)
     title_axes(grid[1, 1], "Blocks erased", f"of a drive as the paper's, {runs[0].sizes.count} snapshots")
@@ -49,7 +55,7 @@ def draw_study(study: SnapshotStudy, runs: Sequence[StoredRun]) -> Figure:
     _draw_seconds(grid[1, 2], study)
     methods = dict.fromkeys(run.method for run in runs)
     handles = [
-        grid[0, 1].bar([0], [0], color=COLOUR_OF[method.name], label=method.label) for method in methods
+        grid[0, 1].bar([0], [0], color=COLOUR_OF[method.name], label=stored_as(method)) for method in methods
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
     return figure

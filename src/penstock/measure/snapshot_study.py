@@ -139,7 +139,7 @@ class SnapshotStudy:
 
     def _seconds(self, method: Method, snapshot: int, snap_dis: int) -> Seconds:
         reference = reference_of(method.scheme, snapshot, snap_dis)
-        codec = _codec(method)
+        codec = codec_for(method)
         if reference is None and method.baseline == "gzip":
             codec = "gzip"
         return self.seconds[codec][snapshot, reference]
@@ -169,8 +169,14 @@ def drive_for(study: SnapshotStudy) -> tuple[Drive, int]:
     return warm_drive(replace(ssd, blocks_per_chip=times * ssd.blocks_per_chip)), times
 
 
-def _codec(method: Method) -> str:
+def codec_for(method: Method) -> str:
+    """Return the name of the codec by which a method's snapshots are stored, as `SnapshotStore(codec=...)` takes it."""
     return DEFAULT if method is OWN_METHOD else codec_of(method)
+
+
+def stored_as(method: Method) -> str:
+    """Return what to give a store for a method, for people: codec and scheme."""
+    return f"{codec_for(method)}, {method.scheme}"
 
 
 def count_blocks(layouts: Sequence[Layout]) -> int:
