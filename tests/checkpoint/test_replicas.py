@@ -1,4 +1,4 @@
-"""Blocks that are equal are stored once, whatever tensors they are of, and every tensor comes back."""
+"""What ranks save as one state is one: what differs between them is found before it is lost."""
 
 from __future__ import annotations
 
@@ -7,36 +7,72 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from tests.checkpoint.snapshot_files import opened
+from tests.checkpoint.test_ranks import run
 
-from penstock import SnapshotStore
-
-# Zeros of 4,000 bytes each: as a new model has them, beside its half-precision copy.
-ZEROS: dict[str, Any] = {
-    "half": np.zeros(2000, np.uint16),
-    "single": np.zeros(1000, np.float32),
-    "double": np.zeros(500, np.float64),
-    "whole": np.zeros(1000, np.int32),
-}
+from penstock.checkpoint.ranks import Ranks
+from penstock.checkpoint.state import Shard
+from penstock.errors import ConfigError
 
 
-@pytest.mark.parametrize("codec", ["balance", "speed", "dynrle", "rle4", "gzip-delta"])
-@pytest.mark.parametrize("scheme", ["progressive", "chain"])
-def test_a_difference_to_a_block_that_repeats_one_of_another_type_is_decoded_as_its_own(
-    tmp_path: Path, codec: str, scheme: Any
-) -> None:
-    rng = np.random.default_rng(1)
-    with SnapshotStore(tmp_path, codec=codec, scheme=scheme, report=None, threads=1) as store:
-        store.save(1, ZEROS)
-        moved = {
-            name: (array + rng.integers(0, 9, array.size)).astype(array.dtype)
-            for name, array in ZEROS.items()
-        }
-        store.save(2, moved)
-        again = {name: (array + 1).astype(array.dtype) for name, array in moved.items()}
-        store.save(3, again).wait()
+def saved(folder: Path, state_of: Any, size: int = 3) -> tuple[list[Any], list[str]]:
+    """Save each rank's state; return what was saved or raised on each, and what was told."""
+    lines: list[str] = []
 
-        for step, state in ((1, ZEROS), (2, moved), (3, again)):
-            restored = store.restore(step)
-            for name, array in state.items():
-                assert np.array_equal(restored[name], array), (step, name)
-        assert {listed.condition for listed in store.verify()} == {"whole"}
+    def part(ranks: Ranks) -> Any:
+        with opened(folder, ranks=lambda: ranks, report=lines.append) as store:
+            return store.save(1, state_of(ranks.rank)).wait().step
+
+    return run(size, part), lines
+
+
+def generator_state(seed: int) -> Any:
+    return torch.Generator().manual_seed(seed).get_state()
+
+
+@pytest.mark.parametrize(
+    ("own", "name"),
+    [
+        (lambda rank: {"random": {"torch": generator_state(rank)}}, "random/torch"),
+        (lambda rank: {"loader": {"place": [1, rank // 2]}}, "loader/place"),
+        (lambda rank: {"loader": {"seen": np.arange(3) + rank // 2}}, "loader/seen"),
+        (lambda rank: {"log": [{"loss": 0.5, "step": rank // 2}]}, "log"),
+    ],
+)
+def test_what_a_rank_has_for_itself_is_no_part_of_the_state_of_all(folder: Path, own: Any, name: str) -> None:
+    errors, _ = saved(folder, lambda rank: {"model": np.zeros(5), **own(rank)})
+
+    other = 1 if name == "random/torch" else 2
+    expected = (
+        f"{name} differs between rank 0 and rank {other}, .* give what a rank has for itself as per_rank="
+    )
+    for error in errors:
+        assert isinstance(error, ConfigError)
+        with pytest.raises(ConfigError, match=expected):
+            raise error
+    assert not list(folder.glob("step-*"))
+
+
+def test_of_floats_that_differ_a_line_is_told(folder: Path) -> None:
+    """The running means of a batch norm: each rank has seen other batches, and any of them will do."""
+
+    def state(rank: int) -> dict[str, Any]:
+        return {"mean": np.array([0.5, rank]), "log": [{"seconds": rank / 8, "step": 5}], "scale": np.ones(2)}
+
+    steps, lines = saved(folder, state)
+
+    assert steps == [1, 1, 1]
+    assert lines[0] == "step 1: mean, log differ between ranks: kept as one of them has it"
+
+
+def test_states_that_are_equal_are_equal_in_whatever_order_and_place(folder: Path) -> None:
+    def state(rank: int) -> dict[str, Any]:
+        values = {"a": 1.5, "b": np.arange(7), "c": float("nan")}
+        keys = sorted(values, reverse=rank == 1)
+        return {key: values[key] for key in keys} | {"rows": Shard(np.full(2, rank), (6,), (2 * rank,))}
+
+    steps, lines = saved(folder, state)
+
+    assert steps == [1, 1, 1]
+    assert len(lines) == 1

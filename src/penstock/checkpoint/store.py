@@ -28,6 +28,7 @@ from penstock.checkpoint.parts import TornError
 from penstock.checkpoint.ranks import Ranks, alone
 from penstock.checkpoint.reading import Chain, Wanted, decode_all, parts_by_name, read_wanted, whole_layout
 from penstock.checkpoint.recipe import RAW, Way, warm_up
+from penstock.checkpoint.replicas import digest_of, digests_of, told_apart
 from penstock.checkpoint.saving import Saved, Saving, Waves
 from penstock.checkpoint.sharding import Shard, check_whole, shards_of
 from penstock.checkpoint.staging import StagingArea, room_of, waves_of
@@ -46,7 +47,7 @@ from penstock.flow.recorder import Recorder
 from penstock.flow.snapshot_spans import SnapshotSpan
 from penstock.plan.saves import SaveCost, SaveSchedule, read_schedule
 from penstock.policy.draining import Speeds, encode_first
-from penstock.policy.keeping import Keep
+from penstock.policy.keeping import Keep, restorable
 from penstock.policy.retention import Scheme
 from penstock.policy.snap_distance import AutoDistance, SnapDistance
 from penstock.policy.space import SpaceNeeded
@@ -286,6 +287,8 @@ class SnapshotStore:
                 stop,
             )
         self._areas = (StagingArea(), StagingArea())
+        #: What was last told of floats that differ between ranks.
+        self._told_apart = ""
         #: Of all ranks, when they last agreed: a digest of each rank's layouts, and who writes what.
         self._shards: tuple[builtins.list[str], tuple[Shard, ...]] | None = None
         self._way = way
@@ -302,7 +305,7 @@ class SnapshotStore:
         """Return whether to save now, as the schedule says; on all ranks alike.
 
         step: how many steps the training has done.
-        Raises: ConfigError if the store has no schedule.
+        Raises: ConfigError if the store has no schedule; what the save before failed with, if that is known by now.
         """
         self._check_open()
         schedule = self._schedule
@@ -311,9 +314,8 @@ class SnapshotStore:
         since_seconds = time.monotonic() - self._since_seconds
         if self._deciding is None:
             return schedule.is_due(step, since_seconds, self._cost)
-        if self._saving is not None and self._saving.saved is not None:
-            saved = self._saving.saved
-            self._cost = SaveCost(saved.blocked_seconds, saved.durable_seconds)
+        if self._saving is not None and self._saving.is_done:
+            self._finish_saving()
         is_due: bool = self._deciding.ask_first(
             f"whether to save after step {step}", lambda: schedule.is_due(step, since_seconds, self._cost)
         )
@@ -354,12 +356,14 @@ class SnapshotStore:
     def save(self, step: int, state: Any, *, per_rank: Any = None) -> Saving:
         """Copy a state, and write it in the background.
 
-        state: nested mappings and lists of torch or NumPy arrays and plain values; equal on all ranks.
+        state: nested mappings and lists of torch or NumPy arrays and plain values; equal on all ranks. Plain values
+            and small arrays in main memory are compared; of floats that differ a line is told, as of the running
+            means that each rank of a data-parallel training has for itself.
         per_rank: the same, of what this rank has for itself, such as its random generator.
         Returns: once the state is copied and may change; `wait()` of it returns once the snapshot is durable.
 
-        Raises: ConfigError naming the value of the state that a snapshot does not hold, or if there is a snapshot
-            of this step; what the save before failed with.
+        Raises: ConfigError naming the value of the state that a snapshot does not hold, or that differs between
+            ranks, or if there is a snapshot of this step; what the save before failed with.
         """
         self._check_open()
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
@@ -462,20 +466,34 @@ class SnapshotStore:
     ) -> tuple[Flat, Flat | None, builtins.list[str]]:
         """Return what all ranks save, what this one has for itself, and of each rank a digest of the layouts.
 
-        Raises: on all ranks, what fails on any.
+        Raises: on all ranks, what fails on any; ConfigError if they have not the same.
         """
         taken: builtins.list[tuple[Flat, Flat | None]] = []
 
-        def take_apart() -> str:
+        def take_apart() -> builtins.list[str]:
             if self._drainer is not None:
                 self._drainer.raise_error()
             own = None if per_rank is None else flatten({f"rank {self._ranks.rank}": per_rank})
             taken.append((flatten(state), own))
-            rows = "" if self._ranks.size == 1 else json.dumps(_rows(*taken[0]))
-            return xxhash.xxh3_128_hexdigest(rows.encode())
+            if self._ranks.size == 1:
+                return ["", ""]
+            rows = json.dumps(_rows(*taken[0]))
+            return [xxhash.xxh3_128_hexdigest(rows.encode()), digest_of(taken[0][0])]
 
         digests = self._ranks.together(f"the state of step {step}", take_apart)
-        return *taken[0], digests
+        flat, own = taken[0]
+        # Where the layouts differ, too, that is told first.
+        if len({said for _, said in digests}) > 1 and len({layouts for layouts, _ in digests}) == 1:
+            self._compare(step, flat)
+        return flat, own, [layouts for layouts, _ in digests]
+
+    def _compare(self, step: int, flat: Flat) -> None:
+        """Tell what differs between ranks. Raises: ConfigError, but for floats."""
+        of_ranks = self._ranks.all_gather(f"the values of step {step}", digests_of(flat))
+        alike = told_apart(of_ranks)
+        if alike and alike != self._told_apart:
+            self._told(f"step {step}: {alike}")
+        self._told_apart = alike
 
     def _shared(
         self, flat: Flat, own: Flat | None, step: int, digests: builtins.list[str]
@@ -513,9 +531,15 @@ class SnapshotStore:
             self._drainer.raise_error()
 
     def _finish_saving(self) -> None:
-        saving, self._saving = self._saving, None
-        if saving is not None:
-            saving.raise_untold()
+        saving = self._saving
+        if saving is None:
+            return
+        # Forgotten once it has ended: who interrupts this wait finds it under way as before.
+        saving.join()
+        if saving.saved is not None:
+            self._cost = SaveCost(saving.saved.blocked_seconds, saving.saved.durable_seconds)
+        self._saving = None
+        saving.raise_untold()
 
     # -- Restoring -------------------------------------------------------------------------------------------
 
@@ -718,6 +742,13 @@ class SnapshotStore:
             steps = self._catalog.steps()
             if step not in steps:
                 raise ConfigError(self._catalog.missing(step))
+            if all(
+                step not in restorable(self._catalog.stored(tier)) for tier in range(len(self._catalog.tiers))
+            ):
+                raise ConfigError(
+                    f"step {step} cannot be restored, so what came after it stays: restore(fallback=True) takes the "
+                    "newest snapshot that can be, and a training goes on from there"
+                )
             later = steps[: steps.index(step) : -1]
             for one in later:
                 self._upkeep.delete(one)
@@ -766,16 +797,23 @@ class SnapshotStore:
         """
         if self._is_closed:
             return
-        self._is_closed = True
         try:
             self._finish()
             if self._drainer is not None:
                 self._drainer.wait()
         finally:
+            self._is_closed = True
             if self._drainer is not None:
                 self._drainer.stop()
-            self._writer.held = None
-            self._upkeep.close()
+            if self._saving is None:
+                self._let_go()
+            else:
+                # Interrupted: the folder stays locked for as long as the save goes on.
+                self._saving.at_end(self._let_go)
+
+    def _let_go(self) -> None:
+        self._writer.held = None
+        self._upkeep.close()
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -112,7 +112,10 @@ class SnapshotCallback(TrainerCallback):
         scaler = getattr(trainer.accelerator, "scaler", None)
         told: list[Any] = [*trainer.callback_handler.callbacks, trainer.control]
         exported: list[Any] = [one for one in told if isinstance(one, ExportableState)]
-        progress = dataclasses.replace(state, stateful_callbacks=exported)
+        # As the Trainer has it, whose process 0 alone writes it.
+        progress = dataclasses.replace(
+            state, stateful_callbacks=exported, is_local_process_zero=True, is_world_process_zero=True
+        )
         self._saving = self._store.save(
             state.global_step,
             {
