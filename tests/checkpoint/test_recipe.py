@@ -115,7 +115,7 @@ def test_other_tensors_start_a_baseline(folder: Path) -> None:
 
     for layouts in (
         [],
-        [layout, Layout("more", layout.dtype, (3,))],
+        [layout, Layout("more", layout.dtype, (30,))],
         [Layout("weights", layout.dtype, (100, 100))],
         [Layout("renamed", layout.dtype, layout.shape)],
     ):

@@ -36,6 +36,8 @@ RAW = "stored"
 #: Apart enough to be two numbers as floats.
 _TICK_SECONDS = 1e-3
 _WARM_UP_VALUES = 4096
+#: Tensors that are new, or gone, of at most this share of the bytes need no baseline.
+_MOST_CHANGED_SHARE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Plan:
     """What rank 0 decided of a snapshot before anything of it is written.
 
     reference: to which it is a difference; None: whole. chain: tier and step of each snapshot that the reference is
-        made of, the one that needs none first.
+        made of, the one that needs none first. why_whole: where it is whole and need not be by the scheme, or "".
     """
 
     step: int
@@ -66,18 +68,28 @@ class Plan:
     since_bytes: tuple[int, ...]
     reference: Reference | None
     chain: tuple[tuple[int, int], ...] = ()
+    why_whole: str = ""
 
     def write(self) -> list[Any]:
         """Return it as JSON."""
         reference = self.reference and [self.reference.step, self.reference.uid]
-        return [self.step, self.uid, self.created_seconds, self.since_bytes, reference, self.chain]
+        return [
+            self.step,
+            self.uid,
+            self.created_seconds,
+            self.since_bytes,
+            reference,
+            self.chain,
+            self.why_whole,
+        ]
 
     @classmethod
     def read(cls, written: Any) -> Plan:
         """Return what `write` wrote."""
-        step, uid, created_seconds, since_bytes, reference, chain = written
+        step, uid, created_seconds, since_bytes, reference, chain, why_whole = written
         links = tuple((tier, link) for tier, link in chain)
-        return cls(step, uid, created_seconds, tuple(since_bytes), reference and Reference(*reference), links)
+        made = reference and Reference(*reference)
+        return cls(step, uid, created_seconds, tuple(since_bytes), made, links, why_whole)
 
 
 def new_plan(step: int, catalog: Catalog) -> Plan:
@@ -98,13 +110,16 @@ def decide(catalog: Catalog, tier: int, new: Plan, way: Way, layouts: Iterable[L
         raise newer
     if any(copy.tier == tier for copy in catalog.copies(new.step)):
         raise ConfigError(catalog.there_already(new.step))
-    found = _reference(catalog, tier, new, way, set(layouts))
+    found = _reference(catalog, tier, new, way)
     if found is None:
         return new
     before, reference = found
+    why_whole = _changed(reference, set(layouts))
+    if why_whole:
+        return replace(new, why_whole=why_whole)
     chain = _good_way(catalog, reference.step)
     if chain is None:
-        return new
+        return replace(new, why_whole=f"step {reference.step} cannot be read")
     since_bytes = (*before.since_bytes, before.stored_bytes)
     return replace(
         new, since_bytes=since_bytes, reference=Reference(reference.step, reference.uid), chain=chain
@@ -126,9 +141,25 @@ def _good_way(catalog: Catalog, step: int) -> tuple[tuple[int, int], ...] | None
     return next((tuple(way) for way in ways if damaged.isdisjoint(way)), None)
 
 
-def _reference(
-    catalog: Catalog, tier: int, new: Plan, way: Way, layouts: set[Layout]
-) -> tuple[Manifest, Manifest] | None:
+def _changed(reference: Manifest, layouts: set[Layout]) -> str:
+    """Return why a snapshot of these tensors is no difference to another one: what changed; "" if it can be.
+
+    A few small tensors may come and go: each is stored whole where the reference lacks it.
+    """
+    before = {stored.layout for stored in reference.tensors}
+    changed = before ^ layouts
+    if sum(layout.nbytes for layout in changed) <= _MOST_CHANGED_SHARE * sum(one.nbytes for one in layouts):
+        return ""
+    names = list(dict.fromkeys(layout.name for layout in sorted(changed, key=lambda one: -one.nbytes)))
+    was, is_now = ({layout.name for layout in those} for those in (before, layouts))
+    how = "has another shape, type or part" if names[0] in was & is_now else "is new"
+    if names[0] not in is_now:
+        how = "is gone"
+    more = f" and {len(names) - 1:,} more changed" if len(names) > 1 else ""
+    return f"{names[0]} {how}{more}"
+
+
+def _reference(catalog: Catalog, tier: int, new: Plan, way: Way) -> tuple[Manifest, Manifest] | None:
     """Return the snapshot before, and the one to be a difference to; None for a baseline."""
     if way.codec == RAW:
         return None
@@ -147,10 +178,7 @@ def _reference(
     by_uid = {manifest.uid: manifest for manifest in known}
     while reference is not None and len(reference.since_bytes) != place:
         reference = by_uid.get(reference.reference.uid) if reference.reference else None
-    # Other tensors: another model, or spread over other ranks.
-    if reference is None or {stored.layout for stored in reference.tensors} != layouts:
-        return None
-    return before, reference
+    return None if reference is None else (before, reference)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,19 +66,24 @@ def messages(
         layouts = [stored.layout for stored in target.tensors]
         tree = read_tree(target.tree, _wholes(layouts))
         wanted = _wanted(tree, patterns)
+        # A tensor that came or went on the way is in some of the snapshots: all are sent as they are in the last.
+        is_alike = all(link.by_layout.keys() == set(layouts) for link in chain.links[max(first - 1, 0) :])
+        if not is_alike:
+            first = 0
+        levels = range(first if is_alike else len(chain.links) - 1, len(chain.links))
         start = {
             "from": [from_step, chain.links[first - 1].manifest.uid] if first else None,
             "to": [target.step, target.uid],
-            "hops": len(chain.links) - first,
+            "hops": len(levels),
             "only": patterns,
             "tree": target.tree,
             "layouts": [write_layout(layout) for layout in layouts],
         }
         yield sealer.message(_START, json.dumps(start).encode())
-        for level in range(first, len(chain.links)):
+        for level in levels:
             for number, layout in enumerate(layouts):
                 if layout.name in wanted:
-                    for body in _runs(chain, level, number, layout):
+                    for body in _runs(chain, level, number, layout, decoded=not is_alike):
                         yield sealer.message(_BLOCKS, body)
         yield sealer.message(_END, b"")
 
@@ -112,14 +117,14 @@ def _wanted(tree: Tree, patterns: Iterable[str] | None) -> frozenset[str]:
     )
 
 
-def _runs(chain: Chain, level: int, number: int, layout: Layout) -> Iterator[bytes]:
-    """Yield the blocks of a tensor in one snapshot, some at a time."""
+def _runs(chain: Chain, level: int, number: int, layout: Layout, *, decoded: bool) -> Iterator[bytes]:
+    """Yield the blocks of a tensor in one snapshot, some at a time. decoded: none of them as a difference."""
     rows: list[np.void] = []
     payloads: list[Bytes] = []
     first = size = 0
     scratch = Scratch()
     for index in range(count_blocks(layout)):
-        row, payload = _as_sent(chain, level, layout, index, scratch)
+        row, payload = _as_sent(chain, level, layout, index, scratch, decoded=decoded)
         rows.append(row)
         payloads.append(payload)
         size += payload.size
@@ -130,15 +135,17 @@ def _runs(chain: Chain, level: int, number: int, layout: Layout) -> Iterator[byt
         yield _RUN.pack(number, first, len(rows)) + _joined(rows, payloads)
 
 
-def _as_sent(chain: Chain, level: int, layout: Layout, index: int, scratch: Scratch) -> tuple[np.void, Bytes]:
+def _as_sent(
+    chain: Chain, level: int, layout: Layout, index: int, scratch: Scratch, *, decoded: bool
+) -> tuple[np.void, Bytes]:
     link = chain.links[level]
     stored = link.by_layout[layout]
     part, block = link.parts[stored.part], stored.first_block + index
     row, payload = part.table[block].copy(), part.payload(block)
-    if row["kind"] != Kind.REPLICA:
+    if row["kind"] not in (Kind.REPLICA, *NEEDS_REFERENCE) or (row["kind"] != Kind.REPLICA and not decoded):
         return row, payload
     # The receiver may not have what it repeats; but made from the same reference, the same bytes make it.
-    original = int.from_bytes(payload.tobytes(), "little")
+    original = int.from_bytes(payload.tobytes(), "little") if not decoded else block
     if original < block:
         other, other_index = link.stored_at(stored.part, original)
         row = part.table[original].copy()

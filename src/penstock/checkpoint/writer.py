@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain as chained
 from typing import Any, Protocol
 
@@ -45,7 +45,7 @@ from penstock.checkpoint.tensors import Layout, Tensor
 from penstock.checkpoint.tier import Draft, Tier
 from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.writing import InMemory, Piece, References
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
 from penstock.flow.snapshot_spans import SnapshotSpan
@@ -163,6 +163,8 @@ class SnapshotWriter:
             return plan.write()
 
         job.plan = Plan.read(self._ranks.ask_first(f"the beginning of step {job.step}", on_first))
+        if job.plan.why_whole:
+            job.note = f": {job.plan.why_whole}{job.note}"
 
     def write(self, job: Job, workers: Workers) -> Saved:
         """Write a snapshot that has begun; it is durable, checked, and what it replaces is gone when this returns.
@@ -205,20 +207,39 @@ class SnapshotWriter:
 
         try:
             raw_bytes, stored_bytes = ranks.together(f"the commit of step {plan.step}", write, commit)
-        except BaseException:
+        except BaseException as error:
             if ranks.rank == 0:
                 draft.abort()
-            raise
+            if not (isinstance(error, FormatError) and plan.reference is not None):
+                raise
+            # Only the reference is read meanwhile: it is damaged, and nothing is to refer to it any more.
+            self._catalog.mark_damaged(plan.reference.step)
+            if (
+                ranks.size > 1
+                or len(pieces) != 1
+                or sum(piece.data.size for piece in pieces[0]) != sum(layout.nbytes for layout in job.layouts)
+            ):
+                raise
+            job.waves = _Again(pieces[0])
+            job.draft = self._tier.begin(folder_of(plan.step), plan.uid)
+            job.note += f": step {plan.reference.step}, to which it was to be a difference, is damaged"
+            return self._write(job, replace(plan, reference=None, since_bytes=(), chain=()), workers)
         now_seconds = time.monotonic()
         durable_seconds = now_seconds - job.begin_seconds
         self.bytes_per_second = raw_bytes / max(now_seconds - self._begin_seconds, 1e-9)
+        # Held by nobody until it is checked: what comes next must not be a difference to what cannot be read.
+        self.held = None
+        try:
+            ranks.together(
+                f"the check of step {plan.step}",
+                lambda: check_part(self._tier, plan, ranks.rank, written[0], to_its_end=self._reads_back),
+            )
+        except (FormatError, DataError):
+            self._catalog.mark_damaged(plan.step)
+            raise
         if self.holds_reference:
             self.held = Held(plan.uid, pieces[0], job.area)
-        ranks.together(
-            f"the check of step {plan.step}",
-            lambda: check_part(self._tier, plan, ranks.rank, written[0], to_its_end=self._reads_back),
-            lambda _: self._upkeep.forget(time.time()),
-        )
+        ranks.ask_first(f"what goes after step {plan.step}", lambda: self._upkeep.forget(time.time()))
         job.is_copied.wait()
         return Saved(
             plan.step,
@@ -289,13 +310,35 @@ class SnapshotWriter:
         return manifest_of(plan, self._way, job.tree, rank_trees, entered)
 
 
+class _Again:
+    """A state that lies whole in the staging area."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = pieces
+
+    def take(self) -> Iterator[Sequence[Piece]]:
+        """Yield all of it."""
+        yield self._pieces
+
+    def again(self) -> None:
+        """Return that nothing is read: all of it came at once."""
+
+    def give_up(self) -> None:
+        """Nobody waits."""
+
+
 def _cut_short(waves: Iterable[Sequence[Piece]], kept_mantissa_bits: int) -> Iterator[Sequence[Piece]]:
     """Yield waves whose floats have lost the last bits of their mantissas, where they are staged."""
     for pieces in waves:
         for piece in pieces:
             dtype = piece.layout.dtype
             lost = dtype.mantissa_bits - kept_mantissa_bits
-            if dtype.is_float and lost > 0:
+            if dtype.is_float and dtype.item_bytes > 1 and lost > 0:
                 words = piece.data.view(f"<u{dtype.item_bytes}")
+                exponent = ((1 << dtype.exponent_bits) - 1) << dtype.mantissa_bits
+                lowest = words.dtype.type((1 << dtype.mantissa_bits) - 1)
+                # Cut to nothing, the mantissa of a NaN would be that of infinity: its first bit stays, or is set.
+                is_nan = (words & exponent == exponent) & (words & lowest != 0)
                 words &= words.dtype.type(-1 << lost & (1 << 8 * dtype.item_bytes) - 1)
+                words[is_nan] |= words.dtype.type(1 << (dtype.mantissa_bits - 1))
         yield pieces
