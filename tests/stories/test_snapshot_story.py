@@ -14,7 +14,19 @@ import torch
 from penstock import SnapshotStore
 from penstock.checkpoint.generators import random_state, set_random_state
 
-folder, fast, steps, killed_at = sys.argv[1], sys.argv[2] or None, int(sys.argv[3]), int(sys.argv[4])
+# Imported once, for all trainings: each is a process of its own that is forked from here.
+torch.optim.AdamW([torch.zeros(1, requires_grad=True)]).step()
+for arguments in sys.argv[1:]:
+    pid = os.fork()
+    if not pid:
+        break
+    _, status = os.waitpid(pid, 0)
+    print("ended with", os.waitstatus_to_exitcode(status), flush=True)
+else:
+    sys.exit()
+
+folder, fast, killed_at = arguments.split(":")
+fast, steps, killed_at = fast or None, 20, int(killed_at)
 torch.set_num_threads(1)
 torch.manual_seed(1), random.seed(2), np.random.seed(3)
 model = torch.nn.Sequential(
@@ -66,7 +78,7 @@ with SnapshotStore(folder, fast=fast, schedule="3 steps", threads=1, report=None
         reader.load_state_dict(restored["loader"])
         set_random_state(restored["random"])
         first = restored.step
-    print("begins at", first)
+    print("begins at", first, flush=True)
     store.prepare(state())
     for step in range(first, steps):
         optimizer.zero_grad()
@@ -84,31 +96,47 @@ parts = [*model.state_dict().values()]
 for of in optimizer.state_dict()["state"].values():
     parts += of.values()
 print("ends with", *(tensor.detach().view(-1).view(torch.uint8).numpy().tobytes().hex() for tensor in parts))
-print("draws", random.random(), np.random.rand(), torch.rand(1).item(), schedule.get_last_lr(), reader.position)
+draws = random.random(), np.random.rand(), torch.rand(1).item()
+print("draws", draws, schedule.get_last_lr(), reader.position, flush=True)
 '''
 
 
-def run(folder: Path, fast: Path | None, *, killed_at: int) -> tuple[int, list[str]]:
-    """Return the exit status, and what the training says: where it begins, and what it ends with."""
+def run(*trainings: tuple[Path, Path | str, int]) -> list[tuple[list[str], int]]:
+    """Run trainings, one after the other, and return what each said, and its exit status.
+
+    Each: the store's folder, that of its fast tier or "", and after which save it is killed.
+    """
+    arguments = [":".join(map(str, training)) for training in trainings]
     ended = subprocess.run(
-        [sys.executable, "-c", TRAINING, str(folder), str(fast or ""), "20", str(killed_at)],
+        [sys.executable, "-c", TRAINING, *arguments],
         stdout=subprocess.PIPE,
         text=True,
-        check=False,
+        check=True,
         timeout=100,
     )
-    return ended.returncode, ended.stdout.splitlines()
+    said: list[tuple[list[str], int]] = []
+    lines: list[str] = []
+    for line in ended.stdout.splitlines():
+        if line.startswith("ended with "):
+            said.append((lines, int(line.split()[-1])))
+            lines = []
+        else:
+            lines.append(line)
+    return said
 
 
 def test_a_training_that_was_killed_ends_with_the_bits_of_one_that_was_not(tmp_path: Path) -> None:
-    status, through = run(tmp_path / "through", None, killed_at=-5)
-    assert (status, through[0]) == (0, "begins at 0")
+    never = -5
+    (through, through_status), (killed, killed_status), (again, again_status) = run(
+        (tmp_path / "through", "", never),
+        (tmp_path / "killed", tmp_path / "fast", 9),
+        (tmp_path / "killed", tmp_path / "fast", never),
+    )
 
-    killed, _ = run(tmp_path / "killed", tmp_path / "fast", killed_at=9)
-    status, again = run(tmp_path / "killed", tmp_path / "fast", killed_at=-5)
-
-    assert (killed, status) == (-signal.SIGKILL, 0)
+    assert (through_status, killed_status, again_status) == (0, -signal.SIGKILL, 0)
+    assert through[0] == killed[0] == "begins at 0"
     assert again[0] == "begins at 9"
+    assert len(again) == 3
     assert again[1:] == through[1:]
     kept = sorted(path.name[-2:] for path in (tmp_path / "killed").glob("step-*"))
     assert kept[-4:] == ["09", "12", "15", "18"], "what the killed one did not drain is drained, too"
