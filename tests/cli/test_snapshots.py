@@ -48,7 +48,8 @@ def test_a_list_is_a_row_for_each_snapshot_and_whole_as_json(
     rows = [row for row in rows if row[0][0].isdigit()]
     assert [row[:2] for row in rows] == [["1,000", "whole"], ["2,000", "whole"], ["3,000", "whole"]]
     assert "80" in rows[0], "kB of state"
-    assert "1,000" in rows[1][2:], "what it is a difference to"
+    # After the condition, the day and the time.
+    assert [row[4] for row in rows] == ["-", "1,000", "2,000"], "what each is a difference to"
 
     assert run("list", folder_of_snapshots, "--json") == 0
     listed = json.loads(capsys.readouterr().out)
@@ -134,7 +135,8 @@ def test_what_is_torn_or_has_no_manifest_is_listed_as_such(
     assert "no manifest" in rows[0]["why"]
     assert "difference to step 1000" in rows[1]["why"]
     assert run("list", folder_of_snapshots) == 0
-    assert "?" in capsys.readouterr().out, "nobody knows when it was saved"
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["1,000"])
+    assert row.split()[:4] == ["1,000", "torn", "?", "?"], "nobody knows when it was saved, and to what it is"
 
 
 def test_delete_removes_one_and_refuses_what_others_need(folder_of_snapshots: Path, capsys: Captured) -> None:

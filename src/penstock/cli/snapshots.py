@@ -95,13 +95,19 @@ def _drain(options: argparse.Namespace) -> None:
         store.drain()
 
 
+def _difference_to(one: Listed) -> str:
+    if not one.codec:  # nobody can read what it is
+        return "?"
+    return "-" if one.reference_step is None else f"{one.reference_step:,}"
+
+
 def _show(options: argparse.Namespace, listed: list[Listed]) -> None:
     rows = [
         (
             f"{one.step:,}",
             one.condition,
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.created_seconds)) if one.codec else "?",
-            "whole" if one.reference_step is None else f"{one.reference_step:,}",
+            _difference_to(one),
             format_bytes(one.raw_bytes),
             format_bytes(one.stored_bytes),
             f"{one.stored_bytes / one.raw_bytes:.1%}" if one.raw_bytes else "",
