@@ -89,6 +89,8 @@ def test_each_flipped_bit_of_any_file_costs_only_what_depends_on_it(
     folder: Path, scheme: str, saved: SnapshotStore
 ) -> None:
     for file in files_of(folder):
+        if file.suffix == ".json" and scheme != "progressive":
+            continue
         whole = file.read_bytes()
         for place in range(len(whole)):
             for bit in range(8):
