@@ -91,13 +91,14 @@ def test_verify_ends_with_status_1_and_names_file_and_tensor_where_something_is_
     folder_of_snapshots: Path, capsys: Captured
 ) -> None:
     assert run("verify", folder_of_snapshots) == 0
-    capsys.readouterr()
+    assert capsys.readouterr().out.endswith("\n3 snapshots read and decoded (240 kB): all whole\n")
     flip(folder_of_snapshots, 2000)
 
     assert run("list", folder_of_snapshots) == 0, "files are not read to their end"
     assert capsys.readouterr().out.count("whole") >= 3
     assert run("verify", folder_of_snapshots) == 1
     printed = capsys.readouterr()
+    assert "all whole" not in printed.out
     assert "step 2,000:" in printed.out
     assert "step-000000002000/part-00000.pst is damaged" in printed.out
     assert "'weights'" in printed.out
@@ -170,7 +171,23 @@ def test_drain_copies_what_a_training_left_on_its_fast_tier(tmp_path: Path, caps
     assert run("verify", slow) == 0
 
 
-def test_a_folder_that_is_not_there_is_not_made_and_an_empty_one_is_no_error(
+def test_a_snapshot_is_no_store_and_its_store_is_named(
+    folder_of_snapshots: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = "step-000000002000"
+    for words in (["list"], ["verify"], ["export", "out.pt"]):
+        name, *files = words
+        assert run(name, folder_of_snapshots / snapshot, *files) == 1
+        told = capsys.readouterr().err
+        assert (
+            f"{snapshot} is a snapshot itself: name the folder of its store, {folder_of_snapshots}\n" in told
+        )
+    monkeypatch.chdir(folder_of_snapshots / snapshot)
+    assert run("list", ".") == 1
+    assert ". is a snapshot itself" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there_is_not_made_and_in_an_empty_one_nothing_is_verified(
     tmp_path: Path, capsys: Captured
 ) -> None:
     for command in (["list"], ["verify"], ["delete", "--step", "1"], ["drain", "--fast", str(tmp_path)]):
@@ -181,10 +198,10 @@ def test_a_folder_that_is_not_there_is_not_made_and_an_empty_one_is_no_error(
     assert "no-fast is no folder" in capsys.readouterr().err
     assert sorted(os.listdir(tmp_path)) == []
 
-    for name in ("list", "verify"):
-        assert run(name, tmp_path) == 0
-        assert "no snapshot is there" in capsys.readouterr().out
-        assert run(name, tmp_path, "--json") == 0
+    for name, status in (("list", 0), ("verify", 1)):
+        assert run(name, tmp_path) == status
+        assert "no snapshot is there" in "".join(capsys.readouterr())
+        assert run(name, tmp_path, "--json") == status
         assert json.loads(capsys.readouterr().out) == []
     assert run("verify", tmp_path, "--step", 1) == 1
 

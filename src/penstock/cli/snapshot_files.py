@@ -71,6 +71,24 @@ def _command(commands: Any, name: str, told: str, run: Any, epilog: str | None) 
     return parser
 
 
+def check_store(folder: str, fast: Path | None = None) -> None:
+    """Check that the folders of a store are there; an address is not looked at.
+
+    Raises: ConfigError if there is no such folder, or it is that of a snapshot.
+    """
+    from penstock.checkpoint.manifest import step_of
+    from penstock.checkpoint.tier import MANIFEST
+
+    for place in (folder, fast):
+        if place is None or "://" in str(place):
+            continue
+        path = Path(place).absolute()
+        if not path.is_dir():
+            raise ConfigError(f"{place} is no folder: name the one that a training saves its snapshots to")
+        if step_of(path.name) is not None and (path / MANIFEST).exists():
+            raise ConfigError(f"{place} is a snapshot itself: name the folder of its store, {path.parent}")
+
+
 def _import(options: argparse.Namespace) -> None:
     from penstock.checkpoint.foreign import read_state
     from penstock.checkpoint.store import SnapshotStore
@@ -115,9 +133,7 @@ def _export(options: argparse.Namespace) -> None:
     from penstock.checkpoint.foreign import write_state
     from penstock.checkpoint.store import open_tier
 
-    for place in (options.fast, options.folder):
-        if place is not None and "://" not in str(place) and not Path(place).is_dir():
-            raise ConfigError(f"{place} is no folder: name the one that a training saves its snapshots to")
+    check_store(options.folder, options.fast)
     tiers = [open_tier(place) for place in (options.fast, options.folder) if place is not None]
     shard = None if options.shard is None else int(parsed_amount("--shard", parse_bytes, options.shard))
     with open_readable(tiers, options.step) as (step, state):

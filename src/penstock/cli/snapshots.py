@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli import snapshot_files, snapshot_study
 from penstock.cli.output import Table, add_output_options, show
 from penstock.errors import ConfigError, FormatError
-from penstock.units import format_bytes, parse_rate
+from penstock.units import format_bytes, format_count, parse_rate
 
 if TYPE_CHECKING:
     from penstock.checkpoint.store import Listed, SnapshotStore
@@ -60,25 +60,31 @@ def _command(kinds: Any, name: str, told: str, run: Any, output: str | None) -> 
 
 
 def open_store(folder: str, fast: Path | None = None, **settings: Any) -> SnapshotStore:
-    """Return a store that exists already. Raises: ConfigError if there is no such folder."""
+    """Return a store that exists already.
+
+    Raises: ConfigError if there is no such folder, or it is that of a snapshot.
+    """
     from penstock.checkpoint.store import SnapshotStore
 
-    for place in (folder, fast):
-        if place is not None and "://" not in str(place) and not Path(place).is_dir():
-            raise ConfigError(f"{place} is no folder: name the one that a training saves its snapshots to")
+    snapshot_files.check_store(folder, fast)
     return SnapshotStore(folder, fast=fast, **settings)
 
 
 def _list(options: argparse.Namespace) -> None:
     with open_store(options.folder, options.fast, report=None) as store:
-        _show(options, store.list())
+        listed = store.list()
+    _show(options, listed, "" if listed else "no snapshot is there")
 
 
 def _verify(options: argparse.Namespace) -> None:
     with open_store(options.folder, options.fast, report=None) as store:
         listed = store.verify(options.step)
-    _show(options, listed)
     broken = [one for one in listed if one.condition != "whole"]
+    told = f"{format_count(len(listed), 'snapshot')} read and decoded"
+    size = format_bytes(sum(one.raw_bytes for one in listed))
+    _show(options, listed, "" if broken or not listed else f"{told} ({size}): all whole")
+    if not listed:
+        raise ConfigError(f"no snapshot is there: {options.folder} has nothing to verify")
     if broken:
         raise FormatError(f"{len(broken)} of {len(listed)} snapshots cannot be restored: {broken[0].why}")
 
@@ -101,7 +107,7 @@ def _difference_to(one: Listed) -> str:
     return "-" if one.reference_step is None else f"{one.reference_step:,}"
 
 
-def _show(options: argparse.Namespace, listed: list[Listed]) -> None:
+def _show(options: argparse.Namespace, listed: list[Listed], closing: str) -> None:
     rows = [
         (
             f"{one.step:,}",
@@ -133,9 +139,4 @@ def _show(options: argparse.Namespace, listed: list[Listed]) -> None:
         for one in listed
     ]
     notes = [f"step {one.step:,}: {one.why}" for one in listed if one.why]
-    show(
-        options,
-        data,
-        [Table("", columns, rows)] if rows else [],
-        notes or ([] if rows else ["no snapshot is there"]),
-    )
+    show(options, data, [Table("", columns, rows)] if rows else [], [*notes, closing] if closing else notes)
