@@ -24,6 +24,7 @@ from penstock.policy.snap_distance import (
     useful_bytes,
 )
 from penstock.simulate.snapshots import TABLE_9, TABLE_9_SNAP_DIS, method_named, recorded_sizes
+from penstock.units import format_bytes
 
 Sizes = list[list[int]]
 ALL_SIZES: dict[str, Sizes] = json.loads((Path(__file__).parent / "sizes_of_every_pair.json").read_text())
@@ -161,6 +162,16 @@ def advice_for(name: str, method: str, storage_bytes: int | None = None) -> tupl
     return advice.snap_dis, advice.reason
 
 
+def stored_by(name: str, method: str, snap_dis: int) -> list[int]:
+    """Return what the snapshots take, from the sizes of every pair."""
+    sizes, scheme = ALL_SIZES[name], method_named(method).scheme
+    references = [reference_of(scheme, snapshot, snap_dis) for snapshot in range(len(sizes))]
+    return [
+        row[snapshot if reference is None else reference]
+        for snapshot, (row, reference) in enumerate(zip(sizes, references, strict=True))
+    ]
+
+
 def test_recorded_sizes_are_those_of_every_pair() -> None:
     for sizes in recorded_sizes():
         for (snapshot, reference), size in sizes.deltas["dynrle"].items():
@@ -171,27 +182,34 @@ def test_table_10_advises_the_largest_progressive_distance_that_fits() -> None:
     """The useful storage is the baseline and every difference since: 5.2, 8.5 and 16.6 MB of digits-cnn."""
     assert advice_for("digits-cnn", "dynrle-progressive")[0] == 10
     assert advice_for("digits-cnn", "dynrle-progressive", 10_000_000)[0] == 5
+    stored = stored_by("digits-cnn", "dynrle-progressive", 3)
+    useful = max(sum(stored[first : first + 3]) for first in range(0, 25, 3))
     assert advice_for("digits-cnn", "dynrle-progressive", 6_000_000) == (
         3,
-        "the largest of those that fit 6 MB: in the progressive scheme a larger one writes less (39.8 MB written, "
-        "5.21 MB useful at most)",
+        "the largest of those that fit 6 MB: in the progressive scheme a larger one writes less "
+        f"({format_bytes(sum(stored))} written, {format_bytes(useful)} useful at most)",
     )
 
 
 def test_table_10_advises_the_chain_distance_that_writes_least() -> None:
     """What Figure 9 shows at 3, 5 and 10 of these two: least at 5 of one, at 3 of the other."""
+    stored = stored_by("digits-cnn", "dynrle-chain", 5)
+    useful = max(stored[first] + max(stored[first + 1 : first + 5]) for first in range(0, 25, 5))
     assert advice_for("digits-cnn", "dynrle-chain") == (
         5,
-        "the least written: in the chain scheme differences grow with it, while baselines get fewer (39.8 MB "
-        "written, 3.6 MB useful at most)",
+        "the least written: in the chain scheme differences grow with it, while baselines get fewer "
+        f"({format_bytes(sum(stored))} written, {format_bytes(useful)} useful at most)",
     )
     assert advice_for("text-gpt", "dynrle-chain")[0] == 3
     assert advice_for("digits-cnn", "dynrle-chain", 3_600_000)[0] == 3
 
 
 def test_where_nothing_fits_the_least_that_would_do_is_named() -> None:
+    stored = stored_by("digits-cnn", "dynrle-progressive", 3)
+    least = max(sum(stored[first : first + 3]) for first in range(0, 25, 3))
+
     with pytest.raises(
-        ConfigError, match="storage_bytes is 1000, and the least that can be is 5206509 at snap_dis 3"
+        ConfigError, match=f"storage_bytes is 1000, and the least that can be is {least} at snap_dis 3"
     ):
         advice_for("digits-cnn", "dynrle-progressive", 1000)
 
