@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock.checkpoint.writing import Piece
@@ -122,6 +123,9 @@ class Saving:
         self._was_told = False
         # Waited for in place of the thread: a join that a signal interrupts takes a living thread for ended.
         self._ended = threading.Event()
+        #: guards the end, and what is called then
+        self._ending = threading.Lock()
+        self._then: Callable[[], None] | None = None
         # No daemon: an interpreter that ends waits for the snapshot.
         self._thread = threading.Thread(target=self._run, name=f"penstock-save-{step}")
         self._thread.start()
@@ -129,11 +133,16 @@ class Saving:
     def _run(self) -> None:
         try:
             self.saved = self._write()
-            self._report(str(self.saved))
         except BaseException as error:
             self._error = error
-        finally:
+        # Whoever listens: a snapshot that is durable is so whether or not it could be told.
+        with suppress(Exception):
+            self._report(f"step {self.step}: NOT saved: {self._error}" if self._error else str(self.saved))
+        with self._ending:
             self._ended.set()
+            then, self._then = self._then, None
+        if then is not None:
+            then()
 
     @property
     def is_done(self) -> bool:
@@ -163,6 +172,14 @@ class Saving:
         """Return once it has ended; nobody is told of a failure."""
         self._ended.wait()
         self._thread.join()
+
+    def at_end(self, then: Callable[[], None]) -> None:
+        """Have a function called once it has ended; now, if it has."""
+        with self._ending:
+            if not self._ended.is_set():
+                self._then = then
+                return
+        then()
 
     def raise_untold(self) -> None:
         """Return once it has ended. Raises: what it failed with, if nobody was told yet."""

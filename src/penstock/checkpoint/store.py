@@ -10,20 +10,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, get_args
 
 import xxhash
 
-from penstock.checkpoint.catalog import Catalog, open_way
+from penstock.checkpoint.catalog import Catalog, Copy, open_way
 from penstock.checkpoint.codecs import DEFAULT, codec_named
 from penstock.checkpoint.draining import Drainer
 from penstock.checkpoint.dtypes import DTYPES
 from penstock.checkpoint.loading import Loading, plan_loading, plan_loading_into
 from penstock.checkpoint.local import LocalTier
-from penstock.checkpoint.manifest import NewerFormat, read_layout, write_layout
+from penstock.checkpoint.manifest import NewerFormat, folder_of, read_layout, write_layout
 from penstock.checkpoint.parts import TornError
 from penstock.checkpoint.ranks import Ranks, alone
 from penstock.checkpoint.reading import Chain, Wanted, decode_all, parts_by_name, read_wanted, whole_layout
@@ -56,6 +56,8 @@ from penstock.units import parse_bytes, parse_rate
 
 #: The most that part files and the manifest take beside the state's bytes, for a few hundred thousand tensors.
 _TABLES_BYTES = 1 << 20
+#: Names of values in a line.
+_MOST_NAMED = 5
 
 
 def tell(line: str) -> None:
@@ -82,17 +84,44 @@ class Restored(Mapping[str, Any]):
 
     step: of the snapshot. not_loaded: names of values that it has and that were not asked for, or had no place in what
     was loaded into. not_found: names of values of what was loaded into that it does not have; they are unchanged.
+    replaced: names of values of what was loaded into that are others now, put into its mappings and lists: where these
+    were made by `state_dict()`, they have to be passed on to `load_state_dict`. Arrays are overwritten and not named.
     per_rank: what this rank saved for itself; None if it saved nothing, or another number of ranks saved.
     """
 
     def __init__(
-        self, step: int, state: Any, not_loaded: Sequence[str], not_found: Sequence[str], per_rank: Any = None
+        self,
+        step: int,
+        state: Any,
+        not_loaded: Sequence[str],
+        not_found: Sequence[str],
+        per_rank: Any = None,
+        *,
+        replaced: Sequence[str] = (),
     ) -> None:
         self.step = step
         self.state = state
         self.not_loaded = tuple(not_loaded)
         self.not_found = tuple(not_found)
+        self.replaced = tuple(replaced)
         self.per_rank = per_rank
+
+    def told(self) -> list[str]:
+        """Return what to say of a state that was loaded into another one, which did not take it as it is."""
+        lines = []
+        told = []
+        if self.not_loaded:
+            told.append(f"of the snapshot {_some(self.not_loaded)} was not loaded")
+        if self.not_found:
+            told.append(f"of `into` {_some(self.not_found)} was not found in the snapshot")
+        if told:
+            lines.append("; ".join(told))
+        if self.replaced:
+            lines.append(
+                f"{_some(self.replaced)} was replaced in `into`: what came from state_dict() has to be passed on to "
+                "load_state_dict()"
+            )
+        return lines
 
     def __getitem__(self, key: str) -> Any:
         """Return a part of the state."""
@@ -108,7 +137,10 @@ class Restored(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         """Return the step and the names of the parts."""
-        return f"<Restored step {self.step}: {', '.join(map(str, self.state))}>"
+        told = [f"{len(self.not_loaded)} not loaded"] if self.not_loaded else []
+        told += [f"{len(self.not_found)} not found"] if self.not_found else []
+        more = f"; {', '.join(told)}" if told else ""
+        return f"<Restored step {self.step}: {', '.join(map(str, self.state))}{more}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +148,10 @@ class Listed:
     """A snapshot, as `SnapshotStore.list` tells of it.
 
     condition: "whole", "torn" (a file is missing or ends early), "damaged", or "newer" (written by a later Penstock).
-    why: what is wrong, or "". reference_step: of the snapshot that it is the difference to, or None.
+    why: what is wrong, or "", of a copy of one that is whole elsewhere, too. reference_step: of the snapshot that it is the difference to, or None.
     raw_bytes, stored_bytes: of the state, and of its own files; 0 where nobody can say.
-    kept_mantissa_bits: to which its floats were cut, None where nothing was. tiers: where it is.
+    kept_mantissa_bits: to which its floats were cut, None where nothing was. tiers: where it is. broken_tiers: those
+        of them whose copy was found to be damaged, or cannot be read.
     """
 
     step: int
@@ -131,6 +164,7 @@ class Listed:
     codec: str
     kept_mantissa_bits: int | None
     tiers: tuple[str, ...]
+    broken_tiers: tuple[str, ...] = ()
 
 
 class SnapshotStore:
@@ -560,24 +594,53 @@ class SnapshotStore:
         framework: "numpy" or "torch" for all arrays; None: each as it was saved.
         fallback: whether to take the newest whole snapshot before it where this one is damaged; the report says so.
 
+        A closed store can be read, too. What `into` has and the snapshot lacks, the reverse, and values that were
+        replaced beside arrays are reported.
+
         Raises: ConfigError if there is no such snapshot, naming the nearest, or if `into` does not fit, before
             anything is changed; FormatError naming file and tensor of what is damaged; DataError.
         """
-        self._check_open()
+        if only is not None and not isinstance(only, str):
+            only = tuple(only)  # asked for each candidate anew
         self._finish()
         candidates = self._ranks.ask_first(
             "the choice of a snapshot", lambda: self._candidates(step, fallback)
         )
         for candidate in candidates:
             try:
-                return self._restore(candidate, into, only, framework)
+                restored = self._restore(candidate, into, only, framework)
             except (FormatError, DataError) as error:
                 if isinstance(error, FormatError):
                     self._catalog.mark_damaged(candidate)
                 if candidate == candidates[-1]:
-                    raise
+                    advice = "" if fallback else self._advice(candidate, error)
+                    if not advice:
+                        raise
+                    raise type(error)(f"{error}; {advice}") from error
                 self._told(f"step {candidate} is not restored: {error}")
+            else:
+                for line in restored.told():
+                    self._told(f"step {candidate}: {line}")
+                return restored
         raise AssertionError("the last candidate returns or raises")
+
+    def _advice(self, step: int, error: FormatError | DataError) -> str:
+        """Return what to do where a snapshot cannot be restored, or ""."""
+
+        def on_first() -> int | None:
+            steps = self._catalog.steps()
+            fault_step = _step_of_fault(error, steps, step)
+            for older in reversed(steps[: steps.index(step)]):
+                if self._fault(older) is None and any(
+                    fault_step not in (link for _, link in way) for way in self._catalog.ways(older)
+                ):
+                    return older
+            return None
+
+        older = self._ranks.ask_first("the choice of another snapshot", on_first)
+        return (
+            "" if older is None else f"step {older} is the newest whole one: restore(fallback=True) takes it"
+        )
 
     def _candidates(self, step: int | None, fallback: bool) -> builtins.list[int]:
         """Return the steps to try, on rank 0, which alone looks: others may be shown what was there a while ago."""
@@ -595,7 +658,7 @@ class SnapshotStore:
         self, step: int, into: Any, only: Iterable[str] | None, framework: Framework | None
     ) -> Restored:
         what = f"the restore of step {step}"
-        ways = self._ranks.ask_first(what, lambda: self._catalog.ways(step))
+        ways = self._ranks.ask_first(what, lambda: self._ways(step))
         restored: builtins.list[Restored] = []
 
         def load(way: Sequence[tuple[int, int]]) -> None:
@@ -608,12 +671,22 @@ class SnapshotStore:
 
         for way in ways:
             try:
-                self._ranks.together(what, lambda way=way: load(way))  # type: ignore[misc]
+                with _told_of_need(way):
+                    self._ranks.together(what, lambda way=way: load(way))  # type: ignore[misc]
                 return restored[-1]
-            except (FormatError, DataError):
+            except (FormatError, DataError) as error:
                 if way is ways[-1]:
                     raise
+                self._told(f"step {step} is read from another copy: {error}")
         raise AssertionError("the last way returns or raises")
+
+    def _ways(self, step: int) -> builtins.list[builtins.list[tuple[int, int]]]:
+        """Return `Catalog.ways`, and tell of copies that are on none of them."""
+        ways = self._catalog.ways(step)
+        for copy in self._catalog.copies(step):
+            if copy.fault is not None:
+                self._told(f"step {step} is read from another copy: {copy.fault}")
+        return ways
 
     def _load(
         self, chain: Chain, into: Any, only: Iterable[str] | None, framework: Framework | None
@@ -627,6 +700,11 @@ class SnapshotStore:
             if into is None
             else plan_loading_into(into, tree, only=only, in_parts=True)
         )
+        if into is not None and loading.fits_nothing:
+            raise ConfigError(
+                f"nothing in `into` is in the snapshot of step {manifest.step}: that has "
+                f"{_some(loading.not_loaded)}, and `into` has {_some(loading.not_found)}"
+            )
         own: Loading | None = None
         rank_trees = manifest.rank_trees
         if len(rank_trees) == self._ranks.size and rank_trees[self._ranks.rank] is not None:
@@ -643,7 +721,10 @@ class SnapshotStore:
             for done in read_wanted(chain, wanted, workers):
                 destinations[done.layout.name].finish()
         per_rank = own.state()[f"rank {self._ranks.rank}"] if own else None
-        return Restored(manifest.step, loading.state(), loading.not_loaded, loading.not_found, per_rank)
+        state = loading.state()
+        return Restored(
+            manifest.step, state, loading.not_loaded, loading.not_found, per_rank, replaced=loading.replaced
+        )
 
     def refresh(
         self, from_step: int | None, to_step: int | None = None, *, only: Iterable[str] | None = None
@@ -655,7 +736,6 @@ class SnapshotStore:
 
         Raises: ConfigError if there is no such snapshot; FormatError, DataError if one is damaged.
         """
-        self._check_open()
         self._finish()
         return messages(self._catalog, from_step, self._candidates(to_step, fallback=False)[0], only)
 
@@ -666,39 +746,56 @@ class SnapshotStore:
 
         Raises: DataError if the folder cannot be listed.
         """
-        self._check_open()
         self._catalog.look()
-        return [self._listed(step, self._fault(step, None)) for step in self._catalog.steps()]
+        return [self._listed(step, self._faults(step, None)) for step in self._catalog.steps()]
 
     def verify(self, step: int | None = None) -> builtins.list[Listed]:
-        """Read snapshots to their end and decode them, and return what `list` would, the damage that this found too.
+        """Read every copy of snapshots to its end and decode it, and return what `list` would, with what this found.
 
         step: of the only one to look at; None: all. One that is a difference to a damaged one is damaged itself where
             it needs what is.
         Raises: ConfigError if there is no snapshot of this step.
         """
-        self._check_open()
         self._finish()
         self._catalog.look()
         if step is not None and step not in self._catalog.steps():
             raise ConfigError(self._catalog.missing(step))
         steps = self._catalog.steps() if step is None else [step]
         with Workers(self._threads, "penstock-verify") as workers:
-            faults = {one: self._fault(one, workers) for one in steps}
-        for one, fault in faults.items():
-            if isinstance(fault, FormatError):
+            faults = {one: self._faults(one, workers) for one in steps}
+        for one, of_copies in faults.items():
+            # What is whole somewhere is whole.
+            if None not in of_copies.values() and any(
+                isinstance(fault, FormatError) for fault in of_copies.values()
+            ):
                 self._catalog.mark_damaged(one)
-        return [self._listed(one, fault) for one, fault in faults.items()]
+        return [self._listed(one, of_copies) for one, of_copies in faults.items()]
 
-    def _fault(self, step: int, workers: Workers | None) -> FormatError | DataError | None:
-        """Return what is wrong with every copy of a snapshot, or None. workers: decode all of it; None: opened only."""
+    def _faults(self, step: int, workers: Workers | None) -> dict[int, FormatError | DataError | None]:
+        """Return what is wrong with each copy of a snapshot, by its tier; None where nothing is.
+
+        workers: decode all of every copy; None: they are opened only, and no others once one can be.
+        """
+        faults: dict[int, FormatError | DataError | None] = {}
+        for copy in self._catalog.copies(step):
+            is_one_whole = workers is None and None in faults.values()
+            faults[copy.tier] = copy.fault if is_one_whole else self._fault_of(copy, workers)
+        return faults
+
+    def _fault(self, step: int) -> FormatError | DataError | None:
+        """Return what is wrong with every copy of a snapshot; None if one can be opened."""
+        faults = self._faults(step, None).values()
+        return None if None in faults else next(iter(faults))
+
+    def _fault_of(self, copy: Copy, workers: Workers | None) -> FormatError | DataError | None:
+        """Return what is wrong with a copy, whichever copies of others it is read with; None if nothing is."""
         try:
-            ways = self._catalog.ways(step)
+            ways = self._catalog.ways_of(copy)
         except (FormatError, DataError) as error:
             return error
         for way in ways:
             try:
-                with closing(open_way(self._catalog, way)) as chain:
+                with _told_of_need(way), closing(open_way(self._catalog, way)) as chain:
                     if workers is not None:
                         decode_all(chain, workers)
                     parts = parts_by_name(chain.manifest).values()
@@ -708,17 +805,25 @@ class SnapshotStore:
                 fault = error
         return fault
 
-    def _listed(self, step: int, fault: FormatError | DataError | None) -> Listed:
+    def _listed(self, step: int, faults: Mapping[int, FormatError | DataError | None]) -> Listed:
         copies = self._catalog.copies(step)
         manifest = next((copy.manifest for copy in copies if copy.manifest), None)
         condition: Literal["whole", "torn", "damaged", "newer"] = "whole"
-        if fault is not None:
+        broken = {self._tiers[tier].name: fault for tier, fault in faults.items() if fault is not None}
+        why = ""
+        if len(broken) == len(faults):
+            fault = tuple(broken.values())[-1]
             is_torn = isinstance(fault, TornError)
             condition = "newer" if isinstance(fault, NewerFormat) else "torn" if is_torn else "damaged"
+            why = str(fault)
+        elif broken:
+            fine = [self._tiers[tier].name for tier, fault in faults.items() if fault is None]
+            told = "; ".join(f"{name}: {fault}" for name, fault in broken.items())
+            why = f"whole on {', '.join(fine)}, damaged on {told}"
         return Listed(
             step,
             condition,
-            "" if fault is None else str(fault),
+            why,
             manifest.created_seconds if manifest else 0.0,
             manifest.reference.step if manifest and manifest.reference else None,
             manifest.raw_bytes if manifest else 0,
@@ -726,6 +831,7 @@ class SnapshotStore:
             manifest.codec if manifest else "",
             manifest.kept_mantissa_bits if manifest else None,
             tuple(self._tiers[copy.tier].name for copy in copies),
+            tuple(broken),
         )
 
     def rewind(self, step: int) -> builtins.list[int]:
@@ -817,7 +923,7 @@ class SnapshotStore:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise LoaderClosed("the snapshot store was closed: make a new one")
+            raise LoaderClosed("the snapshot store was closed: it can still be read; make a new one to write")
 
     def __enter__(self) -> SnapshotStore:
         """Return the store, which is closed at the end of the block."""
@@ -828,6 +934,33 @@ class SnapshotStore:
     ) -> None:
         """Close it."""
         self.close()
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return names, or how many and the first of them."""
+    names = [name or "the state" for name in names]
+    if not names:
+        return "nothing"
+    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
+
+
+def _step_of_fault(error: Exception, steps: Iterable[int], step: int) -> int:
+    """Return the step in whose files a fault lies, one of some or else the one that was asked for."""
+    return next((one for one in steps if one != step and f"{folder_of(one)}/" in str(error)), step)
+
+
+@contextmanager
+def _told_of_need(way: Sequence[tuple[int, int]]) -> Iterator[None]:
+    """Have what fails in a snapshot that another one needs say so. way: to the other one."""
+    try:
+        yield
+    except (FormatError, DataError) as error:
+        step = way[-1][1]
+        fault_step = _step_of_fault(error, [link for _, link in way], step)
+        if fault_step == step:
+            raise
+        raise type(error)(f"step {step} needs step {fault_step}: {error}") from error
 
 
 def _is_whole(value: object) -> bool:

@@ -111,11 +111,13 @@ class Upkeep:
         fast = self._catalog.tiers[0]
         with self._deciding:
             tiers = self._tiers(nearest=0)
-            capacity_bytes = self._fast_bytes
-            if capacity_bytes is None:
-                free_bytes = fast.free_bytes()
-                capacity_bytes = sum(tiers.fast_bytes.values())
-                capacity_bytes += new_bytes if free_bytes is None else free_bytes
+            # What others put there counts, too: a tier that is full refuses, whatever was meant for snapshots.
+            free_bytes = fast.free_bytes()
+            capacity_bytes = sum(tiers.fast_bytes.values()) + (
+                new_bytes if free_bytes is None else free_bytes
+            )
+            if self._fast_bytes is not None:
+                capacity_bytes = min(capacity_bytes, self._fast_bytes)
             admission = admit(tiers, capacity_bytes, new_bytes, in_use=self._in_use)
             if not admission.to_fast:
                 return Place(1, f"{fast.name} has no room for it")
