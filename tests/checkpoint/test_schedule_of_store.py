@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import threading
 import time
 import tracemalloc
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from penstock.checkpoint import Keep, SnapshotStore
 from penstock.checkpoint import store as store_module
 from penstock.checkpoint import writer as writer_module
-from penstock.checkpoint.local import LocalTier
+from penstock.checkpoint.local import LocalDraft, LocalTier
 from penstock.checkpoint.staging import StagingArea
 from penstock.errors import ConfigError
 from penstock.plan.saves import Auto, EverySteps, daly_seconds
@@ -93,15 +94,25 @@ def test_automatic_saves_follow_the_cost_that_was_measured(
         assert store.is_due(4)
 
 
-def test_automatic_saves_never_begin_before_the_last_one_is_durable(folder: Path, clock: Clock) -> None:
+def test_automatic_saves_never_begin_before_the_last_one_is_durable(
+    folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_commit = threading.Event()
+    commit = LocalDraft.commit
+
+    def commit_later(self: LocalDraft, manifest: bytes) -> None:
+        assert may_commit.wait(60)
+        commit(self, manifest)
+
+    monkeypatch.setattr(LocalDraft, "commit", commit_later)
     with SnapshotStore(folder, schedule=Auto(3_600.0, least_seconds=0.0), report=None) as store:
-        store.save(1, state()).wait()
-        assert store._saving is not None
-        store._saving.saved, saved = None, store._saving.saved
-        clock.seconds += 1e5
+        saving = store.save(1, state())
+        clock.seconds += 10
         assert not store.is_due(2), "it is still being written"
-        store._saving.saved = saved
-        assert store.is_due(2)
+        may_commit.set()
+        saving.wait()
+        clock.seconds += 1e5
+        assert store.is_due(3)
 
 
 def test_without_a_schedule_nobody_knows(folder: Path) -> None:

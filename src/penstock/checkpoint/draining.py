@@ -149,7 +149,7 @@ class Drainer:
                 except FormatError:
                     self._remember_damage(job, waves)
                     raise
-            self._report(f"{saved.told('drained')} to {saved.tier}")
+            self._report(f"{saved.told('drained')} to {saved.tier}{saved.note}")
         finally:
             self._upkeep.let_go([step])
 
