@@ -13,8 +13,9 @@ import pytest
 
 from penstock.checkpoint import mail as mail_module
 from penstock.checkpoint.mail import NoMail, mail_of_this_job
+from penstock.checkpoint.parts import TornError
 from penstock.checkpoint.ranks import SIGNS_PER_TIMEOUT, Ranks, alone, ranks_of_this_job
-from penstock.errors import ConfigError, DataError, RankError, WaitTimeout
+from penstock.errors import ConfigError, DataError, FormatError, RankError, WaitTimeout
 
 
 class Office:
@@ -98,6 +99,15 @@ def test_an_error_of_ours_is_of_the_same_kind_on_every_rank() -> None:
     assert [type(error) for error in errors] == [DataError] * 3
     assert {str(error) for error in errors} == {"rank 1 of 3, writing step 300: /scratch is full"}
     assert [error.__cause__ for error in errors] == [None, cause, None]
+
+
+def test_an_error_of_a_kind_of_a_module_is_of_the_kind_it_is_of() -> None:
+    """A part that is torn is damage on every rank: a fallback takes another snapshot."""
+
+    def part(ranks: Ranks) -> None:
+        ranks.ask_first("reading step 300", lambda: (_ for _ in ()).throw(TornError("it is cut off")))
+
+    assert [type(error) for error in run(2, part)] == [FormatError] * 2
 
 
 def test_every_rank_that_failed_is_named_and_many_are_counted() -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.checkpoint.snapshot_files import opened, same, training
+import torch
+from tests.checkpoint.snapshot_files import opened, same, save_all, training
 
+from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.wire import Refresher
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, FormatError, LoaderClosed
 from penstock.policy.keeping import Keep
 
 # -- Arguments -------------------------------------------------------------------------------------------------
@@ -76,7 +78,7 @@ def test_the_distance_of_baselines_may_be_found_by_the_store(folder: Path) -> No
 def with_extra(step: int, *extras: str) -> dict[str, Any]:
     """Return a state of 80 kB that drifts, and some single numbers, as a list of the best models has."""
     drift = np.random.default_rng(step).normal(0, 1e-4, 20_000).astype(np.float32)
-    best = {name: np.float32([ord(name)]) for name in extras}
+    best = {name: np.array([ord(name)], np.float32) for name in extras}
     return {"best": best, "weight": np.linspace(-1, 1, 20_000, dtype=np.float32) + drift, "twin": drift}
 
 
@@ -124,3 +126,165 @@ def test_what_starts_a_baseline_is_told(folder: Path, change: dict[str, Any], to
 
     assert lines[1].endswith(told)
     assert not lines[0].endswith("new")
+
+
+# -- Restoring into what is there ------------------------------------------------------------------------------
+
+
+def of_training(lr: float, seed: int) -> tuple[torch.nn.Linear, torch.optim.Adam]:
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_what_is_replaced_in_a_state_dict_is_told(folder: Path) -> None:
+    lines: list[str] = []
+    model, optimizer = of_training(0.5, 0)
+    with opened(folder, report=lines.append) as store:
+        store.save(3, {"m": model.state_dict(), "o": optimizer.state_dict()}).wait()
+        other, other_optimizer = of_training(0.1, 1)
+        into = {"m": other.state_dict(), "o": other_optimizer.state_dict()}
+
+        restored = store.restore(into=into)
+
+        assert restored.replaced == ("o/param_groups",)
+        assert lines[1:] == [
+            "step 3: 1 value of `into` was replaced there: o/param_groups; pass what came from state_dict() on to "
+            "load_state_dict()"
+        ]
+        other_optimizer.load_state_dict(into["o"])
+        assert other_optimizer.param_groups[0]["lr"] == 0.5
+        assert store.restore(into=into).replaced == ()
+    assert len(lines) == 2
+
+
+def test_what_was_not_loaded_and_not_found_is_told(folder: Path) -> None:
+    """An optimizer that has not made a step has nowhere to put its moments."""
+    lines: list[str] = []
+    model, optimizer = of_training(0.5, 0)
+    fresh = torch.optim.Adam(model.parameters(), lr=0.5)
+    with opened(folder, report=lines.append) as store:
+        store.save(3, {"o": optimizer.state_dict(), "n": 1}).wait()
+
+        restored = store.restore(into={"o": fresh.state_dict(), "more": 1})
+
+    assert repr(restored) == "<Restored step 3: o, more; 7 not loaded, 1 not found>"
+    assert lines[1] == (
+        "step 3: 7 values of the snapshot were not loaded: o/state/0/step, o/state/0/exp_avg, o/state/0/exp_avg_sq, "
+        "o/state/1/step, o/state/1/exp_avg and 2 more; 1 value of `into` was not found in it: more"
+    )
+
+
+def test_a_state_into_which_nothing_fits_is_refused(folder: Path) -> None:
+    into = {"net": np.zeros(5)}
+    with opened(folder) as store:
+        store.save(1, {"model": np.ones(5), "n": 1}).wait()
+
+        with pytest.raises(ConfigError, match=r"nothing in `into` .* has model, n, and `into` has net"):
+            store.restore(into=into)
+        with pytest.raises(ConfigError, match="nothing in `into`"):
+            store.restore(into={})
+
+    assert not into["net"].any()
+
+
+# -- Copies on two tiers ---------------------------------------------------------------------------------------
+
+
+def two_copies(folder: Path, lines: list[str]) -> SnapshotStore:
+    """Return a store of three steps, of which the fast tier and the slow one have each a copy."""
+    store = opened(folder / "slow", fast=folder / "fast", report=lines.append)
+    for step in (1, 2, 3):
+        store.save(step, training(step))
+    store.drain()
+    lines.clear()
+    return store
+
+
+def break_part(folder: Path, step: int) -> None:
+    file = folder / f"step-{step:012d}" / "part-00000.pst"
+    data = bytearray(file.read_bytes())
+    data[40] ^= 0x10  # within the first block
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("tier", ["fast", "slow"])
+def test_every_copy_is_verified(folder: Path, tier: str) -> None:
+    lines: list[str] = []
+    other = {"fast": "slow", "slow": "fast"}[tier]
+    with two_copies(folder, lines) as store:
+        break_part(folder / tier, 3)
+
+        one, two, three = store.verify()
+
+        assert [each.condition for each in (one, two, three)] == ["whole"] * 3
+        assert [each.broken_tiers for each in (one, two, three)] == [(), (), (str(folder / tier),)]
+        assert three.why.startswith(f"whole on {folder / other}, damaged on {folder / tier}: ")
+        assert same(store.restore().state, training(3))
+    told = [line for line in lines if line.startswith("step 3 is read from another copy: ")]
+    # The fast copy is the nearest: the other one is not looked at.
+    assert len(told) == (tier == "fast")
+
+
+def test_a_copy_without_a_manifest_is_told_of(folder: Path) -> None:
+    lines: list[str] = []
+    with two_copies(folder, lines) as store:
+        (folder / "fast" / "step-000000000003" / "manifest.json").write_bytes(b"")
+
+        assert same(store.restore().state, training(3))
+        assert store.list()[2].broken_tiers == (str(folder / "fast"),)
+    assert lines[0].startswith("step 3 is read from another copy: ")
+
+
+# -- What to do about damage -----------------------------------------------------------------------------------
+
+
+def test_damage_in_what_a_snapshot_needs_says_so_and_what_to_do(folder: Path) -> None:
+    save_all(folder, range(10, 70, 10), snap_dis=3)  # baselines 10 and 40
+    break_part(folder, 40)
+    store = opened(folder, snap_dis=3)
+
+    with pytest.raises(FormatError, match="^step 60 needs step 40: .*step-000000000040/part-00000.pst") as told:
+        store.restore()
+
+    assert str(told.value).endswith("; step 30 is the newest whole one: restore(fallback=True) takes it")
+    assert store.restore(fallback=True).step == 30
+    assert [one.why[:22] for one in store.verify()[3:]] == [
+        f"{folder}"[:22], "step 50 needs step 40:", "step 60 needs step 40:",
+    ]
+
+
+def test_where_nothing_is_whole_nothing_is_advised(folder: Path) -> None:
+    save_all(folder, [1, 2])
+    break_part(folder, 1)
+
+    with pytest.raises(FormatError, match="step 2 needs step 1") as told:
+        opened(folder).restore()
+
+    assert "fallback" not in str(told.value)
+
+
+# -- After the end ---------------------------------------------------------------------------------------------
+
+
+def test_a_closed_store_can_be_read_and_not_written(folder: Path) -> None:
+    lines: list[str] = []
+    with two_copies(folder, lines) as store:
+        pass
+
+    assert [one.step for one in store.list()] == [1, 2, 3]
+    assert same(store.restore(2).state, training(2))
+    assert all(one.condition == "whole" for one in store.verify())
+    assert list(store.refresh(None))
+    for write in (
+        lambda: store.save(4, {}),
+        lambda: store.delete(1),
+        lambda: store.rewind(1),
+        store.drain,
+        lambda: store.prepare({}),
+    ):
+        with pytest.raises(LoaderClosed, match="was closed: it can still be read; make a new one to write"):
+            write()

@@ -168,15 +168,28 @@ class Catalog:
         ways: list[list[tuple[int, int]]] = []
         faults: list[FormatError | DataError] = []
         for copy in copies:
-            for preferred in (None, *range(len(self.tiers))):
-                try:
-                    way = [(link.tier, link.step) for link in self._links(copy, preferred)]
-                except (FormatError, DataError) as error:
-                    faults.append(error)
-                else:
-                    ways += [way] if way not in ways else []
+            try:
+                ways += [way for way in self.ways_of(copy) if way not in ways]
+            except (FormatError, DataError) as error:
+                faults.append(error)
         if not ways:
             raise faults[0]
+        return ways
+
+    def ways_of(self, copy: Copy) -> list[list[tuple[int, int]]]:
+        """Return the `ways` that end with a copy. Raises: FormatError or DataError if there is none: why not."""
+        ways: list[list[tuple[int, int]]] = []
+        fault: FormatError | DataError | None = None
+        for preferred in (None, *range(len(self.tiers))):
+            try:
+                way = [(link.tier, link.step) for link in self._links(copy, preferred)]
+            except (FormatError, DataError) as error:
+                fault = fault or error
+            else:
+                ways += [way] if way not in ways else []
+        if not ways:
+            assert fault is not None, "what has no way has a fault"
+            raise fault
         return ways
 
     def manifest(self, tier: int, step: int) -> Manifest | None:

@@ -121,6 +121,9 @@ class Loading:
         build: Callable[[], Any],
         not_loaded: Iterable[str] = (),
         not_found: Iterable[str] = (),
+        *,
+        replaced: Sequence[str] = (),
+        fits_nothing: bool = False,
     ) -> None:
         #: One for each tensor to read.
         self.destinations = tuple(destinations.values())
@@ -128,6 +131,10 @@ class Loading:
         self.not_loaded = tuple(not_loaded)
         #: Names of values of what was loaded into that the snapshot does not have; they are as they were.
         self.not_found = tuple(not_found)
+        #: Names of plain values of what was loaded into that are others now; complete once the state is there.
+        self.replaced = replaced
+        #: Whether there is something to load, and nothing of it has a place in what is loaded into.
+        self.fits_nothing = fits_nothing
         self._build = build
 
     def state(self) -> Any:
@@ -377,6 +384,8 @@ def plan_loading_into(
         lambda: matching.put(tree.root, into),
         matching.not_loaded,
         matching.not_found,
+        replaced=matching.replaced,
+        fits_nothing=matching.fits_nothing,
     )
 
 
@@ -394,6 +403,7 @@ class _Matching:
         self.mismatches: list[str] = []
         self.not_loaded: list[str] = []
         self.not_found: list[str] = []
+        self.replaced: list[str] = []
         self._tree = tree
         self._chosen = chosen
         self._patterns = patterns
@@ -471,6 +481,11 @@ class _Matching:
             f"{node.name or 'the state'} is {saved} in the snapshot and {told_type(value)} in `into`{advice}"
         )
 
+    @property
+    def fits_nothing(self) -> bool:
+        """Return whether everything was left out that there is to load."""
+        return bool(self.not_loaded) and len(self.not_loaded) == sum(map(self._is_chosen, self._tree.leaves))
+
     def _is_chosen(self, leaf: ArrayLeaf | PlainLeaf) -> bool:
         return self._chosen is None or leaf.name in self._chosen
 
@@ -502,6 +517,10 @@ class _Matching:
             new = self._builder.build(node, self._chosen)
             if new is _NOTHING:
                 return value
+            leaves = [leaf for leaf in _leaves_of(node) if self._is_chosen(leaf)]
+            is_plain = all(isinstance(leaf, PlainLeaf) for leaf in leaves)
+            if not is_plain or type(new) is not type(value) or new != value:
+                self.replaced += [leaf.name for leaf in leaves]
             if isinstance(value, MutableSequence) and isinstance(new, list):
                 value[:] = new
                 return value

@@ -202,7 +202,11 @@ class Ranks:
                 return {"what": what, "value": _as_json(function())}, None
         except Exception as error:
             message = f"rank {self.rank} of {self.size}, {what}: {_described(error)}"
-            kind = type(error).__name__ if isinstance(error, PenstockError) else "RankError"
+            # Of a kind that the module which raised it has for itself, the one of all modules.
+            kinds = (
+                kind.__name__ for kind in type(error).__mro__ if kind.__module__ == PenstockError.__module__
+            )
+            kind = next(kinds, "RankError")
             return {"what": what, "failed": kind, "message": message}, error
 
     def _letters_from(self, sender: int) -> list[dict[str, Any]]:

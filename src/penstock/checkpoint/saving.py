@@ -112,7 +112,7 @@ class Saving:
     """A save whose state is copied, and which is being written in the background."""
 
     def __init__(self, step: int, write: Callable[[], Saved], report: Callable[[str], None]) -> None:
-        """write: does it, on a thread of its own that begins at once. report: is told the line of it."""
+        """write: does it, on a thread of its own once it is started. report: is told the line of it."""
         self.step = step
         self._write = write
         self._report = report
@@ -128,7 +128,15 @@ class Saving:
         self._then: Callable[[], None] | None = None
         # No daemon: an interpreter that ends waits for the snapshot.
         self._thread = threading.Thread(target=self._run, name=f"penstock-save-{step}")
+
+    def start(self) -> None:
+        """Begin. Raises: RuntimeError if the system has no thread for it."""
         self._thread.start()
+
+    @property
+    def is_begun(self) -> bool:
+        """Return whether its thread was started."""
+        return self._thread.ident is not None
 
     def _run(self) -> None:
         try:

@@ -111,15 +111,17 @@ class Restored(Mapping[str, Any]):
         lines = []
         told = []
         if self.not_loaded:
-            told.append(f"of the snapshot {_some(self.not_loaded)} was not loaded")
+            told.append(
+                f"{_counted(self.not_loaded, 'of the snapshot')} not loaded: {_some(self.not_loaded)}"
+            )
         if self.not_found:
-            told.append(f"of `into` {_some(self.not_found)} was not found in the snapshot")
+            told.append(f"{_counted(self.not_found, 'of `into`')} not found in it: {_some(self.not_found)}")
         if told:
             lines.append("; ".join(told))
         if self.replaced:
             lines.append(
-                f"{_some(self.replaced)} was replaced in `into`: what came from state_dict() has to be passed on to "
-                "load_state_dict()"
+                f"{_counted(self.replaced, 'of `into`')} replaced there: {_some(self.replaced)}; pass what came from "
+                "state_dict() on to load_state_dict()"
             )
         return lines
 
@@ -148,7 +150,8 @@ class Listed:
     """A snapshot, as `SnapshotStore.list` tells of it.
 
     condition: "whole", "torn" (a file is missing or ends early), "damaged", or "newer" (written by a later Penstock).
-    why: what is wrong, or "", of a copy of one that is whole elsewhere, too. reference_step: of the snapshot that it is the difference to, or None.
+    why: what is wrong with it, or with a copy of one that is whole elsewhere; or "". reference_step: of the snapshot
+        that it is the difference to, or None.
     raw_bytes, stored_bytes: of the state, and of its own files; 0 where nobody can say.
     kept_mantissa_bits: to which its floats were cut, None where nothing was. tiers: where it is. broken_tiers: those
         of them whose copy was found to be damaged, or cannot be read.
@@ -431,10 +434,13 @@ class SnapshotStore:
             area.reserve(max(map(room_of, cuts)))
         writer = self._place(job, layouts)
         writer.begin(job, layouts)
-        # They begin here: an interpreter that is shutting down starts no more threads.
-        workers = Workers(self._threads, f"penstock-encode-{step}")
-        saving = self._saving = Saving(step, lambda: self._write(job, writer, workers), self._told)
+        workers: Workers | None = None
+        saving: Saving | None = None
         try:
+            # They begin here: an interpreter that is shutting down starts no more threads.
+            workers = begun = Workers(self._threads, f"penstock-encode-{step}")
+            saving = self._saving = Saving(step, lambda: self._write(job, writer, begun), self._told)
+            saving.start()
             for number, wave in enumerate(cuts):
                 if not waves.wait_for_area():
                     break
@@ -443,10 +449,16 @@ class SnapshotStore:
                 waves.put(copied)
             waves.put(None)
         except BaseException:
-            # Interrupted, or a device failed: what is half copied is never written.
+            # Interrupted, no thread to be had, or a device failed: what is half copied is never written.
             waves.leave_off()
             job.is_copied.set()
-            saving.forget_failure()
+            if saving is not None and saving.is_begun:
+                saving.forget_failure()
+            else:
+                self._saving = None
+                writer.give_up(job)
+                if workers is not None:
+                    workers.close()
             raise
         span.add(sum(layout.nbytes for layout in job.layouts))
         job.blocked_seconds = time.monotonic() - begin_seconds
@@ -943,6 +955,12 @@ def _some(names: Sequence[str]) -> str:
         return "nothing"
     more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(names[:_MOST_NAMED]) + more
+
+
+def _counted(names: Sequence[str], where: str) -> str:
+    return (
+        f"{len(names):,} value{'s' if len(names) > 1 else ''} {where} {'were' if len(names) > 1 else 'was'}"
+    )
 
 
 def _step_of_fault(error: Exception, steps: Iterable[int], step: int) -> int:

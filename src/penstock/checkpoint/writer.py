@@ -166,6 +166,13 @@ class SnapshotWriter:
         if job.plan.why_whole:
             job.note = f": {job.plan.why_whole}{job.note}"
 
+    def give_up(self, job: Job) -> None:
+        """Take back a beginning that nobody will write."""
+        if self._ranks.rank == 0 and job.plan is not None:
+            if job.draft is not None:
+                job.draft.abort()
+            self._upkeep.let_go(step for _, step in job.plan.chain)
+
     def write(self, job: Job, workers: Workers) -> Saved:
         """Write a snapshot that has begun; it is durable, checked, and what it replaces is gone when this returns.
 
