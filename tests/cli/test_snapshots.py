@@ -69,6 +69,7 @@ def test_a_list_is_a_row_for_each_snapshot_and_whole_as_json(
             "codec": "balance",
             "kept_mantissa_bits": None,
             "tiers": [str(folder_of_snapshots)],
+            "broken_tiers": [],
         }
 
 
@@ -105,6 +106,38 @@ def test_verify_ends_with_status_1_and_names_file_and_tensor_where_something_is_
     assert "2 of 3 snapshots cannot be restored" in printed.err
     assert run("verify", folder_of_snapshots, "--step", 1000) == 0
     assert run("verify", folder_of_snapshots, "--step", 3000, "--json") == 1
+
+
+def test_verify_reads_every_copy_and_says_which_one_is_damaged(tmp_path: Path, capsys: Captured) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    saved(slow, 3, fast=fast, scheme="complete")
+    assert run("verify", slow, "--fast", fast) == 0
+    capsys.readouterr()
+    kept = sorted(os.listdir(fast))[-1]  # the newest stays there
+    assert kept == "step-000000003000"
+    for damaged, other in ((fast, slow), (slow, fast)):
+        flip(damaged, 3000)
+
+        assert run("verify", slow, "--fast", fast) == 1
+
+        printed = capsys.readouterr()
+        assert f"\nstep 3,000: whole on {other}, damaged on {damaged}: " in printed.out
+        assert f"{damaged} (damaged)" in printed.out
+        assert "all whole" not in printed.out
+        assert (
+            "1 of 3 snapshots have a damaged copy, and can be restored from another: step 3,000"
+            in printed.err
+        )
+        assert run("verify", slow, "--fast", fast, "--step", 2000) == 0
+        assert run("verify", slow, "--fast", fast, "--json") == 1
+        captured = capsys.readouterr().out
+        row = json.loads(captured[captured.rindex("\n[") :])[-1]
+        assert (row["condition"], row["broken_tiers"]) == ("whole", [str(damaged)])
+        flip(damaged, 3000)
+    flip(fast, 3000)
+    flip(slow, 3000)
+    assert run("verify", slow, "--fast", fast) == 1
+    assert "1 of 3 snapshots cannot be restored" in capsys.readouterr().err
 
 
 def test_verify_prints_whole_json_also_where_something_is_damaged(

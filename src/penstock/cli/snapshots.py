@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _JSON = """
 JSON: a list of snapshots, in the order in which they were saved, each with step, condition ("whole", "torn", "damaged",
 "newer"), why, created_seconds (since 1970), reference_step (null for one that is stored whole), raw_bytes,
-stored_bytes, codec, kept_mantissa_bits (null unless it is lossy), tiers.
+stored_bytes, codec, kept_mantissa_bits (null unless it is lossy), tiers, broken_tiers (those whose copy is damaged).
 """
 
 
@@ -31,7 +31,7 @@ def add_snapshots(commands: Any) -> None:
     listed = _command(kinds, "list", "what is there, and whether its files are complete", _list, _JSON)
     listed.description = "Opens each snapshot, without reading it to its end."
     verify = _command(
-        kinds, "verify", "read and decode everything; exit status 1 if anything is damaged", _verify, _JSON
+        kinds, "verify", "read and decode every copy; exit status 1 if any is damaged", _verify, _JSON
     )
     verify.add_argument("--step", type=int, metavar="N", help="only this one")
     delete = _command(kinds, "delete", "remove a snapshot that no other is a difference to", _delete, None)
@@ -80,13 +80,19 @@ def _verify(options: argparse.Namespace) -> None:
     with open_store(options.folder, options.fast, report=None) as store:
         listed = store.verify(options.step)
     broken = [one for one in listed if one.condition != "whole"]
+    half = [one for one in listed if one.condition == "whole" and one.broken_tiers]
     told = f"{format_count(len(listed), 'snapshot')} read and decoded"
     size = format_bytes(sum(one.raw_bytes for one in listed))
-    _show(options, listed, "" if broken or not listed else f"{told} ({size}): all whole")
+    _show(options, listed, "" if broken or half or not listed else f"{told} ({size}): all whole")
     if not listed:
         raise ConfigError(f"no snapshot is there: {options.folder} has nothing to verify")
     if broken:
         raise FormatError(f"{len(broken)} of {len(listed)} snapshots cannot be restored: {broken[0].why}")
+    if half:
+        raise FormatError(
+            f"{len(half)} of {len(listed)} snapshots have a damaged copy, and can be restored from another: "
+            f"step {half[0].step:,}: {half[0].why}"
+        )
 
 
 def _delete(options: argparse.Namespace) -> None:
@@ -107,6 +113,12 @@ def _difference_to(one: Listed) -> str:
     return "-" if one.reference_step is None else f"{one.reference_step:,}"
 
 
+def _where(one: Listed) -> str:
+    # Where all are, the condition says it.
+    broken = one.broken_tiers if one.condition == "whole" else ()
+    return ", ".join(f"{name} (damaged)" if name in broken else name for name in one.tiers)
+
+
 def _show(options: argparse.Namespace, listed: list[Listed], closing: str) -> None:
     rows = [
         (
@@ -118,7 +130,7 @@ def _show(options: argparse.Namespace, listed: list[Listed], closing: str) -> No
             format_bytes(one.stored_bytes),
             f"{one.stored_bytes / one.raw_bytes:.1%}" if one.raw_bytes else "",
             one.codec + ("" if one.kept_mantissa_bits is None else f", lossy: {one.kept_mantissa_bits} bits"),
-            ", ".join(one.tiers),
+            _where(one),
         )
         for one in listed
     ]
@@ -135,6 +147,7 @@ def _show(options: argparse.Namespace, listed: list[Listed], closing: str) -> No
             "codec": one.codec,
             "kept_mantissa_bits": one.kept_mantissa_bits,
             "tiers": list(one.tiers),
+            "broken_tiers": list(one.broken_tiers),
         }
         for one in listed
     ]
