@@ -152,6 +152,8 @@ def test_a_step_that_is_not_there_is_told_with_the_two_nearest(folder: Path) -> 
     for asked, near in ((12, "10 and 20"), (0, "10 and 20"), (26, "20 and 30"), (10**6, "30 and 40")):
         with pytest.raises(ConfigError, match=f"the nearest are of step {near}$"):
             catalog.ways(asked)
+    assert "does not exist" in looked(folder.with_name("empty")).missing(3)
+    folder.with_name("empty").mkdir()
     assert "has none at all" in looked(folder.with_name("empty")).missing(3)
     assert "delete it first" in catalog.there_already(10)
 

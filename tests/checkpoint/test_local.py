@@ -49,9 +49,10 @@ CALLS: dict[str, Callable[[LocalTier], object]] = {
 @pytest.mark.parametrize("call", CALLS)
 def test_a_folder_that_vanished_is_named(tmp_path: Path, call: str) -> None:
     tier = LocalTier(tmp_path / "store")
+    tier.make()
     shutil.rmtree(tier.path)
 
-    with pytest.raises(DataError, match=r"store.*No such file"):
+    with pytest.raises(DataError, match=r"store is gone: the folder with the snapshots was moved or removed"):
         CALLS[call](tier)
 
 
@@ -105,6 +106,7 @@ def test_a_snapshot_that_was_moved_to_another_disk_and_linked_is_read_and_its_li
 @pytest.mark.parametrize("kind", ["file", "link", "folder"])
 def test_whatever_bears_the_name_of_something_unfinished_is_swept(tmp_path: Path, kind: str) -> None:
     tier = LocalTier(tmp_path / "store")
+    tier.make()
     (tmp_path / "elsewhere").mkdir()
     left = tmp_path / "store" / ".unfinished-step-1-a1"
     if kind == "file":

@@ -356,8 +356,6 @@ def test_an_empty_store_says_that_nothing_was_saved(folder: Path) -> None:
 
 @pytest.mark.parametrize("step", [-1, 1.0, True, "1", None, 2**63, 10**19])
 def test_a_step_is_a_whole_number_that_a_folder_can_be_named_after(folder: Path, step: Any) -> None:
-    if step in (2**63, 10**19):
-        pytest.xfail("it is saved, and never seen again")
     with opened(folder) as store, pytest.raises(ConfigError, match="step is"):
         store.save(step, training(1)).wait()
 
@@ -519,6 +517,7 @@ CALLS: dict[str, Callable[[SnapshotStore], Any]] = {
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("when", ["before the first save", "after a save"])
 def test_a_folder_that_vanished_is_named(folder: Path, call: str, when: str) -> None:
+    folder.mkdir()
     with opened(folder) as store:
         if when == "after a save":
             store.save(1, training(1)).wait()
@@ -574,9 +573,7 @@ def test_an_argument_that_cannot_be_is_named(folder: Path, options: dict[str, An
         opened(folder, **options)
 
 
-@pytest.mark.parametrize(
-    "call", [*CALLS.values(), lambda store: store.delete(1), lambda store: store.refresh(1)]
-)
+@pytest.mark.parametrize("call", [lambda store: store.save(2, {}), lambda store: store.delete(1)])
 def test_a_closed_store_says_so(folder: Path, call: Callable[[SnapshotStore], Any]) -> None:
     save_all(folder, [1])
     store = opened(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.checkpoint.snapshot_files import opened, same, save_all, training
 
 from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.wire import Refresher
-from penstock.errors import ConfigError, FormatError, LoaderClosed
+from penstock.errors import ConfigError, DataError, FormatError, LoaderClosed
 from penstock.policy.keeping import Keep
 
 # -- Arguments -------------------------------------------------------------------------------------------------
@@ -247,13 +248,15 @@ def test_damage_in_what_a_snapshot_needs_says_so_and_what_to_do(folder: Path) ->
     break_part(folder, 40)
     store = opened(folder, snap_dis=3)
 
-    with pytest.raises(FormatError, match="^step 60 needs step 40: .*step-000000000040/part-00000.pst") as told:
+    with pytest.raises(FormatError, match="^step 60 needs step 40: .*step-000000000040/part-") as told:
         store.restore()
 
     assert str(told.value).endswith("; step 30 is the newest whole one: restore(fallback=True) takes it")
     assert store.restore(fallback=True).step == 30
     assert [one.why[:22] for one in store.verify()[3:]] == [
-        f"{folder}"[:22], "step 50 needs step 40:", "step 60 needs step 40:",
+        f"{folder}"[:22],
+        "step 50 needs step 40:",
+        "step 60 needs step 40:",
     ]
 
 
@@ -288,3 +291,62 @@ def test_a_closed_store_can_be_read_and_not_written(folder: Path) -> None:
     ):
         with pytest.raises(LoaderClosed, match="was closed: it can still be read; make a new one to write"):
             write()
+
+
+# -- Steps -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [np.int64(77), torch.tensor(77), 2**63 - 1])
+def test_a_step_may_be_any_whole_number(folder: Path, step: Any) -> None:
+    with opened(folder) as store:
+        assert store.save(step, training(1)).wait().step == int(step)
+
+        assert [one.step for one in store.list()] == [int(step)]
+        assert type(store.restore().step) is int
+
+
+@pytest.mark.parametrize("step", [np.bool_(True), True, 1.0, np.float32(3), "3", 2**63, -1])
+def test_a_step_that_is_none_is_refused(folder: Path, step: Any) -> None:
+    with (
+        opened(folder) as store,
+        pytest.raises(ConfigError, match=r"step is .*; it must be a whole number from 0"),
+    ):
+        store.save(step, training(1))
+
+
+# -- The folder ------------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_only_read_makes_no_folder(folder: Path) -> None:
+    with opened(folder, fast=folder.with_name("fast")) as store:
+        assert store.list() == store.verify() == []
+        with pytest.raises(ConfigError, match=f"^no snapshot is there: {folder} does not exist"):
+            store.restore()
+        with pytest.raises(ConfigError, match=f"there is no snapshot of step 3: {folder} does not exist"):
+            store.restore(3)
+
+    assert not list(folder.parent.iterdir())
+
+
+def test_a_file_is_no_folder_for_snapshots(folder: Path) -> None:
+    folder.write_bytes(b"")
+    with pytest.raises(DataError, match=f"^{folder} is a file: name a folder"):
+        opened(folder)
+
+
+def test_a_folder_that_was_removed_is_not_made_anew(folder: Path) -> None:
+    with opened(folder) as store:
+        store.save(1, training(1)).wait()
+        shutil.rmtree(folder)
+
+        with pytest.raises(DataError, match=f"^{folder} is gone: "):
+            store.save(2, training(2)).wait()
+
+
+def test_a_snapshot_that_somebody_removed_is_gone(folder: Path) -> None:
+    with opened(folder, keep=Keep(last=1), scheme="complete") as store:
+        store.save(1, training(1)).wait()
+        shutil.rmtree(folder / "step-000000000001")
+        store.save(2, training(2)).wait()
+
+        assert [one.step for one in store.list()] == [2]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.manifest import Manifest, NewerFormat, folder_of, step_of
 from penstock.checkpoint.parts import TornError
 from penstock.checkpoint.reading import Chain, OpenSnapshot, load_manifest
@@ -35,8 +36,8 @@ class Catalog:
         self.tiers = list(tiers)
         #: Replaced, not changed, so that who reads it needs no lock.
         self._copies: dict[tuple[int, int], Copy] = {}
-        #: Uids of snapshots of which something was found to be damaged when it was read.
-        self._damaged: frozenset[str] = frozenset()
+        #: Tier and uid of copies of which something was found to be damaged when it was read.
+        self._damaged: frozenset[tuple[int, str]] = frozenset()
         #: guards the replacing
         self._replacing = threading.Lock()
 
@@ -58,7 +59,7 @@ class Catalog:
             return False
         if copy.manifest is None:
             return isinstance(copy.fault, FormatError) and not isinstance(copy.fault, NewerFormat)
-        return copy.manifest.uid in self._damaged
+        return (tier, copy.manifest.uid) in self._damaged
 
     def is_unsure(self) -> bool:
         """Return whether something could not be read that may be whole."""
@@ -75,6 +76,8 @@ class Catalog:
         with self._replacing:
             try:
                 self.tiers[tier].delete(folder_of(step))
+            except FileNotFoundError:
+                pass  # somebody removed it, and that is what was to be
             except DataError:
                 if folder_of(step) in self.tiers[tier].folders():
                     raise
@@ -85,11 +88,15 @@ class Catalog:
     def _drop(self, tier: int, step: int) -> None:
         self._copies = {key: copy for key, copy in self._copies.items() if key != (step, tier)}
 
-    def mark_damaged(self, step: int) -> None:
-        """Remember that a snapshot could be read from none of its copies."""
+    def mark_damaged(self, step: int, tier: int | None = None) -> None:
+        """Remember that a snapshot's copy on a tier is damaged. tier: None: it could be read from none of its copies."""
         with self._replacing:
-            uids = {copy.manifest.uid for copy in self.copies(step) if copy.manifest}
-            self._damaged = self._damaged | uids
+            damaged = {
+                (copy.tier, copy.manifest.uid)
+                for copy in self.copies(step)
+                if copy.manifest and tier in (None, copy.tier)
+            }
+            self._damaged = self._damaged | damaged
 
     def copies(self, step: int) -> list[Copy]:
         """Return the copies of a step's snapshot, the nearest first; none if there is no such snapshot."""
@@ -149,7 +156,7 @@ class Catalog:
                 copy.manifest.created_seconds,
                 copy.manifest.stored_bytes,
                 copy.manifest.reference.step if copy.manifest.reference else None,
-                is_whole=copy.manifest.uid not in self._damaged,
+                is_whole=(tier, copy.manifest.uid) not in self._damaged,
             )
             for copy in self.on_tier(tier)
         ]
@@ -236,12 +243,19 @@ class Catalog:
             "if the training went back to an earlier snapshot, rewind the store to that"
         )
 
+    def told_of_none(self) -> str:
+        """Return what to say where there is no snapshot at all."""
+        last = self.tiers[-1]
+        if isinstance(last, LocalTier) and not last.path.exists():
+            return f"{last.name} does not exist"
+        return f"{' and '.join(tier.name for tier in self.tiers)} has none at all: nothing was saved there"
+
     def missing(self, step: int) -> str:
         """Return what to say of a step that has no snapshot."""
         steps = sorted(self.steps())
         where = " and ".join(tier.name for tier in self.tiers)
         if not steps:
-            return f"there is no snapshot of step {step}: {where} has none at all"
+            return f"there is no snapshot of step {step}: {self.told_of_none()}"
         near = sorted(sorted(steps, key=lambda other: abs(other - step))[:2])
         return (
             f"there is no snapshot of step {step} in {where}: it was never saved, or removed to keep others; "

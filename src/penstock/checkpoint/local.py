@@ -31,8 +31,22 @@ class LocalTier:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Use a folder, made if it is missing. Raises: DataError if it cannot be."""
+        """Use a folder, which is made when something is first written. Raises: DataError if it is a file."""
         self.path = Path(path)
+        with _told(self.path):
+            nearest = next(above for above in (self.path, *self.path.parents) if above.exists())
+            if not nearest.is_dir():
+                raise DataError(f"{nearest} is a file: name a folder in which snapshots are to be kept")
+            #: Whether it was there.
+            self._was_there = nearest == self.path
+        #: Whether its name would outlive a loss of power.
+        self._is_made = False
+
+    def make(self) -> None:
+        """Make the folder if it is missing. Raises: DataError if it cannot be, or was there and is gone."""
+        self._check_there()
+        if self._is_made:
+            return
         with _told(self.path):
             above = [self.path, *self.path.parents]
             deepest = next(place for place, folder in enumerate(above) if folder.exists())
@@ -41,6 +55,17 @@ class LocalTier:
                 folder.mkdir(exist_ok=True)
                 with suppress(PermissionError):  # of a folder that may be entered and not listed
                     sync_folder(folder.parent)
+        self._is_made = self._was_there = True
+
+    def _check_there(self) -> bool:
+        """Return whether the folder is there. Raises: DataError if it is not, and was."""
+        is_there = self.path.exists()
+        if self._was_there and not is_there:
+            raise DataError(
+                f"{self.path} is gone: the folder with the snapshots was moved or removed meanwhile"
+            )
+        self._was_there = is_there
+        return is_there
 
     @property
     def name(self) -> str:
@@ -48,7 +73,9 @@ class LocalTier:
         return str(self.path)
 
     def folders(self) -> list[str]:
-        """Return the names of the snapshots' folders, sorted. Raises: DataError."""
+        """Return the names of the snapshots' folders, sorted; none before the first. Raises: DataError."""
+        if not self._check_there():
+            return []
         with _told(self.path), os.scandir(self.path) as entries:
             return sorted(entry.name for entry in entries if entry.name[0] != "." and entry.is_dir())
 
@@ -66,13 +93,16 @@ class LocalTier:
         """Begin a snapshot. Raises: DataError if the folder refuses."""
         unfinished = self.path / f"{_UNFINISHED}{folder}-{uid}"
         if not join:
+            self.make()
             with _told(unfinished):
                 unfinished.mkdir()
         return LocalDraft(unfinished, self.path / folder)
 
     def delete(self, folder: str) -> None:
-        """Remove a snapshot: after a crash on the way it is whole or gone. Raises: DataError."""
+        """Remove a snapshot: after a crash on the way it is whole or gone. Raises: FileNotFoundError, DataError."""
         doomed = self.path / f"{_DELETED}{folder}-{secrets.token_hex(4)}"
+        if not (self.path / folder).exists():
+            raise FileNotFoundError(f"{self.path} holds no snapshot {folder}")
         with _told(self.path / folder):
             (self.path / folder).rename(doomed)
             # Else a loss of power could bring back the folder's name without the files that are unlinked next.
@@ -81,11 +111,15 @@ class LocalTier:
 
     def free_bytes(self) -> int | None:
         """Return how many bytes a user without privileges could write. Raises: DataError."""
+        self._check_there()
         with _told(self.path):
-            return shutil.disk_usage(self.path).free
+            there = next(above for above in (self.path, *self.path.parents) if above.exists())
+            return shutil.disk_usage(there).free
 
     def sweep(self) -> list[str]:
         """Remove what unfinished saves and deletes left, and return its names. Raises: DataError."""
+        if not self._check_there():
+            return []
         with _told(self.path):
             # What a process named and died before it synced is durable from here on. Else a loss of power could bring
             # a name back without the files that are unlinked next, or keep a difference and lose what it refers to.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import math
+import operator
 import os
 import sys
 import threading
@@ -56,6 +57,8 @@ from penstock.units import parse_bytes, parse_rate
 
 #: The most that part files and the manifest take beside the state's bytes, for a few hundred thousand tensors.
 _TABLES_BYTES = 1 << 20
+#: A manifest and the name of a folder hold no larger one.
+_LARGEST_STEP = 2**63 - 1
 #: Names of values in a line.
 _MOST_NAMED = 5
 
@@ -208,7 +211,8 @@ class SnapshotStore:
     ) -> None:
         """Open a store.
 
-        folder: where snapshots stay; a path, or an address that fsspec knows (needs penstock[remote] and its driver).
+        folder: where snapshots stay, made by the first save; a path, or an address that fsspec knows (needs
+            penstock[remote] and its driver).
         keep: what is not removed once a newer snapshot is there; the five latest.
         scheme, snap_dis: every `snap_dis`-th snapshot is whole, a baseline; the others are differences, each to the
             one before ("progressive") or to the baseline ("chain"); "complete": all are whole. "auto", or an
@@ -403,8 +407,7 @@ class SnapshotStore:
             ranks, or if there is a snapshot of this step; what the save before failed with.
         """
         self._check_open()
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise ConfigError(f"step is {step!r}; it must be a whole number of 0 or more")
+        step = _checked_step(step)
         with SnapshotSpan(self._recorder, Kind.SAVE, step) as span:
             return self._save(step, state, per_rank, span)
 
@@ -660,7 +663,7 @@ class SnapshotStore:
         steps = self._catalog.steps()
         if step is None:
             if not steps:
-                raise ConfigError(f"there is no snapshot in {self._tiers[-1].name}: nothing was saved there")
+                raise ConfigError(f"no snapshot is there: {self._catalog.told_of_none()}")
             step = steps[-1]
         if step not in steps:
             raise ConfigError(self._catalog.missing(step))
@@ -983,6 +986,19 @@ def _told_of_need(way: Sequence[tuple[int, int]]) -> Iterator[None]:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _checked_step(step: Any) -> int:
+    """Return a step that a folder can be named after, of NumPy or not. Raises: ConfigError."""
+    if not isinstance(step, bool):
+        try:
+            number = operator.index(step)
+        except TypeError:
+            pass
+        else:
+            if 0 <= number <= _LARGEST_STEP:
+                return number
+    raise ConfigError(f"step is {step!r}; it must be a whole number from 0 to 2**63 - 1")
 
 
 def _distance(snap_dis: SnapDistance | Literal["auto"]) -> SnapDistance:

@@ -95,7 +95,7 @@ class Tier(Protocol):
         ...
 
     def delete(self, folder: str) -> None:
-        """Remove a snapshot: after a crash on the way it is whole or gone. Raises: DataError."""
+        """Remove a snapshot: after a crash on the way it is whole or gone. Raises: FileNotFoundError, DataError."""
         ...
 
     def free_bytes(self) -> int | None:

@@ -55,6 +55,7 @@ class Upkeep:
             try:
                 for tier in self._catalog.tiers:
                     if isinstance(tier, LocalTier):
+                        tier.make()
                         self._locks.append(WriterLock(tier.path))
                 for tier in self._catalog.tiers:
                     tier.sweep()
