@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 import torch
 from tests.checkpoint.snapshot_files import opened, same, save_all, training
 
+from penstock.checkpoint.saving import Saved, Saving
 from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.wire import Refresher
 from penstock.errors import ConfigError, DataError, FormatError, LoaderClosed
@@ -248,7 +252,7 @@ def test_damage_in_what_a_snapshot_needs_says_so_and_what_to_do(folder: Path) ->
     break_part(folder, 40)
     store = opened(folder, snap_dis=3)
 
-    with pytest.raises(FormatError, match="^step 60 needs step 40: .*step-000000000040/part-") as told:
+    with pytest.raises(FormatError, match=r"^step 60 needs step 40: .*step-000000000040/part-") as told:
         store.restore()
 
     assert str(told.value).endswith("; step 30 is the newest whole one: restore(fallback=True) takes it")
@@ -350,3 +354,122 @@ def test_a_snapshot_that_somebody_removed_is_gone(folder: Path) -> None:
         store.save(2, training(2)).wait()
 
         assert [one.step for one in store.list()] == [2]
+
+
+# -- What is reported ------------------------------------------------------------------------------------------
+
+
+def test_the_wait_for_the_save_before_is_told() -> None:
+    saved = Saved(20, "u", 10, 100, 50, 0.490, 2.0, "runs/a", waited_seconds=0.483, waited_step=10)
+
+    assert str(saved).startswith("step 20: blocked 490 ms (483 ms for step 10), durable after 2 s")
+
+
+def test_what_a_save_waits_for_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The save of step 1 is durable no sooner than the training waits for it."""
+    may_end = threading.Event()
+    told: list[str] = []
+
+    def report(line: str) -> None:
+        may_end.wait()
+        told.append(line)
+
+    with opened(folder, report=report) as store:
+        store.save(1, training(1))
+        monkeypatch.setattr(Saving, "join", _opening(may_end, Saving.join))
+        second = store.save(2, training(2)).wait()
+        third = store.save(3, training(3)).wait()
+
+    assert second.waited_step == 1
+    assert 0 < second.waited_seconds <= second.blocked_seconds
+    assert (third.waited_step, third.waited_seconds) == (None, 0.0)
+
+
+def _opening(event: threading.Event, join: Callable[[Saving], None]) -> Callable[[Saving], None]:
+    def opened_first(saving: Saving) -> None:
+        event.set()
+        join(saving)
+
+    return opened_first
+
+
+def test_what_is_removed_because_it_is_damaged_is_told(folder: Path) -> None:
+    lines: list[str] = []
+    save_all(folder, range(10, 70, 10), snap_dis=3)  # baselines 10 and 40
+    break_part(folder, 40)
+    with opened(folder, snap_dis=3, report=lines.append) as store:
+        assert store.restore(fallback=True).step == 30
+        lines.clear()
+        store.save(40, training(40)).wait()
+
+    assert lines[0] == f"steps 60, 50 and 40, damaged, are removed from {folder}, for step 40 is saved anew"
+    assert lines[1].startswith("step 40: blocked")
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"RANK": "1", "WORLD_SIZE": "2"},
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+        {"PMI_RANK": "1", "PMI_SIZE": "2"},
+    ],
+    ids=str,
+)
+def test_ranks_that_do_not_save_together_are_told_how_to(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    with opened(folder) as store:
+        store.save(1, training(1)).wait()
+        with pytest.raises(ConfigError, match=r"a folder of its own$"):
+            opened(folder).save(2, training(2))
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(ConfigError, match=r"; this is rank 1 of 2: .* give ranks=ranks_of_this_job$"):
+            opened(folder).save(2, training(2))
+
+
+def test_why_there_is_no_room_on_the_fast_tier_is_told(folder: Path) -> None:
+    """Nothing is drained while the drain of the first waits: the second finds its place taken."""
+    lines: list[str] = []
+    state = {"a": np.random.default_rng(0).normal(size=500_000)}  # 4 MB
+    may_drain = threading.Event()
+    with opened(folder / "slow", fast=folder / "fast", fast_bytes="7 MB", report=lines.append) as store:
+        drain = store._drainer
+        assert drain is not None
+        next_to_drain = store._upkeep.next_to_drain
+        store._upkeep.next_to_drain = lambda now: may_drain.wait() and next_to_drain(now)  # type: ignore
+        store.save(1, state).wait()
+        store.save(2, state).wait()
+        may_drain.set()
+
+    told = f"; written to {folder / 'slow'} at once: {folder / 'fast'} has no room for it: "
+    assert any(line.endswith(told + "4 MB of 7 MB hold what is not drained yet") for line in lines)
+
+
+# -- Types -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e5m2])
+def test_a_type_that_numpy_lacks_is_not_given_as_integers(
+    folder: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with opened(folder) as store:
+        store.save(1, {"model": {"w": torch.ones(3, dtype=dtype), "b": torch.ones(2)}}).wait()
+
+        with pytest.raises(
+            ConfigError, match=r"^model/w is of .* \(pip install ml_dtypes\), or .*\"torch\"$"
+        ):
+            store.restore(framework="numpy")
+        assert store.restore(framework="numpy", only=["model/b"])["model"]["b"].tolist() == [1, 1]
+        assert store.restore(framework="torch")["model"]["w"].dtype == dtype
+
+
+def test_an_object_that_has_a_state_is_told_to_give_it(folder: Path) -> None:
+    with opened(folder) as store:
+        with pytest.raises(
+            ConfigError, match=r"^model is a torch.* leave it out, or give its state_dict\(\)$"
+        ):
+            store.save(1, {"model": torch.nn.Linear(2, 2)})
+        with pytest.raises(ConfigError, match=r"^o is an object, which"):
+            store.save(1, {"o": object()})

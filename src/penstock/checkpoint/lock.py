@@ -33,7 +33,7 @@ class WriterLock:
                 )
                 raise ConfigError(
                     f"{folder} is being written by {holder}: one writer at a time; wait for it, end it, "
-                    "or give this training a folder of its own"
+                    f"or give this training a folder of its own{_told_of_job()}"
                 ) from None
             # For the message above alone: a full disk must not keep anybody from deleting snapshots.
             with contextlib.suppress(OSError):
@@ -63,6 +63,25 @@ class WriterLock:
                 os.close(descriptor)
             except OSError as error:
                 raise DataError(f"{self._path}: {error.strerror}") from error
+
+
+#: What launchers of several processes call a process's number and how many there are.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+
+
+def _told_of_job() -> str:
+    """Return what to say where the other writer may be another rank of the same job, or ""."""
+    for rank, size in _LAUNCHERS:
+        if os.environ.get(size, "1") not in ("", "0", "1"):
+            return (
+                f"; this is rank {os.environ.get(rank, '?')} of {os.environ[size]}: if all of them save together, give "
+                "ranks=ranks_of_this_job"
+            )
+    return ""
 
 
 _held: weakref.WeakSet[WriterLock] = weakref.WeakSet()

@@ -12,6 +12,9 @@ from penstock.checkpoint.writing import Piece
 from penstock.errors import DataError, WaitTimeout
 from penstock.units import format_bytes, format_seconds
 
+#: That a save waited for the one before; less is no wait.
+_LEAST_TOLD_SECONDS = 1e-3
+
 
 @dataclass(frozen=True, slots=True)
 class Saved:
@@ -20,6 +23,7 @@ class Saved:
     step: of the training. uid: of the snapshot. reference_step: of the one that it is the difference to; None: whole.
     raw_bytes: of the state. stored_bytes: written to files, of all ranks.
     blocked_seconds: that training stood still. durable_seconds: from the beginning of the save until it was durable.
+    waited_seconds: of those that training stood still, for the save before, of step `waited_step`, to be durable.
     tier: where it is. note: what else there is to say, such as why not on a nearer tier.
     """
 
@@ -32,10 +36,15 @@ class Saved:
     durable_seconds: float
     tier: str
     note: str = ""
+    waited_seconds: float = 0.0
+    waited_step: int | None = None
 
     def __str__(self) -> str:
         """Return the line that a store reports."""
-        return self.told(f"blocked {format_seconds(self.blocked_seconds)}, durable") + self.note
+        waited = ""
+        if self.waited_step is not None and self.waited_seconds >= _LEAST_TOLD_SECONDS:
+            waited = f" ({format_seconds(self.waited_seconds)} for step {self.waited_step})"
+        return self.told(f"blocked {format_seconds(self.blocked_seconds)}{waited}, durable") + self.note
 
     def told(self, what: str) -> str:
         """Return a line that begins with what was done."""
@@ -49,6 +58,8 @@ class Saved:
 
 class Waves:
     """What the training thread has staged and the background has not written yet. Shared by these two."""
+
+    is_damaged = False
 
     def __init__(self, areas: int) -> None:
         """areas: how many waves can be staged at a time."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, get_args
 
+import numpy as np
 import xxhash
 
 from penstock.checkpoint.catalog import Catalog, Copy, open_way
@@ -37,7 +38,7 @@ from penstock.checkpoint.state import Flat, flatten
 from penstock.checkpoint.tensors import Layout
 from penstock.checkpoint.throttle import CappedTier
 from penstock.checkpoint.tier import Tier
-from penstock.checkpoint.tree import Framework, read_tree
+from penstock.checkpoint.tree import ArrayLeaf, Framework, Tree, numpy_dtype, read_tree, select
 from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.wire import messages
 from penstock.checkpoint.writer import Job, SnapshotWriter
@@ -277,7 +278,7 @@ class SnapshotStore:
         main = open_tier(folder, storage_options)
         self._tiers: list[Tier] = [main] if fast is None else [LocalTier(fast), main]
         self._catalog = Catalog(self._tiers)
-        self._upkeep = Upkeep(self._catalog, keep, room)
+        self._upkeep = Upkeep(self._catalog, keep, room, self._told)
         way = Way(scheme, distance, codec, kept_mantissa_bits)
         is_delta = scheme != "complete" and codec != RAW
         self._writer = SnapshotWriter(
@@ -413,7 +414,9 @@ class SnapshotStore:
 
     def _save(self, step: int, state: Any, per_rank: Any, span: SnapshotSpan) -> Saving:
         begin_seconds = time.monotonic()
+        waited_step = self._saving.step if self._saving is not None and not self._saving.is_done else None
         self._finish_saving()
+        waited_seconds = time.monotonic() - begin_seconds
         flat, own, digests = self._taken_apart(step, state, per_rank)
         held = [*flat.sources, *(own.sources if own else [])]
         layouts, mine = self._shared(flat, own, step, digests)
@@ -432,6 +435,8 @@ class SnapshotStore:
             own.tree if own else None,
             areas[0],
             waves,
+            waited_step=waited_step,
+            waited_seconds=waited_seconds if waited_step is not None else 0.0,
         )
         for area in areas:
             area.reserve(max(map(room_of, cuts)))
@@ -606,7 +611,8 @@ class SnapshotStore:
         step: of the snapshot; None: the one that was saved last.
         into: a state whose arrays are overwritten in place and whose values are replaced; None: a new one is made.
         only: names or patterns such as "model/*" of what to restore; None: all.
-        framework: "numpy" or "torch" for all arrays; None: each as it was saved.
+        framework: "numpy" or "torch" for all arrays; None: each as it was saved. NumPy has bfloat16 and 8-bit floats
+            only where the package ml_dtypes is installed.
         fallback: whether to take the newest whole snapshot before it where this one is damaged; the report says so.
 
         A closed store can be read, too. What `into` has and the snapshot lacks, the reverse, and values that were
@@ -720,6 +726,8 @@ class SnapshotStore:
                 f"nothing in `into` is in the snapshot of step {manifest.step}: that has "
                 f"{_some(loading.not_loaded)}, and `into` has {_some(loading.not_found)}"
             )
+        if framework == "numpy":
+            _check_numpy(tree, only)
         own: Loading | None = None
         rank_trees = manifest.rank_trees
         if len(rank_trees) == self._ranks.size and rank_trees[self._ranks.rank] is not None:
@@ -949,6 +957,19 @@ class SnapshotStore:
     ) -> None:
         """Close it."""
         self.close()
+
+
+def _check_numpy(tree: Tree, only: Iterable[str] | None) -> None:
+    """Raise ConfigError naming a tensor of a type that NumPy lacks: as integers it would be taken for numbers."""
+    chosen = None if only is None else select(tree.names, only)
+    for leaf in tree.leaves:
+        if isinstance(leaf, ArrayLeaf) and (chosen is None or leaf.name in chosen):
+            dtype = leaf.view.dtype
+            if dtype.name not in np.sctypeDict and numpy_dtype(dtype).kind == "u":
+                raise ConfigError(
+                    f"{leaf.name or 'the state'} is of {dtype.name}, which NumPy has not: install ml_dtypes "
+                    '(pip install ml_dtypes), or ask for framework="torch"'
+                )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -290,7 +290,10 @@ def encode_plain(value: Any, name: str) -> JSON:
         return {"dtype": str(value).removeprefix("torch.")}
     if torch is not None and isinstance(value, torch.device):
         return {"device": str(value)}
-    raise unsupported(name, told_type(value), "turn it into numbers, text or an array")
+    advice = "turn it into numbers, text or an array"
+    raise unsupported(
+        name, told_type(value), "give its state_dict()" if hasattr(value, "state_dict") else advice
+    )
 
 
 def encode_key(key: Any, name: str, depth: int = 0) -> JSON:
@@ -323,7 +326,10 @@ def told_type(value: Any) -> str:
     kind = type(value)
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     own = getattr(value, "__qualname__", None)
-    return f"a {module}{kind.__qualname__}" + (f" ({own})" if isinstance(own, str) else "")
+    name = f"{module}{kind.__qualname__}"
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}" + (
+        f" ({own})" if isinstance(own, str) else ""
+    )
 
 
 def _is_whole_text(text: str) -> bool:

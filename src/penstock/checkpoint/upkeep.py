@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.policy.draining import TwoTiers, admit, to_drain, to_forget_fast, to_forget_slow
 from penstock.policy.keeping import Keep, dependents, to_forget
 from penstock.policy.space import MOST_SHARE, SpaceNeeded, check_space, space_needed
+from penstock.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,15 @@ class Upkeep:
     Used by the threads of saves and drains. What one of them needs it names (`hold`), and no other removes it.
     """
 
-    def __init__(self, catalog: Catalog, keep: Keep, fast_bytes: int | None) -> None:
-        """fast_bytes: for snapshots on the fast tier; None: what is free there."""
+    def __init__(
+        self,
+        catalog: Catalog,
+        keep: Keep,
+        fast_bytes: int | None,
+        report: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """fast_bytes: for snapshots on the fast tier; None: what is free there. report: is told what goes unasked."""
+        self._report = report
         self._catalog = catalog
         self._keep = keep
         self._fast_bytes = fast_bytes
@@ -121,7 +129,14 @@ class Upkeep:
                 capacity_bytes = min(capacity_bytes, self._fast_bytes)
             admission = admit(tiers, capacity_bytes, new_bytes, in_use=self._in_use)
             if not admission.to_fast:
-                return Place(1, f"{fast.name} has no room for it")
+                undrained_bytes = sum(
+                    nbytes for step, nbytes in tiers.fast_bytes.items() if step not in tiers.on_slow
+                )
+                told = ""
+                if undrained_bytes:
+                    sizes = f"{format_bytes(undrained_bytes)} of {format_bytes(capacity_bytes)}"
+                    told = f": {sizes} hold what is not drained yet"
+                return Place(1, f"{fast.name} has no room for it{told}")
             self._delete(0, admission.forget)
             return Place(0)
 
@@ -184,7 +199,15 @@ class Upkeep:
         with self._deciding:
             for number in range(len(self._catalog.tiers)):
                 if self._catalog.is_damaged(number, step):
-                    self._delete(number, [*dependents(self._catalog.stored(number), step), step])
+                    steps = [*dependents(self._catalog.stored(number), step), step]
+                    self._delete(number, steps)
+                    told = " and ".join(
+                        [", ".join(map(str, steps[:-1])), str(step)] if steps[1:] else [str(step)]
+                    )
+                    self._report(
+                        f"step{'s' if steps[1:] else ''} {told}, damaged, {'are' if steps[1:] else 'is'} removed from "
+                        f"{self._catalog.tiers[number].name}, for step {step} is saved anew"
+                    )
 
     @property
     def _in_use(self) -> list[int]:

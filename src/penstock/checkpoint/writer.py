@@ -56,6 +56,11 @@ from penstock.trace.trace import JSON
 class Staged(Protocol):
     """Where the pieces of a snapshot come from: `Waves` of a training, or another tier."""
 
+    @property
+    def is_damaged(self) -> bool:
+        """Return whether they could not be read because they are damaged where they come from."""
+        ...
+
     def take(self) -> Iterator[Sequence[Piece]]:
         """Yield the tensors in pieces; what was yielded is not looked at once the next is asked for."""
         ...
@@ -91,6 +96,9 @@ class Job:
     #: What the snapshot is, where that is settled; then what rank 0 decided, and its draft.
     plan: Plan | None = None
     draft: Draft | None = None
+    #: For which step the training thread waited first, and how long.
+    waited_step: int | None = None
+    waited_seconds: float = 0.0
     #: What `Saved` says besides.
     note: str = ""
     #: What every rank has for itself, of a snapshot that is copied; None: what `rank_tree` of each says.
@@ -157,9 +165,14 @@ class SnapshotWriter:
             new = job.plan or new_plan(job.step, self._catalog)
             with self._upkeep.nothing_goes():
                 plan = decide(self._catalog, self._number, new, self._way, layouts)
-                job.draft = self._tier.begin(folder_of(plan.step), plan.uid)
                 # Let go of at the end of `write`.
                 self._upkeep.hold(step for _, step in plan.chain)
+            # Not under the lock: a slow tier that hangs must not hold up a save to the fast one.
+            try:
+                job.draft = self._tier.begin(folder_of(plan.step), plan.uid)
+            except BaseException:
+                self._upkeep.let_go(step for _, step in plan.chain)
+                raise
             return plan.write()
 
         job.plan = Plan.read(self._ranks.ask_first(f"the beginning of step {job.step}", on_first))
@@ -217,10 +230,10 @@ class SnapshotWriter:
         except BaseException as error:
             if ranks.rank == 0:
                 draft.abort()
-            if not (isinstance(error, FormatError) and plan.reference is not None):
+            if not isinstance(error, FormatError) or plan.reference is None or job.waves.is_damaged:
                 raise
-            # Only the reference is read meanwhile: it is damaged, and nothing is to refer to it any more.
-            self._catalog.mark_damaged(plan.reference.step)
+            # What else is read meanwhile is the reference: it is damaged, and nothing is to refer to it any more.
+            self._catalog.mark_damaged(plan.reference.step, plan.chain[-1][0])
             if (
                 ranks.size > 1
                 or len(pieces) != 1
@@ -242,7 +255,7 @@ class SnapshotWriter:
                 lambda: check_part(self._tier, plan, ranks.rank, written[0], to_its_end=self._reads_back),
             )
         except (FormatError, DataError):
-            self._catalog.mark_damaged(plan.step)
+            self._catalog.mark_damaged(plan.step, self._number)
             raise
         if self.holds_reference:
             self.held = Held(plan.uid, pieces[0], job.area)
@@ -258,6 +271,8 @@ class SnapshotWriter:
             durable_seconds,
             self._tier.name,
             job.note,
+            job.waited_seconds,
+            job.waited_step,
         )
 
     def _write_part(
@@ -319,6 +334,8 @@ class SnapshotWriter:
 
 class _Again:
     """A state that lies whole in the staging area."""
+
+    is_damaged = False
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = pieces
