@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import sys
 import threading
@@ -473,3 +475,48 @@ def test_an_object_that_has_a_state_is_told_to_give_it(folder: Path) -> None:
             store.save(1, {"model": torch.nn.Linear(2, 2)})
         with pytest.raises(ConfigError, match=r"^o is an object, which"):
             store.save(1, {"o": object()})
+
+
+# -- A fast tier that is not named -----------------------------------------------------------------------------
+
+
+def test_newer_snapshots_on_a_fast_tier_that_is_not_named_are_told_of(folder: Path) -> None:
+    """As after a crash: step 2 was committed to the fast tier, and not drained."""
+    lines: list[str] = []
+    with opened(folder / "slow", fast=folder / "fast") as store:
+        store.save(1, training(1)).wait()
+        store.drain()
+        store._upkeep.next_to_drain = lambda now: None  # type: ignore[method-assign, assignment]
+        store.save(2, training(2)).wait()
+
+    alone = opened(folder / "slow", report=lines.append)
+    assert alone.restore().step == 1
+    assert [one.step for one in alone.list()] == [1]
+    told = f"newer snapshots than in {folder / 'slow'} lie undrained in {folder / 'fast'}: name it as fast="
+    assert lines == [told, told]
+
+    with opened(folder / "slow", fast=folder / "fast", report=lines.append) as store:
+        assert store.restore().step == 2
+        store.drain()
+    lines.clear()
+    assert alone.restore().step == 2
+    shutil.rmtree(folder / "fast")
+    assert alone.restore().step == 2
+    (folder / "slow" / ".fast-tier").write_bytes(b"\0 no JSON")
+    assert alone.restore().step == 2
+    assert lines == []
+
+
+def test_a_full_disk_says_which_step_is_lost(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_full(descriptor: int, data: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with opened(folder) as store:
+        store.save(1, training(1)).wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", is_full)
+            with pytest.raises(
+                DataError, match=r"part-00000.pst: No space left on device: step 3 was not saved$"
+            ):
+                store.save(3, training(3)).wait()
+        assert [one.step for one in store.list()] == [1]

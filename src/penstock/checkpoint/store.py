@@ -39,7 +39,7 @@ from penstock.checkpoint.tensors import Layout
 from penstock.checkpoint.throttle import CappedTier
 from penstock.checkpoint.tier import Tier
 from penstock.checkpoint.tree import ArrayLeaf, Framework, Tree, numpy_dtype, read_tree, select
-from penstock.checkpoint.upkeep import Upkeep
+from penstock.checkpoint.upkeep import Upkeep, told_of_fast
 from penstock.checkpoint.wire import messages
 from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.errors import ConfigError, DataError, FormatError, LoaderClosed
@@ -226,7 +226,8 @@ class SnapshotStore:
         staging_bytes: memory for the copy of the state, at most, in bytes or as "2 GB"; a larger state is copied in
             waves, for which training stands still until all but the last are written. None: as large as the state.
         fast: a folder on a small and fast tier: snapshots are committed there, as they are, and drained to `folder`
-            in the background. Every rank must see it. None: there is none.
+            in the background. Every rank must see it. None: there is none. Where `folder` is a path, it remembers this
+            one, and who restores without it is told if newer snapshots lie there.
         fast_bytes: for snapshots on the fast tier; None: what is free there. What has no room goes to `folder`.
         drain_bytes_per_second: that drains write at most; None: as fast as they can.
         threads: that encode and decode; None: as many as there are processors, 4 at most.
@@ -666,6 +667,7 @@ class SnapshotStore:
     def _candidates(self, step: int | None, fallback: bool) -> builtins.list[int]:
         """Return the steps to try, on rank 0, which alone looks: others may be shown what was there a while ago."""
         self._catalog.look()
+        self._tell_of_fast()
         steps = self._catalog.steps()
         if step is None:
             if not steps:
@@ -674,6 +676,11 @@ class SnapshotStore:
         if step not in steps:
             raise ConfigError(self._catalog.missing(step))
         return [step, *(reversed(steps[: steps.index(step)]) if fallback else ())]
+
+    def _tell_of_fast(self) -> None:
+        told = told_of_fast(self._catalog)
+        if told:
+            self._told(told)
 
     def _restore(
         self, step: int, into: Any, only: Iterable[str] | None, framework: Framework | None
@@ -770,6 +777,7 @@ class SnapshotStore:
         Raises: DataError if the folder cannot be listed.
         """
         self._catalog.look()
+        self._tell_of_fast()
         return [self._listed(step, self._faults(step, None)) for step in self._catalog.steps()]
 
     def verify(self, step: int | None = None) -> builtins.list[Listed]:

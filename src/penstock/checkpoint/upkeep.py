@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,10 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from penstock.checkpoint.catalog import Catalog
+from penstock.checkpoint.durable import whole_file
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.lock import WriterLock
 from penstock.checkpoint.recipe import Way
-from penstock.errors import ConfigError, PenstockError
+from penstock.checkpoint.tier import Tier
+from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.policy.draining import TwoTiers, admit, to_drain, to_forget_fast, to_forget_slow
 from penstock.policy.keeping import Keep, dependents, to_forget
 from penstock.policy.space import MOST_SHARE, SpaceNeeded, check_space, space_needed
@@ -25,6 +30,50 @@ class Place:
 
     tier: int
     why_not_nearer: str = ""
+
+
+#: In a folder whose store has a fast tier: where that is, for who reads it later and does not know.
+_FAST_FILE = ".fast-tier"
+
+
+def remember_fast(tiers: Sequence[Tier]) -> None:
+    """Write into the folder of a slow tier where the fast one is. Raises: DataError."""
+    fast, slow = tiers[0], tiers[-1]
+    if fast is slow or not isinstance(fast, LocalTier) or not isinstance(slow, LocalTier):
+        return
+    said = json.dumps({"path": str(fast.path.absolute()), "host": socket.gethostname()}).encode() + b"\n"
+    file = slow.path / _FAST_FILE
+    try:
+        if file.read_bytes() == said:
+            return
+    except OSError:
+        pass  # it is not there yet
+    with whole_file(file) as out:
+        out.write(said)
+
+
+def told_of_fast(catalog: Catalog) -> str:
+    """Return what to say where a fast tier that is not named has newer snapshots than a catalog saw, or ""."""
+    slow = catalog.tiers[0]
+    if len(catalog.tiers) > 1 or not isinstance(slow, LocalTier):
+        return ""
+    try:
+        said = json.loads((slow.path / _FAST_FILE).read_bytes())
+        path, host = str(said["path"]), str(said["host"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
+    if not os.path.isdir(path):
+        # Of another machine, or removed: nobody can say here whether anything is left there.
+        return ""
+    left = Catalog([LocalTier(path)])
+    try:
+        left.look()
+    except DataError:
+        return ""
+    if left.newest_seconds() <= catalog.newest_seconds():
+        return ""
+    on_host = "" if host == socket.gethostname() else f" (written on {host})"
+    return f"newer snapshots than in {slow.name} lie undrained in {path}{on_host}: name it as fast="
 
 
 class Upkeep:
@@ -67,6 +116,7 @@ class Upkeep:
                         self._locks.append(WriterLock(tier.path))
                 for tier in self._catalog.tiers:
                     tier.sweep()
+                remember_fast(self._catalog.tiers)
                 self._catalog.look()
             except BaseException:
                 self.close()

@@ -230,6 +230,8 @@ class SnapshotWriter:
         except BaseException as error:
             if ranks.rank == 0:
                 draft.abort()
+            if isinstance(error, DataError) and self._span is Kind.WRITE and not self._is_there(plan):
+                raise type(error)(f"{error}: step {plan.step} was not saved") from error
             if not isinstance(error, FormatError) or plan.reference is None or job.waves.is_damaged:
                 raise
             # What else is read meanwhile is the reference: it is damaged, and nothing is to refer to it any more.
@@ -274,6 +276,13 @@ class SnapshotWriter:
             job.waited_seconds,
             job.waited_step,
         )
+
+    def _is_there(self, plan: Plan) -> bool:
+        """Return whether a snapshot can be seen, as where only the end of its commit failed, or nobody can say."""
+        try:
+            return folder_of(plan.step) in self._tier.folders()
+        except DataError:
+            return True
 
     def _write_part(
         self,
