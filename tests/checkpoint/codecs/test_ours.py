@@ -100,6 +100,21 @@ def test_a_block_that_turns_wild_where_nobody_looked_is_stored(name: str) -> Non
     assert (kind, length) == (Kind.STORED, 4 * count)
 
 
+@pytest.mark.parametrize("name", CODERS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=lambda dtype: dtype.name)
+def test_the_widest_difference_that_nobody_looked_at_comes_back(name: str, dtype: DType) -> None:
+    """One value has the highest bit alone, all others have zeros at their end: the lowest integer as a difference."""
+    item = dtype.item_bytes // (2 if dtype.name.startswith("complex") else 1)
+    width = 8 * item
+    for bit, ground in ((width - 1, 0), (width - 1, 1 << (width - 2)), (width - 2, 1 << (width - 1))):
+        reference = np.full(5000 * dtype.item_bytes // item, ground, f"u{item}")
+        for place in (0, 1094, 4999):
+            values = reference.copy()
+            values[place] = 1 << bit
+            there_and_back(name, values.view(np.uint8), dtype, reference.view(np.uint8))
+            there_and_back(name, values.view(np.uint8), dtype, None)
+
+
 def test_weights_a_step_apart_are_a_difference_and_near_the_models_entropy() -> None:
     for step in (1e-3, 1e-4, 1e-6):
         values, reference = trained(step)

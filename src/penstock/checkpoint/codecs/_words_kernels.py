@@ -116,6 +116,7 @@ def to_differences(
     top, zero, one = to_word(item_bytes(words) * 8 - 1), to_word(0), to_word(1)
     down_by, key_by = to_word(shift), to_word(top - to_word(FINEST))
     lowest = left(one, top)
+    farthest = right(lowest, down_by)  # the size of the lowest integer, whose word would be a bit too long
     turned = to_word(zero - one) if is_float else zero
     flipped = left(right(right(turned, one), down_by), down_by)
     for i in range(words.size):
@@ -136,7 +137,7 @@ def to_differences(
             leading = right(lowest, leading_zeros(to_word(size | one)))
             word = to_word(to_word(size + leading) + to_word(sign & leading))
             word = zero if size == zero else word
-            word = one if size == lowest else word
+            word = one if size == farthest else word
             words[i] = word
             zeros = leading_zeros(to_word(word | one))
             highest = right(left(word, zeros), key_by)
