@@ -374,6 +374,25 @@ def test_a_state_that_never_fits_the_fast_tier_is_saved_nevertheless(opened: Ope
         assert not steps_in(top / "fast")
 
 
+def test_a_slow_tier_that_hangs_when_a_drain_begins_holds_up_no_save(
+    opened: Opened, slow: SlowTier, monkeypatch: pytest.MonkeyPatch, top: Path
+) -> None:
+    begin = SlowTier.begin
+
+    def hang(self: SlowTier, *arguments: Any, **named: Any) -> LocalDraft:
+        self._wait()
+        return begin(self, *arguments, **named)
+
+    monkeypatch.setattr(SlowTier, "begin", hang)
+    slow.permits = 0
+    store = opened()
+    for step in (1, 2, 3):
+        store.save(step, state_of(step)).wait()
+        slow.wait_until_quiet(store)
+        assert slow.is_waiting
+    assert steps_in(top / "fast") == [1, 2, 3]
+
+
 # -- Failures ----------------------------------------------------------------------------------------------
 
 

@@ -69,6 +69,8 @@ class Catalog:
         """Enter a snapshot that was just committed to a tier."""
         with self._replacing:
             copy = Copy(manifest.step, tier, manifest)
+            # Drained anew, it has the name of the copy that was damaged.
+            self._damaged = self._damaged - {(tier, manifest.uid)}
             self._copies = self._copies | {(manifest.step, tier): copy}
 
     def delete(self, tier: int, step: int) -> None:
@@ -89,7 +91,7 @@ class Catalog:
         self._copies = {key: copy for key, copy in self._copies.items() if key != (step, tier)}
 
     def mark_damaged(self, step: int, tier: int | None = None) -> None:
-        """Remember that a snapshot's copy on a tier is damaged. tier: None: it could be read from none of its copies."""
+        """Remember that a copy of a snapshot is damaged. tier: None: it could be read from none."""
         with self._replacing:
             damaged = {
                 (copy.tier, copy.manifest.uid)

@@ -168,8 +168,6 @@ class Drainer:
         elif waves.is_damaged:
             # Nothing of it can be drained: others wait.
             self._catalog.mark_damaged(job.step)
-        elif job.plan is not None and job.plan.reference is not None:
-            self._catalog.mark_damaged(job.plan.reference.step)
 
 
 class FromChain:

@@ -98,6 +98,19 @@ class LocalTier:
                 unfinished.mkdir()
         return LocalDraft(unfinished, self.path / folder)
 
+    def put(self, file: str, data: bytes) -> None:
+        """Write a small file beside the snapshots: it appears whole or not at all. Raises: DataError."""
+        unfinished = self.path / f"{_UNFINISHED}{file.removeprefix('.')}-{secrets.token_hex(4)}"
+        writer = LocalWriter(unfinished)
+        try:
+            writer.write(np.frombuffer(data, np.uint8))
+            writer.finish()
+        finally:
+            writer.abandon()
+        with _told(self.path / file):
+            unfinished.rename(self.path / file)
+            sync_folder(self.path)
+
     def delete(self, folder: str) -> None:
         """Remove a snapshot: after a crash on the way it is whole or gone. Raises: FileNotFoundError, DataError."""
         doomed = self.path / f"{_DELETED}{folder}-{secrets.token_hex(4)}"
