@@ -17,7 +17,7 @@ from penstock.policy.keeping import Keep
 from penstock.policy.retention import Scheme
 
 #: Files of the store itself.
-OWN = (".lock",)
+OWN = (".lock", ".fast-tier")
 #: Room for two snapshots beside one that takes as much as one might.
 FAST_BYTES = (1 << 20) + 45_000
 
