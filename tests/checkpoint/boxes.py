@@ -29,6 +29,8 @@ TREE: Any = {"map": {"table": {"array": {"of": "table", "kind": "numpy"}}}}
 class InMemory:
     """All pieces in one wave."""
 
+    is_damaged = False
+
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = pieces
 

@@ -134,7 +134,10 @@ def test_a_new_snapshot_goes_to_the_fast_tier_until_that_is_full_of_what_is_not_
     upkeep.open_for_writing()
 
     assert upkeep.place(50_000) == Place(0)
-    assert upkeep.place(50_001) == Place(1, f"{fast} has no room for it")
+    refused = upkeep.place(50_001)
+    assert refused.tier == 1
+    assert refused.why_not_nearer.startswith(f"{fast} has no room for it: ")
+    assert refused.why_not_nearer.endswith(" hold what is not drained yet")
     assert upkeep.next_to_drain(0.0) == 3
     assert steps_in(fast) == [1, 2, 3]
 
