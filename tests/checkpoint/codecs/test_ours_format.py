@@ -38,11 +38,13 @@ def decode(payload: bytes, kind: Kind, dtype: DType, reference: bytes | None, co
     width, bits = 8 * dtype.item_bytes, max(32, 8 * dtype.item_bytes)
     exponent_bits, mantissa_bits = (dtype.exponent_bits, dtype.mantissa_bits) if width > 8 else (0, 0)
     old = [0] * count if reference is None else numbers(reference, dtype.item_bytes)
-    table_log, shift, contexts, zero = payload[:4]
+    table_log, shift, contexts, groups = payload[0], payload[1], payload[2], payload[3] + 1
     symbols, runs, lead = (int.from_bytes(payload[at : at + 2], "little") for at in (4, 6, 8))
     at = 10
     boundaries = [int.from_bytes(payload[at + 2 * i : at + 2 * i + 2], "little") for i in range(contexts - 1)]
     at += 2 * (contexts - 1)
+    starts = [int.from_bytes(payload[at + 2 * i : at + 2 * i + 2], "little") for i in range(groups - 1)]
+    at += 2 * (groups - 1)
     begins, rests, begin = [], [], None
     for _ in range(runs):
         rest, same = payload[at], payload[at + 1]
@@ -52,12 +54,12 @@ def decode(payload: bytes, kind: Kind, dtype: DType, reference: bytes | None, co
             begins.append(begin)
             rests.append(rest)
             begin += 1 << rest
-    begins.append(0)
-    rests.append(bits - shift)
+    begins += [0] * groups
+    rests += [bits - shift] * groups
     tables = []
-    for _ in range(contexts):
+    for _ in range(contexts * groups):
         frequencies: list[int] = []
-        while len(frequencies) < symbols + 1:
+        while len(frequencies) < symbols + groups:
             first, second = payload[at], payload[at + 1]
             at += 1 if 0 < first < 128 else 2
             if first == 0:
@@ -65,10 +67,9 @@ def decode(payload: bytes, kind: Kind, dtype: DType, reference: bytes | None, co
             else:
                 frequencies.append(first if first < 128 else (first - 128) * 256 + second)
         if (
-            zero
-            or len(frequencies) != symbols + 1
+            len(frequencies) != symbols + groups
             or sum(frequencies) != 1 << table_log
-            or len(begins) != symbols + 1
+            or len(begins) != symbols + groups
         ):
             raise Damaged
         tables.append(table_of(frequencies, table_log))
@@ -84,6 +85,7 @@ def decode(payload: bytes, kind: Kind, dtype: DType, reference: bytes | None, co
         return stream >> place & ((1 << length) - 1)
 
     new = []
+    group_of_lane = [0] * 4
     for i in range(count):
         word_of_old = old[i] << (bits - width)
         exponent = 0
@@ -93,7 +95,10 @@ def decode(payload: bytes, kind: Kind, dtype: DType, reference: bytes | None, co
             exponent = old[i] >> mantissa_bits & ((1 << exponent_bits) - 1)
         context = sum(exponent < boundary for boundary in boundaries)
         which = i % 4 if i < count - count % 4 else 0
-        symbol, taken, base = tables[context][states[which]]
+        symbol, taken, base = tables[context * groups + group_of_lane[which]][states[which]]
+        group_of_lane[which] = (
+            symbol - symbols if symbol >= symbols else sum(symbol >= start for start in starts)
+        )
         # What was written last comes first: the upper bits of the rest, the state's below them, the rest's lower 32.
         rest = rests[symbol]
         low = min(rest, 32) if bits == 64 else 0
@@ -235,6 +240,59 @@ def test_the_plain_reader_and_the_kernels_read_what_was_encoded(
     assert plain == values.tobytes()
 
 
+def in_stretches(dtype: DType, count: int, seed: int = 0) -> tuple[Bytes, Bytes]:
+    """Return values of which whole stretches did not move, and others did, by little or much; and what they were."""
+    rng = np.random.default_rng(seed)
+    width = 8 * dtype.item_bytes
+    word = np.dtype(f"u{dtype.item_bytes}")
+    old = rng.integers(0, 1 << (width - 2), count, word)
+    far = np.repeat(rng.choice([0, 3, min(width // 2, 12)], -(-count // 50)), 50)[:count]
+    step = rng.integers(0, 1 << (width - 4), count, word) >> (width - 4 - far).astype(word)
+    if word.itemsize < 8:  # a word that nobody will have seen: an escape, and what it leaves its lane
+        step[rng.integers(0, count, 5)] = (1 << (width - 2)) - 1
+    return (old + step).astype(word).view(np.uint8), old.view(np.uint8)
+
+
+@pytest.mark.parametrize("dtype_name", ["float32", "bfloat16", "float64", "int16", "int32"])
+def test_what_was_before_in_the_lane_is_a_context_where_that_pays(dtype_name: str) -> None:
+    dtype = DTYPES[dtype_name]
+    for count in (8190, 8191, 12289):
+        values, reference = in_stretches(dtype, count)
+        kind, payload = encoded("balance", values, dtype, reference)
+        assert kind is Kind.DIFFERENCE
+        assert payload[3] > 0
+        got = np.full(values.size, 0x55, np.uint8)
+        ours.DECODERS[kind](payload, dtype, reference, got)
+        assert got.tobytes() == values.tobytes()
+        assert decode(payload.tobytes(), kind, dtype, reference.tobytes(), count) == values.tobytes()
+        model = ours.model_bits(Pair(values, dtype, reference), kind, payload) / 8
+        assert payload.size < 1.3 * model
+        assert payload.size < 0.97 * encoded("speed", values, dtype, reference)[1].size
+
+
+def test_a_payload_may_have_no_more_groups_than_its_tables_have_room_for() -> None:
+    dtype = DTYPES["float32"]
+    values, reference = in_stretches(dtype, 8192)
+    kind, payload = encoded("balance", values, dtype, reference)
+    for at, wrong in ((3, 4), (3, 255), (2, 16), (0, 12)):
+        damaged = payload.copy()
+        damaged[at] = wrong
+        with pytest.raises(FormatError, match="header"):
+            ours.DECODERS[kind](damaged, dtype, reference, np.empty_like(values))
+
+
+def test_small_differences_are_told_apart_wholly_where_some_of_them_are_rare() -> None:
+    """Weight decay alone, in even steps: every second number is missing."""
+    rng = np.random.default_rng(3)
+    old = rng.integers(1 << 29, 1 << 30, 1 << 17, "u4")
+    step = 2 * rng.integers(20, 41, old.size, "u4")
+    values, reference = (old - step).view(np.uint8), old.view(np.uint8)
+    for name in CODERS:
+        kind, payload = encoded(name, values, DTYPES["float32"], reference)
+        assert kind is Kind.DIFFERENCE
+        assert payload.size < 1.02 * old.size * np.log2(21) / 8
+
+
 def test_bytes_of_today_are_readable_for_ever() -> None:
     """Payloads of the first version, decoded; a change that fails here makes stored snapshots unreadable."""
     for golden in json.loads(GOLDEN.read_text())["payloads"]:
@@ -271,13 +329,17 @@ def test_a_damaged_payload_is_refused_or_decoded_but_touches_nothing_else(
 ) -> None:
     dtype = DTYPES[dtype_name]
     rng = np.random.default_rng(5)
-    values, reference = golden_values(dtype)
+    small = golden_values(dtype)
+    cases = [
+        ("balance", *small),
+        ("speed", *small),
+        ("speed", small[0], None),
+    ]
+    if dtype.item_bytes > 1:
+        cases.append(("balance", *in_stretches(dtype, 5001)))
     refused = 0
-    for kind, good in (
-        encoded("balance", values, dtype, reference),
-        encoded("speed", values, dtype, reference),
-        encoded("speed", values, dtype, None),
-    ):
+    for name, values, reference in cases:
+        kind, good = encoded(name, values, dtype, reference)
         if kind not in (Kind.PLANE, Kind.DIFFERENCE):
             continue
         for attempt in range(2000):

@@ -27,6 +27,7 @@ from penstock.checkpoint.codecs._tans_kernels import (
 from penstock.checkpoint.codecs._words_kernels import (
     CHUNK,
     FINEST,
+    MOST_EXACT,
     PLANE_KEYS,
     Bytes,
     from_differences,
@@ -41,9 +42,10 @@ from penstock.checkpoint.codecs._words_kernels import (
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, Kind
 from penstock.kernel import kernel
 
-#: Keys of a context: a class of 64-bit differences in 2 ** FINEST parts, and 0.
-MOST_KEYS = 65 << FINEST
-MOST_CONTEXTS = 16
+#: Keys of a context: the exact ones, and those of longer 64-bit differences.
+MOST_KEYS = (1 << MOST_EXACT) + ((64 - MOST_EXACT) << FINEST)
+#: Tables of a block: contexts by the reference's exponent times groups of what came before.
+MOST_CONTEXTS, MOST_GROUPS = 16, 4
 #: Values of a run that is looked at, and how many blocks of fewer values are looked at whole.
 RUN = 256
 WHOLE = 16 * RUN
@@ -56,16 +58,20 @@ STORED, EQUAL, PLANE, DIFFERENCE = (
 #: Exponents are at most of 11 bits.
 MOST_EXPONENTS = 2048
 NO_SYMBOL = 65535
+#: A chunk, and a value of each lane before it.
+ROOM = CHUNK + 4
 #: Sizes of scratch arrays.
-SCRATCH = 2 * CHUNK + MOST_EXPONENTS + PLANE_KEYS + 1
-COUNTS = PLANE_KEYS + 1 + MOST_CONTEXTS * MOST_KEYS
-STATES = (MOST_CONTEXTS + 1) << 11
+SCRATCH = 2 * ROOM + MOST_EXPONENTS + 2 * MOST_KEYS + 2 * BLOCK_VALUES
+COUNTS = PLANE_KEYS + 1 + 2 * MOST_CONTEXTS * (MOST_KEYS + MOST_GROUPS)
+STATES = (MOST_CONTEXTS + 1) << MOST_TABLE_LOG
 STEPS = MOST_CONTEXTS * MOST_KEYS
 #: Three chunks, and the runs that are looked at of values and reference, all of a block at most.
-BUFFER = 3 * CHUNK + 2 * BLOCK_VALUES
+BUFFER = 3 * ROOM + 2 * BLOCK_VALUES
 TABLE = MOST_CONTEXTS << MOST_TABLE_LOG
 
 _0, _1 = np.uint64(0), np.uint64(1)
+#: count * log2(count): the logarithms of a block's estimates took a tenth of its time.
+_COUNT_BITS = np.array([count * math.log2(max(count, 1)) for count in range(1024)])
 
 
 # -- What is chosen for a block --------------------------------------------------------------------------
@@ -77,9 +83,12 @@ def _bits_of(counts: NDArray[np.uint32]) -> float:
     total, bits = 0.0, 0.0
     for i in range(counts.size):
         if counts[i] > 0:
-            count = float(counts[i])
+            count = np.int64(counts[i])
             total += count
-            bits -= count * math.log2(count)
+            if count < _COUNT_BITS.size:
+                bits -= _COUNT_BITS[count]
+            else:
+                bits -= count * math.log2(count)
     return bits + total * math.log2(total) if total > 0 else 0.0
 
 
@@ -119,42 +128,65 @@ def _bases_of(boundaries: NDArray[np.uint16], contexts: Int, stride: Int, bases:
 
 
 @kernel
+def _is_uneven(members: NDArray[np.uint32]) -> bool:
+    """Return whether keys differ more in their counts than by chance, within the parts that FINEST bits tell apart."""
+    part = members.size >> FINEST
+    pairs, expected = 0, 0.0
+    for begin in range(0, members.size, part):
+        count: Int = 0
+        for i in range(begin, begin + part):
+            count += members[i]
+            pairs += int(members[i]) * (int(members[i]) - 1)
+        expected += float(count) * count / part
+    return float(pairs) > 1.1 * expected + 16.0
+
+
+@kernel
 def _choose_symbols(
-    counts_of_contexts: NDArray[np.uint32],
-    contexts: Int,
+    counts: NDArray[np.uint32],
     bits_of_symbol: float,
     symbol_of_key: NDArray[np.uint16],
+    symbol_of_finest: NDArray[np.uint16],
     rests: Bytes,
-) -> tuple[Int, float]:
-    """Choose how finely each class of differences is told apart; return how many symbols, and the bits left to rests.
+) -> tuple[Int, float, Int]:
+    """Choose how finely each class of differences is told apart.
 
-    counts_of_contexts: uint32[contexts * keys], of the values looked at.
+    counts: uint32[MOST_KEYS], of the values looked at, with exact keys below 2 ** MOST_EXACT.
     bits_of_symbol: what one more symbol costs, in bits for those values.
+    symbol_of_key: uint16[MOST_KEYS], overwritten: of the keys with as many exact ones as are worth it.
+    symbol_of_finest: of keys as they were counted. rests: uint8[MOST_KEYS], overwritten.
+    Returns: how many symbols, the bits left to rests, and the logarithm of how many keys are exact.
     """
-    keys = counts_of_contexts.size // contexts
-    counts = np.zeros(keys, np.uint32)
-    for context in range(contexts):
-        for key in range(keys):
-            counts[key] += counts_of_contexts[context * keys + key]
-    highest = -1
-    for key in range(1 << FINEST, keys):
-        if counts[key] > 0:
-            highest = (key >> FINEST) - 1
-    # A key is (place of the leading one << FINEST) + leading bits, that one among them; 0 for 0.
-    for key in range(symbol_of_key.size):
-        symbol_of_key[key] = NO_SYMBOL
-    symbol_of_key[0] = 0
-    rests[0] = 0
-    symbols, rest_bits = 1, 0.0
+    highest, most_exact = counts.size - 1, 1 << MOST_EXACT
+    while highest > 0 and counts[highest] == 0:
+        highest -= 1
+    if highest == 0:
+        highest = -1
+    if highest >= most_exact:
+        highest = MOST_EXACT + ((highest - most_exact) >> FINEST)
+    elif highest > 0:
+        bit = 0
+        while highest >> (bit + 1):
+            bit += 1
+        highest = bit
+    exact = FINEST
+    finenesses = np.zeros(65, np.int64)
+    rest_bits = 0.0
     for bit in range(highest + 1):
-        first = (bit + 1) << FINEST
-        members = counts[first : first + (1 << FINEST)]
+        if bit < MOST_EXACT:
+            first, levels = 1 << bit, bit
+        else:
+            first, levels = most_exact + ((bit - MOST_EXACT) << FINEST), FINEST
+        members = counts[first : first + (1 << levels)]
         total = 0
         for i in range(members.size):
             total += members[i]
+        if total == 0:
+            continue
+        most = levels if levels <= FINEST or _is_uneven(members) else FINEST
         best, best_bits = 0, 0.0
-        for fineness in range(min(bit, FINEST) + 1):
-            part = 1 << (FINEST - fineness)
+        for fineness in range(most + 1):
+            part = 1 << (levels - fineness)
             bits = 0.0
             for i in range(0, members.size, part):
                 count = 0
@@ -162,26 +194,143 @@ def _choose_symbols(
                     count += members[j]
                 if count > 0:
                     bits += bits_of_symbol + count * math.log2(total / count)
+                    # As many as were seen once will come that were not seen (Good and Turing): escapes.
+                    if fineness > FINEST and count < 4:
+                        bits += 64.0 / (1 << count)
             bits += float(total) * (bit - fineness)
             if fineness == 0 or bits < best_bits:
                 best, best_bits = fineness, bits
-        if total > 0:
-            rest_bits += float(total) * (bit - best)
-        for i in range(members.size):
-            symbol_of_key[first + i] = symbols + (i >> (FINEST - best))
+        rest_bits += float(total) * (bit - best)
+        finenesses[bit] = best
+        if best > FINEST:
+            exact = bit + 1
+    for key in range(symbol_of_key.size):
+        symbol_of_key[key] = NO_SYMBOL
+        symbol_of_finest[key] = NO_SYMBOL
+    symbol_of_key[0], symbol_of_finest[0] = 0, 0
+    rests[0] = 0
+    symbols = 1
+    for bit in range(highest + 1):
+        best = finenesses[bit]
+        if bit < exact:
+            first, levels = 1 << bit, bit
+        else:
+            first, levels = (1 << exact) + ((bit - exact) << FINEST), FINEST
+        for i in range(1 << levels):
+            symbol_of_key[first + i] = symbols + (i >> (levels - best))
+        if bit < MOST_EXACT:
+            first, levels = 1 << bit, bit
+        else:
+            first, levels = most_exact + ((bit - MOST_EXACT) << FINEST), FINEST
+        for i in range(1 << levels):
+            symbol_of_finest[first + i] = symbols + (i >> (levels - best))
         for i in range(1 << best):
             rests[symbols + i] = bit - best
         symbols += 1 << best
-    return symbols, rest_bits
+    return symbols, rest_bits, exact
 
 
 @kernel
-def _table_bits(counts: NDArray[np.uint32], price: float) -> float:
-    """Return about what a context costs beside its values, in bits; price: of a frequency."""
-    bits = 24.0
-    for i in range(counts.size):
-        if counts[i] > 0:
-            bits += price
+def _choose_groups(counts: NDArray[np.uint32], thresholds: NDArray[np.uint16]) -> Int:
+    """Cut symbols into groups of about as many values; return how many there are.
+
+    counts: uint32[symbols]. thresholds: uint16[MOST_GROUPS - 1], overwritten: the first symbol of each but the first.
+    """
+    total, groups = 0, 1
+    for symbol in range(counts.size):
+        total += counts[symbol]
+    wanted, within = total / MOST_GROUPS, 0
+    for symbol in range(counts.size - 1):
+        within += counts[symbol]
+        # No difference at all is a group where it is usual.
+        if groups < MOST_GROUPS and (within >= wanted or (symbol == 0 and within * 16 >= total)):
+            thresholds[groups - 1] = symbol + 1
+            groups += 1
+            total -= within
+            within = 0
+            wanted = total / (MOST_GROUPS - groups + 1)
+    return groups
+
+
+@kernel
+def _gain_of_groups(
+    keys: NDArray[np.uint16],
+    symbol_of_key: NDArray[np.uint16],
+    thresholds: NDArray[np.uint16],
+    exponents: NDArray[np.uint16],
+    bases: NDArray[np.uint16],
+    symbols: Int,
+    counts: NDArray[np.uint32],
+) -> float:
+    """Return how many bits per value groups save, from one in four of the runs looked at; the rest as `_count_symbols`.
+
+    exponents, bases: all of one context. counts: uint32[groups * symbols], overwritten.
+    """
+    groups = thresholds.size + 1
+    some = keys[: max(keys.size // (4 * RUN), 1) * RUN]
+    _count_symbols(
+        some, exponents[: some.size], symbol_of_key, bases, thresholds, symbols - 1, symbols, counts
+    )
+    together = np.zeros(symbols, np.uint32)
+    bits, total = 0.0, 0
+    for group in range(groups):
+        of_group = counts[group * symbols : (group + 1) * symbols]
+        bits -= _bits_of(of_group)
+        for symbol in range(symbols):
+            together[symbol] += of_group[symbol]
+            total += of_group[symbol]
+    return (bits + _bits_of(together)) / max(total, 1)
+
+
+@kernel
+def _count_symbols(
+    keys: NDArray[np.uint16],
+    exponents: NDArray[np.uint16],
+    symbol_of_key: NDArray[np.uint16],
+    bases: NDArray[np.uint16],
+    thresholds: NDArray[np.uint16],
+    symbols: Int,
+    row: Int,
+    by_symbol: NDArray[np.uint32],
+) -> None:
+    """Count symbols per context and group of what is four values before.
+
+    keys, exponents: of the values looked at, runs of RUN. thresholds: of groups; empty where there is one.
+    bases: a context's number times `row` and the number of groups. by_symbol: overwritten.
+    """
+    for i in range(by_symbol.size):
+        by_symbol[i] = 0
+    groups = thresholds.size + 1
+    if groups == 1:
+        for i in range(keys.size):
+            by_symbol[np.int64(bases[exponents[i]]) + np.int64(min(symbol_of_key[keys[i]], symbols))] += 1
+        return
+    first, second, third = np.int64(thresholds[0]), np.int64(NO_SYMBOL), np.int64(NO_SYMBOL)
+    if groups > 2:
+        second = np.int64(thresholds[1])
+    if groups > 3:
+        third = np.int64(thresholds[2])
+    for begin in range(0, keys.size, RUN):
+        for i in range(begin + 4, min(begin + RUN, keys.size)):
+            before = np.int64(symbol_of_key[keys[i - 4]])
+            group = (before >= first) + (before >= second) + (before >= third)
+            symbol = np.int64(symbol_of_key[keys[i]])
+            if symbol >= symbols:
+                symbol = symbols
+            by_symbol[np.int64(bases[exponents[i]]) + group * row + symbol] += 1
+
+
+@kernel
+def _cost_of(counts: NDArray[np.uint32], groups: Int, scale: float, price: float) -> float:
+    """Return about what a context costs in its groups' tables, in bits; scale, price: as in `_merge_contexts`."""
+    symbols = counts.size // groups
+    bits: float = 24.0 * groups
+    for group in range(groups):
+        of_group = counts[group * symbols : (group + 1) * symbols]
+        bits += scale * float(_bits_of(of_group))
+        for i in range(symbols):
+            if of_group[i] > 0:
+                bits += price
     return bits
 
 
@@ -189,14 +338,16 @@ def _table_bits(counts: NDArray[np.uint32], price: float) -> float:
 def _merge_contexts(
     by_symbol: NDArray[np.uint32],
     contexts: Int,
+    groups: Int,
     boundaries: NDArray[np.uint16],
     scale: float,
     price: float,
-) -> Int:
-    """Join neighbours that are too alike to pay for two tables, the most alike first; return how many are left.
+) -> tuple[Int, float]:
+    """Join neighbours that are too alike to pay for two tables, the most alike first.
 
-    by_symbol: uint32[contexts * symbols], what was seen in each; joined in place. boundaries: as `_choose_contexts`
-    leaves them. scale: values of the block per value looked at. price: bits that a frequency costs.
+    by_symbol: uint32[contexts * groups * symbols], what was seen in each; joined in place. boundaries: as
+    `_choose_contexts` leaves them. scale: values of the block per value looked at. price: bits that a frequency costs.
+    Returns: how many are left, and what symbols and tables cost, in bits of the block.
     """
     symbols = by_symbol.size // contexts
     costs, gains = np.zeros(MOST_CONTEXTS), np.zeros(MOST_CONTEXTS)
@@ -204,7 +355,7 @@ def _merge_contexts(
     first, last = 0, contexts - 1
     for context in range(contexts):
         own = by_symbol[context * symbols : (context + 1) * symbols]
-        costs[context] = scale * _bits_of(own) + _table_bits(own, price)
+        costs[context] = _cost_of(own, groups, scale, price)
     while contexts > 1:
         # Gains of joining context c and c + 1; after a join, only its neighbours' are new.
         best = 0
@@ -215,7 +366,7 @@ def _merge_contexts(
                         by_symbol[context * symbols + symbol] + by_symbol[(context + 1) * symbols + symbol]
                     )
                 gains[context] = costs[context] + costs[context + 1]
-                gains[context] -= scale * _bits_of(joined) + _table_bits(joined, price)
+                gains[context] -= _cost_of(joined, groups, scale, price)
             if gains[context] > gains[best]:
                 best = context
         if gains[best] <= 0:
@@ -223,7 +374,7 @@ def _merge_contexts(
         for symbol in range(symbols):
             by_symbol[best * symbols + symbol] += by_symbol[(best + 1) * symbols + symbol]
         own = by_symbol[best * symbols : (best + 1) * symbols]
-        costs[best] = scale * _bits_of(own) + _table_bits(own, price)
+        costs[best] = _cost_of(own, groups, scale, price)
         boundaries[best] = boundaries[best + 1]
         for context in range(best + 1, contexts - 1):
             boundaries[context] = boundaries[context + 1]
@@ -233,7 +384,10 @@ def _merge_contexts(
                 by_symbol[context * symbols + symbol] = by_symbol[(context + 1) * symbols + symbol]
         contexts -= 1
         first, last = best - 1, best
-    return contexts
+    cost = 0.0
+    for context in range(contexts):
+        cost += costs[context]
+    return contexts, cost
 
 
 # -- Tables in a payload ---------------------------------------------------------------------------------
@@ -389,13 +543,13 @@ def _count_differences(
     is_byte: bool,
     exponent_at: Int,
     exponent_mask: Int,
-    bases: NDArray[np.uint16],
+    exact: Int,
     words: Words,
     keys: NDArray[np.uint16],
     exponents: NDArray[np.uint16],
     counts: NDArray[np.uint32],
 ) -> None:
-    """Count keys of differences per context. bases: first key of an exponent's context."""
+    """Write the keys of differences, and the exponents; count the keys. keys, exponents: uint16[sample]."""
     for key in range(counts.size):
         counts[key] = 0
     begin = 0
@@ -409,12 +563,13 @@ def _count_differences(
             is_byte,
             exponent_at,
             exponent_mask,
+            exact,
             words[:size],
-            keys[:size],
-            exponents[:size],
+            keys[begin : begin + size],
+            exponents[begin : begin + size],
         )
-        for i in range(size):
-            counts[np.int64(keys[i]) + np.int64(bases[exponents[i]])] += 1
+        for i in range(begin, begin + size):
+            counts[keys[i]] += 1
         begin += size
 
 
@@ -424,16 +579,20 @@ def _put_header(
     shift: Int,
     first_lead: Int,
     boundaries: NDArray[np.uint16],
+    thresholds: NDArray[np.uint16],
     rests: Bytes,
     out: Bytes,
 ) -> Int:
     """Write what comes before the frequencies; return where it ends. rests: uint8[symbols]; boundaries but the last."""
-    out[0], out[1], out[2], out[3] = table_log, shift, boundaries.size + 1, 0
+    out[0], out[1], out[2], out[3] = table_log, shift, boundaries.size + 1, thresholds.size
     _put_short(out, 4, rests.size)
     _put_short(out, 8, first_lead)
     at = HEADER_BYTES
     for context in range(boundaries.size):
         _put_short(out, at, boundaries[context])
+        at += 2
+    for group in range(thresholds.size):
+        _put_short(out, at, thresholds[group])
         at += 2
     runs, symbol = 0, 0
     while symbol < rests.size:
@@ -456,37 +615,90 @@ def _put_tables(
     table_log: Int,
     is_all_seen: bool,
     symbol_of_key: NDArray[np.uint16],
+    thresholds: NDArray[np.uint16],
     keys: Int,
     states: NDArray[np.uint16],
     steps: NDArray[np.uint64],
     out: Bytes,
     at: Int,
 ) -> Int:
-    """Build and write the tables of all contexts; return where they end.
+    """Build and write all tables; return where they end.
 
-    by_symbol: uint32[contexts * symbols], what was seen. The last symbol is the escape, which stands before a whole
-    word: what was not seen can still come, unless all was. steps: uint64[contexts * keys], overwritten.
+    by_symbol: uint32[contexts * groups * symbols], what was seen. The last symbols, one for each group, are escapes,
+    which stand before a whole word: what was not seen can still come, unless all was. thresholds: the first keys of
+    groups but the first. steps: uint64[contexts * groups * keys], overwritten.
     """
-    symbols = by_symbol.size // contexts
+    groups = thresholds.size + 1
+    tables = contexts * groups
+    symbols = by_symbol.size // tables
     spread = np.empty(1 << table_log, np.uint16)
     frequencies = np.empty(symbols, np.int64)
     counted = np.empty(symbols, np.int64)
     steps_of_symbol = np.zeros(symbols, np.uint64)
-    for context in range(contexts):
+    for context in range(tables):
         total = 0
         for symbol in range(symbols):
             counted[symbol] = by_symbol[context * symbols + symbol]
             total += counted[symbol]
-        if counted[symbols - 1] == 0 and (total == 0 or not is_all_seen):
-            counted[symbols - 1] = 1
+        for symbol in range(symbols - groups, symbols):
+            if counted[symbol] == 0 and (total == 0 or not is_all_seen):
+                counted[symbol] = 1
         normalise(counted, table_log, frequencies)
         at = _put_frequencies(frequencies, out, at)
         first = (context + 1) << table_log
         build_writing(frequencies, table_log, rests, first, states, steps_of_symbol, spread)
+        group, escape = 0, symbols - groups
         for key in range(keys):
-            symbol = min(np.int64(symbol_of_key[key]), symbols - 1)
-            steps[context * keys + key] = steps_of_symbol[symbol if frequencies[symbol] > 0 else symbols - 1]
+            while group < groups - 1 and key >= thresholds[group]:
+                group += 1
+            symbol = min(np.int64(symbol_of_key[key]), escape)
+            if symbol >= escape or frequencies[symbol] == 0:
+                symbol = escape + group
+            if symbol == escape or frequencies[symbol] == 0:
+                symbol = escape + group
+            steps[context * keys + key] = steps_of_symbol[symbol]
     return at
+
+
+@kernel
+def _add_contexts(
+    keys: NDArray[np.uint16],
+    exponents: NDArray[np.uint16],
+    before: NDArray[np.uint16],
+    bases: NDArray[np.uint16],
+    thresholds: NDArray[np.uint16],
+    width: Int,
+) -> None:
+    """Make each key its step's place: the tables of the exponent's context, among them its group's, the key.
+
+    exponents: overwritten. before: uint16[4], the keys that each lane had before; all 0 where there are none.
+    thresholds: the first keys of groups but the first. width: steps of a table.
+    """
+    if thresholds.size == 0:
+        for i in range(keys.size):
+            keys[i] += bases[exponents[i]]
+    else:
+        for i in range(keys.size):
+            exponents[i] = bases[exponents[i]]
+        none, step = np.uint16(65535), np.uint16(width)
+        first = np.uint16(thresholds[0])
+        second = np.uint16(thresholds[1]) if thresholds.size > 1 else none
+        third = np.uint16(thresholds[2]) if thresholds.size > 2 else none
+        groups_end = keys.size & ~3
+        for i in range(min(4, keys.size)):
+            # Values after the last whole group are all of the first lane.
+            key = before[i] if i <= groups_end else keys[i - 1]
+            exponents[i] += step * ((key >= first) + (key >= second) + (key >= third))
+        later, earlier = exponents[4:groups_end], keys
+        for i in range(later.size):
+            key = earlier[i]
+            group = np.uint16(key >= first) + np.uint16(key >= second) + np.uint16(key >= third)
+            later[i] = np.uint16(later[i] + np.uint16(group * step))
+        for i in range(max(groups_end, 4), keys.size):
+            key = keys[i - 4] if i == groups_end else keys[i - 1]
+            exponents[i] += step * ((key >= first) + (key >= second) + (key >= third))
+        for i in range(keys.size):
+            keys[i] += exponents[i]
 
 
 @kernel
@@ -499,6 +711,7 @@ def encode(
     exponent_at: Int,
     exponent_mask: Int,
     most_contexts: Int,
+    most_groups: Int,
     stride: Int,
     buffer: Words,
     scratch: NDArray[np.uint16],
@@ -512,7 +725,8 @@ def encode(
     reference: of the values' size, or empty. item: bytes of a value.
     exponent_bits, mantissa_bits: 0 for what is no float. exponent_at, exponent_mask: where the context's exponent is
         in a word, and its ones; mask 0 for none.
-    most_contexts: 1 to MOST_CONTEXTS. stride: of the runs of values that are looked at, one in so many.
+    most_contexts: 1 to MOST_CONTEXTS. most_groups: 1 to MOST_GROUPS. stride: of the runs of values that are looked at,
+        one in so many.
     buffer: [BUFFER], of 32-bit words or of 64-bit ones where items are; scratch, counts, states, steps: SCRATCH,
         COUNTS, STATES and STEPS of them. out: uint8[values.size + 65536].
     """
@@ -521,12 +735,14 @@ def encode(
     if has_reference and is_equal(values, reference):
         return EQUAL, 0
     up = word_bits - 8 * item
-    keys, exponents = scratch[:CHUNK], scratch[CHUNK : 2 * CHUNK]
-    bases = scratch[2 * CHUNK : 2 * CHUNK + exponent_mask + 1]
-    symbol_of_key = scratch[2 * CHUNK + MOST_EXPONENTS :]
-    words, new, old = buffer[:CHUNK], buffer[CHUNK : 2 * CHUNK], buffer[2 * CHUNK : 3 * CHUNK]
-    half = 3 * CHUNK + (buffer.size - 3 * CHUNK) // 2
-    sample, old_sample = buffer[3 * CHUNK : half], buffer[half:]
+    keys, exponents = scratch[:ROOM], scratch[ROOM : 2 * ROOM]
+    bases = scratch[2 * ROOM : 2 * ROOM + exponent_mask + 1]
+    symbol_of_key = scratch[2 * ROOM + MOST_EXPONENTS : 2 * ROOM + MOST_EXPONENTS + MOST_KEYS]
+    symbol_of_finest = scratch[2 * ROOM + MOST_EXPONENTS + MOST_KEYS :][:MOST_KEYS]
+    sampled = scratch[2 * ROOM + MOST_EXPONENTS + 2 * MOST_KEYS :]
+    words, new, old = buffer[:ROOM], buffer[ROOM : 2 * ROOM], buffer[2 * ROOM : 3 * ROOM]
+    half = 3 * ROOM + (buffer.size - 3 * ROOM) // 2
+    sample, old_sample = buffer[3 * ROOM : half], buffer[half:]
     sample = sample[: _sample(values, size, item, stride, sample)]
     old_sample = old_sample[: sample.size]
     if has_reference:
@@ -534,7 +750,7 @@ def encode(
     else:
         for i in range(old_sample.size):
             old_sample[i] = 0
-        for i in range(CHUNK):
+        for i in range(ROOM):
             old[i] = 0
     shift = up
     if not is_byte:
@@ -557,21 +773,30 @@ def encode(
         plane_bits *= sample.size / some.size
 
     # As differences: to the reference, or to zero where there is none and the values are no floats.
-    difference_bits, symbols, contexts = np.inf, 0, 1
-    boundaries = np.zeros(MOST_CONTEXTS, np.uint16)
-    width = 256 if is_byte else (word_bits + 1) << FINEST
-    rests = np.zeros(PLANE_KEYS + 1, np.uint8)
-    key_counts = counts[PLANE_KEYS + 1 :]
+    difference_bits, symbols, contexts, exact, seen = np.inf, 0, 1, FINEST, 0
+    boundaries, group_starts = np.zeros(MOST_CONTEXTS, np.uint16), np.zeros(MOST_GROUPS - 1, np.uint16)
+    thresholds = group_starts[:0]
+    width = 256 if is_byte else MOST_KEYS
+    rests = np.zeros(MOST_KEYS + MOST_GROUPS, np.uint8)
+    sampled_keys = sampled[: sample.size]
+    sampled_exponents = sampled[BLOCK_VALUES : BLOCK_VALUES + sample.size]
+    by_symbol = counts[PLANE_KEYS + 1 :]
+    by_symbol_of_plane = counts[PLANE_KEYS + 1 :]
+    scale = size / sample.size
     # A frequency takes some 10 bits, and misses by some more what it is in all of the block (Rissanen: half a
     # logarithm's worth for each; here the sample's, seen from the block).
-    price = 10.0 + 1.5 * size / sample.size
+    price = 10.0 + 1.5 * scale
     if has_reference or is_byte or not is_float:
-        if has_reference and most_contexts > 1 and exponent_mask > 0:
-            exponent_counts = key_counts[: exponent_mask + 1]
+        by_exponent = has_reference and most_contexts > 1 and exponent_mask > 0
+        exponent_counts = counts[PLANE_KEYS + 1 :][: exponent_mask + 1]
+        if by_exponent:
             _count_exponents(old_sample, exponent_at, exponent_mask, exponent_counts)
             contexts = _choose_contexts(exponent_counts, most_contexts, boundaries)
-        _bases_of(boundaries, contexts, width, bases)
-        key_counts = key_counts[: contexts * width]
+        few_boundaries = np.zeros(MOST_CONTEXTS, np.uint16)
+        few = 1
+        if by_exponent:
+            few = _choose_contexts(exponent_counts, MOST_CONTEXTS // MOST_GROUPS, few_boundaries)
+        key_counts = counts[PLANE_KEYS + 1 :][:width]
         _count_differences(
             sample,
             old_sample,
@@ -580,36 +805,85 @@ def encode(
             is_byte,
             exponent_at,
             exponent_mask,
-            bases,
+            MOST_EXACT,
             words,
-            keys,
-            exponents,
+            sampled_keys,
+            sampled_exponents,
             key_counts,
         )
         if is_byte:
             symbols, difference_bits = 256, 0.0
             for key in range(256):
-                symbol_of_key[key] = key
+                symbol_of_key[key], symbol_of_finest[key] = key, key
         else:
-            symbol_bits = price * contexts * sample.size / size
-            symbols, difference_bits = _choose_symbols(
-                key_counts, contexts, symbol_bits, symbol_of_key, rests
+            symbols, difference_bits, exact = _choose_symbols(
+                key_counts, price * contexts / scale, symbol_of_key, symbol_of_finest, rests
             )
-    by_symbol = np.zeros(contexts * (symbols + 1), np.uint32)
-    if symbols > 0:
-        for context in range(contexts):
-            of_context = by_symbol[context * (symbols + 1) : (context + 1) * (symbols + 1)]
-            for key in range(width):
-                count = key_counts[context * width + key]
-                if count > 0:
-                    of_context[symbol_of_key[key]] += count
-        merged = _merge_contexts(by_symbol, contexts, boundaries, size / sample.size, price)
-        if merged < contexts:
-            contexts = merged
-            by_symbol = by_symbol[: contexts * (symbols + 1)]
-            _bases_of(boundaries, contexts, width, bases)
-        for context in range(contexts):
-            difference_bits += _bits_of(by_symbol[context * (symbols + 1) : (context + 1) * (symbols + 1)])
+            width = (1 << exact) + ((word_bits - exact) << FINEST)
+        seen_symbols = np.zeros(symbols, np.uint32)
+        keys_end = key_counts.size
+        while keys_end > 0 and key_counts[keys_end - 1] == 0:
+            keys_end -= 1
+        for key in range(keys_end):
+            if key_counts[key] > 0:
+                seen_symbols[symbol_of_finest[key]] += key_counts[key]
+        for symbol in range(symbols):
+            seen += seen_symbols[symbol] > 0
+        if seen > 100 and contexts > few and few > 1:
+            # Where a context has many symbols it takes many values: few contexts say as much, and are soon joined.
+            contexts = few
+            boundaries[:] = few_boundaries
+        row = symbols + 1
+        by_symbol = counts[PLANE_KEYS + 1 :][: contexts * row]
+        _bases_of(boundaries, contexts, row, bases)
+        _count_symbols(
+            sampled_keys, sampled_exponents, symbol_of_finest, bases, thresholds, symbols, row, by_symbol
+        )
+        contexts, cost = _merge_contexts(by_symbol, contexts, 1, boundaries, scale, price)
+        by_symbol = by_symbol[: contexts * row]
+        tables = contexts
+        if most_groups > 1 and not is_byte and size > WHOLE and seen <= 400:
+            groups = _choose_groups(seen_symbols, group_starts)
+            by_group = counts[PLANE_KEYS + 1 + MOST_CONTEXTS * (MOST_KEYS + MOST_GROUPS) :]
+            gain = 0.0
+            if groups > 1:
+                for exponent in range(bases.size):
+                    bases[exponent] = 0
+                gain = _gain_of_groups(
+                    sampled_keys,
+                    symbol_of_finest,
+                    group_starts[: groups - 1],
+                    sampled_exponents,
+                    bases,
+                    row,
+                    by_group[: groups * row],
+                )
+            # Of what a value costs as it is: a quarter of that is lost again to tables and time.
+            if gain * size > 0.01 * (cost + difference_bits * scale):
+                row = symbols + groups
+                by_group = by_group[: few * groups * row]
+                _bases_of(few_boundaries, few, groups * row, bases)
+                _count_symbols(
+                    sampled_keys,
+                    sampled_exponents,
+                    symbol_of_finest,
+                    bases,
+                    group_starts[: groups - 1],
+                    symbols,
+                    row,
+                    by_group,
+                )
+                few, few_cost = _merge_contexts(by_group, few, groups, few_boundaries, scale, price)
+                # The first four of a run were not counted.
+                few_cost *= 1.0 + 4.0 / (RUN - 4)
+                if few_cost + 0.005 * difference_bits * scale < 0.99 * cost:
+                    contexts, cost, boundaries = few, few_cost, few_boundaries
+                    by_symbol = by_group[: few * groups * row]
+                    tables = few * groups
+                    thresholds = group_starts[: groups - 1]
+        row = by_symbol.size // tables
+        for table in range(tables):
+            difference_bits += _bits_of(by_symbol[table * row : (table + 1) * row])
 
     if min(plane_bits, difference_bits) * (size / sample.size) >= values.size * 8.0:
         return STORED, values.size
@@ -617,7 +891,7 @@ def encode(
     is_plane = plane_bits < difference_bits
     if is_plane:
         kind, first_lead = PLANE, plane_first
-        shift, contexts, width = plane_shift, 1, PLANE_KEYS + 1
+        shift, contexts, width, seen, thresholds = plane_shift, 1, PLANE_KEYS + 1, 0, thresholds[:0]
         _count_planes(sample, plane_shift, plane_rest, plane_first, words, keys, plane_counts)
         for key in range(PLANE_KEYS):
             if plane_counts[key] > 0:
@@ -625,23 +899,53 @@ def encode(
             rests[key] = plane_rest
         while symbols > 0 and plane_counts[symbols - 1] == 0:
             symbols -= 1
-        by_symbol = np.zeros(symbols + 1, np.uint32)
+        by_symbol = by_symbol_of_plane[: symbols + 1]
+        for key in range(symbols + 1):
+            by_symbol[key] = 0
         for key in range(width):
             symbol_of_key[key] = key
             by_symbol[min(key, symbols)] += plane_counts[key]
-    rests[symbols] = word_bits - shift
+    groups = thresholds.size + 1
+    for group in range(groups):
+        rests[symbols + group] = word_bits - shift
 
     # Tables of several contexts share the first-level cache: a tenth faster out for two parts in 10,000 of the size.
     table_log = 11
-    if contexts > 1 and not is_byte:
-        table_log = 10 if word_bits - shift <= 16 else 9
-    at = _put_header(table_log, shift, first_lead, boundaries[: contexts - 1], rests[:symbols], out)
-    is_all_seen = sample.size == size
+    if contexts * groups > 1 and not is_byte:
+        table_log = 10 if word_bits - shift <= 16 or seen > 100 else 9
+        if seen > 400:
+            table_log = 11
+    if seen > 1000:
+        table_log = 12
+    at = _put_header(
+        table_log, shift, first_lead, boundaries[: contexts - 1], thresholds, rests[:symbols], out
+    )
+    # From here on what a key says, not what its symbol says.
+    first_keys = np.zeros(groups - 1, np.uint16)
+    for group in range(groups - 1):
+        key = 0
+        while symbol_of_key[key] < thresholds[group]:
+            key += 1
+        first_keys[group] = key
+    is_all_seen = sample.size == size and groups == 1
     at = _put_tables(
-        by_symbol, contexts, rests, table_log, is_all_seen, symbol_of_key, width, states, steps, out, at
+        by_symbol,
+        contexts,
+        rests,
+        table_log,
+        is_all_seen,
+        symbol_of_key,
+        first_keys,
+        width,
+        states,
+        steps,
+        out,
+        at,
     )
     if at + STATES_BYTES + PAD_BYTES >= values.size:
         return STORED, values.size
+    _bases_of(boundaries, contexts, groups * width, bases)
+    before = np.zeros(4, np.uint16)
 
     writer = np.zeros(7, np.uint64)
     for i in range(4):
@@ -654,31 +958,37 @@ def encode(
         # Whole groups of four values, but for the last chunk.
         begin = (end - 1) // CHUNK * CHUNK
         count = end - begin
-        load(values, begin, item, new[:count])
+        # What the lanes had before goes along, where it is a context.
+        lead = 4 if groups > 1 and begin > 0 else 0
+        load(values, begin - lead, item, new[: lead + count])
         if is_plane:
             to_planes(new[:count], shift, plane_rest, first_lead, words[:count], keys[:count])
         else:
             if has_reference:
-                load(reference, begin, item, old[:count])
+                load(reference, begin - lead, item, old[: lead + count])
             to_differences(
-                new[:count],
-                old[:count],
+                new[: lead + count],
+                old[: lead + count],
                 shift,
                 is_float,
                 is_byte,
                 exponent_at,
                 exponent_mask,
-                words[:count],
-                keys[:count],
-                exponents[:count],
+                exact,
+                words[: lead + count],
+                keys[: lead + count],
+                exponents[: lead + count],
             )
-        if contexts > 1:
-            for i in range(count):
-                keys[i] += bases[exponents[i]]
+        if contexts * groups > 1:
+            for i in range(4):
+                before[i] = keys[i] if lead > 0 else 0
+            _add_contexts(
+                keys[lead : lead + count], exponents[lead : lead + count], before, bases, first_keys, width
+            )
         following = np.uint64(max(begin - CHUNK, 0)) * soon[2]
         soon[0] = np.uint64(values.ctypes.data) + following
         soon[1] = np.uint64(reference.ctypes.data) + following if has_reference else soon[0]
-        write(keys[:count], words[:count], steps, states, writer, out, soon)
+        write(keys[lead : lead + count], words[lead : lead + count], steps, states, writer, out, soon)
         if np.int64(writer[4]) + PAD_BYTES + 1 >= values.size:
             return STORED, values.size
         end = begin
@@ -721,6 +1031,7 @@ def decode(
     if payload.size < HEADER_BYTES + STATES_BYTES + PAD_BYTES:
         return BAD_HEADER
     table_log, shift, contexts = np.int64(payload[0]), np.int64(payload[1]), np.int64(payload[2])
+    groups = np.int64(payload[3]) + 1
     symbols, runs, lead = _short_at(payload, 4), _short_at(payload, 6), np.uint64(_short_at(payload, 8))
     is_plane = kind == PLANE and is_float and not is_byte
     most_shift = up + mantissa_bits - 1 if is_plane else word_bits - 2
@@ -730,10 +1041,11 @@ def decode(
         or shift < up
         or (shift != up if is_byte else shift > most_shift)
         or contexts < 1
-        or contexts > (1 if is_plane else MOST_CONTEXTS)
-        or payload[3] != 0
-        or symbols > PLANE_KEYS
-        or HEADER_BYTES + 2 * (contexts - 1 + runs) > payload.size
+        or contexts * groups > (1 if is_plane else MOST_CONTEXTS)
+        or groups > MOST_GROUPS
+        or groups << table_log > 1 << MOST_TABLE_LOG
+        or symbols > MOST_KEYS
+        or HEADER_BYTES + 2 * (contexts - 1 + groups - 1 + runs) > payload.size
     ):
         return BAD_HEADER
 
@@ -744,8 +1056,18 @@ def decode(
         if context > 0 and boundaries[context] >= boundaries[context - 1]:
             return BAD_HEADER
         at += 2
-    rests = np.zeros(symbols + 1, np.uint8)
-    leads = np.zeros(symbols + 1, np.uint32)
+    group_of = np.zeros(symbols + groups, np.uint8)
+    for group in range(1, groups):
+        start = _short_at(payload, at)
+        at += 2
+        if start > symbols:
+            return BAD_HEADER
+        for symbol in range(start, symbols):
+            group_of[symbol] += 1
+        for symbol in range(symbols + group, symbols + groups):
+            group_of[symbol] += 1
+    rests = np.zeros(symbols + groups, np.uint8)
+    leads = np.zeros(symbols + groups, np.uint32)
     first, symbol = _0, 0
     for run in range(runs):
         rest, same = np.int64(payload[at]), np.int64(payload[at + 1])
@@ -761,17 +1083,18 @@ def decode(
             symbol += 1
     if symbol != symbols:
         return BAD_SYMBOLS
-    rests[symbols] = word_bits - shift
+    for symbol in range(symbols, symbols + groups):
+        rests[symbol] = word_bits - shift
     spread = np.empty(1 << table_log, np.uint16)
-    frequencies = np.empty(symbols + 1, np.int64)
-    for context in range(contexts):
+    frequencies = np.empty(symbols + groups, np.int64)
+    for context in range(contexts * groups):
         at = _take_frequencies(payload, at, frequencies)
         total = 0
-        for symbol in range(symbols + 1):
+        for symbol in range(symbols + groups):
             total += frequencies[symbol]
         if at < 0 or total != 1 << table_log:
             return BAD_FREQUENCIES
-        build_reading(frequencies, table_log, rests, leads, table[context << table_log :], spread)
+        build_reading(frequencies, table_log, rests, leads, group_of, table[context << table_log :], spread)
     if at + STATES_BYTES + PAD_BYTES > payload.size:
         return BAD_LENGTH
     reader = np.zeros(5, np.uint64)
@@ -788,7 +1111,7 @@ def decode(
     firsts = scratch[CHUNK : 2 * CHUNK]
     bases = scratch[2 * CHUNK : 2 * CHUNK + exponent_mask + 1]
     words, new, old = buffer[:CHUNK], buffer[CHUNK : 2 * CHUNK], buffer[2 * CHUNK : 3 * CHUNK]
-    _bases_of(boundaries, contexts, 1 << table_log, bases)
+    _bases_of(boundaries, contexts, groups << table_log, bases)
     for i in range(CHUNK):
         firsts[i], old[i] = 0, 0
     soon = np.zeros(3, np.uint64)
@@ -815,5 +1138,5 @@ def decode(
         begin += count
     is_end = reader[4] == np.uint64(8 * at)
     for i in range(4):
-        is_end = is_end and reader[i] == _0
+        is_end = is_end and reader[i] & ((_1 << np.uint64(table_log)) - _1) == _0
     return WELL if is_end else BAD_STREAM

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from penstock.checkpoint.codecs._bits_kernels import item_bytes, load_word, prefetch, store_word
 from penstock.kernel import inlined, kernel
 
+Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint32] | NDArray[np.uint64]
 #: A count: int in Python, int64 in a loop, where every result of arithmetic has another static type.
 Int = Any
@@ -134,14 +135,16 @@ def build_reading(
     table_log: Int,
     rests: NDArray[np.uint8],
     leads: NDArray[np.uint32],
+    groups: Bytes,
     table: NDArray[np.uint64],
     spread: NDArray[np.uint16],
 ) -> None:
     """Build what `read` looks up for one context.
 
-    leads: uint32[symbols], what a value is above its rest.
-    table: uint64[2 ** table_log], overwritten: bits 0 to 11 the next state less what is read, 12 to 15 how many bits
-        that is, 16 to 23 the rest's, 32 to 63 the lead.
+    leads: uint32[symbols], what a value is above its rest. groups: uint8[symbols], which of a context's tables comes
+        next in this state's lane; at most 2 ** (12 - table_log) of them.
+    table: uint64[2 ** table_log], overwritten: bits 0 to 11 the next state less what is read, the group above it, 12
+        to 15 how many bits that is, 16 to 23 the rest's, 32 to 63 the lead.
     """
     size = 1 << table_log
     _spread(frequencies, table_log, spread)
@@ -152,7 +155,7 @@ def build_reading(
         following[symbol] += 1
         taken = table_log - _highest_bit(state)
         table[slot] = (
-            np.uint64((state << taken) - size)
+            np.uint64((state << taken) - size + (np.int64(groups[symbol]) << table_log))
             | (np.uint64(taken) << _12)
             | (np.uint64(rests[symbol]) << _16)
             | (np.uint64(leads[symbol]) << _32)
@@ -313,8 +316,8 @@ def read(
 ) -> bool:
     """Decode values, from the first to the last.
 
-    firsts: uint16[values], where each value's table begins in `table`; it has 2 ** table_log entries, where states are
-        below 2 ** table_log.
+    firsts: uint16[values], where the tables of each value's context begin in `table`: one of 2 ** table_log entries
+        for each group, which a state says itself, as it is below 2 ** table_log times the groups.
     reader: uint64[5], the four states and the place in bits, at most 8 * (data.size - 8); taken up and left.
     values: uint32 or uint64, overwritten. soon: as in `write`.
     Returns: whether data did not end too early. Nothing outside it is read, whatever it is.

@@ -25,8 +25,10 @@ Bytes = NDArray[np.uint8]
 
 #: Values that go through all loops together: what is between them stays in the first-level cache.
 CHUNK = 2048
-#: Bits of a difference below its leading one that a symbol can tell apart: its sign and two more.
+#: Bits of a difference below its leading one that a key tells apart, where it does not tell all: its sign and two more.
 FINEST = 3
+#: Words below 2 to this are told apart wholly, where that pays.
+MOST_EXACT = 11
 #: Keys of a plane: exponent, highest bit of the mantissa, sign.
 PLANE_KEYS = 1024
 
@@ -104,6 +106,7 @@ def to_differences(
     is_byte: bool,
     exponent_at: Int,
     exponent_mask: Int,
+    exact: Int,
     words: Words,
     keys: NDArray[np.uint16],
     exponents: NDArray[np.uint16],
@@ -111,12 +114,16 @@ def to_differences(
     """Write each difference as a word, its key (what a symbol can tell of it) and the reference's exponent.
 
     All arrays are of one size. shift: how many lowest bits, 0 in all new and old words, are left out.
+    exact: FINEST to MOST_EXACT. A word below 2 ** exact is its own key; from there on each place of a leading one has
+        2 ** FINEST keys, by the bits below it.
     """
     to_word = words.dtype.type
     top, zero, one = to_word(item_bytes(words) * 8 - 1), to_word(0), to_word(1)
     down_by, key_by = to_word(shift), to_word(top - to_word(FINEST))
     lowest = left(one, top)
     farthest = right(lowest, down_by)  # the size of the lowest integer, whose word would be a bit too long
+    below = to_word(1 << exact)
+    key_at = to_word(below - to_word((exact + 1) << FINEST))
     turned = to_word(zero - one) if is_float else zero
     flipped = left(right(right(turned, one), down_by), down_by)
     for i in range(words.size):
@@ -141,7 +148,8 @@ def to_differences(
             words[i] = word
             zeros = leading_zeros(to_word(word | one))
             highest = right(left(word, zeros), key_by)
-            keys[i] = np.uint16(to_word(left(to_word(top - zeros), to_word(FINEST)) + highest))
+            key = to_word(to_word(left(to_word(top - zeros), to_word(FINEST)) + highest) + key_at)
+            keys[i] = np.uint16(word if word < below else key)
 
 
 @kernel

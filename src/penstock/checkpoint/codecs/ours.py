@@ -6,12 +6,16 @@ numbers become, `_tans_kernels` how these are coded; docs/decisions/0012-own-cod
 
 A payload, all numbers little-endian:
 
-    u8 table_log · u8 shift · u8 contexts · u8 0 · u16 symbols · u16 runs · u16 lead
+    u8 table_log · u8 shift · u8 contexts · u8 groups - 1 · u16 symbols · u16 runs · u16 lead
     u16 per context but the last: the lowest of the reference's exponents that stands in it, falling
+    u16 per group but the first: the first symbol in it, rising. A value's group is that of the value before it in its
+        lane (four states take the values in turn), the first's that of a lane's first value; within a context each
+        group has a table of its own
     (u8 rest, u8 count) per run: so many symbols in turn have so many bits beside them. The first symbol's values begin
-        at lead << rest, each next one's where the last one's end. An escape follows, with the whole word beside it
-    per context, frequencies of all symbols and the escape, summing to 2 ** table_log: one byte below 128; 128 + high
-        byte and low byte; 0 and how many more zeros follow it
+        at lead << rest, each next one's where the last one's end. Escapes follow, one in each group, with the whole
+        word beside them
+    per context and group, frequencies of all symbols and the escapes, summing to 2 ** table_log: one byte below 128;
+        128 + high byte and low byte; 0 and how many more zeros follow it
     u16 x 4 states · u32 bits · the stream of so many bits · 8 zero bytes
 """
 
@@ -115,10 +119,11 @@ _scratch = _Lazily()
 class _OwnCoder:
     """Encodes blocks of any type.
 
-    most_contexts: that a block may have. stride: one run of values in so many is looked at to choose.
+    most_contexts, most_groups: that a block may have. stride: one run of values in so many is looked at to choose.
     """
 
     most_contexts: int
+    most_groups: int
     stride: int
 
     def encode(self, pair: Pair, out: Bytes) -> tuple[Kind, int]:
@@ -133,6 +138,7 @@ class _OwnCoder:
             form.exponent_at,
             form.exponent_mask,
             self.most_contexts,
+            self.most_groups,
             self.stride,
             scratch.buffers[form.word],
             scratch.shorts,
@@ -152,16 +158,17 @@ class OwnCodec:
 
     name: str
     most_contexts: int
+    most_groups: int
     stride: int
 
     def coder(self, blocks: Callable[[], Iterator[Pair]]) -> Coder:
         """Return what encodes a snapshot's blocks: each is looked at alone."""
-        return _OwnCoder(self.most_contexts, self.stride)
+        return _OwnCoder(self.most_contexts, self.most_groups, self.stride)
 
 
 CODECS: tuple[Codec, ...] = (
-    OwnCodec("speed", most_contexts=1, stride=16),
-    OwnCodec("balance", most_contexts=16, stride=8),
+    OwnCodec("speed", most_contexts=1, most_groups=1, stride=16),
+    OwnCodec("balance", most_contexts=16, most_groups=4, stride=8),
 )
 
 
@@ -219,10 +226,15 @@ def model_bits(pair: Pair, kind: Kind, payload: Bytes) -> float:
             loops.load(_writable(pair.reference), 0, form.item, old)
         is_float, is_byte = form.exponent_bits > 0, form.item == 1
         places = (form.exponent_at, form.exponent_mask)
-        loops.to_differences(new, old, shift, is_float, is_byte, *places, words, keys, exponents)
+        loops.to_differences(
+            new, old, shift, is_float, is_byte, *places, loops.FINEST, words, keys, exponents
+        )
     at = kernels.HEADER_BYTES
     boundaries = payload[at : at + 2 * (contexts - 1)].copy().view("<u2")
     at += 2 * (contexts - 1)
+    groups = int(payload[3]) + 1
+    starts = payload[at : at + 2 * (groups - 1)].copy().view("<u2")
+    at += 2 * (groups - 1)
     rests = np.repeat(payload[at : at + 2 * runs : 2], payload[at + 1 : at + 2 * runs : 2]).astype(np.uint64)
     begins = np.cumsum(
         np.concatenate([[lead << int(rests[0]) if runs else 0], np.uint64(1) << rests]).astype("u8")
@@ -230,9 +242,18 @@ def model_bits(pair: Pair, kind: Kind, payload: Bytes) -> float:
     symbol = np.searchsorted(begins, words, side="right") - 1
     symbol[(symbol < 0) | (symbol >= symbols)] = symbols
     bits = float(np.append(rests, 8 * new.itemsize - shift)[symbol].sum())
-    context = (exponents[:, None] < boundaries).sum(1)
-    counts = np.bincount(context * (symbols + 1) + symbol, minlength=contexts * (symbols + 1))
-    by_context = counts.reshape(contexts, symbols + 1)
+    context = (exponents[:, None] < boundaries).sum(1) * groups
+    # What a lane had before: four places before, and after the last whole four the place before.
+    places_before, whole = np.arange(size) - 4, size - size % 4
+    places_before[whole + 1 :] += 3
+    # An escape's group is its word's, which the first word of each group says.
+    group = (words[:, None] >= begins[np.minimum(starts, symbols)]).sum(1)
+    context += np.where(places_before >= 0, group[places_before], 0)
+    symbol += np.where(symbol == symbols, group, 0)
+    counts = np.bincount(
+        context * (symbols + groups) + symbol, minlength=contexts * groups * (symbols + groups)
+    )
+    by_context = counts.reshape(contexts * groups, symbols + groups)
     of_context = np.broadcast_to(by_context.sum(1, keepdims=True), by_context.shape)
     seen = by_context > 0
     return bits + float((by_context[seen] * np.log2(of_context[seen] / by_context[seen])).sum())
