@@ -345,6 +345,7 @@ def test_a_step_that_retention_removed_is_told_with_the_nearest(folder: Path) ->
 
 
 def test_an_empty_store_says_that_nothing_was_saved(folder: Path) -> None:
+    folder.mkdir()
     store = opened(folder)
     with pytest.raises(ConfigError, match="nothing was saved there"):
         store.restore()

@@ -176,7 +176,7 @@ def test_a_full_disk_on_one_rank_is_raised_on_all(reports: Reports) -> None:
     kind, message = said(reports, "full")
     assert kind == "DataError"
     assert message.startswith("rank 3 of 4, the commit of step 4: ")
-    assert message.endswith("part-00003.pst: No space left on device")
+    assert message.endswith("part-00003.pst: No space left on device: step 4 was not saved")
 
 
 def test_what_failed_in_the_background_is_raised_on_all_at_the_next_save(reports: Reports) -> None:
@@ -190,7 +190,7 @@ def test_an_unsupported_value_on_one_rank_is_refused_by_name_on_all(reports: Rep
     kind, message = said(reports, "unsupported")
     assert kind == "ConfigError"
     assert message.startswith(
-        "rank 3 of 4, the state of step 4: x is a object, which a snapshot does not hold"
+        "rank 3 of 4, the state of step 4: x is an object, which a snapshot does not hold"
     )
 
 

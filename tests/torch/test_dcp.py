@@ -645,7 +645,7 @@ def test_what_fails_on_one_rank_is_raised_on_all_and_leaves_nothing(
     folder: Path, reports: list[dict[str, Any]]
 ) -> None:
     assert "No space left on device" in said(reports, "full")
-    assert "odd: value is a object, which a snapshot does not hold" in said(reports, "unsupported")
+    assert "odd: value is an object, which a snapshot does not hold" in said(reports, "unsupported")
     assert said(reports, "left") == 0
     assert steps_in(folder / "store")[6] == 4
 
