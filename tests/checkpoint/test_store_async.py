@@ -421,13 +421,14 @@ def test_neither_threads_nor_files_nor_memory_are_left_after_many_saves(folder: 
     with opened(folder, threads=3) as store:
         store.save(0, state).wait()
         store.restore()
-        threads, files = process.num_threads(), process.num_fds()
+        threads, files = threading.active_count(), process.num_fds()
         for step in range(1, 15):
             store.save(step, state | {"n": step})
             assert store.restore()["n"] == step
             store.list()
         store.verify()
-        assert process.num_threads() <= threads
+        # Python's, not the system's: libraries start threads of their own when they like.
+        assert threading.active_count() <= threads
         assert process.num_fds() <= files
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
     held_open = {file.path for file in process.open_files()}

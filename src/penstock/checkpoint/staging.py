@@ -29,6 +29,11 @@ class StagingArea:
     def __init__(self) -> None:
         self._bytes: Bytes = np.empty(0, np.uint8)
 
+    @property
+    def nbytes(self) -> int:
+        """Return how large it is."""
+        return self._bytes.size
+
     def reserve(self, nbytes: int) -> None:
         """Make the area at least that large, its pages touched; what was in it is lost if it grows."""
         if self._bytes.size < nbytes:

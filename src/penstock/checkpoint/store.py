@@ -509,6 +509,9 @@ class SnapshotStore:
         saved = writer.write(job, workers)
         if self._drainer is not None and self._ranks.rank == 0:
             self._drainer.go_on()
+        for area in self._free_areas() if self._writer.holds_reference else ():
+            # Here, lest the next save does it while training waits.
+            area.reserve(job.area.nbytes)
         return saved
 
     def _free_areas(self) -> builtins.list[StagingArea]:

@@ -249,8 +249,11 @@ class SnapshotWriter:
         now_seconds = time.monotonic()
         durable_seconds = now_seconds - job.begin_seconds
         self.bytes_per_second = raw_bytes / max(now_seconds - self._begin_seconds, 1e-9)
-        # Held by nobody until it is checked: what comes next must not be a difference to what cannot be read.
-        self.held = None
+        # In a chain all are differences to the baseline, which stays in memory.
+        is_next_reference = self.holds_reference and not (plan.reference and self._way.scheme == "chain")
+        if is_next_reference:
+            # Held by nobody until it is checked: what comes next must not be a difference to what cannot be read.
+            self.held = None
         try:
             ranks.together(
                 f"the check of step {plan.step}",
@@ -259,7 +262,7 @@ class SnapshotWriter:
         except (FormatError, DataError):
             self._catalog.mark_damaged(plan.step, self._number)
             raise
-        if self.holds_reference:
+        if is_next_reference:
             self.held = Held(plan.uid, pieces[0], job.area)
         ranks.ask_first(f"what goes after step {plan.step}", lambda: self._upkeep.forget(time.time()))
         job.is_copied.wait()
