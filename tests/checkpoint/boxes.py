@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,30 +17,12 @@ from penstock.checkpoint.recipe import Way
 from penstock.checkpoint.staging import StagingArea
 from penstock.checkpoint.tensors import Box, Layout
 from penstock.checkpoint.upkeep import Upkeep
-from penstock.checkpoint.writer import Job, SnapshotWriter
+from penstock.checkpoint.writer import InOneWave, Job, SnapshotWriter
 from penstock.checkpoint.writing import Piece
 from penstock.flow.ordered import Workers
 from penstock.policy.keeping import Keep
 
 TREE: Any = {"map": {"table": {"array": {"of": "table", "kind": "numpy"}}}}
-
-
-class InMemory:
-    """All pieces in one wave."""
-
-    is_damaged = False
-
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        self._pieces = pieces
-
-    def take(self) -> Iterator[Sequence[Piece]]:
-        yield self._pieces
-
-    def again(self) -> None:
-        pass
-
-    def give_up(self) -> None:
-        pass
 
 
 def save_rows(
@@ -60,7 +41,7 @@ def save_rows(
         layout = Layout("table", dtype_named("float32"), rows.shape, Box(table.shape, (first, 0)))
         pieces.append(Piece(layout, 0, np.frombuffer(rows.tobytes(), np.uint8)))
     layouts = [piece.layout for piece in pieces]
-    job = Job(step, time.monotonic(), layouts, TREE, None, StagingArea(), InMemory(pieces))
+    job = Job(step, time.monotonic(), layouts, TREE, None, StagingArea(), InOneWave(pieces))
     job.is_copied.set()
     writer = SnapshotWriter(catalog, 0, way, upkeep, alone(), holds_reference=False)
     try:

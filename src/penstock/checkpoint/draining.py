@@ -11,10 +11,10 @@ import numpy as np
 
 from penstock.checkpoint.catalog import Catalog, open_way
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, blocks_of
-from penstock.checkpoint.manifest import Manifest, Stored
+from penstock.checkpoint.manifest import Stored
 from penstock.checkpoint.reading import Chain
 from penstock.checkpoint.recipe import Plan
-from penstock.checkpoint.staging import StagingArea
+from penstock.checkpoint.staging import StagingArea, cut_waves
 from penstock.checkpoint.tensors import Bytes, Tensor
 from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.writer import Job, SnapshotWriter
@@ -187,7 +187,8 @@ class FromChain:
         Raises: FormatError, DataError; the latter also if it is interrupted.
         """
         area = np.empty(0, np.uint8)
-        for cuts in _waves(self._chain.manifest):
+        tensors = self._chain.manifest.tensors
+        for cuts in cut_waves([stored.layout for stored in tensors], _WAVE_BYTES):
             if self._interrupt.is_set():
                 raise DataError("a drain was broken off: the store is closed")
             needed = sum(place.stop - place.start for _, place in cuts)
@@ -195,7 +196,8 @@ class FromChain:
                 area = np.empty(needed, np.uint8)
             pieces = []
             used = 0
-            for stored, place in cuts:
+            for index, place in cuts:
+                stored = tensors[index]
                 block_bytes = BLOCK_VALUES * stored.layout.dtype.item_bytes
                 data = area[used : used + place.stop - place.start]
                 for begin in range(0, data.size, block_bytes):
@@ -223,26 +225,3 @@ class FromChain:
 
     def give_up(self) -> None:
         """Nothing is read ahead."""
-
-
-def _waves(manifest: Manifest) -> Iterator[list[tuple[Stored, slice]]]:
-    """Yield the tensors of a snapshot, cut between blocks, in waves of about `_WAVE_BYTES`."""
-    wave: list[tuple[Stored, slice]] = []
-    room = 0
-    for stored in manifest.tensors:
-        nbytes = stored.layout.nbytes
-        block_bytes = BLOCK_VALUES * stored.layout.dtype.item_bytes
-        begin = 0
-        while True:
-            blocks = max(1, (_WAVE_BYTES - room) // block_bytes)
-            end = min(nbytes, begin + blocks * block_bytes)
-            wave.append((stored, slice(begin, end)))
-            room += end - begin
-            begin = end
-            if room >= _WAVE_BYTES:
-                yield wave
-                wave, room = [], 0
-            if begin == nbytes:
-                break
-    if wave:
-        yield wave

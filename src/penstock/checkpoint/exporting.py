@@ -14,7 +14,7 @@ from penstock.checkpoint.tensors import Bytes
 from penstock.checkpoint.tier import Tier
 from penstock.checkpoint.tree import read_tree
 from penstock.errors import ConfigError
-from penstock.flow.cpus import available_cpus
+from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
 
 
@@ -34,8 +34,10 @@ def open_readable(tiers: Sequence[Tier], step: int | None = None) -> Iterator[tu
         raise ConfigError(f"there is no snapshot in {tiers[-1].name}: nothing was saved there")
     step = steps[-1] if step is None else step
     way = catalog.ways(step)[0]
-    threads = min(4, available_cpus())
-    with closing(open_way(catalog, way)) as chain, Workers(threads, f"penstock-export-{step}") as workers:
+    with (
+        closing(open_way(catalog, way)) as chain,
+        Workers(default_coders(), f"penstock-export-{step}") as workers,
+    ):
         by_name = parts_by_name(chain.manifest)
         layouts = {name: whole_layout(parts) for name, parts in by_name.items()}
 

@@ -1,34 +1,33 @@
-"""How all ranks write one snapshot together: agree what it is, write a part each, commit, check, forget.
+"""What a snapshot is made by, whoever brings the ranks together: what it shall be, a rank's part, the check of it.
 
-every rank   what it holds ──▶┐ rank 0: step free? difference to what?  ┌──▶ plan ──▶ its part, synced ──▶┐
-                              └── begins the draft ─────────────────────┘                                │
-rank 0       ◀── the parts' tables ── one collective: the manifest, the rename: the snapshot is there ◀──┘
+`penstock.checkpoint.writer` draws how these follow each other.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from penstock.checkpoint.catalog import Catalog
+from penstock.checkpoint.catalog import Catalog, open_way
 from penstock.checkpoint.codecs import codec_named
 from penstock.checkpoint.codecs.codec import SLACK_BYTES, Coder, Pair
-from penstock.checkpoint.dtypes import DType
+from penstock.checkpoint.dtypes import DTYPES, DType
 from penstock.checkpoint.manifest import Manifest, Reference, Stored, folder_of
 from penstock.checkpoint.parts import Part, PartReader, PartWriter
 from penstock.checkpoint.tensors import Layout, Tensor
 from penstock.checkpoint.tier import Draft, Reader, Tier
-from penstock.checkpoint.writing import Piece, References, TensorWriter, pairs_of
+from penstock.checkpoint.writing import InMemory, Piece, References, TensorWriter, pairs_of
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
 from penstock.policy.keeping import restorable
 from penstock.policy.retention import Scheme
-from penstock.policy.snap_distance import SnapDistance, next_reference
+from penstock.policy.snap_distance import AutoDistance, SnapDistance, next_reference
 from penstock.trace.trace import JSON
 
 #: The codec that stores blocks as they are; it is not asked.
@@ -52,6 +51,43 @@ class Way:
     snap_dis: SnapDistance
     codec: str
     kept_mantissa_bits: int | None = None
+
+    @property
+    def refers(self) -> bool:
+        """Return whether snapshots may be differences to others."""
+        return self.scheme != "complete" and self.codec != RAW
+
+
+def way_of(
+    scheme: Scheme,
+    snap_dis: SnapDistance | Literal["auto"],
+    codec: str,
+    kept_mantissa_bits: int | None = None,
+) -> Way:
+    """Return how to store snapshots as a user says it. Raises: ConfigError naming the argument."""
+    if scheme not in get_args(Scheme):
+        raise ConfigError(f"scheme is {scheme!r}; the known ones are {', '.join(get_args(Scheme))}")
+    distance = AutoDistance() if snap_dis == "auto" else snap_dis
+    if not isinstance(distance, AutoDistance) and not (is_whole(distance) and distance >= 1):
+        raise ConfigError(
+            f"snap_dis is {snap_dis!r}; the first of at least 1 snapshots is a baseline: give a whole number, "
+            '"auto", or an AutoDistance'
+        )
+    codec_named(codec)
+    most = max(dtype.mantissa_bits for dtype in DTYPES.values()) - 1
+    if kept_mantissa_bits is not None and not (
+        is_whole(kept_mantissa_bits) and 0 <= kept_mantissa_bits <= most
+    ):
+        raise ConfigError(
+            f"kept_mantissa_bits is {kept_mantissa_bits!r}; give a whole number from 0 to {most}, or None to keep "
+            "floats as they are"
+        )
+    return Way(scheme, distance, codec, kept_mantissa_bits)
+
+
+def is_whole(value: object) -> bool:
+    """Return whether an argument is a whole number, which a truth value is not."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +197,7 @@ def _changed(reference: Manifest, layouts: set[Layout]) -> str:
 
 def _reference(catalog: Catalog, tier: int, new: Plan, way: Way) -> tuple[Manifest, Manifest] | None:
     """Return the snapshot before, and the one to be a difference to; None for a baseline."""
-    if way.codec == RAW:
+    if not way.refers:
         return None
     # What is drained late comes after some that were saved after it; a difference is to what was saved before.
     whole = set(restorable(catalog.stored(tier)))
@@ -242,6 +278,24 @@ def check_written(
             checked.payload(block)
     finally:
         reader.close()
+
+
+@contextmanager
+def opened_reference(
+    catalog: Catalog, plan: Plan, held_uid: str | None, held: Iterable[Piece]
+) -> Iterator[References | None]:
+    """Yield the snapshot that this one is the difference to, from memory or from its files; None: it is whole.
+
+    held_uid, held: the snapshot that is still in memory, if one is, and its tensors.
+    Raises: FormatError, DataError.
+    """
+    if plan.reference is None:
+        yield None
+    elif held_uid == plan.reference.uid:
+        yield InMemory(held)
+    else:
+        with closing(open_way(catalog, plan.chain)) as chain:
+            yield chain
 
 
 def made_coder(

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.state import Source
-from penstock.checkpoint.tensors import Bytes
+from penstock.checkpoint.tensors import Bytes, Layout
 from penstock.checkpoint.writing import Piece
 from penstock.flow.ordered import Workers
 
@@ -121,11 +121,24 @@ def waves_of(sources: Iterable[Source], limit_bytes: int | None) -> list[list[Cu
 
     limit_bytes: None: all in one wave. A wave of a single block may be larger.
     """
-    waves: list[list[Cut]] = [[]]
+    taken = list(sources)
+    waves = []
+    for places in cut_waves([source.layout for source in taken], limit_bytes):
+        cuts = []
+        for index, place in places:
+            block_bytes = BLOCK_VALUES * taken[index].layout.dtype.item_bytes
+            cuts.append(Cut(taken[index], place.start // block_bytes, place))
+        waves.append(cuts)
+    return waves
+
+
+def cut_waves(layouts: Sequence[Layout], limit_bytes: int | None) -> list[list[tuple[int, slice]]]:
+    """Return where tensors are cut, as `waves_of` does: of each wave, which tensors, and which of their bytes."""
+    waves: list[list[tuple[int, slice]]] = [[]]
     room = 0
-    for source in sources:
-        nbytes = source.layout.nbytes
-        block_bytes = BLOCK_VALUES * source.layout.dtype.item_bytes
+    for index, layout in enumerate(layouts):
+        nbytes = layout.nbytes
+        block_bytes = BLOCK_VALUES * layout.dtype.item_bytes
         begin = 0
         while True:
             left = nbytes - begin
@@ -135,7 +148,7 @@ def waves_of(sources: Iterable[Source], limit_bytes: int | None) -> list[list[Cu
             if not left and not waves[-1] and nbytes:
                 left = min(block_bytes, nbytes - begin)
             if left or not nbytes:
-                waves[-1].append(Cut(source, begin // block_bytes, slice(begin, begin + left)))
+                waves[-1].append((index, slice(begin, begin + left)))
                 room += _aligned(left)
                 begin += left
             if begin == nbytes:

@@ -14,22 +14,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import xxhash
 
 from penstock.checkpoint.catalog import Catalog, Copy, open_way
-from penstock.checkpoint.codecs import DEFAULT, codec_named
+from penstock.checkpoint.codecs import DEFAULT
 from penstock.checkpoint.draining import Drainer
-from penstock.checkpoint.dtypes import DTYPES
 from penstock.checkpoint.loading import Loading, plan_loading, plan_loading_into
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.manifest import NewerFormat, folder_of, read_layout, write_layout
 from penstock.checkpoint.parts import TornError
 from penstock.checkpoint.ranks import Ranks, alone
 from penstock.checkpoint.reading import Chain, Wanted, decode_all, parts_by_name, read_wanted, whole_layout
-from penstock.checkpoint.recipe import RAW, Way, warm_up
+from penstock.checkpoint.recipe import RAW, Way, is_whole, warm_up, way_of
 from penstock.checkpoint.replicas import digest_of, digests_of, told_apart
 from penstock.checkpoint.saving import Saved, Saving, Waves
 from penstock.checkpoint.sharding import Shard, check_whole, shards_of
@@ -43,7 +42,7 @@ from penstock.checkpoint.upkeep import Upkeep, told_of_fast
 from penstock.checkpoint.wire import messages
 from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.errors import ConfigError, DataError, FormatError, LoaderClosed
-from penstock.flow.cpus import available_cpus
+from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
 from penstock.flow.snapshot_spans import SnapshotSpan
@@ -241,8 +240,7 @@ class SnapshotStore:
 
         Raises: ConfigError naming the argument.
         """
-        distance = _distance(snap_dis)
-        _check_way(scheme, kept_mantissa_bits)
+        way = way_of(scheme, snap_dis, codec, kept_mantissa_bits)
         if not isinstance(keep, Keep):
             raise ConfigError(f"keep is {keep!r}; it is a Keep: give Keep(last=3) to keep three")
         if ranks is not None and not callable(ranks):
@@ -259,15 +257,14 @@ class SnapshotStore:
         staging = None if staging_bytes is None else parse_bytes(staging_bytes)
         room = None if fast_bytes is None else parse_bytes(fast_bytes)
         for name, value in (("staging_bytes", staging), ("threads", threads), ("fast_bytes", room)):
-            if value is not None and not (_is_whole(value) and value >= 1):
+            if value is not None and not (is_whole(value) and value >= 1):
                 raise ConfigError(f"{name} is {value!r}; give a whole number of at least 1, or None")
         if fast is None and (fast_bytes is not None or drain_bytes_per_second is not None):
             raise ConfigError(
                 "fast_bytes and drain_bytes_per_second are of the fast tier: give its folder as fast="
             )
-        codec_named(codec)
         self._staging_bytes = staging
-        self._threads = threads or min(4, available_cpus())
+        self._threads = threads or default_coders()
         self._ranks = (ranks or alone)()
         self._schedule = read_schedule(schedule) if isinstance(schedule, str) else schedule
         #: Of their own, for they decide while a save is under way; where the step alone does not decide.
@@ -280,15 +277,13 @@ class SnapshotStore:
         self._tiers: list[Tier] = [main] if fast is None else [LocalTier(fast), main]
         self._catalog = Catalog(self._tiers)
         self._upkeep = Upkeep(self._catalog, keep, room, self._told)
-        way = Way(scheme, distance, codec, kept_mantissa_bits)
-        is_delta = scheme != "complete" and codec != RAW
         self._writer = SnapshotWriter(
             self._catalog,
             len(self._tiers) - 1,
             way,
             self._upkeep,
             self._ranks,
-            holds_reference=reference == "memory" and is_delta and fast is None,
+            holds_reference=reference == "memory" and way.refers and fast is None,
             recorder=recorder,
         )
         self._drainer: Drainer | None = None
@@ -1016,10 +1011,6 @@ def _told_of_need(way: Sequence[tuple[int, int]]) -> Iterator[None]:
         raise type(error)(f"step {step} needs step {fault_step}: {error}") from error
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _checked_step(step: Any) -> int:
     """Return a step that a folder can be named after, of NumPy or not. Raises: ConfigError."""
     if not isinstance(step, bool):
@@ -1031,33 +1022,6 @@ def _checked_step(step: Any) -> int:
             if 0 <= number <= _LARGEST_STEP:
                 return number
     raise ConfigError(f"step is {step!r}; it must be a whole number from 0 to 2**63 - 1")
-
-
-def _distance(snap_dis: SnapDistance | Literal["auto"]) -> SnapDistance:
-    """Return how far baselines are apart. Raises: ConfigError."""
-    if isinstance(snap_dis, AutoDistance):
-        return snap_dis
-    if snap_dis == "auto":
-        return AutoDistance()
-    if not _is_whole(snap_dis) or snap_dis < 1:
-        raise ConfigError(
-            f"snap_dis is {snap_dis!r}; the first of at least 1 snapshots is a baseline: give a whole number, "
-            '"auto", or an AutoDistance'
-        )
-    return snap_dis
-
-
-def _check_way(scheme: str, kept_mantissa_bits: int | None) -> None:
-    if scheme not in get_args(Scheme):
-        raise ConfigError(f"scheme is {scheme!r}; the known ones are {', '.join(get_args(Scheme))}")
-    most = max(dtype.mantissa_bits for dtype in DTYPES.values()) - 1
-    if kept_mantissa_bits is not None and not (
-        _is_whole(kept_mantissa_bits) and 0 <= kept_mantissa_bits <= most
-    ):
-        raise ConfigError(
-            f"kept_mantissa_bits is {kept_mantissa_bits!r}; give a whole number from 0 to {most}, or None to keep "
-            "floats as they are"
-        )
 
 
 def _rows(flat: Flat, own: Flat | None) -> list[Any]:

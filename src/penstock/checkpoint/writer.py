@@ -11,12 +11,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain as chained
 from typing import Any, Protocol
 
-from penstock.checkpoint.catalog import Catalog, open_way
+from penstock.checkpoint.catalog import Catalog
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.manifest import (
     Manifest,
@@ -37,6 +36,7 @@ from penstock.checkpoint.recipe import (
     made_coder,
     manifest_of,
     new_plan,
+    opened_reference,
     write_part,
 )
 from penstock.checkpoint.saving import Saved
@@ -44,7 +44,7 @@ from penstock.checkpoint.staging import StagingArea
 from penstock.checkpoint.tensors import Layout, Tensor
 from penstock.checkpoint.tier import Draft, Tier
 from penstock.checkpoint.upkeep import Upkeep
-from penstock.checkpoint.writing import InMemory, Piece, References
+from penstock.checkpoint.writing import Piece, References
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
@@ -203,13 +203,16 @@ class SnapshotWriter:
     def _write(self, job: Job, plan: Plan, workers: Workers) -> Saved:
         ranks = self._ranks
         draft = job.draft or self._tier.begin(folder_of(plan.step), plan.uid, join=True)
+        held = self.held
         pieces: list[Sequence[Piece]] = []
         written: list[Part] = []
 
         def write() -> Any:
             with (
                 SnapshotSpan(self._recorder, self._span, plan.step, self._number) as span,
-                self._references(plan) as references,
+                opened_reference(
+                    self._catalog, plan, held.uid if held else None, held.pieces if held else ()
+                ) as references,
             ):
                 made = self._write_part(job, plan, draft, pieces, references, workers, span)
             part = made.part
@@ -242,7 +245,7 @@ class SnapshotWriter:
                 or sum(piece.data.size for piece in pieces[0]) != sum(layout.nbytes for layout in job.layouts)
             ):
                 raise
-            job.waves = _Again(pieces[0])
+            job.waves = InOneWave(pieces[0])
             job.draft = self._tier.begin(folder_of(plan.step), plan.uid)
             job.note += f": step {plan.reference.step}, to which it was to be a difference, is damaged"
             return self._write(job, replace(plan, reference=None, since_bytes=(), chain=()), workers)
@@ -321,20 +324,6 @@ class SnapshotWriter:
             all_waves = chained(_cut_short(all_waves, self._way.kept_mantissa_bits))
         return write_part(draft, plan, self._ranks.rank, all_waves, references, coder, workers, span.add)
 
-    @contextmanager
-    def _references(self, plan: Plan) -> Iterator[References | None]:
-        """Yield the snapshot that this one is the difference to, from memory or from its files."""
-        if plan.reference is None:
-            yield None
-        elif self.held is not None and self.held.uid == plan.reference.uid:
-            yield InMemory(self.held.pieces)
-        else:
-            chain = open_way(self._catalog, plan.chain)
-            try:
-                yield chain
-            finally:
-                chain.close()
-
     def _manifest(self, job: Job, plan: Plan, parts: Sequence[Any]) -> Manifest:
         entered = []
         for number, (part, rows, _) in enumerate(parts):
@@ -344,8 +333,8 @@ class SnapshotWriter:
         return manifest_of(plan, self._way, job.tree, rank_trees, entered)
 
 
-class _Again:
-    """A state that lies whole in the staging area."""
+class InOneWave:
+    """A state that lies whole in memory."""
 
     is_damaged = False
 

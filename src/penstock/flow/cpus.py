@@ -39,6 +39,11 @@ def default_readers(cpus: int) -> int:
     return min(64, max(32, 2 * cpus))
 
 
+def default_coders() -> int:
+    """Return how many threads to encode or decode snapshots with: 4 outrun most disks, and training needs some too."""
+    return min(4, available_cpus())
+
+
 def memory_limit_bytes(root: Path = _ROOT) -> int:
     """Return how much memory this process may use at most: the least of the host's and its cgroups' limits.
 

@@ -51,7 +51,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from penstock.checkpoint.catalog import Catalog, open_way
-from penstock.checkpoint.codecs import DEFAULT, codec_named
+from penstock.checkpoint.codecs import DEFAULT
 from penstock.checkpoint.dtypes import dtype_named
 from penstock.checkpoint.local import LocalDraft
 from penstock.checkpoint.manifest import Stored, folder_of, read_layout, write_layout, write_manifest
@@ -59,15 +59,15 @@ from penstock.checkpoint.parts import Part
 from penstock.checkpoint.ranks import Ranks, ranks_of_this_job
 from penstock.checkpoint.reading import Chain, Wanted, parts_by_name, read_wanted, whole_layout
 from penstock.checkpoint.recipe import (
-    RAW,
     Plan,
-    Way,
     check_part,
     check_written,
     decide,
     made_coder,
     manifest_of,
     new_plan,
+    opened_reference,
+    way_of,
     write_part,
 )
 from penstock.checkpoint.saving import Saved
@@ -89,9 +89,9 @@ from penstock.checkpoint.tree import (
     told_type,
 )
 from penstock.checkpoint.upkeep import Upkeep
-from penstock.checkpoint.writing import InMemory, Piece, References
+from penstock.checkpoint.writing import Piece
 from penstock.errors import ConfigError
-from penstock.flow.cpus import available_cpus
+from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
 from penstock.policy.keeping import Keep
 from penstock.policy.retention import Scheme
@@ -123,7 +123,7 @@ class StoreWriter(StorageWriter):
         *,
         keep: Keep = Keep(),  # noqa: B008, it is frozen
         scheme: Scheme = "progressive",
-        snap_dis: SnapDistance = 10,
+        snap_dis: SnapDistance | Literal["auto"] = 10,
         codec: str = DEFAULT,
         reference: Literal["memory", "stored"] = "memory",
         ranks: Callable[[], Ranks] = ranks_of_this_job,
@@ -138,7 +138,7 @@ class StoreWriter(StorageWriter):
 
         Raises: ConfigError naming the argument.
         """
-        codec_named(codec)
+        self._way = way_of(scheme, snap_dis, codec)
         self._identity = secrets.token_hex(16)
         self._arguments = {
             "folder": os.fspath(folder),
@@ -151,11 +151,10 @@ class StoreWriter(StorageWriter):
             "storage_options": storage_options,
             "report": report,
         }
-        self._way = Way(scheme, snap_dis, codec)
         self._tier = open_tier(folder, storage_options)
         self._catalog = Catalog([self._tier])
         self._upkeep = Upkeep(self._catalog, keep, None)
-        self._holds_reference = reference == "memory" and scheme != "complete" and codec != RAW
+        self._holds_reference = reference == "memory" and self._way.refers
         #: They meet in here, not in DCP; made at once, for all ranks have to make theirs in the same order.
         self._ranks = ranks()
         self._report = report
@@ -274,30 +273,19 @@ class StoreWriter(StorageWriter):
                 yield area.copy(wave)
 
         draft = self._draft or self._tier.begin(folder_of(snapshot.step), snapshot.uid, join=True)
-        with Workers(min(4, available_cpus()), f"penstock-encode-{snapshot.step}") as workers:
-            references, chain = self._references(snapshot)
-            try:
+        with Workers(default_coders(), f"penstock-encode-{snapshot.step}") as workers:
+            held_uid, held = self._held or (None, ())
+            with opened_reference(self._catalog, snapshot, held_uid, held) as references:
                 coder = made_coder(self._way.codec, lambda: (each.tensor() for each in sources), references)
                 made = write_part(draft, snapshot, number, staged(), references, coder, workers)
-                if isinstance(draft, LocalDraft):
-                    # Before the commit, for there is no other collective in which all ranks could read theirs.
-                    where = f"{self._tier.name}, in the part of step {snapshot.step} that was just written"
-                    check_written(draft.open(made.part.file), where, snapshot, number, made.part)
-            finally:
-                if chain is not None:
-                    chain.close()
+            if isinstance(draft, LocalDraft):
+                # Before the commit, for there is no other collective in which all ranks could read theirs.
+                where = f"{self._tier.name}, in the part of step {snapshot.step} that was just written"
+                check_written(draft.open(made.part.file), where, snapshot, number, made.part)
         if self._holds_reference:
             self._held = snapshot.uid, pieces
             self._areas.reverse()
         return made.part, made.stored
-
-    def _references(self, snapshot: Plan) -> tuple[References | None, Chain | None]:
-        if snapshot.reference is None:
-            return None, None
-        if self._held is not None and self._held[0] == snapshot.reference.uid:
-            return InMemory(self._held[1]), None
-        chain = open_way(self._catalog, snapshot.chain)
-        return chain, chain
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Make the parts a snapshot, then remove what nobody wants any more. Raises: DataError, FormatError."""
@@ -539,7 +527,7 @@ class StoreReader(StorageReader):
                 items[one] = item, target
                 yield one
 
-        with Workers(min(4, available_cpus()), f"penstock-decode-{chain.manifest.step}") as workers:
+        with Workers(default_coders(), f"penstock-decode-{chain.manifest.step}") as workers:
             for one in read_wanted(chain, wanted(), workers):
                 item, target = items.pop(one)
                 leaf = self._arrays[item.storage_index.fqn]

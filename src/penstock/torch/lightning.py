@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 
-from penstock.checkpoint.local import LocalWriter, sync_folder
+from penstock.checkpoint.durable import whole_file
 from penstock.checkpoint.saving import Saving
 from penstock.checkpoint.state import flatten
 from penstock.checkpoint.store import SnapshotStore
@@ -270,18 +269,10 @@ def _local(path: str | os.PathLike[str]) -> Path:
 
 def _write_name(name: Path, step: int, folders: Iterable[Path]) -> None:
     name.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = name.with_name(f".{name.name}.unfinished")
-    unfinished.unlink(missing_ok=True)
     # The folders, so that who removes this name knows where else the snapshot may have one.
     said = {"what": _KIND, "step": step, "folders": sorted(map(str, folders))}
-    writer = LocalWriter(unfinished)
-    try:
-        writer.write(np.frombuffer(json.dumps(said).encode(), np.uint8))
-        writer.finish()
-    finally:
-        writer.abandon()
-    unfinished.replace(name)
-    sync_folder(name.parent)
+    with whole_file(name) as file:
+        file.write(json.dumps(said).encode())
 
 
 def _step_named_by(path: str | os.PathLike[str]) -> int | None:
