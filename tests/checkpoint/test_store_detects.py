@@ -408,3 +408,17 @@ def test_a_manifest_says_what_the_files_are(folder: Path) -> None:
 
     assert said["parts"][0][:2] == ["part-00000.pst", (snapshot / "part-00000.pst").stat().st_size]
     assert sorted(file.name for file in snapshot.iterdir()) == ["manifest.json", "part-00000.pst"]
+
+
+@pytest.mark.parametrize("tree", [[], {"map": {"rank 1": 5}}, {"map": {}}, 7])
+def test_what_a_rank_had_for_itself_is_its_own_or_refused(folder: Path, tree: Any) -> None:
+    with opened(folder) as store:
+        store.save(1, training(1), per_rank={"draws": 5}).wait()
+        assert store.restore().per_rank == {"draws": 5}
+    (snapshot,) = folder.glob("step-*")
+
+    reseal(snapshot / "manifest.json", lambda said: said.update(rank_trees=[tree]))
+
+    with pytest.raises(FormatError):
+        opened(folder).restore()
+    assert [one.condition for one in opened(folder).list()] == ["damaged"]

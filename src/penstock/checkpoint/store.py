@@ -24,7 +24,7 @@ from penstock.checkpoint.codecs import DEFAULT
 from penstock.checkpoint.draining import Drainer
 from penstock.checkpoint.loading import Loading, plan_loading, plan_loading_into
 from penstock.checkpoint.local import LocalTier
-from penstock.checkpoint.manifest import NewerFormat, folder_of, read_layout, write_layout
+from penstock.checkpoint.manifest import Manifest, NewerFormat, folder_of, read_layout, write_layout
 from penstock.checkpoint.parts import TornError
 from penstock.checkpoint.ranks import Ranks, alone
 from penstock.checkpoint.reading import Chain, Wanted, decode_all, parts_by_name, read_wanted, whole_layout
@@ -37,7 +37,7 @@ from penstock.checkpoint.state import Flat, flatten
 from penstock.checkpoint.tensors import Layout
 from penstock.checkpoint.throttle import CappedTier
 from penstock.checkpoint.tier import Tier
-from penstock.checkpoint.tree import ArrayLeaf, Framework, Tree, numpy_dtype, read_tree, select
+from penstock.checkpoint.tree import ArrayLeaf, Framework, MappingNode, Tree, numpy_dtype, read_tree, select
 from penstock.checkpoint.upkeep import Upkeep, told_of_fast
 from penstock.checkpoint.wire import messages
 from penstock.checkpoint.writer import Job, SnapshotWriter
@@ -734,9 +734,9 @@ class SnapshotStore:
         if framework == "numpy":
             _check_numpy(tree, only)
         own: Loading | None = None
-        rank_trees = manifest.rank_trees
-        if len(rank_trees) == self._ranks.size and rank_trees[self._ranks.rank] is not None:
-            own = plan_loading(read_tree(rank_trees[self._ranks.rank], layouts), framework=framework)
+        if len(manifest.rank_trees) == self._ranks.size:
+            own_tree = _tree_of_rank(manifest, self._ranks.rank, layouts)
+            own = None if own_tree is None else plan_loading(own_tree, framework=framework)
         destinations = {
             destination.layout.name: destination
             for destination in (*loading.destinations, *(own.destinations if own else ()))
@@ -827,8 +827,10 @@ class SnapshotStore:
                 with _told_of_need(way), closing(open_way(self._catalog, way)) as chain:
                     if workers is not None:
                         decode_all(chain, workers)
-                    parts = parts_by_name(chain.manifest).values()
-                    read_tree(chain.manifest.tree, [whole_layout(those) for those in parts])
+                    layouts = [whole_layout(those) for those in parts_by_name(chain.manifest).values()]
+                    read_tree(chain.manifest.tree, layouts)
+                    for rank in range(len(chain.manifest.rank_trees)):
+                        _tree_of_rank(chain.manifest, rank, layouts)
                     return None
             except (FormatError, DataError) as error:
                 fault = error
@@ -1022,6 +1024,19 @@ def _checked_step(step: Any) -> int:
             if 0 <= number <= _LARGEST_STEP:
                 return number
     raise ConfigError(f"step is {step!r}; it must be a whole number from 0 to 2**63 - 1")
+
+
+def _tree_of_rank(manifest: Manifest, rank: int, layouts: Iterable[Layout]) -> Tree | None:
+    """Return the tree of what a rank saved for itself; None if it saved nothing. Raises: FormatError."""
+    written = manifest.rank_trees[rank]
+    if written is None:
+        return None
+    tree = read_tree(written, layouts)
+    if not isinstance(tree.root, MappingNode) or tree.root.keys != (f"rank {rank}",):
+        raise FormatError(
+            f"the snapshot of step {manifest.step} is damaged: it has another's values for rank {rank}"
+        )
+    return tree
 
 
 def _rows(flat: Flat, own: Flat | None) -> list[Any]:
