@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.checkpoint import staging
 from penstock.checkpoint.staging import Cut, StagingArea, room_of, waves_of
-from penstock.checkpoint.state import flatten
+from penstock.checkpoint.state import Shard, flatten
 from penstock.checkpoint.tensors import Layout
 from penstock.checkpoint.writing import Piece
 from penstock.flow.ordered import Workers
@@ -86,6 +89,32 @@ def test_what_does_not_lie_side_by_side_is_staged_as_it_is_stored() -> None:
     with Workers(2, "test-copy") as workers:
         assert put_together(waves_of(sources, 64), workers) == whole
         assert put_together(waves_of(sources, None), workers) == whole
+
+
+@pytest.mark.parametrize("where", ["numpy", "torch", "device"])
+def test_a_wave_costs_no_more_memory_than_it_has_room_for_however_the_numbers_lie(where: str) -> None:
+    """What is made whole, be it once, needs the tensor's size beyond the waves that were to bound it."""
+    grid = np.arange(1 << 20, dtype=np.float32).reshape(1 << 10, 1 << 10)
+    whole = torch.from_numpy(grid)[:, ::2] if where != "numpy" else grid[::-1, ::-2]
+    (source,) = flatten({"x": Shard(whole, tuple(whole.shape), (0, 0))}).sources
+    source = replace(source, is_on_host=where != "device")
+    waves = waves_of([source], 32 << 10)
+    area = StagingArea()
+    area.reserve(max(map(room_of, waves)))
+    expected = np.asarray(whole).tobytes()
+    assert source.address is None
+    assert len(waves) == 64
+
+    tracemalloc.start()
+    try:
+        for wave in waves:
+            (piece,) = area.copy(wave)
+            place = wave[0].place
+            assert expected[place] == piece.data.tobytes()
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < grid.nbytes // 16
 
 
 def test_several_threads_copy_every_byte_of_a_large_tensor() -> None:

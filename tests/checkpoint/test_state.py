@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from penstock.checkpoint.dtypes import DTYPES
 from penstock.checkpoint.generators import random_state, set_random_state
 from penstock.checkpoint.loading import load_into, plan_loading, plan_loading_into, unflatten
-from penstock.checkpoint.state import flatten
+from penstock.checkpoint.state import Source, _boxes, flatten
 from penstock.checkpoint.tensors import Layout, Tensor
 from penstock.checkpoint.tree import JSON, Framework, read_tree, select
 from penstock.errors import ConfigError, FormatError
@@ -929,6 +929,70 @@ def test_what_lies_on_a_device_is_copied_from_its_storage() -> None:
         device.copy_into(out)
         assert out.tobytes() == source.tensor().data.tobytes()
         assert device.tensor().data.tobytes() == out.tobytes()
+
+
+@st.composite
+def strided(draw: st.DrawFn) -> tuple[str, Any, bytes]:
+    """Draw a view whose numbers lie anyhow, its type, and its bytes in C order as the framework makes them."""
+    framework = draw(st.sampled_from(["numpy", "torch"]))
+    name = draw(st.sampled_from(NUMPY_TYPES if framework == "numpy" else TORCH_TYPES))
+    shape = draw(st.lists(st.integers(1, 6) | st.integers(0, 2), max_size=4))
+    steps = [draw(st.sampled_from([1, 1, 2, 0, -1, -2])) for _ in shape]
+    order = draw(st.permutations(range(len(shape))))
+    base = [length * abs(step) if step else 1 for length, step in zip(shape, steps, strict=True)]
+    size = DTYPES[name].item_bytes
+    draws = np.random.default_rng(draw(st.integers(0, 99)))
+    values = draws.integers(0, 2 if name == "bool" else 256, math.prod(base) * size, np.uint8)
+    if framework == "numpy":
+        whole = values.view(name).reshape(base)
+        if draw(st.booleans()):
+            whole = whole.view(whole.dtype.newbyteorder(">"))
+        every: Any = (*(slice(None, None, step or 1) for step in steps), ...)
+        view = np.broadcast_to(whole[every], shape).transpose(order)
+        return name, view, view.astype(view.dtype.newbyteorder("<")).tobytes()
+    held = torch.empty(base, dtype=getattr(torch, name))
+    if values.size:
+        held.untyped_storage().copy_(torch.from_numpy(values).untyped_storage())
+    every = (*(slice(None, None, abs(step) or 1) for step in steps), ...)
+    tensor = held[every].expand(shape).permute(order)
+    return name, tensor, torch_bytes(tensor)
+
+
+@given(strided(), st.data())
+@settings(max_examples=400, deadline=None)
+def test_any_part_of_any_array_is_copied_as_it_is_in_the_whole(
+    drawn: tuple[str, Any, bytes], data: st.DataObject
+) -> None:
+    name, array, expected = drawn
+    layout = Layout("x", DTYPES[name], tuple(array.shape))
+    begin, end = sorted(data.draw(st.tuples(*2 * [st.integers(0, layout.values)])))
+    place = slice(begin * layout.dtype.item_bytes, end * layout.dtype.item_bytes)
+    # As what does not lie side by side in main memory, and as a device's.
+    sources = [Source(layout, array, None, True)]
+    if isinstance(array, torch.Tensor):
+        sources.append(Source(layout, array, None, False))
+        if array.is_contiguous():
+            sources.append(Source(layout, array, array.data_ptr(), False))
+    sources += flatten([array]).sources
+    for source in sources[:-1]:
+        out = np.full(place.stop - place.start, 0xA5, np.uint8)
+        source.copy_into(out, place.start)
+        assert out.tobytes() == expected[place]
+    # The last may keep what is seen several times once, or in another order.
+    whole = sources[-1].tensor().data
+    out = np.full(whole.size // 2 // 16 * 16, 0xA5, np.uint8)
+    sources[-1].copy_into(out, whole.size - out.size)
+    assert out.tobytes() == whole[whole.size - out.size :].tobytes()
+
+
+def test_a_few_boxes_are_enough_for_any_part() -> None:
+    """Numbers of a (3, 4, 5) cut at every two places, against their numbers in C order."""
+    numbers = np.arange(60).reshape(3, 4, 5)
+    for begin in range(60):
+        for end in range(begin + 1, 61):
+            boxes = [numbers[(*place, ...)].reshape(-1) for place in _boxes((3, 4, 5), begin, end)]
+            assert np.concatenate(boxes).tolist() == list(range(begin, end))
+            assert len(boxes) <= 2 * 3
 
 
 def test_subclasses_that_keep_their_numbers_elsewhere_are_refused() -> None:

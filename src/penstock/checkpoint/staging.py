@@ -49,20 +49,14 @@ class StagingArea:
         pieces = []
         slices: list[tuple[Bytes, Bytes]] = []
         offset = 0
-        whole: tuple[Source, Bytes] | None = None
         for source, first, place in cuts:
             nbytes = place.stop - place.start
             copied = self._bytes[offset : offset + nbytes]
             view = source.view()
             if view is not None:
                 slices += _sliced(copied, view[place])
-            elif nbytes == source.layout.nbytes:
-                source.copy_into(copied, non_blocking=True)
             else:
-                # Made whole once, where it does not lie in main memory as it is stored.
-                if whole is None or whole[0] is not source:
-                    whole = source, source.tensor().data
-                np.copyto(copied, whole[1][place])
+                source.copy_into(copied, place.start, non_blocking=True)
             pieces.append(Piece(source.layout, first, copied))
             offset += _aligned(nbytes)
         if workers is None or len(slices) == 1:

@@ -141,22 +141,23 @@ class Source:
             return None
         return memory_at(self.address, self.layout.nbytes, self.array)
 
-    def copy_into(self, out: Bytes, *, non_blocking: bool = False) -> None:
-        """Copy the bytes as they are now.
+    def copy_into(self, out: Bytes, begin: int = 0, *, non_blocking: bool = False) -> None:
+        """Copy the bytes as they are now, or some of them in a row; no more memory is needed than these take.
 
-        out: uint8[layout.nbytes], overwritten.
+        out: uint8[layout.nbytes] or less, overwritten. begin: of the first byte that is copied, in the tensor's. Both
+            cut between numbers.
         non_blocking: whether to return before a device's bytes have arrived, where `out` is pinned; the caller then
             synchronises with the stream.
         """
         view = self.view()
         if view is not None:
-            np.copyto(out, view)
-        elif self.layout.nbytes == 0:
+            np.copyto(out, view[begin : begin + out.size])
+        elif out.size == 0:
             pass
-        elif isinstance(self.array, np.ndarray):
-            _gather_numpy(self.array, out)
+        elif self.address is not None:
+            _copy_storage(self.array, self.address + begin, out, non_blocking)
         else:
-            _gather_torch(self.array, self.address, out, non_blocking)
+            _gather(self.array, self.layout.dtype.item_bytes, begin, out, non_blocking)
 
     def tensor(self) -> Tensor:
         """Return the tensor: a view of the state's memory where it can be one, else a copy."""
@@ -513,23 +514,63 @@ def _memory_order(leaf: _Found) -> tuple[int, ...] | None:
 # Copying what does not lie side by side
 
 
+def _copy_storage(tensor: Any, address: int, out: Bytes, non_blocking: bool) -> None:
+    import torch
+
+    storage = tensor.untyped_storage()
+    region = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    region.set_(storage, address - storage.data_ptr(), out.shape, (1,))
+    torch.from_numpy(out).copy_(region, non_blocking=non_blocking)
+
+
+def _gather(array: Any, item_bytes: int, begin: int, out: Bytes, non_blocking: bool) -> None:
+    first, used = begin // item_bytes, 0
+    for place in _boxes(tuple(array.shape), first, first + out.size // item_bytes):
+        box = array[(*place, ...)]
+        room = out[used : used + math.prod(box.shape) * item_bytes]
+        used += room.size
+        if isinstance(array, np.ndarray):
+            _gather_numpy(box, room)
+        else:
+            _gather_torch(box, room, non_blocking)
+
+
+def _boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[int | slice, ...]]:
+    """Yield where the numbers from `begin` to `end`, counted in C order, are: in at most two boxes per dimension.
+
+    No dimension is empty, and begin < end.
+
+        shape (4, 5), numbers 3 to 17:    . . . a a
+                                          b b b b b
+                                          b b b b b
+                                          c c . . .
+    """
+    if not shape:
+        yield ()
+        return
+    row = math.prod(shape[1:])
+    first, last = -(-begin // row), end // row  # whole rows, and the one after them
+    if first > last:
+        yield from ((last, *place) for place in _boxes(shape[1:], begin - last * row, end - last * row))
+        return
+    if begin < first * row:
+        yield from ((first - 1, *place) for place in _boxes(shape[1:], begin - (first - 1) * row, row))
+    if first < last:
+        yield (slice(first, last),)
+    if last * row < end:
+        yield from ((last, *place) for place in _boxes(shape[1:], 0, end - last * row))
+
+
 def _gather_numpy(array: np.ndarray[Any, Any], out: Bytes) -> None:
     dtype = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("<")
     np.ndarray(array.shape, dtype, out)[...] = array
 
 
-def _gather_torch(tensor: Any, address: int | None, out: Bytes, non_blocking: bool) -> None:
+def _gather_torch(tensor: Any, out: Bytes, non_blocking: bool) -> None:
     import torch
 
-    target = torch.from_numpy(out)
-    if address is None:
-        bits = torch_bits(tensor)
-        target.view(bits.dtype).view(bits.shape).copy_(bits, non_blocking=non_blocking)
-        return
-    storage = tensor.untyped_storage()
-    region = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    region.set_(storage, address - storage.data_ptr(), out.shape, (1,))
-    target.copy_(region, non_blocking=non_blocking)
+    bits = torch_bits(tensor)
+    torch.from_numpy(out).view(bits.dtype).view(bits.shape).copy_(bits, non_blocking=non_blocking)
 
 
 def torch_bits(tensor: Any) -> Any:
