@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,11 @@ def open_and_close(catalog: Catalog, way: Sequence[tuple[int, int]]) -> list[int
     chain.close()
     chain.close()
     return steps
+
+
+def remove(catalog: Catalog, step: int) -> None:
+    for copy in catalog.take_out(0, [step]):
+        catalog.remove(copy)
 
 
 def test_snapshots_are_in_the_order_in_which_they_were_saved(folder: Path) -> None:
@@ -178,11 +183,62 @@ def test_what_is_added_and_deleted_is_known_without_another_look(folder: Path) -
     catalog.add(0, second.manifest)
     assert catalog.steps() == [1, 2]
     assert catalog.manifest(0, 2) == second.manifest
-    catalog.delete(0, 2)
+    remove(catalog, 2)
 
     assert catalog.steps() == [1]
     assert catalog.manifest(0, 2) is None
     assert os.listdir(folder) == ["step-000000000001"]
+
+
+class Interrupted(LocalTier):
+    """A tier on which something happens between a listing and the reading of what was listed."""
+
+    meanwhile: Callable[[], None] = staticmethod(lambda: None)
+
+    def folders(self) -> list[str]:
+        found = super().folders()
+        self.meanwhile()
+        return found
+
+
+def test_what_is_committed_and_removed_during_a_look_is_known_as_it_is_after_it(folder: Path) -> None:
+    made(folder, 1)
+    tier = Interrupted(folder)
+    catalog = Catalog([tier])
+    catalog.look()
+    made(folder, 2)
+    (second,) = looked(folder).copies(2)
+    shutil.move(folder / "step-000000000002", folder / ".2")
+
+    def commit_and_remove() -> None:
+        del tier.meanwhile
+        assert second.manifest is not None
+        shutil.move(folder / ".2", folder / "step-000000000002")
+        catalog.add(0, second.manifest)
+        remove(catalog, 1)
+
+    tier.meanwhile = commit_and_remove
+    catalog.look()
+
+    assert catalog.steps() == [2]
+
+
+def test_what_is_about_to_be_removed_is_not_seen_and_what_stays_is_seen_again(folder: Path) -> None:
+    for step in (1, 2, 3):
+        made(folder, step)
+    catalog = looked(folder)
+
+    taken = catalog.take_out(0, [3, 1, 9])
+    catalog.look()
+
+    assert ([copy.step for copy in taken], catalog.steps()) == ([3, 1], [2])
+    assert (catalog.is_going(tier=0, step=3), catalog.is_going(step=2), catalog.is_going(tier=1)) == (1, 0, 0)
+    catalog.remove(taken[0])
+    catalog.put_back(taken[1:])
+    assert catalog.steps() == [1, 2]
+    assert not catalog.is_going()
+    catalog.look()
+    assert catalog.steps() == [1, 2]
 
 
 def test_what_is_known_to_be_damaged_is_not_whole_until_another_is_in_its_place(folder: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,7 @@ from penstock.checkpoint.catalog import Catalog
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.recipe import Way
 from penstock.checkpoint.upkeep import Place, Upkeep
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError
 
 WAY = Way("progressive", 10, "balance")
 
@@ -53,15 +56,115 @@ def test_what_is_held_stays_with_all_it_needs_until_it_is_let_go_of(
 
     upkeep.hold([2])
     upkeep.hold([2])
-    upkeep.forget(0.0)
+    upkeep.forget(0.0, 0)
     assert steps_in(folder) == [1, 2, 4, 5, 6]
     upkeep.let_go([2])
-    upkeep.forget(0.0)
+    upkeep.forget(0.0, 0)
     assert steps_in(folder) == [1, 2, 4, 5, 6], "it is held twice"
     upkeep.let_go([2])
-    upkeep.forget(0.0)
+    upkeep.forget(0.0, 0)
 
     assert steps_in(folder) == [4, 5, 6]
+
+
+class Stuck(LocalTier):
+    """A folder whose deletes wait for the test, or fail."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.entered, self.let = threading.Event(), threading.Event()
+        self.fails_at: str | None = None
+
+    def delete(self, folder: str) -> None:
+        if folder == self.fails_at:
+            raise DataError(f"{folder}: the tier is away")
+        self.entered.set()
+        assert self.let.wait(60)
+        super().delete(folder)
+
+
+@pytest.fixture
+def aside() -> Iterator[ThreadPoolExecutor]:
+    """Return where a test has something done that may have to wait."""
+    with ThreadPoolExecutor() as executor:
+        yield executor
+
+
+def test_a_delete_that_hangs_on_the_slow_tier_holds_up_no_save_to_the_fast_one(
+    folder: Path, tmp_path: Path, upkeeps: list[Upkeep], aside: ThreadPoolExecutor
+) -> None:
+    saved(folder, 3, snap_dis=1)
+    saved(tmp_path / "fast", 4, snap_dis=1)
+    slow = Stuck(folder)
+    catalog = Catalog([LocalTier(tmp_path / "fast"), slow])
+    upkeep = Upkeep(catalog, Keep(last=1), None)
+    upkeeps.append(upkeep)
+    upkeep.open_for_writing()
+    try:
+        drain = aside.submit(upkeep.forget, 0.0, 1)
+        assert slow.entered.wait(60)
+
+        assert aside.submit(upkeep.place, 1_000).result(60) == Place(0)
+        aside.submit(upkeep.hold, [4]).result(60)
+        aside.submit(upkeep.forget, 0.0, 0).result(60)
+        aside.submit(catalog.look).result(60)
+        assert [copy.step for copy in catalog.on_tier(1)] == [3], "nobody plans on what goes"
+        assert not drain.done()
+    finally:
+        slow.let.set()
+    drain.result(60)
+    assert steps_in(folder) == [3]
+
+
+def test_a_place_waits_for_the_room_that_it_counts_on_whoever_makes_it(
+    folder: Path, tmp_path: Path, upkeeps: list[Upkeep], aside: ThreadPoolExecutor
+) -> None:
+    saved(folder, 2, snap_dis=1)
+    shutil.copytree(folder, tmp_path / "fast")
+    fast = Stuck(tmp_path / "fast")
+    one = max(path.stat().st_size for path in folder.rglob("part-*"))
+    upkeep = Upkeep(Catalog([fast, LocalTier(folder)]), Keep(last=1), int(2.5 * one))
+    upkeeps.append(upkeep)
+    upkeep.open_for_writing()
+    try:
+        forgetting = aside.submit(upkeep.forget, 0.0, 0)
+        assert fast.entered.wait(60)
+        placing = aside.submit(upkeep.place, one)
+        assert not wait([placing], 0.05).done, "the room is not there yet"
+    finally:
+        fast.let.set()
+    forgetting.result(60)
+    assert placing.result(60) == Place(0)
+    assert steps_in(tmp_path / "fast") == [2]
+
+    fast.entered.clear()
+    fast.let.clear()
+    try:
+        placing = aside.submit(upkeep.place, 2 * one)
+        assert fast.entered.wait(60)
+        assert not wait([placing], 0.05).done
+    finally:
+        fast.let.set()
+    assert placing.result(60) == Place(0)
+    assert steps_in(tmp_path / "fast") == []
+
+
+def test_what_cannot_be_removed_is_known_again_with_all_it_needs(folder: Path, upkeeps: list[Upkeep]) -> None:
+    saved(folder, 9, snap_dis=4)  # 1 < 2 < 3 < 4, 5 < 6 < 7 < 8, 9
+    tier = Stuck(folder)
+    tier.let.set()
+    catalog = Catalog([tier])
+    upkeep = Upkeep(catalog, Keep(last=1), None)
+    upkeeps.append(upkeep)
+    upkeep.open_for_writing()
+
+    tier.fails_at = "step-000000000006"
+    with pytest.raises(DataError, match=r"that is to go could not be removed: .*the tier is away"):
+        upkeep.forget(0.0, 0)
+    assert catalog.steps() == steps_in(folder) == [1, 2, 3, 4, 5, 6, 9]
+    tier.fails_at = None
+    upkeep.forget(0.0, 0)
+    assert catalog.steps() == steps_in(folder) == [9]
 
 
 def test_a_snapshot_that_others_need_or_that_is_in_use_or_not_there_is_not_deleted(

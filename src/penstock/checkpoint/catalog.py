@@ -38,19 +38,35 @@ class Catalog:
         self._copies: dict[tuple[int, int], Copy] = {}
         #: Tier and uid of copies of which something was found to be damaged when it was read.
         self._damaged: frozenset[tuple[int, str]] = frozenset()
-        #: guards the replacing
+        #: Copies that are being removed: nobody is to plan on them.
+        self._going: frozenset[tuple[int, int]] = frozenset()
+        #: What became of copies since a look that is under way began, which may have seen them before; None: none is.
+        self._meanwhile: dict[tuple[int, int], Copy | None] | None = None
+        #: guards the replacing of all these; tiers are asked outside it, for a slow one must hold up nobody else
         self._replacing = threading.Lock()
+        #: held for a look
+        self._looking = threading.Lock()
 
     def look(self) -> None:
         """Look at the tiers anew. Raises: DataError if one cannot be listed."""
-        with self._replacing:
-            seen: dict[tuple[int, int], Copy] = {}
-            for number, tier in enumerate(self.tiers):
-                for folder in tier.folders():
-                    step = step_of(folder)
-                    if step is not None:
-                        seen[step, number] = _look_at(tier, number, step)
-            self._copies = seen
+        with self._looking:
+            with self._replacing:
+                self._meanwhile = dict.fromkeys(self._going)
+            seen: dict[tuple[int, int], Copy | None] = {}
+            try:
+                for number, tier in enumerate(self.tiers):
+                    for folder in tier.folders():
+                        step = step_of(folder)
+                        if step is not None:
+                            seen[step, number] = _look_at(tier, number, step)
+            except BaseException:
+                with self._replacing:
+                    self._meanwhile = None
+                raise
+            with self._replacing:
+                seen |= self._meanwhile
+                self._meanwhile = None
+                self._copies = {key: copy for key, copy in seen.items() if copy is not None}
 
     def is_damaged(self, tier: int, step: int) -> bool:
         """Return whether a copy is known to be damaged, not only unreadable now or of a later Penstock."""
@@ -71,24 +87,59 @@ class Catalog:
             copy = Copy(manifest.step, tier, manifest)
             # Drained anew, it has the name of the copy that was damaged.
             self._damaged = self._damaged - {(tier, manifest.uid)}
-            self._copies = self._copies | {(manifest.step, tier): copy}
+            self._enter((manifest.step, tier), copy)
 
-    def delete(self, tier: int, step: int) -> None:
-        """Remove a copy from its tier. Raises: DataError."""
+    def take_out(self, tier: int, steps: Iterable[int]) -> list[Copy]:
+        """Know of copies no more, whoever looks, and return them: to be removed, or put back."""
+        taken: list[Copy] = []
         with self._replacing:
+            for step in steps:
+                copy = self._copies.get((step, tier))
+                if copy is not None:
+                    self._going = self._going | {(step, tier)}
+                    self._enter((step, tier), None)
+                    taken.append(copy)
+        return taken
+
+    def remove(self, copy: Copy) -> None:
+        """Remove a copy that was taken out from its tier; if it stays there it is known again. Raises: DataError."""
+        tier, folder = self.tiers[copy.tier], folder_of(copy.step)
+        is_gone = False
+        try:
             try:
-                self.tiers[tier].delete(folder_of(step))
+                tier.delete(folder)
             except FileNotFoundError:
                 pass  # somebody removed it, and that is what was to be
             except DataError:
-                if folder_of(step) in self.tiers[tier].folders():
-                    raise
-                self._drop(tier, step)  # half-way: it is no snapshot any more, and will be swept
+                # Half-way, it is no snapshot any more, and will be swept.
+                is_gone = folder not in tier.folders()
                 raise
-            self._drop(tier, step)
+            is_gone = True
+        finally:
+            self._end_going(copy, is_gone=is_gone)
 
-    def _drop(self, tier: int, step: int) -> None:
-        self._copies = {key: copy for key, copy in self._copies.items() if key != (step, tier)}
+    def put_back(self, copies: Iterable[Copy]) -> None:
+        """Know again of copies that were taken out and are not removed."""
+        for copy in copies:
+            self._end_going(copy, is_gone=False)
+
+    def is_going(self, *, tier: int | None = None, step: int | None = None) -> bool:
+        """Return whether copies are being removed. tier, step: None: of any."""
+        return any(tier in (None, of_tier) and step in (None, of_step) for of_step, of_tier in self._going)
+
+    def _end_going(self, copy: Copy, *, is_gone: bool) -> None:
+        with self._replacing:
+            self._going = self._going - {(copy.step, copy.tier)}
+            if not is_gone:
+                self._enter((copy.step, copy.tier), copy)
+
+    def _enter(self, key: tuple[int, int], copy: Copy | None) -> None:
+        """Replace what is known of a copy. copy: None: it is there no more."""
+        self._copies = {other: known for other, known in self._copies.items() if other != key}
+        if copy is not None:
+            self._copies[key] = copy
+        if self._meanwhile is not None:
+            self._meanwhile[key] = copy
 
     def mark_damaged(self, step: int, tier: int | None = None) -> None:
         """Remember that a copy of a snapshot is damaged. tier: None: it could be read from none."""

@@ -15,11 +15,12 @@ from penstock.checkpoint.manifest import Stored
 from penstock.checkpoint.reading import Chain
 from penstock.checkpoint.recipe import Plan
 from penstock.checkpoint.staging import StagingArea, cut_waves
-from penstock.checkpoint.tensors import Bytes, Tensor
+from penstock.checkpoint.tensors import Bytes
 from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.checkpoint.writing import Piece, Scratch
 from penstock.errors import DataError, FormatError
+from penstock.flow.cpus import give_way
 from penstock.flow.ordered import Workers
 
 #: Number of the slow tier in the catalog.
@@ -102,6 +103,7 @@ class Drainer:
             raise error
 
     def _run(self) -> None:
+        give_way()
         while True:
             error: BaseException | None = None
             step: int | None = None
@@ -164,7 +166,7 @@ class Drainer:
         """Have the next drain not fail for the same reason."""
         if any(copy.tier == _SLOW for copy in self._catalog.copies(job.step)):
             # It was committed, and is not what was written: else the good copy would make way for it.
-            self._catalog.delete(_SLOW, job.step)
+            self._upkeep.discard(_SLOW, job.step)
         elif waves.is_damaged:
             # Nothing of it can be drained: others wait.
             self._catalog.mark_damaged(job.step)
@@ -189,8 +191,7 @@ class FromChain:
         area = np.empty(0, np.uint8)
         tensors = self._chain.manifest.tensors
         for cuts in cut_waves([stored.layout for stored in tensors], _WAVE_BYTES):
-            if self._interrupt.is_set():
-                raise DataError("a drain was broken off: the store is closed")
+            self._check_interrupt()
             needed = sum(place.stop - place.start for _, place in cuts)
             if area.size < needed:
                 area = np.empty(needed, np.uint8)
@@ -208,13 +209,19 @@ class FromChain:
                 used += data.size
             yield pieces
 
-    def again(self) -> Iterator[Tensor]:
-        """Yield the tensors once more, each read as a whole. Raises: as `take`."""
+    def again(self) -> Iterator[Piece]:
+        """Yield the tensors once more, block by block, each valid until the next. Raises: as `take`."""
+        room = Scratch()
         for stored in self._chain.manifest.tensors:
-            data = np.empty(stored.layout.nbytes, np.uint8)
-            for number, place in enumerate(blocks_of(data.size, stored.layout.dtype)):
-                self._read(stored, number, data[place])
-            yield Tensor(stored.layout, data)
+            for number, place in enumerate(blocks_of(stored.layout.nbytes, stored.layout.dtype)):
+                self._check_interrupt()
+                out = room.room(0, place.stop - place.start)
+                self._read(stored, number, out)
+                yield Piece(stored.layout, number, out)
+
+    def _check_interrupt(self) -> None:
+        if self._interrupt.is_set():
+            raise DataError("a drain was broken off: the store is closed")
 
     def _read(self, stored: Stored, number: int, out: Bytes) -> None:
         try:

@@ -6,12 +6,12 @@ import json
 import os
 import socket
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from penstock.checkpoint.catalog import Catalog
+from penstock.checkpoint.catalog import Catalog, Copy
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.lock import WriterLock
 from penstock.checkpoint.recipe import Way
@@ -92,8 +92,11 @@ class Upkeep:
         self._catalog = catalog
         self._keep = keep
         self._fast_bytes = fast_bytes
-        #: guards all below, and the order of what is removed
+        #: Guards all below, and what is decided by it. No tier that may be slow is asked for anything under it: what
+        #: is to go leaves the catalog under it, and its folder after that.
         self._deciding = threading.RLock()
+        #: Told whenever something has gone.
+        self._gone = threading.Condition(self._deciding)
         self._locks: list[WriterLock] = []
         self._is_open = False
         #: How many times each step is held.
@@ -140,8 +143,10 @@ class Upkeep:
     def check_space(self, state_bytes: int, steps: Sequence[int], way: Way) -> SpaceNeeded:
         """Return what the tier where snapshots stay has to hold. Raises: ConfigError if it cannot; DataError."""
         number = len(self._catalog.tiers) - 1
+        tier = self._catalog.tiers[number]
+        free_bytes = tier.free_bytes()
         with self._deciding:
-            tier, stored = self._catalog.tiers[number], self._catalog.stored(number)
+            stored = self._catalog.stored(number)
             # What this training's snapshots took so far, where there are some.
             shares: dict[bool, float] = {}
             for copy in self._catalog.on_tier(number):
@@ -158,7 +163,7 @@ class Upkeep:
                 delta_share=shares.get(False, shares.get(True, MOST_SHARE)),
                 stored=stored,
             )
-            check_space(needed, sum(one.stored_bytes for one in stored), tier.free_bytes(), tier.name)
+            check_space(needed, sum(one.stored_bytes for one in stored), free_bytes, tier.name)
         return needed
 
     def place(self, new_bytes: int) -> Place:
@@ -167,6 +172,8 @@ class Upkeep:
             return Place(0)
         fast = self._catalog.tiers[0]
         with self._deciding:
+            # What is out of the catalog and not gone yet takes room of which nobody would know.
+            self._gone.wait_for(lambda: not self._catalog.is_going(tier=0))
             tiers = self._tiers(nearest=0)
             # What others put there counts, too: a tier that is full refuses, whatever was meant for snapshots.
             free_bytes = fast.free_bytes()
@@ -185,25 +192,32 @@ class Upkeep:
                     sizes = f"{format_bytes(undrained_bytes)} of {format_bytes(capacity_bytes)}"
                     told = f": {sizes} hold what is not drained yet"
                 return Place(1, f"{fast.name} has no room for it{told}")
-            self._delete(0, admission.forget)
-            return Place(0)
+            going = self._catalog.take_out(0, admission.forget)
+        self._remove(going)
+        return Place(0)
 
-    def forget(self, now_seconds: float) -> None:
-        """Remove the copies that nobody wants any more. Raises: DataError if one cannot be removed."""
+    def forget(self, now_seconds: float, tier: int) -> None:
+        """Remove the copies that nobody wants any more once a snapshot was written to a tier.
+
+        From the tiers up to that one: what is farther away is removed by who writes there, and holds up no other.
+        Raises: DataError if one cannot be removed.
+        """
+        if self._catalog.is_unsure():
+            self._catalog.look()
         with self._deciding:
-            if self._catalog.is_unsure():
-                self._catalog.look()
             if self._catalog.is_unsure():
                 return  # what cannot be read now may be whole, and need others of which nobody knows
             if len(self._catalog.tiers) == 1:
                 stored = self._catalog.stored(0)
-                self._delete(0, to_forget(stored, self._keep, now_seconds, in_use=self._in_use))
-                return
-            # Each tier by what its own copies need: a difference on the slow one is whole on the fast one.
-            slow = to_forget_slow(self._tiers(nearest=1), self._keep, now_seconds, in_use=self._in_use)
-            fast = to_forget_fast(self._tiers(nearest=0), self._keep, now_seconds, in_use=self._in_use)
-            self._delete(0, fast)
-            self._delete(1, slow)
+                gone = to_forget(stored, self._keep, now_seconds, in_use=self._in_use)
+                going = self._catalog.take_out(0, gone)
+            else:
+                # Each tier by what its own copies need: a difference on the slow one is whole on the fast one.
+                slow = to_forget_slow(self._tiers(nearest=1), self._keep, now_seconds, in_use=self._in_use)
+                fast = to_forget_fast(self._tiers(nearest=0), self._keep, now_seconds, in_use=self._in_use)
+                going = self._catalog.take_out(0, fast)
+                going += self._catalog.take_out(1, slow) if tier else []
+        self._remove(going)
 
     def next_to_drain(self, now_seconds: float) -> int | None:
         """Return the step to copy to the slow tier next, held from here on; None where nothing waits."""
@@ -236,37 +250,56 @@ class Upkeep:
                         f"step {step} cannot be deleted: step {', '.join(map(str, needing))} "
                         f"{'is' if len(needing) == 1 else 'are'} stored as differences to it; delete them first"
                     )
-            for copy in copies:
-                self._delete(copy.tier, [step])
+            going = [one for copy in copies for one in self._catalog.take_out(copy.tier, [step])]
+        self._remove(going)
 
     def replace_damaged(self, step: int) -> None:
         """Remove the snapshot of a step, and those that are differences to it, if it is known to be damaged.
 
         So a training that fell back to an earlier snapshot can save the step anew. Raises: DataError.
         """
-        with self._deciding:
-            for number in range(len(self._catalog.tiers)):
-                if self._catalog.is_damaged(number, step):
-                    steps = [*dependents(self._catalog.stored(number), step), step]
-                    self._delete(number, steps)
-                    told = " and ".join(
-                        [", ".join(map(str, steps[:-1])), str(step)] if steps[1:] else [str(step)]
-                    )
-                    self._report(
-                        f"step{'s' if steps[1:] else ''} {told}, damaged, {'are' if steps[1:] else 'is'} removed from "
-                        f"{self._catalog.tiers[number].name}, for step {step} is saved anew"
-                    )
+        for number, tier in enumerate(self._catalog.tiers):
+            with self._deciding:
+                # Else its name would be taken.
+                self._gone.wait_for(lambda number=number: not self._catalog.is_going(tier=number, step=step))  # type: ignore[misc]
+                if not self._catalog.is_damaged(number, step):
+                    continue
+                steps = [*dependents(self._catalog.stored(number), step), step]
+                going = self._catalog.take_out(number, steps)
+            self._remove(going)
+            told = " and ".join([", ".join(map(str, steps[:-1])), str(step)] if steps[1:] else [str(step)])
+            self._report(
+                f"step{'s' if steps[1:] else ''} {told}, damaged, {'are' if steps[1:] else 'is'} removed from "
+                f"{tier.name}, for step {step} is saved anew"
+            )
+
+    def discard(self, tier: int, step: int) -> None:
+        """Remove a copy that is not what was written, whoever wants it. Raises: DataError."""
+        self._remove(self._catalog.take_out(tier, [step]))
 
     @property
     def _in_use(self) -> list[int]:
         return [step for step, times in self._held.items() if times > 0]
 
-    def _delete(self, tier: int, steps: Sequence[int]) -> None:
-        for step in steps:
-            try:
-                self._catalog.delete(tier, step)
-            except PenstockError as error:
-                raise type(error)(f"a snapshot that is to go could not be removed: {error}") from error
+    def _remove(self, going: Sequence[Copy]) -> None:
+        """Remove the folders of copies that were taken out, in this order; not under the lock.
+
+        Raises: DataError if one stays: it is known again, as are those after it, which it may need.
+        """
+        left = deque(going)
+        try:
+            while left:
+                self._catalog.remove(left.popleft())
+                self._tell_gone()
+        except PenstockError as error:
+            raise type(error)(f"a snapshot that is to go could not be removed: {error}") from error
+        finally:
+            self._catalog.put_back(left)
+            self._tell_gone()
+
+    def _tell_gone(self) -> None:
+        with self._gone:
+            self._gone.notify_all()
 
     def _tiers(self, nearest: int) -> TwoTiers:
         """Return what is on both tiers. nearest: the tier whose copy counts where there are two good ones."""

@@ -41,7 +41,7 @@ from penstock.checkpoint.recipe import (
 )
 from penstock.checkpoint.saving import Saved
 from penstock.checkpoint.staging import StagingArea
-from penstock.checkpoint.tensors import Layout, Tensor
+from penstock.checkpoint.tensors import Layout
 from penstock.checkpoint.tier import Draft, Tier
 from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.writing import Piece, References
@@ -65,8 +65,8 @@ class Staged(Protocol):
         """Yield the tensors in pieces; what was yielded is not looked at once the next is asked for."""
         ...
 
-    def again(self) -> Iterator[Tensor] | None:
-        """Yield the tensors, whole; None if they come only once."""
+    def again(self) -> Iterator[Piece] | None:
+        """Yield the tensors in pieces once more, each valid until the next; None if they come only once."""
         ...
 
     def give_up(self) -> None:
@@ -267,7 +267,9 @@ class SnapshotWriter:
             raise
         if is_next_reference:
             self.held = Held(plan.uid, pieces[0], job.area)
-        ranks.ask_first(f"what goes after step {plan.step}", lambda: self._upkeep.forget(time.time()))
+        ranks.ask_first(
+            f"what goes after step {plan.step}", lambda: self._upkeep.forget(time.time(), self._number)
+        )
         job.is_copied.wait()
         return Saved(
             plan.step,
@@ -305,7 +307,7 @@ class SnapshotWriter:
         pieces.append(next(waves, ()))
         self._begin_seconds = time.monotonic()
 
-        def tensors() -> Iterator[Tensor]:
+        def looked_at() -> Iterator[Piece]:
             if sum(layout.nbytes for layout in job.layouts) > sum(piece.data.size for piece in pieces[0]):
                 again = job.waves.again()
                 if again is not None:
@@ -315,10 +317,9 @@ class SnapshotWriter:
                     f"codec {self._way.codec!r} looks at the whole state before it writes, and staging_bytes is less "
                     "than that: leave staging_bytes out, or choose another codec"
                 )
-            for piece in pieces[0]:
-                yield Tensor(piece.layout, piece.data)
+            yield from pieces[0]
 
-        coder = made_coder(self._way.codec, tensors, references)
+        coder = made_coder(self._way.codec, looked_at, references)
         all_waves = chained(pieces, waves)
         if self._way.kept_mantissa_bits is not None:
             all_waves = chained(_cut_short(all_waves, self._way.kept_mantissa_bits))

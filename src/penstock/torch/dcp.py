@@ -276,7 +276,11 @@ class StoreWriter(StorageWriter):
         with Workers(default_coders(), f"penstock-encode-{snapshot.step}") as workers:
             held_uid, held = self._held or (None, ())
             with opened_reference(self._catalog, snapshot, held_uid, held) as references:
-                coder = made_coder(self._way.codec, lambda: (each.tensor() for each in sources), references)
+                coder = made_coder(
+                    self._way.codec,
+                    lambda: (Piece(each.layout, 0, each.tensor().data) for each in sources),
+                    references,
+                )
                 made = write_part(draft, snapshot, number, staged(), references, coder, workers)
             if isinstance(draft, LocalDraft):
                 # Before the commit, for there is no other collective in which all ranks could read theirs.
@@ -318,7 +322,7 @@ class StoreWriter(StorageWriter):
         seconds = time.monotonic() - self._begin_seconds
         for number, part in enumerate(manifest.parts):
             check_part(self._tier, plan, number, part, to_its_end=False)
-        self._upkeep.forget(time.time())
+        self._upkeep.forget(time.time(), 0)
         if self._report is not None:
             reference = plan.reference.step if plan.reference else None
             raw_bytes, stored_bytes = manifest.raw_bytes, manifest.stored_bytes
