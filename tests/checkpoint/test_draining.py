@@ -30,11 +30,13 @@ from tests.checkpoint.boxes import save_rows
 
 from penstock.checkpoint import Keep, SnapshotStore
 from penstock.checkpoint import store as store_module
-from penstock.checkpoint.draining import Drainer
+from penstock.checkpoint.codecs.codec import BLOCK_VALUES
+from penstock.checkpoint.draining import Drainer, FromChain
 from penstock.checkpoint.local import LocalDraft, LocalTier, LocalWriter
 from penstock.checkpoint.recipe import RAW, Way, check_part
 from penstock.checkpoint.throttle import CappedTier
 from penstock.checkpoint.tier import MANIFEST
+from penstock.checkpoint.writing import Piece
 from penstock.errors import ConfigError, DataError, FormatError
 
 #: Of a test's small states, as a tier counts them before they are written.
@@ -281,6 +283,36 @@ def test_a_snapshot_larger_than_a_wave_is_drained_in_pieces(
             restored = store.restore(step=step)
             assert_is(restored, step, nbytes)
             assert np.array_equal(restored["second"], np.arange(700_000))
+
+
+def test_a_codec_that_looks_at_everything_first_is_shown_it_block_by_block(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a drain needs as much memory as the largest tensor, which may be most of the state."""
+    monkeypatch.setattr("penstock.checkpoint.draining._WAVE_BYTES", 1 << 20)
+    shown: list[int] = []
+    again = FromChain.again
+
+    def counted(waves: FromChain) -> Iterator[Piece]:
+        for piece in again(waves):
+            shown.append(piece.data.size)
+            yield piece
+
+    monkeypatch.setattr(FromChain, "again", counted)
+    nbytes = 5 * 4 * BLOCK_VALUES + 20
+    with SnapshotStore(top / "slow", fast=top / "fast", codec="dynrle", threads=1, report=None) as store:
+        for step in (1, 2):
+            store.save(step, state_of(step, nbytes)).wait()
+    with SnapshotStore(top / "in memory", codec="dynrle", threads=1, report=None) as store:
+        for step in (1, 2):
+            store.save(step, state_of(step, nbytes)).wait()
+
+    assert shown == 2 * [*5 * [4 * BLOCK_VALUES], 20]
+    slow, in_memory = (
+        [path.stat().st_size for path in sorted((top / name).glob("step-*/part-*"))]
+        for name in ("slow", "in memory")
+    )
+    assert slow == in_memory, "it chose what it chooses where it sees whole tensors"
 
 
 def test_an_object_store_may_be_the_slow_tier(top: Path) -> None:

@@ -20,7 +20,7 @@ from penstock.checkpoint.codecs.codec import SLACK_BYTES, Coder, Pair
 from penstock.checkpoint.dtypes import DTYPES, DType
 from penstock.checkpoint.manifest import Manifest, Reference, Stored, folder_of
 from penstock.checkpoint.parts import Part, PartReader, PartWriter
-from penstock.checkpoint.tensors import Layout, Tensor
+from penstock.checkpoint.tensors import Layout
 from penstock.checkpoint.tier import Draft, Reader, Tier
 from penstock.checkpoint.writing import InMemory, Piece, References, TensorWriter, pairs_of
 from penstock.errors import ConfigError, DataError, FormatError
@@ -299,12 +299,15 @@ def opened_reference(
 
 
 def made_coder(
-    codec: str, tensors: Callable[[], Iterable[Tensor]], references: References | None
+    codec: str, pieces: Callable[[], Iterable[Piece]], references: References | None
 ) -> Coder | None:
-    """Return what encodes a snapshot's blocks; None: they are stored as they are."""
+    """Return what encodes a snapshot's blocks; None: they are stored as they are.
+
+    pieces: goes through all of them, each valid until the next, for a codec that looks first.
+    """
     if codec == RAW:
         return None
-    return codec_named(codec).coder(lambda: pairs_of(tensors(), references))
+    return codec_named(codec).coder(lambda: pairs_of(pieces(), references))
 
 
 def warm_up(codec: str, dtypes: Iterable[DType]) -> None:

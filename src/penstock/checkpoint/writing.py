@@ -99,13 +99,13 @@ class _Room:
         self.scratch = Scratch()
 
 
-def pairs_of(tensors: Iterable[Tensor], references: References | None) -> Iterator[Pair]:
+def pairs_of(pieces: Iterable[Piece], references: References | None) -> Iterator[Pair]:
     """Yield the blocks of a snapshot beside those they may be differences to; each is valid until the next."""
     scratch = Scratch()
-    for tensor in tensors:
-        for block in _blocks(Piece(tensor.layout, 0, tensor.data)):
+    for piece in pieces:
+        for block in _blocks(piece):
             reference = None if references is None else references.block(*block[:2], scratch)
-            yield Pair(block.values, tensor.layout.dtype, reference)
+            yield Pair(block.values, piece.layout.dtype, reference)
 
 
 class TensorWriter:
