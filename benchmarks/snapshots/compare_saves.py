@@ -9,6 +9,8 @@ The state is the transformer's weights and AdamW moments from eight pairs of nei
 different names: saves see one side and the other of the pairs in turn, so that a difference is one between real
 neighbours. Each way of saving is a process of its own with all processors; rounds go through all of them, in another
 order each. Nothing else runs in the process: a training would share processors with what saves in the background.
+What a save wrote leaves the page cache before the next one, off the clock, so that each is written into pages that were
+used before, however many files a way of saving keeps.
 
 Blocked: until training may change the state. Durable: until files and folders are synced, by the way itself or, where
 it does none, by fsync of each file, each folder and the folder above; of ours until the commit, by its own clock, after
@@ -52,7 +54,7 @@ HERE = Path(__file__).resolve().parent
 CODEC = "balance"
 #: What has no place in the table of saves to one folder, and what in that of the slow tier.
 TIERED = "penstock, fast tier"
-NOT_SLOWED = ("limit: memory copy", "limit: encode", "penstock balance, streamed")
+NOT_SLOWED = ("limit: memory copy", "limit: encode", "penstock speed", "penstock balance, streamed")
 
 
 @dataclass

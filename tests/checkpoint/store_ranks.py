@@ -62,10 +62,10 @@ def full_disk(is_full: bool, within: str = "") -> Any:
     """Let writes fail, of files whose path has a text in it."""
     write = local.LocalWriter.write
 
-    def fail(self: Any, data: Any) -> None:
+    def fail(self: Any, *pieces: Any) -> None:
         if within in str(self._path):
             raise DataError(f"{self._path}: No space left on device")
-        write(self, data)
+        write(self, *pieces)
 
     if is_full:
         local.LocalWriter.write = fail  # type: ignore[method-assign]

@@ -491,10 +491,10 @@ def test_a_write_that_fails_half_way_leaves_nothing_on_the_slow_tier(
     write = LocalWriter.write
     writes = itertools.count()
 
-    def fail_at_the_second(self: LocalWriter, data: NDArray[np.uint8]) -> None:
+    def fail_at_the_second(self: LocalWriter, *pieces: NDArray[np.uint8]) -> None:
         if next(writes) == 1:
             raise DataError("no space left on the slow tier")
-        write(self, data)
+        write(self, *pieces)
 
     monkeypatch.setattr(LocalWriter, "write", fail_at_the_second)
     slow.let(100)

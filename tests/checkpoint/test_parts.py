@@ -29,8 +29,9 @@ class Memory:
     def nbytes(self) -> int:
         return len(self.data)
 
-    def write(self, data: Bytes) -> None:
-        self.data += data.tobytes()
+    def write(self, *pieces: Bytes) -> None:
+        for data in pieces:
+            self.data += data.tobytes()
 
     def finish(self) -> None:
         self.is_finished = True

@@ -49,9 +49,9 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     hold = Held()
     write = local.LocalWriter.write
 
-    def held_write(writer: local.LocalWriter, data: Bytes) -> None:
+    def held_write(writer: local.LocalWriter, *pieces: Bytes) -> None:
         hold.before_write()
-        write(writer, data)
+        write(writer, *pieces)
 
     monkeypatch.setattr(local.LocalWriter, "write", held_write)
     yield hold
@@ -385,10 +385,10 @@ def test_a_save_that_is_interrupted_at_the_end_of_the_process_is_finished(folder
 
     write = local.LocalWriter.write
     began, interrupted = threading.Event(), threading.Event()
-    def held(writer, data):
+    def held(writer, *pieces):
         began.set()
         interrupted.wait(30)
-        write(writer, data)
+        write(writer, *pieces)
     local.LocalWriter.write = held
     store = SnapshotStore(sys.argv[1], codec="rle4", report=None)
     saving = store.save(1, {"a": np.arange(5)})

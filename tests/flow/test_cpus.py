@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.flow.cpus import available_cpus, default_readers, memory_limit_bytes
+from penstock.flow.cpus import available_cpus, default_readers, give_way, memory_limit_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -120,3 +122,25 @@ def test_a_cgroup_without_a_memory_limit_leaves_the_hosts(tmp_path: Path) -> Non
 def test_the_real_host_can_be_asked() -> None:
     assert 1 <= available_cpus() <= 8
     assert 0 < memory_limit_bytes() <= psutil.virtual_memory().total
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a niceness is the process's elsewhere")
+def test_a_thread_that_gives_way_does_so_with_those_that_it_starts_and_nobody_else() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before = niceness()
+    found: list[int] = []
+
+    def work() -> None:
+        give_way()
+        found.append(niceness())
+        started = threading.Thread(target=lambda: found.append(niceness()))
+        started.start()
+        started.join()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [19, 19]
+    assert niceness() == before

@@ -126,7 +126,7 @@ def go(report: Report) -> None:
     write = local.LocalWriter.write
     if RANK == SIZE - 1:
 
-        def fail(self: Any, data: Any) -> None:
+        def fail(self: Any, *pieces: Any) -> None:
             raise DataError("No space left on device")
 
         local.LocalWriter.write = fail  # type: ignore[method-assign]

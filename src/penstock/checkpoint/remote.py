@@ -292,15 +292,15 @@ class _RemoteWriter:
     def file(self) -> str:
         return self._path.rpartition("/")[2]
 
-    def write(self, data: Bytes) -> None:
-        view = data.data
+    def write(self, *pieces: Bytes) -> None:
         with self._attempt():
-            for start in range(0, len(view), _PIECE_BYTES):
-                piece = bytes(view[start : start + _PIECE_BYTES])
-                self._file.write(piece)
-                self._written_bytes += len(piece)
-                if self._blocks_may_grow:
-                    self._file.blocksize = block_bytes_after(self._written_bytes)
+            for data in pieces:
+                for start in range(0, data.size, _PIECE_BYTES):
+                    piece = bytes(data.data[start : start + _PIECE_BYTES])
+                    self._file.write(piece)
+                    self._written_bytes += len(piece)
+                    if self._blocks_may_grow:
+                        self._file.blocksize = block_bytes_after(self._written_bytes)
 
     def finish(self) -> None:
         with self._attempt():

@@ -152,11 +152,12 @@ class _CappedWriter:
         self._writer = writer
         self._pace = pace
 
-    def write(self, data: Bytes) -> None:
-        for start in range(0, len(data), self._pace.piece_bytes):
-            piece = data[start : start + self._pace.piece_bytes]
-            self._pace.wait(len(piece))
-            self._writer.write(piece)
+    def write(self, *pieces: Bytes) -> None:
+        for data in pieces:
+            for start in range(0, len(data), self._pace.piece_bytes):
+                piece = data[start : start + self._pace.piece_bytes]
+                self._pace.wait(len(piece))
+                self._writer.write(piece)
 
     def finish(self) -> None:
         self._writer.finish()

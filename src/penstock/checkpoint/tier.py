@@ -33,8 +33,8 @@ class Reader(Protocol):
 class Writer(Protocol):
     """A new file of a snapshot that is being written, from its beginning to its end."""
 
-    def write(self, data: Bytes) -> None:
-        """Append bytes; `data` may be reused once this returns. Raises: DataError naming the file."""
+    def write(self, *pieces: Bytes) -> None:
+        """Append bytes; the pieces may be reused once this returns. Raises: DataError naming the file."""
         ...
 
     def finish(self) -> None:

@@ -145,13 +145,17 @@ class TensorWriter:
         pieces: a tensor's in a row, in the order of its blocks.
         Raises: DataError, FormatError from the file or the reference.
         """
+        #: What waits to be written lies there.
+        rooms: list[_Room] = []
         for group, encoded, room, seconds in self._workers.map(self._encode, self._groups(pieces)):
             self.encode_seconds += seconds
             self.encoded_bytes += sum(block.values.size for block in group)
             for block, made in zip(group, encoded, strict=True):
                 self._append(block, made)
-            self._written(sum(made.payload.size for made in encoded))
-            self._rooms.put(room)
+            rooms.append(room)
+            if self._writer.is_full:
+                self._flush(rooms)
+        self._flush(rooms)
 
     def _groups(self, pieces: Iterable[Piece]) -> Iterator[list[_Block]]:
         next_block = self._writer.blocks
@@ -169,6 +173,11 @@ class TensorWriter:
                     group, size = [], 0
         if group:
             yield group
+
+    def _flush(self, rooms: list[_Room]) -> None:
+        self._written(self._writer.flush())
+        while rooms:
+            self._rooms.put(rooms.pop())
 
     def _append(self, block: _Block, made: _Encoded) -> None:
         kind, payload, checksum = made.kind, made.payload, made.checksum

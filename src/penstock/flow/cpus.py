@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+import sys
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from penstock.errors import ConfigError
 
 _ROOT = Path("/")
+#: Niceness of who takes what others leave: a seventieth of a processor where all are wanted.
+_LAST = 19
 
 
 def available_cpus(root: Path = _ROOT, environment: Mapping[str, str] = os.environ) -> int:
@@ -42,6 +47,18 @@ def default_readers(cpus: int) -> int:
 def default_coders() -> int:
     """Return how many threads to encode or decode snapshots with: 4 outrun most disks, and training needs some too."""
     return min(4, available_cpus())
+
+
+def give_way() -> None:
+    """Have the calling thread leave processors to all that want them, for as long as it lives: its work can wait.
+
+    So do the threads that it starts. Only on Linux, where a niceness is a thread's own.
+    """
+    if sys.platform == "linux":
+        with suppress(
+            PermissionError
+        ):  # a sandbox may forbid even that: the thread works beside the others then
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LAST)
 
 
 def memory_limit_bytes(root: Path = _ROOT) -> int:
