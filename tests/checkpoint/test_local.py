@@ -56,6 +56,47 @@ def test_a_folder_that_vanished_is_named(tmp_path: Path, call: str) -> None:
         CALLS[call](tier)
 
 
+def test_a_rank_that_sees_another_folder_than_rank_0_is_told_so(tmp_path: Path) -> None:
+    LocalTier(tmp_path / "one").begin("step-1", UID)
+    elsewhere = LocalTier(tmp_path / "other").begin("step-1", UID, join=True)
+
+    with pytest.raises(DataError, match=r"other is another folder here .* all ranks must see the same one"):
+        elsewhere.create("part")
+
+
+def test_a_file_is_written_whole_from_any_number_of_pieces_of_any_size(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    pieces = [draw.integers(0, 256, size, np.uint8) for size in draw.integers(0, 40, 3000)]
+    pieces.append(draw.integers(0, 256, 20 << 20, np.uint8))
+    draft = LocalTier(tmp_path).begin("step-1", UID)
+    writer = draft.create("part")
+
+    writer.write(*pieces)
+    writer.write()
+    writer.write(pieces[0], pieces[-1])
+    writer.finish()
+    draft.commit(b"manifest")
+
+    expected = np.concatenate([*pieces, pieces[0], pieces[-1]]).tobytes()
+    assert LocalTier(tmp_path).read("step-1", "part") == expected
+
+
+def test_a_system_that_takes_a_few_bytes_at_a_time_gets_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def some(descriptor: int, buffers: list[memoryview]) -> int:
+        return os.write(descriptor, buffers[0][:7])
+
+    monkeypatch.setattr(os, "writev", some)
+    pieces = [np.frombuffer(bytes(range(size)), np.uint8) for size in (1, 7, 8, 20, 0, 3)]
+    writer = LocalTier(tmp_path).begin("step-1", UID).create("part")
+    writer.write(*pieces)
+    writer.finish()
+
+    (part,) = tmp_path.glob("*/part")
+    assert part.read_bytes() == np.concatenate(pieces).tobytes()
+
+
 def test_a_draft_whose_folder_vanished_says_so_and_aborts(tmp_path: Path) -> None:
     tier = LocalTier(tmp_path / "store")
     draft = tier.begin("step-1", UID)

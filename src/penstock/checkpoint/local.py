@@ -102,7 +102,7 @@ class LocalTier:
             self.make()
             with _told(unfinished):
                 unfinished.mkdir()
-        return LocalDraft(unfinished, self.path / folder)
+        return LocalDraft(unfinished, self.path / folder, is_joined=join)
 
     def put(self, file: str, data: bytes) -> None:
         """Write a small file beside the snapshots: it appears whole or not at all. Raises: DataError."""
@@ -154,12 +154,18 @@ class LocalTier:
 class LocalDraft:
     """A snapshot that is being written into a folder that nobody looks at."""
 
-    def __init__(self, unfinished: Path, final: Path) -> None:
+    def __init__(self, unfinished: Path, final: Path, *, is_joined: bool) -> None:
         self._unfinished = unfinished
         self._final = final
+        self._is_joined = is_joined
 
     def create(self, file: str) -> LocalWriter:
-        """Begin a file. Raises: DataError naming it."""
+        """Begin a file. Raises: DataError naming it, or the folder where another rank began in another one."""
+        if self._is_joined and not self._unfinished.is_dir():
+            raise DataError(
+                f"{self._final.parent} is another folder here than where rank 0 began {self._final.name}: all ranks must "
+                "see the same one, on a file system that their hosts share"
+            )
         return LocalWriter(self._unfinished / file)
 
     def open(self, file: str) -> LocalReader:
