@@ -163,8 +163,8 @@ class LocalDraft:
         """Begin a file. Raises: DataError naming it, or the folder where another rank began in another one."""
         if self._is_joined and not self._unfinished.is_dir():
             raise DataError(
-                f"{self._final.parent} is another folder here than where rank 0 began {self._final.name}: all ranks must "
-                "see the same one, on a file system that their hosts share"
+                f"{self._final.parent} is another folder here than where rank 0 began {self._final.name}: all ranks "
+                "must see the same one, on a file system that their hosts share"
             )
         return LocalWriter(self._unfinished / file)
 
