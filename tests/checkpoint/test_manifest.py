@@ -43,6 +43,7 @@ MANIFEST = Manifest(
     step=120,
     uid=UID,
     created_seconds=1_750_000_000.25,
+    clock_seconds=1_750_000_000.25,
     since_bytes=(700, 300),
     codec="balance",
     reference=Reference(110, OTHER_UID),
@@ -73,6 +74,13 @@ def test_a_manifest_comes_back_as_it_was_written() -> None:
     assert read_manifest(write_manifest(MANIFEST), "here") == MANIFEST
     whole = replace(MANIFEST, reference=None, since_bytes=(), kept_mantissa_bits=10)
     assert read_manifest(write_manifest(whole), "here") == whole
+
+
+def test_what_the_clock_said_is_written_where_it_had_been_set_back_and_read_where_it_is() -> None:
+    back = replace(MANIFEST, clock_seconds=1_700_000_000.5)
+
+    assert read_manifest(write_manifest(back), "here") == back
+    assert "clock_seconds" not in said(), "as those who came before wrote it"
 
 
 def test_it_says_how_many_bytes_there_are() -> None:

@@ -141,6 +141,27 @@ def test_a_step_that_is_there_is_not_saved_again_and_the_clock_may_be_set_back(
     assert plan.reference.step == 5
 
 
+def test_what_was_saved_while_the_clock_was_ahead_does_not_stay_for_ever(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does what came after: its order is that of dates, so it was dated after."""
+    now_seconds = 1.0e9
+    monkeypatch.setattr("penstock.checkpoint.recipe.time.time", lambda: now_seconds)
+    keep = Keep(last=None, max_age_seconds=3600.0)
+
+    def save(step: int, seconds: float) -> list[int]:
+        nonlocal now_seconds
+        now_seconds = 1.0e9 + seconds
+        return saved(folder, [step], keep=keep, scheme="complete").steps()
+
+    assert save(1, 3.0e7) == [1]
+    assert save(2, 3.0e7 + 60) == [1, 2]
+    assert save(3, 0.0) == [1, 2, 3], "in the order of the saves, whatever the clock said"
+    assert save(4, 1800.0) == [1, 2, 3, 4]
+    assert save(5, 3600.0) == [1, 2, 3, 4, 5]
+    assert save(6, 3601.0) == [4, 5, 6]
+
+
 def test_a_plan_travels_to_other_ranks_as_json(folder: Path) -> None:
     import json
 
@@ -174,7 +195,7 @@ def test_a_part_is_read_back_to_its_end_where_that_is_wanted(folder: Path) -> No
     catalog = saved(folder, [1])
     manifest = catalog.manifest(0, 1)
     assert manifest is not None
-    plan = Plan(1, manifest.uid, manifest.created_seconds, (), None)
+    plan = Plan(1, manifest.uid, manifest.created_seconds, manifest.clock_seconds, (), None)
     (part,) = manifest.parts
     path = folder / "step-000000000001" / part.file
     check_part(catalog.tiers[0], plan, 0, part, to_its_end=True)

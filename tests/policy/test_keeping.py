@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -114,6 +115,34 @@ def test_a_clock_that_was_set_back_forgets_nothing() -> None:
     assert to_forget(run_of(range(1, 9)), Keep(last=None, max_age_seconds=25.0), -1e9) == []
 
 
+def test_a_snapshot_of_a_clock_that_was_ahead_grows_old_with_the_one_after_it() -> None:
+    """Else it was younger than any age for a year, as was what was stored as a difference to it."""
+    times = [(0.0, 0.0), (10.0, 10.0), (3e7, 3e7), (3.1e7, 3.1e7), (3.1e7 + 1, 30.0), (3.1e7 + 2, 40.0)]
+    snapshots = [
+        StoredSnapshot(step, created, KB, clock_seconds=said) for step, (created, said) in enumerate(times, 1)
+    ]
+    keep = Keep(last=None, max_age_seconds=100.0)
+
+    assert to_forget(snapshots, keep, 120.0) == [2, 1]
+    assert to_forget(snapshots, keep, 130.0) == [2, 1]
+    assert to_forget(snapshots, keep, 131.0) == [5, 4, 3, 2, 1]
+    assert to_forget(snapshots[:4], keep, 1e6) == [2, 1], "these may be of this minute"
+
+
+def test_a_clock_that_was_behind_once_makes_nothing_look_old() -> None:
+    """A machine without a battery saved before it had asked what time it is."""
+    times = [(1000.0, 1000.0), (1010.0, 1010.0), (1010.1, 0.0), (1030.0, 1030.0)]
+    snapshots = [
+        StoredSnapshot(step, created, KB, clock_seconds=said) for step, (created, said) in enumerate(times, 1)
+    ]
+    keep = Keep(last=None, max_age_seconds=100.0)
+
+    assert to_forget(snapshots[:3], keep, 1.0) == []
+    assert to_forget(snapshots, keep, 1100.0) == []
+    assert to_forget(snapshots, keep, 1105.0) == [1]
+    assert to_forget(snapshots, keep, 1111.0) == [3, 2, 1]
+
+
 def test_the_oldest_go_until_the_bytes_fit_whichever_rule_wanted_them() -> None:
     keep = Keep(last=3, every_steps=2, max_bytes=3 * KB)
 
@@ -182,6 +211,7 @@ def stores(draw: st.DrawFn) -> list[StoredSnapshot]:
                 draw(st.integers(0, 5)),
                 draw(st.one_of(st.none(), earlier, earlier, st.sampled_from([*steps, 99]))),
                 draw(st.sampled_from([True, True, True, False])),
+                draw(st.one_of(st.none(), st.integers(0, 30).map(float))),
             )
         )
     return snapshots
@@ -237,9 +267,17 @@ def slow_kept(snapshots: list[StoredSnapshot], keep: Keep, now_seconds: float, i
                 first = min(after, key=lambda place: snapshots[place].step)
                 if multiple > 0 or snapshots[first].step == 0:
                     wanted.add(first)
+
+    @functools.cache
+    def made(place: int) -> float:
+        snapshot = snapshots[place]
+        if snapshot.created_seconds <= now_seconds:
+            return snapshot.created_seconds
+        clock = snapshot.created_seconds if snapshot.clock_seconds is None else snapshot.clock_seconds
+        return min(now_seconds, clock, *(made(later) for later in places if later > place))
+
     if keep.max_age_seconds is not None:
-        age = keep.max_age_seconds
-        wanted = {place for place in wanted if now_seconds - snapshots[place].created_seconds <= age}
+        wanted = {place for place in wanted if now_seconds - made(place) <= keep.max_age_seconds}
     must = {newest} | {where[step] for step in in_use if step in where}
 
     def everything() -> set[int]:
@@ -326,7 +364,9 @@ def test_a_stricter_rule_or_a_later_hour_keeps_nothing_more(
         keep.max_bytes is None
     ):  # with it, what is wanted more, or no more, takes or leaves room for the others
         assert set(to_forget(snapshots, loose, float(now))) <= gone
-        assert gone <= set(to_forget(snapshots, keep, float(now + more)))
+        if all(snapshot.created_seconds <= now for snapshot in snapshots):
+            # Else what was not there yet may be by then, and is as young as it said.
+            assert gone <= set(to_forget(snapshots, keep, float(now + more)))
 
 
 @given(stores())

@@ -210,6 +210,7 @@ class Catalog:
                 copy.manifest.stored_bytes,
                 copy.manifest.reference.step if copy.manifest.reference else None,
                 is_whole=(tier, copy.manifest.uid) not in self._damaged,
+                clock_seconds=copy.manifest.clock_seconds,
             )
             for copy in self.on_tier(tier)
         ]

@@ -140,7 +140,7 @@ class Drainer:
                     None,
                     StagingArea(),
                     waves,
-                    plan=Plan(step, manifest.uid, manifest.created_seconds, (), None),
+                    plan=Plan(step, manifest.uid, manifest.created_seconds, manifest.clock_seconds, (), None),
                     rank_trees=manifest.rank_trees,
                 )
                 job.is_copied.set()

@@ -57,7 +57,8 @@ class Manifest:
     """A snapshot without its bytes.
 
     uid: of this snapshot, 32 hexadecimal digits, never used twice.
-    created_seconds: when the state was copied, since 1970-01-01 UTC.
+    created_seconds: when the state was copied, since 1970-01-01 UTC, and in any case after all that were saved before.
+    clock_seconds: when that was as the clock said, which is less where it was set back in between.
     since_bytes: what was stored for its baseline and for each snapshot since, before this one; empty for a baseline.
     codec: name of the codec that wrote it; blocks say themselves how they are decoded.
     kept_mantissa_bits: to which float32 and wider numbers were cut before they were stored; None: nothing was cut.
@@ -68,6 +69,7 @@ class Manifest:
     step: int
     uid: str
     created_seconds: float
+    clock_seconds: float
     since_bytes: tuple[int, ...]
     codec: str
     reference: Reference | None
@@ -124,6 +126,8 @@ def write_manifest(manifest: Manifest) -> bytes:
         "tree": manifest.tree,
         "rank_trees": manifest.rank_trees,
     }
+    if manifest.clock_seconds != manifest.created_seconds:
+        data["clock_seconds"] = manifest.clock_seconds
     line = json.dumps(data, allow_nan=False, separators=(",", ":")).encode()
     return line + b"\n" + xxhash.xxh3_128_hexdigest(line).encode() + b"\n"
 
@@ -185,6 +189,7 @@ def _manifest(said: Mapping[str, Any]) -> Manifest:
         step=_whole(said.get("step"), "step"),
         uid=_matching(said.get("uid"), _UID, "uid"),
         created_seconds=_number(said.get("created_seconds"), "created_seconds"),
+        clock_seconds=_number(said.get("clock_seconds", said.get("created_seconds")), "clock_seconds"),
         since_bytes=tuple(_whole(nbytes, "since_bytes") for nbytes in _list(said, "since_bytes")),
         codec=_text(said.get("codec"), "codec"),
         reference=_reference(said.get("reference")),

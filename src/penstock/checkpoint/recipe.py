@@ -94,13 +94,15 @@ def is_whole(value: object) -> bool:
 class Plan:
     """What rank 0 decided of a snapshot before anything of it is written.
 
-    reference: to which it is a difference; None: whole. chain: tier and step of each snapshot that the reference is
-        made of, the one that needs none first. why_whole: where it is whole and need not be by the scheme, or "".
+    created_seconds, clock_seconds: see `Manifest`. reference: to which it is a difference; None: whole. chain: tier and
+        step of each snapshot that the reference is made of, the one that needs none first. why_whole: where it is whole
+        and need not be by the scheme, or "".
     """
 
     step: int
     uid: str
     created_seconds: float
+    clock_seconds: float
     since_bytes: tuple[int, ...]
     reference: Reference | None
     chain: tuple[tuple[int, int], ...] = ()
@@ -113,6 +115,7 @@ class Plan:
             self.step,
             self.uid,
             self.created_seconds,
+            self.clock_seconds,
             self.since_bytes,
             reference,
             self.chain,
@@ -122,17 +125,18 @@ class Plan:
     @classmethod
     def read(cls, written: Any) -> Plan:
         """Return what `write` wrote."""
-        step, uid, created_seconds, since_bytes, reference, chain, why_whole = written
+        step, uid, created_seconds, clock_seconds, since_bytes, reference, chain, why_whole = written
         links = tuple((tier, link) for tier, link in chain)
         made = reference and Reference(*reference)
-        return cls(step, uid, created_seconds, tuple(since_bytes), made, links, why_whole)
+        return cls(step, uid, created_seconds, clock_seconds, tuple(since_bytes), made, links, why_whole)
 
 
 def new_plan(step: int, catalog: Catalog) -> Plan:
     """Return a snapshot that is made now, as a baseline."""
     # After all others, also if the clock was set back: their order is that of their times.
-    now_seconds = max(time.time(), catalog.newest_seconds() + _TICK_SECONDS)
-    return Plan(step, secrets.token_hex(16), now_seconds, (), None)
+    clock_seconds = time.time()
+    created_seconds = max(clock_seconds, catalog.newest_seconds() + _TICK_SECONDS)
+    return Plan(step, secrets.token_hex(16), created_seconds, clock_seconds, (), None)
 
 
 def decide(catalog: Catalog, tier: int, new: Plan, way: Way, layouts: Iterable[Layout]) -> Plan:
@@ -335,6 +339,7 @@ def manifest_of(
         step=plan.step,
         uid=plan.uid,
         created_seconds=plan.created_seconds,
+        clock_seconds=plan.clock_seconds,
         since_bytes=plan.since_bytes,
         codec=way.codec,
         reference=plan.reference,

@@ -86,10 +86,11 @@ class StoredSnapshot:
     """A committed snapshot, as retention sees it.
 
     step: of the training; names the snapshot.
-    created_seconds: when it was committed, on the clock that `now_seconds` is read from.
+    created_seconds: when it was committed, on the clock that `now_seconds` is read from; after all before it.
     stored_bytes: of its own files, those it refers to not included.
     reference_step: of the snapshot that it is stored as a difference to; None for one that is stored whole.
     is_whole: False where its own files are known to be damaged.
+    clock_seconds: what the clock said then, where it said less because it had been set back; None: as created.
     """
 
     step: int
@@ -97,6 +98,7 @@ class StoredSnapshot:
     stored_bytes: int
     reference_step: int | None = None
     is_whole: bool = True
+    clock_seconds: float | None = None
 
 
 def to_forget(
@@ -124,7 +126,8 @@ def to_forget(
     wanted = _wanted(snapshots, can_restore, keep)
     if keep.max_age_seconds is not None:
         oldest_seconds = now_seconds - keep.max_age_seconds
-        wanted = [place for place in wanted if snapshots[place].created_seconds >= oldest_seconds]
+        made_seconds = _made_seconds(snapshots, now_seconds)
+        wanted = [place for place in wanted if made_seconds[place] >= oldest_seconds]
     used = {place for place, snapshot in enumerate(snapshots) if snapshot.step in in_use}
     kept = _Kept(snapshots, parents, {*wanted, newest, *used})
     if keep.max_bytes is not None:
@@ -219,6 +222,27 @@ def _wanted(snapshots: Sequence[StoredSnapshot], can_restore: Sequence[bool], ke
             wanted.append(place)
         newer += can_restore[place]
     return wanted[::-1]
+
+
+def _made_seconds(snapshots: Sequence[StoredSnapshot], now_seconds: float) -> list[float]:
+    """Return when each was made at the latest, though the clock may have been ahead.
+
+        created         100   200   999   1000   1001   now 500
+        clock said      100   200   999    310    400
+        made            100   200   310    310    400
+
+    What is dated before now is believed. Not also taken to be as old as what came later: a clock that was behind once
+    would make all before it look old, and go.
+    """
+    found = []
+    later_seconds = now_seconds
+    for snapshot in reversed(snapshots):
+        seconds, clock_seconds = snapshot.created_seconds, snapshot.clock_seconds
+        if seconds > now_seconds:
+            seconds = min(later_seconds, seconds if clock_seconds is None else clock_seconds)
+        later_seconds = min(later_seconds, seconds)
+        found.append(seconds)
+    return found[::-1]
 
 
 def _marks(
