@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.checkpoint.dtypes import dtype_named
-from penstock.checkpoint.sharding import Shard, check_whole, copies_into, shards_of
+from penstock.checkpoint.sharding import Assignment, assign, check_whole, copies_into
 from penstock.checkpoint.tensors import Box, Layout
 from penstock.errors import ConfigError
 
@@ -61,11 +61,11 @@ def test_what_every_rank_holds_is_written_by_one_and_evenly() -> None:
     """Data parallelism: four ranks hold the same twelve tensors."""
     layouts = [full(f"layer{number}", 10 * number) for number in range(1, 13)]
 
-    shards = shards_of([layouts] * 4)
+    assigned = assign([layouts] * 4)
 
-    assert sorted(shard.layout.name for shard in shards) == sorted(layout.name for layout in layouts)
-    assert all(shard.holders == (0, 1, 2, 3) for shard in shards)
-    written = [sum(shard.layout.nbytes for shard in shards if shard.writer == rank) for rank in range(4)]
+    assert sorted(one.layout.name for one in assigned) == sorted(layout.name for layout in layouts)
+    assert all(one.holders == (0, 1, 2, 3) for one in assigned)
+    written = [sum(one.layout.nbytes for one in assigned if one.writer == rank) for rank in range(4)]
     assert sum(written) == sum(layout.nbytes for layout in layouts)
     assert max(written) <= sum(written) / 4 + 120 * 4
 
@@ -73,16 +73,16 @@ def test_what_every_rank_holds_is_written_by_one_and_evenly() -> None:
 def test_replicated_tensors_even_out_what_single_holders_must_write() -> None:
     held = [[full("table", 500), full("bias", 900)], [full("bias", 900)]]
 
-    shards = shards_of(held)
+    assigned = assign(held)
 
-    assert [(shard.layout.name, shard.writer) for shard in shards] == [("bias", 1), ("table", 0)]
+    assert [(one.layout.name, one.writer) for one in assigned] == [("bias", 1), ("table", 0)]
 
 
 def test_the_largest_are_given_away_first() -> None:
     """In the order of their names, one rank would write three of four."""
     layouts = [full("a", 1), full("b", 1), full("c", 2)]
 
-    assert [shard.writer for shard in shards_of([layouts] * 2)] == [1, 1, 0]
+    assert [one.writer for one in assign([layouts] * 2)] == [1, 1, 0]
 
 
 @given(st.lists(st.lists(st.integers(0, 9), unique=True, max_size=10), min_size=1, max_size=5), st.randoms())
@@ -92,30 +92,30 @@ def test_each_part_is_written_once_by_a_holder_whatever_order_ranks_list_them_in
     layouts = [[full(f"t{number}", 1 + 3 * number) for number in numbers] for numbers in held]
     shuffled = [shuffle.sample(own, len(own)) for own in layouts]
 
-    shards = shards_of(layouts)
+    assigned = assign(layouts)
 
-    assert shards == shards_of(shuffled)
-    assert [shard.layout.name for shard in shards] == sorted(
+    assert assigned == assign(shuffled)
+    assert [one.layout.name for one in assigned] == sorted(
         {f"t{number}" for number in itertools.chain(*held)}
     )
-    for shard in shards:
-        assert shard.holders == tuple(rank for rank, own in enumerate(layouts) if shard.layout in own)
-        assert shard.writer in shard.holders
+    for one in assigned:
+        assert one.holders == tuple(rank for rank, own in enumerate(layouts) if one.layout in own)
+        assert one.writer in one.holders
 
 
 def test_rows_spread_over_ranks_stay_where_they_are() -> None:
     held = [[part("weight", (8, 3), (2 * rank, 0), (2, 3))] for rank in range(4)]
 
-    assert shards_of(held) == tuple(Shard(held[rank][0], (rank,), rank) for rank in range(4))
+    assert assign(held) == tuple(Assignment(held[rank][0], (rank,), rank) for rank in range(4))
 
 
 def test_nothing_held_is_nothing_written() -> None:
-    assert shards_of([[], []]) == ()
+    assert assign([[], []]) == ()
 
 
 def test_a_part_held_twice_by_one_rank_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"bias is held twice by rank 1"):
-        shards_of([[full("bias", 3)], [full("bias", 3), full("bias", 3)]])
+        assign([[full("bias", 3)], [full("bias", 3), full("bias", 3)]])
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_part_held_twice_by_one_rank_is_refused() -> None:
 )
 def test_ranks_that_disagree_on_a_tensor_are_refused(other: Layout, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        shards_of([[full("bias", 3)], [other]])
+        assign([[full("bias", 3)], [other]])
 
 
 # Whether parts make up the whole

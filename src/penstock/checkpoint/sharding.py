@@ -22,8 +22,8 @@ Extent = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
-    """A tensor, or a part of one, as a snapshot keeps it: once.
+class Assignment:
+    """A tensor, or a part of one, which a snapshot keeps once, and who writes it.
 
     holders: the ranks that hold it, ascending; more than one where it is replicated. writer: the one that writes it.
     """
@@ -45,7 +45,7 @@ class Copy:
     target: tuple[slice, ...]
 
 
-def shards_of(held: Sequence[Sequence[Layout]]) -> tuple[Shard, ...]:
+def assign(held: Sequence[Sequence[Layout]]) -> tuple[Assignment, ...]:
     """Return what a snapshot of all ranks holds, sorted by name and place, and who writes it.
 
     held: per rank, the layouts of its tensors, in any order. Two ranks that hold the same name and box hold the same
@@ -74,7 +74,7 @@ def shards_of(held: Sequence[Sequence[Layout]]) -> tuple[Shard, ...]:
         writer = min(holders[layout], key=bytes_of_rank.__getitem__)
         writers[layout] = writer
         bytes_of_rank[writer] += layout.nbytes
-    return tuple(Shard(layout, tuple(holders[layout]), writers[layout]) for layout in ordered)
+    return tuple(Assignment(layout, tuple(holders[layout]), writers[layout]) for layout in ordered)
 
 
 def check_whole(layouts: Iterable[Layout]) -> None:

@@ -31,7 +31,7 @@ from penstock.checkpoint.reading import Chain, Wanted, decode_all, parts_by_name
 from penstock.checkpoint.recipe import RAW, Way, is_whole, warm_up, way_of
 from penstock.checkpoint.replicas import digest_of, digests_of, told_apart
 from penstock.checkpoint.saving import Saved, Saving, Waves
-from penstock.checkpoint.sharding import Shard, check_whole, shards_of
+from penstock.checkpoint.sharding import Assignment, assign, check_whole
 from penstock.checkpoint.staging import StagingArea, room_of, waves_of
 from penstock.checkpoint.state import Flat, flatten
 from penstock.checkpoint.tensors import Layout
@@ -328,7 +328,7 @@ class SnapshotStore:
         #: What was last told of floats that differ between ranks.
         self._told_apart = ""
         #: Of all ranks, when they last agreed: a digest of each rank's layouts, and who writes what.
-        self._shards: tuple[builtins.list[str], tuple[Shard, ...]] | None = None
+        self._agreed: tuple[builtins.list[str], tuple[Assignment, ...]] | None = None
         self._way = way
         self._keep = keep
         self._saving: Saving | None = None
@@ -557,7 +557,7 @@ class SnapshotStore:
             check_whole(layout for layout in held if layout.box is not None)
             return held, frozenset(held)
         # Digests come with every save, for one rank's model may have changed; spelled out only where it has.
-        if self._shards is None or self._shards[0] != digests:
+        if self._agreed is None or self._agreed[0] != digests:
             of_ranks = self._ranks.all_gather(f"the layouts of step {step}", _rows(flat, own))
             known = {row[0] for row in of_ranks[0][0]}
             for rank, (same, _) in enumerate(of_ranks):
@@ -568,10 +568,10 @@ class SnapshotStore:
                         "give what a rank has for itself as per_rank"
                     )
             held_by = [[read_layout(row) for row in [*same, *own_rows]] for same, own_rows in of_ranks]
-            self._shards = digests, shards_of(held_by)
-        shards = self._shards[1]
-        mine = frozenset(shard.layout for shard in shards if shard.writer == self._ranks.rank)
-        return [shard.layout for shard in shards], mine
+            self._agreed = digests, assign(held_by)
+        assigned = self._agreed[1]
+        mine = frozenset(one.layout for one in assigned if one.writer == self._ranks.rank)
+        return [one.layout for one in assigned], mine
 
     def _told(self, line: str) -> None:
         if self._report is not None and self._ranks.rank == 0:
