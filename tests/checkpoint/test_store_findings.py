@@ -67,7 +67,8 @@ def test_what_to_keep_is_checked_when_it_is_said(fields: dict[str, Any], told: s
 
 
 def test_the_most_bytes_to_keep_may_be_given_as_text() -> None:
-    assert Keep(max_bytes="50 GB") == Keep(max_bytes=50 * 10**9)  # type: ignore[arg-type]
+    assert Keep(max_bytes="50 GB") == Keep(max_bytes=50 * 10**9)
+    assert Keep(max_bytes="50 GB").limit_bytes == 50 * 10**9
 
 
 def test_the_distance_of_baselines_may_be_found_by_the_store(folder: Path) -> None:

@@ -285,8 +285,8 @@ def slow_kept(snapshots: list[StoredSnapshot], keep: Keep, now_seconds: float, i
 
     for place in sorted(wanted - must, key=lambda place: (fine(place), place)):
         if (
-            keep.max_bytes is not None
-            and sum(snapshots[p].stored_bytes for p in everything()) > keep.max_bytes
+            keep.limit_bytes is not None
+            and sum(snapshots[p].stored_bytes for p in everything()) > keep.limit_bytes
         ):
             wanted.remove(place)
     return {snapshots[place].step for place in everything()}
@@ -356,7 +356,7 @@ def test_a_stricter_rule_or_a_later_hour_keeps_nothing_more(
         None if keep.last is None else keep.last + more,
         None if keep.last is None else keep.every_steps,
         larger(keep.max_age_seconds),
-        None if keep.max_bytes is None else keep.max_bytes + more,
+        None if keep.limit_bytes is None else keep.limit_bytes + more,
     )
 
     gone = set(to_forget(snapshots, keep, float(now)))

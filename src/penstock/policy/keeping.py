@@ -44,9 +44,10 @@ class Keep:
     last: int | None = 5
     every_steps: int | None = None
     max_age_seconds: float | None = None
-    max_bytes: int | None = None
+    max_bytes: int | str | None = None
 
     def __post_init__(self) -> None:
+        """Check it, and read `max_bytes`."""
         values = {
             name: getattr(self, name) for name in ("last", "every_steps", "max_bytes", "max_age_seconds")
         }
@@ -75,10 +76,16 @@ class Keep:
             raise ConfigError(
                 f"max_age_seconds is {self.max_age_seconds}; it must be above zero and finite: None sets no limit"
             )
-        if self.max_bytes is not None and self.max_bytes < 1:
+        if self.limit_bytes is not None and self.limit_bytes < 1:
             raise ConfigError(
                 f"max_bytes is {self.max_bytes}; it must be at least one byte: None sets no limit"
             )
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Return `max_bytes` as the number that it was read as."""
+        assert not isinstance(self.max_bytes, str), "text is read when the object is made"
+        return self.max_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +137,11 @@ def to_forget(
         wanted = [place for place in wanted if made_seconds[place] >= oldest_seconds]
     used = {place for place, snapshot in enumerate(snapshots) if snapshot.step in in_use}
     kept = _Kept(snapshots, parents, {*wanted, newest, *used})
-    if keep.max_bytes is not None:
+    if keep.limit_bytes is not None:
         # What is damaged goes before what is whole. Whole ones never refer to damaged ones.
         given_up = (place for fine in (False, True) for place in wanted if can_restore[place] is fine)
         for place in given_up:
-            if kept.nbytes <= keep.max_bytes:
+            if kept.nbytes <= keep.limit_bytes:
                 break
             if place != newest and place not in used:
                 kept.release(place)

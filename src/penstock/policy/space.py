@@ -81,13 +81,13 @@ def space_needed(
         steps, scheme, snap_dis, baseline_bytes, delta_bytes, seconds_between_saves or 0.0, tuple(stored)
     )
     unlimited = run.needed(replace(keep, max_bytes=None))
-    if keep.max_bytes is None:
+    if keep.limit_bytes is None:
         return unlimited
     least = run.needed(replace(keep, max_bytes=1))
     # Not a run under this limit: with other sizes another number of snapshots would come closer to it.
     return SpaceNeeded(
-        max(least.peak_bytes, min(unlimited.peak_bytes, keep.max_bytes + unlimited.largest_bytes)),
-        max(least.kept_bytes, min(unlimited.kept_bytes, keep.max_bytes)),
+        max(least.peak_bytes, min(unlimited.peak_bytes, keep.limit_bytes + unlimited.largest_bytes)),
+        max(least.kept_bytes, min(unlimited.kept_bytes, keep.limit_bytes)),
         unlimited.largest_bytes,
     )
 
