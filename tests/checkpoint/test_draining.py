@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -724,6 +726,126 @@ def test_a_snapshot_that_is_committed_while_the_last_look_finds_nothing_is_drain
     drainer.wait()
 
     assert waiting == []
+
+
+def test_a_close_after_a_save_that_failed_drains_to_the_end_and_then_raises(
+    opened: Opened, slow: SlowTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow.permits = 0
+    store = opened()
+    store.save(1, state_of(1)).wait()
+    slow.wait_until_quiet(store)
+    store.save(2, state_of(2)).wait()
+
+    def refuse(*_: Any) -> None:
+        raise DataError("no space left on the fast tier")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalDraft, "commit", refuse)
+        store.save(3, state_of(3)).join()
+    drainer = store._drainer
+    assert drainer is not None
+
+    def let_go() -> None:
+        while not drainer._changed._waiters:  # type: ignore[attr-defined]
+            time.sleep(0.001)
+        slow.let(100)
+
+    thread = threading.Thread(target=let_go)
+    thread.start()
+    with pytest.raises(DataError, match="no space left on the fast tier"):
+        store.close()
+    thread.join()
+    assert steps_in(slow.path) == [1, 2]
+
+
+def test_a_close_tells_of_the_save_and_of_the_drain_that_failed(
+    opened: Opened, slow: SlowTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow.refusals = [DataError("the slow tier is away")]
+    store = opened()
+    store.save(1, state_of(1)).wait()
+    slow.wait_until_quiet(store)
+
+    def refuse(*_: Any) -> None:
+        raise DataError("no space left on the fast tier")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SnapshotStore, "_raise_of_drain", lambda self: None)
+        patch.setattr(LocalDraft, "commit", refuse)
+        store.save(2, state_of(2)).join()
+
+    with pytest.raises(DataError, match="no space left on the fast tier") as raised:
+        store.close()
+    assert raised.value.__notes__ == ["and then the slow tier is away"]
+
+
+def test_the_line_of_a_drain_comes_after_that_of_its_save(opened: Opened, slow: SlowTier, top: Path) -> None:
+    """A drain goes on with what was just committed, while the save still reads it back."""
+    slow.permits = 0
+    store = opened()
+    store.save(1, state_of(1)).wait()
+    slow.wait_until_quiet(store)
+    checked, may_end = threading.Event(), threading.Event()
+    forget = store._upkeep.forget
+
+    def held_up(now_seconds: float, tier: int) -> None:
+        if tier == 0:
+            checked.set()
+            assert may_end.wait(60)
+        forget(now_seconds, tier)
+
+    store._upkeep.forget = held_up  # type: ignore[method-assign]
+    saving = store.save(2, state_of(2))
+    assert checked.wait(60)
+    slow.let(100)
+    drainer = store._drainer
+    assert drainer is not None
+    while not drainer._changed._waiters and len(told(store)) < 3:  # type: ignore[attr-defined]
+        time.sleep(0.001)
+    assert steps_in(top / "slow") == [1, 2]
+    may_end.set()
+    saving.wait()
+    store.drain()
+
+    assert [line.partition(":")[0] + line.partition(":")[2][:5] for line in told(store)] == [
+        "step 1 bloc",
+        "step 1 drai",
+        "step 2 bloc",
+        "step 2 drai",
+    ]
+
+
+# -- Nobody closes it --------------------------------------------------------------------------------------
+
+
+def test_a_store_that_nobody_closes_is_let_go_of_once_it_is_drained(
+    opened: Opened, slow: SlowTier, top: Path
+) -> None:
+    slow.permits = 0
+    lines: list[str] = []
+    store = SnapshotStore(top / "slow", fast=top / "fast", threads=1, report=lines.append)
+    store.save(1, state_of(1)).wait()
+    slow.wait_until_quiet(store)
+    drainer = store._drainer
+    assert drainer is not None
+    thread = drainer._thread
+    assert thread is not None
+    gone = weakref.ref(store)
+    del store
+    gc.collect()
+
+    assert gone() is None, "the thread of the drain keeps it not alive"
+    with opened() as other, pytest.raises(ConfigError, match="this very process"):
+        other.drain()
+    slow.refusals = [DataError("the slow tier is away")]
+    slow.let(100)
+    thread.join()
+
+    assert lines[-1] == "step 1: NOT drained: the slow tier is away"
+    with opened() as other:
+        other.drain()
+    assert steps_in(top / "slow") == [1]
 
 
 # -- A cap -------------------------------------------------------------------------------------------------

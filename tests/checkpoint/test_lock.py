@@ -27,8 +27,12 @@ sys.stdin.read()
 def test_a_second_writer_of_the_same_process_is_refused_and_told_who_writes(tmp_path: Path) -> None:
     lock = WriterLock(tmp_path)
 
-    with pytest.raises(ConfigError, match=f"written by process {os.getpid()} on {socket.gethostname()}"):
+    said = rf"written by this very process, process {os.getpid()} on {socket.gethostname()}: .*close\(\) the store"
+    with pytest.raises(ConfigError, match=said):
         WriterLock(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        WriterLock(tmp_path / "link")
 
     lock.release()
     WriterLock(tmp_path).release()
@@ -92,12 +96,16 @@ def test_releasing_twice_is_harmless(tmp_path: Path) -> None:
 
 
 def test_a_holder_that_left_no_name_is_another_process(tmp_path: Path) -> None:
-    lock = WriterLock(tmp_path)
-    (tmp_path / ".lock").write_bytes(b"")
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        (tmp_path / ".lock").write_bytes(b"")
 
-    with pytest.raises(ConfigError, match="written by another process"):
-        WriterLock(tmp_path)
-    lock.release()
+        with pytest.raises(ConfigError, match="written by another process"):
+            WriterLock(tmp_path)
+        holder.kill()
 
 
 def test_a_name_that_does_not_fit_on_the_disk_does_not_matter(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from penstock.checkpoint import local, staging
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.saving import Saved, Saving, Waves
 from penstock.checkpoint.tensors import Bytes
-from penstock.errors import DataError, FormatError, WaitTimeout
+from penstock.errors import ConfigError, DataError, FormatError, WaitTimeout
 from penstock.policy.keeping import Keep
 
 #: Seconds to wait for what ought to happen at once.
@@ -116,6 +118,41 @@ def test_save_returns_before_anything_is_written_and_wait_when_it_is_durable(
 
 def store_steps(folder: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in folder.glob("step-*"))
+
+
+def test_a_store_that_nobody_closes_is_let_go_of_once_its_save_has_ended(folder: Path, held: Held) -> None:
+    store = opened(folder)
+    saving = store.save(1, training(1))
+    assert held.writes_began.wait(PATIENCE)
+    gone = weakref.ref(store)
+    del store
+    gc.collect()
+    with opened(folder) as other, pytest.raises(ConfigError, match="this very process"):
+        other.save(2, training(2))
+
+    held.go_on.set()
+    saving.wait()
+    gc.collect()
+
+    assert gone() is None, "who keeps the outcome of a save keeps no store"
+    with opened(folder) as other:
+        other.save(2, training(2)).wait()
+    assert store_steps(folder) == [1, 2]
+
+
+def test_a_copy_of_a_store_that_a_forked_child_drops_lets_go_of_nothing(folder: Path) -> None:
+    store = opened(folder)
+    store.save(1, training(1)).wait()
+    child = os.fork()
+    if child == 0:
+        del store
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+
+    with opened(folder) as other, pytest.raises(ConfigError, match="this very process"):
+        other.save(2, training(2))
+    store.close()
 
 
 def test_the_next_save_waits_for_the_one_before(folder: Path, held: Held) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,13 @@ from tests.checkpoint.ranks_jobs import reports_in, start_mpi_jobs, start_torch_
 from tests.checkpoint.ranks_state import LAYERS, arrays_of
 from tests.checkpoint.test_ranks import run
 
+from penstock.checkpoint import store as store_module
+from penstock.checkpoint.local import LocalDraft, LocalTier
 from penstock.checkpoint.ranks import Ranks
 from penstock.checkpoint.state import Shard, flatten
 from penstock.checkpoint.store import SnapshotStore
 from penstock.cli.main import main
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError
 
 SCRIPT = Path(__file__).with_name("store_ranks.py")
 KINDS = ("torch", "mpi")
@@ -269,6 +273,68 @@ def test_a_drain_that_failed_on_rank_0_is_raised_on_all(folders: dict[str, Path]
     assert kind == "DataError"
     assert message.startswith("rank 0 of 4, the state of step 5: ")
     assert "No space left on device" in message
+
+
+CALLS: dict[str, Callable[[SnapshotStore], Any]] = {
+    "restore": lambda store: store.restore(),
+    "prepare": lambda store: store.prepare({"a": np.arange(3)}, steps=[2]),
+    "rewind": lambda store: store.rewind(1),
+    "delete": lambda store: store.delete(1),
+    "close": lambda store: store.close(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_a_drain_failed_with_is_raised_on_all_ranks_by_whatever_is_next(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Away(LocalTier):
+        def begin(self, folder: str, uid: str, *, join: bool = False) -> LocalDraft:
+            raise DataError("the slow tier is away")
+
+    monkeypatch.setattr(store_module, "open_tier", lambda folder, options=None: Away(folder))
+
+    def part(ranks: Ranks) -> list[str]:
+        store = SnapshotStore(
+            tmp_path / "slow", fast=tmp_path / "fast", ranks=lambda: ranks, report=None, threads=1
+        )
+        store.save(1, {"a": np.arange(3)}).wait()
+        drainer = store._drainer
+        assert drainer is not None
+        with drainer._changed:
+            assert drainer._changed.wait_for(lambda: drainer._thread is None, 60)
+        with pytest.raises(DataError) as raised:
+            CALLS[call](store)
+        store.close()
+        return [str(raised.value).partition(",")[0], str(raised.value).rpartition(": ")[2]]
+
+    assert run(2, part) == [["rank 0 of 2", "the slow tier is away"]] * 2
+
+
+def test_a_rank_that_fails_by_itself_waits_for_no_other_when_its_store_closes(tmp_path: Path) -> None:
+    def part(ranks: Ranks) -> str:
+        with SnapshotStore(
+            tmp_path / "slow", fast=tmp_path / "fast", ranks=lambda: ranks, report=None, threads=1
+        ) as store:
+            store.save(1, {"a": np.arange(3)}).wait()
+            if ranks.rank == 1:
+                raise ZeroDivisionError
+            failed.wait(60)
+            raise KeyboardInterrupt
+        raise AssertionError("an exception ends the block")
+
+    failed = threading.Event()
+
+    def judged(ranks: Ranks) -> str:
+        try:
+            return part(ranks)
+        except BaseException as error:
+            return type(error).__name__
+        finally:
+            if ranks.rank == 1:
+                failed.set()
+
+    assert run(2, judged) == ["KeyboardInterrupt", "ZeroDivisionError"]
 
 
 # -- Parts of any shape --------------------------------------------------------------------------------

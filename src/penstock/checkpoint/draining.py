@@ -61,15 +61,26 @@ class Drainer:
         #: Whether more may wait than the thread has seen.
         self._is_asked = False
         self._error: BaseException | None = None
+        #: Steps whose saves were not told of yet: their drains are told of later.
+        self._held_back: set[int] = set()
+        #: Called once the thread has ended, where nobody will ask any more.
+        self._then: Callable[[], None] | None = None
 
     @property
     def encode_bytes_per_second(self) -> float:
         """Return at which rate a thread of the last drain encoded; 0 before the first."""
         return self._writer.encode_bytes_per_second
 
-    def go_on(self) -> None:
-        """Drain what waits, if nobody does already."""
+    def hold_back(self, step: int) -> None:
+        """Tell nobody of the drain of a step before `go_on` is called with it."""
         with self._changed:
+            self._held_back.add(step)
+
+    def go_on(self, step: int | None = None) -> None:
+        """Drain what waits, if nobody does already. step: of a save that is over and was told of."""
+        with self._changed:
+            self._held_back.discard(step)
+            self._changed.notify_all()
             self._is_asked = True
             if self._thread is None and not self._is_stopping and self._error is None:
                 thread = threading.Thread(target=self._run, name="penstock-drain")
@@ -92,8 +103,17 @@ class Drainer:
         with self._changed:
             self._is_stopping = True
             self._interrupt.set()
+            self._changed.notify_all()
             while self._thread is not None:
                 self._changed.wait()
+
+    def leave(self, then: Callable[[], None]) -> None:
+        """Have a function called once what waits is drained; nobody asks for anything any more."""
+        with self._changed:
+            if self._thread is not None:
+                self._then = then
+                return
+        then()
 
     def raise_error(self) -> None:
         """Raise what a drain failed with, once; the next `go_on` tries again."""
@@ -123,8 +143,14 @@ class Drainer:
                     self._error = error
                     self._thread = None
                     self._changed.notify_all()
-                    return
+                    then, self._then = self._then, None
+                    break
                 self._is_asked = False
+        if then is not None:
+            if error:
+                # Nobody is left to whom it could be raised.
+                self._report(f"step {step}: NOT drained: {error}")
+            then()
 
     def _drain(self, step: int) -> None:
         begin_seconds = time.monotonic()
@@ -151,6 +177,9 @@ class Drainer:
                 except FormatError:
                     self._remember_damage(job, waves)
                     raise
+            with self._changed:
+                while step in self._held_back and not self._is_stopping:
+                    self._changed.wait()
             self._report(f"{saved.told('drained')} to {saved.tier}{saved.note}")
         finally:
             self._upkeep.let_go([step])

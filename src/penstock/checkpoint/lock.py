@@ -25,9 +25,17 @@ class WriterLock:
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}") from error
         try:
+            status = os.fstat(self._descriptor)
+            #: Whatever its path is called.
+            self._file = status.st_dev, status.st_ino
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                if any(lock._file == self._file for lock in list(_held) if lock._descriptor >= 0):
+                    raise ConfigError(
+                        f"{folder} is being written by this very process, {_this_process()}: one writer at a time; "
+                        "close() the store that saved there before, or save with that"
+                    ) from None
                 holder = (
                     os.pread(self._descriptor, 200, 0).decode(errors="replace").strip() or "another process"
                 )
@@ -38,7 +46,7 @@ class WriterLock:
             # For the message above alone: a full disk must not keep anybody from deleting snapshots.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, 0)
-                os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+                os.pwrite(self._descriptor, f"{_this_process()}\n".encode(), 0)
         except OSError as error:
             self.release()
             raise DataError(f"{path}: {error.strerror}") from error
@@ -63,6 +71,10 @@ class WriterLock:
                 os.close(descriptor)
             except OSError as error:
                 raise DataError(f"{self._path}: {error.strerror}") from error
+
+
+def _this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 #: What launchers of several processes call a process's number and how many there are.

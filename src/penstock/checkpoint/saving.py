@@ -125,7 +125,8 @@ class Saving:
     def __init__(self, step: int, write: Callable[[], Saved], report: Callable[[str], None]) -> None:
         """write: does it, on a thread of its own once it is started. report: is told the line of it."""
         self.step = step
-        self._write = write
+        #: None once it is done: who keeps the outcome need not keep what made it.
+        self._write: Callable[[], Saved] | None = write
         self._report = report
         #: What was saved, once it is.
         self.saved: Saved | None = None
@@ -136,7 +137,7 @@ class Saving:
         self._ended = threading.Event()
         #: guards the end, and what is called then
         self._ending = threading.Lock()
-        self._then: Callable[[], None] | None = None
+        self._then: list[Callable[[], None]] = []
         # No daemon: an interpreter that ends waits for the snapshot.
         self._thread = threading.Thread(target=self._run, name=f"penstock-save-{step}")
 
@@ -151,16 +152,18 @@ class Saving:
 
     def _run(self) -> None:
         try:
+            assert self._write is not None, "it runs once"
             self.saved = self._write()
         except BaseException as error:
             self._error = error
         # Whoever listens: a snapshot that is durable is so whether or not it could be told.
         with suppress(Exception):
             self._report(f"step {self.step}: NOT saved: {self._error}" if self._error else str(self.saved))
+        self._write = None
         with self._ending:
             self._ended.set()
-            then, self._then = self._then, None
-        if then is not None:
+            to_call, self._then = self._then, []
+        for then in to_call:
             then()
 
     @property
@@ -193,10 +196,10 @@ class Saving:
         self._thread.join()
 
     def at_end(self, then: Callable[[], None]) -> None:
-        """Have a function called once it has ended; now, if it has."""
+        """Have a function called once it has ended and was told of; now, if it has."""
         with self._ending:
             if not self._ended.is_set():
-                self._then = then
+                self._then.append(then)
                 return
         then()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import json
 import math
 import operator
@@ -10,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -41,7 +43,7 @@ from penstock.checkpoint.tree import ArrayLeaf, Framework, MappingNode, Tree, nu
 from penstock.checkpoint.upkeep import Upkeep, told_of_fast
 from penstock.checkpoint.wire import messages
 from penstock.checkpoint.writer import Job, SnapshotWriter
-from penstock.errors import ConfigError, DataError, FormatError, LoaderClosed
+from penstock.errors import ConfigError, DataError, FormatError, LoaderClosed, RankError, WaitTimeout
 from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
@@ -66,6 +68,20 @@ _MOST_NAMED = 5
 def tell(line: str) -> None:
     """Print a line to standard error."""
     print(line, file=sys.stderr, flush=True)
+
+
+def _tell_nobody(line: str) -> None:
+    """Print nothing."""
+
+
+def _let_go_unclosed(process: int, upkeep: Upkeep, drainer: Drainer | None) -> None:
+    """Let go of a store's folders once what is being drained, is. process: that the store belongs to."""
+    if os.getpid() != process:
+        return  # forked: the threads are not here, and their locks may be held for ever
+    if drainer is None:
+        upkeep.close()
+    else:
+        drainer.leave(upkeep.close)
 
 
 def open_tier(folder: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Tier:
@@ -272,7 +288,8 @@ class SnapshotStore:
         if self._schedule is not None and not self._schedule.is_known_ahead:
             self._deciding = (ranks or alone)()
         self._recorder = recorder
-        self._report = report
+        # No method of the store: what is told by threads must not keep a store alive that nobody has any more.
+        self._told: Callable[[str], None] = report if report and self._ranks.rank == 0 else _tell_nobody
         main = open_tier(folder, storage_options)
         self._tiers: list[Tier] = [main] if fast is None else [LocalTier(fast), main]
         self._catalog = Catalog(self._tiers)
@@ -336,6 +353,8 @@ class SnapshotStore:
         self._cost: SaveCost | None = None
         self._since_seconds = time.monotonic()
         self._is_closed = False
+        # A store that nobody closes is not written by anybody any more: its folders are others'.
+        weakref.finalize(self, _let_go_unclosed, os.getpid(), self._upkeep, self._drainer).atexit = False
 
     # -- Saving ----------------------------------------------------------------------------------------------
 
@@ -370,7 +389,7 @@ class SnapshotStore:
         Raises: ConfigError if there is no space for that.
         """
         self._check_open()
-        self._finish()
+        self._finish_saving()
         sources = flatten(state).sources
         state_bytes = sum(_whole_bytes(source.layout) for source in sources)
         if steps is None:
@@ -379,6 +398,7 @@ class SnapshotStore:
             steps = range(1, 2 * ((self._keep.last or 5) + longest) + 1)
 
         def on_first() -> builtins.list[int]:
+            self._raise_of_drain()
             self._upkeep.open_for_writing()
             needed = self._upkeep.check_space(state_bytes, steps, self._way)
             return [needed.peak_bytes, needed.kept_bytes, needed.largest_bytes]
@@ -444,6 +464,8 @@ class SnapshotStore:
             # They begin here: an interpreter that is shutting down starts no more threads.
             workers = begun = Workers(self._threads, f"penstock-encode-{step}")
             saving = self._saving = Saving(step, lambda: self._write(job, writer, begun), self._told)
+            if self._drainer is not None and self._ranks.rank == 0:
+                saving.at_end(functools.partial(self._drainer.go_on, step))
             saving.start()
             for number, wave in enumerate(cuts):
                 if not waves.wait_for_area():
@@ -500,10 +522,10 @@ class SnapshotStore:
         return Speeds(raw, self._threads * encode, share) if raw and encode and share else None
 
     def _write(self, job: Job, writer: SnapshotWriter, workers: Workers) -> Saved:
-        """Write a snapshot in the background, and have it drained."""
-        saved = writer.write(job, workers)
+        """Write a snapshot in the background; it is drained once it was told of."""
         if self._drainer is not None and self._ranks.rank == 0:
-            self._drainer.go_on()
+            self._drainer.hold_back(job.step)
+        saved = writer.write(job, workers)
         for area in self._free_areas() if self._writer.holds_reference else ():
             # Here, lest the next save does it while training waits.
             area.reserve(job.area.nbytes)
@@ -524,8 +546,7 @@ class SnapshotStore:
         taken: builtins.list[tuple[Flat, Flat | None]] = []
 
         def take_apart() -> builtins.list[str]:
-            if self._drainer is not None:
-                self._drainer.raise_error()
+            self._raise_of_drain()
             own = None if per_rank is None else flatten({f"rank {self._ranks.rank}": per_rank})
             taken.append((flatten(state), own))
             if self._ranks.size == 1:
@@ -573,17 +594,21 @@ class SnapshotStore:
         mine = frozenset(one.layout for one in assigned if one.writer == self._ranks.rank)
         return [one.layout for one in assigned], mine
 
-    def _told(self, line: str) -> None:
-        if self._report is not None and self._ranks.rank == 0:
-            self._report(line)
-
     def _finish(self) -> None:
-        """Wait for the save that is under way, and raise what it or a drain failed with if nobody was told."""
+        """Wait for the save that is under way, and raise what it or a drain failed with if nobody was told.
+
+        For what one rank may do alone; what all do together has the drain's failure raised on all of them.
+        """
         self._finish_saving()
+        self._raise_of_drain()
+
+    def _raise_of_drain(self) -> None:
+        """Raise what a drain failed with if nobody was told: on rank 0, which drains for all."""
         if self._drainer is not None:
             self._drainer.raise_error()
 
     def _finish_saving(self) -> None:
+        """Wait for the save that is under way, and raise what it failed with, as on all ranks, if nobody was told."""
         saving = self._saving
         if saving is None:
             return
@@ -622,10 +647,13 @@ class SnapshotStore:
         """
         if only is not None and not isinstance(only, str):
             only = tuple(only)  # asked for each candidate anew
-        self._finish()
-        candidates = self._ranks.ask_first(
-            "the choice of a snapshot", lambda: self._candidates(step, fallback)
-        )
+        self._finish_saving()
+
+        def choose() -> builtins.list[int]:
+            self._raise_of_drain()
+            return self._candidates(step, fallback)
+
+        candidates = self._ranks.ask_first("the choice of a snapshot", choose)
         for candidate in candidates:
             try:
                 restored = self._restore(candidate, into, only, framework)
@@ -872,9 +900,10 @@ class SnapshotStore:
         Raises: ConfigError if there is no such snapshot; DataError.
         """
         self._check_open()
-        self._finish()
+        self._finish_saving()
 
         def on_first() -> builtins.list[int]:
+            self._raise_of_drain()
             self._upkeep.open_for_writing()
             steps = self._catalog.steps()
             if step not in steps:
@@ -897,9 +926,10 @@ class SnapshotStore:
     def delete(self, step: int) -> None:
         """Remove a snapshot. Raises: ConfigError if there is none, or others are differences to it; DataError."""
         self._check_open()
-        self._finish()
+        self._finish_saving()
 
         def on_first() -> None:
+            self._raise_of_drain()
             self._upkeep.open_for_writing()
             self._upkeep.delete(step)
 
@@ -927,17 +957,23 @@ class SnapshotStore:
     # -- The end ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Return once the save that is under way is durable, and drained; twice is harmless.
+        """Return once the save that is under way is durable, and all is drained; twice is harmless.
 
-        What is interrupted meanwhile is drained by the next store that saves here.
-        Raises: what the save or a drain failed with.
+        Of many ranks all call it. What is interrupted meanwhile is drained by the next store that saves here.
+        Raises: what the save or a drain failed with, once the other has ended.
         """
+        self._close(together=True)
+
+    def _close(self, *, together: bool) -> None:
+        """together: whether all ranks come here."""
         if self._is_closed:
             return
+        failures: builtins.list[Exception] = []
         try:
-            self._finish()
-            if self._drainer is not None:
-                self._drainer.wait()
+            failures += _failure_of(self._finish_saving)
+            # Who was not there, or somewhere else, is not waited for once more.
+            together = together and not any(isinstance(each, (RankError, WaitTimeout)) for each in failures)
+            failures += _failure_of(functools.partial(self._finish_draining, together=together))
         finally:
             self._is_closed = True
             if self._drainer is not None:
@@ -947,6 +983,18 @@ class SnapshotStore:
             else:
                 # Interrupted: the folder stays locked for as long as the save goes on.
                 self._saving.at_end(self._let_go)
+        for other in failures[1:]:
+            failures[0].add_note(f"and then {other}")
+        if failures:
+            raise failures[0]
+
+    def _finish_draining(self, *, together: bool) -> None:
+        if self._drainer is None:
+            return
+        if together:
+            self._ranks.ask_first("the end of the drain", self._drainer.wait)
+        else:
+            self._drainer.wait()
 
     def _let_go(self) -> None:
         self._writer.held = None
@@ -964,7 +1012,17 @@ class SnapshotStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close it."""
-        self.close()
+        # What one rank fails with, others may not: they are not waited for.
+        self._close(together=error is None)
+
+
+def _failure_of(function: Callable[[], None]) -> list[Exception]:
+    """Return what a function raises, or nothing."""
+    try:
+        function()
+    except Exception as failure:
+        return [failure]
+    return []
 
 
 def _check_numpy(tree: Tree, only: Iterable[str] | None) -> None:
