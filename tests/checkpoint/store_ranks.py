@@ -46,6 +46,7 @@ class DueOn:
     """A schedule that depends on the clock of a rank, which is fast on all but one."""
 
     is_known_ahead = False
+    least_seconds = 0.0
 
     def __init__(self, is_due: bool) -> None:
         self._is_due = is_due

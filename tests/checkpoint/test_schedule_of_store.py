@@ -56,6 +56,23 @@ def test_every_so_many_steps_whatever_the_clock_says_also_after_a_restart(folder
         assert store.is_due(150)
 
 
+def test_the_space_that_is_checked_is_that_of_what_is_young_enough_where_a_schedule_tells(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour's snapshots of half an hour each, of a run of a month; by steps, nobody knows how long that takes."""
+    monkeypatch.setattr(LocalTier, "free_bytes", lambda self: 40_000)
+    keep = Keep(last=None, max_age_seconds=3600.0)
+    month = range(10, 10 * 1500, 10)
+
+    with SnapshotStore(folder, keep=keep, schedule="30 min", scheme="complete", report=None) as store:
+        assert store.prepare(state(), month).kept_bytes == store.prepare(state()).kept_bytes == 3 * 4_004
+    with (
+        SnapshotStore(folder, keep=keep, schedule="10 steps", scheme="complete", report=None) as store,
+        pytest.raises(ConfigError, match=r'has 40 kB free.*may be less.*a schedule by time, such as "30'),
+    ):
+        store.prepare(state(), month)
+
+
 def test_every_so_many_minutes_from_when_the_training_went_on(folder: Path, clock: Clock) -> None:
     with SnapshotStore(folder, schedule="2 min", report=None) as store:
         clock.seconds += 119

@@ -66,6 +66,28 @@ def test_how_old_a_snapshot_may_get_counts_with_the_time_between_saves() -> None
     assert space_needed(MB, steps, keep, "complete", 1, baseline_share=1.0).kept_bytes == 60 * MB
 
 
+def test_what_is_too_old_when_a_run_goes_on_is_gone_after_its_first_save() -> None:
+    """It stood still for a day: it must not be counted that they stay as long as if it had gone on."""
+    stored = [StoredSnapshot(step, 600.0 * step, 5 * MB) for step in (1, 2)]
+    keep = Keep(last=None, max_age_seconds=3600.0)
+
+    def kept(now_seconds: float) -> int:
+        return space_needed(
+            MB,
+            range(3, 40),
+            keep,
+            "complete",
+            1,
+            baseline_share=1.0,
+            seconds_between_saves=600.0,
+            stored=stored,
+            now_seconds=now_seconds,
+        ).kept_bytes
+
+    assert kept(1200.0) == (10 + 5) * MB, "both, until after five more the first is too old"
+    assert kept(90_000.0) == 10 * MB, "what is there now; later seven of the new ones"
+
+
 def test_without_a_measurement_the_most_that_a_codec_may_take_is_counted() -> None:
     assert space_needed(MB, range(1, 99), Keep(), "progressive", 10).largest_bytes == 1_001_000
 
@@ -147,6 +169,11 @@ def test_a_tier_that_will_not_do_is_told_before_the_first_step() -> None:
         "runs/a has 3 MB free, and snapshots will need 4 MB: 5 MB stay, and a new one of 1 MB is written before old "
         "ones go (2 MB is there already); keep fewer, set max_bytes, take a smaller snap_dis, or make room"
     )
+
+
+def test_a_bound_that_leaves_out_age_is_said_to_be_one() -> None:
+    with pytest.raises(ConfigError, match=r"or make room\. It may be less: that snapshots grow older than"):
+        check_space(needed(Keep(last=5)), 0, MB, "runs/a", counts_age=False)
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -385,22 +385,27 @@ class SnapshotStore:
 
         state: as it will be saved. steps: after which it will be, such as `schedule.steps(until=90_000)`; None: as many
             saves as it takes until old snapshots go.
-        Returns: what the folder has to hold at most.
+        Returns: what the folder has to hold at most. That snapshots grow too old is counted where a schedule by time
+            says how long saves are apart.
         Raises: ConfigError if there is no space for that.
         """
         self._check_open()
         self._finish_saving()
         sources = flatten(state).sources
         state_bytes = sum(_whole_bytes(source.layout) for source in sources)
+        least_seconds = self._schedule.least_seconds if self._schedule is not None else 0.0
         if steps is None:
             distance = self._way.snap_dis
             longest = distance.most if isinstance(distance, AutoDistance) else distance
-            steps = range(1, 2 * ((self._keep.last or 5) + longest) + 1)
+            stay, age_seconds = self._keep.last or 5, self._keep.max_age_seconds
+            if self._keep.last is None and age_seconds is not None and least_seconds > 0.0:
+                stay = math.ceil(age_seconds / least_seconds) + 1
+            steps = range(1, 2 * (stay + longest) + 1)
 
         def on_first() -> builtins.list[int]:
             self._raise_of_drain()
             self._upkeep.open_for_writing()
-            needed = self._upkeep.check_space(state_bytes, steps, self._way)
+            needed = self._upkeep.check_space(state_bytes, steps, self._way, least_seconds)
             return [needed.peak_bytes, needed.kept_bytes, needed.largest_bytes]
 
         needed = SpaceNeeded(*self._ranks.ask_first("the check of space", on_first))

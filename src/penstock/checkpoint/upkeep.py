@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -140,8 +141,14 @@ class Upkeep:
         with self._deciding:
             self._held.subtract(steps)
 
-    def check_space(self, state_bytes: int, steps: Sequence[int], way: Way) -> SpaceNeeded:
-        """Return what the tier where snapshots stay has to hold. Raises: ConfigError if it cannot; DataError."""
+    def check_space(
+        self, state_bytes: int, steps: Sequence[int], way: Way, seconds_between_saves: float = 0.0
+    ) -> SpaceNeeded:
+        """Return what the tier where snapshots stay has to hold.
+
+        seconds_between_saves: at least; 0 where that is not known.
+        Raises: ConfigError if it cannot; DataError.
+        """
         number = len(self._catalog.tiers) - 1
         tier = self._catalog.tiers[number]
         free_bytes = tier.free_bytes()
@@ -161,9 +168,13 @@ class Upkeep:
                 way.snap_dis,
                 baseline_share=shares.get(True, MOST_SHARE),
                 delta_share=shares.get(False, shares.get(True, MOST_SHARE)),
+                seconds_between_saves=seconds_between_saves,
                 stored=stored,
+                now_seconds=time.time(),
             )
-            check_space(needed, sum(one.stored_bytes for one in stored), free_bytes, tier.name)
+            held_bytes = sum(one.stored_bytes for one in stored)
+            counts_age = self._keep.max_age_seconds is None or seconds_between_saves > 0.0
+            check_space(needed, held_bytes, free_bytes, tier.name, counts_age=counts_age)
         return needed
 
     def place(self, new_bytes: int) -> Place:

@@ -51,6 +51,11 @@ class SaveSchedule(Protocol):
         """Whether the steps alone decide, so that all ranks come to the same answer without asking each other."""
         ...
 
+    @property
+    def least_seconds(self) -> float:
+        """How long a training goes on at least from one save to the next; 0 where the steps alone decide."""
+        ...
+
     def is_due(self, step: int, seconds_since_last_save: float, cost: SaveCost | None) -> bool:
         """Return whether to save now.
 
@@ -88,6 +93,11 @@ class EverySteps:
         """See `SaveSchedule`."""
         return True
 
+    @property
+    def least_seconds(self) -> float:
+        """See `SaveSchedule`."""
+        return 0.0
+
     def is_due(self, step: int, seconds_since_last_save: float = 0.0, cost: SaveCost | None = None) -> bool:
         """See `SaveSchedule.is_due`; only the step counts.
 
@@ -117,6 +127,11 @@ class EveryMinutes:
     def is_known_ahead(self) -> bool:
         """See `SaveSchedule`."""
         return False
+
+    @property
+    def least_seconds(self) -> float:
+        """See `SaveSchedule`."""
+        return 60.0 * self.minutes
 
     def is_due(self, step: int, seconds_since_last_save: float, cost: SaveCost | None = None) -> bool:
         """See `SaveSchedule.is_due`; what a save costs does not count."""

@@ -18,6 +18,10 @@ from penstock.units import format_bytes
 MOST_SHARE = 1.001
 #: Snapshots looked at in all before the rest of a run is taken to go on as it went: about a second of work.
 _MOST_LOOKS = 300_000
+_AGE_NOT_COUNTED = (
+    ". It may be less: that snapshots grow older than max_age_seconds is not counted, for how long saves are apart is "
+    'not known; a schedule by time, such as "30 min", says it'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +57,16 @@ def space_needed(
     delta_share: float = MOST_SHARE,
     seconds_between_saves: float | None = None,
     stored: Sequence[StoredSnapshot] = (),
+    now_seconds: float = 0.0,
 ) -> SpaceNeeded:
     """Return what the snapshots of a run need at most.
 
     state_bytes: of what is saved, as it is in memory.
     steps: after which it is saved, ascending, as `SaveSchedule.steps` gives them.
     baseline_share, delta_share: what is stored of a state; without a measurement the most that can be.
-    seconds_between_saves: for `max_age_seconds`; nothing grows old where it is not given.
-    stored: what lies in the store already, oldest first; the run goes on from there.
+    seconds_between_saves: at least, for `max_age_seconds`. Where it is not given nothing grows old, and what that says
+        is a bound: more than the run needs if it takes longer than that age.
+    stored: what lies in the store already, oldest first; the run goes on from there at `now_seconds`.
     Returns: exact for these sizes where it takes less than a second to find out; beyond, extrapolated from the growth
         so far. An automatic distance is taken at its longest; under `max_bytes` the space is taken to be used.
 
@@ -78,7 +84,14 @@ def space_needed(
     if isinstance(snap_dis, AutoDistance):
         snap_dis = snap_dis.longest(scheme, baseline_bytes, delta_bytes)
     run = _Run(
-        steps, scheme, snap_dis, baseline_bytes, delta_bytes, seconds_between_saves or 0.0, tuple(stored)
+        steps,
+        scheme,
+        snap_dis,
+        baseline_bytes,
+        delta_bytes,
+        seconds_between_saves or 0.0,
+        tuple(stored),
+        now_seconds,
     )
     unlimited = run.needed(replace(keep, max_bytes=None))
     if keep.limit_bytes is None:
@@ -92,10 +105,13 @@ def space_needed(
     )
 
 
-def check_space(needed: SpaceNeeded, held_bytes: int, free_bytes: int | None, where: str) -> None:
+def check_space(
+    needed: SpaceNeeded, held_bytes: int, free_bytes: int | None, where: str, *, counts_age: bool = True
+) -> None:
     """Raise ConfigError where a tier will not be able to hold what is needed; say nothing where nobody knows.
 
     held_bytes: of what `needed` counts, what is there already. free_bytes: what could still be written.
+    counts_age: False where `needed` had to leave out that snapshots grow too old.
     """
     if free_bytes is None or needed.peak_bytes - held_bytes <= free_bytes:
         return
@@ -105,6 +121,7 @@ def check_space(needed: SpaceNeeded, held_bytes: int, free_bytes: int | None, wh
         f"{format_bytes(needed.largest_bytes)} is written before old ones go"
         f"{f' ({format_bytes(held_bytes)} is there already)' if held_bytes else ''}; keep fewer, set max_bytes, "
         "take a smaller snap_dis, or make room"
+        f"{'' if counts_age else _AGE_NOT_COUNTED}"
     )
 
 
@@ -117,11 +134,12 @@ class _Run:
     delta_bytes: int
     seconds_between_saves: float
     stored: tuple[StoredSnapshot, ...]
+    now_seconds: float
 
     def needed(self, keep: Keep) -> SpaceNeeded:
         largest = max(self.baseline_bytes, self.delta_bytes if self.snap_dis > 1 else 0) if self.steps else 0
         there, since = list(self.stored), list[StoredSnapshot]()
-        begin_seconds = max((snapshot.created_seconds for snapshot in there), default=0.0)
+        begin_seconds = max(self.now_seconds, *(snapshot.created_seconds for snapshot in there), 0.0)
         kept, peak, looks = sum(each.stored_bytes for each in there), [0], 0
         most_kept = kept
         for number, step in enumerate(self.steps, start=1):
