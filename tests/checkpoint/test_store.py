@@ -497,7 +497,7 @@ def test_a_second_store_of_the_same_process_is_refused_until_the_first_is_closed
     first, second = opened(folder), opened(folder)
     first.save(1, training(1))
 
-    with pytest.raises(ConfigError, match=f"is being written by process {os.getpid()}"):
+    with pytest.raises(ConfigError, match=f"is being written by this very process, process {os.getpid()}"):
         second.save(2, training(2))
 
     first.close()
