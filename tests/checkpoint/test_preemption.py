@@ -154,7 +154,11 @@ def test_a_process_forked_from_the_training_ends_by_the_signal_as_it_would_have(
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"grace_seconds": 0}, "grace_seconds is 0"), ({"signals": []}, "signals is empty")],
+    [
+        ({"grace_seconds": 0}, "grace_seconds is 0"),
+        ({"grace_seconds": "60 s"}, "grace_seconds is '60 s'"),
+        ({"signals": []}, "signals is empty"),
+    ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -17,6 +17,7 @@ import torch
 from tests.checkpoint.snapshot_files import opened, same, save_all, training
 
 from penstock.checkpoint.saving import Saved, Saving
+from penstock.checkpoint.state import flatten
 from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.wire import Refresher
 from penstock.errors import ConfigError, DataError, FormatError, LoaderClosed
@@ -58,12 +59,37 @@ def test_an_argument_that_cannot_be_used_is_refused_before_anything_is_made(
         ({"last": 2.0}, "last is 2.0"),
         ({"every_steps": 0.5}, "every_steps is 0.5"),
         ({"max_bytes": "much"}, "much"),
+        ({"max_bytes": 1e9}, r"max_bytes is 1000000000\.0; .* or text such as \"50 GB\""),
         ({"max_age_seconds": "1 h"}, "max_age_seconds is '1 h'"),
     ],
 )
 def test_what_to_keep_is_checked_when_it_is_said(fields: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         Keep(**fields)
+
+
+def test_a_step_of_numpys_is_a_step_wherever_one_is_given(folder: Path) -> None:
+    """Counters of steps often are: they are saved with the state, as numbers of NumPy."""
+    with opened(folder, scheme="complete") as store:
+        for step in (1, 2, 3):
+            store.save(np.int64(step), training(step)).wait()  # type: ignore[arg-type]
+        assert store.restore(np.int64(2)).step == 2  # type: ignore[arg-type]
+        assert [one.step for one in store.verify(np.int64(2))] == [2]  # type: ignore[arg-type]
+        assert list(store.refresh(np.int64(1), np.int64(2)))  # type: ignore[arg-type]
+        assert store.rewind(np.int64(2)) == [3]  # type: ignore[arg-type]
+        store.delete(np.int64(1))  # type: ignore[arg-type]
+        assert [one.step for one in store.list()] == [2]
+        for call in (store.restore, store.verify, store.rewind, store.delete, store.refresh):
+            with pytest.raises(ConfigError, match=r"step is '2'; it must be a whole number from 0"):
+                call("2")  # type: ignore[arg-type]
+
+
+def test_a_snapshot_of_a_few_bytes_does_not_keep_a_store_from_being_prepared(folder: Path) -> None:
+    """It takes more in tables than it has in numbers: that share is not the training's."""
+    with opened(folder) as store:
+        store.save(1, {"count": np.zeros(1)}).wait()
+        needed = store.prepare(training(2))
+        assert needed.largest_bytes < 1.01 * sum(part.nbytes for part in flatten(training(2)).layouts)
 
 
 def test_the_most_bytes_to_keep_may_be_given_as_text() -> None:

@@ -62,10 +62,10 @@ class StopOnSignal:
         report: Callable[[str], None] | None = None,
         mail: Mail | None = None,
     ) -> None:
-        if not grace_seconds > 0:
+        if not (isinstance(grace_seconds, (int, float)) and grace_seconds > 0):
             raise ConfigError(
-                f"grace_seconds is {grace_seconds}; a snapshot takes time: give the seconds that your scheduler leaves "
-                "between the signal and the end"
+                f"grace_seconds is {grace_seconds!r}; a snapshot takes time: give the seconds that your scheduler "
+                "leaves between the signal and the end"
             )
         if not signals:
             raise ConfigError("signals is empty; name at least one, such as signal.SIGTERM")

@@ -654,9 +654,11 @@ class SnapshotStore:
             only = tuple(only)  # asked for each candidate anew
         self._finish_saving()
 
+        wanted = None if step is None else _checked_step(step)
+
         def choose() -> builtins.list[int]:
             self._raise_of_drain()
-            return self._candidates(step, fallback)
+            return self._candidates(wanted, fallback)
 
         candidates = self._ranks.ask_first("the choice of a snapshot", choose)
         for candidate in candidates:
@@ -797,8 +799,9 @@ class SnapshotStore:
 
         Raises: ConfigError if there is no such snapshot; FormatError, DataError if one is damaged.
         """
+        begin, end = (None if step is None else _checked_step(step) for step in (from_step, to_step))
         self._finish()
-        return messages(self._catalog, from_step, self._candidates(to_step, fallback=False)[0], only)
+        return messages(self._catalog, begin, self._candidates(end, fallback=False)[0], only)
 
     # -- Looking after ---------------------------------------------------------------------------------------
 
@@ -818,11 +821,12 @@ class SnapshotStore:
             it needs what is.
         Raises: ConfigError if there is no snapshot of this step.
         """
+        wanted = None if step is None else _checked_step(step)
         self._finish()
         self._catalog.look()
-        if step is not None and step not in self._catalog.steps():
-            raise ConfigError(self._catalog.missing(step))
-        steps = self._catalog.steps() if step is None else [step]
+        if wanted is not None and wanted not in self._catalog.steps():
+            raise ConfigError(self._catalog.missing(wanted))
+        steps = self._catalog.steps() if wanted is None else [wanted]
         with Workers(self._threads, "penstock-verify") as workers:
             faults = {one: self._faults(one, workers) for one in steps}
         for one, of_copies in faults.items():
@@ -905,6 +909,7 @@ class SnapshotStore:
         Raises: ConfigError if there is no such snapshot; DataError.
         """
         self._check_open()
+        step = _checked_step(step)
         self._finish_saving()
 
         def on_first() -> builtins.list[int]:
@@ -931,6 +936,7 @@ class SnapshotStore:
     def delete(self, step: int) -> None:
         """Remove a snapshot. Raises: ConfigError if there is none, or others are differences to it; DataError."""
         self._check_open()
+        step = _checked_step(step)
         self._finish_saving()
 
         def on_first() -> None:

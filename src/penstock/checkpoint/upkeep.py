@@ -154,11 +154,11 @@ class Upkeep:
         free_bytes = tier.free_bytes()
         with self._deciding:
             stored = self._catalog.stored(number)
-            # What this training's snapshots took so far, where there are some.
+            # What this training's snapshots took so far, where there are some; tiny ones, more than their numbers.
             shares: dict[bool, float] = {}
             for copy in self._catalog.on_tier(number):
                 if copy.manifest is not None and copy.manifest.raw_bytes and copy.manifest.codec == way.codec:
-                    share = copy.manifest.stored_bytes / copy.manifest.raw_bytes
+                    share = min(MOST_SHARE, copy.manifest.stored_bytes / copy.manifest.raw_bytes)
                     shares[copy.manifest.reference is None] = share
             needed = space_needed(
                 state_bytes,

@@ -59,7 +59,8 @@ class Keep:
             raise ConfigError(f"max_age_seconds is {age_seconds!r}; give seconds as a number, or None")
         for name, value in values.items():
             if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-                raise ConfigError(f"{name} is {value!r}; it must be a whole number, or None")
+                text = ', or text such as "50 GB"' if name == "max_bytes" else ""
+                raise ConfigError(f"{name} is {value!r}; it must be a whole number{text}, or None")
         if self.last is not None and self.last < 1:
             raise ConfigError(
                 f"last is {self.last}; the newest snapshot is always kept: give 1 or more, or None for all of them"

@@ -48,8 +48,12 @@ class AutoDistance:
                 f"restore_ratio is {self.restore_ratio}; a baseline and one difference can take 2: give that or more"
             )
         _check_distance("most", self.most)
-        if self.useful_bytes is not None and self.useful_bytes < 1:
-            raise ConfigError(f"useful_bytes is {self.useful_bytes}; it must be at least one byte")
+        if self.useful_bytes is not None and not (
+            isinstance(self.useful_bytes, int) and self.useful_bytes >= 1
+        ):
+            raise ConfigError(
+                f"useful_bytes is {self.useful_bytes!r}; it must be a whole number of at least one byte, or None"
+            )
 
     def longest(self, scheme: Scheme, baseline_bytes: int, delta_bytes: int) -> int:
         """Return the snapshots from one baseline to the next if all differences are of one size: an upper bound."""
