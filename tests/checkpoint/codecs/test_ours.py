@@ -13,7 +13,9 @@ from penstock.checkpoint.codecs.codec import BLOCK_VALUES, SLACK_BYTES, Kind, Pa
 from penstock.checkpoint.dtypes import DTYPES, DType
 from penstock.checkpoint.tensors import Bytes
 
-CODERS = {codec.name: codec.coder(lambda: iter(())) for codec in ours.CODECS}
+PRESETS = [codec.name for codec in ours.CODECS]
+ONE_CONTEXT = ours.OwnCodec("one context", most_contexts=1, most_groups=1, stride=16)
+CODERS = {codec.name: codec.coder(lambda: iter(())) for codec in (*ours.CODECS, ONE_CONTEXT)}
 FLOAT32, BFLOAT16 = DTYPES["float32"], DTYPES["bfloat16"]
 
 
@@ -47,7 +49,7 @@ def rounded(values: Bytes) -> NDArray[np.uint16]:
     return nearest
 
 
-@pytest.mark.parametrize("name", CODERS)
+@pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=lambda dtype: dtype.name)
 def test_every_type_comes_back_bit_for_bit_at_any_size(name: str, dtype: DType) -> None:
     for count in (1, 2, 3, 4095, 4097, BLOCK_VALUES - 1, BLOCK_VALUES):
@@ -61,7 +63,7 @@ def test_every_type_comes_back_bit_for_bit_at_any_size(name: str, dtype: DType) 
         assert there_and_back(name, values, dtype, values.copy())[:2] == (Kind.EQUAL, 0)
 
 
-@pytest.mark.parametrize("name", CODERS)
+@pytest.mark.parametrize("name", PRESETS)
 def test_random_bits_are_stored_and_never_grow(name: str) -> None:
     rng = np.random.default_rng(1)
     for dtype in DTYPES.values():
@@ -73,7 +75,7 @@ def test_random_bits_are_stored_and_never_grow(name: str) -> None:
             assert kind is Kind.STORED
 
 
-@pytest.mark.parametrize("name", CODERS)
+@pytest.mark.parametrize("name", PRESETS)
 def test_one_value_in_a_block_costs_a_few_bytes(name: str) -> None:
     """It is one in 131,072 and nobody looked at it: an escape brings it."""
     _, reference = trained(0)
@@ -85,7 +87,7 @@ def test_one_value_in_a_block_costs_a_few_bytes(name: str) -> None:
         assert length < 400
 
 
-@pytest.mark.parametrize("name", CODERS)
+@pytest.mark.parametrize("name", PRESETS)
 def test_a_block_that_turns_wild_where_nobody_looked_is_stored(name: str) -> None:
     """The runs that are looked at are equal; all else is random: escapes would make it longer than it was."""
     rng = np.random.default_rng(2)
@@ -100,7 +102,7 @@ def test_a_block_that_turns_wild_where_nobody_looked_is_stored(name: str) -> Non
     assert (kind, length) == (Kind.STORED, 4 * count)
 
 
-@pytest.mark.parametrize("name", CODERS)
+@pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=lambda dtype: dtype.name)
 def test_the_widest_difference_that_nobody_looked_at_comes_back(name: str, dtype: DType) -> None:
     """One value has the highest bit alone, all others have zeros at their end: the lowest integer as a difference."""
@@ -119,7 +121,7 @@ def test_weights_a_step_apart_are_a_difference_and_near_the_models_entropy() -> 
     for step in (1e-3, 1e-4, 1e-6):
         values, reference = trained(step)
         shares = []
-        for name in ("speed", "balance"):
+        for name in ("one context", "speed", "balance"):
             kind, length, model = there_and_back(name, values, FLOAT32, reference)
             assert kind is Kind.DIFFERENCE
             assert model <= length <= 1.02 * model
@@ -164,7 +166,7 @@ def test_float32_that_was_a_bfloat16_costs_what_the_bfloat16_does() -> None:
 def test_bfloat16_late_in_training_is_a_small_part() -> None:
     """Few weights move by one in the last place, more of them the smaller they are."""
     values, reference = (rounded(block).view(np.uint8) for block in trained(2e-6))
-    free = there_and_back("speed", values, BFLOAT16, reference)[1]
+    free = there_and_back("one context", values, BFLOAT16, reference)[1]
     kind, length, _ = there_and_back("balance", values, BFLOAT16, reference)
     assert kind is Kind.DIFFERENCE
     assert length < 0.9 * free

@@ -18,13 +18,17 @@ from numba.extending import intrinsic
 _WORD = ir.IntType(64)
 
 
-def _load_word(typing: Any, address: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = builder.load(builder.inttoptr(arguments[0], _WORD.as_pointer()))
-        word.align = 1
-        return word
+def _load(number: Any) -> Any:
+    def load(typing: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            bits = ir.IntType(number.bitwidth)
+            part = builder.load(builder.inttoptr(arguments[0], bits.as_pointer()))
+            part.align = 1
+            return builder.zext(part, _WORD) if number.bitwidth < 64 else part
 
-    return types.uint64(types.uint64), generate
+        return types.uint64(types.uint64), generate
+
+    return intrinsic(load)
 
 
 def _store_word(typing: Any, address: Any, word: Any) -> Any:
@@ -76,8 +80,11 @@ def _right(typing: Any, word: Any, places: Any) -> Any:
     return word(word, word), generate
 
 
-#: Return the eight bytes at an address, little-endian.
-load_word = cast(Callable[[np.uint64], np.uint64], intrinsic(_load_word))
+#: Return the one, two, four or eight bytes at an address, little-endian.
+load_byte = cast(Callable[[np.uint64], np.uint64], _load(types.uint8))
+load_short = cast(Callable[[np.uint64], np.uint64], _load(types.uint16))
+load_half = cast(Callable[[np.uint64], np.uint64], _load(types.uint32))
+load_word = cast(Callable[[np.uint64], np.uint64], _load(types.uint64))
 #: Write a word to the eight bytes at an address, little-endian.
 store_word = cast(Callable[[np.uint64, np.uint64], None], intrinsic(_store_word))
 #: Begin to load the cache line at an address, which may be any.

@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.checkpoint.codecs._bits_kernels import item_bytes, left, store_word
+from penstock.checkpoint.codecs._bits_kernels import item_bytes, left, prefetch, store_word
 from penstock.checkpoint.codecs._tans_kernels import (
     MOST_TABLE_LOG,
     Int,
@@ -34,13 +34,15 @@ from penstock.checkpoint.codecs._words_kernels import (
     from_planes,
     is_equal,
     load,
+    loaded,
     ones_of,
     store,
     to_differences,
+    to_exponents,
     to_planes,
 )
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, Kind
-from penstock.kernel import kernel
+from penstock.kernel import inlined, kernel
 
 #: Keys of a context: the exact ones, and those of longer 64-bit differences.
 MOST_KEYS = (1 << MOST_EXACT) + ((64 - MOST_EXACT) << FINEST)
@@ -61,8 +63,9 @@ NO_SYMBOL = 65535
 #: A chunk, and a value of each lane before it.
 ROOM = CHUNK + 4
 #: Sizes of scratch arrays.
-SCRATCH = 2 * ROOM + MOST_EXPONENTS + 2 * MOST_KEYS + 2 * BLOCK_VALUES
-COUNTS = PLANE_KEYS + 1 + 2 * MOST_CONTEXTS * (MOST_KEYS + MOST_GROUPS)
+SCRATCH = 3 * ROOM + MOST_EXPONENTS + 2 * MOST_KEYS + 2 * BLOCK_VALUES
+TABLES_COUNTS = MOST_CONTEXTS * (MOST_KEYS + MOST_GROUPS)
+COUNTS = PLANE_KEYS + 1 + 2 * TABLES_COUNTS + 2 * MOST_KEYS + 1
 STATES = (MOST_CONTEXTS + 1) << MOST_TABLE_LOG
 STEPS = MOST_CONTEXTS * MOST_KEYS
 #: Three chunks, and the runs that are looked at of values and reference, all of a block at most.
@@ -77,6 +80,11 @@ _COUNT_BITS = np.array([count * math.log2(max(count, 1)) for count in range(1024
 # -- What is chosen for a block --------------------------------------------------------------------------
 
 
+@inlined
+def _count_bits(count: Int) -> float:
+    return float(_COUNT_BITS[count] if count < _COUNT_BITS.size else count * math.log2(count))
+
+
 @kernel
 def _bits_of(counts: NDArray[np.uint32]) -> float:
     """Return the entropy of what was counted, in bits, all together."""
@@ -85,10 +93,7 @@ def _bits_of(counts: NDArray[np.uint32]) -> float:
         if counts[i] > 0:
             count = np.int64(counts[i])
             total += count
-            if count < _COUNT_BITS.size:
-                bits -= _COUNT_BITS[count]
-            else:
-                bits -= count * math.log2(count)
+            bits -= _count_bits(count)
     return bits + total * math.log2(total) if total > 0 else 0.0
 
 
@@ -170,7 +175,7 @@ def _choose_symbols(
             bit += 1
         highest = bit
     exact = FINEST
-    finenesses = np.zeros(65, np.int64)
+    finenesses, sums = np.zeros(65, np.int64), np.empty(most_exact, np.int64)
     rest_bits = 0.0
     for bit in range(highest + 1):
         if bit < MOST_EXACT:
@@ -184,21 +189,26 @@ def _choose_symbols(
         if total == 0:
             continue
         most = levels if levels <= FINEST or _is_uneven(members) else FINEST
-        best, best_bits = 0, 0.0
-        for fineness in range(most + 1):
-            part = 1 << (levels - fineness)
-            bits = 0.0
-            for i in range(0, members.size, part):
-                count = 0
-                for j in range(i, i + part):
-                    count += members[j]
+        best, best_bits, total_log = 0, 0.0, math.log2(total)
+        part = 1 << (levels - most)
+        for i in range(1 << most):
+            sums[i] = 0
+            for j in range(i * part, (i + 1) * part):
+                sums[i] += members[j]
+        # From the finest on, so that each count is two of the one before.
+        for fineness in range(most, -1, -1):
+            if fineness < most:
+                for i in range(1 << fineness):
+                    sums[i] = sums[2 * i] + sums[2 * i + 1]
+            bits = float(total) * (bit - fineness)
+            for i in range(1 << fineness):
+                count = sums[i]
                 if count > 0:
-                    bits += bits_of_symbol + count * math.log2(total / count)
+                    bits += bits_of_symbol + count * total_log - _count_bits(count)
                     # As many as were seen once will come that were not seen (Good and Turing): escapes.
                     if fineness > FINEST and count < 4:
                         bits += 64.0 / (1 << count)
-            bits += float(total) * (bit - fineness)
-            if fineness == 0 or bits < best_bits:
+            if fineness == most or bits <= best_bits:
                 best, best_bits = fineness, bits
         rest_bits += float(total) * (bit - best)
         finenesses[bit] = best
@@ -228,6 +238,22 @@ def _choose_symbols(
             rests[symbols + i] = bit - best
         symbols += 1 << best
     return symbols, rest_bits, exact
+
+
+@kernel
+def _count_seen(
+    key_counts: NDArray[np.uint32], symbol_of_key: NDArray[np.uint16], by_symbol: NDArray[np.uint32]
+) -> Int:
+    """Count symbols, of counted keys; return how many were seen. by_symbol: overwritten."""
+    for symbol in range(by_symbol.size):
+        by_symbol[symbol] = 0
+    for key in range(key_counts.size):
+        if key_counts[key] > 0:
+            by_symbol[symbol_of_key[key]] += key_counts[key]
+    seen = 0
+    for symbol in range(by_symbol.size):
+        seen += by_symbol[symbol] > 0
+    return seen
 
 
 @kernel
@@ -331,6 +357,9 @@ def _cost_of(counts: NDArray[np.uint32], groups: Int, scale: float, price: float
         for i in range(symbols):
             if of_group[i] > 0:
                 bits += price
+            # Escapes to come, as in `_choose_symbols`; without them, contexts of many symbols look too cheap.
+            if 0 < of_group[i] < 4:
+                bits += scale * 32.0 / (1 << np.int64(of_group[i]))
     return bits
 
 
@@ -458,19 +487,26 @@ def _short_at(data: Bytes, at: Int) -> Int:
 # -- A block ---------------------------------------------------------------------------------------------
 
 
+@inlined
+def _first_of(run: Int, stride: Int) -> Int:
+    """Return where a run that is looked at begins, with a jitter that no row of a matrix keeps step with."""
+    return (run * stride + ((run * 40503) >> 8) % stride) * RUN
+
+
 @kernel
 def _sample(data: Bytes, values: Int, item: Int, stride: Int, sample: Words) -> Int:
     """Take one run of RUN values in `stride`, or all of a few, as words; return how many they are."""
     if values <= WHOLE:
         load(data, 0, item, sample[:values])
         return values
-    taken = 0
-    for k in range(values // (RUN * stride)):
-        # A jitter that no row of a matrix keeps step with.
-        first = (k * stride + ((k * 40503) >> 8) % stride) * RUN
-        load(data, first, item, sample[taken : taken + RUN])
-        taken += RUN
-    return taken
+    runs, begin = values // (RUN * stride), np.uint64(data.ctypes.data)
+    for k in range(runs + 2):
+        if k < runs:
+            for byte in range(_first_of(k, stride) * item, (_first_of(k, stride) + RUN) * item, 64):
+                prefetch(begin + np.uint64(byte))
+        if k >= 2:
+            load(data, _first_of(k - 2, stride), item, sample[(k - 2) * RUN : (k - 1) * RUN])
+    return runs * RUN
 
 
 @kernel
@@ -530,7 +566,7 @@ def _count_exponents(old: Words, exponent_at: Int, exponent_mask: Int, counts: N
     for exponent in range(counts.size):
         counts[exponent] = 0
     at, mask = np.uint64(exponent_at), np.uint64(exponent_mask)
-    for i in range(old.size):
+    for i in range(0, old.size, 4):
         counts[(np.uint64(old[i]) >> at) & mask] += 1
 
 
@@ -625,8 +661,9 @@ def _put_tables(
     """Build and write all tables; return where they end.
 
     by_symbol: uint32[contexts * groups * symbols], what was seen. The last symbols, one for each group, are escapes,
-    which stand before a whole word: what was not seen can still come, unless all was. thresholds: the first keys of
-    groups but the first. steps: uint64[contexts * groups * keys], overwritten.
+    which stand before a whole word: what was not seen can still come, unless all was. thresholds: the first symbols
+    of groups but the first. symbol_of_key: what is above all symbols is of the last group. steps: uint64[contexts *
+    groups * keys], overwritten.
     """
     groups = thresholds.size + 1
     tables = contexts * groups
@@ -647,58 +684,70 @@ def _put_tables(
         at = _put_frequencies(frequencies, out, at)
         first = (context + 1) << table_log
         build_writing(frequencies, table_log, rests, first, states, steps_of_symbol, spread)
+        # What was not seen is its group's escape.
         group, escape = 0, symbols - groups
-        for key in range(keys):
-            while group < groups - 1 and key >= thresholds[group]:
+        for symbol in range(escape):
+            while group < groups - 1 and symbol >= thresholds[group]:
                 group += 1
-            symbol = min(np.int64(symbol_of_key[key]), escape)
-            if symbol >= escape or frequencies[symbol] == 0:
-                symbol = escape + group
-            if symbol == escape or frequencies[symbol] == 0:
-                symbol = escape + group
-            steps[context * keys + key] = steps_of_symbol[symbol]
+            if frequencies[symbol] == 0:
+                steps_of_symbol[symbol] = steps_of_symbol[escape + group]
+        own = steps[context * keys : (context + 1) * keys]
+        for key in range(keys):
+            own[key] = steps_of_symbol[min(np.int64(symbol_of_key[key]), symbols - 1)]
     return at
 
 
 @kernel
 def _add_contexts(
+    exponents: NDArray[np.uint16], boundaries: NDArray[np.uint16], width: Int, places: NDArray[np.uint16]
+) -> None:
+    """Add to each place `width` for every boundary that the exponent is below.
+
+    Compared with three boundaries at a time in vectors: a table of exponents takes three times as long for four
+    contexts, and twice as long for nine.
+    """
+    step = np.uint16(width)
+    for i in range(0, boundaries.size, 3):
+        # No exponent is below 0.
+        first = boundaries[i]
+        second = boundaries[i + 1] if i + 1 < boundaries.size else np.uint16(0)
+        third = boundaries[i + 2] if i + 2 < boundaries.size else np.uint16(0)
+        for k in range(exponents.size):
+            exponent = exponents[k]
+            below = np.uint16(exponent < first) + np.uint16(exponent < second) + np.uint16(exponent < third)
+            places[k] = np.uint16(places[k] + np.uint16(np.uint16(below) * step))
+
+
+@kernel
+def _add_groups(
     keys: NDArray[np.uint16],
-    exponents: NDArray[np.uint16],
     before: NDArray[np.uint16],
-    bases: NDArray[np.uint16],
     thresholds: NDArray[np.uint16],
     width: Int,
+    places: NDArray[np.uint16],
 ) -> None:
-    """Make each key its step's place: the tables of the exponent's context, among them its group's, the key.
+    """Add to each place `width` for every threshold that the key before in its lane is not below.
 
-    exponents: overwritten. before: uint16[4], the keys that each lane had before; all 0 where there are none.
-    thresholds: the first keys of groups but the first. width: steps of a table.
+    before: uint16[4], the keys that each lane had before; all 0 where there are none.
+    thresholds: the first keys of groups but the first.
     """
-    if thresholds.size == 0:
-        for i in range(keys.size):
-            keys[i] += bases[exponents[i]]
-    else:
-        for i in range(keys.size):
-            exponents[i] = bases[exponents[i]]
-        none, step = np.uint16(65535), np.uint16(width)
-        first = np.uint16(thresholds[0])
-        second = np.uint16(thresholds[1]) if thresholds.size > 1 else none
-        third = np.uint16(thresholds[2]) if thresholds.size > 2 else none
-        groups_end = keys.size & ~3
-        for i in range(min(4, keys.size)):
-            # Values after the last whole group are all of the first lane.
-            key = before[i] if i <= groups_end else keys[i - 1]
-            exponents[i] += step * ((key >= first) + (key >= second) + (key >= third))
-        later, earlier = exponents[4:groups_end], keys
-        for i in range(later.size):
-            key = earlier[i]
-            group = np.uint16(key >= first) + np.uint16(key >= second) + np.uint16(key >= third)
-            later[i] = np.uint16(later[i] + np.uint16(group * step))
-        for i in range(max(groups_end, 4), keys.size):
-            key = keys[i - 4] if i == groups_end else keys[i - 1]
-            exponents[i] += step * ((key >= first) + (key >= second) + (key >= third))
-        for i in range(keys.size):
-            keys[i] += exponents[i]
+    none, step = np.uint16(65535), np.uint16(width)
+    first = np.uint16(thresholds[0])
+    second = np.uint16(thresholds[1]) if thresholds.size > 1 else none
+    third = np.uint16(thresholds[2]) if thresholds.size > 2 else none
+    groups_end = keys.size & ~3
+    for i in range(min(4, keys.size)):
+        # Values after the last whole group are all of the first lane.
+        key = before[i] if i <= groups_end else keys[i - 1]
+        places[i] += step * ((key >= first) + (key >= second) + (key >= third))
+    later, earlier = places[4:groups_end], keys
+    for i in range(later.size):
+        key = earlier[i]
+        group = np.uint16(key >= first) + np.uint16(key >= second) + np.uint16(key >= third)
+        later[i] = np.uint16(later[i] + np.uint16(group * step))
+    for i in range(max(groups_end, 4), keys.size):
+        key = keys[i - 4] if i == groups_end else keys[i - 1]
+        places[i] += step * ((key >= first) + (key >= second) + (key >= third))
 
 
 @kernel
@@ -735,11 +784,11 @@ def encode(
     if has_reference and is_equal(values, reference):
         return EQUAL, 0
     up = word_bits - 8 * item
-    keys, exponents = scratch[:ROOM], scratch[ROOM : 2 * ROOM]
-    bases = scratch[2 * ROOM : 2 * ROOM + exponent_mask + 1]
-    symbol_of_key = scratch[2 * ROOM + MOST_EXPONENTS : 2 * ROOM + MOST_EXPONENTS + MOST_KEYS]
-    symbol_of_finest = scratch[2 * ROOM + MOST_EXPONENTS + MOST_KEYS :][:MOST_KEYS]
-    sampled = scratch[2 * ROOM + MOST_EXPONENTS + 2 * MOST_KEYS :]
+    keys, exponents, places = scratch[:ROOM], scratch[ROOM : 2 * ROOM], scratch[2 * ROOM : 3 * ROOM]
+    bases = scratch[3 * ROOM :][: exponent_mask + 1]
+    symbol_of_key = scratch[3 * ROOM + MOST_EXPONENTS :][:MOST_KEYS]
+    symbol_of_finest = scratch[3 * ROOM + MOST_EXPONENTS + MOST_KEYS :][:MOST_KEYS]
+    sampled = scratch[3 * ROOM + MOST_EXPONENTS + 2 * MOST_KEYS :]
     words, new, old = buffer[:ROOM], buffer[ROOM : 2 * ROOM], buffer[2 * ROOM : 3 * ROOM]
     half = 3 * ROOM + (buffer.size - 3 * ROOM) // 2
     sample, old_sample = buffer[3 * ROOM : half], buffer[half:]
@@ -773,7 +822,7 @@ def encode(
         plane_bits *= sample.size / some.size
 
     # As differences: to the reference, or to zero where there is none and the values are no floats.
-    difference_bits, symbols, contexts, exact, seen = np.inf, 0, 1, FINEST, 0
+    difference_bits, symbols, contexts, exact, seen, bits_of_symbol = np.inf, 0, 1, FINEST, 0, 0.0
     boundaries, group_starts = np.zeros(MOST_CONTEXTS, np.uint16), np.zeros(MOST_GROUPS - 1, np.uint16)
     thresholds = group_starts[:0]
     width = 256 if is_byte else MOST_KEYS
@@ -796,7 +845,7 @@ def encode(
         few = 1
         if by_exponent:
             few = _choose_contexts(exponent_counts, MOST_CONTEXTS // MOST_GROUPS, few_boundaries)
-        key_counts = counts[PLANE_KEYS + 1 :][:width]
+        key_counts = counts[PLANE_KEYS + 1 + 2 * TABLES_COUNTS :][:width]
         _count_differences(
             sample,
             old_sample,
@@ -816,20 +865,13 @@ def encode(
             for key in range(256):
                 symbol_of_key[key], symbol_of_finest[key] = key, key
         else:
+            bits_of_symbol = price * contexts / scale
             symbols, difference_bits, exact = _choose_symbols(
-                key_counts, price * contexts / scale, symbol_of_key, symbol_of_finest, rests
+                key_counts, bits_of_symbol, symbol_of_key, symbol_of_finest, rests
             )
-            width = (1 << exact) + ((word_bits - exact) << FINEST)
-        seen_symbols = np.zeros(symbols, np.uint32)
-        keys_end = key_counts.size
-        while keys_end > 0 and key_counts[keys_end - 1] == 0:
-            keys_end -= 1
-        for key in range(keys_end):
-            if key_counts[key] > 0:
-                seen_symbols[symbol_of_finest[key]] += key_counts[key]
-        for symbol in range(symbols):
-            seen += seen_symbols[symbol] > 0
-        if seen > 100 and contexts > few and few > 1:
+        seen_symbols = counts[PLANE_KEYS + 1 + 2 * TABLES_COUNTS + MOST_KEYS :][: symbols + 1]
+        seen = _count_seen(key_counts, symbol_of_finest, seen_symbols)
+        if seen > 100 and contexts > few:
             # Where a context has many symbols it takes many values: few contexts say as much, and are soon joined.
             contexts = few
             boundaries[:] = few_boundaries
@@ -843,8 +885,8 @@ def encode(
         by_symbol = by_symbol[: contexts * row]
         tables = contexts
         if most_groups > 1 and not is_byte and size > WHOLE and seen <= 400:
-            groups = _choose_groups(seen_symbols, group_starts)
-            by_group = counts[PLANE_KEYS + 1 + MOST_CONTEXTS * (MOST_KEYS + MOST_GROUPS) :]
+            groups = _choose_groups(seen_symbols[:symbols], group_starts)
+            by_group = counts[PLANE_KEYS + 1 + TABLES_COUNTS :]
             gain = 0.0
             if groups > 1:
                 for exponent in range(bases.size):
@@ -881,6 +923,21 @@ def encode(
                     by_symbol = by_group[: few * groups * row]
                     tables = few * groups
                     thresholds = group_starts[: groups - 1]
+        if exact > FINEST and tables > 1:
+            # One table of more symbols may say more than contexts, for which these are too many.
+            finer, finer_bits, finer_exact = _choose_symbols(
+                key_counts, price / scale, symbol_of_key, symbol_of_finest, rests
+            )
+            seen_symbols = counts[PLANE_KEYS + 1 + 2 * TABLES_COUNTS + MOST_KEYS :][: finer + 1]
+            finer_seen = _count_seen(key_counts, symbol_of_finest, seen_symbols)
+            finer_cost = _cost_of(seen_symbols, 1, scale, price)
+            if finer_cost + finer_bits * scale < cost + difference_bits * scale:
+                symbols, difference_bits, exact, seen = finer, finer_bits, finer_exact, finer_seen
+                contexts, tables, by_symbol, thresholds = 1, 1, seen_symbols, thresholds[:0]
+            else:
+                _choose_symbols(key_counts, bits_of_symbol, symbol_of_key, symbol_of_finest, rests)
+        if not is_byte:
+            width = (1 << exact) + ((word_bits - exact) << FINEST)
         row = by_symbol.size // tables
         for table in range(tables):
             difference_bits += _bits_of(by_symbol[table * row : (table + 1) * row])
@@ -916,6 +973,7 @@ def encode(
         if seen > 400:
             table_log = 11
     if seen > 1000:
+        # Of at most four contexts, so that all states are below 2 ** 16.
         table_log = 12
     at = _put_header(
         table_log, shift, first_lead, boundaries[: contexts - 1], thresholds, rests[:symbols], out
@@ -935,7 +993,7 @@ def encode(
         table_log,
         is_all_seen,
         symbol_of_key,
-        first_keys,
+        thresholds,
         width,
         states,
         steps,
@@ -944,7 +1002,6 @@ def encode(
     )
     if at + STATES_BYTES + PAD_BYTES >= values.size:
         return STORED, values.size
-    _bases_of(boundaries, contexts, groups * width, bases)
     before = np.zeros(4, np.uint16)
 
     writer = np.zeros(7, np.uint64)
@@ -960,15 +1017,16 @@ def encode(
         count = end - begin
         # What the lanes had before goes along, where it is a context.
         lead = 4 if groups > 1 and begin > 0 else 0
-        load(values, begin - lead, item, new[: lead + count])
+        new_words = loaded(values, begin - lead, lead + count, item, new)
         if is_plane:
-            to_planes(new[:count], shift, plane_rest, first_lead, words[:count], keys[:count])
+            to_planes(new_words, shift, plane_rest, first_lead, words[:count], keys[:count])
         else:
+            old_words = old[: lead + count]
             if has_reference:
-                load(reference, begin - lead, item, old[: lead + count])
+                old_words = loaded(reference, begin - lead, lead + count, item, old)
             to_differences(
-                new[: lead + count],
-                old[: lead + count],
+                new_words,
+                old_words,
                 shift,
                 is_float,
                 is_byte,
@@ -982,8 +1040,17 @@ def encode(
         if contexts * groups > 1:
             for i in range(4):
                 before[i] = keys[i] if lead > 0 else 0
+            if groups > 1:
+                for i in range(count):
+                    places[i] = 0
+                _add_groups(keys[lead : lead + count], before, first_keys, width, places[:count])
+                for i in range(count):
+                    keys[lead + i] += places[i]
             _add_contexts(
-                keys[lead : lead + count], exponents[lead : lead + count], before, bases, first_keys, width
+                exponents[lead : lead + count],
+                boundaries[: contexts - 1],
+                groups * width,
+                keys[lead : lead + count],
             )
         following = np.uint64(max(begin - CHUNK, 0)) * soon[2]
         soon[0] = np.uint64(values.ctypes.data) + following
@@ -1108,33 +1175,39 @@ def decode(
         return BAD_LENGTH
     reader[4] = 8 * at + bits
 
-    firsts = scratch[CHUNK : 2 * CHUNK]
-    bases = scratch[2 * CHUNK : 2 * CHUNK + exponent_mask + 1]
+    exponents, firsts = scratch[:CHUNK], scratch[CHUNK : 2 * CHUNK]
     words, new, old = buffer[:CHUNK], buffer[CHUNK : 2 * CHUNK], buffer[2 * CHUNK : 3 * CHUNK]
-    _bases_of(boundaries, contexts, groups << table_log, bases)
     for i in range(CHUNK):
         firsts[i], old[i] = 0, 0
     soon = np.zeros(3, np.uint64)
     soon[2] = item
-    at_bit, mask = np.uint64(exponent_at), np.uint64(exponent_mask)
     begin: Int = 0
     while begin < size:
         count: Int = min(size - begin, CHUNK)
+        old_words = old[:count]
         if reference.size > 0:
-            load(reference, begin, item, old[:count])
+            old_words = loaded(reference, begin, count, item, old)
             if contexts > 1:
+                to_exponents(old_words, exponent_at, exponent_mask, exponents[:count])
                 for i in range(count):
-                    firsts[i] = bases[(np.uint64(old[i]) >> at_bit) & mask]
+                    firsts[i] = 0
+                _add_contexts(
+                    exponents[:count], boundaries[: contexts - 1], groups << table_log, firsts[:count]
+                )
         following = np.uint64(min(begin + CHUNK, size)) * soon[2]
         soon[0] = np.uint64(values.ctypes.data) + following
         soon[1] = np.uint64(reference.ctypes.data) + following if reference.size > 0 else soon[0]
         if not read(firsts[:count], table, reader, payload, words[:count], soon):
             return BAD_STREAM
+        new_words = new[:count]
+        if item == item_bytes(new):
+            new_words = values[item * begin : item * (begin + count)].view(new.dtype)
         if is_plane:
-            from_planes(words[:count], shift, up + mantissa_bits - 1 - shift, new[:count])
+            from_planes(words[:count], shift, up + mantissa_bits - 1 - shift, new_words)
         else:
-            from_differences(words[:count], old[:count], shift, is_float, is_byte, new[:count])
-        store(new[:count], values, begin, item)
+            from_differences(words[:count], old_words, shift, is_float, is_byte, new_words)
+        if item != item_bytes(new):
+            store(new_words, values, begin, item)
         begin += count
     is_end = reader[4] == np.uint64(8 * at)
     for i in range(4):

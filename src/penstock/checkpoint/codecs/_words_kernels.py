@@ -29,6 +29,8 @@ CHUNK = 2048
 FINEST = 3
 #: Words below 2 to this are told apart wholly, where that pays.
 MOST_EXACT = 11
+#: Bytes that are compared at once.
+_PIECE = 1024
 #: Keys of a plane: exponent, highest bit of the mantissa, sign.
 PLANE_KEYS = 1024
 
@@ -51,6 +53,16 @@ def load(data: Bytes, first: Int, item: Int, words: Words) -> None:
     else:
         for i in range(words.size):
             words[i] = np.uint32(data[first + i]) << np.uint32(24)
+
+
+@kernel
+def loaded(data: Bytes, first: Int, size: Int, item: Int, room: Words) -> Words:
+    """Return so many values as words: where they stand if they are words, else in `room`."""
+    if item == item_bytes(room):
+        return data[item * first : item * (first + size)].view(room.dtype)
+    words = room[:size]
+    load(data, first, item, words)
+    return words
 
 
 @kernel
@@ -78,7 +90,7 @@ def is_equal(values: Bytes, reference: Bytes) -> bool:
     """Return whether all bytes are the reference's: known at the first piece where they are not."""
     begin = 0
     while begin < values.size:
-        end = min(begin + 8 * CHUNK, values.size)
+        end = min(begin + _PIECE, values.size)
         differing = np.uint8(0)
         for i in range(begin, end):
             differing |= values[i] ^ reference[i]
@@ -150,6 +162,16 @@ def to_differences(
             highest = right(left(word, zeros), key_by)
             key = to_word(to_word(left(to_word(top - zeros), to_word(FINEST)) + highest) + key_at)
             keys[i] = np.uint16(word if word < below else key)
+
+
+@kernel
+def to_exponents(
+    old_words: Words, exponent_at: Int, exponent_mask: Int, exponents: NDArray[np.uint16]
+) -> None:
+    """Write the reference's exponents, as `to_differences` does."""
+    to_word = old_words.dtype.type
+    for i in range(old_words.size):
+        exponents[i] = np.uint16(to_word(right(old_words[i], to_word(exponent_at)) & to_word(exponent_mask)))
 
 
 @kernel

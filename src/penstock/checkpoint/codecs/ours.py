@@ -167,8 +167,8 @@ class OwnCodec:
 
 
 CODECS: tuple[Codec, ...] = (
-    OwnCodec("speed", most_contexts=1, most_groups=1, stride=16),
-    OwnCodec("balance", most_contexts=16, most_groups=4, stride=8),
+    OwnCodec("speed", most_contexts=4, most_groups=1, stride=16),
+    OwnCodec("balance", most_contexts=16, most_groups=4, stride=4),
 )
 
 
