@@ -11,10 +11,10 @@ python="${PYTHON:-python3}"
 
 if [ ! -x "$folder/bin/pip" ]; then
     "$python" -m venv "$folder"
-    ours="$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')"
-    theirs="$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')"
-    echo "$ours" >"$theirs/penstock-environment.pth"
 fi
+ours="$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')"
+theirs="$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')"
+echo "$ours" >"$theirs/penstock-environment.pth"
 torch="$("$python" -c 'import torch; print(torch.__version__.split("+")[0])')"
 "$folder/bin/pip" install -q zipnn==0.5.4 pcodec==1.1.0 blosc2==4.14.1 zstandard==0.25.0 \
     orbax-checkpoint==0.12.8 "torch==$torch"

@@ -129,6 +129,25 @@ def test_the_benchmark_of_codecs_checks_times_and_judges(
     assert (tmp_path / "shares.svg").stat().st_size > 1_000
 
 
+def test_rounds_of_two_threads_count_where_neither_waited_for_a_processor(
+    benchmark_named: Callable[[str], Any],
+) -> None:
+    """A second alone; half of one for both; then another process takes a processor, and then one begins late."""
+    codecs = benchmark_named("compare_codecs")
+    alone = codecs.Stretch(0.0, 1.0, 1.0, 0.0)
+    first = codecs.Stretch(5.0, 5.5, 0.5, 0.001)
+    scaling = codecs.Scaling()
+
+    scaling.add(alone, [first, codecs.Stretch(5.001, 5.5, 0.499, 0.0)])
+    assert scaling.gains == [pytest.approx(2.0)]
+    scaling.add(alone, [first, codecs.Stretch(5.0, 6.0, 0.5, 0.5)])
+    scaling.add(alone, [first, codecs.Stretch(5.3, 5.8, 0.5, 0.0)])
+    scaling.add(codecs.Stretch(0.0, 9.0, 1.0, 8.0), [first, first])
+    assert len(scaling.gains) == 1
+    assert str(scaling).startswith("2.00 in 1 of 4 rounds undisturbed, processor time 1.000 x one's")
+    assert codecs.Scaling().gain is None
+
+
 @pytest.mark.parametrize(
     "names",
     [
