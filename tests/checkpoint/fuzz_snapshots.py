@@ -92,6 +92,8 @@ class MemoryTier:
 class MemoryReader:
     """A file in memory."""
 
+    reads_at_once = 1
+
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.nbytes = len(data)

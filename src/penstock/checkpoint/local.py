@@ -245,6 +245,9 @@ class LocalWriter:
 class LocalReader:
     """An open file."""
 
+    #: One is copied from the page cache while the other waits for the disk.
+    reads_at_once = 2
+
     def __init__(self, path: Path) -> None:
         self._path = path
         with _told(path, may_be_missing=True):

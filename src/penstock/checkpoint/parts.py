@@ -194,21 +194,32 @@ class PartReader:
         ):
             raise FormatError(f"{self.where} is damaged: its blocks do not follow each other")
 
+    @property
+    def reads_at_once(self) -> int:
+        """Return how many reads the file takes at once."""
+        return self._reader.reads_at_once
+
+    def place(self, block: int) -> tuple[int, int]:
+        """Return where a block's bytes begin in the file, and how many they are."""
+        row = self.table[block]
+        return int(row["offset"]), int(row["stored"])
+
+    def read(self, offset: int, out: Bytes) -> None:
+        """Fill `out` with the file's bytes from `offset` on, unchecked. Raises: DataError naming the file."""
+        if out.size:
+            self._reader.read_into(offset, out)
+
     def payload(self, block: int) -> Bytes:
         """Return a block's bytes as stored, checked. Raises: FormatError, DataError; both name the file."""
-        row = self.table[block]
-        payload = np.empty(int(row["stored"]), np.uint8)
-        if payload.size:
-            self._reader.read_into(int(row["offset"]), payload)
-        self._check(checksum_of(payload), int(row["checksum"]), block, "as stored")
+        offset, nbytes = self.place(block)
+        payload = np.empty(nbytes, np.uint8)
+        self.read(offset, payload)
+        self.check_stored(block, payload)
         return payload
 
-    def read_stored(self, block: int, out: Bytes) -> None:
-        """Read a block of kind STORED straight into place, checked. out: uint8[raw]. Raises: as `payload`."""
-        row = self.table[block]
-        if out.size:
-            self._reader.read_into(int(row["offset"]), out)
-        self._check(checksum_of(out), int(row["checksum"]), block, "as stored")
+    def check_stored(self, block: int, payload: Bytes) -> None:
+        """Check a block's bytes as stored. Raises: FormatError."""
+        self._check(checksum_of(payload), int(self.table[block]["checksum"]), block, "as stored")
 
     def check_raw(self, block: int, raw: Bytes) -> None:
         """Check a block's decoded bytes. Raises: FormatError."""

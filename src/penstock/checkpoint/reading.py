@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ import numpy as np
 from penstock.checkpoint.codecs import decode_block
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, NEEDS_REFERENCE, Kind
 from penstock.checkpoint.dtypes import DType
+from penstock.checkpoint.fetching import Fetched, map_fetched
 from penstock.checkpoint.manifest import Manifest, Stored, read_manifest, step_of
 from penstock.checkpoint.parts import PartReader
 from penstock.checkpoint.sharding import Copy, check_whole, copies_into
@@ -128,19 +130,39 @@ class Chain:
         """Return the wanted snapshot's manifest."""
         return self.links[-1].manifest
 
-    def read_block(self, stored: Stored, index: int, out: Bytes, scratch: Scratch) -> None:
+    @property
+    def reads_at_once(self) -> int:
+        """Return how many reads to have under way."""
+        return max((part.reads_at_once for link in self.links for part in link.parts), default=1)
+
+    def needs(self, stored: Stored, index: int) -> Iterator[tuple[PartReader, int]]:
+        """Yield the files and blocks that `read_block` will read, but for what a block is found to repeat."""
+        layout = stored.layout
+        for link in reversed(self.links):
+            found = link.by_layout.get(layout)
+            if found is None:
+                return  # `read_block` tells
+            part, block = link.parts[found.part], found.first_block + index
+            kind = int(part.table[block]["kind"])
+            yield part, block
+            if kind not in NEEDS_REFERENCE:
+                return
+
+    def read_block(
+        self, stored: Stored, index: int, out: Bytes, scratch: Scratch, fetched: Fetched | None = None
+    ) -> None:
         """Decode block `index` of one of the wanted snapshot's tensors.
 
-        out: uint8[bytes of the block], overwritten.
+        out: uint8[bytes of the block], overwritten. fetched: what is in memory of what it needs.
         Raises: FormatError naming file and tensor if any block on the way is damaged; DataError.
         """
         name = stored.layout.name
         try:
-            self._read_block(stored, index, out, scratch)
+            self._read_block(stored, index, out, scratch, fetched or Fetched())
         except FormatError as error:
             raise FormatError(f"{error}, in tensor {name!r}") from None
 
-    def _read_block(self, stored: Stored, index: int, out: Bytes, scratch: Scratch) -> None:
+    def _read_block(self, stored: Stored, index: int, out: Bytes, scratch: Scratch, fetched: Fetched) -> None:
         steps: list[_Step] = []
         level = len(self.links) - 1
         while True:
@@ -148,11 +170,11 @@ class Chain:
             part, block = link.parts[stored.part], stored.first_block + index
             kind = int(part.table[block]["kind"])
             if kind == Kind.REPLICA:
-                steps.append(_Step(part, block, kind, part.payload(block), stored.layout.dtype))
+                steps.append(_Step(part, block, kind, fetched.payload(part, block), stored.layout.dtype))
                 block = _original(part, block, steps[-1].payload)
                 stored, index = link.stored_at(stored.part, block)
                 continue
-            payload = _NO_BYTES if kind == Kind.STORED else part.payload(block)
+            payload = _NO_BYTES if kind == Kind.STORED else fetched.payload(part, block)
             steps.append(_Step(part, block, kind, payload, stored.layout.dtype))
             if kind not in NEEDS_REFERENCE:
                 break
@@ -170,7 +192,7 @@ class Chain:
             if step.kind not in _AS_IT_IS:
                 here = 1 - here
                 if step.kind == Kind.STORED:
-                    step.part.read_stored(step.block, rooms[here])
+                    fetched.copy_stored(step.part, step.block, rooms[here])
                 else:
                     decode_block(step.kind, step.payload, step.dtype, reference, rooms[here])
                 reference = rooms[here]
@@ -294,17 +316,21 @@ class _Job(NamedTuple):
 def _decoded(chain: Chain, jobs: Iterable[_Job], workers: Workers) -> Iterator[_Filling]:
     local = threading.local()
 
-    def read(job: _Job) -> _Filling | None:
+    def read(job: _Job, fetched: Fetched) -> _Filling | None:
         if not hasattr(local, "scratch"):
             local.scratch = Scratch()
         if job.number >= 0:
             out = local.scratch.room(1, job.place.stop - job.place.start) if job.out is None else job.out
-            chain.read_block(job.stored, job.number, out, local.scratch)
+            chain.read_block(job.stored, job.number, out, local.scratch, fetched)
         return job.filling
 
-    for filling in workers.map(read, jobs):
-        if filling is not None:
-            yield filling
+    def needs(job: _Job) -> Iterator[tuple[PartReader, int]]:
+        return chain.needs(job.stored, job.number) if job.number >= 0 else iter(())
+
+    with closing(map_fetched(workers, read, jobs, needs, chain.reads_at_once)) as all_read:
+        for filling in all_read:
+            if filling is not None:
+                yield filling
 
 
 def _copies(wanted: Wanted) -> Sequence[Copy]:

@@ -18,6 +18,11 @@ class Reader(Protocol):
         """Return the file's size."""
         ...
 
+    @property
+    def reads_at_once(self) -> int:
+        """Return how many reads to have under way so that they take the least time together."""
+        ...
+
     def read_into(self, offset: int, out: Bytes) -> None:
         """Fill `out` with the bytes from `offset` on.
 

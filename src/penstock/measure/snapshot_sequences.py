@@ -137,6 +137,8 @@ class _Unheld(LocalTier):
 class _UnheldReader:
     """A file that is open only while it is read."""
 
+    reads_at_once = LocalReader.reads_at_once
+
     def __init__(self, path: Path) -> None:
         self._path = path
         with closing(LocalReader(path)) as reader:
