@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from penstock.checkpoint.local import LocalTier
@@ -13,6 +14,13 @@ from penstock.checkpoint.reading import Chain, OpenSnapshot, load_manifest
 from penstock.checkpoint.tier import Tier
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.policy.keeping import StoredSnapshot
+
+#: How often one looks again because what was to be read was removed meanwhile: each time, a snapshot came and went.
+MOST_LOOKS = 10
+
+
+class Removed(DataError):
+    """What was to be read is there no more, as where a training in another process keeps newer ones in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +63,7 @@ class Catalog:
             seen: dict[tuple[int, int], Copy | None] = {}
             try:
                 for number, tier in enumerate(self.tiers):
-                    for folder in tier.folders():
-                        step = step_of(folder)
-                        if step is not None:
-                            seen[step, number] = _look_at(tier, number, step)
+                    seen |= {(copy.step, number): copy for copy in _look_at_all(tier, number)}
             except BaseException:
                 with self._replacing:
                     self._meanwhile = None
@@ -304,17 +309,62 @@ class Catalog:
             return f"{last.name} does not exist"
         return f"{' and '.join(tier.name for tier in self.tiers)} has none at all: nothing was saved there"
 
-    def missing(self, step: int) -> str:
-        """Return what to say of a step that has no snapshot."""
+    def was_removed(self, links: Iterable[tuple[int, int]]) -> bool:
+        """Return whether one of these copies is there no more, or another in its place; its tier is asked.
+
+        links: tier and step of each. False where nobody can say.
+        """
+        return any(self._was_removed(tier, step) for tier, step in links)
+
+    def _was_removed(self, number: int, step: int) -> bool:
+        known = self._copies.get((step, number))
+        tier, folder = self.tiers[number], folder_of(step)
+        try:
+            if known is None or folder not in tier.folders():
+                return True
+            manifest = load_manifest(tier, folder)
+        except FileNotFoundError:
+            return folder not in tier.folders()
+        except (FormatError, DataError):
+            return False
+        return known.manifest is not None and known.manifest.uid != manifest.uid
+
+    def missing(self, step: int, *, was_there: bool = False) -> str:
+        """Return what to say of a step that has no snapshot. was_there: when one looked before."""
         steps = sorted(self.steps())
         where = " and ".join(tier.name for tier in self.tiers)
         if not steps:
-            return f"there is no snapshot of step {step}: {self.told_of_none()}"
+            why = "it was removed meanwhile" if was_there else self.told_of_none()
+            return f"there is no snapshot of step {step}: {why}"
         near = sorted(sorted(steps, key=lambda other: abs(other - step))[:2])
+        if was_there:
+            return (
+                f"the snapshot of step {step} in {where} was removed meanwhile, as the training that saves there does "
+                f"to keep others; the nearest are of step {' and '.join(map(str, near))}"
+            )
         return (
             f"there is no snapshot of step {step} in {where}: it was never saved, or removed to keep others; "
             f"the nearest are of step {' and '.join(map(str, near))}"
         )
+
+
+def step_of_fault(error: Exception, steps: Iterable[int], step: int) -> int:
+    """Return the step in whose files a fault lies, one of some or else the one that was asked for."""
+    said = str(error)
+    return next((one for one in steps if one != step and f"{folder_of(one)}/" in said), step)
+
+
+@contextmanager
+def told_of_need(way: Sequence[tuple[int, int]]) -> Iterator[None]:
+    """Have what fails in a snapshot that another one needs say so. way: to the other one."""
+    try:
+        yield
+    except (FormatError, DataError) as error:
+        step = way[-1][1]
+        fault_step = step_of_fault(error, [link for _, link in way], step)
+        if fault_step == step:
+            raise
+        raise type(error)(f"step {step} needs step {fault_step}: {error}") from error
 
 
 def open_way(catalog: Catalog, way: Iterable[tuple[int, int]]) -> Chain:
@@ -336,6 +386,20 @@ def open_way(catalog: Catalog, way: Iterable[tuple[int, int]]) -> Chain:
             raise TornError(f"{error.filename} is missing") from None
         raise
     return Chain(opened)
+
+
+def _look_at_all(tier: Tier, number: int) -> list[Copy]:
+    for _ in range(MOST_LOOKS):
+        steps = [step for step in map(step_of, tier.folders()) if step is not None]
+        copies = [_look_at(tier, number, step) for step in steps]
+        if all(copy.manifest for copy in copies):
+            return copies
+        # What another process removed since it was listed is not damaged, and there may be newer ones.
+        there = set(tier.folders())
+        seen = [copy for copy in copies if copy.manifest or folder_of(copy.step) in there]
+        if len(seen) == len(copies):
+            break
+    return seen
 
 
 def _look_at(tier: Tier, number: int, step: int) -> Copy:

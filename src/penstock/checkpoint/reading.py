@@ -24,7 +24,7 @@ from penstock.checkpoint.parts import PartReader
 from penstock.checkpoint.sharding import Copy, check_whole, copies_into
 from penstock.checkpoint.tensors import Bytes, Layout
 from penstock.checkpoint.tier import MANIFEST, Tier
-from penstock.checkpoint.tree import c_strides
+from penstock.checkpoint.tree import MappingNode, Tree, c_strides, read_tree
 from penstock.checkpoint.writing import Scratch
 from penstock.errors import ConfigError, FormatError
 from penstock.flow.ordered import Workers
@@ -388,6 +388,19 @@ def parts_by_name(manifest: Manifest) -> dict[str, list[Stored]]:
     except ConfigError as error:
         raise FormatError(f"the snapshot of step {manifest.step} is damaged: {error}") from None
     return by_name
+
+
+def tree_of_rank(manifest: Manifest, rank: int, layouts: Iterable[Layout]) -> Tree | None:
+    """Return the tree of what a rank saved for itself; None if it saved nothing. Raises: FormatError."""
+    written = manifest.rank_trees[rank]
+    if written is None:
+        return None
+    tree = read_tree(written, layouts)
+    if not isinstance(tree.root, MappingNode) or tree.root.keys != (f"rank {rank}",):
+        raise FormatError(
+            f"the snapshot of step {manifest.step} is damaged: it has another's values for rank {rank}"
+        )
+    return tree
 
 
 def whole_layout(parts: Sequence[Stored]) -> Layout:

@@ -13,23 +13,29 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing
 from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
 import xxhash
 
-from penstock.checkpoint.catalog import Catalog, Copy, open_way
+from penstock.checkpoint.catalog import (
+    MOST_LOOKS,
+    Catalog,
+    Removed,
+    open_way,
+    step_of_fault,
+    told_of_need,
+)
 from penstock.checkpoint.codecs import DEFAULT
 from penstock.checkpoint.draining import Drainer
+from penstock.checkpoint.inspecting import Listed, can_be_opened, inspect
 from penstock.checkpoint.loading import Loading, plan_loading, plan_loading_into
 from penstock.checkpoint.local import LocalTier
-from penstock.checkpoint.manifest import Manifest, NewerFormat, folder_of, read_layout, write_layout
-from penstock.checkpoint.parts import TornError
+from penstock.checkpoint.manifest import read_layout, write_layout
 from penstock.checkpoint.ranks import Ranks, alone
-from penstock.checkpoint.reading import Chain, Wanted, decode_all, parts_by_name, read_wanted, whole_layout
+from penstock.checkpoint.reading import Chain, Wanted, parts_by_name, read_wanted, tree_of_rank, whole_layout
 from penstock.checkpoint.recipe import RAW, Way, is_whole, warm_up, way_of
 from penstock.checkpoint.replicas import digest_of, digests_of, told_apart
 from penstock.checkpoint.saving import Saved, Saving, Waves
@@ -39,7 +45,7 @@ from penstock.checkpoint.state import Flat, flatten
 from penstock.checkpoint.tensors import Layout
 from penstock.checkpoint.throttle import CappedTier
 from penstock.checkpoint.tier import Tier
-from penstock.checkpoint.tree import ArrayLeaf, Framework, MappingNode, Tree, numpy_dtype, read_tree, select
+from penstock.checkpoint.tree import ArrayLeaf, Framework, Tree, numpy_dtype, read_tree, select
 from penstock.checkpoint.upkeep import Upkeep, told_of_fast
 from penstock.checkpoint.wire import messages
 from penstock.checkpoint.writer import Job, SnapshotWriter
@@ -162,31 +168,6 @@ class Restored(Mapping[str, Any]):
         told += [f"{len(self.not_found)} not found"] if self.not_found else []
         more = f"; {', '.join(told)}" if told else ""
         return f"<Restored step {self.step}: {', '.join(map(str, self.state))}{more}>"
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """A snapshot, as `SnapshotStore.list` tells of it.
-
-    condition: "whole", "torn" (a file is missing or ends early), "damaged", or "newer" (written by a later Penstock).
-    why: what is wrong with it, or with a copy of one that is whole elsewhere; or "". reference_step: of the snapshot
-        that it is the difference to, or None.
-    raw_bytes, stored_bytes: of the state, and of its own files; 0 where nobody can say.
-    kept_mantissa_bits: to which its floats were cut, None where nothing was. tiers: where it is. broken_tiers: those
-        of them whose copy was found to be damaged, or cannot be read.
-    """
-
-    step: int
-    condition: Literal["whole", "torn", "damaged", "newer"]
-    why: str
-    created_seconds: float
-    reference_step: int | None
-    raw_bytes: int
-    stored_bytes: int
-    codec: str
-    kept_mantissa_bits: int | None
-    tiers: tuple[str, ...]
-    broken_tiers: tuple[str, ...] = ()
 
 
 class SnapshotStore:
@@ -655,15 +636,36 @@ class SnapshotStore:
         self._finish_saving()
 
         wanted = None if step is None else _checked_step(step)
+        removed: Removed | None = None
+        for _ in range(MOST_LOOKS):
+            is_again = removed is not None
 
-        def choose() -> builtins.list[int]:
-            self._raise_of_drain()
-            return self._candidates(wanted, fallback)
+            def choose(is_again: bool = is_again) -> builtins.list[int]:
+                self._raise_of_drain()
+                return self._candidates(wanted, fallback, is_again=is_again)
 
-        candidates = self._ranks.ask_first("the choice of a snapshot", choose)
+            candidates = self._ranks.ask_first("the choice of a snapshot", choose)
+            try:
+                return self._restore_first(candidates, into, only, framework, fallback)
+            except Removed as error:
+                removed = error
+        assert removed is not None, "one looks again only for that"
+        raise removed
+
+    def _restore_first(
+        self,
+        candidates: Sequence[int],
+        into: Any,
+        only: Iterable[str] | None,
+        framework: Framework | None,
+        fallback: bool,
+    ) -> Restored:
+        """Return the first of some snapshots that can be restored. Raises: `Removed`; what is wrong with the last."""
         for candidate in candidates:
             try:
                 restored = self._restore(candidate, into, only, framework)
+            except Removed:
+                raise
             except (FormatError, DataError) as error:
                 if isinstance(error, FormatError):
                     self._catalog.mark_damaged(candidate)
@@ -684,9 +686,9 @@ class SnapshotStore:
 
         def on_first() -> int | None:
             steps = self._catalog.steps()
-            fault_step = _step_of_fault(error, steps, step)
+            fault_step = step_of_fault(error, steps, step)
             for older in reversed(steps[: steps.index(step)]):
-                if self._fault(older) is None and any(
+                if can_be_opened(self._catalog, older) and any(
                     fault_step not in (link for _, link in way) for way in self._catalog.ways(older)
                 ):
                     return older
@@ -697,8 +699,11 @@ class SnapshotStore:
             "" if older is None else f"step {older} is the newest whole one: restore(fallback=True) takes it"
         )
 
-    def _candidates(self, step: int | None, fallback: bool) -> builtins.list[int]:
-        """Return the steps to try, on rank 0, which alone looks: others may be shown what was there a while ago."""
+    def _candidates(self, step: int | None, fallback: bool, *, is_again: bool = False) -> builtins.list[int]:
+        """Return the steps to try, on rank 0, which alone looks: others may be shown what was there a while ago.
+
+        is_again: whether one was removed since the look before.
+        """
         self._catalog.look()
         self._tell_of_fast()
         steps = self._catalog.steps()
@@ -707,7 +712,7 @@ class SnapshotStore:
                 raise ConfigError(f"no snapshot is there: {self._catalog.told_of_none()}")
             step = steps[-1]
         if step not in steps:
-            raise ConfigError(self._catalog.missing(step))
+            raise ConfigError(self._catalog.missing(step, was_there=is_again))
         return [step, *(reversed(steps[: steps.index(step)]) if fallback else ())]
 
     def _tell_of_fast(self) -> None:
@@ -720,6 +725,8 @@ class SnapshotStore:
     ) -> Restored:
         what = f"the restore of step {step}"
         ways = self._ranks.ask_first(what, lambda: self._ways(step))
+        if not ways:
+            raise Removed(f"the snapshot of step {step} was removed meanwhile")
         restored: builtins.list[Restored] = []
 
         def load(way: Sequence[tuple[int, int]]) -> None:
@@ -732,19 +739,24 @@ class SnapshotStore:
 
         for way in ways:
             try:
-                with _told_of_need(way):
+                with told_of_need(way):
                     self._ranks.together(what, lambda way=way: load(way))  # type: ignore[misc]
                 return restored[-1]
             except (FormatError, DataError) as error:
+                if self._ranks.ask_first(what, lambda way=way: self._catalog.was_removed(way)):  # type: ignore[misc]
+                    raise Removed(f"the snapshot of step {step} was removed meanwhile: {error}") from error
                 if way is ways[-1]:
                     raise
                 self._told(f"step {step} is read from another copy: {error}")
         raise AssertionError("the last way returns or raises")
 
     def _ways(self, step: int) -> builtins.list[builtins.list[tuple[int, int]]]:
-        """Return `Catalog.ways`, and tell of copies that are on none of them."""
+        """Return `Catalog.ways`, and tell of copies that are on none of them; none if they are there no more."""
+        copies = self._catalog.copies(step)
+        if not copies:
+            return []
         ways = self._catalog.ways(step)
-        for copy in self._catalog.copies(step):
+        for copy in copies:
             if copy.fault is not None:
                 self._told(f"step {step} is read from another copy: {copy.fault}")
         return ways
@@ -770,7 +782,7 @@ class SnapshotStore:
             _check_numpy(tree, only)
         own: Loading | None = None
         if len(manifest.rank_trees) == self._ranks.size:
-            own_tree = _tree_of_rank(manifest, self._ranks.rank, layouts)
+            own_tree = tree_of_rank(manifest, self._ranks.rank, layouts)
             own = None if own_tree is None else plan_loading(own_tree, framework=framework)
         destinations = {
             destination.layout.name: destination
@@ -801,7 +813,14 @@ class SnapshotStore:
         """
         begin, end = (None if step is None else _checked_step(step) for step in (from_step, to_step))
         self._finish()
-        return messages(self._catalog, begin, self._candidates(end, fallback=False)[0], only)
+        if only is not None and not isinstance(only, str):
+            only = tuple(only)
+        chosen = self._candidates(end, fallback=False)[0]
+
+        def look_again() -> int:
+            return self._candidates(end, fallback=False, is_again=True)[0]
+
+        return messages(self._catalog, begin, chosen, only, look_again)
 
     # -- Looking after ---------------------------------------------------------------------------------------
 
@@ -812,13 +831,14 @@ class SnapshotStore:
         """
         self._catalog.look()
         self._tell_of_fast()
-        return [self._listed(step, self._faults(step, None)) for step in self._catalog.steps()]
+        listed = (inspect(self._catalog, step) for step in self._catalog.steps())
+        return [one for one in listed if one is not None]
 
     def verify(self, step: int | None = None) -> builtins.list[Listed]:
         """Read every copy of snapshots to its end and decode it, and return what `list` would, with what this found.
 
         step: of the only one to look at; None: all. One that is a difference to a damaged one is damaged itself where
-            it needs what is.
+            it needs what is. What another process removes meanwhile is left out.
         Raises: ConfigError if there is no snapshot of this step.
         """
         wanted = None if step is None else _checked_step(step)
@@ -828,79 +848,11 @@ class SnapshotStore:
             raise ConfigError(self._catalog.missing(wanted))
         steps = self._catalog.steps() if wanted is None else [wanted]
         with Workers(self._threads, "penstock-verify") as workers:
-            faults = {one: self._faults(one, workers) for one in steps}
-        for one, of_copies in faults.items():
-            # What is whole somewhere is whole.
-            if None not in of_copies.values() and any(
-                isinstance(fault, FormatError) for fault in of_copies.values()
-            ):
-                self._catalog.mark_damaged(one)
-        return [self._listed(one, of_copies) for one, of_copies in faults.items()]
-
-    def _faults(self, step: int, workers: Workers | None) -> dict[int, FormatError | DataError | None]:
-        """Return what is wrong with each copy of a snapshot, by its tier; None where nothing is.
-
-        workers: decode all of every copy; None: they are opened only, and no others once one can be.
-        """
-        faults: dict[int, FormatError | DataError | None] = {}
-        for copy in self._catalog.copies(step):
-            is_one_whole = workers is None and None in faults.values()
-            faults[copy.tier] = copy.fault if is_one_whole else self._fault_of(copy, workers)
-        return faults
-
-    def _fault(self, step: int) -> FormatError | DataError | None:
-        """Return what is wrong with every copy of a snapshot; None if one can be opened."""
-        faults = self._faults(step, None).values()
-        return None if None in faults else next(iter(faults))
-
-    def _fault_of(self, copy: Copy, workers: Workers | None) -> FormatError | DataError | None:
-        """Return what is wrong with a copy, whichever copies of others it is read with; None if nothing is."""
-        try:
-            ways = self._catalog.ways_of(copy)
-        except (FormatError, DataError) as error:
-            return error
-        for way in ways:
-            try:
-                with _told_of_need(way), closing(open_way(self._catalog, way)) as chain:
-                    if workers is not None:
-                        decode_all(chain, workers)
-                    layouts = [whole_layout(those) for those in parts_by_name(chain.manifest).values()]
-                    read_tree(chain.manifest.tree, layouts)
-                    for rank in range(len(chain.manifest.rank_trees)):
-                        _tree_of_rank(chain.manifest, rank, layouts)
-                    return None
-            except (FormatError, DataError) as error:
-                fault = error
-        return fault
-
-    def _listed(self, step: int, faults: Mapping[int, FormatError | DataError | None]) -> Listed:
-        copies = self._catalog.copies(step)
-        manifest = next((copy.manifest for copy in copies if copy.manifest), None)
-        condition: Literal["whole", "torn", "damaged", "newer"] = "whole"
-        broken = {self._tiers[tier].name: fault for tier, fault in faults.items() if fault is not None}
-        why = ""
-        if len(broken) == len(faults):
-            fault = tuple(broken.values())[-1]
-            is_torn = isinstance(fault, TornError)
-            condition = "newer" if isinstance(fault, NewerFormat) else "torn" if is_torn else "damaged"
-            why = str(fault)
-        elif broken:
-            fine = [self._tiers[tier].name for tier, fault in faults.items() if fault is None]
-            told = "; ".join(f"{name}: {fault}" for name, fault in broken.items())
-            why = f"whole on {', '.join(fine)}, damaged on {told}"
-        return Listed(
-            step,
-            condition,
-            why,
-            manifest.created_seconds if manifest else 0.0,
-            manifest.reference.step if manifest and manifest.reference else None,
-            manifest.raw_bytes if manifest else 0,
-            manifest.stored_bytes if manifest else 0,
-            manifest.codec if manifest else "",
-            manifest.kept_mantissa_bits if manifest else None,
-            tuple(self._tiers[copy.tier].name for copy in copies),
-            tuple(broken),
-        )
+            found = [inspect(self._catalog, one, workers) for one in steps]
+        listed = [one for one in found if one is not None]
+        if step is not None and not listed:
+            raise ConfigError(self._catalog.missing(step, was_there=True))
+        return listed
 
     def rewind(self, step: int) -> builtins.list[int]:
         """Remove what was saved after a snapshot, for a training that went back to it and will save these steps anew.
@@ -1064,24 +1016,6 @@ def _counted(names: Sequence[str], where: str) -> str:
     )
 
 
-def _step_of_fault(error: Exception, steps: Iterable[int], step: int) -> int:
-    """Return the step in whose files a fault lies, one of some or else the one that was asked for."""
-    return next((one for one in steps if one != step and f"{folder_of(one)}/" in str(error)), step)
-
-
-@contextmanager
-def _told_of_need(way: Sequence[tuple[int, int]]) -> Iterator[None]:
-    """Have what fails in a snapshot that another one needs say so. way: to the other one."""
-    try:
-        yield
-    except (FormatError, DataError) as error:
-        step = way[-1][1]
-        fault_step = _step_of_fault(error, [link for _, link in way], step)
-        if fault_step == step:
-            raise
-        raise type(error)(f"step {step} needs step {fault_step}: {error}") from error
-
-
 def _checked_step(step: Any) -> int:
     """Return a step that a folder can be named after, of NumPy or not. Raises: ConfigError."""
     if not isinstance(step, bool):
@@ -1093,19 +1027,6 @@ def _checked_step(step: Any) -> int:
             if 0 <= number <= _LARGEST_STEP:
                 return number
     raise ConfigError(f"step is {step!r}; it must be a whole number from 0 to 2**63 - 1")
-
-
-def _tree_of_rank(manifest: Manifest, rank: int, layouts: Iterable[Layout]) -> Tree | None:
-    """Return the tree of what a rank saved for itself; None if it saved nothing. Raises: FormatError."""
-    written = manifest.rank_trees[rank]
-    if written is None:
-        return None
-    tree = read_tree(written, layouts)
-    if not isinstance(tree.root, MappingNode) or tree.root.keys != (f"rank {rank}",):
-        raise FormatError(
-            f"the snapshot of step {manifest.step} is damaged: it has another's values for rank {rank}"
-        )
-    return tree
 
 
 def _rows(flat: Flat, own: Flat | None) -> list[Any]:

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from penstock.checkpoint.catalog import Catalog, open_way
+from penstock.checkpoint.catalog import MOST_LOOKS, Catalog, Removed, open_way
 from penstock.checkpoint.codecs import decode_block
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, NEEDS_REFERENCE, Kind
 from penstock.checkpoint.loading import Destination, Loading, plan_loading_into
@@ -49,19 +49,31 @@ _MESSAGE_BYTES = 4 << 20
 
 
 def messages(
-    catalog: Catalog, from_step: int | None, to_step: int, only: Iterable[str] | None = None
+    catalog: Catalog,
+    from_step: int | None,
+    to_step: int,
+    only: Iterable[str] | None = None,
+    look_again: Callable[[], int] | None = None,
 ) -> Iterator[bytes]:
     """Yield what turns the tensors of one snapshot into those of another.
 
     from_step: of what the receiver has; None: nothing that counts. to_step: of what it shall have. only: names or
-        patterns of what is sent; None: all.
+        patterns of what is sent; None: all. look_again: returns what to send in place of a snapshot that another
+        process removed before it was opened; None: what there is was looked at just now.
     Raises: ConfigError if there is no such snapshot, or a pattern fits nothing; FormatError, DataError if one is
-        damaged.
+        damaged, or was removed while it was sent.
     """
     patterns = None if only is None else only if isinstance(only, str) else list(only)
     sealer = _Sealer()
-    chain, first = _opened_way(catalog, from_step, to_step)
-    with closing(chain):
+    for turn in range(MOST_LOOKS):
+        try:
+            chain, first, way = _opened_way(catalog, from_step, to_step)
+            break
+        except Removed:
+            if look_again is None or turn == MOST_LOOKS - 1:
+                raise
+            to_step = look_again()
+    with closing(chain), _told_if_removed(catalog, way):
         target = chain.manifest
         layouts = [stored.layout for stored in target.tensors]
         tree = read_tree(target.tree, _wholes(layouts))
@@ -88,8 +100,24 @@ def messages(
         yield sealer.message(_END, b"")
 
 
-def _opened_way(catalog: Catalog, from_step: int | None, to_step: int) -> tuple[Chain, int]:
-    """Open the way to a snapshot that sends least, and return it, and how many of its links the receiver has."""
+@contextmanager
+def _told_if_removed(catalog: Catalog, way: Sequence[tuple[int, int]]) -> Iterator[None]:
+    """Have what fails because a snapshot was removed say so, and not that it is damaged."""
+    try:
+        yield
+    except (FormatError, DataError) as error:
+        if catalog.was_removed(way):
+            raise Removed(f"the snapshot of step {way[-1][1]} was removed meanwhile: {error}") from error
+        raise
+
+
+def _opened_way(
+    catalog: Catalog, from_step: int | None, to_step: int
+) -> tuple[Chain, int, Sequence[tuple[int, int]]]:
+    """Open the way to a snapshot that sends least, and return it, how many of its links the receiver has, and the way.
+
+    Raises: `Removed` if a snapshot on it is there no more.
+    """
     found = []
     for way in catalog.ways(to_step):
         # As of the receiver's snapshot, if the way to the other leads through it; else from its beginning.
@@ -100,7 +128,10 @@ def _opened_way(catalog: Catalog, from_step: int | None, to_step: int) -> tuple[
     found.sort(key=lambda each: each[0])
     for _, first, way in found:
         try:
-            return open_way(catalog, way), first
+            with _told_if_removed(catalog, way):
+                return open_way(catalog, way), first, way
+        except Removed:
+            raise
         except (FormatError, DataError):
             if way is found[-1][2]:
                 raise

@@ -13,7 +13,8 @@ from penstock.errors import ConfigError, FormatError
 from penstock.units import format_bytes, format_count, parse_rate
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.store import Listed, SnapshotStore
+    from penstock.checkpoint.inspecting import Listed
+    from penstock.checkpoint.store import SnapshotStore
 
 _JSON = """
 JSON: a list of snapshots, in the order in which they were saved, each with step, condition ("whole", "torn", "damaged",
