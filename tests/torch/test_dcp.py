@@ -562,7 +562,7 @@ def test_a_load_takes_little_memory_beside_what_is_loaded(writer: StoreWriter, t
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak_bytes < 16 << 20
+    assert peak_bytes < 40 << 20  # what is read ahead
     assert_same(into, state)
 
 

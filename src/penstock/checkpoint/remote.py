@@ -242,7 +242,7 @@ class _RemoteReader:
     """An object; each read is a request of its own, so threads do not wait for each other."""
 
     #: One of S3's streams carries some 100 MB/s after a pause of tens of milliseconds.
-    reads_at_once = 8
+    reads_at_once = 6
 
     def __init__(self, tier: RemoteTier, path: str, nbytes: int) -> None:
         self._tier = tier

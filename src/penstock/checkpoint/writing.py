@@ -18,6 +18,8 @@ from penstock.flow.ordered import Workers
 #: Blocks are encoded in groups of about that many bytes: handing one to a thread costs some 30 us.
 _GROUP_BYTES = 1 << 20
 _GROUP_BLOCKS = 64
+#: Of what waits to be written, where it is hardly anything.
+_MOST_ROOMS = 8
 #: A block is looked for among those before it from that size on; a reference to one takes 8 bytes.
 _SMALLEST_REPLICA_BYTES = 64
 
@@ -153,7 +155,7 @@ class TensorWriter:
             for block, made in zip(group, encoded, strict=True):
                 self._append(block, made)
             rooms.append(room)
-            if self._writer.is_full:
+            if self._writer.is_full or len(rooms) >= _MOST_ROOMS:
                 self._flush(rooms)
         self._flush(rooms)
 
