@@ -125,16 +125,16 @@ def test_on_an_object_store_what_goes_while_blocks_are_read_is_looked_for_again(
     save(address, 1, 2, scheme="complete")
     lines: list[str] = []
     with SnapshotStore(address, report=lines.append) as store:
-        # After the parts are open: each block is a request of its own.
-        read = Chain.read_block
-        removed = threading.Lock()
+        # Once the parts are open: each read is a request of its own.
+        begin = Chain.__init__
+        actions = [replaces_all_by(address, 3)]
 
-        def remove_first(self: Chain, *arguments: Any) -> None:
-            if removed.acquire(blocking=False):
-                replaces_all_by(address, 3)()
-            read(self, *arguments)
+        def remove_first(self: Chain, links: Any) -> None:
+            begin(self, links)
+            if actions:
+                actions.pop()()
 
-        monkeypatch.setattr(Chain, "read_block", remove_first)
+        monkeypatch.setattr(Chain, "__init__", remove_first)
         restored = store.restore()
     assert (restored.step, lines) == (3, [])
     assert same(restored.state, training(3))
