@@ -24,7 +24,7 @@ from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.safetensors_files import map_safetensors
 from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.tree import Tree
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError, DataError, FormatError
 
 THEIR_TYPES = sorted({dtype for dtype in safetensors.torch._TYPES.values() if dtype is not None}, key=str)
 
@@ -457,6 +457,33 @@ def test_a_snapshot_is_written_with_one_tensor_in_memory_at_a_time(tmp_path: Pat
         open_readable([LocalTier(tmp_path / "store")], 7),
     ):
         pass
+
+
+def test_an_export_reads_the_next_copy_where_the_nearest_is_damaged_or_torn(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    state = {"a": torch.arange(500_000), "b": torch.arange(500_000) * 3, "c": torch.ones(5)}
+    with SnapshotStore(slow, fast=fast, codec="stored", report=None) as store:
+        for step in (1, 2):
+            store.save(step, state | {"step": step}).wait()
+    part = fast / "step-000000000001" / "part-00000.pst"
+    data = bytearray(part.read_bytes())
+    data[len(data) * 3 // 4] ^= 1
+    part.write_bytes(data)
+    (fast / "step-000000000002" / "part-00000.pst").unlink()
+    tiers = [LocalTier(fast), LocalTier(slow)]
+
+    for step, wrong in ((1, "part-00000.pst is damaged"), (2, "part-00000.pst is missing")):
+        told: list[str] = []
+        with open_readable(tiers, step, report=told.append) as (_, source):
+            assert all(
+                source.read(name).tobytes() == tensor.numpy().tobytes() for name, tensor in state.items()
+            )
+        (line,) = told
+        assert line.startswith(f"step {step} is read from another copy: {fast}/step-{step:012d}/{wrong}")
+
+    (slow / "step-000000000002" / "part-00000.pst").unlink()
+    with pytest.raises(FormatError, match=r"slow/step-000000000002/part-00000\.pst is missing"):
+        open_readable(tiers).__enter__()
 
 
 def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(tmp_path: Path) -> None:

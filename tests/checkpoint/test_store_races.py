@@ -15,6 +15,7 @@ from tests.checkpoint.test_ranks import run
 
 from penstock.checkpoint import Keep, SnapshotStore
 from penstock.checkpoint.catalog import MOST_LOOKS
+from penstock.checkpoint.exporting import open_readable
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.ranks import Ranks
 from penstock.checkpoint.reading import Chain
@@ -247,3 +248,17 @@ def test_the_manifest_of_a_remote_snapshot_that_goes_is_not_missed(folder: Path,
     with SnapshotStore(address, report=None) as store:
         before(1, replaces_all_by(address, 3), how="read", tier=RemoteTier)
         assert {one.condition for one in store.list()} <= {"whole"}
+
+
+# -- Exporting -------------------------------------------------------------------------------------------------
+
+
+def test_an_export_takes_what_is_the_latest_by_then(folder: Path, before: Before) -> None:
+    save(folder, 1, 2, scheme="complete")
+    before(2, replaces_all_by(folder, 3))
+    with open_readable([LocalTier(folder)]) as (step, source):
+        assert step == 3
+        assert source.read("weight").tobytes() == training(3)["weight"].tobytes()
+    before(3, replaces_all_by(folder, 4))
+    with pytest.raises(ConfigError, match=r"step 3 in .* was removed meanwhile"):
+        open_readable([LocalTier(folder)], 3).__enter__()

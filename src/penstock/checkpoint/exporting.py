@@ -2,49 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 import numpy as np
 
-from penstock.checkpoint.catalog import Catalog, open_way
+from penstock.checkpoint.catalog import MOST_LOOKS, Catalog, Removed, open_way, told_of_need
 from penstock.checkpoint.foreign import Readable
-from penstock.checkpoint.reading import Wanted, parts_by_name, read_wanted, whole_layout
+from penstock.checkpoint.reading import Chain, Wanted, parts_by_name, read_wanted, whole_layout
 from penstock.checkpoint.tensors import Bytes
 from penstock.checkpoint.tier import Tier
 from penstock.checkpoint.tree import read_tree
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
 
 
 @contextmanager
-def open_readable(tiers: Sequence[Tier], step: int | None = None) -> Iterator[tuple[int, Readable]]:
+def open_readable(
+    tiers: Sequence[Tier], step: int | None = None, *, report: Callable[[str], None] = lambda _: None
+) -> Iterator[tuple[int, Readable]]:
     """Open a snapshot for as long as the block lasts; a tensor's bytes are decoded when they are read.
 
-    Tensors that are spread over ranks are put together.
-    tiers: of the store, the nearest first. step: of the snapshot; None: the one that was saved last.
+    Tensors that are spread over ranks are put together. Where a copy is damaged the next one is read.
+    tiers: of the store, the nearest first. step: of the snapshot; None: the one that was saved last. report: is told
+        of copies that are passed over.
     Yields: the step, and the state, in memory one tensor at a time.
     Raises: ConfigError if there is no such snapshot, naming the nearest; FormatError naming what is damaged; DataError.
     """
-    catalog = Catalog(tiers)
-    catalog.look()
-    steps = catalog.steps()
-    if step is None and not steps:
-        raise ConfigError(f"there is no snapshot in {tiers[-1].name}: nothing was saved there")
-    step = steps[-1] if step is None else step
-    way = catalog.ways(step)[0]
     with (
-        closing(open_way(catalog, way)) as chain,
-        Workers(default_coders(), f"penstock-export-{step}") as workers,
+        Workers(default_coders(), "penstock-export") as workers,
+        closing(_opened(Catalog(tiers), step, workers, report)) as snapshot,
     ):
-        by_name = parts_by_name(chain.manifest)
-        layouts = {name: whole_layout(parts) for name, parts in by_name.items()}
+        manifest = snapshot.chain.manifest
+        layouts = [whole_layout(parts) for parts in parts_by_name(manifest).values()]
+        yield manifest.step, Readable(read_tree(manifest.tree, layouts), snapshot.read)
 
-        def read(name: str) -> Bytes:
-            out = np.empty(layouts[name].nbytes, np.uint8)
-            for _ in read_wanted(chain, [Wanted(layouts[name], by_name[name], out)], workers):
-                pass
-            return out
 
-        yield step, Readable(read_tree(chain.manifest.tree, layouts.values()), read)
+def _opened(catalog: Catalog, step: int | None, workers: Workers, report: Callable[[str], None]) -> _Snapshot:
+    for turn in range(MOST_LOOKS):
+        catalog.look()
+        steps = catalog.steps()
+        if step is None and not steps:
+            raise ConfigError(f"there is no snapshot in {catalog.tiers[-1].name}: nothing was saved there")
+        chosen = steps[-1] if step is None else step
+        if chosen not in steps:
+            raise ConfigError(catalog.missing(chosen, was_there=turn > 0))
+        try:
+            return _Snapshot(catalog, chosen, workers, report)
+        except Removed:
+            if turn == MOST_LOOKS - 1:
+                raise
+    raise AssertionError("the last look returns or raises")
+
+
+class _Snapshot:
+    """A snapshot that is read from the nearest of its copies that is good as far as was seen."""
+
+    def __init__(self, catalog: Catalog, step: int, workers: Workers, report: Callable[[str], None]) -> None:
+        """Open it. Raises: `Removed`; FormatError, DataError if no copy can be opened."""
+        self._catalog = catalog
+        self._step = step
+        self._workers = workers
+        self._report = report
+        self._left = deque(catalog.ways(step))
+        self._way = self._left.popleft()
+        self.chain = self._open()
+
+    def _open(self) -> Chain:
+        while True:
+            try:
+                with told_of_need(self._way):
+                    return open_way(self._catalog, self._way)
+            except (FormatError, DataError) as error:
+                self._pass_over(error)
+
+    def _pass_over(self, error: FormatError | DataError) -> None:
+        """Go on to the next way to read it. Raises: the error, if there is none; `Removed`."""
+        if self._catalog.was_removed(self._way):
+            raise Removed(f"the snapshot of step {self._step} was removed meanwhile: {error}") from error
+        if not self._left:
+            raise error
+        self._report(f"step {self._step} is read from another copy: {error}")
+        self._way = self._left.popleft()
+
+    def read(self, name: str) -> Bytes:
+        """Return a tensor's bytes. Raises: FormatError, DataError: what is wrong with the last copy."""
+        uid = self.chain.manifest.uid
+        while True:
+            try:
+                with told_of_need(self._way):
+                    return self._read(name)
+            except (FormatError, DataError) as error:
+                fault = error
+            self._pass_over(fault)
+            self.chain.close()
+            self.chain = self._open()
+            if self.chain.manifest.uid != uid:
+                raise fault  # what is left is another snapshot of this step
+
+    def _read(self, name: str) -> Bytes:
+        parts = parts_by_name(self.chain.manifest)[name]
+        layout = whole_layout(parts)
+        out = np.empty(layout.nbytes, np.uint8)
+        for _ in read_wanted(self.chain, [Wanted(layout, parts, out)], self._workers):
+            pass
+        return out
+
+    def close(self) -> None:
+        """Let go of its files."""
+        self.chain.close()

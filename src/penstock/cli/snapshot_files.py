@@ -131,12 +131,12 @@ def step_in(name: str) -> int:
 def _export(options: argparse.Namespace) -> None:
     from penstock.checkpoint.exporting import open_readable
     from penstock.checkpoint.foreign import write_state
-    from penstock.checkpoint.store import open_tier
+    from penstock.checkpoint.store import open_tier, tell
 
     check_store(options.folder, options.fast)
     tiers = [open_tier(place) for place in (options.fast, options.folder) if place is not None]
     shard = None if options.shard is None else int(parsed_amount("--shard", parse_bytes, options.shard))
-    with open_readable(tiers, options.step) as (step, state):
+    with open_readable(tiers, options.step, report=tell) as (step, state):
         files = write_state(
             options.file, state, part=options.part, shard_bytes=shard, replace=options.replace
         )
