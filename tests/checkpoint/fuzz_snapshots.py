@@ -64,6 +64,9 @@ class MemoryTier:
     def __init__(self, files: dict[str, dict[str, bytes]]) -> None:
         self._files = files
 
+    def where(self, folder: str) -> str:
+        return f"{self.name}/{folder}"
+
     def folders(self) -> list[str]:
         return sorted(self._files)
 

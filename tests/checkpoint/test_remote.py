@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from penstock.checkpoint.remote import RemoteTier, block_bytes_after
 from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.tier import MANIFEST
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError, DataError, FormatError
 
 MIB = 2**20
 BLOCKS = np.zeros(9 * MIB, np.uint8)  # more than one block of an upload
@@ -52,6 +52,32 @@ pytestmark = pytest.mark.usefixtures("s3_options")
 def bucket(s3_options: dict[str, str]) -> Any:
     """Return a file system that looks at the bucket as somebody else would."""
     return fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False, **s3_options)
+
+
+def test_what_is_damaged_or_missing_is_named_by_its_key(
+    s3_options: dict[str, str], place: str, bucket: Any
+) -> None:
+    address = f"s3://bucket/{place}"
+    with SnapshotStore(address, storage_options=s3_options, report=None, threads=1) as store:
+        weights = np.arange(1000.0)
+        for step in (1, 2):
+            store.save(step, {"weights": weights * step}).wait()
+    first, second = (key for key in bucket.find(f"bucket/{place}") if key.endswith("part-00000.pst"))
+    data = bytearray(bucket.cat_file(first))
+    data[len(data) // 3] ^= 1
+    bucket.pipe_file(first, bytes(data))
+
+    with SnapshotStore(address, storage_options=s3_options, report=None) as store:
+        with pytest.raises(FormatError, match=f"^step 2 needs step 1: s3://{first} is damaged: "):
+            store.restore()
+        assert [one.condition for one in store.verify()] == ["damaged", "damaged"]
+        bucket.rm_file(second)
+        with pytest.raises(FormatError, match=f"s3://{second} does not exist"):
+            store.restore()
+        assert [one.condition for one in store.list()] == ["whole", "torn"]
+        manifest = second.replace("part-00000.pst", MANIFEST)
+        bucket.pipe_file(manifest, bucket.cat_file(manifest)[:-9])
+        assert f"s3://{manifest}" in store.list()[1].why
 
 
 def test_objects_are_named_by_their_attempt_and_the_manifest_is_one_of_them(

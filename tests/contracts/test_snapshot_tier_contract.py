@@ -83,6 +83,8 @@ class TestSnapshotTierContract:
 
     def test_a_tier_has_a_name_for_messages(self, tier: Tier) -> None:
         assert len(tier.name) > 3
+        save(tier, "step-1")
+        assert tier.where("step-1").startswith(f"{tier.name}/step-1")
 
     def test_what_was_committed_is_listed_in_order_and_read_again(self, tier: Tier) -> None:
         save(tier, "step-2", part=b"two", other=b"")

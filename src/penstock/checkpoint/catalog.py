@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -275,7 +276,7 @@ class Catalog:
                 assert copy.fault is not None, "what has no manifest has a fault"
                 raise copy.fault
             links.insert(0, copy)
-            where = f"{self.tiers[copy.tier].name}/{folder_of(copy.step)}"
+            where = self.tiers[copy.tier].where(folder_of(copy.step))
             reference = copy.manifest.reference
             if reference is None:
                 return links
@@ -350,8 +351,9 @@ class Catalog:
 
 def step_of_fault(error: Exception, steps: Iterable[int], step: int) -> int:
     """Return the step in whose files a fault lies, one of some or else the one that was asked for."""
-    said = str(error)
-    return next((one for one in steps if one != step and f"{folder_of(one)}/" in said), step)
+    # On an object store the name of the attempt follows that of the folder.
+    said = [step_of(folder) for folder in re.findall(r"(step-\d+)(?:\.attempt-[A-Za-z0-9]+)?/", str(error))]
+    return next((one for one in steps if one != step and one in said), step)
 
 
 @contextmanager
@@ -383,7 +385,7 @@ def open_way(catalog: Catalog, way: Iterable[tuple[int, int]]) -> Chain:
         for snapshot in opened:
             snapshot.close()
         if isinstance(error, FileNotFoundError):
-            raise TornError(f"{error.filename} is missing") from None
+            raise TornError(f"{error.filename} is missing" if error.filename else str(error)) from None
         raise
     return Chain(opened)
 
@@ -406,7 +408,7 @@ def _look_at(tier: Tier, number: int, step: int) -> Copy:
     try:
         return Copy(step, number, load_manifest(tier, folder_of(step)))
     except FileNotFoundError:
-        fault: FormatError | DataError = TornError(f"{tier.name}/{folder_of(step)} has no manifest")
+        fault: FormatError | DataError = TornError(f"{tier.where(folder_of(step))} has no manifest")
     except (FormatError, DataError) as error:
         fault = error
     return Copy(step, number, None, fault)

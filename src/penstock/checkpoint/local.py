@@ -78,6 +78,10 @@ class LocalTier:
         """Return the folder's path."""
         return str(self.path)
 
+    def where(self, folder: str) -> str:
+        """Return a snapshot's path."""
+        return str(self.path / folder)
+
     def folders(self) -> list[str]:
         """Return the names of the snapshots' folders, sorted; none before the first. Raises: DataError."""
         if not self._check_there():

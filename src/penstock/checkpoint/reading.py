@@ -35,8 +35,9 @@ def load_manifest(tier: Tier, folder: str) -> Manifest:
 
     Raises: FormatError if it is damaged or another snapshot's; FileNotFoundError, DataError.
     """
-    where = f"{tier.name}/{folder}/{MANIFEST}"
-    manifest = read_manifest(tier.read(folder, MANIFEST), where)
+    data = tier.read(folder, MANIFEST)
+    where = f"{tier.where(folder)}/{MANIFEST}"
+    manifest = read_manifest(data, where)
     if manifest.step != step_of(folder):
         raise FormatError(f"{where} is of step {manifest.step}: it was moved here from another folder")
     return manifest
@@ -47,7 +48,6 @@ class OpenSnapshot:
 
     def __init__(self, tier: Tier, folder: str, manifest: Manifest) -> None:
         """Open all parts. Raises: FormatError, FileNotFoundError, DataError; nothing stays open then."""
-        self.where = f"{tier.name}/{folder}"
         self.manifest = manifest
         self.by_layout: dict[Layout, Stored] = {stored.layout: stored for stored in manifest.tensors}
         self._by_part: list[list[Stored]] = [[] for _ in manifest.parts]
@@ -59,7 +59,7 @@ class OpenSnapshot:
             for number, part in enumerate(manifest.parts):
                 reader = tier.open(folder, part.file)
                 try:
-                    where = f"{self.where}/{part.file}"
+                    where = f"{tier.where(folder)}/{part.file}"
                     self.parts.append(PartReader(reader, where, number, bytes.fromhex(manifest.uid), part))
                 except BaseException:
                     reader.close()

@@ -268,8 +268,10 @@ def check_part(tier: Tier, plan: Plan, rank: int, part: Part, *, to_its_end: boo
     to_its_end: not only its table, which comes last.
     Raises: FormatError, DataError.
     """
-    where = f"{tier.name}/{folder_of(plan.step)}/{part.file}"
-    check_written(tier.open(folder_of(plan.step), part.file), where, plan, rank, part, to_its_end=to_its_end)
+    folder = folder_of(plan.step)
+    reader = tier.open(folder, part.file)
+    where = f"{tier.where(folder)}/{part.file}"
+    check_written(reader, where, plan, rank, part, to_its_end=to_its_end)
 
 
 def check_written(

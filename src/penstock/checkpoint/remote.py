@@ -76,6 +76,10 @@ class RemoteTier:
     def __repr__(self) -> str:
         return f"RemoteTier({self._url!r})"
 
+    def where(self, folder: str) -> str:
+        # The attempt, as its keys begin: whoever looks for a file that a message names finds it.
+        return f"{self._url}/{self._committed.get(folder, folder)}"
+
     def folders(self) -> list[str]:
         self._look()
         return sorted(self._committed)

@@ -91,6 +91,9 @@ class CappedTier:
     def __repr__(self) -> str:
         return f"CappedTier({self._tier!r}, {format_rate(self._pace.pacer.bytes_per_second)})"
 
+    def where(self, folder: str) -> str:
+        return self._tier.where(folder)
+
     def folders(self) -> list[str]:
         return self._tier.folders()
 

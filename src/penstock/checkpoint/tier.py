@@ -78,6 +78,10 @@ class Tier(Protocol):
         """Return what messages call it: its path or address."""
         ...
 
+    def where(self, folder: str) -> str:
+        """Return what messages call a snapshot's folder: where somebody finds it. Nothing is asked of the tier."""
+        ...
+
     def folders(self) -> list[str]:
         """Return the names of the committed snapshots' folders, sorted. Raises: DataError."""
         ...
