@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import io
 import multiprocessing
@@ -15,10 +16,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from tests.forking import Forks
+
+ROOT = str(Path(__file__).parents[1])
+if ROOT not in sys.path:  # where pytest was not started as `python -m pytest`
+    sys.path.insert(0, ROOT)
 
 SKIPS_FILE = Path(__file__).with_name("skips.txt")
 SHARED_MEMORY = Path("/dev/shm")
@@ -60,8 +69,13 @@ def fsspec_threads() -> None:
 def s3_options(fsspec_threads: None) -> Iterator[dict[str, str]]:
     """Serve S3 with one bucket, "bucket", in a thread, and return the options of s3fs that lead to it."""
     import s3fs
+    from botocore.loaders import JSONFileLoader  # type: ignore[import-untyped, unused-ignore]
     from moto.server import ThreadedMotoServer
 
+    # Each client reads AWS's description of its services anew, which takes longer than what a test asks of it.
+    read = JSONFileLoader.load_file
+    read_once = functools.cache(lambda path: read(JSONFileLoader(), path))
+    JSONFileLoader.load_file = lambda self, path: read_once(path)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -69,9 +83,30 @@ def s3_options(fsspec_threads: None) -> Iterator[dict[str, str]]:
     s3fs.S3FileSystem(**options, skip_instance_cache=True).mkdir("bucket")
     yield options
     server.stop()
+    JSONFileLoader.load_file = read
+
+
+# -- Processes -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Return what forks processes that have everything imported."""
+    from tests.forking import Forks
+
+    forks = Forks()
+    yield forks
+    forks.close()
 
 
 # -- Nothing is left behind ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_there_is_not_looked_through_again() -> None:
+    """Take what is imported by now from the garbage collector: it looked through all of it for each file it closed."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

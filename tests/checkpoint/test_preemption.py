@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
+from tests.checkpoint.ranks_jobs import start_process
+from tests.forking import Forks
 
 from penstock.checkpoint import preemption
 from penstock.checkpoint.mail import NoMail
@@ -227,104 +227,82 @@ say("ends", job, rank, os.getpid())
 sys.exit(stop.exit_code)
 """
 
-# Importing torch takes longer than all that the ranks do: one process does it, and is forked into every rank.
-TORCH_LAUNCHER = """
-import json, os, sys
-import torch.distributed
-
-for arguments in json.loads(sys.argv[2]):
-    if os.fork() == 0:
-        rank, sys.argv = sys.argv[1], ["rank", *arguments]
-        exec(rank)
-for _ in json.loads(sys.argv[2]):
-    child, status = os.wait()
-    os.write(1, f"exits {child} {os.waitstatus_to_exitcode(status)}\\n".encode())
-"""
-
 #: Job: how many ranks, and which get a SIGTERM in the middle of their training.
 TORCH_JOBS = {"one": (4, [2]), "all": (2, [0, 1]), "fails": (2, []), "frozen": (2, [0])}
 MPI_RANKS = 2
 
 
-class Job:
-    """Processes that tell where they are, a line each time."""
+class Told:
+    """Where the ranks of all jobs are, of which they tell a line each time."""
 
-    def __init__(self, *command: str) -> None:
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def __init__(self, lines: IO[str]) -> None:
+        self.lines = lines
         self.pids: dict[tuple[str, int], int] = {}
         self.ended: set[tuple[str, int]] = set()
-        self.codes: dict[int, int] = {}
 
     def hear(self) -> None:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = self.lines.readline()
         match line.split():
             case ["trains", job, rank, pid]:
                 self.pids[job, int(rank)] = int(pid)
             case ["ends", job, rank, pid]:
                 self.ended.add((job, int(rank)))
-            case ["exits", pid, "0" | "143" as code]:
-                self.codes[int(pid)] = int(code)
             case _:
-                assert self.process.stderr is not None
-                raise AssertionError(f"{line!r}: {self.process.stderr.read()}")
+                raise AssertionError(line + self.lines.read())
 
     def send(self, job: str, rank: int, number: int) -> None:
         os.kill(self.pids[job, rank], number)
-
-    def end(self) -> None:
-        self.process.communicate(timeout=60)
-
-    def __enter__(self) -> Job:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for pid in {self.process.pid, *self.pids.values()} - set(self.codes):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.communicate()
 
 
 Reports = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
+def reports(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Reports:
     """Run all jobs at once, send their signals, and return what each rank reports."""
     folder = tmp_path_factory.mktemp("jobs")
-    arguments = []
+    script = folder / "rank.py"
+    script.write_text(RANK)
+    rows = []
     for job, (size, _) in TORCH_JOBS.items():
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-        arguments += [[job, str(folder), address, str(rank), str(size)] for rank in range(size)]
-    with Job(sys.executable, "-c", TORCH_LAUNCHER, RANK, json.dumps(arguments)) as torch_jobs:
-        while len(torch_jobs.pids) < len(arguments):
-            torch_jobs.hear()
-        torch_jobs.send("frozen", 1, signal.SIGSTOP)
-        for job, (_, told) in TORCH_JOBS.items():
-            for rank in told:
-                torch_jobs.send(job, rank, signal.SIGTERM)
-        while ("frozen", 0) not in torch_jobs.ended:
-            torch_jobs.hear()
-        torch_jobs.send("frozen", 1, signal.SIGCONT)
-        while len(torch_jobs.codes) < len(arguments):
-            torch_jobs.hear()
-        torch_jobs.end()
+        rows.append([[[job, str(folder), address, str(rank), str(size)] for rank in range(size)]])
+    sizes = {job: size for job, (size, _) in TORCH_JOBS.items()}
+    with forks.start(script, rows) as torch_jobs:
+        told = Told(torch_jobs.out)
+        while len(told.pids) < sum(sizes.values()):
+            told.hear()
+        told.send("frozen", 1, signal.SIGSTOP)
+        for job, (_, to) in TORCH_JOBS.items():
+            for rank in to:
+                told.send(job, rank, signal.SIGTERM)
+        while ("frozen", 0) not in told.ended:
+            told.hear()
+        told.send("frozen", 1, signal.SIGCONT)
+        last_words, codes = torch_jobs.wait()
+    assert set(codes.values()) <= {0, 143}, last_words
+    pids = told.pids
     mpiexec = str(Path(sys.executable).with_name("mpiexec"))
-    with Job(mpiexec, "-n", str(MPI_RANKS), sys.executable, "-c", RANK, "mpi", str(folder)) as mpi_job:
-        while len(mpi_job.pids) < MPI_RANKS:
-            mpi_job.hear()
-        mpi_job.send("mpi", 1, signal.SIGTERM)
-        mpi_job.end()
+    mpi_job = start_process(mpiexec, "-n", str(MPI_RANKS), sys.executable, str(script), "mpi", str(folder))
+    assert mpi_job.stdout is not None
+    try:
+        told = Told(mpi_job.stdout)
+        while len(told.pids) < MPI_RANKS:
+            told.hear()
+        told.send("mpi", 1, signal.SIGTERM)
+        mpi_job.communicate(timeout=60)
+    finally:
+        mpi_job.kill()
+        mpi_job.communicate()
 
-    sizes = {job: size for job, (size, _) in TORCH_JOBS.items()} | {"mpi": MPI_RANKS}
     read: Reports = {
         job: [json.loads((folder / f"{job}-{rank}.json").read_text()) for rank in range(size)]
-        for job, size in sizes.items()
+        for job, size in [*sizes.items(), ("mpi", MPI_RANKS)]
     }
-    for (job, rank), pid in torch_jobs.pids.items():
-        read[job][rank]["exit"] = torch_jobs.codes[pid]
+    for (job, rank), pid in pids.items():
+        read[job][rank]["exit"] = codes[pid]
     return read
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -41,6 +42,7 @@ WAYS = [
 ]
 
 
+@functools.cache
 def large(step: int) -> dict[str, Any]:
     """Return a state of several blocks a tensor: a part stays, a part drifts."""
     random = np.random.default_rng(step)

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.checkpoint.ranks_jobs import reports_in, start_mpi_jobs, start_torch_jobs, torch_job, wait_for
+from tests.checkpoint.ranks_jobs import reports_in, start_mpi_jobs, torch_job, wait_for
 from tests.checkpoint.ranks_state import LAYERS, arrays_of
 from tests.checkpoint.test_ranks import run
+from tests.forking import Forks
 
 from penstock.checkpoint import store as store_module
 from penstock.checkpoint.local import LocalDraft, LocalTier
@@ -31,7 +32,7 @@ Reports = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> dict[str, Path]:
     """Run all jobs, and return the folder of each kind."""
     folders = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
     torch, mpi = folders["torch"], folders["mpi"]
@@ -42,12 +43,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         )
 
     rows = [[job("save,tiers", 4), job("reshard", 2)], [job("killed1", 3)], [job("killed0", 2)]]
-    launchers = [
-        start_torch_jobs(SCRIPT, rows),
-        start_mpi_jobs(SCRIPT, [(4, [str(mpi), "save"]), (2, [str(mpi), "reshard"])]),
-    ]
-    told = wait_for(launchers)
-    assert "Traceback" not in told, told
+    mpi_jobs = start_mpi_jobs(SCRIPT, [(4, [str(mpi), "save"]), (2, [str(mpi), "reshard"])])
+    wait_for(forks.start(SCRIPT, rows), mpi_jobs, killed=2)
     return folders
 
 

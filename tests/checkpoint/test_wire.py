@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Listener
 from pathlib import Path
@@ -18,6 +16,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checkpoint.boxes import save_rows
+from tests.forking import Forks
 
 from penstock.checkpoint import Keep, Refresher, SnapshotStore
 from penstock.checkpoint.codecs.codec import Kind
@@ -113,12 +112,17 @@ with Client((sys.argv[1], int(sys.argv[2])), authkey=b"penstock") as connection:
 """
 
 
-def test_a_worker_in_another_process_follows_the_trainer_over_hops_and_baselines(folder: Path) -> None:
+def test_a_worker_in_another_process_follows_the_trainer_over_hops_and_baselines(
+    folder: Path, forks: Forks
+) -> None:
     listener = Listener(("127.0.0.1", 0), authkey=b"penstock")
     address = [str(part) for part in listener.address]
-    worker = subprocess.Popen([sys.executable, "-c", WORKER, *address])
-    store = SnapshotStore(folder, keep=Keep(last=None), snap_dis=4, threads=1, report=None)
-    try:
+    script = folder.with_name("worker.py")
+    script.write_text(WORKER)
+    with (
+        SnapshotStore(folder, keep=Keep(last=None), snap_dis=4, threads=1, report=None) as store,
+        forks.start(script, [[[address]]]) as worker,
+    ):
         for step in range(6):
             optimizer = {"moment": torch.full((1000,), float(step))}
             half = model(step, dtype=torch.bfloat16)
@@ -149,11 +153,8 @@ def test_a_worker_in_another_process_follows_the_trainer_over_hops_and_baselines
             nothing = refreshed(5, 5)
             back = refreshed(5, 4)
             connection.send(None)
-        assert worker.wait(60) == 0
-    finally:
-        store.close()
-        worker.kill()
-        worker.wait()
+        told, ended = worker.wait()
+        assert [*ended.values()] == [0], told
 
     assert nothing < 10_000 < one_hop < two_hops < over_a_baseline
     assert one_hop < 0.9 * everything

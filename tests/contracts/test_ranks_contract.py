@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.checkpoint.ranks_jobs import start_mpi_jobs, start_process, torch_job, wait_for
+from tests.forking import Forks
 
 # What every rank runs. It gets the kind of job, and for torch its rank, the number of ranks and the address.
 RANK = """
@@ -102,71 +103,35 @@ if sys.argv[2] == "torch":
     distributed.destroy_process_group()
 """
 
-
-# Importing torch takes longer than all that the ranks do: one process does it, and is forked into every rank.
-TORCH_LAUNCHER = """
-import json, os, sys
-import torch.distributed
-
-children = []
-for arguments in json.loads(sys.argv[2]):
-    children.append(os.fork())
-    if children[-1] == 0:
-        rank, sys.argv = sys.argv[1], ["rank", *arguments]
-        exec(rank)
-        sys.exit()
-failed = [child for child in children if os.waitpid(child, 0)[1] != 0]
-sys.exit(f"{len(failed)} ranks failed" if failed else 0)
-"""
-
-
-def start_jobs(folders: dict[str, Path]) -> list[subprocess.Popen[str]]:
-    launchers, torch_ranks = [], []
-    for kind, size in JOBS.items():
-        if kind.startswith("mpi"):
-            mpiexec = Path(sys.executable).with_name("mpiexec")
-            rank = [sys.executable, "-c", RANK, str(folders[kind]), "mpi"]
-            launchers.append(_start(str(mpiexec), "-n", str(size), *rank))
-        else:
-            address = (
-                f"tcp://127.0.0.1:{_free_port()}" if "tcp" in kind else f"file://{folders[kind] / 'store'}"
-            )
-            torch_ranks += [
-                [str(folders[kind]), "torch", address, str(rank), str(size)] for rank in range(size)
-            ]
-    return [*launchers, _start(sys.executable, "-c", TORCH_LAUNCHER, RANK, json.dumps(torch_ranks))]
-
-
-def _start(*command: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 JOBS = {"torch-tcp-4": 4, "torch-file-2": 2, "mpi-4": 4, "mpi-2": 2}
 
 Reports = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def all_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reports]:
+def all_reports(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> dict[str, Reports]:
     """Run all jobs at once, for they mostly wait: for time-outs, and for late ranks."""
     folders = {kind: tmp_path_factory.mktemp(kind) for kind in JOBS}
-    launchers = start_jobs(folders)
-    try:
-        outputs = [launcher.communicate(timeout=90) for launcher in launchers]
-    finally:
-        for launcher in launchers:
-            launcher.kill()
-    assert [launcher.returncode for launcher in launchers] == [0] * len(launchers), outputs
+    script = tmp_path_factory.mktemp("script") / "rank.py"
+    script.write_text(RANK)
+    torch_rows, mpi_jobs = [], []
+    for kind, size in JOBS.items():
+        if kind.startswith("mpi"):
+            mpi_jobs.append(start_mpi_jobs(script, [(size, [str(folders[kind])])]))
+        else:
+            address = f"tcp://127.0.0.1:{_free_port()}" if "tcp" in kind else f"file://{folders[kind]}/store"
+            torch_rows.append([torch_job(str(folders[kind]), size=size, address=address)])
+    wait_for(forks.start(script, torch_rows), *mpi_jobs)
     return {
         kind: [json.loads((folders[kind] / f"{rank}.json").read_text()) for rank in range(size)]
         for kind, size in JOBS.items()
     }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(params=JOBS)
@@ -251,7 +216,6 @@ else:
     raise AssertionError("MPI for fewer threads was taken")
 """
     mpiexec = Path(sys.executable).with_name("mpiexec")
-    done = subprocess.run(
-        [mpiexec, "-n", "2", sys.executable, "-c", script], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
+    job = start_process(str(mpiexec), "-n", "2", sys.executable, "-c", script)
+    told = job.communicate(timeout=60)
+    assert job.returncode == 0, told

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+from tests.forking import Forks
 
 TRAINING = '''
 import os, random, signal, sys
@@ -14,18 +16,7 @@ import torch
 from penstock import SnapshotStore
 from penstock.checkpoint.generators import random_state, set_random_state
 
-# Imported once, for all trainings: each is a process of its own that is forked from here.
-torch.optim.AdamW([torch.zeros(1, requires_grad=True)]).step()
-for arguments in sys.argv[1:]:
-    pid = os.fork()
-    if not pid:
-        break
-    _, status = os.waitpid(pid, 0)
-    print("ended with", os.waitstatus_to_exitcode(status), flush=True)
-else:
-    sys.exit()
-
-folder, fast, killed_at = arguments.split(":")
+folder, fast, killed_at = sys.argv[1:]
 fast, steps, killed_at = fast or None, 20, int(killed_at)
 torch.set_num_threads(1)
 torch.manual_seed(1), random.seed(2), np.random.seed(3)
@@ -101,39 +92,33 @@ print("draws", draws, schedule.get_last_lr(), reader.position, flush=True)
 '''
 
 
-def run(*trainings: tuple[Path, Path | str, int]) -> list[tuple[list[str], int]]:
-    """Run trainings, one after the other, and return what each said, and its exit status.
+@pytest.fixture
+def run(tmp_path: Path, forks: Forks) -> Callable[[Path, Path | str, int], tuple[list[str], int]]:
+    """Return a function that runs a training and returns what it said, and its exit status.
 
-    Each: the store's folder, that of its fast tier or "", and after which save it is killed.
+    It takes the store's folder, that of its fast tier or "", and after which save it is killed.
     """
-    arguments = [":".join(map(str, training)) for training in trainings]
-    ended = subprocess.run(
-        [sys.executable, "-c", TRAINING, *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=100,
-    )
-    said: list[tuple[list[str], int]] = []
-    lines: list[str] = []
-    for line in ended.stdout.splitlines():
-        if line.startswith("ended with "):
-            said.append((lines, int(line.split()[-1])))
-            lines = []
-        else:
-            lines.append(line)
-    return said
+    script = tmp_path / "training.py"
+    script.write_text(TRAINING)
+
+    def one(folder: Path, fast: Path | str, killed_at: int) -> tuple[list[str], int]:
+        with forks.start(script, [[[[str(folder), str(fast), str(killed_at)]]]]) as training:
+            told, ended = training.wait()
+        (status,) = ended.values()
+        return told.splitlines(), status
+
+    return one
 
 
-def test_a_training_that_was_killed_ends_with_the_bits_of_one_that_was_not(tmp_path: Path) -> None:
+def test_a_training_that_was_killed_ends_with_the_bits_of_one_that_was_not(
+    tmp_path: Path, run: Callable[[Path, Path | str, int], tuple[list[str], int]]
+) -> None:
     never = -5
-    (through, through_status), (killed, killed_status), (again, again_status) = run(
-        (tmp_path / "through", "", never),
-        (tmp_path / "killed", tmp_path / "fast", 9),
-        (tmp_path / "killed", tmp_path / "fast", never),
-    )
+    through, through_status = run(tmp_path / "through", "", never)
+    killed, killed_status = run(tmp_path / "killed", tmp_path / "fast", 9)
+    again, again_status = run(tmp_path / "killed", tmp_path / "fast", never)
 
-    assert (through_status, killed_status, again_status) == (0, -signal.SIGKILL, 0)
+    assert (through_status, killed_status, again_status) == (0, -signal.SIGKILL, 0), [through, killed, again]
     assert through[0] == killed[0] == "begins at 0"
     assert again[0] == "begins at 9"
     assert len(again) == 3

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.checkpoint.ranks_jobs import reports_in, start_torch_jobs, torch_job, wait_for
+from tests.checkpoint.ranks_jobs import reports_in, torch_job, wait_for
+from tests.forking import Forks
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys, load
@@ -572,18 +573,14 @@ SCRIPT = Path(__file__).with_name("dcp_ranks.py")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     """Run a job of four ranks, then one of two in the same folder, and return it."""
     folder = tmp_path_factory.mktemp("dcp")
 
     def job(duty: str, size: int) -> list[list[str]]:
         return torch_job(str(folder), duty, size=size, address=f"file://{folder / duty}-ranks")
 
-    modules = (
-        "torch.distributed.checkpoint torch.distributed.fsdp torch.distributed.tensor penstock.torch.dcp"
-    )
-    told = wait_for([start_torch_jobs(SCRIPT, [[job("save", 4), job("reshard", 2)]], modules)])
-    assert "Traceback" not in told, told
+    wait_for(forks.start(SCRIPT, [[job("save", 4), job("reshard", 2)]]))
     return folder
 
 
