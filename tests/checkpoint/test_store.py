@@ -31,7 +31,8 @@ from tests.checkpoint.snapshot_files import (
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.dtypes import DTYPES
 from penstock.checkpoint.manifest import NewerFormat
-from penstock.checkpoint.store import Restored, SnapshotStore
+from penstock.checkpoint.restoring import Restored
+from penstock.checkpoint.store import SnapshotStore
 from penstock.errors import ConfigError, DataError, FormatError, LoaderClosed, PenstockError
 from penstock.policy.keeping import Keep
 

@@ -10,9 +10,10 @@ from penstock.checkpoint.generators import random_state, set_random_state
 from penstock.checkpoint.inspecting import Listed
 from penstock.checkpoint.preemption import StopOnSignal
 from penstock.checkpoint.ranks import ranks_of_this_job
+from penstock.checkpoint.restoring import Restored
 from penstock.checkpoint.saving import Saved, Saving
 from penstock.checkpoint.state import Shard
-from penstock.checkpoint.store import Restored, SnapshotStore
+from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.wire import Refreshed, Refresher
 from penstock.policy.keeping import Keep
 from penstock.policy.snap_distance import AutoDistance

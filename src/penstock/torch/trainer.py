@@ -13,8 +13,9 @@ from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TR
 from transformers.trainer_callback import ExportableState
 from transformers.utils import WEIGHTS_NAME
 
+from penstock.checkpoint.restoring import Restored
 from penstock.checkpoint.saving import Saving
-from penstock.checkpoint.store import Restored, SnapshotStore
+from penstock.checkpoint.store import SnapshotStore
 from penstock.errors import ConfigError
 from penstock.torch.going_on import random_states
 

@@ -1,0 +1,331 @@
+"""Gives back the state of a snapshot, from whichever of its copies is good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from penstock.checkpoint.catalog import (
+    MOST_LOOKS,
+    Catalog,
+    Removed,
+    open_way,
+    step_of_fault,
+    told_of_need,
+)
+from penstock.checkpoint.inspecting import can_be_opened
+from penstock.checkpoint.loading import Loading, plan_loading, plan_loading_into
+from penstock.checkpoint.ranks import Ranks
+from penstock.checkpoint.reading import Chain, Wanted, parts_by_name, read_wanted, tree_of_rank, whole_layout
+from penstock.checkpoint.tree import ArrayLeaf, Framework, Tree, numpy_dtype, read_tree, select
+from penstock.checkpoint.upkeep import told_of_fast
+from penstock.errors import ConfigError, DataError, FormatError
+from penstock.flow.ordered import Workers
+from penstock.flow.recorder import Recorder
+from penstock.flow.snapshot_spans import SnapshotSpan
+from penstock.trace.schema import Kind
+
+#: Names of values in a line.
+_MOST_NAMED = 5
+
+
+class Restored(Mapping[str, Any]):
+    """A state that was restored: the mapping that was saved, or that was loaded into.
+
+    step: of the snapshot. not_loaded: names of values that it has and that were not asked for, or had no place in what
+    was loaded into. not_found: names of values of what was loaded into that it does not have; they are unchanged.
+    replaced: names of values of what was loaded into that are others now, put into its mappings and lists: where these
+    were made by `state_dict()`, they have to be passed on to `load_state_dict`. Arrays are overwritten and not named.
+    per_rank: what this rank saved for itself; None if it saved nothing, or another number of ranks saved.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        state: Any,
+        not_loaded: Sequence[str],
+        not_found: Sequence[str],
+        per_rank: Any = None,
+        *,
+        replaced: Sequence[str] = (),
+    ) -> None:
+        self.step = step
+        self.state = state
+        self.not_loaded = tuple(not_loaded)
+        self.not_found = tuple(not_found)
+        self.replaced = tuple(replaced)
+        self.per_rank = per_rank
+
+    def told(self) -> list[str]:
+        """Return what to say of a state that was loaded into another one, which did not take it as it is."""
+        lines = []
+        told = []
+        if self.not_loaded:
+            told.append(
+                f"{_counted(self.not_loaded, 'of the snapshot')} not loaded: {_some(self.not_loaded)}"
+            )
+        if self.not_found:
+            told.append(f"{_counted(self.not_found, 'of `into`')} not found in it: {_some(self.not_found)}")
+        if told:
+            lines.append("; ".join(told))
+        if self.replaced:
+            lines.append(
+                f"{_counted(self.replaced, 'of `into`')} replaced there: {_some(self.replaced)}; pass what came from "
+                "state_dict() on to load_state_dict()"
+            )
+        return lines
+
+    def __getitem__(self, key: str) -> Any:
+        """Return a part of the state."""
+        return self.state[key]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the keys of the state."""
+        return iter(self.state)
+
+    def __len__(self) -> int:
+        """Return how many parts the state has."""
+        return len(self.state)
+
+    def __repr__(self) -> str:
+        """Return the step and the names of the parts."""
+        told = [f"{len(self.not_loaded)} not loaded"] if self.not_loaded else []
+        told += [f"{len(self.not_found)} not found"] if self.not_found else []
+        more = f"; {', '.join(told)}" if told else ""
+        return f"<Restored step {self.step}: {', '.join(map(str, self.state))}{more}>"
+
+
+class Restorer:
+    """Restores the snapshots of one store, on all ranks of a job alike. Used by one thread."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        ranks: Ranks,
+        threads: int,
+        recorder: Recorder | None,
+        tell: Callable[[str], None],
+    ) -> None:
+        """threads: that decode. tell: is told what a restore passes over, and what it does not load."""
+        self._catalog = catalog
+        self._ranks = ranks
+        self._threads = threads
+        self._recorder = recorder
+        self._tell = tell
+
+    def look(self) -> None:
+        """Look at the tiers anew, and tell of a fast one that has newer snapshots. Raises: DataError."""
+        self._catalog.look()
+        told = told_of_fast(self._catalog)
+        if told:
+            self._tell(told)
+
+    def choose(self, step: int | None, *, is_again: bool = False) -> int:
+        """Look, and return the step of a snapshot that is there. Raises: ConfigError; DataError.
+
+        step: None: the one that was saved last. is_again: whether it was there at the look before.
+        """
+        return self._candidates(step, fallback=False, is_again=is_again)[0]
+
+    def restore(
+        self,
+        step: int | None,
+        into: Any,
+        only: Iterable[str] | None,
+        framework: Framework | None,
+        *,
+        fallback: bool,
+        before_looking: Callable[[], None],
+    ) -> Restored:
+        """Restore a snapshot; all ranks call it. See `SnapshotStore.restore`.
+
+        before_looking: is called on rank 0; what it raises is raised on all.
+        """
+        if only is not None and not isinstance(only, str):
+            only = tuple(only)  # asked for each candidate anew
+        removed: Removed | None = None
+        for _ in range(MOST_LOOKS):
+            is_again = removed is not None
+
+            def choose(is_again: bool = is_again) -> list[int]:
+                before_looking()
+                return self._candidates(step, fallback=fallback, is_again=is_again)
+
+            candidates = self._ranks.ask_first("the choice of a snapshot", choose)
+            try:
+                return self._restore_first(candidates, into, only, framework, fallback)
+            except Removed as error:
+                removed = error
+        assert removed is not None, "one looks again only for that"
+        raise removed
+
+    def _candidates(self, step: int | None, *, fallback: bool, is_again: bool) -> list[int]:
+        """Return the steps to try, on rank 0, which alone looks: others may be shown what was there a while ago."""
+        self.look()
+        steps = self._catalog.steps()
+        if step is None:
+            if not steps:
+                raise ConfigError(f"no snapshot is there: {self._catalog.told_of_none()}")
+            step = steps[-1]
+        if step not in steps:
+            raise ConfigError(self._catalog.missing(step, was_there=is_again))
+        return [step, *(reversed(steps[: steps.index(step)]) if fallback else ())]
+
+    def _restore_first(
+        self,
+        candidates: Sequence[int],
+        into: Any,
+        only: Iterable[str] | None,
+        framework: Framework | None,
+        fallback: bool,
+    ) -> Restored:
+        """Return the first of some snapshots that can be restored. Raises: `Removed`; what is wrong with the last."""
+        for candidate in candidates:
+            try:
+                restored = self._restore(candidate, into, only, framework)
+            except Removed:
+                raise
+            except (FormatError, DataError) as error:
+                if isinstance(error, FormatError):
+                    self._catalog.mark_damaged(candidate)
+                if candidate == candidates[-1]:
+                    advice = "" if fallback else self._advice(candidate, error)
+                    if not advice:
+                        raise
+                    raise type(error)(f"{error}; {advice}") from error
+                self._tell(f"step {candidate} is not restored: {error}")
+            else:
+                for line in restored.told():
+                    self._tell(f"step {candidate}: {line}")
+                return restored
+        raise AssertionError("the last candidate returns or raises")
+
+    def _advice(self, step: int, error: FormatError | DataError) -> str:
+        """Return what to do where a snapshot cannot be restored, or ""."""
+
+        def on_first() -> int | None:
+            steps = self._catalog.steps()
+            fault_step = step_of_fault(error, steps, step)
+            for older in reversed(steps[: steps.index(step)]):
+                if can_be_opened(self._catalog, older) and any(
+                    fault_step not in (link for _, link in way) for way in self._catalog.ways(older)
+                ):
+                    return older
+            return None
+
+        older = self._ranks.ask_first("the choice of another snapshot", on_first)
+        return (
+            "" if older is None else f"step {older} is the newest whole one: restore(fallback=True) takes it"
+        )
+
+    def _restore(
+        self, step: int, into: Any, only: Iterable[str] | None, framework: Framework | None
+    ) -> Restored:
+        what = f"the restore of step {step}"
+        ways = self._ranks.ask_first(what, lambda: self._ways(step))
+        if not ways:
+            raise Removed(f"the snapshot of step {step} was removed meanwhile")
+        restored: list[Restored] = []
+
+        def load(way: Sequence[tuple[int, int]]) -> None:
+            with (
+                SnapshotSpan(self._recorder, Kind.LOAD, step, way[-1][0]) as span,
+                closing(open_way(self._catalog, way)) as chain,
+            ):
+                span.add(sum(link.manifest.stored_bytes for link in chain.links))
+                restored.append(self._load(chain, into, only, framework))
+
+        for way in ways:
+            try:
+                with told_of_need(way):
+                    self._ranks.together(what, lambda way=way: load(way))  # type: ignore[misc]
+                return restored[-1]
+            except (FormatError, DataError) as error:
+                if self._ranks.ask_first(what, lambda way=way: self._catalog.was_removed(way)):  # type: ignore[misc]
+                    raise Removed(f"the snapshot of step {step} was removed meanwhile: {error}") from error
+                if way is ways[-1]:
+                    raise
+                self._tell(f"step {step} is read from another copy: {error}")
+        raise AssertionError("the last way returns or raises")
+
+    def _ways(self, step: int) -> list[list[tuple[int, int]]]:
+        """Return `Catalog.ways`, and tell of copies that are on none of them; none if they are there no more."""
+        copies = self._catalog.copies(step)
+        if not copies:
+            return []
+        ways = self._catalog.ways(step)
+        for copy in copies:
+            if copy.fault is not None:
+                self._tell(f"step {step} is read from another copy: {copy.fault}")
+        return ways
+
+    def _load(
+        self, chain: Chain, into: Any, only: Iterable[str] | None, framework: Framework | None
+    ) -> Restored:
+        manifest = chain.manifest
+        by_name = parts_by_name(manifest)
+        layouts = [whole_layout(parts) for parts in by_name.values()]
+        tree = read_tree(manifest.tree, layouts)
+        loading = (
+            plan_loading(tree, only=only, framework=framework)
+            if into is None
+            else plan_loading_into(into, tree, only=only, in_parts=True)
+        )
+        if into is not None and loading.fits_nothing:
+            raise ConfigError(
+                f"nothing in `into` is in the snapshot of step {manifest.step}: that has "
+                f"{_some(loading.not_loaded)}, and `into` has {_some(loading.not_found)}"
+            )
+        if framework == "numpy":
+            _check_numpy(tree, only)
+        own: Loading | None = None
+        if len(manifest.rank_trees) == self._ranks.size:
+            own_tree = tree_of_rank(manifest, self._ranks.rank, layouts)
+            own = None if own_tree is None else plan_loading(own_tree, framework=framework)
+        destinations = {
+            destination.layout.name: destination
+            for destination in (*loading.destinations, *(own.destinations if own else ()))
+        }
+        with Workers(self._threads, f"penstock-decode-{manifest.step}") as workers:
+            wanted = (
+                Wanted(destination.layout, by_name[name], destination.memory)
+                for name, destination in destinations.items()
+            )
+            for done in read_wanted(chain, wanted, workers):
+                destinations[done.layout.name].finish()
+        per_rank = own.state()[f"rank {self._ranks.rank}"] if own else None
+        state = loading.state()
+        return Restored(
+            manifest.step, state, loading.not_loaded, loading.not_found, per_rank, replaced=loading.replaced
+        )
+
+
+def _check_numpy(tree: Tree, only: Iterable[str] | None) -> None:
+    """Raise ConfigError naming a tensor of a type that NumPy lacks: as integers it would be taken for numbers."""
+    chosen = None if only is None else select(tree.names, only)
+    for leaf in tree.leaves:
+        if isinstance(leaf, ArrayLeaf) and (chosen is None or leaf.name in chosen):
+            dtype = leaf.view.dtype
+            if dtype.name not in np.sctypeDict and numpy_dtype(dtype).kind == "u":
+                raise ConfigError(
+                    f"{leaf.name or 'the state'} is of {dtype.name}, which NumPy has not: install ml_dtypes "
+                    '(pip install ml_dtypes), or ask for framework="torch"'
+                )
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return names, or how many and the first of them."""
+    names = [name or "the state" for name in names]
+    if not names:
+        return "nothing"
+    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
+
+
+def _counted(names: Sequence[str], where: str) -> str:
+    return (
+        f"{len(names):,} value{'s' if len(names) > 1 else ''} {where} {'were' if len(names) > 1 else 'was'}"
+    )
