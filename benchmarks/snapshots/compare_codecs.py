@@ -44,15 +44,17 @@ import sequences
 from peer_codecs import Contender, MemoryCopy, peers
 
 from penstock.checkpoint.codecs import codec_named, decode_block
-from penstock.checkpoint.codecs.codec import SLACK_BYTES, Coder, Kind, Pair, blocks_of
-from penstock.checkpoint.codecs.ours import model_bits
+from penstock.checkpoint.codecs.codec import SLACK_BYTES, Codec, Coder, Kind, Pair, blocks_of
+from penstock.checkpoint.codecs.ours import OwnCodec, model_bits
 from penstock.checkpoint.dtypes import DType, dtype_named
 from penstock.checkpoint.tensors import Bytes
 from penstock.policy.retention import Scheme, reference_of
 from penstock.simulate.snapshots import METHODS
 
 PEERS = Path(__file__).resolve().parent.parent / ".cache" / "snapshot-peers"
-PRESETS = CONTEXT_FREE, WITH_CONTEXTS = "speed", "balance"
+PRESETS = QUICK, WITH_CONTEXTS = "speed", "balance"
+#: What contexts are measured against; no preset.
+CONTEXT_FREE = OwnCodec("one context", most_contexts=1, most_groups=1, stride=16)
 SLOW = ("gzip-delta",)
 #: A preset is of like speed with a peer when it encodes at no less than this part of the peer's rate.
 LIKE_SPEED = 0.8
@@ -144,9 +146,9 @@ def weights_of_pair(sequence: sequences.Sequence, group: str) -> tuple[DType, By
 class Stored:
     """A codec of Penstock's, block by block into memory."""
 
-    def __init__(self, codec_name: str, dtype: DType, nbytes: int) -> None:
-        self.name = f"penstock {codec_name}"
-        self.codec = codec_named(codec_name)
+    def __init__(self, codec: Codec, dtype: DType, nbytes: int) -> None:
+        self.name = f"penstock {codec.name}"
+        self.codec = codec
         self.dtype = dtype
         self.blocks = list(blocks_of(nbytes, dtype))
         self.out = np.zeros(nbytes + SLACK_BYTES, np.uint8)
@@ -232,7 +234,8 @@ def time_pair(name: str, dtype: DType, values: Bytes, reference: Bytes, rounds: 
     others, missing = peers(dtype, nbytes)
     contenders: list[Contender] = [
         MemoryCopy(nbytes),
-        *(Stored(preset, dtype, nbytes) for preset in (*PRESETS, "dynrle", "rle4", *SLOW)),
+        Stored(CONTEXT_FREE, dtype, nbytes),
+        *(Stored(codec_named(name), dtype, nbytes) for name in (*PRESETS, "dynrle", "rle4", *SLOW)),
         *others,
     ]
     out, before = np.zeros(nbytes, np.uint8), (values.copy(), reference.copy())
@@ -536,11 +539,11 @@ def print_targets(
         ours = {preset: rows[f"penstock {preset}"] for preset in PRESETS}
         quick = [row for row in ours.values() if row.rate_in >= 2.0 and row.rate_out >= 1.8]
         fast = min(quick, key=lambda row: row.share, default=None)
-        free, context = ours[CONTEXT_FREE], ours[WITH_CONTEXTS]
+        free, context = rows[f"penstock {CONTEXT_FREE.name}"], ours[WITH_CONTEXTS]
         dynrle, zipnn = rows["penstock dynrle"], rows.get("zipnn 0.5.4, delta mode")
         print(f"  {result.pair}")
         if result.dtype.item_bytes == 4:
-            best = fast or free
+            best = fast or ours[QUICK]
             speed = f"{best.name} {best.rate_in:.2f} GB/s in, {best.rate_out:.2f} out"
             ratio = best.share / dynrle.share
             told(
@@ -640,7 +643,7 @@ def draw(results: list[Result], path: Path) -> None:
         picture.title_axes(axes, result.pair)
         for row in result.rows.values():
             beginning = next((name for name in FAMILIES if row.name.startswith(name)), None)
-            if beginning is None:
+            if beginning is None or row.name.endswith(CONTEXT_FREE.name):
                 continue
             label, colour, marker = FAMILIES[beginning]
             (drawn[label],) = axes.plot(

@@ -73,6 +73,8 @@ BUFFER = 3 * ROOM + 2 * BLOCK_VALUES
 TABLE = MOST_CONTEXTS << MOST_TABLE_LOG
 
 _0, _1 = np.uint64(0), np.uint64(1)
+#: A bare number as an argument would have the called loop compiled for itself.
+_FIRST, _ONE = np.int64(0), np.int64(1)
 #: count * log2(count): the logarithms of a block's estimates took a tenth of its time.
 _COUNT_BITS = np.array([count * math.log2(max(count, 1)) for count in range(1024)])
 
@@ -95,6 +97,15 @@ def _bits_of(counts: NDArray[np.uint32]) -> float:
             total += count
             bits -= _count_bits(count)
     return bits + total * math.log2(total) if total > 0 else 0.0
+
+
+@kernel
+def _count_exponents(exponents: NDArray[np.uint16], counts: NDArray[np.uint32]) -> None:
+    """Count exponents, one value in four. counts: uint32[exponents there can be], overwritten."""
+    for exponent in range(counts.size):
+        counts[exponent] = 0
+    for i in range(0, exponents.size, 4):
+        counts[exponents[i]] += 1
 
 
 @kernel
@@ -419,6 +430,126 @@ def _merge_contexts(
     return contexts, cost
 
 
+@kernel
+def _choose_tables(
+    sampled_keys: NDArray[np.uint16],
+    sampled_exponents: NDArray[np.uint16],
+    key_counts: NDArray[np.uint32],
+    is_byte: bool,
+    size: Int,
+    most_contexts: Int,
+    most_groups: Int,
+    bases: NDArray[np.uint16],
+    counts: NDArray[np.uint32],
+    symbol_of_key: NDArray[np.uint16],
+    symbol_of_finest: NDArray[np.uint16],
+    rests: Bytes,
+) -> tuple[Int, float, Int, Int, NDArray[np.uint16], NDArray[np.uint16], NDArray[np.uint32]]:
+    """Choose the symbols, contexts and groups of differences.
+
+    sampled_keys, sampled_exponents, key_counts: of the values looked at, of `size`, from `_count_differences`.
+    bases: uint16[exponents], scratch; of one exponent where there are no contexts. counts: scratch; key_counts is at
+        its 2 * TABLES_COUNTS. symbol_of_key, symbol_of_finest, rests: overwritten, as in `_choose_symbols`.
+    Returns: how many symbols; the bits of the values looked at; the logarithm of how many keys are exact; how many
+        symbols were seen; the boundaries of contexts; the first symbols of groups but the first; what was seen,
+        uint32[contexts * groups * symbols], a part of `counts`.
+    """
+    contexts, few, exact, bits_of_symbol = 1, 1, FINEST, 0.0
+    boundaries, few_boundaries = np.zeros(MOST_CONTEXTS, np.uint16), np.zeros(MOST_CONTEXTS, np.uint16)
+    group_starts = np.zeros(MOST_GROUPS - 1, np.uint16)
+    thresholds = group_starts[:0]
+    scale = size / sampled_keys.size
+    # A frequency takes some 10 bits, and misses by some more what it is in all of the block (Rissanen: half a
+    # logarithm's worth for each; here the sample's, seen from the block).
+    price = 10.0 + 1.5 * scale
+    if most_contexts > 1 and bases.size > 1:
+        exponent_counts = counts[: bases.size]
+        _count_exponents(sampled_exponents, exponent_counts)
+        contexts = _choose_contexts(exponent_counts, most_contexts, boundaries)
+        few = _choose_contexts(exponent_counts, MOST_CONTEXTS // MOST_GROUPS, few_boundaries)
+    if is_byte:
+        symbols, rest_bits = 256, 0.0
+        for key in range(256):
+            symbol_of_key[key], symbol_of_finest[key] = key, key
+    else:
+        bits_of_symbol = price * contexts / scale
+        symbols, rest_bits, exact = _choose_symbols(
+            key_counts, bits_of_symbol, symbol_of_key, symbol_of_finest, rests
+        )
+    seen_symbols = counts[2 * TABLES_COUNTS + MOST_KEYS :][: symbols + 1]
+    seen = _count_seen(key_counts, symbol_of_finest, seen_symbols)
+    if seen > 100 and contexts > few:
+        # Where a context has many symbols it takes many values: few contexts say as much, and are soon joined.
+        contexts = few
+        boundaries[:] = few_boundaries
+    row = symbols + 1
+    by_symbol = counts[: contexts * row]
+    _bases_of(boundaries, contexts, row, bases)
+    _count_symbols(
+        sampled_keys, sampled_exponents, symbol_of_finest, bases, thresholds, symbols, row, by_symbol
+    )
+    contexts, cost = _merge_contexts(by_symbol, contexts, _ONE, boundaries, scale, price)
+    by_symbol = by_symbol[: contexts * row]
+    tables = contexts
+    if most_groups > 1 and not is_byte and size > WHOLE and seen <= 400:
+        groups = _choose_groups(seen_symbols[:symbols], group_starts)
+        by_group = counts[TABLES_COUNTS:]
+        gain = 0.0
+        if groups > 1:
+            for exponent in range(bases.size):
+                bases[exponent] = 0
+            gain = _gain_of_groups(
+                sampled_keys,
+                symbol_of_finest,
+                group_starts[: groups - 1],
+                sampled_exponents,
+                bases,
+                row,
+                by_group[: groups * row],
+            )
+        # Of what a value costs as it is: a quarter of that is lost again to tables and time.
+        if gain * size > 0.01 * (cost + rest_bits * scale):
+            row = symbols + groups
+            by_group = by_group[: few * groups * row]
+            _bases_of(few_boundaries, few, groups * row, bases)
+            _count_symbols(
+                sampled_keys,
+                sampled_exponents,
+                symbol_of_finest,
+                bases,
+                group_starts[: groups - 1],
+                symbols,
+                row,
+                by_group,
+            )
+            few, few_cost = _merge_contexts(by_group, few, groups, few_boundaries, scale, price)
+            # The first four of a run were not counted.
+            few_cost *= 1.0 + 4.0 / (RUN - 4)
+            if few_cost + 0.005 * rest_bits * scale < 0.99 * cost:
+                contexts, cost, boundaries = few, few_cost, few_boundaries
+                by_symbol = by_group[: few * groups * row]
+                tables = few * groups
+                thresholds = group_starts[: groups - 1]
+    if exact > FINEST and tables > 1:
+        # One table of more symbols may say more than contexts, for which these are too many.
+        finer, finer_bits, finer_exact = _choose_symbols(
+            key_counts, price / scale, symbol_of_key, symbol_of_finest, rests
+        )
+        seen_symbols = counts[2 * TABLES_COUNTS + MOST_KEYS :][: finer + 1]
+        finer_seen = _count_seen(key_counts, symbol_of_finest, seen_symbols)
+        finer_cost = _cost_of(seen_symbols, _ONE, scale, price)
+        if finer_cost + finer_bits * scale < cost + rest_bits * scale:
+            symbols, rest_bits, exact, seen = finer, finer_bits, finer_exact, finer_seen
+            contexts, tables, by_symbol, thresholds = 1, 1, seen_symbols, thresholds[:0]
+        else:
+            _choose_symbols(key_counts, bits_of_symbol, symbol_of_key, symbol_of_finest, rests)
+    row = by_symbol.size // tables
+    bits: float = rest_bits
+    for table in range(tables):
+        bits += _bits_of(by_symbol[table * row : (table + 1) * row])
+    return symbols, bits, exact, seen, boundaries[: contexts - 1], thresholds, by_symbol
+
+
 # -- Tables in a payload ---------------------------------------------------------------------------------
 
 
@@ -497,7 +628,7 @@ def _first_of(run: Int, stride: Int) -> Int:
 def _sample(data: Bytes, values: Int, item: Int, stride: Int, sample: Words) -> Int:
     """Take one run of RUN values in `stride`, or all of a few, as words; return how many they are."""
     if values <= WHOLE:
-        load(data, 0, item, sample[:values])
+        load(data, _FIRST, item, sample[:values])
         return values
     runs, begin = values // (RUN * stride), np.uint64(data.ctypes.data)
     for k in range(runs + 2):
@@ -559,15 +690,6 @@ def _count_planes(
         for i in range(size):
             counts[keys[i]] += 1
         begin += size
-
-
-@kernel
-def _count_exponents(old: Words, exponent_at: Int, exponent_mask: Int, counts: NDArray[np.uint32]) -> None:
-    for exponent in range(counts.size):
-        counts[exponent] = 0
-    at, mask = np.uint64(exponent_at), np.uint64(exponent_mask)
-    for i in range(0, old.size, 4):
-        counts[(np.uint64(old[i]) >> at) & mask] += 1
 
 
 @kernel
@@ -822,30 +944,16 @@ def encode(
         plane_bits *= sample.size / some.size
 
     # As differences: to the reference, or to zero where there is none and the values are no floats.
-    difference_bits, symbols, contexts, exact, seen, bits_of_symbol = np.inf, 0, 1, FINEST, 0, 0.0
-    boundaries, group_starts = np.zeros(MOST_CONTEXTS, np.uint16), np.zeros(MOST_GROUPS - 1, np.uint16)
-    thresholds = group_starts[:0]
+    difference_bits, symbols, contexts, exact, seen = np.inf, 0, 1, FINEST, 0
+    boundaries, thresholds = np.zeros(0, np.uint16), np.zeros(0, np.uint16)
     width = 256 if is_byte else MOST_KEYS
     rests = np.zeros(MOST_KEYS + MOST_GROUPS, np.uint8)
     sampled_keys = sampled[: sample.size]
     sampled_exponents = sampled[BLOCK_VALUES : BLOCK_VALUES + sample.size]
     by_symbol = counts[PLANE_KEYS + 1 :]
     by_symbol_of_plane = counts[PLANE_KEYS + 1 :]
-    scale = size / sample.size
-    # A frequency takes some 10 bits, and misses by some more what it is in all of the block (Rissanen: half a
-    # logarithm's worth for each; here the sample's, seen from the block).
-    price = 10.0 + 1.5 * scale
     if has_reference or is_byte or not is_float:
-        by_exponent = has_reference and most_contexts > 1 and exponent_mask > 0
-        exponent_counts = counts[PLANE_KEYS + 1 :][: exponent_mask + 1]
-        if by_exponent:
-            _count_exponents(old_sample, exponent_at, exponent_mask, exponent_counts)
-            contexts = _choose_contexts(exponent_counts, most_contexts, boundaries)
-        few_boundaries = np.zeros(MOST_CONTEXTS, np.uint16)
-        few = 1
-        if by_exponent:
-            few = _choose_contexts(exponent_counts, MOST_CONTEXTS // MOST_GROUPS, few_boundaries)
-        key_counts = counts[PLANE_KEYS + 1 + 2 * TABLES_COUNTS :][:width]
+        key_counts = counts[COUNTS - 2 * MOST_KEYS - 1 :][:width]
         _count_differences(
             sample,
             old_sample,
@@ -854,93 +962,30 @@ def encode(
             is_byte,
             exponent_at,
             exponent_mask,
-            MOST_EXACT,
+            np.int64(MOST_EXACT),
             words,
             sampled_keys,
             sampled_exponents,
             key_counts,
         )
-        if is_byte:
-            symbols, difference_bits = 256, 0.0
-            for key in range(256):
-                symbol_of_key[key], symbol_of_finest[key] = key, key
-        else:
-            bits_of_symbol = price * contexts / scale
-            symbols, difference_bits, exact = _choose_symbols(
-                key_counts, bits_of_symbol, symbol_of_key, symbol_of_finest, rests
-            )
-        seen_symbols = counts[PLANE_KEYS + 1 + 2 * TABLES_COUNTS + MOST_KEYS :][: symbols + 1]
-        seen = _count_seen(key_counts, symbol_of_finest, seen_symbols)
-        if seen > 100 and contexts > few:
-            # Where a context has many symbols it takes many values: few contexts say as much, and are soon joined.
-            contexts = few
-            boundaries[:] = few_boundaries
-        row = symbols + 1
-        by_symbol = counts[PLANE_KEYS + 1 :][: contexts * row]
-        _bases_of(boundaries, contexts, row, bases)
-        _count_symbols(
-            sampled_keys, sampled_exponents, symbol_of_finest, bases, thresholds, symbols, row, by_symbol
+        exponents_of_old = exponent_mask + 1 if has_reference else 1
+        symbols, difference_bits, exact, seen, boundaries, thresholds, by_symbol = _choose_tables(
+            sampled_keys,
+            sampled_exponents,
+            key_counts,
+            is_byte,
+            size,
+            most_contexts,
+            most_groups,
+            bases[:exponents_of_old],
+            counts[PLANE_KEYS + 1 :],
+            symbol_of_key,
+            symbol_of_finest,
+            rests,
         )
-        contexts, cost = _merge_contexts(by_symbol, contexts, 1, boundaries, scale, price)
-        by_symbol = by_symbol[: contexts * row]
-        tables = contexts
-        if most_groups > 1 and not is_byte and size > WHOLE and seen <= 400:
-            groups = _choose_groups(seen_symbols[:symbols], group_starts)
-            by_group = counts[PLANE_KEYS + 1 + TABLES_COUNTS :]
-            gain = 0.0
-            if groups > 1:
-                for exponent in range(bases.size):
-                    bases[exponent] = 0
-                gain = _gain_of_groups(
-                    sampled_keys,
-                    symbol_of_finest,
-                    group_starts[: groups - 1],
-                    sampled_exponents,
-                    bases,
-                    row,
-                    by_group[: groups * row],
-                )
-            # Of what a value costs as it is: a quarter of that is lost again to tables and time.
-            if gain * size > 0.01 * (cost + difference_bits * scale):
-                row = symbols + groups
-                by_group = by_group[: few * groups * row]
-                _bases_of(few_boundaries, few, groups * row, bases)
-                _count_symbols(
-                    sampled_keys,
-                    sampled_exponents,
-                    symbol_of_finest,
-                    bases,
-                    group_starts[: groups - 1],
-                    symbols,
-                    row,
-                    by_group,
-                )
-                few, few_cost = _merge_contexts(by_group, few, groups, few_boundaries, scale, price)
-                # The first four of a run were not counted.
-                few_cost *= 1.0 + 4.0 / (RUN - 4)
-                if few_cost + 0.005 * difference_bits * scale < 0.99 * cost:
-                    contexts, cost, boundaries = few, few_cost, few_boundaries
-                    by_symbol = by_group[: few * groups * row]
-                    tables = few * groups
-                    thresholds = group_starts[: groups - 1]
-        if exact > FINEST and tables > 1:
-            # One table of more symbols may say more than contexts, for which these are too many.
-            finer, finer_bits, finer_exact = _choose_symbols(
-                key_counts, price / scale, symbol_of_key, symbol_of_finest, rests
-            )
-            seen_symbols = counts[PLANE_KEYS + 1 + 2 * TABLES_COUNTS + MOST_KEYS :][: finer + 1]
-            finer_seen = _count_seen(key_counts, symbol_of_finest, seen_symbols)
-            finer_cost = _cost_of(seen_symbols, 1, scale, price)
-            if finer_cost + finer_bits * scale < cost + difference_bits * scale:
-                symbols, difference_bits, exact, seen = finer, finer_bits, finer_exact, finer_seen
-                contexts, tables, by_symbol, thresholds = 1, 1, seen_symbols, thresholds[:0]
-            else:
-                _choose_symbols(key_counts, bits_of_symbol, symbol_of_key, symbol_of_finest, rests)
+        contexts = boundaries.size + 1
         if not is_byte:
             width = (1 << exact) + ((word_bits - exact) << FINEST)
-        row = by_symbol.size // tables
-        for table in range(tables):
-            difference_bits += _bits_of(by_symbol[table * row : (table + 1) * row])
 
     if min(plane_bits, difference_bits) * (size / sample.size) >= values.size * 8.0:
         return STORED, values.size
@@ -948,7 +993,8 @@ def encode(
     is_plane = plane_bits < difference_bits
     if is_plane:
         kind, first_lead = PLANE, plane_first
-        shift, contexts, width, seen, thresholds = plane_shift, 1, PLANE_KEYS + 1, 0, thresholds[:0]
+        shift, contexts, width, seen = plane_shift, 1, PLANE_KEYS + 1, 0
+        boundaries, thresholds = boundaries[:0], thresholds[:0]
         _count_planes(sample, plane_shift, plane_rest, plane_first, words, keys, plane_counts)
         for key in range(PLANE_KEYS):
             if plane_counts[key] > 0:
@@ -975,9 +1021,7 @@ def encode(
     if seen > 1000:
         # Of at most four contexts, so that all states are below 2 ** 16.
         table_log = 12
-    at = _put_header(
-        table_log, shift, first_lead, boundaries[: contexts - 1], thresholds, rests[:symbols], out
-    )
+    at = _put_header(table_log, shift, first_lead, boundaries, thresholds, rests[:symbols], out)
     # From here on what a key says, not what its symbol says.
     first_keys = np.zeros(groups - 1, np.uint16)
     for group in range(groups - 1):
@@ -1048,7 +1092,7 @@ def encode(
                     keys[lead + i] += places[i]
             _add_contexts(
                 exponents[lead : lead + count],
-                boundaries[: contexts - 1],
+                boundaries,
                 groups * width,
                 keys[lead : lead + count],
             )
@@ -1117,7 +1161,7 @@ def decode(
         return BAD_HEADER
 
     boundaries = np.zeros(MOST_CONTEXTS, np.uint16)
-    at = HEADER_BYTES
+    at = np.int64(HEADER_BYTES)
     for context in range(contexts - 1):
         boundaries[context] = _short_at(payload, at)
         if context > 0 and boundaries[context] >= boundaries[context - 1]:
@@ -1181,7 +1225,7 @@ def decode(
         firsts[i], old[i] = 0, 0
     soon = np.zeros(3, np.uint64)
     soon[2] = item
-    begin: Int = 0
+    begin = _FIRST
     while begin < size:
         count: Int = min(size - begin, CHUNK)
         old_words = old[:count]
