@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import struct
@@ -96,11 +97,56 @@ def blocks(name: str, dtype: str, *made: Block) -> Callable[[Path], object]:
     return lambda folder: made_snapshot(folder, [MadeTensor(name, dtype, [len(made[0].raw) // item], made)])
 
 
-def bomb(kind: int, payload: bytes) -> Callable[[Path], object]:
+def bomb(kind: int, payload: bytes | Callable[[], bytes]) -> Callable[[Path], object]:
     raw = bytes(16 * BLOCK_VALUES)
     return lambda folder: made_snapshot(
-        folder, [MadeTensor("one", "complex128", [BLOCK_VALUES], [Block(raw, kind, payload)])]
+        folder,
+        [
+            MadeTensor(
+                "one",
+                "complex128",
+                [BLOCK_VALUES],
+                [Block(raw, kind, payload if isinstance(payload, bytes) else payload())],
+            )
+        ],
     )
+
+
+BOMB_PIECES = 512
+
+
+def squeezed_zeros() -> bytes:
+    """Return 512 MiB of zeros as one deflate stream: every MiB, which needs none before it, is the same bytes."""
+    squeeze = zlib.compressobj(9, wbits=-zlib.MAX_WBITS)
+    piece = squeeze.compress(bytes(1 << 20)) + squeeze.flush(zlib.Z_FULL_FLUSH)
+    return piece * BOMB_PIECES + squeeze.flush()
+
+
+def gzip_bomb() -> bytes:
+    checksum = 0
+    for _ in range(BOMB_PIECES):
+        checksum = zlib.crc32(bytes(1 << 20), checksum)
+    head = gzip.compress(b"", 9, mtime=0)[:10]
+    return head + squeezed_zeros() + struct.pack("<II", checksum, BOMB_PIECES << 20)
+
+
+def zlib_bomb() -> bytes:
+    sum_of_sums = (BOMB_PIECES << 20) % 65521  # Adler-32, whose first sum stays 1
+    return zlib.compress(b"", 9)[:2] + squeezed_zeros() + struct.pack(">HH", sum_of_sums, 1)
+
+
+@pytest.mark.slow
+def test_the_bombs_are_what_they_are_taken_for() -> None:
+    """As any reader has them: whole, their checksums right."""
+    with gzip.GzipFile(fileobj=io.BytesIO(gzip_bomb())) as file:
+        assert sum(len(piece) for piece in iter(lambda: file.read(1 << 20), b"")) == BOMB_PIECES << 20
+    reader = zlib.decompressobj()
+    assert sum(len(reader.decompress(piece)) for piece in pieces(zlib_bomb())) == BOMB_PIECES << 20
+    assert reader.eof
+
+
+def pieces(data: bytes) -> list[bytes]:
+    return [data[start : start + 10_000] for start in range(0, len(data), 10_000)]
 
 
 def points(count: int, dimensions: int = 40) -> Callable[[Path], object]:
@@ -212,9 +258,9 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
             )
         ],
     ),
-    "a gzip bomb": bomb(34, gzip.compress(bytes(1 << 29), 9)),
-    "a zlib bomb": bomb(34, zlib.compress(bytes(1 << 29), 9)),
-    "a gzip bomb of a difference": bomb(36, gzip.compress(bytes(1 << 29), 9)),
+    "a gzip bomb": bomb(34, gzip_bomb),
+    "a zlib bomb": bomb(34, zlib_bomb),
+    "a gzip bomb of a difference": bomb(36, gzip_bomb),
     "a Huffman tree of nothing": bomb(32, bytes(1000)),
     "the last numbers as a Huffman tree": bomb(32, b"\xff" * 1000),
     "the last numbers as our own": bomb(16, b"\xff" * 1000),

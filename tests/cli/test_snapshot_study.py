@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +31,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_tables_tell_what_each_method_writes_needs_and_costs(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(folder, "--storage", "1.5 MB")
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("picture") / "study.svg"
 
-    out = capsys.readouterr().out
+
+@pytest.fixture(scope="module")
+def out(folder: Path, picture: Path, fonts: None) -> str:
+    """Return what a study printed; it drew the picture, too."""
+    with redirect_stdout(io.StringIO()) as printed:
+        run(folder, "--storage", "1.5 MB", "--plot", picture)
+    return printed.getvalue()
+
+
+def test_tables_tell_what_each_method_writes_needs_and_costs(out: str) -> None:
     for title in ("Table 1", "Figure 8", "Figure 9", "Table 9", "5.7.3", "Table 10"):
         assert title in out
     # Names that a store takes, and no others.
@@ -94,15 +104,9 @@ def test_json_has_the_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert data["drive"]["times"] == 1
 
 
-def test_a_picture_is_drawn(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fonts: None
-) -> None:
-    picture = tmp_path / "study.svg"
-
-    run(folder, "--plot", picture)
-
+def test_a_picture_is_drawn(out: str, picture: Path) -> None:
     drawn = picture.read_text()
-    assert f"The picture: {picture}" in capsys.readouterr().out
+    assert f"The picture: {picture}" in out
     for text in (
         "Like the snapshot before",
         "12 bits",
