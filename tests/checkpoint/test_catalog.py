@@ -13,10 +13,12 @@ import psutil
 import pytest
 from tests.checkpoint.snapshot_files import EQUAL, UID, Block, MadeTensor, made_snapshot, reseal, tensor
 
+from penstock.checkpoint import catalog as catalog_module
 from penstock.checkpoint.catalog import Catalog, open_way
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.manifest import NewerFormat
 from penstock.checkpoint.parts import TornError
+from penstock.checkpoint.reading import load_manifest
 from penstock.errors import ConfigError, DataError, FormatError
 
 ONE = np.arange(5, dtype=np.int32)
@@ -221,6 +223,49 @@ def test_what_is_committed_and_removed_during_a_look_is_known_as_it_is_after_it(
     catalog.look()
 
     assert catalog.steps() == [2]
+
+
+def test_what_is_committed_between_two_looks_at_all_copies_is_not_half_known(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save commits to the fast tier while the thread of a drain asks what is there."""
+    made(folder, 1)
+    catalog = looked(folder)
+    made(folder, 2)
+    manifest = load_manifest(LocalTier(folder), "step-000000000002")
+    created_seconds = catalog_module._created_seconds
+
+    def then_add(copies: Any) -> dict[int, float]:
+        found = created_seconds(copies)
+        if catalog.manifest(0, 2) is None:
+            catalog.add(0, manifest)
+        return found
+
+    monkeypatch.setattr(catalog_module, "_created_seconds", then_add)
+
+    assert [one.step for one in catalog.stored(0)] == [1]
+    assert [one.step for one in catalog.stored(0)] == [1, 2]
+
+
+def test_what_somebody_reads_is_not_changed_by_a_commit(folder: Path) -> None:
+    made(folder, 1)
+    catalog = looked(folder)
+    made(folder, 2)
+    read: list[Any] = []
+    manifest = load_manifest(LocalTier(folder), "step-000000000002")
+
+    class Told(Catalog):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "_copies":
+                read.append((value, dict(value)))
+            super().__setattr__(name, value)
+
+    catalog.__class__ = Told
+    catalog.add(0, manifest)
+    catalog.take_out(0, [1])
+
+    assert len(read) == 2
+    assert all(value == as_published for value, as_published in read)
 
 
 def test_what_is_about_to_be_removed_is_not_seen_and_what_stays_is_seen_again(folder: Path) -> None:

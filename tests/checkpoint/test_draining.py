@@ -587,6 +587,34 @@ def test_a_copy_that_is_not_what_was_written_takes_no_good_ones_place(
             assert_is(store.restore(step=step), step)
 
 
+@pytest.mark.parametrize("again", ["drain", "save"])
+def test_what_is_a_difference_to_a_damaged_copy_stays_where_another_copy_is_good(
+    opened: Opened, top: Path, again: str
+) -> None:
+    """The fast tier lost one snapshot, and the slow one the beginning of what that one is made of."""
+    with opened() as store:
+        for step in (1, 2):
+            store.save(step, state_of(step)).wait()
+            store.drain()
+    shutil.rmtree(top / "fast" / "step-000000000002")
+    (top / "slow" / "step-000000000001" / MANIFEST).write_text("{}")
+    with opened() as store:
+        assert_is(store.restore(2), 2)
+        if again == "drain":
+            store.drain()
+            assert told(store)[-2].endswith(
+                f"damaged, is removed from {top / 'slow'}, for it is drained there anew"
+            )
+        else:
+            with pytest.raises(ConfigError, match="there is a snapshot of step 1"):
+                store.save(1, state_of(1))
+
+        assert_is(store.restore(2), 2)
+    if again == "drain":
+        with SnapshotStore(top / "slow", report=None) as reader:
+            assert_is(reader.restore(2), 2)
+
+
 def test_what_is_being_drained_cannot_be_deleted(opened: Opened, slow: SlowTier, top: Path) -> None:
     """Else it would be there again once the drain is over."""
     slow.permits = 0

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -147,6 +148,32 @@ def test_a_place_waits_for_the_room_that_it_counts_on_whoever_makes_it(
         fast.let.set()
     assert placing.result(60) == Place(0)
     assert steps_in(tmp_path / "fast") == []
+
+
+def test_what_is_committed_while_one_decides_is_not_there_yet(
+    folder: Path, tmp_path: Path, upkeeps: list[Upkeep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(folder, 1)
+    saved(tmp_path / "fast", 2, snap_dis=1)
+    catalog = Catalog([LocalTier(tmp_path / "fast"), LocalTier(folder)])
+    upkeep = Upkeep(catalog, Keep(last=1), None)
+    upkeeps.append(upkeep)
+    upkeep.open_for_writing()
+    manifest = catalog.manifest(0, 2)
+    assert manifest is not None
+    catalog.take_out(0, [2])
+    stored = catalog.stored
+
+    def then_commit(tier: int) -> Any:
+        found = stored(tier)
+        if tier == 1:
+            catalog.add(0, manifest)
+        return found
+
+    monkeypatch.setattr(catalog, "stored", then_commit)
+
+    assert upkeep.next_to_drain(0.0) is None
+    assert upkeep.next_to_drain(0.0) == 2
 
 
 def test_what_cannot_be_removed_is_known_again_with_all_it_needs(folder: Path, upkeeps: list[Upkeep]) -> None:

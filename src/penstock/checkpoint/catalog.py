@@ -141,9 +141,10 @@ class Catalog:
 
     def _enter(self, key: tuple[int, int], copy: Copy | None) -> None:
         """Replace what is known of a copy. copy: None: it is there no more."""
-        self._copies = {other: known for other, known in self._copies.items() if other != key}
+        copies = {other: known for other, known in self._copies.items() if other != key}
         if copy is not None:
-            self._copies[key] = copy
+            copies[key] = copy
+        self._copies = copies
         if self._meanwhile is not None:
             self._meanwhile[key] = copy
 
@@ -163,32 +164,24 @@ class Catalog:
 
     def on_tier(self, tier: int) -> list[Copy]:
         """Return a tier's snapshots, in the order in which they were saved."""
-        created = self._created_seconds()
-        here = [copy for copy in self._copies.values() if copy.tier == tier]
-        return sorted(here, key=lambda copy: (created[copy.step], copy.step))
+        return [copy for copy, _ in self._on_tier(tier)]
+
+    def _on_tier(self, tier: int) -> list[tuple[Copy, float]]:
+        """Return `on_tier`, and when each was saved."""
+        # As of one moment: another thread may enter a snapshot at any.
+        copies = self._copies.values()
+        created = _created_seconds(copies)
+        here = [(copy, created[copy.step]) for copy in copies if copy.tier == tier]
+        return sorted(here, key=lambda one: (one[1], one[0].step))
 
     def steps(self) -> list[int]:
         """Return the steps of all snapshots, in the order in which they were saved."""
-        created = self._created_seconds()
+        created = _created_seconds(self._copies.values())
         return sorted(created, key=lambda step: (created[step], step))
 
     def newest_seconds(self) -> float:
         """Return when the last snapshot was saved; 0 if there is none."""
-        return max(self._created_seconds().values(), default=0.0)
-
-    def _created_seconds(self) -> dict[int, float]:
-        """Return when each step was saved; what cannot be read is taken to be as old as the step before it."""
-        created: dict[int, float] = {}
-        unread: set[int] = set()
-        for copy in self._copies.values():
-            if copy.manifest is None:
-                unread.add(copy.step)
-            else:
-                created[copy.step] = max(copy.manifest.created_seconds, created.get(copy.step, 0.0))
-        latest = 0.0
-        for step in sorted(created.keys() | unread):
-            latest = created.setdefault(step, latest)
-        return created
+        return max(_created_seconds(self._copies.values()).values(), default=0.0)
 
     def baseline_share(self, tier: int) -> float | None:
         """Return what is left of a state in a tier's last snapshot that is no difference; None if there is none."""
@@ -206,9 +199,8 @@ class Catalog:
 
     def stored(self, tier: int) -> list[StoredSnapshot]:
         """Return what retention has to know of a tier's snapshots, in the order in which they were saved."""
-        created = self._created_seconds()
         return [
-            StoredSnapshot(copy.step, created[copy.step], 0, None, is_whole=False)
+            StoredSnapshot(copy.step, created_seconds, 0, None, is_whole=False)
             if copy.manifest is None
             else StoredSnapshot(
                 copy.step,
@@ -218,7 +210,7 @@ class Catalog:
                 is_whole=(tier, copy.manifest.uid) not in self._damaged,
                 clock_seconds=copy.manifest.clock_seconds,
             )
-            for copy in self.on_tier(tier)
+            for copy, created_seconds in self._on_tier(tier)
         ]
 
     def ways(self, step: int) -> list[list[tuple[int, int]]]:
@@ -347,6 +339,21 @@ class Catalog:
             f"there is no snapshot of step {step} in {where}: it was never saved, or removed to keep others; "
             f"the nearest are of step {' and '.join(map(str, near))}"
         )
+
+
+def _created_seconds(copies: Iterable[Copy]) -> dict[int, float]:
+    """Return when each step was saved; what cannot be read is taken to be as old as the step before it."""
+    created: dict[int, float] = {}
+    unread: set[int] = set()
+    for copy in copies:
+        if copy.manifest is None:
+            unread.add(copy.step)
+        else:
+            created[copy.step] = max(copy.manifest.created_seconds, created.get(copy.step, 0.0))
+    latest = 0.0
+    for step in sorted(created.keys() | unread):
+        latest = created.setdefault(step, latest)
+    return created
 
 
 def step_of_fault(error: Exception, steps: Iterable[int], step: int) -> int:

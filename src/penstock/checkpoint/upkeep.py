@@ -265,24 +265,44 @@ class Upkeep:
         self._remove(going)
 
     def replace_damaged(self, step: int) -> None:
-        """Remove the snapshot of a step, and those that are differences to it, if it is known to be damaged.
+        """Remove the snapshot of a step, and those that are differences to it, if all its copies are known damaged.
 
         So a training that fell back to an earlier snapshot can save the step anew. Raises: DataError.
         """
-        for number, tier in enumerate(self._catalog.tiers):
-            with self._deciding:
-                # Else its name would be taken.
-                self._gone.wait_for(lambda number=number: not self._catalog.is_going(tier=number, step=step))  # type: ignore[misc]
-                if not self._catalog.is_damaged(number, step):
-                    continue
-                steps = [*dependents(self._catalog.stored(number), step), step]
-                going = self._catalog.take_out(number, steps)
-            self._remove(going)
-            told = " and ".join([", ".join(map(str, steps[:-1])), str(step)] if steps[1:] else [str(step)])
-            self._report(
-                f"step{'s' if steps[1:] else ''} {told}, damaged, {'are' if steps[1:] else 'is'} removed from "
-                f"{tier.name}, for step {step} is saved anew"
-            )
+        with self._deciding:
+            # Else its name would be taken.
+            self._gone.wait_for(lambda: not self._catalog.is_going(step=step))
+            damaged = [copy.tier for copy in self._catalog.copies(step)]
+            # With a good copy, what is a difference to it can be restored, wherever that is.
+            if not all(self._catalog.is_damaged(tier, step) for tier in damaged):
+                return
+            steps_of = {tier: [*dependents(self._catalog.stored(tier), step), step] for tier in damaged}
+            going = [copy for tier, steps in steps_of.items() for copy in self._catalog.take_out(tier, steps)]
+        self._remove(going)
+        for tier, steps in steps_of.items():
+            self._tell_damaged(tier, steps, f"step {step} is saved anew")
+
+    def make_way(self, tier: int, step: int) -> None:
+        """Remove a copy that is known to be damaged, for the snapshot is drained there anew. Raises: DataError.
+
+        Differences to it stay: they are that to what comes.
+        """
+        with self._deciding:
+            self._gone.wait_for(lambda: not self._catalog.is_going(tier=tier, step=step))
+            if not self._catalog.is_damaged(tier, step):
+                return
+            going = self._catalog.take_out(tier, [step])
+        self._remove(going)
+        self._tell_damaged(tier, [step], "it is drained there anew")
+
+    def _tell_damaged(self, tier: int, steps: Sequence[int], why: str) -> None:
+        named = " and ".join(
+            [", ".join(map(str, steps[:-1])), str(steps[-1])] if steps[1:] else [str(steps[0])]
+        )
+        self._report(
+            f"step{'s' if steps[1:] else ''} {named}, damaged, {'are' if steps[1:] else 'is'} removed from "
+            f"{self._catalog.tiers[tier].name}, for {why}"
+        )
 
     def discard(self, tier: int, step: int) -> None:
         """Remove a copy that is not what was written, whoever wants it. Raises: DataError."""
@@ -320,6 +340,7 @@ class Upkeep:
         merged = [
             first[step] if step in first and (first[step].is_whole or step not in second) else second[step]
             for step in self._catalog.steps()
+            if step in first or step in second  # else it was committed just now
         ]
         return TwoTiers(
             tuple(merged),

@@ -161,7 +161,10 @@ class SnapshotWriter:
 
         def on_first() -> list[Any]:
             self._upkeep.open_for_writing()
-            self._upkeep.replace_damaged(job.step)
+            if job.plan is None:
+                self._upkeep.replace_damaged(job.step)
+            else:
+                self._upkeep.make_way(self._number, job.step)
             new = job.plan or new_plan(job.step, self._catalog)
             with self._upkeep.nothing_goes():
                 plan = decide(self._catalog, self._number, new, self._way, layouts)
