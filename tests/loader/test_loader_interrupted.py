@@ -200,6 +200,9 @@ def test_ctrl_c_anywhere_in_close_leaves_nothing_that_a_second_close_does_not_en
 )  # a file between open() and `with`
 @pytest.mark.parametrize("stride", [151, pytest.param(7, marks=pytest.mark.slow)])
 def test_ctrl_c_anywhere_in_the_construction_leaves_no_thread(stride: int) -> None:
+    make(
+        Numbers(), epochs=2, on_error="skip"
+    ).close()  # modules that the first one imports have thousands of places
     for interrupter in every_place(stride):
         with interrupter:
             try:
@@ -211,7 +214,10 @@ def test_ctrl_c_anywhere_in_the_construction_leaves_no_thread(stride: int) -> No
                 assert interrupter.has_struck
         gc.collect()
         for thread in threading.enumerate():
-            if thread.name.startswith("penstock"):
+            if thread.name.startswith("penstock") and thread.ident is None:
+                # Struck within Thread.start, before there was a thread: Python goes on to list it.
+                del threading._limbo[thread]  # type: ignore[attr-defined]
+            elif thread.name.startswith("penstock"):
                 thread.join(20)
                 assert not thread.is_alive(), thread.name
 
