@@ -36,6 +36,7 @@ from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.draining import Drainer, FromChain
 from penstock.checkpoint.local import LocalDraft, LocalTier, LocalWriter
 from penstock.checkpoint.recipe import RAW, Way, check_part
+from penstock.checkpoint.saving import outcome_of
 from penstock.checkpoint.throttle import CappedTier
 from penstock.checkpoint.tier import MANIFEST
 from penstock.checkpoint.writing import Piece
@@ -777,7 +778,7 @@ def test_a_close_after_a_save_that_failed_drains_to_the_end_and_then_raises(
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalDraft, "commit", refuse)
-        store.save(3, state_of(3)).join()
+        outcome_of(store.save(3, state_of(3)))
     drainer = store._drainer
     assert drainer is not None
 
@@ -808,7 +809,7 @@ def test_a_close_tells_of_the_save_and_of_the_drain_that_failed(
     with monkeypatch.context() as patch:
         patch.setattr(SnapshotStore, "_raise_of_drain", lambda self: None)
         patch.setattr(LocalDraft, "commit", refuse)
-        store.save(2, state_of(2)).join()
+        outcome_of(store.save(2, state_of(2)))
 
     with pytest.raises(DataError, match="no space left on the fast tier") as raised:
         store.close()
@@ -880,6 +881,54 @@ def test_a_store_that_nobody_closes_is_let_go_of_once_it_is_drained(
     assert lines[-1] == "step 1: NOT drained: the slow tier is away"
     with opened() as other:
         other.drain()
+    assert steps_in(top / "slow") == [1]
+
+
+def test_a_store_that_nobody_closes_is_let_go_of_once_what_it_still_saved_is_drained(
+    opened: Opened, slow: SlowTier, top: Path
+) -> None:
+    """Only the thread of the save has it yet, and then only what is called once that has ended."""
+    may_end, drained = threading.Event(), threading.Event()
+
+    def report(line: str) -> None:
+        if "blocked" in line:
+            assert may_end.wait(60)
+        elif "drained" in line:
+            drained.set()
+
+    store = SnapshotStore(top / "slow", fast=top / "fast", threads=1, report=report)
+    saving = store.save(1, state_of(1))
+    del store
+    gc.collect()
+    may_end.set()
+    saving.wait()
+    for thread in threading.enumerate():
+        if thread.name == "penstock-drain":
+            thread.join()
+
+    assert drained.is_set()
+    with opened() as other:
+        other.save(2, state_of(2)).wait()
+
+
+def test_a_drain_that_fails_is_told_though_nobody_asks_again(opened: Opened, slow: SlowTier) -> None:
+    slow.refusals = [DataError("the slow tier is away")]
+    store = opened()
+    store.save(1, state_of(1)).wait()
+    slow.wait_until_quiet(store)
+
+    assert told(store)[1] == "step 1: NOT drained: the slow tier is away"
+    with pytest.raises(DataError, match="the slow tier is away"):
+        store.drain()
+
+
+def test_a_report_that_fails_makes_no_failure_of_a_drain(opened: Opened, top: Path) -> None:
+    def report(line: str) -> None:
+        raise ValueError("I/O operation on closed file")
+
+    with opened(report=report) as store:
+        store.save(1, state_of(1)).wait()
+        store.drain()
     assert steps_in(top / "slow") == [1]
 
 

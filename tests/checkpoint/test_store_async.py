@@ -551,15 +551,19 @@ def test_a_line_tells_what_was_written_of_what() -> None:
     assert "whole" in str(Saved(1, "u", None, 0, 88, 0.0, 0.0, "here"))
 
 
-def test_a_report_that_fails_makes_no_failure_of_a_durable_save() -> None:
+def test_a_report_that_fails_makes_no_failure_of_what_was_done(folder: Path) -> None:
+    """Standard error may be closed, as a daemon's is."""
+
     def fail(_: str) -> None:
-        raise ValueError("no terminal")
+        raise ValueError("I/O operation on closed file")
 
-    saving = Saving(1, lambda: Saved(1, "u", None, 1, 1, 0.0, 0.0, "here"), fail)
-    saving.start()
+    with opened(folder, report=fail) as store:
+        assert store.save(1, training(1)).wait().step == 1
+        store.restore(into={"new": 1, "step": 0})
 
-    assert saving.wait().step == 1
-    saving.raise_untold()
+
+def test_a_user_sees_of_a_save_what_there_is_to_ask() -> None:
+    assert [name for name in dir(Saving) if name[0] != "_"] == ["is_done", "saved", "step", "wait"]
 
 
 def test_a_process_that_is_killed_leaves_what_the_next_writer_removes(folder: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 from tests.checkpoint.snapshot_files import opened, same, save_all, training
 
 from penstock.checkpoint import lock
-from penstock.checkpoint.saving import Saved, Saving
+from penstock.checkpoint.saving import BackgroundSave, Saved
 from penstock.checkpoint.state import flatten
 from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.wire import Refresher
@@ -407,7 +407,7 @@ def test_what_a_save_waits_for_is_measured(folder: Path, monkeypatch: pytest.Mon
 
     with opened(folder, report=report) as store:
         store.save(1, training(1))
-        monkeypatch.setattr(Saving, "join", _opening(may_end, Saving.join))
+        monkeypatch.setattr(BackgroundSave, "join", _opening(may_end, BackgroundSave.join))
         second = store.save(2, training(2)).wait()
         third = store.save(3, training(3)).wait()
 
@@ -416,8 +416,10 @@ def test_what_a_save_waits_for_is_measured(folder: Path, monkeypatch: pytest.Mon
     assert (third.waited_step, third.waited_seconds) == (None, 0.0)
 
 
-def _opening(event: threading.Event, join: Callable[[Saving], None]) -> Callable[[Saving], None]:
-    def opened_first(saving: Saving) -> None:
+def _opening(
+    event: threading.Event, join: Callable[[BackgroundSave], None]
+) -> Callable[[BackgroundSave], None]:
+    def opened_first(saving: BackgroundSave) -> None:
         event.set()
         join(saving)
 

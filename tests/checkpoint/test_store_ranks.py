@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checkpoint.ranks_jobs import reports_in, start_mpi_jobs, torch_job, wait_for
 from tests.checkpoint.ranks_state import LAYERS, arrays_of
-from tests.checkpoint.test_ranks import run
+from tests.checkpoint.test_ranks import Office, run
 from tests.forking import Forks
 
 from penstock.checkpoint import store as store_module
@@ -23,7 +23,7 @@ from penstock.checkpoint.ranks import Ranks
 from penstock.checkpoint.state import Shard, flatten
 from penstock.checkpoint.store import SnapshotStore
 from penstock.cli.main import main
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError, DataError, RankError
 
 SCRIPT = Path(__file__).with_name("store_ranks.py")
 KINDS = ("torch", "mpi")
@@ -306,6 +306,88 @@ def test_what_a_drain_failed_with_is_raised_on_all_ranks_by_whatever_is_next(
         return [str(raised.value).partition(",")[0], str(raised.value).rpartition(": ")[2]]
 
     assert run(2, part) == [["rank 0 of 2", "the slow tier is away"]] * 2
+
+
+class NeverDue:
+    """A schedule that all ranks have to agree on."""
+
+    is_known_ahead = False
+    least_seconds = 0.0
+
+    def steps(self, until: int, **_: Any) -> Any:
+        raise AssertionError("nobody knows them ahead")
+
+    def is_due(self, *_: Any) -> bool:
+        return False
+
+
+def test_a_failure_that_one_rank_knows_earlier_is_raised_on_all_when_they_ask_whether_to_save(
+    tmp_path: Path,
+) -> None:
+    """Rank 0 has heard that the save failed; on rank 1 the thread that did is about to end."""
+    deciding = Office(2)
+    asked, may_end = threading.Event(), threading.Event()
+
+    def part(ranks: Ranks) -> Any:
+        own = [ranks, Ranks(deciding.mail(ranks.rank), timeout_seconds=5)]
+        store = SnapshotStore(
+            tmp_path, ranks=lambda: own.pop(0), report=None, threads=1, codec="stored", schedule=NeverDue()
+        )
+
+        def fail(*_: Any) -> Any:
+            raise DataError("the disk is full")
+
+        store._writer._write_part = fail  # type: ignore[method-assign, assignment]
+        if ranks.rank == 1:
+            store._told = lambda _: may_end.wait(60)  # type: ignore[assignment]
+            together = store._deciding.together  # type: ignore[union-attr]
+            store._deciding.together = lambda *those: (asked.set(), together(*those))[1]  # type: ignore
+        saving = store.save(1, {"a": np.arange(5)})
+        try:
+            if ranks.rank == 0:
+                with pytest.raises(DataError):
+                    saving.wait()
+                store._saving._was_told = False  # type: ignore[union-attr]
+            store.is_due(2)
+        except Exception as error:
+            return type(error), "the disk is full" in str(error)
+        finally:
+            if ranks.rank == 0:
+                assert asked.wait(60)
+                may_end.set()
+            store.close()
+
+    assert run(2, part) == [(DataError, True)] * 2
+
+
+def test_a_rank_without_the_memory_for_a_copy_is_named_on_all(tmp_path: Path) -> None:
+    def part(ranks: Ranks) -> list[str]:
+        store = SnapshotStore(tmp_path, ranks=lambda: ranks, report=None, threads=1, codec="stored")
+
+        def refuse(nbytes: int) -> None:
+            raise MemoryError(f"no {nbytes} bytes")
+
+        if ranks.rank == 1:
+            for area in store._areas:
+                area.reserve = refuse  # type: ignore[method-assign]
+        with pytest.raises(
+            RankError, match=r"rank 1 of 2, the beginning of step 1: MemoryError: no [0-9]+ bytes"
+        ):
+            store.save(1, {"a": np.arange(5)})
+        store.close()
+        return [path.name for path in tmp_path.glob(".unfinished*")]
+
+    assert run(2, part) == [[], []]
+
+
+def test_a_value_that_one_rank_cannot_save_is_named_on_all_before_the_first_step(tmp_path: Path) -> None:
+    def part(ranks: Ranks) -> None:
+        with SnapshotStore(tmp_path, ranks=lambda: ranks, report=None, threads=1, codec="stored") as store:
+            state = {"a": np.arange(5), "b": object() if ranks.rank == 1 else 0}
+            with pytest.raises(ConfigError, match="b is an object"):
+                store.prepare(state)
+
+    assert run(2, part) == [None, None]
 
 
 def test_a_rank_that_fails_by_itself_waits_for_no_other_when_its_store_closes(tmp_path: Path) -> None:

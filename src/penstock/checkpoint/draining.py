@@ -44,7 +44,7 @@ class Drainer:
         report: Callable[[str], None],
         interrupt: threading.Event,
     ) -> None:
-        """writer: of the slow tier, used by nobody else. report: is told one line for each snapshot.
+        """writer: of the slow tier, used by nobody else. report: is told one line for each snapshot; never fails.
 
         interrupt: once set, a capped write ends at once.
         """
@@ -137,6 +137,8 @@ class Drainer:
                         f"while step {step} was drained to the slow tier; it is on the fast one as before"
                     )
                 error = failure
+                # It is raised, too, but only where somebody asks again.
+                self._report(f"{'what waits' if step is None else f'step {step}'}: NOT drained: {error}")
             with self._changed:
                 # Under the lock of `go_on`: what is asked for is seen here, or begins another thread.
                 if error or self._is_stopping or (step is None and not self._is_asked):
@@ -147,9 +149,6 @@ class Drainer:
                     break
                 self._is_asked = False
         if then is not None:
-            if error:
-                # Nobody is left to whom it could be raised.
-                self._report(f"step {step}: NOT drained: {error}")
             then()
 
     def _drain(self, step: int) -> None:

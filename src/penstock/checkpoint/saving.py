@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock.checkpoint.writing import Piece
@@ -119,11 +118,11 @@ class Waves:
             self._changed.notify_all()
 
 
-class Saving:
-    """A save whose state is copied, and which is being written in the background."""
+class BackgroundSave:
+    """A thread that writes a save whose state is copied. Of the store; who saved has a `Saving` of it."""
 
     def __init__(self, step: int, write: Callable[[], Saved], report: Callable[[str], None]) -> None:
-        """write: does it, on a thread of its own once it is started. report: is told the line of it."""
+        """write: does it, on a thread of its own once it is started. report: is told the line of it; never fails."""
         self.step = step
         #: None once it is done: who keeps the outcome need not keep what made it.
         self._write: Callable[[], Saved] | None = write
@@ -156,26 +155,27 @@ class Saving:
             self.saved = self._write()
         except BaseException as error:
             self._error = error
-        # Whoever listens: a snapshot that is durable is so whether or not it could be told.
-        with suppress(Exception):
-            self._report(f"step {self.step}: NOT saved: {self._error}" if self._error else str(self.saved))
-        self._write = None
+        self._report(f"step {self.step}: NOT saved: {self._error}" if self._error else str(self.saved))
         with self._ending:
             self._ended.set()
             to_call, self._then = self._then, []
         for then in to_call:
             then()
+        # Last: with it a store may go that nobody closes, and what is called before must find it open.
+        self._write = None
 
     @property
     def is_done(self) -> bool:
         """Return whether it is durable or has failed."""
         return self._ended.is_set()
 
-    def wait(self, timeout_seconds: float | None = None) -> Saved:
-        """Return once the snapshot is durable, checked, and what it replaces is removed.
+    @property
+    def has_failed(self) -> bool:
+        """Return whether it is known by now that it failed."""
+        return self.is_done and self._error is not None
 
-        Raises: what the save failed with; WaitTimeout if it takes longer than the time-out.
-        """
+    def wait(self, timeout_seconds: float | None = None) -> Saved:
+        """Return once it has ended. Raises: as `Saving.wait`."""
         if not self._ended.wait(timeout_seconds):
             raise WaitTimeout(f"the save of step {self.step} is still under way after {timeout_seconds:g} s")
         self._thread.join()
@@ -208,3 +208,38 @@ class Saving:
         self.join()
         if not self._was_told:
             self.wait()
+
+
+class Saving:
+    """A save whose state is copied, and which is being written in the background."""
+
+    def __init__(self, save: BackgroundSave) -> None:
+        self._save = save
+
+    @property
+    def step(self) -> int:
+        """Return the step that is saved."""
+        return self._save.step
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether it is durable or has failed."""
+        return self._save.is_done
+
+    @property
+    def saved(self) -> Saved | None:
+        """Return what was saved, once it is; None before that, and if it failed."""
+        return self._save.saved
+
+    def wait(self, timeout_seconds: float | None = None) -> Saved:
+        """Return once the snapshot is durable, checked, and what it replaces is removed.
+
+        Raises: what the save failed with; WaitTimeout if it takes longer than the time-out.
+        """
+        return self._save.wait(timeout_seconds)
+
+
+def outcome_of(saving: Saving) -> Saved | None:
+    """Return what was saved, once it has ended; None if it failed, which the store is still to tell."""
+    saving._save.join()
+    return saving.saved

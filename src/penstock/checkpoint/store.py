@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ from penstock.checkpoint.ranks import Ranks, alone
 from penstock.checkpoint.recipe import RAW, Way, is_whole, warm_up, way_of
 from penstock.checkpoint.replicas import digest_of, digests_of, told_apart
 from penstock.checkpoint.restoring import Restored, Restorer
-from penstock.checkpoint.saving import Saved, Saving, Waves
+from penstock.checkpoint.saving import BackgroundSave, Saved, Saving, Waves
 from penstock.checkpoint.sharding import Assignment, assign, check_whole
 from penstock.checkpoint.staging import StagingArea, room_of, waves_of
 from penstock.checkpoint.state import Flat, flatten
@@ -66,8 +67,18 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _tell_nobody(line: str) -> None:
-    """Print nothing."""
+def quiet(report: Callable[[str], None] | None) -> Callable[[str], None]:
+    """Return what tells a line and never fails: what was done is done whether or not it could be told.
+
+    report: such as `tell`, which fails where standard error is closed; None: nobody is told.
+    """
+
+    def told(line: str) -> None:
+        if report is not None:
+            with suppress(Exception):
+                report(line)
+
+    return told
 
 
 def _let_go_unclosed(process: int, upkeep: Upkeep, drainer: Drainer | None) -> None:
@@ -194,7 +205,7 @@ class SnapshotStore:
             self._deciding = (ranks or alone)()
         self._recorder = recorder
         # No method of the store: what is told by threads must not keep a store alive that nobody has any more.
-        self._told: Callable[[str], None] = report if report and self._ranks.rank == 0 else _tell_nobody
+        self._told = quiet(report if self._ranks.rank == 0 else None)
         main = open_tier(folder, storage_options)
         self._tiers: list[Tier] = [main] if fast is None else [LocalTier(fast), main]
         self._catalog = Catalog(self._tiers)
@@ -254,7 +265,7 @@ class SnapshotStore:
         self._agreed: tuple[builtins.list[str], tuple[Assignment, ...]] | None = None
         self._way = way
         self._keep = keep
-        self._saving: Saving | None = None
+        self._saving: BackgroundSave | None = None
         #: What the last save cost, and when training went on after it.
         self._cost: SaveCost | None = None
         self._since_seconds = time.monotonic()
@@ -277,12 +288,19 @@ class SnapshotStore:
         since_seconds = time.monotonic() - self._since_seconds
         if self._deciding is None:
             return schedule.is_due(step, since_seconds, self._cost)
-        if self._saving is not None and self._saving.is_done:
-            self._finish_saving()
-        is_due: bool = self._deciding.ask_first(
-            f"whether to save after step {step}", lambda: schedule.is_due(step, since_seconds, self._cost)
+        saving = self._saving
+
+        def decide(failed_on: builtins.list[bool]) -> builtins.list[bool]:
+            cost = _cost_of(saving) or self._cost
+            return [any(failed_on), schedule.is_due(step, since_seconds, cost)]
+
+        # What a rank knows already, another does a moment later: on all or on none it is raised here.
+        has_failed, is_due = self._deciding.together(
+            f"whether to save after step {step}", lambda: saving is not None and saving.has_failed, decide
         )
-        return is_due
+        if has_failed:
+            self._finish_saving()
+        return bool(is_due)
 
     def prepare(self, state: Any, steps: Sequence[int] | None = None) -> SpaceNeeded:
         """Get ready for a training before its first step: check that there is space, take the memory, load the codec.
@@ -297,8 +315,7 @@ class SnapshotStore:
         """
         self._check_open()
         self._finish_saving()
-        sources = flatten(state).sources
-        state_bytes = sum(_whole_bytes(source.layout) for source in sources)
+        flat: builtins.list[Flat] = []
         least_seconds = self._schedule.least_seconds if self._schedule is not None else 0.0
         if steps is None:
             distance = self._way.snap_dis
@@ -308,13 +325,17 @@ class SnapshotStore:
                 stay = math.ceil(age_seconds / least_seconds) + 1
             steps = range(1, 2 * (stay + longest) + 1)
 
-        def on_first() -> builtins.list[int]:
+        def check_space(_: Any) -> builtins.list[int]:
             self._raise_of_drain()
             self._upkeep.open_for_writing()
+            state_bytes = sum(map(_whole_bytes, flat[0].layouts))
             needed = self._upkeep.check_space(state_bytes, steps, self._way, least_seconds)
             return [needed.peak_bytes, needed.kept_bytes, needed.largest_bytes]
 
-        needed = SpaceNeeded(*self._ranks.ask_first("the check of space", on_first))
+        needed = SpaceNeeded(
+            *self._ranks.together("the check of space", lambda: flat.append(flatten(state)), check_space)
+        )
+        sources = flat[0].sources
         cuts = waves_of(sources, self._staging_bytes)
         if self._ranks.size == 1 and len(cuts) == 1:
             for area in self._areas[: 2 if self._writer.holds_reference else 1]:
@@ -365,16 +386,19 @@ class SnapshotStore:
             waited_step=waited_step,
             waited_seconds=waited_seconds if waited_step is not None else 0.0,
         )
-        for area in areas:
-            area.reserve(max(map(room_of, cuts)))
+
+        def reserve() -> None:
+            for area in areas:
+                area.reserve(max(map(room_of, cuts)))
+
         writer = self._place(job, layouts)
-        writer.begin(job, layouts)
+        writer.begin(job, layouts, reserve)
         workers: Workers | None = None
-        saving: Saving | None = None
+        saving: BackgroundSave | None = None
         try:
             # They begin here: an interpreter that is shutting down starts no more threads.
             workers = begun = Workers(self._threads, f"penstock-encode-{step}")
-            saving = self._saving = Saving(step, lambda: self._write(job, writer, begun), self._told)
+            saving = self._saving = BackgroundSave(step, lambda: self._write(job, writer, begun), self._told)
             if self._drainer is not None and self._ranks.rank == 0:
                 saving.at_end(functools.partial(self._drainer.go_on, step))
             saving.start()
@@ -402,7 +426,7 @@ class SnapshotStore:
         job.is_copied.set()
         self._since_seconds = time.monotonic()
         self._cost = SaveCost(job.blocked_seconds)
-        return saving
+        return Saving(saving)
 
     def _place(self, job: Job, layouts: Iterable[Layout]) -> SnapshotWriter:
         """Return what writes a snapshot: to the fast tier if there is one and it has room."""
@@ -525,8 +549,7 @@ class SnapshotStore:
             return
         # Forgotten once it has ended: who interrupts this wait finds it under way as before.
         saving.join()
-        if saving.saved is not None:
-            self._cost = SaveCost(saving.saved.blocked_seconds, saving.saved.durable_seconds)
+        self._cost = _cost_of(saving) or self._cost
         self._saving = None
         saving.raise_untold()
 
@@ -737,6 +760,12 @@ class SnapshotStore:
         """Close it."""
         # What one rank fails with, others may not: they are not waited for.
         self._close(together=error is None)
+
+
+def _cost_of(saving: BackgroundSave | None) -> SaveCost | None:
+    """Return what a save cost; None if that is not known yet."""
+    saved = None if saving is None or not saving.is_done else saving.saved
+    return None if saved is None else SaveCost(saved.blocked_seconds, saved.durable_seconds)
 
 
 def _failure_of(function: Callable[[], None]) -> list[Exception]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain as chained
 from typing import Any, Protocol
@@ -152,14 +152,17 @@ class SnapshotWriter:
         self.encode_bytes_per_second = 0.0
         self._begin_seconds = 0.0
 
-    def begin(self, job: Job, layouts: Iterable[Layout]) -> None:
+    def begin(
+        self, job: Job, layouts: Iterable[Layout], get_ready: Callable[[], None] = lambda: None
+    ) -> None:
         """Decide what a snapshot shall be, and begin its draft; `write` has to follow.
 
-        layouts: of the tensors of all ranks.
-        Raises: ConfigError if there is one of this step, or another process writes here; DataError.
+        layouts: of the tensors of all ranks. get_ready: is called on every rank before.
+        Raises: ConfigError if there is one of this step, or another process writes here; DataError; what `get_ready`
+            raises on any rank, on all.
         """
 
-        def on_first() -> list[Any]:
+        def decide_first(_: Any) -> list[Any]:
             self._upkeep.open_for_writing()
             if job.plan is None:
                 self._upkeep.replace_damaged(job.step)
@@ -178,7 +181,8 @@ class SnapshotWriter:
                 raise
             return plan.write()
 
-        job.plan = Plan.read(self._ranks.ask_first(f"the beginning of step {job.step}", on_first))
+        what = f"the beginning of step {job.step}"
+        job.plan = Plan.read(self._ranks.together(what, get_ready, decide_first))
         if job.plan.why_whole:
             job.note = f": {job.plan.why_whole}{job.note}"
 

@@ -73,7 +73,7 @@ from penstock.checkpoint.recipe import (
 from penstock.checkpoint.saving import Saved
 from penstock.checkpoint.staging import StagingArea, room_of, waves_of
 from penstock.checkpoint.state import Source, flatten, memory_at
-from penstock.checkpoint.store import open_tier, tell
+from penstock.checkpoint.store import open_tier, quiet, tell
 from penstock.checkpoint.tensors import Box, Bytes, Layout
 from penstock.checkpoint.tier import Draft
 from penstock.checkpoint.tree import (
@@ -157,7 +157,7 @@ class StoreWriter(StorageWriter):
         self._holds_reference = reference == "memory" and self._way.refers
         #: They meet in here, not in DCP; made at once, for all ranks have to make theirs in the same order.
         self._ranks = ranks()
-        self._report = report
+        self._report = quiet(report)
         self._areas = [StagingArea(), StagingArea()]
         #: The last snapshot as this rank wrote it: its uid, and its tensors in the second area.
         self._held: tuple[str, list[Piece]] | None = None
@@ -323,13 +323,12 @@ class StoreWriter(StorageWriter):
         for number, part in enumerate(manifest.parts):
             check_part(self._tier, plan, number, part, to_its_end=False)
         self._upkeep.forget(time.time(), 0)
-        if self._report is not None:
-            reference = plan.reference.step if plan.reference else None
-            raw_bytes, stored_bytes = manifest.raw_bytes, manifest.stored_bytes
-            saved = Saved(
-                plan.step, plan.uid, reference, raw_bytes, stored_bytes, seconds, seconds, self._tier.name
-            )
-            self._report(saved.told("durable"))
+        reference = plan.reference.step if plan.reference else None
+        raw_bytes, stored_bytes = manifest.raw_bytes, manifest.stored_bytes
+        saved = Saved(
+            plan.step, plan.uid, reference, raw_bytes, stored_bytes, seconds, seconds, self._tier.name
+        )
+        self._report(saved.told("durable"))
 
     def _abort(self) -> None:
         if self._draft is not None:

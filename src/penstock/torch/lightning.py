@@ -14,7 +14,7 @@ import lightning.pytorch as pl
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 
 from penstock.checkpoint.durable import whole_file
-from penstock.checkpoint.saving import Saving
+from penstock.checkpoint.saving import Saving, outcome_of
 from penstock.checkpoint.state import flatten
 from penstock.checkpoint.store import SnapshotStore
 from penstock.errors import ConfigError
@@ -183,8 +183,7 @@ class _Named:
 
     def _run(self) -> None:
         # Not `wait`: a failure is for the next save or close to raise, not for this thread.
-        self.saving.join()
-        if self.saving.saved is None:
+        if outcome_of(self.saving) is None:
             return
         with self._names_lock:
             self._is_durable = True
