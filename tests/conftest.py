@@ -25,6 +25,9 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from tests.forking import Forks
 
+# For the processes that tests start: threads that they do not use take NumPy as long to start as it takes itself.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 ROOT = str(Path(__file__).parents[1])
 if ROOT not in sys.path:  # where pytest was not started as `python -m pytest`
     sys.path.insert(0, ROOT)
@@ -123,8 +126,8 @@ def _nothing_is_left_behind() -> Iterator[None]:
     left = _wait_until_empty(
         lambda: _new_threads(threads) + _new_children(children) + _new_segments(segments) + _new_files(files)
     )
-    _end_processes(set(_child_processes()) - set(children))
     if left:
+        _end_processes(set(_child_processes()) - set(children))
         pytest.fail("the test left behind:\n" + "\n".join(left), pytrace=False)
 
 
@@ -156,15 +159,20 @@ def _child_processes() -> dict[int, str]:
     """Return the living children of this process: process id and command line."""
     multiprocessing.active_children()  # reaps those that ended
     children = {}
-    for listing in Path("/proc/self/task").glob("*/children"):
+    for task in os.listdir("/proc/self/task"):
         try:
-            for pid in map(int, listing.read_text().split()):
-                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-                if state != "Z":  # Z: it ended, and only its exit status is not collected yet
-                    children[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            for pid in map(int, _read(f"/proc/self/task/{task}/children").split()):
+                state = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[0]
+                if state != b"Z":  # Z: it ended, and only its exit status is not collected yet
+                    children[pid] = _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode()
         except (FileNotFoundError, ProcessLookupError):
             continue
     return children
+
+
+def _read(file: str) -> bytes:
+    with open(file, "rb", buffering=0) as opened:
+        return opened.read()
 
 
 def _new_children(before: dict[int, str]) -> list[str]:

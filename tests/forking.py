@@ -45,9 +45,6 @@ _MODULES = (
 )
 _REQUEST_BYTES = 1 << 17
 
-#: For the environment of a process that lives shortly: NumPy's threads, which nobody uses, take it as long as NumPy.
-FEW_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
-
 
 # -- Where the tests are -------------------------------------------------------------------------------
 
@@ -60,10 +57,7 @@ class Forks:
         command = [sys.executable, "-W", "ignore", "-m", "tests.forking", str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno()],
-                cwd=Path(__file__).parents[1],
-                env={**os.environ, **FEW_THREADS},
+                command, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[1]
             )
 
     def start(self, script: Path, rows: Sequence[Sequence[Job]]) -> Forked:

@@ -7,14 +7,13 @@ forked, see tests/forking.py.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests.forking import FEW_THREADS, Forked, Job
+from tests.forking import Forked, Job
 
 
 def torch_job(*arguments: str, size: int, address: str) -> Job:
@@ -33,9 +32,7 @@ def start_mpi_jobs(script: Path, jobs: list[tuple[int, list[str]]]) -> subproces
 
 
 def start_process(*command: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **FEW_THREADS}
-    )
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for(

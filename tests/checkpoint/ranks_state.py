@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,21 @@ LAYERS = {"a": 40_000, "b": 30_000, "c": 30_000, "d": 20_000, "e": 20_000, "f": 
 ROWS, COLUMNS = 1003, 140  # more than one block of 128 Ki values
 
 
+@functools.cache
 def arrays_of(step: int) -> Arrays:
-    """Return the arrays after a step: a little changed by each, as a training does."""
-    start, change = np.random.default_rng(7), np.random.default_rng(8)
-    shapes: dict[str, tuple[int, ...]] = {name: (length,) for name, length in LAYERS.items()}
-    shapes |= {"rows": (ROWS, COLUMNS), "columns": (COLUMNS, ROWS)}
-    arrays = {name: start.normal(0, 0.05, shape).astype(np.float32) for name, shape in shapes.items()}
-    for _ in range(step):
-        for array in arrays.values():
-            array += change.normal(0, 1e-5, array.shape).astype(np.float32)
+    """Return the arrays after a step: a little changed by each, as a training does. They are not to be written."""
+    random = np.random.default_rng([7, step])
+    if step == 0:
+        shapes: dict[str, tuple[int, ...]] = {name: (length,) for name, length in LAYERS.items()}
+        shapes |= {"rows": (ROWS, COLUMNS), "columns": (COLUMNS, ROWS)}
+        arrays = {name: 0.05 * random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    else:
+        arrays = {
+            name: array + 1e-5 * random.standard_normal(array.shape, np.float32)
+            for name, array in arrays_of(step - 1).items()
+        }
+    for array in arrays.values():
+        array.flags.writeable = False
     return arrays
 
 

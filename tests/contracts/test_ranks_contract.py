@@ -104,18 +104,25 @@ if sys.argv[2] == "torch":
 """
 
 JOBS = {"torch-tcp-4": 4, "torch-file-2": 2, "mpi-4": 4, "mpi-2": 2}
+#: Jobs whose processes take long to start; other tests have two ranks over MPI, too.
+SLOW_JOBS = ["mpi-2"]
 
 Reports = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def all_reports(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> dict[str, Reports]:
-    """Run all jobs at once, for they mostly wait: for time-outs, and for late ranks."""
-    folders = {kind: tmp_path_factory.mktemp(kind) for kind in JOBS}
+def all_reports(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, forks: Forks
+) -> dict[str, Reports]:
+    """Run all jobs of the tests that run at once, for they mostly wait: for time-outs, and for late ranks."""
+    tests = [test for test in request.session.items if isinstance(test, pytest.Function)]
+    asked = {test.callspec.params.get("reports") for test in tests if hasattr(test, "callspec")}
+    jobs = {kind: size for kind, size in JOBS.items() if kind in asked}
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in jobs}
     script = tmp_path_factory.mktemp("script") / "rank.py"
     script.write_text(RANK)
     torch_rows, mpi_jobs = [], []
-    for kind, size in JOBS.items():
+    for kind, size in jobs.items():
         if kind.startswith("mpi"):
             mpi_jobs.append(start_mpi_jobs(script, [(size, [str(folders[kind])])]))
         else:
@@ -124,7 +131,7 @@ def all_reports(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> dict[
     wait_for(forks.start(script, torch_rows), *mpi_jobs)
     return {
         kind: [json.loads((folders[kind] / f"{rank}.json").read_text()) for rank in range(size)]
-        for kind, size in JOBS.items()
+        for kind, size in jobs.items()
     }
 
 
@@ -134,7 +141,9 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture(params=JOBS)
+@pytest.fixture(
+    params=[pytest.param(kind, marks=pytest.mark.slow) if kind in SLOW_JOBS else kind for kind in JOBS]
+)
 def reports(request: pytest.FixtureRequest, all_reports: dict[str, Reports]) -> Reports:
     return all_reports[request.param]
 
