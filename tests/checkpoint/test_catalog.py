@@ -11,10 +11,19 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from tests.checkpoint.snapshot_files import EQUAL, UID, Block, MadeTensor, made_snapshot, reseal, tensor
+from tests.checkpoint.snapshot_files import (
+    EQUAL,
+    OTHER_UID,
+    UID,
+    Block,
+    MadeTensor,
+    made_snapshot,
+    reseal,
+    tensor,
+)
 
 from penstock.checkpoint import catalog as catalog_module
-from penstock.checkpoint.catalog import Catalog, open_way
+from penstock.checkpoint.catalog import Catalog, Link, Removed, open_way
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.manifest import NewerFormat
 from penstock.checkpoint.parts import TornError
@@ -46,7 +55,12 @@ def looked(*folders: Path) -> Catalog:
     return catalog
 
 
-def open_and_close(catalog: Catalog, way: Sequence[tuple[int, int]]) -> list[int]:
+def way_of(*places: tuple[int, int]) -> list[Link]:
+    """Return a way. places: tier and step of each."""
+    return [Link(tier, step, uid_of(step)) for tier, step in places]
+
+
+def open_and_close(catalog: Catalog, way: Sequence[Link]) -> list[int]:
     chain = open_way(catalog, way)
     steps = [link.manifest.step for link in chain.links]
     chain.close()
@@ -101,9 +115,9 @@ def test_a_way_is_from_what_needs_nothing_to_what_is_wanted(folder: Path) -> Non
     made(folder, 4, 1)
     catalog = looked(folder)
 
-    assert catalog.ways(3) == [[(0, 1), (0, 2), (0, 3)]]
-    assert catalog.ways(4) == [[(0, 1), (0, 4)]]
-    assert catalog.ways(1) == [[(0, 1)]]
+    assert catalog.ways(3) == [way_of((0, 1), (0, 2), (0, 3))]
+    assert catalog.ways(4) == [way_of((0, 1), (0, 4))]
+    assert catalog.ways(1) == [way_of((0, 1))]
     assert open_and_close(catalog, catalog.ways(3)[0]) == [1, 2, 3]
 
 
@@ -114,9 +128,9 @@ def test_the_nearest_copy_is_the_first_way_and_the_other_tier_the_second(folder:
     made(fast, 2, 1)
     catalog = looked(fast, slow)
 
-    assert [way[-1] for way in catalog.ways(2)] == [(0, 2), (1, 2)]
-    assert catalog.ways(2)[1] == [(1, 1), (1, 2)]
-    assert catalog.ways(1) == [[(1, 1)]]
+    assert [way[-1] for way in catalog.ways(2)] == way_of((0, 2), (1, 2))
+    assert catalog.ways(2)[1] == way_of((1, 1), (1, 2))
+    assert catalog.ways(1) == [way_of((1, 1))]
 
 
 def test_a_ring_of_differences_has_no_way(folder: Path) -> None:
@@ -322,9 +336,25 @@ def test_a_way_that_another_rank_saw_is_opened_without_a_look(folder: Path) -> N
     made(folder, 2, 1)
     blind = Catalog([LocalTier(folder)])
 
-    assert open_and_close(blind, [(0, 1), (0, 2)]) == [1, 2]
+    assert open_and_close(blind, way_of((0, 1), (0, 2))) == [1, 2]
     with pytest.raises(TornError, match=r"manifest\.json is missing"):
-        open_way(blind, [(0, 7)])
+        open_way(blind, way_of((0, 7)))
+
+
+def test_what_one_rank_knows_of_an_older_snapshot_in_the_same_place_does_not_count(folder: Path) -> None:
+    made(folder, 1)
+    catalog = looked(folder)
+    (old,) = catalog.ways(1)
+    shutil.rmtree(folder / "step-000000000001")
+    made_snapshot(folder, [tensor("one", ONE)], step=1, uid=UID)
+
+    assert open_and_close(catalog, [Link(0, 1, UID)]) == [1]
+    shutil.rmtree(folder / "step-000000000001")
+    made_snapshot(folder, [tensor("one", ONE)], step=1, uid=OTHER_UID)
+    with pytest.raises(Removed, match="step-000000000001 is not the snapshot that was to be read"):
+        open_way(catalog, [Link(0, 1, UID)])
+    assert catalog.was_removed(old)
+    assert not catalog.was_removed([Link(0, 1, OTHER_UID)])
 
 
 def test_a_folder_that_vanished_cannot_be_looked_at(folder: Path) -> None:

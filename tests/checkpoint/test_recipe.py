@@ -66,7 +66,7 @@ def test_a_reference_that_is_damaged_torn_or_gone_makes_a_baseline(folder: Path)
     way, layouts = Way("progressive", 10, "balance"), layouts_of(catalog)
     plan = decide(catalog, 0, new_plan(3, catalog), way, layouts)
     assert plan.reference is not None
-    assert (plan.reference.step, plan.chain) == (2, ((0, 1), (0, 2)))
+    assert (plan.reference.step, [link[:2] for link in plan.chain]) == (2, [(0, 1), (0, 2)])
 
     catalog.mark_damaged(1)
     assert decide(catalog, 0, new_plan(3, catalog), way, layouts).reference is None
@@ -89,7 +89,7 @@ def test_a_damaged_copy_of_a_reference_is_passed_over_for_a_good_one(folder: Pat
 
     plan = decide(catalog, 1, new_plan(2, catalog), Way("progressive", 10, manifest.codec), layouts)
 
-    assert plan.chain == ((1, 1),)
+    assert [link[:2] for link in plan.chain] == [(1, 1)]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.ranks import Ranks
 from penstock.checkpoint.reading import Chain
 from penstock.checkpoint.remote import RemoteTier
+from penstock.checkpoint.restoring import Restorer
 from penstock.checkpoint.wire import Refresher
 from penstock.errors import ConfigError, DataError
 
@@ -151,6 +152,62 @@ def test_all_ranks_look_again_together(folder: Path, before: Before) -> None:
             return restored.step, same(restored.state, training(3))
 
     assert run(2, part) == [(3, True), (3, True)]
+
+
+def test_a_rank_that_looked_earlier_restores_what_rank_0_sees_now(folder: Path) -> None:
+    """Both listed step 2 before a training went back and saved it anew."""
+    save(folder, 1, 2, scheme="complete")
+    new = {**training(2), "anew": np.arange(5)}
+
+    def part(ranks: Ranks) -> bool:
+        with SnapshotStore(folder, ranks=lambda: ranks, report=None, threads=1) as store:
+            store.list()
+            ranks.all_gather("the list", None)
+            if ranks.rank == 0:
+                with opened(folder) as other:
+                    other.rewind(1)
+                    other.save(2, new).wait()
+            ranks.all_gather("the other training", None)
+            return same(store.restore(2).state, new)
+
+    assert run(2, part) == [True, True]
+
+
+def test_ranks_do_not_restore_parts_of_two_snapshots_of_one_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step is saved anew after rank 0 has opened its files, and before rank 1 does."""
+    save(folder, 1, 2, scheme="complete")
+    new = {name: np.asarray(value) + 1 for name, value in training(2).items()}
+    is_saved = threading.Event()
+    untouched = Restorer._load
+
+    def part(ranks: Ranks) -> bool:
+        with SnapshotStore(folder, ranks=lambda: ranks, report=None, threads=1) as store:
+            if ranks.rank == 1:
+                tier = store._catalog.tiers[0]
+                read = tier.read
+
+                def read_later(*those: Any) -> bytes:
+                    assert is_saved.wait(60)
+                    return read(*those)
+
+                monkeypatch.setattr(tier, "read", read_later)
+            else:
+
+                def load_then_save(self: Restorer, *those: Any) -> Any:
+                    loaded = untouched(self, *those)
+                    if not is_saved.is_set():
+                        with opened(folder) as other:
+                            other.rewind(1)
+                            other.save(2, new).wait()
+                        is_saved.set()
+                    return loaded
+
+                monkeypatch.setattr(store._restorer, "_load", load_then_save.__get__(store._restorer))
+            return same(store.restore(2).state, new)
+
+    assert run(2, part) == [True, True]
 
 
 def test_one_does_not_look_for_ever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys, load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from penstock.checkpoint.local import LocalDraft
 from penstock.checkpoint.store import SnapshotStore
 from penstock.cli.main import main
 from penstock.errors import ConfigError
@@ -553,6 +554,33 @@ def test_a_save_without_a_reference_in_memory_takes_little_memory(tmp_path: Path
             state["w"] += 1
 
 
+def test_a_codec_that_looks_first_takes_no_more_memory_where_numbers_do_not_lie_side_by_side(
+    tmp_path: Path,
+) -> None:
+    state = {"w": torch.zeros(5000, 5000).T}
+    with StoreWriter(tmp_path, reference="stored", codec="dynrle", report=None) as writer:
+        write(writer, 0, {"w": torch.zeros(1)})  # what is loaded once does not count
+        tracemalloc.start()
+        try:
+            write(writer, 1, state)
+            peak_bytes = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak_bytes < 64 << 20
+    assert_same(read(tmp_path, {"w": torch.ones(5000, 5000)}, 1), {"w": state["w"].contiguous()})
+
+
+@pytest.mark.parametrize("reference", ["memory", "stored"])
+def test_a_codec_that_looks_first_is_shown_what_is_written(tmp_path: Path, reference: Any) -> None:
+    states = [{"w": numbers(step, 300, 500).T, "v": numbers(step, 1000)} for step in range(3)]
+    with StoreWriter(tmp_path, reference=reference, codec="dynrle", report=None) as writer:
+        for step, state in enumerate(states):
+            write(writer, step, state)
+    for step, state in enumerate(states):
+        whole = {name: tensor.contiguous() for name, tensor in state.items()}
+        assert_same(read(tmp_path, empty_like(whole), step), whole)
+
+
 def test_a_load_takes_little_memory_beside_what_is_loaded(writer: StoreWriter, tmp_path: Path) -> None:
     state = {"w": torch.zeros(20_000_000), "v": torch.ones(20_000_000)}
     write(writer, 1, state)
@@ -565,6 +593,72 @@ def test_a_load_takes_little_memory_beside_what_is_loaded(writer: StoreWriter, t
         tracemalloc.stop()
     assert peak_bytes < 40 << 20  # what is read ahead
     assert_same(into, state)
+
+
+# -- Others remove and damage ----------------------------------------------------------------------------
+
+
+def replaces_by(folder: Path, step: int, state: State) -> None:
+    """Save a snapshot as another process would, and keep no other."""
+    with SnapshotStore(folder, keep=Keep(last=1), scheme="complete", report=None) as store:
+        if step in [one.step for one in store.list()]:
+            store.delete(step)
+        store.save(step, state).wait()
+
+
+def test_a_load_of_the_latest_takes_what_is_the_latest_by_then(tmp_path: Path) -> None:
+    with SnapshotStore(tmp_path, scheme="complete", report=None) as store:
+        store.save(1, saved_state(1)).wait()
+    reader = StoreReader(tmp_path)
+    reader.reset()
+    replaces_by(tmp_path, 2, saved_state(2))
+
+    state = empty_like(saved_state())
+    load(state, storage_reader=reader, no_dist=True)
+
+    assert_same(state, saved_state(2))
+    reader.reset("2")
+    replaces_by(tmp_path, 3, saved_state(3))
+    with pytest.raises(
+        CheckpointException, match=r"step 2 in .* was removed meanwhile.*nearest are of step 3"
+    ):
+        load(state, storage_reader=reader, no_dist=True)
+
+
+def test_a_snapshot_that_goes_while_it_is_loaded_is_told_as_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SnapshotStore(tmp_path, scheme="complete", report=None) as store:
+        store.save(1, saved_state(1)).wait()
+    plan = StoreReader.prepare_global_plan
+
+    def replace_first(self: StoreReader, plans: Any) -> Any:
+        replaces_by(tmp_path, 1, saved_state(7))
+        return plan(self, plans)
+
+    monkeypatch.setattr(StoreReader, "prepare_global_plan", replace_first)
+    with pytest.raises(CheckpointException, match="the snapshot of step 1 was removed meanwhile"):
+        read(tmp_path, empty_like(saved_state()), 1)
+
+
+def test_nothing_is_a_difference_to_what_was_damaged_when_it_was_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = LocalDraft.commit
+    with StoreWriter(tmp_path, report=None) as writer:
+        write(writer, 1, saved_state(1))
+
+        def commit_and_damage(self: LocalDraft, manifest: bytes) -> None:
+            commit(self, manifest)
+            part = next(self._final.glob("part-*"))
+            part.write_bytes(part.read_bytes()[:-1] + b"x")
+
+        monkeypatch.setattr(LocalDraft, "commit", commit_and_damage)
+        with pytest.raises(CheckpointException, match="is damaged in its last"):
+            write(writer, 2, saved_state(2))
+        monkeypatch.undo()
+        write(writer, 3, saved_state(3))
+    assert_same(read(tmp_path, empty_like(saved_state()), 3), saved_state(3))
 
 
 # -- Ranks ---------------------------------------------------------------------------------------------

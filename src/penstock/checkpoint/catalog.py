@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.manifest import Manifest, NewerFormat, folder_of, step_of
@@ -16,12 +17,40 @@ from penstock.checkpoint.tier import Tier
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.policy.keeping import StoredSnapshot
 
+T = TypeVar("T")
+
 #: How often one looks again because what was to be read was removed meanwhile: each time, a snapshot came and went.
 MOST_LOOKS = 10
 
 
 class Removed(DataError):
     """What was to be read is there no more, as where a training in another process keeps newer ones in its place."""
+
+
+def looking_again(attempt: Callable[[bool], T]) -> T:
+    """Return what an attempt returns that is made anew where what it read was removed meanwhile.
+
+    attempt: is told whether it was made before.
+    Raises: what it raises; `Removed` after ten of them.
+    """
+    for turn in range(MOST_LOOKS):
+        try:
+            return attempt(turn > 0)
+        except Removed:
+            if turn == MOST_LOOKS - 1:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+class Link(NamedTuple):
+    """A copy that is read for a snapshot, which may be a difference to it.
+
+    uid: of the snapshot that was seen there, or "" where nobody could; another may take its place.
+    """
+
+    tier: int
+    step: int
+    uid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +64,11 @@ class Copy:
     tier: int
     manifest: Manifest | None
     fault: FormatError | DataError | None = None
+
+    @property
+    def link(self) -> Link:
+        """Return it as it is named on a way."""
+        return Link(self.tier, self.step, self.manifest.uid if self.manifest else "")
 
 
 class Catalog:
@@ -213,8 +247,23 @@ class Catalog:
             for copy, created_seconds in self._on_tier(tier)
         ]
 
-    def ways(self, step: int) -> list[list[tuple[int, int]]]:
-        """Return how a snapshot can be read: tier and step of each that it is made of, itself the last.
+    def choose(self, step: int | None, *, was_there: bool = False) -> int:
+        """Return the step of a snapshot that was seen.
+
+        step: None: the one that was saved last. was_there: whether it was there at a look before.
+        Raises: ConfigError if there is no such, naming the nearest.
+        """
+        steps = self.steps()
+        if step is None:
+            if not steps:
+                raise ConfigError(f"no snapshot is there: {self.told_of_none()}")
+            return steps[-1]
+        if step not in steps:
+            raise ConfigError(self.missing(step, was_there=was_there))
+        return step
+
+    def ways(self, step: int) -> list[list[Link]]:
+        """Return how a snapshot can be read: the copies that it is made of, itself the last.
 
         Returns: the ways, the nearest first; of each copy the one with the references that are read soonest, then those
             with the references of each tier, for a copy may turn out to be damaged.
@@ -224,7 +273,7 @@ class Catalog:
         copies = self.copies(step)
         if not copies:
             raise ConfigError(self.missing(step))
-        ways: list[list[tuple[int, int]]] = []
+        ways: list[list[Link]] = []
         faults: list[FormatError | DataError] = []
         for copy in copies:
             try:
@@ -235,13 +284,13 @@ class Catalog:
             raise faults[0]
         return ways
 
-    def ways_of(self, copy: Copy) -> list[list[tuple[int, int]]]:
+    def ways_of(self, copy: Copy) -> list[list[Link]]:
         """Return the `ways` that end with a copy. Raises: FormatError or DataError if there is none: why not."""
-        ways: list[list[tuple[int, int]]] = []
+        ways: list[list[Link]] = []
         fault: FormatError | DataError | None = None
         for preferred in (None, *range(len(self.tiers))):
             try:
-                way = [(link.tier, link.step) for link in self._links(copy, preferred)]
+                way = [each.link for each in self._links(copy, preferred)]
             except (FormatError, DataError) as error:
                 fault = fault or error
             else:
@@ -302,25 +351,24 @@ class Catalog:
             return f"{last.name} does not exist"
         return f"{' and '.join(tier.name for tier in self.tiers)} has none at all: nothing was saved there"
 
-    def was_removed(self, links: Iterable[tuple[int, int]]) -> bool:
+    def was_removed(self, links: Iterable[Link]) -> bool:
         """Return whether one of these copies is there no more, or another in its place; its tier is asked.
 
-        links: tier and step of each. False where nobody can say.
+        False where nobody can say.
         """
-        return any(self._was_removed(tier, step) for tier, step in links)
+        return any(map(self._was_removed, links))
 
-    def _was_removed(self, number: int, step: int) -> bool:
-        known = self._copies.get((step, number))
-        tier, folder = self.tiers[number], folder_of(step)
+    def _was_removed(self, link: Link) -> bool:
+        tier, folder = self.tiers[link.tier], folder_of(link.step)
         try:
-            if known is None or folder not in tier.folders():
+            if (link.step, link.tier) not in self._copies or folder not in tier.folders():
                 return True
             manifest = load_manifest(tier, folder)
         except FileNotFoundError:
             return folder not in tier.folders()
         except (FormatError, DataError):
             return False
-        return known.manifest is not None and known.manifest.uid != manifest.uid
+        return link.uid not in ("", manifest.uid)
 
     def missing(self, step: int, *, was_there: bool = False) -> str:
         """Return what to say of a step that has no snapshot. was_there: when one looked before."""
@@ -364,30 +412,37 @@ def step_of_fault(error: Exception, steps: Iterable[int], step: int) -> int:
 
 
 @contextmanager
-def told_of_need(way: Sequence[tuple[int, int]]) -> Iterator[None]:
+def told_of_need(way: Sequence[Link]) -> Iterator[None]:
     """Have what fails in a snapshot that another one needs say so. way: to the other one."""
     try:
         yield
     except (FormatError, DataError) as error:
-        step = way[-1][1]
-        fault_step = step_of_fault(error, [link for _, link in way], step)
+        step = way[-1].step
+        fault_step = step_of_fault(error, [link.step for link in way], step)
         if fault_step == step:
             raise
         raise type(error)(f"step {step} needs step {fault_step}: {error}") from error
 
 
-def open_way(catalog: Catalog, way: Iterable[tuple[int, int]]) -> Chain:
+def open_way(catalog: Catalog, way: Iterable[Link]) -> Chain:
     """Open the snapshots that one is made of.
 
-    way: one of `Catalog.ways`, perhaps of the catalog of another rank, on which it was seen.
-    Raises: FormatError, DataError; nothing stays open then.
+    way: one of `Catalog.ways`, perhaps of the catalog of another rank, on which it was seen: what this one knows of
+        older snapshots in the same places does not count.
+    Raises: FormatError, DataError, `Removed` if others are in their places; nothing stays open then.
     """
     opened: list[OpenSnapshot] = []
     try:
-        for number, step in way:
-            tier = catalog.tiers[number]
-            known = catalog.manifest(number, step) or load_manifest(tier, folder_of(step))
-            opened.append(OpenSnapshot(tier, folder_of(step), known))
+        for number, step, uid in way:
+            tier, folder = catalog.tiers[number], folder_of(step)
+            manifest = catalog.manifest(number, step)
+            if manifest is None or manifest.uid != uid:
+                manifest = load_manifest(tier, folder)
+            if manifest.uid != uid:
+                raise Removed(
+                    f"{tier.where(folder)} is not the snapshot that was to be read: it was saved anew"
+                )
+            opened.append(OpenSnapshot(tier, folder, manifest))
     except BaseException as error:
         for snapshot in opened:
             snapshot.close()

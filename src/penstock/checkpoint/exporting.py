@@ -8,13 +8,13 @@ from contextlib import closing, contextmanager
 
 import numpy as np
 
-from penstock.checkpoint.catalog import MOST_LOOKS, Catalog, Removed, open_way, told_of_need
+from penstock.checkpoint.catalog import Catalog, Removed, looking_again, open_way, told_of_need
 from penstock.checkpoint.foreign import Readable
 from penstock.checkpoint.reading import Chain, Wanted, parts_by_name, read_wanted, whole_layout
 from penstock.checkpoint.tensors import Bytes
 from penstock.checkpoint.tier import Tier
 from penstock.checkpoint.tree import read_tree
-from penstock.errors import ConfigError, DataError, FormatError
+from penstock.errors import DataError, FormatError
 from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
 
@@ -41,20 +41,11 @@ def open_readable(
 
 
 def _opened(catalog: Catalog, step: int | None, workers: Workers, report: Callable[[str], None]) -> _Snapshot:
-    for turn in range(MOST_LOOKS):
+    def open_chosen(is_again: bool) -> _Snapshot:
         catalog.look()
-        steps = catalog.steps()
-        if step is None and not steps:
-            raise ConfigError(f"there is no snapshot in {catalog.tiers[-1].name}: nothing was saved there")
-        chosen = steps[-1] if step is None else step
-        if chosen not in steps:
-            raise ConfigError(catalog.missing(chosen, was_there=turn > 0))
-        try:
-            return _Snapshot(catalog, chosen, workers, report)
-        except Removed:
-            if turn == MOST_LOOKS - 1:
-                raise
-    raise AssertionError("the last look returns or raises")
+        return _Snapshot(catalog, catalog.choose(step, was_there=is_again), workers, report)
+
+    return looking_again(open_chosen)
 
 
 class _Snapshot:

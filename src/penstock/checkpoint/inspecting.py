@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.checkpoint.catalog import MOST_LOOKS, Catalog, Copy, Removed, open_way, told_of_need
+from penstock.checkpoint.catalog import Catalog, Copy, Removed, looking_again, open_way, told_of_need
 from penstock.checkpoint.manifest import NewerFormat
 from penstock.checkpoint.parts import TornError
 from penstock.checkpoint.reading import decode_all, parts_by_name, tree_of_rank, whole_layout
@@ -50,14 +50,13 @@ def inspect(catalog: Catalog, step: int, workers: Workers | None = None) -> List
     workers: read every copy to its end and decode it, and remember which are damaged; None: they are opened only, and
         no others once one can be.
     """
-    for turn in range(MOST_LOOKS):
-        try:
-            judged = _judged(catalog, step, workers)
-            break
-        except Removed:
-            if turn == MOST_LOOKS - 1:
-                raise
+
+    def judge(is_again: bool) -> list[Judged]:
+        if is_again:
             catalog.look()
+        return _judged(catalog, step, workers)
+
+    judged = looking_again(judge)
     if not judged:
         return None
     faults = [fault for _, fault in judged]
@@ -89,7 +88,7 @@ def _fault_of(catalog: Catalog, copy: Copy, workers: Workers | None) -> FormatEr
 
     Raises: `Removed` if something may be wrong only because a copy is there no more.
     """
-    links = {(copy.tier, copy.step)}
+    links = {copy.link}
     fault: FormatError | DataError | None = None
     try:
         ways = catalog.ways_of(copy)

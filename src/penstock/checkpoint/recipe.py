@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from penstock.checkpoint.catalog import Catalog, open_way
+from penstock.checkpoint.catalog import Catalog, Link, open_way
 from penstock.checkpoint.codecs import codec_named
 from penstock.checkpoint.codecs.codec import SLACK_BYTES, Coder, Pair
 from penstock.checkpoint.dtypes import DTYPES, DType
@@ -94,8 +94,8 @@ def is_whole(value: object) -> bool:
 class Plan:
     """What rank 0 decided of a snapshot before anything of it is written.
 
-    created_seconds, clock_seconds: see `Manifest`. reference: to which it is a difference; None: whole. chain: tier and
-        step of each snapshot that the reference is made of, the one that needs none first. why_whole: where it is whole
+    created_seconds, clock_seconds: see `Manifest`. reference: to which it is a difference; None: whole. chain: the
+        copies that the reference is made of, the one that needs none first. why_whole: where it is whole
         and need not be by the scheme, or "".
     """
 
@@ -105,7 +105,7 @@ class Plan:
     clock_seconds: float
     since_bytes: tuple[int, ...]
     reference: Reference | None
-    chain: tuple[tuple[int, int], ...] = ()
+    chain: tuple[Link, ...] = ()
     why_whole: str = ""
 
     def write(self) -> list[Any]:
@@ -126,7 +126,7 @@ class Plan:
     def read(cls, written: Any) -> Plan:
         """Return what `write` wrote."""
         step, uid, created_seconds, clock_seconds, since_bytes, reference, chain, why_whole = written
-        links = tuple((tier, link) for tier, link in chain)
+        links = tuple(Link(*each) for each in chain)
         made = reference and Reference(*reference)
         return cls(step, uid, created_seconds, clock_seconds, tuple(since_bytes), made, links, why_whole)
 
@@ -166,7 +166,7 @@ def decide(catalog: Catalog, tier: int, new: Plan, way: Way, layouts: Iterable[L
     )
 
 
-def _good_way(catalog: Catalog, step: int) -> tuple[tuple[int, int], ...] | None:
+def _good_way(catalog: Catalog, step: int) -> tuple[Link, ...] | None:
     """Return the nearest way to a snapshot on which nothing is known to be damaged; None if there is none."""
     try:
         ways = catalog.ways(step)
@@ -178,7 +178,9 @@ def _good_way(catalog: Catalog, step: int) -> tuple[tuple[int, int], ...] | None
         for one in catalog.stored(tier)
         if not one.is_whole
     }
-    return next((tuple(way) for way in ways if damaged.isdisjoint(way)), None)
+    return next(
+        (tuple(way) for way in ways if damaged.isdisjoint((link.tier, link.step) for link in way)), None
+    )
 
 
 def _changed(reference: Manifest, layouts: set[Layout]) -> str:

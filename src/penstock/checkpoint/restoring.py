@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from penstock.checkpoint.catalog import (
-    MOST_LOOKS,
     Catalog,
+    Link,
     Removed,
+    looking_again,
     open_way,
     step_of_fault,
     told_of_need,
@@ -27,6 +28,8 @@ from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
 from penstock.flow.snapshot_spans import SnapshotSpan
 from penstock.trace.schema import Kind
+
+T = TypeVar("T")
 
 #: Names of values in a line.
 _MOST_NAMED = 5
@@ -146,32 +149,22 @@ class Restorer:
         """
         if only is not None and not isinstance(only, str):
             only = tuple(only)  # asked for each candidate anew
-        removed: Removed | None = None
-        for _ in range(MOST_LOOKS):
-            is_again = removed is not None
 
-            def choose(is_again: bool = is_again) -> list[int]:
+        def attempt(is_again: bool) -> Restored:
+            def choose() -> list[int]:
                 before_looking()
                 return self._candidates(step, fallback=fallback, is_again=is_again)
 
             candidates = self._ranks.ask_first("the choice of a snapshot", choose)
-            try:
-                return self._restore_first(candidates, into, only, framework, fallback)
-            except Removed as error:
-                removed = error
-        assert removed is not None, "one looks again only for that"
-        raise removed
+            return self._restore_first(candidates, into, only, framework, fallback)
+
+        return looking_again(attempt)
 
     def _candidates(self, step: int | None, *, fallback: bool, is_again: bool) -> list[int]:
         """Return the steps to try, on rank 0, which alone looks: others may be shown what was there a while ago."""
         self.look()
+        step = self._catalog.choose(step, was_there=is_again)
         steps = self._catalog.steps()
-        if step is None:
-            if not steps:
-                raise ConfigError(f"no snapshot is there: {self._catalog.told_of_none()}")
-            step = steps[-1]
-        if step not in steps:
-            raise ConfigError(self._catalog.missing(step, was_there=is_again))
         return [step, *(reversed(steps[: steps.index(step)]) if fallback else ())]
 
     def _restore_first(
@@ -183,9 +176,13 @@ class Restorer:
         fallback: bool,
     ) -> Restored:
         """Return the first of some snapshots that can be restored. Raises: `Removed`; what is wrong with the last."""
+
+        def load(chain: Chain) -> Restored:
+            return self._load(chain, into, only, framework)
+
         for candidate in candidates:
             try:
-                restored = self._restore(candidate, into, only, framework)
+                restored = self.read(self.ways(candidate), load)
             except Removed:
                 raise
             except (FormatError, DataError) as error:
@@ -211,7 +208,7 @@ class Restorer:
             fault_step = step_of_fault(error, steps, step)
             for older in reversed(steps[: steps.index(step)]):
                 if can_be_opened(self._catalog, older) and any(
-                    fault_step not in (link for _, link in way) for way in self._catalog.ways(older)
+                    fault_step not in (link.step for link in way) for way in self._catalog.ways(older)
                 ):
                     return older
             return None
@@ -221,28 +218,38 @@ class Restorer:
             "" if older is None else f"step {older} is the newest whole one: restore(fallback=True) takes it"
         )
 
-    def _restore(
-        self, step: int, into: Any, only: Iterable[str] | None, framework: Framework | None
-    ) -> Restored:
-        what = f"the restore of step {step}"
-        ways = self._ranks.ask_first(what, lambda: self._ways(step))
+    def ways(self, step: int) -> list[list[Link]]:
+        """Return how a snapshot can be read, as rank 0 saw when it looked last; all ranks call it.
+
+        Raises: `Removed`; FormatError or DataError if there is no way: why not.
+        """
+        ways = self._ranks.ask_first(f"the restore of step {step}", lambda: self._ways(step))
         if not ways:
             raise Removed(f"the snapshot of step {step} was removed meanwhile")
-        restored: list[Restored] = []
+        return [[Link(*link) for link in way] for way in ways]
 
-        def load(way: Sequence[tuple[int, int]]) -> None:
+    def read(self, ways: Sequence[Sequence[Link]], load: Callable[[Chain], T]) -> T:
+        """Return what a function returns on the first of some ways on which it succeeds on all ranks, who all call it.
+
+        Raises: `Removed`; FormatError or DataError: what is wrong with the last way; what else `load` raises.
+        """
+        step = ways[0][-1].step
+        what = f"the restore of step {step}"
+        loaded: list[T] = []
+
+        def open_and_load(way: Sequence[Link]) -> None:
             with (
-                SnapshotSpan(self._recorder, Kind.LOAD, step, way[-1][0]) as span,
+                SnapshotSpan(self._recorder, Kind.LOAD, step, way[-1].tier) as span,
                 closing(open_way(self._catalog, way)) as chain,
             ):
                 span.add(sum(link.manifest.stored_bytes for link in chain.links))
-                restored.append(self._load(chain, into, only, framework))
+                loaded.append(load(chain))
 
         for way in ways:
             try:
                 with told_of_need(way):
-                    self._ranks.together(what, lambda way=way: load(way))  # type: ignore[misc]
-                return restored[-1]
+                    self._ranks.together(what, lambda way=way: open_and_load(way))  # type: ignore[misc]
+                return loaded[-1]
             except (FormatError, DataError) as error:
                 if self._ranks.ask_first(what, lambda way=way: self._catalog.was_removed(way)):  # type: ignore[misc]
                     raise Removed(f"the snapshot of step {step} was removed meanwhile: {error}") from error
@@ -251,7 +258,7 @@ class Restorer:
                 self._tell(f"step {step} is read from another copy: {error}")
         raise AssertionError("the last way returns or raises")
 
-    def _ways(self, step: int) -> list[list[tuple[int, int]]]:
+    def _ways(self, step: int) -> list[list[Link]]:
         """Return `Catalog.ways`, and tell of copies that are on none of them; none if they are there no more."""
         copies = self._catalog.copies(step)
         if not copies:

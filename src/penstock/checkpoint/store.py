@@ -627,9 +627,7 @@ class SnapshotStore:
         wanted = None if step is None else _checked_step(step)
         self._finish()
         self._catalog.look()
-        if wanted is not None and wanted not in self._catalog.steps():
-            raise ConfigError(self._catalog.missing(wanted))
-        steps = self._catalog.steps() if wanted is None else [wanted]
+        steps = self._catalog.steps() if wanted is None else [self._catalog.choose(wanted)]
         with Workers(self._threads, "penstock-verify") as workers:
             found = [inspect(self._catalog, one, workers) for one in steps]
         listed = [one for one in found if one is not None]
@@ -650,9 +648,8 @@ class SnapshotStore:
         def on_first() -> builtins.list[int]:
             self._raise_of_drain()
             self._upkeep.open_for_writing()
+            self._catalog.choose(step)
             steps = self._catalog.steps()
-            if step not in steps:
-                raise ConfigError(self._catalog.missing(step))
             if all(
                 step not in restorable(self._catalog.stored(tier)) for tier in range(len(self._catalog.tiers))
             ):

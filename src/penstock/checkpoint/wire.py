@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from penstock.checkpoint.catalog import MOST_LOOKS, Catalog, Removed, open_way
+from penstock.checkpoint.catalog import Catalog, Link, Removed, looking_again, open_way
 from penstock.checkpoint.codecs import decode_block
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, NEEDS_REFERENCE, Kind
 from penstock.checkpoint.loading import Destination, Loading, plan_loading_into
@@ -65,14 +65,11 @@ def messages(
     """
     patterns = None if only is None else only if isinstance(only, str) else list(only)
     sealer = _Sealer()
-    for turn in range(MOST_LOOKS):
-        try:
-            chain, first, way = _opened_way(catalog, from_step, to_step)
-            break
-        except Removed:
-            if look_again is None or turn == MOST_LOOKS - 1:
-                raise
-            to_step = look_again()
+
+    def open_anew(is_again: bool) -> tuple[Chain, int, Sequence[Link]]:
+        return _opened_way(catalog, from_step, look_again() if is_again and look_again else to_step)
+
+    chain, first, way = looking_again(open_anew) if look_again else open_anew(False)
     with closing(chain), _told_if_removed(catalog, way):
         target = chain.manifest
         layouts = [stored.layout for stored in target.tensors]
@@ -101,19 +98,17 @@ def messages(
 
 
 @contextmanager
-def _told_if_removed(catalog: Catalog, way: Sequence[tuple[int, int]]) -> Iterator[None]:
+def _told_if_removed(catalog: Catalog, way: Sequence[Link]) -> Iterator[None]:
     """Have what fails because a snapshot was removed say so, and not that it is damaged."""
     try:
         yield
     except (FormatError, DataError) as error:
         if catalog.was_removed(way):
-            raise Removed(f"the snapshot of step {way[-1][1]} was removed meanwhile: {error}") from error
+            raise Removed(f"the snapshot of step {way[-1].step} was removed meanwhile: {error}") from error
         raise
 
 
-def _opened_way(
-    catalog: Catalog, from_step: int | None, to_step: int
-) -> tuple[Chain, int, Sequence[tuple[int, int]]]:
+def _opened_way(catalog: Catalog, from_step: int | None, to_step: int) -> tuple[Chain, int, Sequence[Link]]:
     """Open the way to a snapshot that sends least, and return it, how many of its links the receiver has, and the way.
 
     Raises: `Removed` if a snapshot on it is there no more.
@@ -121,9 +116,9 @@ def _opened_way(
     found = []
     for way in catalog.ways(to_step):
         # As of the receiver's snapshot, if the way to the other leads through it; else from its beginning.
-        steps = [step for _, step in way]
+        steps = [link.step for link in way]
         first = steps.index(from_step) + 1 if from_step in steps else 0
-        sent = [catalog.manifest(tier, step) for tier, step in way[first:]]
+        sent = [catalog.manifest(link.tier, link.step) for link in way[first:]]
         found.append((sum(manifest.stored_bytes for manifest in sent if manifest), first, way))
     found.sort(key=lambda each: each[0])
     for _, first, way in found:

@@ -172,12 +172,12 @@ class SnapshotWriter:
             with self._upkeep.nothing_goes():
                 plan = decide(self._catalog, self._number, new, self._way, layouts)
                 # Let go of at the end of `write`.
-                self._upkeep.hold(step for _, step in plan.chain)
+                self._upkeep.hold(link.step for link in plan.chain)
             # Not under the lock: a slow tier that hangs must not hold up a save to the fast one.
             try:
                 job.draft = self._tier.begin(folder_of(plan.step), plan.uid)
             except BaseException:
-                self._upkeep.let_go(step for _, step in plan.chain)
+                self._upkeep.let_go(link.step for link in plan.chain)
                 raise
             return plan.write()
 
@@ -191,7 +191,7 @@ class SnapshotWriter:
         if self._ranks.rank == 0 and job.plan is not None:
             if job.draft is not None:
                 job.draft.abort()
-            self._upkeep.let_go(step for _, step in job.plan.chain)
+            self._upkeep.let_go(link.step for link in job.plan.chain)
 
     def write(self, job: Job, workers: Workers) -> Saved:
         """Write a snapshot that has begun; it is durable, checked, and what it replaces is gone when this returns.
@@ -205,7 +205,7 @@ class SnapshotWriter:
             job.waves.give_up()
             workers.close()
             if self._ranks.rank == 0:
-                self._upkeep.let_go(step for _, step in job.plan.chain)
+                self._upkeep.let_go(link.step for link in job.plan.chain)
 
     def _write(self, job: Job, plan: Plan, workers: Workers) -> Saved:
         ranks = self._ranks
@@ -245,7 +245,7 @@ class SnapshotWriter:
             if not isinstance(error, FormatError) or plan.reference is None or job.waves.is_damaged:
                 raise
             # What else is read meanwhile is the reference: it is damaged, and nothing is to refer to it any more.
-            self._catalog.mark_damaged(plan.reference.step, plan.chain[-1][0])
+            self._catalog.mark_damaged(plan.reference.step, plan.chain[-1].tier)
             if (
                 ranks.size > 1
                 or len(pieces) != 1

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
-from penstock.checkpoint.catalog import Catalog, open_way
+from penstock.checkpoint.catalog import Catalog, Link, open_way
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.foreign import INDEX, NUMPY, SAFETENSORS, SINGLE, TORCH, read_state
 from penstock.checkpoint.local import LocalReader, LocalTier
@@ -174,7 +174,7 @@ class StoredSnapshots:
             )
         self.names = [str(step) for step in steps]
         #: Each once, whatever the number of differences to it.
-        self._opened: dict[tuple[int, int], OpenSnapshot] = {}
+        self._opened: dict[Link, OpenSnapshot] = {}
         self._chains: list[Chain] = []
         try:
             for step in steps:

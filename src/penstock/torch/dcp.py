@@ -21,8 +21,8 @@ import secrets
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
+from itertools import chain as chained
 from types import TracebackType
 from typing import Any, Literal
 
@@ -50,7 +50,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from penstock.checkpoint.catalog import Catalog, open_way
+from penstock.checkpoint.catalog import Catalog, Link, looking_again
 from penstock.checkpoint.codecs import DEFAULT
 from penstock.checkpoint.dtypes import dtype_named
 from penstock.checkpoint.local import LocalDraft
@@ -70,6 +70,7 @@ from penstock.checkpoint.recipe import (
     way_of,
     write_part,
 )
+from penstock.checkpoint.restoring import Restorer
 from penstock.checkpoint.saving import Saved
 from penstock.checkpoint.staging import StagingArea, room_of, waves_of
 from penstock.checkpoint.state import Source, flatten, memory_at
@@ -90,7 +91,7 @@ from penstock.checkpoint.tree import (
 )
 from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.writing import Piece
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
 from penstock.policy.keeping import Keep
@@ -221,7 +222,7 @@ class StoreWriter(StorageWriter):
         decided = decide(self._catalog, 0, new_plan(self._step, self._catalog), self._way, layouts)
         self._draft = self._tier.begin(folder_of(self._step), decided.uid)
         self._plan = decided
-        self._upkeep.hold(step for _, step in decided.chain)
+        self._upkeep.hold(link.step for link in decided.chain)
         written = self._plan.write()
         # A rank without tensors writes no part, and parts are numbered through.
         has_part = [any(item.type != WriteItemType.BYTE_IO for item in plan.items) for plan in plans]
@@ -265,12 +266,12 @@ class StoreWriter(StorageWriter):
         waves = waves_of(sources, None if self._holds_reference else _WAVE_BYTES)
         area = self._areas[0]
         area.reserve(max(map(room_of, waves)))
-        pieces = area.copy(waves[0])
+        pieces = area.copy(waves[0]) if len(waves) == 1 else []
 
         def staged() -> Iterator[Sequence[Piece]]:
-            yield pieces
-            for wave in waves[1:]:
-                yield area.copy(wave)
+            # In the same area, wave by wave, each time anew: a codec that looks first has it done twice.
+            for wave in waves:
+                yield pieces if len(waves) == 1 else area.copy(wave)
 
         draft = self._draft or self._tier.begin(folder_of(snapshot.step), snapshot.uid, join=True)
         with Workers(default_coders(), f"penstock-encode-{snapshot.step}") as workers:
@@ -278,7 +279,7 @@ class StoreWriter(StorageWriter):
             with opened_reference(self._catalog, snapshot, held_uid, held) as references:
                 coder = made_coder(
                     self._way.codec,
-                    lambda: (Piece(each.layout, 0, each.tensor().data) for each in sources),
+                    lambda: chained.from_iterable(staged()),
                     references,
                 )
                 made = write_part(draft, snapshot, number, staged(), references, coder, workers)
@@ -318,10 +319,15 @@ class StoreWriter(StorageWriter):
         self._draft = None
         self._catalog.add(0, manifest)
         self._plan = self._step = None
-        self._upkeep.let_go(step for _, step in plan.chain)
+        self._upkeep.let_go(link.step for link in plan.chain)
         seconds = time.monotonic() - self._begin_seconds
-        for number, part in enumerate(manifest.parts):
-            check_part(self._tier, plan, number, part, to_its_end=False)
+        try:
+            for number, part in enumerate(manifest.parts):
+                check_part(self._tier, plan, number, part, to_its_end=False)
+        except (FormatError, DataError):
+            # What comes next must not be a difference to it.
+            self._catalog.mark_damaged(plan.step)
+            raise
         self._upkeep.forget(time.time(), 0)
         reference = plan.reference.step if plan.reference else None
         raw_bytes, stored_bytes = manifest.raw_bytes, manifest.stored_bytes
@@ -334,7 +340,7 @@ class StoreWriter(StorageWriter):
         if self._draft is not None:
             self._draft.abort()
         if self._plan is not None:
-            self._upkeep.let_go(step for _, step in self._plan.chain)
+            self._upkeep.let_go(link.step for link in self._plan.chain)
         self._draft = self._plan = None
 
     def close(self) -> None:
@@ -397,9 +403,14 @@ class StoreReader(StorageReader):
         """
         self._catalog = Catalog([open_tier(folder, storage_options)])
         self._ranks = ranks()
-        #: What rank 0 saw, since the last `reset`; None: nobody looked yet.
-        self._seen: list[tuple[int, int]] | None = None
-        self._way: Sequence[tuple[int, int]] = ()
+        told = quiet(tell if self._ranks.rank == 0 else None)
+        self._restorer = Restorer(self._catalog, self._ranks, default_coders(), None, told)
+        #: As of the last `reset`; None: the snapshot that was saved last.
+        self._checkpoint_id: str | os.PathLike[str] | None = None
+        #: Chosen by it, and not read yet; None: nothing is.
+        self._chosen: int | None = None
+        #: Where what `read_metadata` described is read.
+        self._ways: Sequence[Sequence[Link]] = ()
         #: By fqn, as `read_metadata` found them: arrays and values without arrays.
         self._arrays: dict[str, ArrayLeaf] = {}
         self._plain: dict[str, Any] = {}
@@ -411,37 +422,40 @@ class StoreReader(StorageReader):
         Raises: ConfigError if there is no such snapshot; DataError; WaitTimeout naming ranks that do not come; all of
             that on all ranks.
         """
-        self._seen = self._look(checkpoint_id)
+        self._checkpoint_id = checkpoint_id
+        self._chosen = self._choose()
 
-    def _look(self, checkpoint_id: str | os.PathLike[str] | None) -> list[tuple[int, int]]:
-        """Return what a snapshot is made of, as rank 0 sees it."""
+    def _choose(self, *, is_again: bool = False) -> int:
+        """Look, on rank 0, and return the step of a snapshot that can be opened as far as is seen."""
 
-        def look(steps_of_ranks: list[int | None]) -> list[tuple[int, int]]:
-            self._catalog.look()
-            step = steps_of_ranks[0]
-            if step is None:
-                steps = self._catalog.steps()
-                if not steps:
-                    name = self._catalog.tiers[0].name
-                    raise ConfigError(f"there is no snapshot in {name}: nothing was saved there")
-                step = steps[-1]
-            return self._catalog.ways(step)[0]
+        def choose(steps_of_ranks: list[int | None]) -> int:
+            step = self._restorer.choose(steps_of_ranks[0], is_again=is_again)
+            self._catalog.ways(step)
+            return step
 
-        seen: list[tuple[int, int]] = self._ranks.together(
-            "the choice of a snapshot", lambda: _step_of(checkpoint_id), look
+        chosen: int = self._ranks.together(
+            "the choice of a snapshot", lambda: _step_of(self._checkpoint_id), choose
         )
-        return seen
+        return chosen
 
     def read_metadata(self, *args: Any, **options: Any) -> Metadata:
         """Return what there is: of the snapshot of the last `reset`, else of the one that was saved last.
 
+        All ranks call it. What was removed meanwhile is looked for again.
         Raises: FormatError, DataError; as `reset`, if that was not called.
         """
         # DCP calls `reset` only where it is given a checkpoint_id.
-        self._way = self._look(None) if self._seen is None else self._seen
-        self._seen = None
-        with closing(open_way(self._catalog, self._way)) as chain:
-            return self._metadata(chain)
+        chosen = self._chosen
+
+        def attempt(is_again: bool) -> Metadata:
+            step = self._choose(is_again=is_again) if is_again or chosen is None else chosen
+            self._ways = self._restorer.ways(step)
+            return self._restorer.read(self._ways, self._metadata)
+
+        try:
+            return looking_again(attempt)
+        finally:
+            self._chosen = self._checkpoint_id = None
 
     def _metadata(self, chain: Chain) -> Metadata:
         parts = parts_by_name(chain.manifest)
@@ -491,7 +505,10 @@ class StoreReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what a rank needs; done when it returns. Raises: FormatError naming file and tensor; DataError."""
+        """Read what a rank needs, on all ranks; done when it returns.
+
+        Raises: on all of them, FormatError naming file and tensor; DataError, also if it was removed meanwhile.
+        """
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 # DCP unpickles what it is given: made here, of values that were read as our own JSON.
@@ -499,8 +516,7 @@ class StoreReader(StorageReader):
                 torch.save(self._plain[item.storage_index.fqn], pickled)
                 pickled.seek(0)
                 planner.load_bytes(item, pickled)
-        with closing(open_way(self._catalog, self._way)) as chain:
-            self._read_tensors(chain, plan, planner)
+        self._restorer.read(self._ways, lambda chain: self._read_tensors(chain, plan, planner))
         future: Future[None] = Future()
         future.set_result(None)
         return future
