@@ -112,6 +112,27 @@ def test_neighbours_are_read_together_and_what_is_far_away_is_not_read() -> None
     assert len(file.reads) == 2
 
 
+def test_what_one_thing_needs_at_the_end_of_many_differences_is_not_all_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blocks = [bytes([index]) * 1000 for index in range(200)]
+    reader, _ = part_of(blocks)
+    monkeypatch.setattr(fetching, "_BATCH_BYTES", 10_000)
+
+    def work(thing: int, fetched: Fetched) -> int:
+        assert [fetched.payload(reader, block).tobytes() for block in range(200)] == blocks
+        return fetched.nbytes
+
+    with Workers(2, "test") as workers:
+        read_ahead = list(
+            map_fetched(
+                workers, work, range(5), lambda _: ((reader, block) for block in range(200)), at_once=2
+            )
+        )
+
+    assert read_ahead == [10_000] * 5
+
+
 def test_a_flipped_bit_in_what_was_read_ahead_is_found() -> None:
     reader, file = part_of([b"one" * 50, b"two" * 50])
     file.data[32 + 151] ^= 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,6 +56,26 @@ def test_a_folder_that_vanished_is_named(tmp_path: Path, call: str) -> None:
 
     with pytest.raises(DataError, match=r"store is gone: the folder with the snapshots was moved or removed"):
         CALLS[call](tier)
+
+
+@pytest.mark.parametrize("call", ["folders", "delete", "free_bytes", "sweep", "make"])
+def test_a_folder_that_cannot_be_asked_for_is_named(
+    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of a network file system that came back with other handles."""
+    tier = LocalTier(tmp_path)
+    tier.make()
+    stat = os.stat
+
+    def refuse(path: Any, *those: Any, **named: Any) -> os.stat_result:
+        if str(path).startswith(str(tmp_path)):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return stat(path, *those, **named)
+
+    monkeypatch.setattr(os, "stat", refuse)
+
+    with pytest.raises(DataError, match=rf"{tmp_path}.*: Stale file handle"):
+        getattr(tier, call)(*(["step-1"] if call == "delete" else []))
 
 
 def test_a_rank_that_sees_another_folder_than_rank_0_is_told_so(tmp_path: Path) -> None:

@@ -108,6 +108,8 @@ def map_fetched(
 ) -> Generator[R, None, None]:
     """Yield work(thing, what it needs) of each thing, in their order, while what the next ones need is being read.
 
+    What a thing needs beyond such a piece, as at the end of a long row of differences, is read by `work`.
+
     To be closed by who does not take all of it.
 
     workers: do the work. needs: returns the blocks of a thing, and in which file each is.
@@ -147,6 +149,8 @@ def _batches(
     for thing in things:
         batch.things.append(thing)
         for part, block in needs(thing):
+            if batch.fetched.nbytes >= _BATCH_BYTES:
+                break
             batch.fetched.want(part, block)
         if batch.fetched.nbytes >= _BATCH_BYTES or len(batch.things) >= _BATCH_THINGS:
             yield batch

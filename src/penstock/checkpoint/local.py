@@ -65,7 +65,8 @@ class LocalTier:
 
     def _check_there(self) -> bool:
         """Return whether the folder is there. Raises: DataError if it is not, and was."""
-        is_there = self.path.exists()
+        with _told(self.path):
+            is_there = self.path.exists()
         if self._was_there and not is_there:
             raise DataError(
                 f"{self.path} is gone: the folder with the snapshots was moved or removed meanwhile"
@@ -124,7 +125,9 @@ class LocalTier:
     def delete(self, folder: str) -> None:
         """Remove a snapshot: after a crash on the way it is whole or gone. Raises: FileNotFoundError, DataError."""
         doomed = self.path / f"{_DELETED}{folder}-{secrets.token_hex(4)}"
-        if not (self.path / folder).exists():
+        with _told(self.path / folder):
+            is_there = (self.path / folder).exists()
+        if not is_there:
             raise FileNotFoundError(f"{self.path} holds no snapshot {folder}")
         with _told(self.path / folder):
             (self.path / folder).rename(doomed)
