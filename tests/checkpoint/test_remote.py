@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import secrets
 import subprocess
 import sys
@@ -354,6 +355,22 @@ def test_a_writer_that_is_forgotten_does_not_finish_its_upload(place: str) -> No
     gc.collect()
 
     assert StubbornStore.events == ["begin", "block", "discard"]
+
+
+def test_a_forked_process_that_ends_does_nothing_to_an_upload_of_its_parent(place: str) -> None:
+    StubbornStore.room, StubbornStore.events[:] = 100, []
+    writer = RemoteTier(f"stubborn://{place}").begin("step-1", "a1").create("part")
+    writer.write(BLOCKS)
+
+    child = os.fork()
+    if not child:
+        writer._discard()  # as the interpreter does that ends
+        os._exit(len(StubbornStore.events))
+    _, status = os.waitpid(child, 0)
+    writer.finish()
+
+    assert os.waitstatus_to_exitcode(status) == 2
+    assert StubbornStore.events == ["begin", "block", "finish"]
 
 
 def test_an_interpreter_that_ends_in_the_midst_of_an_upload_gives_it_up(

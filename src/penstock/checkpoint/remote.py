@@ -13,6 +13,7 @@ What an attempt that died left, or is still sending, can so never be taken for p
 from __future__ import annotations
 
 import functools
+import os
 import re
 import weakref
 from collections.abc import Callable, Iterator
@@ -289,7 +290,7 @@ class _RemoteWriter:
             self._file = tier._filesystem.open(path, "wb", block_size=_BLOCK_BYTES)
         # Whoever forgets it: an upload that is collected would be finished, and one that is there when the interpreter
         # ends would wait for a thread that has ended.
-        self._discard = weakref.finalize(self, _discard, self._file)
+        self._discard = weakref.finalize(self, _discard, os.getpid(), self._file)
         #: Some stores want all blocks of an upload equally large; s3fs is told so by an option of this name.
         self._blocks_may_grow = hasattr(self._file, "blocksize") and not getattr(
             tier._filesystem, "fixed_upload_size", False
@@ -417,15 +418,18 @@ def _opened(url: str, options: dict[str, Any]) -> tuple[Any, str]:
     return filesystem, str(root).rstrip("/")
 
 
-def _discard(file: Any) -> None:
+def _discard(process: int, file: Any) -> None:
     """Let go of a driver's file that is being written, without finishing an upload.
 
+    process: whose it is; in one that was forked and ends, nothing may be done to it.
     Whoever does this has an error of their own to tell, or is the garbage collector; what stays, `sweep` removes.
     """
     from fsspec.spec import AbstractBufferedFile
 
     with suppress(Exception):
-        if not isinstance(file, AbstractBufferedFile):
+        if os.getpid() != process:
+            pass
+        elif not isinstance(file, AbstractBufferedFile):
             file.close()
         elif not file.closed:
             file.discard()
