@@ -196,12 +196,30 @@ def test_drain_copies_what_a_training_left_on_its_fast_tier(tmp_path: Path, caps
     told = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("step ") and "drained after" in line for line in told) == 2
     assert run("drain", slow, "--fast", fast) == 0
-    assert "drained" not in capsys.readouterr().out, "all is there"
+    assert capsys.readouterr().out == "nothing to drain\n", "all is there"
 
     assert run("list", slow, "--fast", fast, "--json") == 0
     assert [row["tiers"] for row in json.loads(capsys.readouterr().out)] == [[str(fast), str(slow)]] * 2
     shutil.rmtree(fast)
     assert run("verify", slow) == 0
+
+
+def test_drain_removes_nothing_for_only_the_training_knows_what_it_keeps(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    saved(fast, 4)
+    with SnapshotStore(slow, keep=Keep(last=None), threads=1, report=None) as store:
+        for step in range(1, 8):
+            store.save(step, {"weights": np.zeros(step)}).wait()
+
+    assert run("drain", slow, "--fast", fast) == 0
+    assert sum("drained after" in line for line in capsys.readouterr().out.splitlines()) == 4
+    assert len(list(slow.glob("step-*"))) == 7 + 4
+    assert len(list(fast.glob("step-*"))) == 4
+    assert run("verify", slow) == 0
+    assert run("delete", slow, "--fast", fast, "--step", 7) == 0
+    assert len(list(slow.glob("step-*"))) == 7 + 4 - 1
 
 
 def test_a_snapshot_is_no_store_and_its_store_is_named(

@@ -61,14 +61,15 @@ def _command(kinds: Any, name: str, told: str, run: Any, output: str | None) -> 
 
 
 def open_store(folder: str, fast: Path | None = None, **settings: Any) -> SnapshotStore:
-    """Return a store that exists already.
+    """Return a store that exists already, and that forgets nothing: what stays is for the training to decide.
 
     Raises: ConfigError if there is no such folder, or it is that of a snapshot.
     """
     from penstock.checkpoint.store import SnapshotStore
+    from penstock.policy.keeping import Keep
 
     snapshot_files.check_store(folder, fast)
-    return SnapshotStore(folder, fast=fast, **settings)
+    return SnapshotStore(folder, fast=fast, keep=Keep(last=None), **settings)
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -104,8 +105,16 @@ def _delete(options: argparse.Namespace) -> None:
 
 def _drain(options: argparse.Namespace) -> None:
     rate = None if options.rate is None else parse_rate(options.rate)
-    with open_store(options.folder, options.fast, drain_bytes_per_second=rate, report=print) as store:
+    told: list[str] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        print(line)
+
+    with open_store(options.folder, options.fast, drain_bytes_per_second=rate, report=tell) as store:
         store.drain()
+    if not told:
+        print("nothing to drain")
 
 
 def _difference_to(one: Listed) -> str:
