@@ -76,3 +76,50 @@ def test_states_that_are_equal_are_equal_in_whatever_order_and_place(folder: Pat
 
     assert steps == [1, 1, 1]
     assert len(lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "named"),
+    [
+        (lambda rank: {"step": rank // 2}, "step differs between rank 0 and rank 2"),
+        (lambda rank: {"run": f"run {rank}"}, "run differs between rank 0 and rank 1"),
+        (lambda rank: {"seen": np.arange(3) + rank}, "seen differs between rank 0 and rank 1"),
+        (lambda rank: {"late": True} if rank == 2 else {}, "rank 2 has late, which rank 0 has not"),
+        (lambda rank: {"first": "a"} if rank == 0 else {}, "rank 0 has first, which rank 1 has not"),
+        (lambda rank: {"x": np.ones(3)} if rank == 0 else {}, "rank 0 has x, which rank 1 has not"),
+        (lambda rank: {"x": np.ones(3)} if rank == 1 else {}, "rank 1 has x, which rank 0 has not"),
+        (lambda rank: {"log": {"a": 1} if rank == 1 else {}}, "rank 1 has log/a, which rank 0 has not"),
+    ],
+)
+@pytest.mark.parametrize("has_parts", [False, True], ids=["alone", "beside parts of an array"])
+def test_whatever_else_the_ranks_hold_what_they_do_not_hold_alike_is_named_on_all(
+    folder: Path, own: Any, named: str, has_parts: bool
+) -> None:
+    def state(rank: int) -> dict[str, Any]:
+        parts = {"rows": Shard(np.full(2, float(rank)), (6,), (2 * rank,))} if has_parts else {}
+        return {"model": np.zeros(5), **parts, **own(rank)}
+
+    errors, _ = saved(folder, state)
+
+    for error in errors:
+        assert isinstance(error, ConfigError)
+        assert str(error).startswith(named)
+        assert "per_rank" in str(error)
+    assert not list(folder.glob("step-*"))
+
+
+def test_an_array_that_one_rank_has_whole_and_the_others_in_empty_parts_is_no_difference(
+    folder: Path,
+) -> None:
+    """A small array under FSDP: the first rank has all rows of it, the others none."""
+
+    def state(rank: int) -> dict[str, Any]:
+        own = (lambda array: array if rank == 1 else array[:0])(np.arange(4))
+        return {"ids": Shard(own, (4,), (0,) if rank == 1 else (4,)), "mean": np.array([rank / 2]), "n": 5}
+
+    steps, lines = saved(folder, state)
+
+    assert steps == [1, 1, 1]
+    assert lines[0] == "step 1: mean differs between ranks: kept as one of them has it"
+    with opened(folder) as store:
+        np.testing.assert_array_equal(store.restore()["ids"], np.arange(4))

@@ -22,7 +22,8 @@ _MOST_BYTES = 64 << 10
 _MOST_NAMED = 3
 
 
-#: Of a value: a digest of all of it, and of all but its floats.
+#: Of a value, digests: of what is to be equal; of an array's numbers that are to be; of floats, which may differ. ""
+#: stands for numbers that are not compared.
 Said = Sequence[str]
 
 
@@ -41,14 +42,17 @@ def digests_of(flat: Flat) -> dict[str, Said]:
     for leaf in read_tree(flat.tree, map(_whole, flat.layouts)).leaves:
         if isinstance(leaf, ArrayLeaf):
             # How it lies in the bytes, too: these and the tree may be of different ranks.
-            coarse = full = str(leaf).encode()
+            equal = xxhash.xxh3_64_hexdigest(str(leaf).encode())
+            numbers = floats = ""
             source = arrays.get(leaf.of)
             if source is not None:
-                full += source.tensor().data.tobytes()
-                coarse = coarse if _has_floats(source.layout.dtype.name) else full
+                numbers = xxhash.xxh3_64_hexdigest(source.tensor().data.data)
+                if _has_floats(source.layout.dtype.name):
+                    numbers, floats = "", numbers
+            said[leaf.name] = [equal, numbers, floats]
         else:
-            full, coarse = _text(leaf.value), _text(_without_floats(leaf.value))
-        said[leaf.name] = [xxhash.xxh3_64_hexdigest(full), xxhash.xxh3_64_hexdigest(coarse)]
+            equal = xxhash.xxh3_64_hexdigest(_text(_without_floats(leaf.value)))
+            said[leaf.name] = [equal, "", xxhash.xxh3_64_hexdigest(_text(leaf.value))]
     return said
 
 
@@ -56,17 +60,32 @@ def told_apart(of_ranks: Sequence[dict[str, Said]]) -> str:
     """Return what to say of floats that differ between ranks, or "": they may, as the means of a batch norm do.
 
     of_ranks: what `digests_of` returned on each.
-    Raises: ConfigError naming what else differs.
+    Raises: ConfigError naming what else differs, or is not on all ranks.
     """
     first = of_ranks[0]
     for rank, other in enumerate(of_ranks):
-        wrong = [name for name in first if name not in other or other[name][1] != first[name][1]]
+        for one, names, another, lacking in ((rank, other, 0, first), (0, first, rank, other)):
+            if missing := [name for name in names if name not in lacking]:
+                raise ConfigError(
+                    f"rank {one} has {missing[0] or 'a plain value'}, which rank {another} has not: a state has the "
+                    "same names on all ranks; give what a rank has for itself as per_rank="
+                )
+    # Of an array that one rank has whole and others in parts, which may be empty, there is nothing to compare.
+    whole = [name for name in first if all(other[name][1] for other in of_ranks)]
+    for rank, other in enumerate(of_ranks):
+        wrong = {name for name in first if other[name][0] != first[name][0]}
+        wrong |= {name for name in whole if other[name][1] != first[name][1]}
         if wrong:
             raise ConfigError(
-                f"{_named(wrong)} between rank 0 and rank {rank}, and the state is to be equal on all ranks: give what "
-                "a rank has for itself as per_rank="
+                f"{_named([name for name in first if name in wrong])} between rank 0 and rank {rank}, and the state is "
+                "to be equal on all ranks: give what a rank has for itself as per_rank="
             )
-    floats = [name for name in first if any(other[name] != first[name] for other in of_ranks)]
+    floats = [
+        name
+        for name in first
+        if all(other[name][2] for other in of_ranks)
+        and any(other[name][2] != first[name][2] for other in of_ranks)
+    ]
     return f"{_named(floats)} between ranks: kept as one of them has it" if floats else ""
 
 

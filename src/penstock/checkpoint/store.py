@@ -367,7 +367,10 @@ class SnapshotStore:
         waited_seconds = time.monotonic() - begin_seconds
         flat, own, digests = self._taken_apart(step, state, per_rank)
         held = [*flat.sources, *(own.sources if own else [])]
-        layouts, mine = self._shared(flat, own, step, digests)
+        # What differs in its layout is told first.
+        layouts, mine = self._shared(flat, own, step, [of_layouts for of_layouts, _ in digests])
+        if len({of_values for _, of_values in digests}) > 1:
+            self._compare(step, flat)
         sources = [source for source in held if source.layout in mine]
         cuts = waves_of(sources, self._staging_bytes)
         if len(cuts) > 1:
@@ -473,10 +476,10 @@ class SnapshotStore:
 
     def _taken_apart(
         self, step: int, state: Any, per_rank: Any
-    ) -> tuple[Flat, Flat | None, builtins.list[str]]:
-        """Return what all ranks save, what this one has for itself, and of each rank a digest of the layouts.
+    ) -> tuple[Flat, Flat | None, builtins.list[builtins.list[str]]]:
+        """Return what all ranks save, what this one has for itself, and of each rank digests of layouts and of values.
 
-        Raises: on all ranks, what fails on any; ConfigError if they have not the same.
+        Raises: on all ranks, what fails on any.
         """
         taken: builtins.list[tuple[Flat, Flat | None]] = []
 
@@ -490,11 +493,7 @@ class SnapshotStore:
             return [xxhash.xxh3_128_hexdigest(rows.encode()), digest_of(taken[0][0])]
 
         digests = self._ranks.together(f"the state of step {step}", take_apart)
-        flat, own = taken[0]
-        # Where the layouts differ, too, that is told first.
-        if len({said for _, said in digests}) > 1 and len({layouts for layouts, _ in digests}) == 1:
-            self._compare(step, flat)
-        return flat, own, [layouts for layouts, _ in digests]
+        return *taken[0], digests
 
     def _compare(self, step: int, flat: Flat) -> None:
         """Tell what differs between ranks. Raises: ConfigError, but for floats."""
