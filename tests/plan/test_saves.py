@@ -191,9 +191,9 @@ def test_how_often_a_job_fails_may_be_told_beside_the_word_auto() -> None:
         ("auto", "does not say how often the job fails"),
         ("1000", "write for example '1000 steps', '30 min' or 'auto, a failure every 24 h'"),
         ("often", "'often' is no schedule of saves"),
-        ("0 steps", "unit is 0"),
-        ("0 s", "minutes is 0.0"),
-        ("inf min", "minutes is inf"),
+        ("0 steps", "'0 steps': there is at least 1 step"),
+        ("0 s", "'0 s': the time between saves"),
+        ("inf min", "'inf min': the time between saves"),
         ("auto, a failure every day", "'day' does not begin with a number"),
     ],
 )

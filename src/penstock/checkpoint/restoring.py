@@ -98,7 +98,11 @@ class Restored(Mapping[str, Any]):
         told = [f"{len(self.not_loaded)} not loaded"] if self.not_loaded else []
         told += [f"{len(self.not_found)} not found"] if self.not_found else []
         more = f"; {', '.join(told)}" if told else ""
-        return f"<Restored step {self.step}: {', '.join(map(str, self.state))}{more}>"
+        # Of a store of before a state had to be a mapping, it may be none.
+        parts = (
+            ", ".join(map(str, self.state)) if isinstance(self.state, Mapping) else type(self.state).__name__
+        )
+        return f"<Restored step {self.step}: {parts}{more}>"
 
 
 class Restorer:

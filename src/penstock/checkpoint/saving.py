@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from penstock.checkpoint.arguments import checked_timeout
 from penstock.checkpoint.writing import Piece
 from penstock.errors import DataError, WaitTimeout
 from penstock.units import format_bytes, format_seconds
@@ -234,9 +235,10 @@ class Saving:
     def wait(self, timeout_seconds: float | None = None) -> Saved:
         """Return once the snapshot is durable, checked, and what it replaces is removed.
 
-        Raises: what the save failed with; WaitTimeout if it takes longer than the time-out.
+        Raises: what the save failed with; WaitTimeout if it takes longer than the time-out; ConfigError if
+            that is no time.
         """
-        return self._save.wait(timeout_seconds)
+        return self._save.wait(checked_timeout(timeout_seconds))
 
 
 def outcome_of(saving: Saving) -> Saved | None:

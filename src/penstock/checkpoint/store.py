@@ -6,7 +6,6 @@ import builtins
 import functools
 import json
 import math
-import operator
 import os
 import sys
 import threading
@@ -19,9 +18,19 @@ from typing import Any, Literal
 
 import xxhash
 
-from penstock.checkpoint.catalog import (
-    Catalog,
+from penstock.checkpoint.arguments import (
+    checked_fast,
+    checked_folder,
+    checked_only,
+    checked_options,
+    checked_quantity,
+    checked_recorder,
+    checked_report,
+    checked_schedule,
+    checked_step,
+    taken_apart,
 )
+from penstock.checkpoint.catalog import Catalog
 from penstock.checkpoint.codecs import DEFAULT
 from penstock.checkpoint.draining import Drainer
 from penstock.checkpoint.inspecting import Listed, inspect
@@ -47,7 +56,7 @@ from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
 from penstock.flow.snapshot_spans import SnapshotSpan
-from penstock.plan.saves import SaveCost, SaveSchedule, read_schedule
+from penstock.plan.saves import SaveCost, SaveSchedule
 from penstock.policy.draining import Speeds, encode_first
 from penstock.policy.keeping import Keep, restorable
 from penstock.policy.retention import Scheme
@@ -58,8 +67,6 @@ from penstock.units import parse_bytes, parse_rate
 
 #: The most that part files and the manifest take beside the state's bytes, for a few hundred thousand tensors.
 _TABLES_BYTES = 1 << 20
-#: A manifest and the name of a folder hold no larger one.
-_LARGEST_STEP = 2**63 - 1
 
 
 def tell(line: str) -> None:
@@ -172,6 +179,12 @@ class SnapshotStore:
 
         Raises: ConfigError naming the argument.
         """
+        checked_folder(folder)
+        if fast is not None:
+            checked_fast(fast)
+        checked_options(storage_options)
+        checked_recorder(recorder)
+        timing, telling = checked_schedule(schedule), checked_report(report)
         way = way_of(scheme, snap_dis, codec, kept_mantissa_bits)
         if not isinstance(keep, Keep):
             raise ConfigError(f"keep is {keep!r}; it is a Keep: give Keep(last=3) to keep three")
@@ -181,31 +194,36 @@ class SnapshotStore:
             )
         if reference not in ("memory", "stored"):
             raise ConfigError(f"reference is {reference!r}; it is kept in 'memory' or read as 'stored'")
-        if reference == "memory" and staging_bytes is not None:
+        staging = checked_quantity("staging_bytes", parse_bytes, staging_bytes)
+        room = checked_quantity("fast_bytes", parse_bytes, fast_bytes)
+        drain_rate = checked_quantity("drain_bytes_per_second", parse_rate, drain_bytes_per_second)
+        for name, value in (("staging_bytes", staging), ("threads", threads), ("fast_bytes", room)):
+            if value is not None and not (is_whole(value) and value >= 1):
+                raise ConfigError(f"{name} is {value!r}; give a whole number of at least 1, or None")
+        if reference == "memory" and staging is not None:
             raise ConfigError(
                 "staging_bytes bounds the memory, and reference='memory' keeps a whole state there: "
                 "give reference='stored', or leave staging_bytes out"
             )
-        staging = None if staging_bytes is None else parse_bytes(staging_bytes)
-        room = None if fast_bytes is None else parse_bytes(fast_bytes)
-        for name, value in (("staging_bytes", staging), ("threads", threads), ("fast_bytes", room)):
-            if value is not None and not (is_whole(value) and value >= 1):
-                raise ConfigError(f"{name} is {value!r}; give a whole number of at least 1, or None")
-        if fast is None and (fast_bytes is not None or drain_bytes_per_second is not None):
+        if fast is None and (room is not None or drain_rate is not None):
             raise ConfigError(
                 "fast_bytes and drain_bytes_per_second are of the fast tier: give its folder as fast="
             )
         self._staging_bytes = staging
         self._threads = threads or default_coders()
         self._ranks = (ranks or alone)()
-        self._schedule = read_schedule(schedule) if isinstance(schedule, str) else schedule
+        if not isinstance(self._ranks, Ranks):
+            raise ConfigError(
+                f"ranks returned {self._ranks!r:.80}, which are none: give ranks=ranks_of_this_job"
+            )
+        self._schedule = timing
         #: Of their own, for they decide while a save is under way; where the step alone does not decide.
         self._deciding: Ranks | None = None
         if self._schedule is not None and not self._schedule.is_known_ahead:
             self._deciding = (ranks or alone)()
         self._recorder = recorder
         # No method of the store: what is told by threads must not keep a store alive that nobody has any more.
-        self._told = quiet(report if self._ranks.rank == 0 else None)
+        self._told = quiet(telling if self._ranks.rank == 0 else None)
         main = open_tier(folder, storage_options)
         self._tiers: list[Tier] = [main] if fast is None else [LocalTier(fast), main]
         self._catalog = Catalog(self._tiers)
@@ -238,8 +256,8 @@ class SnapshotStore:
             ]
             capped: Tier = main
             stop = threading.Event()
-            if drain_bytes_per_second is not None:
-                capped = CappedTier(main, parse_rate(drain_bytes_per_second), stop=stop)
+            if drain_rate is not None:
+                capped = CappedTier(main, drain_rate, stop=stop)
             self._drainer = Drainer(
                 self._catalog,
                 self._upkeep,
@@ -279,12 +297,14 @@ class SnapshotStore:
         """Return whether to save now, as the schedule says; on all ranks alike.
 
         step: how many steps the training has done.
-        Raises: ConfigError if the store has no schedule; what the save before failed with, if that is known by now.
+        Raises: ConfigError if the store has no schedule, or this is no step; what the save before failed with, if that
+            is known by now.
         """
         self._check_open()
         schedule = self._schedule
         if schedule is None:
             raise ConfigError('the store has no schedule: give one, such as schedule="1000 steps"')
+        step = checked_step(step)
         since_seconds = time.monotonic() - self._since_seconds
         if self._deciding is None:
             return schedule.is_due(step, since_seconds, self._cost)
@@ -324,6 +344,8 @@ class SnapshotStore:
             if self._keep.last is None and age_seconds is not None and least_seconds > 0.0:
                 stay = math.ceil(age_seconds / least_seconds) + 1
             steps = range(1, 2 * (stay + longest) + 1)
+        elif not isinstance(steps, Sequence) or not all(map(is_whole, steps)):
+            raise ConfigError(f"steps is {steps!r:.80}; give a range or a list of steps, or None")
 
         def check_space(_: Any) -> builtins.list[int]:
             self._raise_of_drain()
@@ -333,7 +355,7 @@ class SnapshotStore:
             return [needed.peak_bytes, needed.kept_bytes, needed.largest_bytes]
 
         needed = SpaceNeeded(
-            *self._ranks.together("the check of space", lambda: flat.append(flatten(state)), check_space)
+            *self._ranks.together("the check of space", lambda: flat.append(taken_apart(state)), check_space)
         )
         sources = flat[0].sources
         cuts = waves_of(sources, self._staging_bytes)
@@ -353,10 +375,11 @@ class SnapshotStore:
         Returns: once the state is copied and may change; `wait()` of it returns once the snapshot is durable.
 
         Raises: ConfigError naming the value of the state that a snapshot does not hold, or that differs between
-            ranks, or if there is a snapshot of this step; what the save before failed with.
+            ranks, or if the state is no mapping, or there is a snapshot of this step; what the save before failed
+            with.
         """
         self._check_open()
-        step = _checked_step(step)
+        step = checked_step(step)
         with SnapshotSpan(self._recorder, Kind.SAVE, step) as span:
             return self._save(step, state, per_rank, span)
 
@@ -486,7 +509,7 @@ class SnapshotStore:
         def take_apart() -> builtins.list[str]:
             self._raise_of_drain()
             own = None if per_rank is None else flatten({f"rank {self._ranks.rank}": per_rank})
-            taken.append((flatten(state), own))
+            taken.append((taken_apart(state), own))
             if self._ranks.size == 1:
                 return ["", ""]
             rows = json.dumps(_rows(*taken[0]))
@@ -578,10 +601,10 @@ class SnapshotStore:
         Raises: ConfigError if there is no such snapshot, naming the nearest, or if `into` does not fit, before
             anything is changed; FormatError naming file and tensor of what is damaged; DataError.
         """
+        wanted, names = None if step is None else checked_step(step), checked_only(only)
         self._finish_saving()
-        wanted = None if step is None else _checked_step(step)
         return self._restorer.restore(
-            wanted, into, only, framework, fallback=fallback, before_looking=self._raise_of_drain
+            wanted, into, names, framework, fallback=fallback, before_looking=self._raise_of_drain
         )
 
     def refresh(
@@ -589,21 +612,23 @@ class SnapshotStore:
     ) -> Iterator[bytes]:
         """Yield messages that turn the tensors of one snapshot into those of another, for `Refresher.apply`.
 
-        from_step: of the tensors as they are; None: nobody knows. to_step: of what they shall be; None: the last.
-        only: names or patterns such as "model/*" of what is sent; None: all.
+        from_step: of the tensors as they are; None: nobody knows. Where no differences lead from there to `to_step`, as
+            from a snapshot that was removed, everything is sent.
+        to_step: of what they shall be; None: the last. only: names or patterns such as "model/*" of what is sent;
+            None: all.
 
-        Raises: ConfigError if there is no such snapshot; FormatError, DataError if one is damaged.
+        Raises: ConfigError if there is no snapshot of `to_step`; FormatError, DataError if one is damaged.
         """
-        begin, end = (None if step is None else _checked_step(step) for step in (from_step, to_step))
+        begin = None if from_step is None else checked_step(from_step, "from_step")
+        end = None if to_step is None else checked_step(to_step, "to_step")
         self._finish()
-        if only is not None and not isinstance(only, str):
-            only = tuple(only)
+        names = checked_only(only)
         chosen = self._restorer.choose(end)
 
         def look_again() -> int:
             return self._restorer.choose(end, is_again=True)
 
-        return messages(self._catalog, begin, chosen, only, look_again)
+        return messages(self._catalog, begin, chosen, names, look_again)
 
     # -- Looking after ---------------------------------------------------------------------------------------
 
@@ -623,7 +648,7 @@ class SnapshotStore:
             it needs what is. What another process removes meanwhile is left out.
         Raises: ConfigError if there is no snapshot of this step.
         """
-        wanted = None if step is None else _checked_step(step)
+        wanted = None if step is None else checked_step(step)
         self._finish()
         self._catalog.look()
         steps = self._catalog.steps() if wanted is None else [self._catalog.choose(wanted)]
@@ -641,7 +666,7 @@ class SnapshotStore:
         Raises: ConfigError if there is no such snapshot; DataError.
         """
         self._check_open()
-        step = _checked_step(step)
+        step = checked_step(step)
         self._finish_saving()
 
         def on_first() -> builtins.list[int]:
@@ -657,6 +682,7 @@ class SnapshotStore:
                     "newest snapshot that can be, and a training goes on from there"
                 )
             later = steps[: steps.index(step) : -1]
+            self._upkeep.check_one(later)
             for one in later:
                 self._upkeep.delete(one)
             return later
@@ -667,7 +693,7 @@ class SnapshotStore:
     def delete(self, step: int) -> None:
         """Remove a snapshot. Raises: ConfigError if there is none, or others are differences to it; DataError."""
         self._check_open()
-        step = _checked_step(step)
+        step = checked_step(step)
         self._finish_saving()
 
         def on_first() -> None:
@@ -771,19 +797,6 @@ def _failure_of(function: Callable[[], None]) -> list[Exception]:
     except Exception as failure:
         return [failure]
     return []
-
-
-def _checked_step(step: Any) -> int:
-    """Return a step that a folder can be named after, of NumPy or not. Raises: ConfigError."""
-    if not isinstance(step, bool):
-        try:
-            number = operator.index(step)
-        except TypeError:
-            pass
-        else:
-            if 0 <= number <= _LARGEST_STEP:
-                return number
-    raise ConfigError(f"step is {step!r}; it must be a whole number from 0 to 2**63 - 1")
 
 
 def _rows(flat: Flat, own: Flat | None) -> list[Any]:

@@ -239,7 +239,10 @@ def read_schedule(text: str, *, mean_seconds_between_failures: float | None = No
     (EverySteps(unit=1000), EveryMinutes(minutes=1.5))
     """
     if steps := _STEPS.fullmatch(text):
-        return EverySteps(int(steps[1].replace(",", "")))
+        unit = int(steps[1].replace(",", "").replace("_", ""))
+        if unit < 1:
+            raise ConfigError(f"{text!r}: there is at least 1 step from one save to the next")
+        return EverySteps(unit)
     if auto := _AUTO.fullmatch(text):
         seconds = mean_seconds_between_failures if auto[1] is None else parse_seconds(auto[1])
         if seconds is None:
@@ -247,6 +250,8 @@ def read_schedule(text: str, *, mean_seconds_between_failures: float | None = No
                 f"{text!r} does not say how often the job fails, on which the best interval depends: write for "
                 "example 'auto, a failure every 24 h'"
             )
+        if not 0.0 < seconds < math.inf:
+            raise ConfigError(f"{text!r}: the time between failures must be above zero and finite")
         return Auto(seconds)
     try:
         seconds = parse_seconds(text)
@@ -255,6 +260,8 @@ def read_schedule(text: str, *, mean_seconds_between_failures: float | None = No
             f"{text!r} is no schedule of saves: write for example '1000 steps', '30 min' or "
             "'auto, a failure every 24 h'"
         ) from None
+    if not 0.0 < seconds / 60.0 < math.inf:
+        raise ConfigError(f"{text!r}: the time between saves must be above zero and finite")
     return EveryMinutes(seconds / 60.0)
 
 

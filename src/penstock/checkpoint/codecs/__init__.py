@@ -31,7 +31,7 @@ def codec_named(name: str) -> Codec:
     """Return a codec. Raises: ConfigError listing the known names."""
     try:
         return _codecs()[name]
-    except KeyError:
+    except (KeyError, TypeError):
         known = ", ".join(_codecs())
         raise ConfigError(f"codec is {name!r}; the known ones are {known}") from None
 

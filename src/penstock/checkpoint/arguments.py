@@ -1,0 +1,146 @@
+"""What callers give, checked where it comes in: an error names the argument, what was given, and what it must be."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from penstock.checkpoint.state import Flat, flatten
+from penstock.errors import ConfigError
+from penstock.flow.recorder import Recorder
+from penstock.plan.saves import SaveSchedule, read_schedule
+
+#: A manifest and the name of a folder hold no larger one.
+_LARGEST_STEP = 2**63 - 1
+
+Value = TypeVar("Value")
+
+
+def checked_step(step: Any, name: str = "step") -> int:
+    """Return a step that a folder can be named after, of NumPy or not. Raises: ConfigError."""
+    if not isinstance(step, bool):
+        try:
+            number = operator.index(step)
+        except TypeError:
+            pass
+        else:
+            if 0 <= number <= _LARGEST_STEP:
+                return number
+    raise ConfigError(f"{name} is {step!r:.80}; it must be a whole number from 0 to 2**63 - 1")
+
+
+def checked_folder(folder: Any, name: str = "folder") -> str:
+    """Return a path, or an address, as text. Raises: ConfigError."""
+    path = os.fspath(folder) if isinstance(folder, (str, os.PathLike)) else None
+    if not isinstance(path, str) or not path:
+        raise ConfigError(
+            f"{name} is {folder!r:.80}; give the path of a folder, such as 'runs/a', or an address such as "
+            "'s3://bucket/runs/a'"
+        )
+    return path
+
+
+def checked_fast(folder: Any) -> str:
+    """Return the path of a folder on a fast tier, as text. Raises: ConfigError."""
+    path = checked_folder(folder, "fast")
+    if "://" in path:
+        raise ConfigError(
+            f"fast is {folder!r:.80}; the fast tier is a folder that every rank sees: give its path, such as "
+            "'/nvme/runs/a', and the address as folder"
+        )
+    return path
+
+
+def checked_quantity(name: str, read: Callable[[Any], Value], value: Any) -> Value | None:
+    """Return what a quantity as people write it is; None is None. read: such as `parse_bytes`. Raises: ConfigError."""
+    try:
+        return None if value is None else read(value)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+
+
+def checked_schedule(schedule: Any) -> SaveSchedule | None:
+    """Return the schedule that is meant. Raises: ConfigError."""
+    if isinstance(schedule, str):
+        return checked_quantity("schedule", read_schedule, schedule)
+    is_one = callable(getattr(schedule, "is_due", None)) and isinstance(
+        getattr(schedule, "is_known_ahead", None), bool
+    )
+    if schedule is not None and not is_one:
+        raise ConfigError(
+            f"schedule is {schedule!r:.80}; write it, such as '1000 steps' or '30 min', or give a value of "
+            "penstock.plan.saves, such as EverySteps(1000), or None"
+        )
+    return schedule  # type: ignore[no-any-return]
+
+
+def checked_report(report: Any) -> Callable[[str], None] | None:
+    """Return what is told lines. Raises: ConfigError."""
+    if report is not None and not callable(report):
+        raise ConfigError(
+            f"report is {report!r:.80}; it is a function that is given a line, such as print, or None"
+        )
+    return report  # type: ignore[no-any-return]
+
+
+def checked_recorder(recorder: Any) -> Recorder | None:
+    """Return the recorder of a trace. Raises: ConfigError."""
+    if recorder is not None and not isinstance(recorder, Recorder):
+        raise ConfigError(
+            f"recorder is {recorder!r:.80}; give that of a trace, such as loader.recorder, or None"
+        )
+    return recorder
+
+
+def checked_options(options: Any) -> Mapping[str, Any] | None:
+    """Return options of a driver. Raises: ConfigError."""
+    if options is not None and not (
+        isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
+    ):
+        raise ConfigError(
+            f"storage_options is {options!r:.80}; give the driver's options by their names, such as "
+            "{'endpoint_url': 'http://...'}, or None"
+        )
+    return options
+
+
+def taken_apart(state: Any) -> Flat:
+    """Take a state to be saved apart, see `flatten`; it has its parts by names. Raises: ConfigError."""
+    flat = flatten(state)
+    if not isinstance(state, Mapping):
+        raise ConfigError(
+            f"state is of type {type(state).__qualname__}; it must be a mapping: name its parts, as in "
+            '{"model": model.state_dict(), "optimizer": optimizer.state_dict()}'
+        )
+    return flat
+
+
+def checked_only(only: Any) -> Iterable[str] | None:
+    """Return names and patterns that can be gone through more than once. Raises: ConfigError."""
+    if only is None or isinstance(only, str):
+        return only  # text is refused where it is known what it could be meant for
+    if isinstance(only, bytes) or not isinstance(only, Iterable):
+        raise ConfigError(
+            f"only is {only!r:.80}; give a list of names or patterns, such as ['model/*'], or None"
+        )
+    return tuple(only)
+
+
+def checked_timeout(timeout_seconds: Any) -> float | None:
+    """Return how long to wait, None: for ever. Raises: ConfigError."""
+    if timeout_seconds is None:
+        return None
+    try:
+        seconds = math.nan if isinstance(timeout_seconds, (str, bytes, bool)) else float(timeout_seconds)
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if not seconds >= 0:
+        raise ConfigError(
+            f"timeout_seconds is {timeout_seconds!r:.80}; give seconds as a number of 0 or more, or None to wait as "
+            "long as it takes"
+        )
+    return None if seconds > threading.TIMEOUT_MAX else seconds

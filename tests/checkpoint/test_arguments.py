@@ -1,0 +1,144 @@
+"""What a caller gives that cannot work is refused where it is given, by the name of the argument and by what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.checkpoint.snapshot_files import opened
+
+from penstock.checkpoint import SnapshotStore
+from penstock.checkpoint.arguments import checked_timeout
+from penstock.checkpoint.state import flatten
+from penstock.errors import ConfigError
+from penstock.flow.recorder import Recorder
+from penstock.plan.saves import EverySteps
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"weight": np.arange(5.0) + step}
+
+
+@pytest.mark.parametrize("wrong", [123, None, b"abc", 1.5, [], ""])
+def test_what_is_no_folder_is_refused_by_its_name(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^folder is .*give the path of a folder"):
+        SnapshotStore(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "rule"),
+    [
+        ("fast", 3, "give the path"),
+        ("fast", b"x", "give the path"),
+        ("fast", "s3://bucket/a", "the address as folder"),
+        ("fast_bytes", "lots", "does not begin with a number"),
+        ("drain_bytes_per_second", "lots", "does not begin with a number"),
+        ("staging_bytes", "lots", "does not begin with a number"),
+        ("staging_bytes", 0, "at least 1"),
+        ("codec", [], "the known ones"),
+        ("schedule", 5, "1000 steps"),
+        ("schedule", EverySteps, "1000 steps"),
+        ("schedule", b"5 steps", "1000 steps"),
+        ("schedule", "0 steps", "'0 steps': there is at least 1 step"),
+        ("schedule", "0 min", "'0 min': the time between saves must be above zero"),
+        ("schedule", "auto, a failure every 0 h", "the time between failures must be above zero"),
+        ("ranks", lambda: 3, "ranks_of_this_job"),
+        ("storage_options", "key", "by their names"),
+        ("storage_options", [], "by their names"),
+        ("recorder", 3, "loader.recorder"),
+        ("report", 3, "print"),
+    ],
+)
+def test_an_argument_that_cannot_work_is_refused_when_the_store_is_made(
+    tmp_path: Path, name: str, wrong: Any, rule: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}\b.*{rule}"):
+        SnapshotStore(tmp_path / "a", **{name: wrong})
+
+    assert not (tmp_path / "a").exists()
+
+
+def test_what_an_argument_may_be_is_taken(tmp_path: Path) -> None:
+    told: list[str] = []
+    ways: list[dict[str, Any]] = [
+        {"schedule": EverySteps(2), "recorder": Recorder(64), "report": told.append, "storage_options": {}},
+        {"schedule": None, "recorder": None, "report": None, "storage_options": None},
+        {"reference": "stored", "staging_bytes": "1 MB", "threads": 1, "schedule": "1_000 steps"},
+    ]
+    for number, way in enumerate(ways):
+        with SnapshotStore(tmp_path / str(number), **way) as store:
+            store.save(1, state(1))
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("wrong", ["a", None, [], 1.5, -1, True])
+def test_whether_a_save_is_due_is_asked_of_a_step(folder: Path, wrong: Any) -> None:
+    with opened(folder, schedule="3 steps") as store:
+        with pytest.raises(ConfigError, match=r"^step is .*whole number"):
+            store.is_due(wrong)
+        assert store.is_due(np.int64(3)) is True  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "text", [], [np.ones(3)], np.ones(3)])
+def test_a_state_that_is_no_mapping_is_refused_and_one_of_before_is_still_read(
+    folder: Path, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(folder) as store:
+        for give in (store.prepare, lambda given: store.save(1, given)):
+            with pytest.raises(
+                ConfigError, match=r"^state is of type .*must be a mapping.*model.state_dict\(\)"
+            ):
+                give(wrong)
+        assert store.list() == []
+        with monkeypatch.context() as before:
+            before.setattr("penstock.checkpoint.store.taken_apart", flatten)
+            store.save(1, wrong).wait()
+
+        restored = store.restore()
+
+        assert repr(restored) == f"<Restored step 1: {type(wrong).__name__}>"
+        np.testing.assert_equal(restored.state, wrong)
+
+
+def test_patterns_that_are_none_are_refused(folder: Path) -> None:
+    with opened(folder) as store:
+        store.save(1, state(1)).wait()
+        asks: list[Callable[[Any], Any]] = [
+            lambda only: store.restore(only=only),
+            lambda only: store.refresh(None, 1, only=only),
+        ]
+        for ask in asks:
+            for wrong in (3, b"weight"):
+                with pytest.raises(ConfigError, match=r"^only is .*list of names"):
+                    ask(wrong)
+
+
+def test_a_refresh_names_which_of_its_steps_is_wrong(folder: Path) -> None:
+    with opened(folder) as store:
+        with pytest.raises(ConfigError, match=r"^from_step is 'a'"):
+            store.refresh("a")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"^to_step is 'b'"):
+            store.refresh(1, "b")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [3, "x", ["a"], [1.5]])
+def test_the_steps_to_prepare_for_are_steps(folder: Path, wrong: Any) -> None:
+    with opened(folder) as store, pytest.raises(ConfigError, match=r"^steps is .*give a range"):
+        store.prepare(state(1), wrong)
+
+
+@pytest.mark.parametrize("wrong", ["3", [], True, -1, float("nan")])
+def test_who_waits_gives_a_time(folder: Path, wrong: Any) -> None:
+    with opened(folder) as store:
+        saving = store.save(1, state(1))
+        with pytest.raises(ConfigError, match=r"^timeout_seconds is .*give seconds"):
+            saving.wait(wrong)
+        assert saving.wait(float("inf")).step == 1
+
+
+def test_a_time_beyond_what_the_system_counts_is_for_ever() -> None:
+    assert checked_timeout(1e300) is None
+    assert checked_timeout(np.float32(0.5)) == 0.5
