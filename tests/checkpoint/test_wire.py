@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Listener
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from penstock.checkpoint.parts import BLOCK
 from penstock.errors import ConfigError, FormatError
 from penstock.policy.retention import Scheme
 
-HEAD = struct.Struct("<8sII")
+HEAD = struct.Struct("<8sII8s")
 RUN = struct.Struct("<III")
 START, BLOCKS, END = 1, 2, 3
 #: More than a block of 131,072 values.
@@ -254,6 +255,24 @@ def test_whichever_way_the_store_keeps_it(folder: Path, scheme: Scheme, codec: s
             assert_same(worker, states[end])
 
 
+def test_a_worker_at_a_step_that_was_removed_or_never_was_gets_everything(folder: Path) -> None:
+    worker = {"weight": np.zeros(3000)}
+    refresher = Refresher(worker)
+    with SnapshotStore(folder, keep=Keep(last=1), scheme="complete", threads=1, report=None) as store:
+        store.save(1, {"weight": np.arange(3000.0)}).wait()
+        refresher.apply(store.refresh(None, 1))
+        for step in (2, 3):
+            store.save(step, {"weight": np.arange(3000.0) + step}).wait()
+        assert [one.step for one in store.list()] == [3]
+
+        for begin in (1, 999):
+            worker["weight"][:] = -1
+            assert refresher.apply(store.refresh(begin, 3)).step == 3
+            assert worker["weight"].tolist() == (np.arange(3000.0) + 3).tolist()
+        with pytest.raises(ConfigError, match="no snapshot of step 999"):
+            store.refresh(3, 999)
+
+
 def test_with_a_burst_buffer_the_differences_of_the_slow_tier_are_sent(folder: Path, tmp_path: Path) -> None:
     with SnapshotStore(folder, fast=tmp_path / "fast", report=None) as store:
         for step in range(2):
@@ -314,6 +333,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[bytes]]:
             "hops": list(store.refresh(0, 2)),
             "hop": list(store.refresh(2, 3)),
             "to the end": list(store.refresh(0, 3)),
+            **{f"again {time}": list(store.refresh(None, 2)) for time in range(10)},
             "expected": [store.restore(step=2, framework="numpy")[name].tobytes() for name in "abc"],
         }
 
@@ -384,16 +404,95 @@ def test_every_flipped_bit_and_every_cut_of_a_message_is_found(sent: dict[str, l
     generator = np.random.default_rng(1)
     for place, message in enumerate(hops):
         for byte in [
-            *range(24),
+            *range(32),
             *range(len(message) - 10, len(message)),
             *generator.integers(0, len(message), 20),
         ]:
             damaged = bytearray(message)
             damaged[byte] ^= 1 << int(generator.integers(8))
             assert_refused(sent, [*hops[:place], bytes(damaged), *hops[place + 1 :]])
-        for cut in (0, 1, 15, 16, 23, 24, len(message) // 2, len(message) - 1):
+        for cut in (0, 1, 23, 24, 31, 32, len(message) // 2, len(message) - 1):
             if cut < len(message):
                 assert_refused(sent, [*hops[:place], message[:cut], *hops[place + 1 :]])
+
+
+def damaged(messages: list[bytes], place: int, byte: int, bit: int) -> list[bytes]:
+    wrong = bytearray(messages[place % len(messages)])
+    wrong[byte % len(wrong)] ^= 1 << bit
+    return [
+        bytes(wrong) if message == place % len(messages) else each for message, each in enumerate(messages)
+    ]
+
+
+#: Which message of a refresh is damaged, and where: often in its head.
+DAMAGES = st.tuples(st.integers(0, 7), st.integers(0, 31) | st.integers(0, 10_000), st.integers(0, 7))
+
+
+@settings(max_examples=150, deadline=None)
+@given(damages=st.lists(DAMAGES, min_size=1, max_size=4), is_tampered=st.booleans())
+def test_a_worker_at_a_queue_gets_over_messages_that_are_left_of_failed_refreshes(
+    sent: dict[str, list[bytes]], damages: list[tuple[int, int, int]], is_tampered: bool
+) -> None:
+    """After each error it asks for everything, which comes behind what is left of the refresh that failed.
+
+    A worker that waits for more than comes stands still for ever: here `get_nowait` raises.
+    """
+    state, refresher = worker_at_0(sent)
+    if is_tampered:
+        state["b"][0] += 1
+    queue: SimpleQueue[bytes] = SimpleQueue()
+
+    def send(messages: list[bytes]) -> None:
+        for message in damaged(messages, *damages.pop(0)) if damages else messages:
+            queue.put(message)
+
+    def received() -> Iterator[bytes]:
+        while True:
+            yield queue.get_nowait()
+
+    send(sent["hops"])
+    errors = 0
+    while not queue.empty():
+        try:
+            assert refresher.apply(received()).step == 2
+        except FormatError:
+            errors += 1
+            send(sent[f"again {errors}"])
+            continue
+        assert [state[name].tobytes() for name in "abc"] == sent["expected"]
+
+    assert refresher.step == 2
+    assert not damages
+
+
+def test_messages_that_are_lost_before_a_queue_are_told_at_the_end_of_the_refresh(
+    sent: dict[str, list[bytes]],
+) -> None:
+    _, refresher = worker_at_0(sent)
+    messages = iter([*sent["hops"][:3], *sent["hops"][4:], *sent["again 1"][1:], *sent["again 2"]])
+
+    with pytest.raises(FormatError, match="message 4 of a refresh came where message 3 should have"):
+        refresher.apply(messages)
+    with pytest.raises(FormatError, match="the first message of a refresh was lost"):
+        refresher.apply(messages)
+
+    assert refresher.apply(messages).step == 2
+    assert not list(messages)
+
+
+def test_a_transport_that_fails_leaves_a_refresh_that_is_passed_over(sent: dict[str, list[bytes]]) -> None:
+    """Such as a time-out in the middle: the rest comes later."""
+    _, refresher = worker_at_0(sent)
+
+    def cut_short() -> Iterator[bytes]:
+        yield from sent["hops"][:3]
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        refresher.apply(cut_short())
+
+    assert refresher.step is None
+    assert refresher.apply([*sent["hops"][3:], *sent["again 1"]]).step == 2
 
 
 def test_a_worker_that_changed_its_weights_is_told_and_gets_everything(
@@ -486,7 +585,7 @@ def sealed(kinds_and_bodies: list[tuple[int, bytes]]) -> list[bytes]:
     """Return messages with right numbers and checksums, whatever is in them."""
     checksum, messages = bytes(8), []
     for number, (kind, body) in enumerate(kinds_and_bodies):
-        head = HEAD.pack(b"PENSTRE1", kind, number)
+        head = HEAD.pack(b"PENSTRE2", kind, number, b"a stream")
         checksum = xxhash.xxh3_64_digest(checksum + head + body)
         messages.append(head + body + checksum)
     return messages

@@ -3,20 +3,22 @@
     trainer                                              inference worker
     for message in store.refresh(100, 120): send(...)    refresher = Refresher(state); refresher.apply(messages)
 
-A message is bytes, for any transport that keeps messages apart and in order: a kind, its number, a body, a checksum
-that also covers the checksum of the message before, so that one which is lost, comes twice, or is of another refresh
-is found before it is applied. The first says from which snapshot to which, and what the tensors are; then blocks come
-as they are in part files, hop by hop along the differences between the two; the last says that all were sent.
+A message is bytes, for any transport that keeps messages apart and in order: a kind, its number, which refresh it is
+of, a body, a checksum that also covers the checksum of the message before, so that one which is lost, comes twice, or
+is of another refresh is found before it is applied. The first says from which snapshot to which, and what the tensors
+are; then blocks come as they are in part files, hop by hop along the differences between the two; the last says that
+all were sent. Which refresh a message is of also tells what is left of one that failed from what was asked for then.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -35,9 +37,10 @@ from penstock.checkpoint.writing import Scratch
 from penstock.errors import ConfigError, DataError, FormatError
 
 _START, _BLOCKS, _END = 1, 2, 3
-#: Magic, kind, number.
-_HEAD = struct.Struct("<8sII")
-_MAGIC = b"PENSTRE1"
+#: Magic, kind, number, and which refresh it is of: drawn for each.
+_HEAD = struct.Struct("<8sII8s")
+_MAGIC = b"PENSTRE2"
+_REFRESH_BYTES = 8
 _CHECKSUM_BYTES = 8
 #: Which tensor, which of its blocks is the first, how many.
 _RUN = struct.Struct("<III")
@@ -57,11 +60,12 @@ def messages(
 ) -> Iterator[bytes]:
     """Yield what turns the tensors of one snapshot into those of another.
 
-    from_step: of what the receiver has; None: nothing that counts. to_step: of what it shall have. only: names or
-        patterns of what is sent; None: all. look_again: returns what to send in place of a snapshot that another
-        process removed before it was opened; None: what there is was looked at just now.
-    Raises: ConfigError if there is no such snapshot, or a pattern fits nothing; FormatError, DataError if one is
-        damaged, or was removed while it was sent.
+    from_step: of what the receiver has; None: nothing that counts; all is sent then, and where no differences lead from
+        there, as from a step that was removed. to_step: of what it shall have. only: names or patterns of what is
+        sent; None: all. look_again: returns what to send in place of a snapshot that another process removed before
+        it was opened; None: what there is was looked at just now.
+    Raises: ConfigError if there is no snapshot of `to_step`, or a pattern fits nothing; FormatError, DataError if one
+        is damaged, or was removed while it was sent.
     """
     patterns = None if only is None else only if isinstance(only, str) else list(only)
     sealer = _Sealer()
@@ -201,16 +205,34 @@ def _joined(rows: Sequence[np.void], payloads: Sequence[Bytes]) -> bytes:
     return np.array(rows, BLOCK).tobytes() + b"".join(payload.data for payload in payloads)
 
 
+class _Head(NamedTuple):
+    """What a message begins with. refresh: which it is of."""
+
+    kind: int
+    number: int
+    refresh: bytes
+
+
+def _head_of(message: bytes) -> _Head | None:
+    """Return what a message begins with, which may be damaged; None if it is not one of ours."""
+    if len(message) < _HEAD.size + _CHECKSUM_BYTES:
+        return None
+    magic, kind, number, refresh = _HEAD.unpack_from(message)
+    return _Head(kind, number, refresh) if magic == _MAGIC else None
+
+
 class _Sealer:
-    """Numbers messages, and chains their checksums."""
+    """Numbers the messages of one refresh, and chains their checksums."""
 
     def __init__(self) -> None:
         self._number = 0
         self._checksum = bytes(_CHECKSUM_BYTES)
+        #: Of what is sent; what is received says itself, and the checksums say that it is all of one.
+        self._refresh = secrets.token_bytes(_REFRESH_BYTES)
 
     def message(self, kind: int, body: bytes) -> bytes:
         """Return the next message."""
-        head = _HEAD.pack(_MAGIC, kind, self._number)
+        head = _HEAD.pack(_MAGIC, kind, self._number, self._refresh)
         self._checksum = _checksum(self._checksum, head, body)
         self._number += 1
         return head + body + self._checksum
@@ -225,9 +247,10 @@ class _Sealer:
             view[_HEAD.size : -_CHECKSUM_BYTES],
             view[-_CHECKSUM_BYTES:],
         )
-        magic, kind, number = _HEAD.unpack(head)
-        if magic != _MAGIC:
+        said = _head_of(message)
+        if said is None:
             raise FormatError("a message is not of a refresh, or of another version of Penstock")
+        kind, number, _ = said
         if number != self._number:
             raise FormatError(
                 f"message {number} of a refresh came where message {self._number} should have: some were lost, came "
@@ -275,6 +298,10 @@ class Refresher:
         self._state = state
         #: Step and uid of the snapshot that the state is of; None: of nobody knows which.
         self._at: tuple[int, str] | None = None
+        #: Whether the last refresh failed: what is left of it may still come.
+        self._has_failed = False
+        #: The refreshes of which messages came since one was applied.
+        self._seen: set[bytes] = set()
 
     @property
     def step(self) -> int | None:
@@ -284,24 +311,48 @@ class Refresher:
     def apply(self, messages: Iterable[bytes]) -> Refreshed:
         """Apply messages in place, as they come; none is taken after the last of the refresh.
 
+        After an error, messages that are left of the refresh that failed are passed over, until the first of another
+        comes.
+
         Raises: FormatError if one is damaged or missing, if they begin at another snapshot than the one that the
             tensors are of, or if the tensors were changed since; ConfigError if what is sent does not fit the state.
             If that is found at the first message, nothing is changed; else the tensors are of no snapshot until
             messages from the beginning (`from_step=None`) are applied.
         """
-        received = iter(messages)
+        try:
+            refreshed = self._apply(iter(messages))
+        except BaseException:  # of the transport, too: what it had no time for comes later
+            self._has_failed = True
+            raise
+        self._has_failed = False
+        self._seen.clear()
+        return refreshed
+
+    def _first(self, received: Iterator[bytes]) -> bytes | None:
+        """Return the first message of a refresh; of one that failed, what is left is passed over. None: at the end."""
+        for message in received:
+            head = _head_of(message)
+            if not self._has_failed or (head is not None and head.number == 0):
+                return message
+            if head is not None and head.kind == _END and head.refresh not in self._seen:
+                raise FormatError("the first message of a refresh was lost or damaged: ask for it again")
+        return None
+
+    def _apply(self, received: Iterator[bytes]) -> Refreshed:
         sealer = _Sealer()
         sent_bytes = 0
 
-        def following() -> tuple[int, memoryview]:
+        def opened(message: bytes | None) -> tuple[int, memoryview]:
             nonlocal sent_bytes
-            message = next(received, None)
             if message is None:
                 raise FormatError("the messages end before the last of the refresh: some were lost")
             sent_bytes += len(message)
+            head = _head_of(message)
+            if head is not None:
+                self._seen.add(head.refresh)
             return sealer.opened(message)
 
-        kind, body = following()
+        kind, body = opened(self._first(received))
         if kind != _START:
             raise FormatError("the messages do not begin with what they are of: some were lost")
         start = _Start(body)
@@ -314,7 +365,7 @@ class Refresher:
         self._at = None
         tensors = _Tensors(start, loading)
         while True:
-            kind, body = following()
+            kind, body = opened(next(received, None))
             if kind == _BLOCKS:
                 tensors.apply(body)
             elif kind == _END and not body and tensors.are_complete:
