@@ -94,8 +94,8 @@ def aside() -> Iterator[ThreadPoolExecutor]:
 def test_a_delete_that_hangs_on_the_slow_tier_holds_up_no_save_to_the_fast_one(
     folder: Path, tmp_path: Path, upkeeps: list[Upkeep], aside: ThreadPoolExecutor
 ) -> None:
-    saved(folder, 3, snap_dis=1)
     saved(tmp_path / "fast", 4, snap_dis=1)
+    shutil.copytree(tmp_path / "fast", folder, ignore=shutil.ignore_patterns("*4"))
     slow = Stuck(folder)
     catalog = Catalog([LocalTier(tmp_path / "fast"), slow])
     upkeep = Upkeep(catalog, Keep(last=1), None)

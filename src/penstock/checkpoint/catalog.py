@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -193,8 +194,39 @@ class Catalog:
             self._damaged = self._damaged | damaged
 
     def copies(self, step: int) -> list[Copy]:
-        """Return the copies of a step's snapshot, the nearest first; none if there is no such snapshot."""
-        return [copy for number in range(len(self.tiers)) if (copy := self._copies.get((step, number)))]
+        """Return the copies of a step's snapshot, the nearest first; none if there is no such snapshot.
+
+        Where the tiers hold different ones, as after a training began anew with another fast folder, those of the one
+        that was saved last.
+        """
+        there = self._there(step)
+        others = _others(there)
+        return [copy for copy in there if copy not in others]
+
+    def others(self, step: int) -> list[Copy]:
+        """Return what lies there of other snapshots of a step than `copies` gives; almost always nothing."""
+        return _others(self._there(step))
+
+    def steps_of_two(self) -> list[int]:
+        """Return the steps of which the tiers hold different snapshots."""
+        return [step for step in self.steps() if self.others(step)]
+
+    def told_of_other(self, step: int) -> str:
+        """Return what to say where another snapshot of a step lies on another tier; "" where none does."""
+        others = self.others(step)
+        if not others:
+            return ""
+        other, this = others[0], next(copy for copy in self.copies(step) if copy.manifest)
+        name = self.tiers[other.tier].name
+        return (
+            f"another snapshot of step {step}, saved {_when(other)}, lies in {name}; the one in "
+            f"{self.tiers[this.tier].name}, saved {_when(this)}, is taken, and the other is no copy of it: "
+            f"`penstock snapshots delete {name} --step {step}` removes it"
+        )
+
+    def _there(self, step: int) -> list[Copy]:
+        copies = self._copies
+        return [copy for number in range(len(self.tiers)) if (copy := copies.get((step, number)))]
 
     def on_tier(self, tier: int) -> list[Copy]:
         """Return a tier's snapshots, in the order in which they were saved."""
@@ -205,7 +237,11 @@ class Catalog:
         # As of one moment: another thread may enter a snapshot at any.
         copies = self._copies.values()
         created = _created_seconds(copies)
-        here = [(copy, created[copy.step]) for copy in copies if copy.tier == tier]
+        here = [
+            (copy, copy.manifest.created_seconds if copy.manifest else created[copy.step])
+            for copy in copies
+            if copy.tier == tier
+        ]
         return sorted(here, key=lambda one: (one[1], one[0].step))
 
     def steps(self) -> list[int]:
@@ -327,7 +363,8 @@ class Catalog:
 
     def _reference(self, where: str, step: int, uid: str, tier: int, preferred: int | None) -> Copy:
         """Return the copy that a difference is to: one that is no difference itself, else of the same tier."""
-        found = [copy for copy in self.copies(step) if copy.manifest and copy.manifest.uid == uid]
+        # Also of a snapshot that is not the one of its step any more, but never another than the one with this uid.
+        found = [copy for copy in self._there(step) if copy.manifest and copy.manifest.uid == uid]
         found.sort(key=lambda copy: (copy.manifest.reference is not None, copy.tier != tier))  # type: ignore[union-attr]
         found.sort(key=lambda copy: preferred is not None and copy.tier != preferred)
         if not found:
@@ -387,6 +424,21 @@ class Catalog:
             f"there is no snapshot of step {step} in {where}: it was never saved, or removed to keep others; "
             f"the nearest are of step {' and '.join(map(str, near))}"
         )
+
+
+def _others(copies: Sequence[Copy]) -> list[Copy]:
+    """Return those of a step's copies that are of another snapshot than the one that was saved last."""
+    known = [(copy.manifest.created_seconds, copy.manifest.uid, copy) for copy in copies if copy.manifest]
+    if len({uid for _, uid, _ in known}) < 2:
+        return []
+    # Of one moment, the nearest.
+    latest_uid = max(known, key=lambda one: one[0])[1]
+    return [copy for _, uid, copy in known if uid != latest_uid]
+
+
+def _when(copy: Copy) -> str:
+    assert copy.manifest is not None, "it was read"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(copy.manifest.created_seconds))
 
 
 def _created_seconds(copies: Iterable[Copy]) -> dict[int, float]:

@@ -58,6 +58,8 @@ class _Snapshot:
         self._workers = workers
         self._report = report
         self._left = deque(catalog.ways(step))
+        if other := catalog.told_of_other(step):
+            report(other)
         self._way = self._left.popleft()
         self.chain = self._open()
 

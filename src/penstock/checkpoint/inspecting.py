@@ -24,8 +24,8 @@ class Listed:
     """A snapshot, as `SnapshotStore.list` tells of it.
 
     condition: "whole", "torn" (a file is missing or ends early), "damaged", or "newer" (written by a later Penstock).
-    why: what is wrong with it, or with a copy of one that is whole elsewhere; or "". reference_step: of the snapshot
-        that it is the difference to, or None.
+    why: what is wrong with it, or with a copy of one that is whole elsewhere, or where another snapshot of its step
+        lies; or "". reference_step: of the snapshot that it is the difference to, or None.
     raw_bytes, stored_bytes: of the state, and of its own files; 0 where nobody can say.
     kept_mantissa_bits: to which its floats were cut, None where nothing was. tiers: where it is. broken_tiers: those
         of them whose copy was found to be damaged, or cannot be read.
@@ -127,6 +127,7 @@ def _listed(catalog: Catalog, step: int, judged: Sequence[Judged]) -> Listed:
         fine = [names[copy.tier] for copy, fault in judged if fault is None]
         told = "; ".join(f"{name}: {fault}" for name, fault in broken.items())
         why = f"whole on {', '.join(fine)}, damaged on {told}"
+    why = "; ".join(filter(None, (why, catalog.told_of_other(step))))
     return Listed(
         step,
         condition,

@@ -148,7 +148,7 @@ def decide(catalog: Catalog, tier: int, new: Plan, way: Way, layouts: Iterable[L
     newer = catalog.newer_format()
     if newer is not None:
         raise newer
-    if any(copy.tier == tier for copy in catalog.copies(new.step)):
+    if any(copy.tier == tier for copy in (*catalog.copies(new.step), *catalog.others(new.step))):
         raise ConfigError(catalog.there_already(new.step))
     found = _reference(catalog, tier, new, way)
     if found is None:
@@ -157,7 +157,7 @@ def decide(catalog: Catalog, tier: int, new: Plan, way: Way, layouts: Iterable[L
     why_whole = _changed(reference, set(layouts))
     if why_whole:
         return replace(new, why_whole=why_whole)
-    chain = _good_way(catalog, reference.step)
+    chain = _good_way(catalog, reference)
     if chain is None:
         return replace(new, why_whole=f"step {reference.step} cannot be read")
     since_bytes = (*before.since_bytes, before.stored_bytes)
@@ -166,10 +166,10 @@ def decide(catalog: Catalog, tier: int, new: Plan, way: Way, layouts: Iterable[L
     )
 
 
-def _good_way(catalog: Catalog, step: int) -> tuple[Link, ...] | None:
+def _good_way(catalog: Catalog, reference: Manifest) -> tuple[Link, ...] | None:
     """Return the nearest way to a snapshot on which nothing is known to be damaged; None if there is none."""
     try:
-        ways = catalog.ways(step)
+        ways = [way for way in catalog.ways(reference.step) if way[-1].uid == reference.uid]
     except (FormatError, DataError):
         return None
     damaged = {
@@ -210,7 +210,10 @@ def _reference(catalog: Catalog, tier: int, new: Plan, way: Way) -> tuple[Manife
     known = [
         copy.manifest
         for copy in catalog.on_tier(tier)
-        if copy.manifest and copy.step in whole and copy.manifest.created_seconds <= new.created_seconds
+        if copy.manifest
+        and copy.step in whole
+        and copy.manifest.created_seconds <= new.created_seconds
+        and copy in catalog.copies(copy.step)  # else there is a later one of this step, and it may be deleted
     ]
     if not known or known[-1].codec != way.codec:
         return None

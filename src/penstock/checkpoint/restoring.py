@@ -271,6 +271,8 @@ class Restorer:
         for copy in copies:
             if copy.fault is not None:
                 self._tell(f"step {step} is read from another copy: {copy.fault}")
+        if other := self._catalog.told_of_other(step):
+            self._tell(other)
         return ways
 
     def _load(

@@ -19,7 +19,7 @@ from penstock.checkpoint.recipe import Way
 from penstock.checkpoint.tier import Tier
 from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.policy.draining import TwoTiers, admit, to_drain, to_forget_fast, to_forget_slow
-from penstock.policy.keeping import Keep, dependents, to_forget
+from penstock.policy.keeping import Keep, StoredSnapshot, dependents, to_forget
 from penstock.policy.space import MOST_SHARE, SpaceNeeded, check_space, space_needed
 from penstock.units import format_bytes
 
@@ -100,6 +100,8 @@ class Upkeep:
         self._gone = threading.Condition(self._deciding)
         self._locks: list[WriterLock] = []
         self._is_open = False
+        #: Of which was told that they are not drained, for other snapshots of their steps lie there.
+        self._told_apart: set[int] = set()
         #: How many times each step is held.
         self._held: Counter[int] = Counter()
 
@@ -124,6 +126,14 @@ class Upkeep:
                 self.close()
                 raise
             self._is_open = True
+        self._tell_of_two()
+
+    def _tell_of_two(self) -> None:
+        """Tell which steps are of different snapshots on the two tiers: nothing is done about it unasked."""
+        steps = self._catalog.steps_of_two()
+        if steps:
+            more = f"; the same of step {', '.join(map(str, steps[1:]))}" if steps[1:] else ""
+            self._report(f"{self._catalog.told_of_other(steps[0])}{more}")
 
     def hold(self, steps: Iterable[int]) -> None:
         """Have the snapshots of these steps stay until they are let go of."""
@@ -193,7 +203,7 @@ class Upkeep:
             )
             if self._fast_bytes is not None:
                 capacity_bytes = min(capacity_bytes, self._fast_bytes)
-            admission = admit(tiers, capacity_bytes, new_bytes, in_use=self._in_use)
+            admission = admit(tiers, capacity_bytes, new_bytes, in_use=self._staying())
             if not admission.to_fast:
                 undrained_bytes = sum(
                     nbytes for step, nbytes in tiers.fast_bytes.items() if step not in tiers.on_slow
@@ -224,8 +234,9 @@ class Upkeep:
                 going = self._catalog.take_out(0, gone)
             else:
                 # Each tier by what its own copies need: a difference on the slow one is whole on the fast one.
-                slow = to_forget_slow(self._tiers(nearest=1), self._keep, now_seconds, in_use=self._in_use)
-                fast = to_forget_fast(self._tiers(nearest=0), self._keep, now_seconds, in_use=self._in_use)
+                staying = self._staying()
+                slow = to_forget_slow(self._tiers(nearest=1), self._keep, now_seconds, in_use=staying)
+                fast = to_forget_fast(self._tiers(nearest=0), self._keep, now_seconds, in_use=staying)
                 going = self._catalog.take_out(0, fast)
                 going += self._catalog.take_out(1, slow) if tier else []
         self._remove(going)
@@ -235,9 +246,19 @@ class Upkeep:
         if len(self._catalog.tiers) == 1:
             return None
         with self._deciding:
-            step = next(iter(to_drain(self._tiers(nearest=0), self._keep, now_seconds)), None)
+            waiting = to_drain(self._tiers(nearest=0), self._keep, now_seconds)
+            # In its place lies another snapshot, which nobody said may go.
+            apart = [step for step in waiting if self._catalog.others(step)]
+            step = next((step for step in waiting if step not in apart), None)
             self.hold([] if step is None else [step])
-            return step
+            new = [step for step in apart if step not in self._told_apart]
+            self._told_apart.update(new)
+        for other in new:
+            self._report(
+                f"step {other}: NOT drained: {self._catalog.told_of_other(other)}, "
+                "or give the folder that it came from as fast="
+            )
+        return step
 
     def delete(self, step: int) -> None:
         """Remove all copies of a snapshot.
@@ -249,6 +270,7 @@ class Upkeep:
             copies = self._catalog.copies(step)
             if not copies:
                 raise ConfigError(self._catalog.missing(step))
+            self.check_one([step])
             if step in self._in_use:
                 raise ConfigError(
                     f"step {step} cannot be deleted while it is drained, or another as a difference to it: wait for "
@@ -263,6 +285,20 @@ class Upkeep:
                     )
             going = [one for copy in copies for one in self._catalog.take_out(copy.tier, [step])]
         self._remove(going)
+
+    def check_one(self, steps: Iterable[int]) -> None:
+        """Raise ConfigError if the tiers hold different snapshots of a step: nobody said which is to go."""
+        for step in steps:
+            others = self._catalog.others(step)
+            if others:
+                names = [
+                    self._catalog.tiers[copy.tier].name for copy in (*self._catalog.copies(step), *others)
+                ]
+                ways = " or ".join(f"`penstock snapshots delete {name} --step {step}`" for name in names)
+                raise ConfigError(
+                    f"{' and '.join(names)} hold different snapshots of step {step}, and neither is deleted with the "
+                    f"other: delete the one that is to go from its own folder, with {ways}"
+                )
 
     def replace_damaged(self, step: int) -> None:
         """Remove the snapshot of a step, and those that are differences to it, if all its copies are known damaged.
@@ -312,6 +348,15 @@ class Upkeep:
     def _in_use(self) -> list[int]:
         return [step for step, times in self._held.items() if times > 0]
 
+    def _staying(self) -> set[int]:
+        """Return the steps whose copies stay whatever the rules say: who would go by number may be another snapshot."""
+        staying = set(self._in_use)
+        for step in self._catalog.steps_of_two():
+            staying.add(step)
+            for tier in range(len(self._catalog.tiers)):
+                staying.update(dependents(self._catalog.stored(tier), step))
+        return staying
+
     def _remove(self, going: Sequence[Copy]) -> None:
         """Remove the folders of copies that were taken out, in this order; not under the lock.
 
@@ -337,15 +382,31 @@ class Upkeep:
         fast = {one.step: one for one in self._catalog.stored(0)}
         slow = {one.step: one for one in self._catalog.stored(1)}
         first, second = (fast, slow) if nearest == 0 else (slow, fast)
+        #: Where another snapshot of the step lies on one of the two: the tier of the one that counts.
+        taken = {step: self._catalog.copies(step)[0].tier for step in self._catalog.steps_of_two()}
+
+        def counting(step: int) -> StoredSnapshot:
+            if step in taken and step in fast and step in slow:
+                return (fast, slow)[taken[step]][step]
+            return (
+                first[step]
+                if step in first and (first[step].is_whole or step not in second)
+                else second[step]
+            )
+
         merged = [
-            first[step] if step in first and (first[step].is_whole or step not in second) else second[step]
+            counting(step)
             for step in self._catalog.steps()
             if step in first or step in second  # else it was committed just now
         ]
         return TwoTiers(
             tuple(merged),
             {step: one.stored_bytes for step, one in fast.items()},
-            frozenset(step for step, one in slow.items() if one.is_whole or step not in fast),
+            frozenset(
+                step
+                for step, one in slow.items()
+                if taken.get(step, 1) == 1 and (one.is_whole or step not in fast)
+            ),
         )
 
     def close(self) -> None:
