@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from tests.checkpoint.snapshot_files import opened
 
-from penstock.checkpoint import SnapshotStore
+from penstock.checkpoint import AutoDistance, Shard, SnapshotStore, StopOnSignal, set_random_state
 from penstock.checkpoint.arguments import checked_timeout
 from penstock.checkpoint.state import flatten
 from penstock.errors import ConfigError
@@ -142,3 +143,61 @@ def test_who_waits_gives_a_time(folder: Path, wrong: Any) -> None:
 def test_a_time_beyond_what_the_system_counts_is_for_ever() -> None:
     assert checked_timeout(1e300) is None
     assert checked_timeout(np.float32(0.5)) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("whole", "offsets"), [(4, 0), ("ab", "cd"), (None, None), ((4.5, 3), (0, 0)), ((4, "3"), (0, 0))]
+)
+def test_a_shard_says_which_numbers_it_needs(whole: Any, offsets: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^whole of a Shard is .*give 2 whole numbers"):
+        Shard(np.zeros((2, 3)), whole, offsets)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "rule"),
+    [
+        ("grace_seconds", True, "give the seconds"),
+        ("signals", 3, r"\[signal.SIGTERM\]"),
+        ("signals", "SIGTERM", r"\[signal.SIGTERM\]"),
+        ("signals", ["SIGTERM"], r"\[signal.SIGTERM\]"),
+        ("signals", [999], r"\[signal.SIGTERM\]"),
+        ("signals", [signal.SIGKILL], r"\[signal.SIGTERM\]"),
+        ("signals", None, r"\[signal.SIGTERM\]"),
+        ("report", 3, "print"),
+    ],
+)
+def test_what_stops_on_a_signal_is_refused_before_it_is_entered(name: str, wrong: Any, rule: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name} is .*{rule}"):
+        StopOnSignal(**({"grace_seconds": 3} | {name: wrong}))
+
+
+def test_what_stops_on_a_signal_is_entered_once() -> None:
+    stop = StopOnSignal(grace_seconds=3)
+    with stop:
+        pass
+    with pytest.raises(ConfigError, match="make another"), stop:
+        pass
+
+
+@pytest.mark.parametrize("wrong", [None, 3, [], "text", {3: 1}])
+def test_what_is_no_state_of_generators_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^state is .*random_state"):
+        set_random_state(wrong)
+    with pytest.raises(ConfigError, match=r'"cuda" is of type int'):
+        set_random_state({"cuda": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("restore_ratio", "x"),
+        ("restore_ratio", []),
+        ("most", "x"),
+        ("most", 1.5),
+        ("most", True),
+        ("useful_bytes", True),
+    ],
+)
+def test_a_distance_is_told_by_numbers(name: str, wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name} is "):
+        AutoDistance(**{name: wrong})

@@ -796,3 +796,31 @@ def test_async_save_in_a_process_of_its_own_goes_on_with_differences(tmp_path: P
     assert steps_in(tmp_path / "store") == {1: None, 2: 1, 3: 2}
     with SnapshotStore(tmp_path / "store", report=None) as store:
         assert torch.equal(store.restore()["w"], torch.arange(1000.0) + 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("folder", 3),
+        ("keep", 3),
+        ("reference", "disk"),
+        ("ranks", 3),
+        ("ranks", lambda: None),
+        ("storage_options", "key"),
+        ("report", 3),
+    ],
+)
+def test_a_wrong_argument_of_a_writer_is_refused_by_its_name(tmp_path: Path, name: str, wrong: Any) -> None:
+    arguments = {"folder": tmp_path} | {name: wrong}
+    with pytest.raises(ConfigError, match=rf"^{name}\b"):
+        StoreWriter(**arguments)
+    if name in ("folder", "ranks", "storage_options"):
+        with pytest.raises(ConfigError, match=rf"^{name}\b"):
+            StoreReader(**arguments)
+
+
+@pytest.mark.parametrize("wrong", [3.5, True, b"12", "last"])
+def test_a_checkpoint_id_that_names_no_step_is_refused(tmp_path: Path, wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^checkpoint_id is "):
+        StoreReader(tmp_path).reset(wrong)
+    assert not StoreReader.validate_checkpoint_id(wrong)

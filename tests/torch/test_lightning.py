@@ -367,3 +367,8 @@ def test_names_on_other_machines_and_storage_options_are_refused(
         snapshots.save_checkpoint(checkpoint(1), tmp_path / "1.ckpt", storage_options={})
     with pytest.raises(FileNotFoundError):
         snapshots.load_checkpoint(tmp_path / "absent.ckpt")
+
+
+def test_what_is_no_store_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^store is 'runs/a'; it is a SnapshotStore"):
+        SnapshotIO("runs/a")  # type: ignore[arg-type]

@@ -188,3 +188,10 @@ def test_a_trainer_that_shards_its_state_is_refused(make: Callable[..., Trainer]
 
     with pytest.raises(ConfigError, match="FSDP"):
         SnapshotCallback(trainer, open_store("1 steps"))
+
+
+def test_what_is_no_store_or_no_trainer_is_refused(make: Callable[..., Trainer], open_store: Open) -> None:
+    with pytest.raises(ConfigError, match=r"^store is 'runs/a'; it is a SnapshotStore"):
+        SnapshotCallback(make(), "runs/a")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^trainer is 3"):
+        SnapshotCallback(3, open_store("2 steps"))  # type: ignore[arg-type]

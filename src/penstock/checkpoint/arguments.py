@@ -7,12 +7,14 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+from penstock.checkpoint.ranks import Ranks
 from penstock.checkpoint.state import Flat, flatten
 from penstock.errors import ConfigError
 from penstock.flow.recorder import Recorder
 from penstock.plan.saves import SaveSchedule, read_schedule
+from penstock.policy.keeping import Keep
 
 #: A manifest and the name of a folder hold no larger one.
 _LARGEST_STEP = 2**63 - 1
@@ -76,6 +78,32 @@ def checked_schedule(schedule: Any) -> SaveSchedule | None:
             "penstock.plan.saves, such as EverySteps(1000), or None"
         )
     return schedule  # type: ignore[no-any-return]
+
+
+def checked_keep(keep: Any) -> Keep:
+    """Return which snapshots stay. Raises: ConfigError."""
+    if not isinstance(keep, Keep):
+        raise ConfigError(f"keep is {keep!r:.80}; it is a Keep: give Keep(last=3) to keep three")
+    return keep
+
+
+def checked_reference(reference: Any) -> Literal["memory", "stored"]:
+    """Return where the reference is. Raises: ConfigError."""
+    if reference not in ("memory", "stored"):
+        raise ConfigError(f"reference is {reference!r:.80}; it is kept in 'memory' or read as 'stored'")
+    return reference  # type: ignore[no-any-return]
+
+
+def made_ranks(make: Any) -> Ranks:
+    """Return the ranks that a function makes. Raises: ConfigError."""
+    if not callable(make):
+        raise ConfigError(
+            f"ranks is {make!r:.80}; it is a function that returns them: give ranks=ranks_of_this_job, not called"
+        )
+    ranks = make()
+    if not isinstance(ranks, Ranks):
+        raise ConfigError(f"ranks returned {ranks!r:.80}, which are none: give ranks=ranks_of_this_job")
+    return ranks
 
 
 def checked_report(report: Any) -> Callable[[str], None] | None:

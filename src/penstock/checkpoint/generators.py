@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,10 +37,20 @@ def set_random_state(state: dict[str, Any]) -> None:
 
     Raises: ConfigError if it is no such state, or one of more CUDA devices than there are; nothing is set then.
     """
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise ConfigError(
+            f"state is of type {type(state).__qualname__}; it must be what `random_state` returned: give for example "
+            'restored["random"]'
+        )
     if "torch" in state or "cuda" in state:
         import torch
 
-        devices, there = len(state.get("cuda", ())), torch.cuda.device_count()
+        of_devices = state.get("cuda", ())
+        if not isinstance(of_devices, Sequence):
+            raise ConfigError(
+                f'this is no state of random generators: "cuda" is of type {type(of_devices).__qualname__}'
+            )
+        devices, there = len(of_devices), torch.cuda.device_count()
         if devices > there:
             raise ConfigError(
                 f'the random state is of {devices} CUDA devices and here are {there}: take "cuda" out of it to set the '

@@ -9,11 +9,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from penstock.checkpoint.agreement import Letters, StopAgreement
+from penstock.checkpoint.arguments import checked_report
 from penstock.checkpoint.mail import TIMEOUT_SECONDS, Mail, mail_of_this_job, pause_seconds
 from penstock.checkpoint.ranks import named_ranks
 from penstock.errors import ConfigError, RankError, WaitTimeout
@@ -27,6 +28,8 @@ PAUSES_PER_LOOK = 20
 #: A signal that comes again within this is the same request, delivered twice: by the scheduler to every process and
 #: by the launcher to its children.
 REPEAT_SECONDS = 3.0
+
+_NEVER_HANDLED = (signal.SIGKILL, signal.SIGSTOP)
 
 
 class StopOnSignal:
@@ -62,16 +65,22 @@ class StopOnSignal:
         report: Callable[[str], None] | None = None,
         mail: Mail | None = None,
     ) -> None:
-        if not (isinstance(grace_seconds, (int, float)) and grace_seconds > 0):
+        is_number = isinstance(grace_seconds, (int, float)) and not isinstance(grace_seconds, bool)
+        if not (is_number and grace_seconds > 0):
             raise ConfigError(
                 f"grace_seconds is {grace_seconds!r}; a snapshot takes time: give the seconds that your scheduler "
                 "leaves between the signal and the end"
             )
-        if not signals:
-            raise ConfigError("signals is empty; name at least one, such as signal.SIGTERM")
+        given = tuple(signals) if isinstance(signals, Iterable) else ()
+        known = [number for number in signal.valid_signals() if number not in _NEVER_HANDLED]
+        if not given or any(number not in known for number in given):
+            raise ConfigError(
+                f"signals is {signals!r:.80}; name at least one that a process may handle, in a list: "
+                "[signal.SIGTERM]"
+            )
         self._grace_seconds = grace_seconds
-        self._signals = tuple(signals)
-        self._report = report or _print
+        self._signals = given
+        self._report = checked_report(report) or _print
         self._mail = mail or mail_of_this_job()
         # Others wait longer than rank 0, so that it can tell them who is missing.
         self._patience_seconds = min(TIMEOUT_SECONDS, grace_seconds / 2) * (1 if self._mail.rank == 0 else 2)
@@ -124,7 +133,7 @@ class StopOnSignal:
 
     def __enter__(self) -> Self:
         if self._process is not None:
-            raise AssertionError("a StopOnSignal is entered once; make another for another loop")
+            raise ConfigError("a StopOnSignal is entered once: make another for another loop")
         if threading.current_thread() is not threading.main_thread():
             raise ConfigError(
                 "StopOnSignal is entered in a thread; only a process's main thread may handle signals"

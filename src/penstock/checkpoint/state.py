@@ -14,6 +14,7 @@ the same, bit for bit, but for this:
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -89,11 +90,14 @@ class Shard:
         if not is_array(self.array) or shape is None:
             raise ConfigError(f"a Shard is of {told_type(self.array)}; it must be a tensor or a NumPy array")
         for name in ("whole", "offsets"):
-            numbers = tuple(int(number) for number in getattr(self, name))
-            if len(numbers) != len(shape) or min(numbers, default=0) < 0:
+            try:
+                numbers = tuple(map(operator.index, getattr(self, name)))
+            except TypeError:
+                numbers = None
+            if numbers is None or len(numbers) != len(shape) or min(numbers, default=0) < 0:
                 raise ConfigError(
-                    f"{name} of a Shard is {numbers}; its array has the shape {tuple(shape)}: give {len(shape)} "
-                    "numbers of 0 or more"
+                    f"{name} of a Shard is {getattr(self, name)!r:.80}; its array has the shape {tuple(shape)}: "
+                    f"give {len(shape)} whole numbers of 0 or more"
                 )
             object.__setattr__(self, name, numbers)
         if any(

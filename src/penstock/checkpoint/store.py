@@ -21,13 +21,16 @@ import xxhash
 from penstock.checkpoint.arguments import (
     checked_fast,
     checked_folder,
+    checked_keep,
     checked_only,
     checked_options,
     checked_quantity,
     checked_recorder,
+    checked_reference,
     checked_report,
     checked_schedule,
     checked_step,
+    made_ranks,
     taken_apart,
 )
 from penstock.checkpoint.catalog import Catalog
@@ -186,14 +189,8 @@ class SnapshotStore:
         checked_recorder(recorder)
         timing, telling = checked_schedule(schedule), checked_report(report)
         way = way_of(scheme, snap_dis, codec, kept_mantissa_bits)
-        if not isinstance(keep, Keep):
-            raise ConfigError(f"keep is {keep!r}; it is a Keep: give Keep(last=3) to keep three")
-        if ranks is not None and not callable(ranks):
-            raise ConfigError(
-                f"ranks is {ranks!r}; it is a function that returns them: give ranks=ranks_of_this_job, not called"
-            )
-        if reference not in ("memory", "stored"):
-            raise ConfigError(f"reference is {reference!r}; it is kept in 'memory' or read as 'stored'")
+        checked_keep(keep)
+        checked_reference(reference)
         staging = checked_quantity("staging_bytes", parse_bytes, staging_bytes)
         room = checked_quantity("fast_bytes", parse_bytes, fast_bytes)
         drain_rate = checked_quantity("drain_bytes_per_second", parse_rate, drain_bytes_per_second)
@@ -211,16 +208,12 @@ class SnapshotStore:
             )
         self._staging_bytes = staging
         self._threads = threads or default_coders()
-        self._ranks = (ranks or alone)()
-        if not isinstance(self._ranks, Ranks):
-            raise ConfigError(
-                f"ranks returned {self._ranks!r:.80}, which are none: give ranks=ranks_of_this_job"
-            )
+        self._ranks = made_ranks(alone if ranks is None else ranks)
         self._schedule = timing
         #: Of their own, for they decide while a save is under way; where the step alone does not decide.
         self._deciding: Ranks | None = None
         if self._schedule is not None and not self._schedule.is_known_ahead:
-            self._deciding = (ranks or alone)()
+            self._deciding = made_ranks(alone if ranks is None else ranks)
         self._recorder = recorder
         # No method of the store: what is told by threads must not keep a store alive that nobody has any more.
         self._told = quiet(telling if self._ranks.rank == 0 else None)

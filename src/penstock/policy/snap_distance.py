@@ -43,14 +43,14 @@ class AutoDistance:
     useful_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if not 2.0 <= self.restore_ratio < math.inf:
+        is_number = isinstance(self.restore_ratio, (int, float))
+        if not is_number or not 2.0 <= self.restore_ratio < math.inf:
             raise ConfigError(
-                f"restore_ratio is {self.restore_ratio}; a baseline and one difference can take 2: give that or more"
+                f"restore_ratio is {self.restore_ratio!r}; a baseline and one difference can take 2: give that or more"
             )
         _check_distance("most", self.most)
-        if self.useful_bytes is not None and not (
-            isinstance(self.useful_bytes, int) and self.useful_bytes >= 1
-        ):
+        is_whole = isinstance(self.useful_bytes, int) and not isinstance(self.useful_bytes, bool)
+        if self.useful_bytes is not None and not (is_whole and self.useful_bytes >= 1):
             raise ConfigError(
                 f"useful_bytes is {self.useful_bytes!r}; it must be a whole number of at least one byte, or None"
             )
@@ -184,5 +184,7 @@ def best_snap_dis(
 
 
 def _check_distance(field: str, value: int) -> None:
-    if value < 1:
-        raise ConfigError(f"{field} is {value}; the first of at least 1 snapshots is a baseline")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(
+            f"{field} is {value!r}; the first of at least 1 snapshots is a baseline: give a whole number"
+        )

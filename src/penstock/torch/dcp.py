@@ -50,6 +50,14 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from penstock.checkpoint.arguments import (
+    checked_folder,
+    checked_keep,
+    checked_options,
+    checked_reference,
+    checked_report,
+    made_ranks,
+)
 from penstock.checkpoint.catalog import Catalog, Link, looking_again
 from penstock.checkpoint.codecs import DEFAULT
 from penstock.checkpoint.dtypes import dtype_named
@@ -140,6 +148,11 @@ class StoreWriter(StorageWriter):
         Raises: ConfigError naming the argument.
         """
         self._way = way_of(scheme, snap_dis, codec)
+        checked_folder(folder)
+        checked_keep(keep)
+        checked_reference(reference)
+        checked_options(storage_options)
+        checked_report(report)
         self._identity = secrets.token_hex(16)
         self._arguments = {
             "folder": os.fspath(folder),
@@ -157,7 +170,7 @@ class StoreWriter(StorageWriter):
         self._upkeep = Upkeep(self._catalog, keep, None)
         self._holds_reference = reference == "memory" and self._way.refers
         #: They meet in here, not in DCP; made at once, for all ranks have to make theirs in the same order.
-        self._ranks = ranks()
+        self._ranks = made_ranks(ranks)
         self._report = quiet(report)
         self._areas = [StagingArea(), StagingArea()]
         #: The last snapshot as this rank wrote it: its uid, and its tensors in the second area.
@@ -400,9 +413,12 @@ class StoreReader(StorageReader):
         ranks: those that load together, all of the job; `alone` where only some do (process_group=, no_dist=True):
             then each looks at the folder itself, which on a network file system may be as it was a while ago.
         folder, storage_options: as of `penstock.checkpoint.store.SnapshotStore`.
+        Raises: ConfigError naming the argument.
         """
+        checked_folder(folder)
+        checked_options(storage_options)
         self._catalog = Catalog([open_tier(folder, storage_options)])
-        self._ranks = ranks()
+        self._ranks = made_ranks(ranks)
         told = quiet(tell if self._ranks.rank == 0 else None)
         self._restorer = Restorer(self._catalog, self._ranks, default_coders(), None, told)
         #: As of the last `reset`; None: the snapshot that was saved last.
@@ -567,8 +583,10 @@ def step_named(checkpoint_id: str | os.PathLike[str] | int) -> int:
     """Return the step of a checkpoint id. Raises: ConfigError if it ends in no number of a step."""
     step = _digits(checkpoint_id)
     if step is None:
-        told = checkpoint_id if isinstance(checkpoint_id, int) else os.fspath(checkpoint_id)
-        raise ConfigError(f'checkpoint_id is {told!r}; it must be the step, such as "1200" or "step-1200"')
+        told = os.fspath(checkpoint_id) if isinstance(checkpoint_id, os.PathLike) else checkpoint_id
+        raise ConfigError(
+            f'checkpoint_id is {told!r:.80}; it must be the step, such as "1200" or "step-1200"'
+        )
     return step
 
 
@@ -577,6 +595,8 @@ def _step_of(checkpoint_id: str | os.PathLike[str] | None) -> int | None:
 
 
 def _digits(checkpoint_id: str | os.PathLike[str] | int) -> int | None:
+    if isinstance(checkpoint_id, bool) or not isinstance(checkpoint_id, (int, str, os.PathLike)):
+        return None
     text = str(checkpoint_id if isinstance(checkpoint_id, int) else os.fspath(checkpoint_id))
     found = re.search(r"(?<![0-9])[0-9]{1,18}(?=/*$)", text)
     return int(found[0]) if found and not text.startswith("-") else None

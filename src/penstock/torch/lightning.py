@@ -46,6 +46,8 @@ class SnapshotIO(CheckpointIO):
     """
 
     def __init__(self, store: SnapshotStore) -> None:
+        if not isinstance(store, SnapshotStore):
+            raise ConfigError(f'store is {store!r:.80}; it is a SnapshotStore: give SnapshotStore("runs/a")')
         self._store = store
         self._others = TorchCheckpointIO()
         #: The latest snapshot.

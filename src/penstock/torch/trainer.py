@@ -34,10 +34,14 @@ class SnapshotCallback(TrainerCallback):
     trainer: it trains in one process, or in several with equal states (DDP); the store is then one of all ranks.
     store: its schedule says when to save. It is closed by whoever opened it.
     beside_checkpoints: save whenever the Trainer has saved a checkpoint of its own, and not by the store's schedule.
-    Raises: ConfigError if the Trainer shards its state.
+    Raises: ConfigError naming the argument, or if the Trainer shards its state.
     """
 
     def __init__(self, trainer: Trainer, store: SnapshotStore, *, beside_checkpoints: bool = False) -> None:
+        if not isinstance(store, SnapshotStore):
+            raise ConfigError(f'store is {store!r:.80}; it is a SnapshotStore: give SnapshotStore("runs/a")')
+        if not isinstance(trainer, Trainer):
+            raise ConfigError(f"trainer is {trainer!r:.80}; it is the Trainer that trains")
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
             raise ConfigError(
                 "this Trainer shards its state (FSDP or DeepSpeed), of which a rank here sees a part: save it with "
