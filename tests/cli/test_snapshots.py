@@ -13,6 +13,7 @@ import pytest
 
 from penstock.checkpoint import Keep, SnapshotStore
 from penstock.cli.main import main
+from penstock.errors import ConfigError
 
 
 def saved(folder: Path, steps: int = 3, **settings: Any) -> None:
@@ -220,6 +221,58 @@ def test_drain_removes_nothing_for_only_the_training_knows_what_it_keeps(
     assert run("verify", slow) == 0
     assert run("delete", slow, "--fast", fast, "--step", 7) == 0
     assert len(list(slow.glob("step-*"))) == 7 + 4 - 1
+
+
+def left_undrained(top: Path) -> tuple[Path, Path]:
+    """Return the slow and the fast folder of a training that was killed before it drained."""
+    fast, slow = top / "fast", top / "slow"
+    with SnapshotStore(slow, fast=fast, threads=1, report=None) as store:
+        store._upkeep.next_to_drain = lambda now: None  # type: ignore[method-assign, assignment]
+        for step in (1, 2):
+            store.save(step, {"weights": np.zeros(step)}).wait()
+    return slow, fast
+
+
+def test_a_mistyped_fast_folder_is_refused_and_the_real_one_stays_known(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    slow, fast = left_undrained(tmp_path)
+    wrong = tmp_path / "fats"
+    wrong.mkdir()
+
+    assert run("drain", slow, "--fast", wrong) == 1
+    told = f"{wrong} holds no snapshots: name the folder that the training gave as fast=, {fast}\n"
+    assert told in capsys.readouterr().err
+    assert os.listdir(wrong) == []
+
+    # Of another training it may be.
+    saved(wrong, 1)
+    assert run("drain", slow, "--fast", wrong) == 0
+    out = capsys.readouterr().out
+    assert f"{fast}, the fast tier of {slow} before, holds what was not drained, of step 1, 2: " in out
+    assert f"`penstock snapshots drain {slow} --fast {fast}` copies it\n" in out
+    assert run("drain", slow, "--fast", fast) == 0
+    assert "before" not in capsys.readouterr().out, "the other was drained"
+    assert run("list", slow, "--json") == 0
+    assert [row["step"] for row in json.loads(capsys.readouterr().out)] == [1, 2, 1000]
+
+
+def test_who_does_not_name_the_fast_folder_is_told_what_lies_there(tmp_path: Path, capsys: Captured) -> None:
+    slow, fast = left_undrained(tmp_path)
+    hint = f"newer snapshots than in {slow} lie undrained in {fast}: name it as fast=\n"
+
+    for command, status in (
+        (["list", slow], 0),
+        (["verify", slow], 1),
+        (["verify", slow, "--step", 1], 1),
+        (["export", slow, tmp_path / "out.npz"], 1),
+    ):
+        assert run(*command) == status
+        assert capsys.readouterr().err.count(hint) == 1
+    with SnapshotStore(slow, report=None) as store, pytest.raises(ConfigError, match=hint.strip()):
+        store.restore()
+    assert run("list", slow, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == []
 
 
 def test_a_snapshot_is_no_store_and_its_store_is_named(

@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 import numpy as np
 
 from penstock.checkpoint.catalog import Catalog, Removed, looking_again, open_way, told_of_need
+from penstock.checkpoint.fast_folders import look_and_choose
 from penstock.checkpoint.foreign import Readable
 from penstock.checkpoint.reading import Chain, Wanted, parts_by_name, read_wanted, whole_layout
 from penstock.checkpoint.tensors import Bytes
@@ -42,8 +43,8 @@ def open_readable(
 
 def _opened(catalog: Catalog, step: int | None, workers: Workers, report: Callable[[str], None]) -> _Snapshot:
     def open_chosen(is_again: bool) -> _Snapshot:
-        catalog.look()
-        return _Snapshot(catalog, catalog.choose(step, was_there=is_again), workers, report)
+        chosen = look_and_choose(catalog, step, report, was_there=is_again)
+        return _Snapshot(catalog, chosen, workers, report)
 
     return looking_again(open_chosen)
 

@@ -17,12 +17,12 @@ from penstock.checkpoint.catalog import (
     step_of_fault,
     told_of_need,
 )
+from penstock.checkpoint.fast_folders import look, look_and_choose
 from penstock.checkpoint.inspecting import can_be_opened
 from penstock.checkpoint.loading import Loading, plan_loading, plan_loading_into
 from penstock.checkpoint.ranks import Ranks
 from penstock.checkpoint.reading import Chain, Wanted, parts_by_name, read_wanted, tree_of_rank, whole_layout
 from penstock.checkpoint.tree import ArrayLeaf, Framework, Tree, numpy_dtype, read_tree, select
-from penstock.checkpoint.upkeep import told_of_fast
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
@@ -125,10 +125,7 @@ class Restorer:
 
     def look(self) -> None:
         """Look at the tiers anew, and tell of a fast one that has newer snapshots. Raises: DataError."""
-        self._catalog.look()
-        told = told_of_fast(self._catalog)
-        if told:
-            self._tell(told)
+        look(self._catalog, self._tell)
 
     def choose(self, step: int | None, *, is_again: bool = False) -> int:
         """Look, and return the step of a snapshot that is there. Raises: ConfigError; DataError.
@@ -166,8 +163,7 @@ class Restorer:
 
     def _candidates(self, step: int | None, *, fallback: bool, is_again: bool) -> list[int]:
         """Return the steps to try, on rank 0, which alone looks: others may be shown what was there a while ago."""
-        self.look()
-        step = self._catalog.choose(step, was_there=is_again)
+        step = look_and_choose(self._catalog, step, self._tell, was_there=is_again)
         steps = self._catalog.steps()
         return [step, *(reversed(steps[: steps.index(step)]) if fallback else ())]
 

@@ -643,7 +643,7 @@ class SnapshotStore:
         """
         wanted = None if step is None else checked_step(step)
         self._finish()
-        self._catalog.look()
+        self._restorer.look()
         steps = self._catalog.steps() if wanted is None else [self._catalog.choose(wanted)]
         with Workers(self._threads, "penstock-verify") as workers:
             found = [inspect(self._catalog, one, workers) for one in steps]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
 import threading
 import time
 from collections import Counter, deque
@@ -13,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from penstock.checkpoint.catalog import Catalog, Copy
+from penstock.checkpoint.fast_folders import remember
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.lock import WriterLock
 from penstock.checkpoint.recipe import Way
-from penstock.checkpoint.tier import Tier
-from penstock.errors import ConfigError, DataError, PenstockError
+from penstock.errors import ConfigError, PenstockError
 from penstock.policy.draining import TwoTiers, admit, to_drain, to_forget_fast, to_forget_slow
 from penstock.policy.keeping import Keep, StoredSnapshot, dependents, to_forget
 from penstock.policy.space import MOST_SHARE, SpaceNeeded, check_space, space_needed
@@ -30,49 +27,6 @@ class Place:
 
     tier: int
     why_not_nearer: str = ""
-
-
-#: In a folder whose store has a fast tier: where that is, for who reads it later and does not know.
-_FAST_FILE = ".fast-tier"
-
-
-def remember_fast(tiers: Sequence[Tier]) -> None:
-    """Write into the folder of a slow tier where the fast one is. Raises: DataError."""
-    fast, slow = tiers[0], tiers[-1]
-    if fast is slow or not isinstance(fast, LocalTier) or not isinstance(slow, LocalTier):
-        return
-    said = json.dumps({"path": str(fast.path.absolute()), "host": socket.gethostname()}).encode() + b"\n"
-    file = slow.path / _FAST_FILE
-    try:
-        if file.read_bytes() == said:
-            return
-    except OSError:
-        pass  # it is not there yet
-    slow.put(_FAST_FILE, said)
-
-
-def told_of_fast(catalog: Catalog) -> str:
-    """Return what to say where a fast tier that is not named has newer snapshots than a catalog saw, or ""."""
-    slow = catalog.tiers[0]
-    if len(catalog.tiers) > 1 or not isinstance(slow, LocalTier):
-        return ""
-    try:
-        said = json.loads((slow.path / _FAST_FILE).read_bytes())
-        path, host = str(said["path"]), str(said["host"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return ""
-    if not os.path.isdir(path):
-        # Of another machine, or removed: nobody can say here whether anything is left there.
-        return ""
-    left = Catalog([LocalTier(path)])
-    try:
-        left.look()
-    except DataError:
-        return ""
-    if left.newest_seconds() <= catalog.newest_seconds():
-        return ""
-    on_host = "" if host == socket.gethostname() else f" (written on {host})"
-    return f"newer snapshots than in {slow.name} lie undrained in {path}{on_host}: name it as fast="
 
 
 class Upkeep:
@@ -120,12 +74,14 @@ class Upkeep:
                         self._locks.append(WriterLock(tier.path))
                 for tier in self._catalog.tiers:
                     tier.sweep()
-                remember_fast(self._catalog.tiers)
                 self._catalog.look()
+                lines = remember(self._catalog)
             except BaseException:
                 self.close()
                 raise
             self._is_open = True
+        for line in lines:
+            self._report(line)
         self._tell_of_two()
 
     def _tell_of_two(self) -> None:

@@ -73,13 +73,13 @@ def open_store(folder: str, fast: Path | None = None, **settings: Any) -> Snapsh
 
 
 def _list(options: argparse.Namespace) -> None:
-    with open_store(options.folder, options.fast, report=None) as store:
+    with open_store(options.folder, options.fast) as store:
         listed = store.list()
     _show(options, listed, "" if listed else "no snapshot is there")
 
 
 def _verify(options: argparse.Namespace) -> None:
-    with open_store(options.folder, options.fast, report=None) as store:
+    with open_store(options.folder, options.fast) as store:
         listed = store.verify(options.step)
     broken = [one for one in listed if one.condition != "whole"]
     half = [one for one in listed if one.condition == "whole" and one.broken_tiers]
@@ -98,7 +98,7 @@ def _verify(options: argparse.Namespace) -> None:
 
 
 def _delete(options: argparse.Namespace) -> None:
-    with open_store(options.folder, options.fast, report=None) as store:
+    with open_store(options.folder, options.fast) as store:
         store.delete(options.step)
     print(f"step {options.step} is removed")
 
@@ -111,10 +111,23 @@ def _drain(options: argparse.Namespace) -> None:
         told.append(line)
         print(line)
 
+    _check_fast(options.folder, options.fast)
     with open_store(options.folder, options.fast, drain_bytes_per_second=rate, report=tell) as store:
         store.drain()
     if not told:
         print("nothing to drain")
+
+
+def _check_fast(folder: str, fast: Path) -> None:
+    """Raise ConfigError if no store has been in a fast tier's folder: of a mistyped one nothing would be said."""
+    from penstock.checkpoint.fast_folders import holds_store, remembered
+    from penstock.checkpoint.local import LocalTier
+
+    snapshot_files.check_store(folder, fast)
+    if not holds_store(fast):
+        known = [] if "://" in folder else remembered(LocalTier(folder))
+        was = f", {' or '.join(one.path for one in known)}" if known else ""
+        raise ConfigError(f"{fast} holds no snapshots: name the folder that the training gave as fast={was}")
 
 
 def _difference_to(one: Listed) -> str:

@@ -1,0 +1,71 @@
+"""Which folders were the fast tier of a store, remembered beside the snapshots of the slow one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.checkpoint import SnapshotStore
+from penstock.checkpoint.fast_folders import FastFolder, remembered
+from penstock.checkpoint.local import LocalTier
+
+
+def save(top: Path, fast: str, step: int, *, drains: bool) -> list[str]:
+    """Save a snapshot, and return what was told."""
+    lines: list[str] = []
+    with SnapshotStore(top / "slow", fast=top / fast, threads=1, report=lines.append) as store:
+        if not drains:
+            store._upkeep.next_to_drain = lambda now: None  # type: ignore[method-assign, assignment]
+        store.save(step, {"w": np.full(100, step)}).wait()
+    return lines
+
+
+def known(top: Path) -> list[FastFolder]:
+    return remembered(LocalTier(top / "slow"))
+
+
+def test_one_that_another_took_the_place_of_stays_known_until_it_is_drained(tmp_path: Path) -> None:
+    save(tmp_path, "first", 10, drains=False)
+    lines = save(tmp_path, "second", 20, drains=True)
+
+    assert lines[0] == (
+        f"{tmp_path / 'first'}, the fast tier of {tmp_path / 'slow'} before, holds what was not drained, of step 10: "
+        f"`penstock snapshots drain {tmp_path / 'slow'} --fast {tmp_path / 'first'}` copies it"
+    )
+    assert [one.path for one in known(tmp_path)] == [str(tmp_path / name) for name in ("second", "first")]
+    assert save(tmp_path, "second", 30, drains=True)[0] == lines[0], "at each beginning"
+
+    with SnapshotStore(tmp_path / "slow", fast=tmp_path / "first", report=None) as store:
+        store.drain()
+    assert [one.path for one in known(tmp_path)] == [str(tmp_path / "first")]
+    assert not any("before" in line for line in save(tmp_path, "second", 40, drains=True))
+    assert [one.path for one in known(tmp_path)] == [str(tmp_path / "second")]
+    assert [one.step for one in SnapshotStore(tmp_path / "slow", report=None).list()] == [10, 20, 30, 40]
+
+
+def test_one_that_is_gone_is_forgotten_and_one_of_another_host_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, "first", 10, drains=False)
+    monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+    (tmp_path / "first").rename(tmp_path / "of the other host")
+    save(tmp_path, "second", 20, drains=True)
+    assert [Path(one.path).name for one in known(tmp_path)] == ["second", "first"]
+
+    shutil.rmtree(tmp_path / "second")
+    save(tmp_path, "third", 30, drains=True)
+    assert [Path(one.path).name for one in known(tmp_path)] == ["third", "first"]
+
+
+@pytest.mark.parametrize("said", [b"\0 no JSON", b"3", b"[3]", b'[{"path": "a"}]', b"null"])
+def test_what_cannot_be_read_is_nothing_and_is_written_anew(tmp_path: Path, said: bytes) -> None:
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / ".fast-tier").write_bytes(said)
+    assert known(tmp_path) == []
+    save(tmp_path, "fast", 10, drains=True)
+    assert [one.path for one in known(tmp_path)] == [str(tmp_path / "fast")]
+    assert isinstance(json.loads((tmp_path / "slow" / ".fast-tier").read_bytes()), list)
