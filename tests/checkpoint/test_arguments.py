@@ -201,3 +201,11 @@ def test_what_is_no_state_of_generators_is_refused(wrong: Any) -> None:
 def test_a_distance_is_told_by_numbers(name: str, wrong: Any) -> None:
     with pytest.raises(ConfigError, match=rf"^{name} is "):
         AutoDistance(**{name: wrong})
+
+
+@pytest.mark.parametrize("into", [None, state(0)])
+def test_an_unknown_framework_is_refused_also_where_it_would_not_count(folder: Path, into: Any) -> None:
+    with opened(folder) as store:
+        store.save(1, state(1)).wait()
+        with pytest.raises(ConfigError, match=r"^framework is 'jax'; it is 'numpy', 'torch'"):
+            store.restore(into=into, framework="jax")  # type: ignore[arg-type]

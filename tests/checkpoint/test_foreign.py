@@ -537,3 +537,20 @@ def test_the_header_says_which_tensor_a_byte_is_in(tmp_path: Path) -> None:
     assert header.tensor_at(begins["b"]) == header.tensor_at(path.stat().st_size - 1) == "b"
     assert data["b"].view("<f4").tolist() == [1, 1]
     assert isinstance(readable({}).tree, Tree)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"", "is empty"),
+        (b"hello, junk", r"begin as a zip file or a pickle does: it begins with b'hello, j'"),
+        (b"\x80\x02junkjunk", r"cannot be read to its end \(\w+: "),
+        (b"PK\x03\x04junkjunk", r"cannot be read to its end \(PytorchStreamReader"),
+    ],
+)
+def test_what_torch_did_not_write_is_told_by_what_it_is(tmp_path: Path, data: bytes, told: str) -> None:
+    path = tmp_path / "junk.pt"
+    path.write_bytes(data)
+
+    with pytest.raises(DataError, match=rf"junk.pt .*{told}"):
+        read_state(path)

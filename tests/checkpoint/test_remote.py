@@ -627,3 +627,15 @@ def test_a_fast_tier_is_drained_to_s3_and_what_is_lost_with_it_is_restored_from_
 
     with SnapshotStore(f"s3://bucket/{place}", storage_options=s3_options, report=None, threads=1) as other:
         np.testing.assert_array_equal(other.restore(2)["weights"], state(2)["weights"])
+
+
+def test_an_option_that_the_driver_does_not_know_is_told_as_one_of_storage_options(
+    s3_options: dict[str, Any], place: str
+) -> None:
+    wrong = s3_options | {"endpoint": "http://127.0.0.1"}
+    store = SnapshotStore(f"s3://bucket/{place}", storage_options=wrong, report=None)
+
+    with pytest.raises(
+        ConfigError, match=r"^storage_options is of endpoint, .*does not know all of them.*'endpoint'"
+    ):
+        store.list()

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from penstock.checkpoint.ranks import Ranks
 from penstock.checkpoint.state import Flat, flatten
+from penstock.checkpoint.tree import Framework
 from penstock.errors import ConfigError
 from penstock.flow.recorder import Recorder
 from penstock.plan.saves import SaveSchedule, read_schedule
@@ -156,6 +157,15 @@ def checked_only(only: Any) -> Iterable[str] | None:
             f"only is {only!r:.80}; give a list of names or patterns, such as ['model/*'], or None"
         )
     return tuple(only)
+
+
+def checked_framework(framework: Any) -> Framework | None:
+    """Return whose arrays are wanted. Raises: ConfigError."""
+    if framework not in (None, "numpy", "torch"):
+        raise ConfigError(
+            f"framework is {framework!r:.80}; it is 'numpy', 'torch', or None for what was saved"
+        )
+    return framework  # type: ignore[no-any-return]
 
 
 def checked_timeout(timeout_seconds: Any) -> float | None:

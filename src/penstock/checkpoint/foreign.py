@@ -51,6 +51,8 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _TREE = "penstock.state"
 _MOST_INDEX_BYTES = 100_000_000
 _SHARD = re.compile(r"[A-Za-z0-9_.-]{1,200}\.safetensors")
+#: What a file of torch.save begins with, of the newer and of the older of its formats.
+_ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 _UNSAFE = re.compile(r"GLOBAL (\S+)")
 
 
@@ -174,9 +176,7 @@ def _read_torch(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         unsafe = _UNSAFE.search(str(error))
         if unsafe is None:
-            raise DataError(
-                f"{path} is damaged, or not written by torch.save: {_first_line(error)}"
-            ) from None
+            raise DataError(_told_no_torch(path, error)) from None
         raise ConfigError(
             f"{path} has a {unsafe[1]} in it, and to make one is to run what the file says. If you trust the file, "
             "load it with torch.load(..., weights_only=False) and save the tensors of it alone, its state_dict()"
@@ -191,7 +191,29 @@ def _read_torch(path: Path) -> Any:
         IndexError,
         TypeError,
     ) as error:
-        raise DataError(f"{path} is damaged, or not written by torch.save: {_first_line(error)}") from None
+        raise DataError(_told_no_torch(path, error)) from None
+
+
+def _told_no_torch(path: Path, error: Exception) -> str:
+    """Return what to say of a file that torch.load failed with: what it raises is often the bare key of a table."""
+    try:
+        with open(path, "rb") as file:
+            begin = file.read(8)
+    except OSError as unreadable:
+        return f"{path}: {unreadable.strerror or unreadable}"
+    if not begin:
+        return f"{path} is empty: it was cut off, or never written"
+    if not begin.startswith((_ZIP, _PICKLE)):
+        return (
+            f"{path} is damaged, or not written by torch.save, whose files begin as a zip file or a pickle does: it "
+            f"begins with {begin!r}"
+        )
+    why = (
+        _first_line(error)
+        if isinstance(error, RuntimeError)
+        else f"{type(error).__name__}: {_first_line(error)}"
+    )
+    return f"{path} is damaged, or not written by torch.save: it cannot be read to its end ({why})"
 
 
 def _read_numpy(path: Path, framework: Framework) -> Any:

@@ -63,6 +63,8 @@ class RemoteTier:
 
     def __init__(self, url: str, **options: Any) -> None:
         self._filesystem, self._root = _opened(url, options)
+        #: Names of them; what they are may be secret.
+        self._options = sorted(options)
         self._url = _without_password(url).rstrip("/")
         protocols = self._filesystem.protocol
         names = {protocols} if isinstance(protocols, str) else set(protocols)
@@ -240,6 +242,12 @@ class RemoteTier:
             advice = "; does the bucket exist?" if self._is_object_store else ""
             raise DataError(f"cannot {verb} {url}: {_reason(error)}{advice}") from error
         except Exception as error:
+            # Drivers pass on what they do not know, to whom it fails on first use.
+            if self._options and isinstance(error, TypeError) and "keyword argument" in str(error):
+                raise ConfigError(
+                    f"storage_options is of {', '.join(self._options)}, and the driver of {url} does not know all of "
+                    f"them ({error}): take out what is no option of it"
+                ) from error
             raise DataError(f"cannot {verb} {url}: {_reason(error)}") from error
 
 
@@ -412,7 +420,9 @@ def _opened(url: str, options: dict[str, Any]) -> tuple[Any, str]:
             f"{url} needs a driver that is not installed ({error}): pip install 'penstock[remote]' {driver}"
         ) from error
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{url} cannot be opened with options {sorted(options)}: {error}") from error
+        raise ConfigError(
+            f"{url} cannot be opened with storage_options of {', '.join(sorted(options)) or 'none'}: {error}"
+        ) from error
     except Exception as error:  # drivers that connect at once
         raise DataError(f"cannot open {url}: {_reason(error)}") from error
     return filesystem, str(root).rstrip("/")

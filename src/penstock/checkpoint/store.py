@@ -21,6 +21,7 @@ import xxhash
 from penstock.checkpoint.arguments import (
     checked_fast,
     checked_folder,
+    checked_framework,
     checked_keep,
     checked_only,
     checked_options,
@@ -595,6 +596,7 @@ class SnapshotStore:
             anything is changed; FormatError naming file and tensor of what is damaged; DataError.
         """
         wanted, names = None if step is None else checked_step(step), checked_only(only)
+        checked_framework(framework)
         self._finish_saving()
         return self._restorer.restore(
             wanted, into, names, framework, fallback=fallback, before_looking=self._raise_of_drain

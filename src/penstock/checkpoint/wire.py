@@ -315,12 +315,17 @@ class Refresher:
         comes.
 
         Raises: FormatError if one is damaged or missing, if they begin at another snapshot than the one that the
-            tensors are of, or if the tensors were changed since; ConfigError if what is sent does not fit the state.
+            tensors are of, or if the tensors were changed since; ConfigError if what is sent does not fit the state,
+            or is no bytes.
             If that is found at the first message, nothing is changed; else the tensors are of no snapshot until
             messages from the beginning (`from_step=None`) are applied.
         """
+        if isinstance(messages, (bytes, bytearray, memoryview, str)) or not isinstance(messages, Iterable):
+            raise ConfigError(
+                f"messages is of type {type(messages).__qualname__}; give an iterator or a list of them, also of one"
+            )
         try:
-            refreshed = self._apply(iter(messages))
+            refreshed = self._apply(_checked(messages))
         except BaseException:  # of the transport, too: what it had no time for comes later
             self._has_failed = True
             raise
@@ -376,6 +381,17 @@ class Refresher:
         loading.state()
         self._at = start.end
         return Refreshed(start.end[0], sent_bytes, loading.not_found)
+
+
+def _checked(messages: Iterable[Any]) -> Iterator[bytes]:
+    """Yield messages. Raises: ConfigError if one is no bytes."""
+    for message in messages:
+        if not isinstance(message, (bytes, bytearray, memoryview)):
+            raise ConfigError(
+                f"messages has a {type(message).__qualname__} in it; a message is bytes, as `SnapshotStore.refresh` "
+                "yields them: let the transport keep them so"
+            )
+        yield message  # type: ignore[misc] # or what lies as bytes do
 
 
 class _Start:
