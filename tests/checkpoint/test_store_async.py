@@ -155,6 +155,51 @@ def test_a_copy_of_a_store_that_a_forked_child_drops_lets_go_of_nothing(folder: 
     store.close()
 
 
+def test_a_forked_child_does_not_write_and_waits_for_nothing_that_its_parent_does(
+    folder: Path, held: Held
+) -> None:
+    """The parent has the lock, and both would write the same files."""
+    with opened(folder) as store:
+        store.save(1, training(1))
+        assert held.writes_began.wait(PATIENCE)
+        held.go_on.set()
+        store.save(2, training(2)).wait()
+        held.go_on.clear()
+        held.writes_began.clear()
+        saving = store.save(3, training(3))
+        assert held.writes_began.wait(PATIENCE)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            with opened(folder) as other:
+                outcomes = [outcome_of(lambda: other.restore().step), outcome_of(store.restore)]
+            for call in (lambda: store.save(4, training(4)), lambda: store.prepare({}), store.close):
+                outcomes.append(outcome_of(call))
+            os.write(writing, "|".join(outcomes).encode())
+            os._exit(0)
+        os.close(writing)
+        with open(reading) as pipe:
+            restored, *refused, closed = pipe.read().split("|")
+        os.waitpid(child, 0)
+        held.go_on.set()
+        saving.wait()
+        store.save(4, training(4)).wait()
+
+    assert (restored, closed) == ("2", "None")
+    for error in refused:
+        assert error.startswith(
+            f"LoaderClosed: the snapshot store was opened by process {os.getpid()}, from which"
+        )
+    assert store_steps(folder) == [1, 2, 3, 4]
+
+
+def outcome_of(call: Callable[[], Any]) -> str:
+    try:
+        return str(call())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
 def test_the_next_save_waits_for_the_one_before(folder: Path, held: Held) -> None:
     with opened(folder) as store:
         store.save(1, training(1))

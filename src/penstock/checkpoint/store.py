@@ -54,8 +54,9 @@ from penstock.checkpoint.tier import Tier
 from penstock.checkpoint.tree import Framework
 from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.wire import messages
-from penstock.checkpoint.writer import Job, SnapshotWriter
-from penstock.errors import ConfigError, LoaderClosed, RankError, WaitTimeout
+from penstock.checkpoint.writer import InOneWave, Job, SnapshotWriter
+from penstock.checkpoint.writing import Piece
+from penstock.errors import ConfigError, DataError, LoaderClosed, RankError, WaitTimeout
 from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
@@ -282,6 +283,8 @@ class SnapshotStore:
         self._cost: SaveCost | None = None
         self._since_seconds = time.monotonic()
         self._is_closed = False
+        #: Which writes; those that are forked from it do not.
+        self._process = os.getpid()
         # A store that nobody closes is not written by anybody any more: its folders are others'.
         weakref.finalize(self, _let_go_unclosed, os.getpid(), self._upkeep, self._drainer).atexit = False
 
@@ -369,8 +372,8 @@ class SnapshotStore:
         Returns: once the state is copied and may change; `wait()` of it returns once the snapshot is durable.
 
         Raises: ConfigError naming the value of the state that a snapshot does not hold, or that differs between
-            ranks, or if the state is no mapping, or there is a snapshot of this step; what the save before failed
-            with.
+            ranks, or if the state is no mapping, or there is a snapshot of this step; FormatError if one of a newer
+            Penstock is there, beside which nothing is written; what the save before failed with.
         """
         self._check_open()
         step = checked_step(step)
@@ -412,13 +415,24 @@ class SnapshotStore:
                 area.reserve(max(map(room_of, cuts)))
 
         writer = self._place(job, layouts)
-        writer.begin(job, layouts, reserve)
+        try:
+            writer.begin(job, layouts, reserve)
+        except DataError as error:
+            if writer not in self._fast_writers:
+                raise
+            self._fall_through(job, error)
+            writer = self._writer
+            writer.begin(job, layouts, reserve)
+        #: The whole state, if it lies in memory at once.
+        staged: builtins.list[Sequence[Piece]] = []
         workers: Workers | None = None
         saving: BackgroundSave | None = None
         try:
             # They begin here: an interpreter that is shutting down starts no more threads.
             workers = begun = Workers(self._threads, f"penstock-encode-{step}")
-            saving = self._saving = BackgroundSave(step, lambda: self._write(job, writer, begun), self._told)
+            saving = self._saving = BackgroundSave(
+                step, lambda: self._write(job, writer, begun, staged), self._told
+            )
             if self._drainer is not None and self._ranks.rank == 0:
                 saving.at_end(functools.partial(self._drainer.go_on, step))
             saving.start()
@@ -427,6 +441,8 @@ class SnapshotStore:
                     break
                 # In one wave, the threads that will encode have nothing else to do yet.
                 copied = areas[number % len(areas)].copy(wave, workers if len(cuts) == 1 else None)
+                if len(cuts) == 1:
+                    staged.append(copied)
                 waves.put(copied)
             waves.put(None)
         except BaseException:
@@ -469,6 +485,12 @@ class SnapshotStore:
         job.note = f"; written to {self._tiers[tier].name} at once: {why}"
         return self._writer
 
+    def _fall_through(self, job: Job, error: DataError) -> None:
+        """Make a job ready to be written to the slow tier, for the fast one refused."""
+        why = self._upkeep.give_up_fast(error) if self._ranks.rank == 0 else str(error)
+        job.plan = job.draft = None
+        job.note = f"; written to {self._tiers[1].name} at once: {why}"
+
     def _speeds(self) -> Speeds | None:
         """Return what was measured; None while something was not yet."""
         assert self._drainer is not None, "there is a fast tier"
@@ -476,11 +498,32 @@ class SnapshotStore:
         share = self._catalog.baseline_share(len(self._tiers) - 1)
         return Speeds(raw, self._threads * encode, share) if raw and encode and share else None
 
-    def _write(self, job: Job, writer: SnapshotWriter, workers: Workers) -> Saved:
-        """Write a snapshot in the background; it is drained once it was told of."""
+    def _write(
+        self,
+        job: Job,
+        writer: SnapshotWriter,
+        workers: Workers,
+        staged: Sequence[Sequence[Piece]],
+    ) -> Saved:
+        """Write a snapshot in the background; it is drained once it was told of.
+
+        staged: the whole state, if it is in memory at once when it is copied.
+        """
         if self._drainer is not None and self._ranks.rank == 0:
             self._drainer.hold_back(job.step)
-        saved = writer.write(job, workers)
+        try:
+            saved = writer.write(job, workers)
+        except DataError as error:
+            if writer not in self._fast_writers:
+                raise
+            self._fall_through(job, error)
+            job.is_copied.wait()
+            # What was committed is there, whatever failed then. Of many ranks, the next save falls through.
+            if self._ranks.size > 1 or not staged or self._catalog.copies(job.step):
+                raise
+            job.waves = InOneWave(staged[0])
+            self._writer.begin(job, job.layouts)
+            saved = self._writer.write(job, Workers(self._threads, f"penstock-encode-{job.step}"))
         for area in self._free_areas() if self._writer.holds_reference else ():
             # Here, lest the next save does it while training waits.
             area.reserve(job.area.nbytes)
@@ -563,6 +606,8 @@ class SnapshotStore:
         saving = self._saving
         if saving is None:
             return
+        if not saving.is_done:
+            self._check_process()  # of what was forked from it, no thread ever ends it
         # Forgotten once it has ended: who interrupts this wait finds it under way as before.
         saving.join()
         self._cost = _cost_of(saving) or self._cost
@@ -731,6 +776,10 @@ class SnapshotStore:
         """together: whether all ranks come here."""
         if self._is_closed:
             return
+        if self._process != os.getpid():
+            # The save, the drain and the lock are the parent's.
+            self._is_closed = True
+            return
         failures: builtins.list[Exception] = []
         try:
             failures += _failure_of(self._finish_saving)
@@ -766,6 +815,14 @@ class SnapshotStore:
     def _check_open(self) -> None:
         if self._is_closed:
             raise LoaderClosed("the snapshot store was closed: it can still be read; make a new one to write")
+        self._check_process()
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise LoaderClosed(
+                f"the snapshot store was opened by process {self._process}, from which this one, {os.getpid()}, was "
+                "forked: open one here to read; to write, once the other is closed"
+            )
 
     def __enter__(self) -> SnapshotStore:
         """Return the store, which is closed at the end of the block."""
