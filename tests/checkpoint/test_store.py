@@ -418,8 +418,13 @@ def test_a_store_of_a_newer_version_is_told_and_not_written_to(folder: Path) -> 
             store.restore(2)
         assert {one.step: one.condition for one in store.list()} == {1: "whole", 2: "newer"}
         assert same(store.restore(1).state, training(1))
-        with pytest.raises(NewerFormat, match="read it with the Penstock that wrote it"):
+        with pytest.raises(NewerFormat, match=r"of version 2.*: read it with the Penstock that wrote it"):
+            store.restore(2)
+        with pytest.raises(
+            NewerFormat, match=r"^step 3 is not saved: .*version 1, so .*save to another folder, or "
+        ) as told:
             store.save(3, training(3)).wait()
+        assert "read it" not in str(told.value)
 
     assert (folder / "step-000000000002" / "manifest.json").read_bytes() == newer
     assert sorted(os.listdir(folder)) == [".lock", "step-000000000001", "step-000000000002"]

@@ -161,8 +161,8 @@ def read_manifest(data: bytes, where: str) -> Manifest:
             raise FormatError(f"{where} is no manifest of a snapshot: it lacks the format {FORMAT!r}")
         if said.get("version") != VERSION:
             raise NewerFormat(
-                f"{where} is of version {said.get('version')!r:.40}; this Penstock reads version {VERSION}: "
-                "read it with the Penstock that wrote it"
+                f"{where} is of version {said.get('version')!r:.40}; this Penstock reads version {VERSION}"
+                f"{NewerFormat.ADVICE}"
             )
         return _manifest(said)
     except (_Wrong, ValueError, RecursionError) as error:
@@ -173,6 +173,13 @@ def read_manifest(data: bytes, where: str) -> Manifest:
 
 class NewerFormat(FormatError):
     """A snapshot was written by a later Penstock, and is no doubt whole."""
+
+    ADVICE = ": read it with the Penstock that wrote it"
+
+    @property
+    def found(self) -> str:
+        """Return which it is, without what to do to read it."""
+        return str(self).removesuffix(self.ADVICE)
 
 
 class _Wrong(Exception):

@@ -18,7 +18,7 @@ from penstock.checkpoint.catalog import Catalog, Link, open_way
 from penstock.checkpoint.codecs import codec_named
 from penstock.checkpoint.codecs.codec import SLACK_BYTES, Coder, Pair
 from penstock.checkpoint.dtypes import DTYPES, DType
-from penstock.checkpoint.manifest import Manifest, Reference, Stored, folder_of
+from penstock.checkpoint.manifest import Manifest, NewerFormat, Reference, Stored, folder_of
 from penstock.checkpoint.parts import Part, PartReader, PartWriter
 from penstock.checkpoint.tensors import Layout
 from penstock.checkpoint.tier import Draft, Reader, Tier
@@ -147,7 +147,11 @@ def decide(catalog: Catalog, tier: int, new: Plan, way: Way, layouts: Iterable[L
     """
     newer = catalog.newer_format()
     if newer is not None:
-        raise newer
+        # What it refers to, and what would have to stay for it, is not known here.
+        raise NewerFormat(
+            f"step {new.step} is not saved: {newer.found}, so nothing is written beside it: save to another folder, or "
+            "delete that snapshot with the Penstock that wrote it"
+        ) from newer
     if any(copy.tier == tier for copy in (*catalog.copies(new.step), *catalog.others(new.step))):
         raise ConfigError(catalog.there_already(new.step))
     found = _reference(catalog, tier, new, way)
