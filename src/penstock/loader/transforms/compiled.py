@@ -1,12 +1,13 @@
 """Brings the compiled kernels in: from a cache of their machine code where there is one.
 
-The cache belongs to Penstock alone: $PENSTOCK_CACHE, else $XDG_CACHE_HOME/penstock, else ~/.cache/penstock,
-else (not writable) a folder of the user below the system's temporary one. Entries of versions that nobody has
-used for thirty days are removed.
+The cache belongs to Penstock alone: $PENSTOCK_CACHE, else $XDG_CACHE_HOME/penstock, else ~/.cache/penstock, else (not
+writable) a folder of the user below the system's temporary one, else one that goes with the process. Entries of
+versions that nobody has used for thirty days are removed.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import shutil
@@ -42,11 +43,12 @@ def _cache_folder() -> Path:
     base = os.environ.get("PENSTOCK_CACHE")
     if base is None:
         base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "penstock")
-    for parent in (Path(base), Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"):
+    for parent in (Path(base), Path(tempfile.gettempdir()) / f"penstock-{os.geteuid()}"):
         folder = parent / "kernels" / version
         try:
             parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if parent.stat().st_uid != os.getuid():
+            # The effective user, who makes the folder: a server may have put root's rights aside.
+            if parent.stat().st_uid != os.geteuid():
                 continue  # machine code from a stranger's folder is not run
             folder.mkdir(parents=True, exist_ok=True)
             os.utime(folder)
@@ -54,7 +56,14 @@ def _cache_folder() -> Path:
             continue
         _remove_unused(folder.parent)
         return folder
-    return Path(tempfile.mkdtemp(prefix="penstock-kernels-"))
+    folder = Path(tempfile.mkdtemp(prefix="penstock-kernels-"))
+    atexit.register(_remove_own, folder, os.getpid())
+    return folder
+
+
+def _remove_own(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # not one that was forked from it
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_unused(folder: Path) -> None:
