@@ -84,6 +84,8 @@ class Catalog:
         self._damaged: frozenset[tuple[int, str]] = frozenset()
         #: Copies that are being removed: nobody is to plan on them.
         self._going: frozenset[tuple[int, int]] = frozenset()
+        #: Tiers that are not asked any more: they are gone.
+        self._given_up: frozenset[int] = frozenset()
         #: What became of copies since a look that is under way began, which may have seen them before; None: none is.
         self._meanwhile: dict[tuple[int, int], Copy | None] | None = None
         #: guards the replacing of all these; tiers are asked outside it, for a slow one must hold up nobody else
@@ -99,6 +101,8 @@ class Catalog:
             seen: dict[tuple[int, int], Copy | None] = {}
             try:
                 for number, tier in enumerate(self.tiers):
+                    if number in self._given_up:
+                        continue
                     seen |= {(copy.step, number): copy for copy in _look_at_all(tier, number)}
             except BaseException:
                 with self._replacing:
@@ -107,7 +111,17 @@ class Catalog:
             with self._replacing:
                 seen |= self._meanwhile
                 self._meanwhile = None
-                self._copies = {key: copy for key, copy in seen.items() if copy is not None}
+                self._copies = {
+                    key: copy
+                    for key, copy in seen.items()
+                    if copy is not None and key[1] not in self._given_up
+                }
+
+    def give_up(self, tier: int) -> None:
+        """Know of no copies on a tier any more, and look there no more: it is gone."""
+        with self._replacing:
+            self._given_up = self._given_up | {tier}
+            self._copies = {key: copy for key, copy in self._copies.items() if key[1] != tier}
 
     def is_damaged(self, tier: int, step: int) -> bool:
         """Return whether a copy is known to be damaged, not only unreadable now or of a later Penstock."""

@@ -132,6 +132,10 @@ class Drainer:
                 if step is not None:
                     self._drain(step)
             except BaseException as failure:
+                if step is not None and self._upkeep.has_lost_fast():
+                    # What is not there any more cannot be drained: each save says so.
+                    self._report(f"step {step}: NOT drained: the fast tier is gone")
+                    continue
                 if step is not None:
                     failure.add_note(
                         f"while step {step} was drained to the slow tier; it is on the fast one as before"

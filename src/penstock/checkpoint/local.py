@@ -74,6 +74,14 @@ class LocalTier:
         self._was_there = is_there
         return is_there
 
+    def is_gone(self) -> bool:
+        """Return whether the folder was there and is not any more, such as a disk that was unmounted."""
+        try:
+            os.stat(self.path)
+        except OSError as error:
+            return self._was_there and isinstance(error, FileNotFoundError)
+        return False
+
     @property
     def name(self) -> str:
         """Return the folder's path."""

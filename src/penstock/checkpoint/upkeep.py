@@ -14,7 +14,8 @@ from penstock.checkpoint.fast_folders import remember
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.lock import WriterLock
 from penstock.checkpoint.recipe import Way
-from penstock.errors import ConfigError, PenstockError
+from penstock.checkpoint.tier import Tier
+from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.policy.draining import TwoTiers, admit, to_drain, to_forget_fast, to_forget_slow
 from penstock.policy.keeping import Keep, StoredSnapshot, dependents, to_forget
 from penstock.policy.space import MOST_SHARE, SpaceNeeded, check_space, space_needed
@@ -54,6 +55,9 @@ class Upkeep:
         self._gone = threading.Condition(self._deciding)
         self._locks: list[WriterLock] = []
         self._is_open = False
+        #: Why nothing is written to the fast tier any more, once it refused something; "" before that.
+        self._refusal = ""
+        self._has_lost_fast = False
         #: Of which was told that they are not drained, for other snapshots of their steps lie there.
         self._told_apart: set[int] = set()
         #: How many times each step is held.
@@ -69,12 +73,14 @@ class Upkeep:
                 return
             try:
                 for tier in self._catalog.tiers:
-                    if isinstance(tier, LocalTier):
-                        tier.make()
-                        self._locks.append(WriterLock(tier.path))
+                    with self._falling_through(tier):
+                        if isinstance(tier, LocalTier):
+                            tier.make()
+                            self._locks.append(WriterLock(tier.path))
                 for tier in self._catalog.tiers:
-                    tier.sweep()
-                self._catalog.look()
+                    with self._falling_through(tier):
+                        tier.sweep()
+                self._look()
                 lines = remember(self._catalog)
             except BaseException:
                 self.close()
@@ -83,6 +89,53 @@ class Upkeep:
         for line in lines:
             self._report(line)
         self._tell_of_two()
+
+    @contextmanager
+    def _falling_through(self, tier: Tier) -> Iterator[None]:
+        """Do without a fast tier that refuses something: where snapshots stay counts. Raises: DataError of that."""
+        try:
+            yield
+        except DataError as error:
+            if tier is self._catalog.tiers[-1]:
+                raise
+            self.give_up_fast(error)
+
+    def give_up_fast(self, error: DataError) -> str:
+        """Write to the fast tier no more, which refused; where it is gone, know of nothing there any more.
+
+        Until the store is opened anew. Returns: what to say of it.
+        """
+        with self._deciding:
+            if not self.has_lost_fast():
+                self._refusal = self._refusal or str(error)
+            return self._refusal
+
+    def has_lost_fast(self) -> bool:
+        """Return whether the fast tier is gone, with all that was there."""
+        fast = self._catalog.tiers[0]
+        if len(self._catalog.tiers) == 1 or not isinstance(fast, LocalTier) or not fast.is_gone():
+            return False
+        with self._deciding:
+            if not self._has_lost_fast:
+                drained = {copy.link.uid for copy in self._catalog.on_tier(1)}
+                lost = [str(copy.step) for copy in self._catalog.on_tier(0) if copy.link.uid not in drained]
+                told = f", and with it what was not drained, of step {', '.join(lost)}" if lost else ""
+                self._refusal = f"{fast.name} is gone{told}"
+                self._has_lost_fast = True
+                self._catalog.give_up(0)
+        return True
+
+    def _look(self) -> None:
+        """Look at the tiers, at the fast one only if it lets itself be looked at. Raises: DataError of the slow one."""
+        try:
+            self._catalog.look()
+        except DataError:
+            with self._falling_through(self._catalog.tiers[0]):
+                self._catalog.tiers[0].folders()
+            if not self._refusal:
+                raise
+            self._catalog.give_up(0)
+            self._catalog.look()
 
     def _tell_of_two(self) -> None:
         """Tell which steps are of different snapshots on the two tiers: nothing is done about it unasked."""
@@ -144,10 +197,17 @@ class Upkeep:
         return needed
 
     def place(self, new_bytes: int) -> Place:
-        """Return where a snapshot of at most so many bytes goes, once there is room. Raises: DataError."""
+        """Return where a snapshot of at most so many bytes goes, once there is room: not to a tier that refuses."""
         if len(self._catalog.tiers) == 1:
             return Place(0)
         fast = self._catalog.tiers[0]
+        place = Place(0)
+        with self._falling_through(fast):
+            if not self._refusal:
+                place = self._nearest_place(fast, new_bytes)
+        return Place(1, self._refusal) if self._refusal else place
+
+    def _nearest_place(self, fast: Tier, new_bytes: int) -> Place:
         with self._deciding:
             # What is out of the catalog and not gone yet takes room of which nobody would know.
             self._gone.wait_for(lambda: not self._catalog.is_going(tier=0))
@@ -180,7 +240,7 @@ class Upkeep:
         Raises: DataError if one cannot be removed.
         """
         if self._catalog.is_unsure():
-            self._catalog.look()
+            self._look()
         with self._deciding:
             if self._catalog.is_unsure():
                 return  # what cannot be read now may be whole, and need others of which nobody knows
@@ -193,8 +253,16 @@ class Upkeep:
                 staying = self._staying()
                 slow = to_forget_slow(self._tiers(nearest=1), self._keep, now_seconds, in_use=staying)
                 fast = to_forget_fast(self._tiers(nearest=0), self._keep, now_seconds, in_use=staying)
-                going = self._catalog.take_out(0, fast)
-                going += self._catalog.take_out(1, slow) if tier else []
+                # A tier that refuses holds up no other.
+                leaving = [] if self._refusal else self._catalog.take_out(0, fast)
+                going = self._catalog.take_out(1, slow) if tier else []
+                if leaving:
+                    try:
+                        with self._falling_through(self._catalog.tiers[0]):
+                            self._remove(leaving)
+                    except BaseException:
+                        self._catalog.put_back(going)
+                        raise
         self._remove(going)
 
     def next_to_drain(self, now_seconds: float) -> int | None:
