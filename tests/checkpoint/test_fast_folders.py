@@ -12,6 +12,7 @@ import pytest
 from penstock.checkpoint import SnapshotStore
 from penstock.checkpoint.fast_folders import FastFolder, remembered
 from penstock.checkpoint.local import LocalTier
+from penstock.errors import ConfigError
 
 
 def save(top: Path, fast: str, step: int, *, drains: bool) -> list[str]:
@@ -59,6 +60,21 @@ def test_one_that_is_gone_is_forgotten_and_one_of_another_host_is_not(
     shutil.rmtree(tmp_path / "second")
     save(tmp_path, "third", 30, drains=True)
     assert [Path(one.path).name for one in known(tmp_path)] == ["third", "first"]
+
+
+def test_the_two_tiers_are_two_folders_whatever_they_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "link").symlink_to("runs")
+    monkeypatch.chdir(tmp_path)
+    for fast in ("runs/a", str(tmp_path / "runs" / "a"), "link/a", "runs/b/../a"):
+        with pytest.raises(ConfigError, match=r"^both tiers are one folder: fast is "):
+            SnapshotStore("runs/a", fast=fast)
+    with SnapshotStore("runs/a", fast="runs/b", report=None) as store:
+        monkeypatch.chdir("link")
+        store.save(1, {"w": np.zeros(3)}).wait()
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["a", "b"]
 
 
 @pytest.mark.parametrize("said", [b"\0 no JSON", b"3", b"[3]", b'[{"path": "a"}]', b"null"])

@@ -32,6 +32,31 @@ def test_the_folders_above_are_made(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "a" / "step-1" / "part").read_bytes() == b"data"
 
 
+def test_a_relative_path_stays_where_it_was_when_the_process_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hydra, for one, changes the folder once the program has begun."""
+    monkeypatch.chdir(tmp_path)
+    tier = LocalTier("runs/a")
+    assert tier.name == "runs/a"
+    assert tier.where("step-1") == "runs/a/step-1"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+
+    save(tier, "step-1")
+
+    assert (tmp_path / "runs" / "a" / "step-1" / "part").read_bytes() == b"data"
+    assert os.listdir(".") == []
+    assert tier.name == str(tmp_path / "runs" / "a"), "what was given leads elsewhere now"
+    assert tier.where("step-1") == str(tmp_path / "runs" / "a" / "step-1")
+    assert tier.folders() == ["step-1"]
+
+    os.rmdir(tmp_path / "elsewhere")
+    assert tier.name == str(tmp_path / "runs" / "a")
+    with pytest.raises(DataError, match=r"^runs/b: No such file or directory"):
+        LocalTier("runs/b")
+
+
 @pytest.mark.parametrize("below", [False, True])
 def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path, below: bool) -> None:
     (tmp_path / "store").write_bytes(b"")

@@ -37,9 +37,13 @@ class LocalTier:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Use a folder, which is made when something is first written. Raises: DataError if it is a file."""
-        self.path = Path(path)
-        with _told(self.path):
+        """Use a folder, which is made when something is first written. Raises: DataError if it is a file.
+
+        path: followed from where the process is now, wherever it goes later.
+        """
+        self._given = os.fspath(path)
+        with _told(Path(path)):
+            self.path = Path(path).absolute()
             nearest = next(above for above in (self.path, *self.path.parents) if above.exists())
             if not nearest.is_dir():
                 raise DataError(f"{nearest} is a file: name a folder in which snapshots are to be kept")
@@ -84,12 +88,16 @@ class LocalTier:
 
     @property
     def name(self) -> str:
-        """Return the folder's path."""
-        return str(self.path)
+        """Return the folder's path: as it was given, while that leads there."""
+        try:
+            leads_there = os.path.abspath(self._given) == os.path.abspath(self.path)
+        except OSError:  # where the process is was removed
+            leads_there = False
+        return str(Path(self._given)) if leads_there else str(self.path)
 
     def where(self, folder: str) -> str:
         """Return a snapshot's path."""
-        return str(self.path / folder)
+        return os.path.join(self.name, folder)
 
     def folders(self) -> list[str]:
         """Return the names of the snapshots' folders, sorted; none before the first. Raises: DataError."""

@@ -220,7 +220,14 @@ class SnapshotStore:
         # No method of the store: what is told by threads must not keep a store alive that nobody has any more.
         self._told = quiet(telling if self._ranks.rank == 0 else None)
         main = open_tier(folder, storage_options)
-        self._tiers: list[Tier] = [main] if fast is None else [LocalTier(fast), main]
+        self._tiers: list[Tier] = [main]
+        if fast is not None:
+            self._tiers.insert(0, near := LocalTier(fast))
+            if isinstance(main, LocalTier) and near.path.resolve() == main.path.resolve():
+                raise ConfigError(
+                    f"both tiers are one folder: fast is {fast!s} and folder {folder!s}; give fast= a folder of its "
+                    "own, on a disk that is quicker, or leave it out"
+                )
         self._catalog = Catalog(self._tiers)
         self._upkeep = Upkeep(self._catalog, keep, room, self._told)
         self._writer = SnapshotWriter(
