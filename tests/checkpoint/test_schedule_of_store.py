@@ -65,7 +65,9 @@ def test_the_space_that_is_checked_is_that_of_what_is_young_enough_where_a_sched
     month = range(10, 10 * 1500, 10)
 
     with SnapshotStore(folder, keep=keep, schedule="30 min", scheme="complete", report=None) as store:
-        assert store.prepare(state(), month).kept_bytes == store.prepare(state()).kept_bytes == 3 * 4_004
+        needed = store.prepare(state(), month)
+        assert needed.kept_bytes == store.prepare(state()).kept_bytes == 3 * needed.largest_bytes
+        assert 4_004 < needed.largest_bytes < 6_000
     with (
         SnapshotStore(folder, keep=keep, schedule="10 steps", scheme="complete", report=None) as store,
         pytest.raises(ConfigError, match=r'has 40 kB free.*may be less.*a schedule by time, such as "30'),
@@ -174,6 +176,15 @@ def test_what_is_estimated_is_what_is_there_at_most(folder: Path, scheme: Any) -
             most = max(most, sum(one.stored_bytes for one in store.list()))
     assert most <= needed.kept_bytes <= needed.peak_bytes
     assert needed.kept_bytes < 1.5 * most, "and not much more than that"
+
+
+def test_what_tensors_take_beside_their_numbers_is_estimated_too(folder: Path) -> None:
+    many = {f"layer {number}": np.full(3, number) for number in range(1000)}
+    with SnapshotStore(folder, keep=Keep(last=1), scheme="complete", report=None) as store:
+        needed = store.prepare(many, range(1, 3))
+        stored_bytes = store.save(1, many).wait().stored_bytes
+    assert stored_bytes > 4 * 24_000, "else nothing is tested"
+    assert stored_bytes <= needed.largest_bytes < 1.5 * stored_bytes
 
 
 @pytest.mark.parametrize("reference", ["memory", "stored"])

@@ -258,7 +258,7 @@ def test_a_new_snapshot_goes_to_the_fast_tier_until_that_is_full_of_what_is_not_
 ) -> None:
     fast = tmp_path / "fast"
     saved(fast, 3, snap_dis=1)
-    held = sum(path.stat().st_size for path in fast.rglob("part-*"))
+    held = sum(path.stat().st_size for path in fast.glob("step-*/*"))
     upkeep = of(fast, folder, keep=Keep(last=None), fast_bytes=held + 50_000)
     upkeeps.append(upkeep)
     upkeep.open_for_writing()

@@ -824,3 +824,13 @@ def test_a_checkpoint_id_that_names_no_step_is_refused(tmp_path: Path, wrong: An
     with pytest.raises(ConfigError, match=r"^checkpoint_id is "):
         StoreReader(tmp_path).reset(wrong)
     assert not StoreReader.validate_checkpoint_id(wrong)
+
+
+def test_what_a_checkpoint_takes_is_told_with_all_its_files(tmp_path: Path) -> None:
+    told: list[str] = []
+    with StoreWriter(tmp_path, report=told.append) as writer:
+        save({"weight": torch.ones(5)}, checkpoint_id="1", storage_writer=writer, no_dist=True)
+
+    nbytes = sum(file.stat().st_size for file in (tmp_path / "step-000000000001").iterdir())
+    assert f"wrote {nbytes} B of 20 B" in told[0] or f"wrote {nbytes / 1e3:.3g} kB of 20 B" in told[0]
+    assert SnapshotStore(tmp_path).list()[0].stored_bytes == nbytes

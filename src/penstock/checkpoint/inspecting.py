@@ -26,7 +26,7 @@ class Listed:
     condition: "whole", "torn" (a file is missing or ends early), "damaged", or "newer" (written by a later Penstock).
     why: what is wrong with it, or with a copy of one that is whole elsewhere, or where another snapshot of its step
         lies; or "". reference_step: of the snapshot that it is the difference to, or None.
-    raw_bytes, stored_bytes: of the state, and of its own files; 0 where nobody can say.
+    raw_bytes, stored_bytes: of the state, and of all its own files; 0 where nobody can say.
     kept_mantissa_bits: to which its floats were cut, None where nothing was. tiers: where it is. broken_tiers: those
         of them whose copy was found to be damaged, or cannot be read.
     """

@@ -9,14 +9,14 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import xxhash
 
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.dtypes import dtype_named
-from penstock.checkpoint.parts import Part, can_have_bytes
+from penstock.checkpoint.parts import BLOCK, Part, can_have_bytes
 from penstock.checkpoint.tensors import Box, Layout
 from penstock.errors import ConfigError, FormatError
 from penstock.trace.trace import JSON
@@ -28,6 +28,8 @@ _TABLE = re.compile(r"[0-9a-f]{32}")
 _PART_FILE = re.compile(r"part-\d{5,9}(-[0-9a-f]{32})?\.pst")
 _LARGEST = 2**63 - 1
 _MOST_DIMENSIONS = 64
+#: What a manifest and a part file have at most that is of no tensor; what a manifest says at most of where one is.
+_REST_BYTES, _PLACE_BYTES = 1024, 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class Manifest:
     kept_mantissa_bits: to which float32 and wider numbers were cut before they were stored; None: nothing was cut.
     tree: the state around its tensors, as `penstock.checkpoint.state` writes it.
     rank_trees: the same of what each rank has for itself.
+    file_bytes: of the file that it was read from, or is written to; 0 before.
     """
 
     step: int
@@ -78,6 +81,7 @@ class Manifest:
     rank_trees: tuple[JSON, ...]
     parts: tuple[Part, ...]
     tensors: tuple[Stored, ...] = field(repr=False)
+    file_bytes: int = field(default=0, compare=False)
 
     @property
     def raw_bytes(self) -> int:
@@ -86,8 +90,8 @@ class Manifest:
 
     @property
     def stored_bytes(self) -> int:
-        """Return the bytes of all part files."""
-        return sum(part.nbytes for part in self.parts)
+        """Return the bytes of all files: its parts, and itself."""
+        return self.file_bytes + sum(part.nbytes for part in self.parts)
 
 
 def count_blocks(layout: Layout) -> int:
@@ -138,6 +142,13 @@ def write_layout(layout: Layout) -> list[Any]:
     return [layout.name, layout.dtype.name, layout.shape, box]
 
 
+def bytes_beside(tree: JSON, layouts: Sequence[Layout]) -> int:
+    """Return what a snapshot of one rank takes at most beside its blocks: its manifest, and its part's table."""
+    said = json.dumps([tree, [write_layout(layout) for layout in layouts]], separators=(",", ":"))
+    blocks = sum(map(count_blocks, layouts))
+    return _REST_BYTES + len(said) + _PLACE_BYTES * len(layouts) + BLOCK.itemsize * blocks
+
+
 def read_layout(written: Sequence[Any]) -> Layout:
     """Return what `write_layout` wrote. Raises: FormatError if it did not."""
     try:
@@ -164,7 +175,7 @@ def read_manifest(data: bytes, where: str) -> Manifest:
                 f"{where} is of version {said.get('version')!r:.40}; this Penstock reads version {VERSION}"
                 f"{NewerFormat.ADVICE}"
             )
-        return _manifest(said)
+        return replace(_manifest(said), file_bytes=len(data))
     except (_Wrong, ValueError, RecursionError) as error:
         if isinstance(error, FormatError):
             raise

@@ -21,7 +21,7 @@ class Saved:
     """A snapshot that would outlive a loss of power.
 
     step: of the training. uid: of the snapshot. reference_step: of the one that it is the difference to; None: whole.
-    raw_bytes: of the state. stored_bytes: written to files, of all ranks.
+    raw_bytes: of the state. stored_bytes: written to files, of all ranks, the manifest included.
     blocked_seconds: that training stood still. durable_seconds: from the beginning of the save until it was durable.
     waited_seconds: of those that training stood still, for the save before, of step `waited_step`, to be durable.
     tier: where it is. note: what else there is to say, such as why not on a nearer tier.

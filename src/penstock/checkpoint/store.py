@@ -39,7 +39,7 @@ from penstock.checkpoint.codecs import DEFAULT
 from penstock.checkpoint.draining import Drainer
 from penstock.checkpoint.inspecting import Listed, inspect
 from penstock.checkpoint.local import LocalTier
-from penstock.checkpoint.manifest import read_layout, write_layout
+from penstock.checkpoint.manifest import bytes_beside, read_layout, write_layout
 from penstock.checkpoint.ranks import Ranks, alone
 from penstock.checkpoint.recipe import RAW, Way, is_whole, warm_up, way_of
 from penstock.checkpoint.replicas import digest_of, digests_of, told_apart
@@ -354,7 +354,9 @@ class SnapshotStore:
         def check_space(_: Any) -> builtins.list[int]:
             self._raise_of_drain()
             self._upkeep.open_for_writing()
-            state_bytes = sum(map(_whole_bytes, flat[0].layouts))
+            state_bytes = sum(map(_whole_bytes, flat[0].layouts)) + bytes_beside(
+                flat[0].tree, flat[0].layouts
+            )
             needed = self._upkeep.check_space(state_bytes, steps, self._way, least_seconds)
             return [needed.peak_bytes, needed.kept_bytes, needed.largest_bytes]
 

@@ -231,7 +231,9 @@ class SnapshotWriter:
 
         def commit(parts: Sequence[Any]) -> list[int]:
             manifest = self._manifest(job, plan, parts)
-            draft.commit(write_manifest(manifest))
+            file = write_manifest(manifest)
+            manifest = replace(manifest, file_bytes=len(file))
+            draft.commit(file)
             self._catalog.add(self._number, manifest)
             return [manifest.raw_bytes, manifest.stored_bytes]
 

@@ -14,7 +14,7 @@ from penstock.policy.retention import Scheme
 from penstock.policy.snap_distance import AutoDistance, SnapDistance, next_reference
 from penstock.units import format_bytes
 
-#: What a snapshot takes at most, of its state: a promise of the codecs.
+#: What the blocks of a snapshot take at most, of its state: a promise of the codecs.
 MOST_SHARE = 1.001
 #: Snapshots looked at in all before the rest of a run is taken to go on as it went: about a second of work.
 _MOST_LOOKS = 300_000

@@ -328,7 +328,9 @@ class StoreWriter(StorageWriter):
             plan, self._way, tree, (), ((parts[number], tensors[number]) for number in sorted(parts))
         )
         read_tree(tree, [whole_layout(those) for those in parts_by_name(manifest).values()])
-        draft.commit(write_manifest(manifest))
+        written = write_manifest(manifest)
+        manifest = replace(manifest, file_bytes=len(written))
+        draft.commit(written)
         self._draft = None
         self._catalog.add(0, manifest)
         self._plan = self._step = None
