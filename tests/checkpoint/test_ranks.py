@@ -288,6 +288,47 @@ def test_a_rank_that_dies_while_it_works_is_named() -> None:
     assert answers[0].startswith("rank 1 of 2 did not arrive at writing within 0.6 s")
 
 
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_a_rank_that_leaves_is_named_at_the_next_exchange_and_waits_for_nobody(leaver: int) -> None:
+    left = threading.Event()
+
+    def part(ranks: Ranks) -> Any:
+        ranks.all_gather("step 1", 1)
+        if ranks.rank == leaver:
+            ranks.leave(ZeroDivisionError("no loss"))
+            left.set()
+            return "left"
+        assert left.wait(30)
+        return ranks.all_gather("step 2", 2)
+
+    answers = run(3, part)
+
+    assert answers[leaver] == "left"
+    for rank in {0, 1, 2} - {leaver}:
+        assert type(answers[rank]) is RankError
+        assert f"rank {leaver} of 3 left the others: ZeroDivisionError: no loss" in str(answers[rank])
+
+
+def test_ranks_that_all_left_can_meet_again() -> None:
+    """Such as all ranks that an exception took out of one store, and that catch it, and go on."""
+
+    def part(ranks: Ranks) -> Any:
+        ranks.leave(KeyboardInterrupt())
+        return ranks.all_gather("again", ranks.rank)
+
+    assert run(3, part) == [[0, 1, 2]] * 3
+
+
+def test_nobody_leaves_an_exchange_that_goes_on() -> None:
+    office = Office(2)
+
+    def part(ranks: Ranks) -> Any:
+        return ranks.together("writing", lambda: ranks.leave(ZeroDivisionError()) or 5)  # type: ignore[func-returns-value]
+
+    assert run(2, part, office=office) == [[5, 5]] * 2
+    assert not any(office.boxes.values())
+
+
 # -- Alone, and which job this is --
 
 

@@ -102,6 +102,25 @@ class Ranks:
         finally:
             self._in_use.release()
 
+    def leave(self, error: BaseException) -> None:
+        """Take part in the next exchange with a failure, and wait for nobody: the others hear of it when they come.
+
+        error: with which this rank leaves what all do together. Nothing is done while an exchange goes on.
+        """
+        if self.size == 1 or not self._in_use.acquire(blocking=False):
+            return
+        try:
+            self._exchanges += 1
+            message = f"rank {self.rank} of {self.size} left the others: {type(error).__name__}: {error}"
+            with contextlib.suppress(RankError, WaitTimeout):
+                letter = {"what": "", "failed": "RankError", "message": message}
+                if self.rank == 0:
+                    self._send_all(letter)
+                else:
+                    self._mail.send(0, self._sealed(letter))
+        finally:
+            self._in_use.release()
+
     # -- Rank 0 --
 
     def _lead(self, what: str, function: Callable[[], Any], decide: Callable[[list[Any]], Any] | None) -> Any:
