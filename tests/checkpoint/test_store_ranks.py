@@ -416,6 +416,45 @@ def test_a_rank_that_fails_by_itself_waits_for_no_other_when_its_store_closes(tm
     assert run(2, judged) == ["KeyboardInterrupt", "ZeroDivisionError"]
 
 
+@pytest.mark.parametrize("schedule", [None, NeverDue()], ids=["save", "is_due"])
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_a_rank_that_leaves_the_block_by_an_exception_is_named_by_the_others_at_their_next_call(
+    tmp_path: Path, leaver: int, schedule: Any
+) -> None:
+    deciding = Office(2)
+    left = threading.Event()
+
+    def part(ranks: Ranks) -> str:
+        own = [ranks, Ranks(deciding.mail(ranks.rank), timeout_seconds=30)]
+        with SnapshotStore(
+            tmp_path, ranks=lambda: own.pop(0), report=None, threads=1, schedule=schedule
+        ) as store:
+            store.save(1, {"a": np.arange(3)})
+            if ranks.rank == leaver:
+                raise ZeroDivisionError("no loss")
+            assert left.wait(60)
+            if schedule is None:
+                store.save(2, {"a": np.arange(3)})
+            else:
+                store.is_due(2)
+        raise AssertionError("an exception ends the block")
+
+    def judged(ranks: Ranks) -> str:
+        try:
+            return part(ranks)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            if ranks.rank == leaver:
+                left.set()
+
+    told = run(2, judged)
+
+    assert told[leaver] == "ZeroDivisionError: no loss"
+    assert told[1 - leaver] == f"RankError: rank {leaver} of 2 left the others: ZeroDivisionError: no loss"
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-000000000001"]
+
+
 # -- Parts of any shape --------------------------------------------------------------------------------
 
 SHAPES = st.lists(st.integers(0, 7), min_size=1, max_size=3).map(tuple) | st.just((700, 401))

@@ -779,10 +779,10 @@ class SnapshotStore:
         Of many ranks all call it. What is interrupted meanwhile is drained by the next store that saves here.
         Raises: what the save or a drain failed with, once the other has ended.
         """
-        self._close(together=True)
+        self._close(None)
 
-    def _close(self, *, together: bool) -> None:
-        """together: whether all ranks come here."""
+    def _close(self, error: BaseException | None) -> None:
+        """error: with which this rank, and perhaps no other, comes here; None: all do."""
         if self._is_closed:
             return
         if self._process != os.getpid():
@@ -793,7 +793,13 @@ class SnapshotStore:
         try:
             failures += _failure_of(self._finish_saving)
             # Who was not there, or somewhere else, is not waited for once more.
-            together = together and not any(isinstance(each, (RankError, WaitTimeout)) for each in failures)
+            together = error is None and not any(
+                isinstance(each, (RankError, WaitTimeout)) for each in failures
+            )
+            if error is not None:
+                for ranks in (self._ranks, self._deciding):
+                    if ranks is not None:
+                        ranks.leave(error)
             failures += _failure_of(functools.partial(self._finish_draining, together=together))
         finally:
             self._is_closed = True
@@ -841,8 +847,8 @@ class SnapshotStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close it."""
-        # What one rank fails with, others may not: they are not waited for.
-        self._close(together=error is None)
+        # What one rank fails with, others may not: they are not waited for, and told.
+        self._close(error)
 
 
 def _cost_of(saving: BackgroundSave | None) -> SaveCost | None:
