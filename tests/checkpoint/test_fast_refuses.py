@@ -116,6 +116,39 @@ def test_a_snapshot_that_is_refused_goes_to_the_slow_one_and_so_do_those_after_i
     assert (tmp_path / "fast" / "step-000000000004").is_dir(), "opened anew, it is tried again"
 
 
+def test_drains_that_fail_with_it_are_told_and_raised_at_the_end_and_stop_no_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fails for good: what was written there cannot be read any more."""
+    begin = LocalTier.begin
+    fast = str(tmp_path / "fast")
+
+    def fails(tier: LocalTier, *arguments: Any, **named: Any) -> Any:
+        if tier.name == fast:
+            raise DataError(f"{fast}: Input/output error")
+        return begin(tier, *arguments, **named)
+
+    lines: list[str] = []
+    store = opened(tmp_path, lines)
+    drainer = store._drainer
+    assert drainer is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(drainer, "_drain", lambda step: fails(LocalTier(fast)))
+        patch.setattr(LocalTier, "begin", fails)
+        store._upkeep.open_for_writing()
+        store._upkeep.give_up_fast(DataError(f"{fast}: Input/output error"))
+        drainer._upkeep.next_to_drain = lambda now: 1  # type: ignore[method-assign, assignment]
+        for step in (2, 3, 4):
+            store.save(step, state(step)).wait()
+            drainer.go_on()
+            with drainer._changed:
+                drainer._changed.wait_for(lambda: drainer._thread is None, 60)
+    with pytest.raises(DataError, match="Input/output error"):
+        store.close()
+    assert any(line.startswith("step 1: NOT drained: ") for line in lines)
+    check(tmp_path, 2, 3, 4)
+
+
 def test_one_that_cannot_be_opened_for_writing_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

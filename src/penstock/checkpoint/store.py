@@ -607,7 +607,8 @@ class SnapshotStore:
 
     def _raise_of_drain(self) -> None:
         """Raise what a drain failed with if nobody was told: on rank 0, which drains for all."""
-        if self._drainer is not None:
+        # From a fast tier that refuses, drains fail, too: that is told, and raised at the end, and stops no save.
+        if self._drainer is not None and not self._upkeep.fast_refuses:
             self._drainer.raise_error()
 
     def _finish_saving(self) -> None:

@@ -110,6 +110,11 @@ class Upkeep:
                 self._refusal = self._refusal or str(error)
             return self._refusal
 
+    @property
+    def fast_refuses(self) -> bool:
+        """Return whether the fast tier refused something, and is done without."""
+        return bool(self._refusal)
+
     def has_lost_fast(self) -> bool:
         """Return whether the fast tier is gone, with all that was there."""
         fast = self._catalog.tiers[0]
