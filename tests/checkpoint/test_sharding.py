@@ -286,3 +286,15 @@ def test_numbers_that_no_stored_part_holds_are_named() -> None:
 def test_a_tensor_of_another_shape_is_not_laid_out_anew() -> None:
     with pytest.raises(ConfigError, match=r"weight is wanted as float32\[5\], but stored as float32\[4\]"):
         copies_into(full("weight", 5), [full("weight", 4)])
+
+
+def test_a_tensor_that_is_not_in_parts_is_put_together_without_measuring(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Thousands of small tensors are read, each as it is stored."""
+    monkeypatch.setattr("secrets.randbelow", None)
+
+    (whole,) = copies_into(full("weight", 4, 8), [full("weight", 4, 8)])
+    (own,) = copies_into(part("weight", (4, 8), (2, 0), (2, 8)), [part("weight", (4, 8), (2, 0), (2, 8))])
+
+    assert (whole.part, own.part) == (0, 0)

@@ -154,6 +154,8 @@ def _fills(place: Extent, extents: Iterable[Extent]) -> bool:
     Source: Schwartz 1980, "Fast probabilistic algorithms for verification of polynomial identities", corollary 1; at
     most 64 dimensions over 2**61 - 1.
     """
+    if list(extents) == [place]:
+        return True  # as it is: a tensor that was not in parts
     marks: list[dict[int, int]] = [{} for _ in place]
 
     def volume(extent: Extent) -> int:
