@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 from tests.checkpoint.snapshot_files import opened
 
-from penstock.checkpoint import AutoDistance, Shard, SnapshotStore, StopOnSignal, set_random_state
+from penstock.checkpoint import (
+    AutoDistance,
+    Shard,
+    SnapshotStore,
+    StopOnSignal,
+    ranks_of_this_job,
+    set_random_state,
+)
 from penstock.checkpoint.arguments import checked_timeout
 from penstock.checkpoint.state import flatten
 from penstock.errors import ConfigError
@@ -209,3 +216,9 @@ def test_an_unknown_framework_is_refused_also_where_it_would_not_count(folder: P
         store.save(1, state(1)).wait()
         with pytest.raises(ConfigError, match=r"^framework is 'jax'; it is 'numpy', 'torch'"):
             store.restore(into=into, framework="jax")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", ["60 s", None, 0, float("nan")])
+def test_ranks_are_waited_for_some_seconds(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^timeout_seconds is .*more than 0"):
+        ranks_of_this_job(timeout_seconds=wrong)

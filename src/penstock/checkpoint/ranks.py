@@ -44,9 +44,9 @@ class Ranks:
     """
 
     def __init__(self, mail: Mail, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        if not timeout_seconds > 0:
+        if not (isinstance(timeout_seconds, (int, float)) and timeout_seconds > 0):
             raise ConfigError(
-                f"timeout_seconds is {timeout_seconds}; a rank needs time to arrive: give more than 0"
+                f"timeout_seconds is {timeout_seconds!r}; a rank needs time to arrive: give more than 0"
             )
         self.rank = mail.rank
         self.size = mail.size
