@@ -6,7 +6,7 @@ from random import Random
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
@@ -106,6 +106,8 @@ def test_what_is_there_already_counts() -> None:
 
 
 @settings(max_examples=100, deadline=None)
+@example(Keep(last=1, every_steps=13), "chain", AutoDistance(2.0, 3), 6, 1.0, 0)
+@example(Keep(last=1, every_steps=13), "chain", AutoDistance(2.0, 3), 7, 1.0, 0)
 @given(
     st.builds(
         Keep,

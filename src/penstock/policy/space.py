@@ -5,7 +5,7 @@ The saves are gone through one by one and retention is asked after each, as the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.errors import ConfigError
@@ -68,7 +68,8 @@ def space_needed(
         is a bound: more than the run needs if it takes longer than that age.
     stored: what lies in the store already, oldest first; the run goes on from there at `now_seconds`.
     Returns: exact for these sizes where it takes less than a second to find out; beyond, extrapolated from the growth
-        so far. An automatic distance is taken at its longest; under `max_bytes` the space is taken to be used.
+        so far. An automatic distance is taken as it is with these sizes, and at its longest, whichever needs more;
+        under `max_bytes` the space is taken to be used.
 
     >>> space_needed(1_000_000, range(100, 10_100, 100), Keep(last=5), "complete", 1, baseline_share=1.0).peak_bytes
     6000000
@@ -81,22 +82,27 @@ def space_needed(
                 f"{field} is {share}; a share of the state's bytes is between 0 and {MOST_SHARE}"
             )
     baseline_bytes, delta_bytes = (-int(-state_bytes * share // 1) for share in (baseline_share, delta_share))
+    # Neither needs more than the other in every run: what is kept of every so many steps may be a baseline or not.
+    distances: list[SnapDistance] = [snap_dis]
     if isinstance(snap_dis, AutoDistance):
-        snap_dis = snap_dis.longest(scheme, baseline_bytes, delta_bytes)
-    run = _Run(
-        steps,
-        scheme,
-        snap_dis,
-        baseline_bytes,
-        delta_bytes,
-        seconds_between_saves or 0.0,
-        tuple(stored),
-        now_seconds,
-    )
-    unlimited = run.needed(replace(keep, max_bytes=None))
+        distances.append(snap_dis.longest(scheme, baseline_bytes, delta_bytes))
+    runs = [
+        _Run(
+            steps,
+            scheme,
+            distance,
+            baseline_bytes,
+            delta_bytes,
+            seconds_between_saves or 0.0,
+            tuple(stored),
+            now_seconds,
+        )
+        for distance in distances
+    ]
+    unlimited = _most(run.needed(replace(keep, max_bytes=None)) for run in runs)
     if keep.limit_bytes is None:
         return unlimited
-    least = run.needed(replace(keep, max_bytes=1))
+    least = _most(run.needed(replace(keep, max_bytes=1)) for run in runs)
     # Not a run under this limit: with other sizes another number of snapshots would come closer to it.
     return SpaceNeeded(
         max(least.peak_bytes, min(unlimited.peak_bytes, keep.limit_bytes + unlimited.largest_bytes)),
@@ -125,11 +131,20 @@ def check_space(
     )
 
 
+def _most(needed: Iterable[SpaceNeeded]) -> SpaceNeeded:
+    found = list(needed)
+    return SpaceNeeded(
+        max(each.peak_bytes for each in found),
+        max(each.kept_bytes for each in found),
+        max(each.largest_bytes for each in found),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     steps: Sequence[int]
     scheme: Scheme
-    snap_dis: int
+    snap_dis: SnapDistance
     baseline_bytes: int
     delta_bytes: int
     seconds_between_saves: float
@@ -137,7 +152,7 @@ class _Run:
     now_seconds: float
 
     def needed(self, keep: Keep) -> SpaceNeeded:
-        largest = max(self.baseline_bytes, self.delta_bytes if self.snap_dis > 1 else 0) if self.steps else 0
+        largest = max(self.baseline_bytes, self.delta_bytes if self.snap_dis != 1 else 0) if self.steps else 0
         there, since = list(self.stored), list[StoredSnapshot]()
         begin_seconds = max(self.now_seconds, *(snapshot.created_seconds for snapshot in there), 0.0)
         kept, peak, looks = sum(each.stored_bytes for each in there), [0], 0
