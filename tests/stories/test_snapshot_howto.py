@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from penstock.checkpoint import SnapshotStore
 
@@ -33,7 +34,7 @@ def test_save_and_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    save, keep, stop, damaged = examples("save-and-resume.md")
+    save, epochs, keep, stop, damaged = examples("save-and-resume.md")
 
     first = training()
     exec(save, first | {"steps": 1000})
@@ -46,8 +47,15 @@ def test_save_and_resume(
     assert [line.partition(":")[0] for line in told] == ["step 1000", "step 2000"]
     assert all(re.search(r"blocked .* durable after .* wrote .* of .*%\), ", line) for line in told)
 
+    for number in range(4):
+        (tmp_path / "photos/train/one").mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / f"photos/train/one/{number}.png")
+    short = epochs.replace("90", "3").replace("batch_size=64", "batch_size=2").replace("runs/a", "runs/b")
+    exec(short, again | {"SnapshotStore": SnapshotStore, "first": 2})
+    assert [one.step for one in SnapshotStore("runs/b").list()] == [4, 6]
+
     exec(keep, again)
-    again |= {"store": SnapshotStore("runs/b"), "first": 0, "steps": 3}
+    again |= {"first": 0, "steps": 3}
     with pytest.raises(SystemExit) as ended:
         exec(stop, again)
     assert not ended.value.code
@@ -84,7 +92,7 @@ class Socket:
 
 
 def test_refresh_inference_workers(tmp_path: Path) -> None:
-    send, receive = examples("refresh-workers.md")
+    send, receive, ask = examples("refresh-workers.md")
     trainer, worker = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
     with SnapshotStore(tmp_path, report=None) as store:
         socket = Socket()
@@ -101,3 +109,19 @@ def test_refresh_inference_workers(tmp_path: Path) -> None:
 
     assert refreshed.step == 120
     assert torch.equal(worker.weight, trainer.weight)
+
+    asked: list[int | None] = []
+
+    def ask_for(at: int | None) -> None:
+        asked.append(at)
+        if len(asked) == 4:
+            raise InterruptedError
+        messages = list(store.refresh(at))
+        if len(asked) == 2:
+            messages[0] = messages[0][:-1] + bytes([messages[0][-1] ^ 1])
+        for message in messages:
+            socket.send(message)
+
+    with pytest.raises(InterruptedError):
+        exec(ask, given | {"ask_for": ask_for})
+    assert asked == [None, 120, None, 120]

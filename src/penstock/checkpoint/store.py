@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal
@@ -70,8 +70,8 @@ from penstock.policy.space import SpaceNeeded
 from penstock.trace.schema import Kind
 from penstock.units import parse_bytes, parse_rate
 
-#: The most that part files and the manifest take beside the state's bytes, for a few hundred thousand tensors.
-_TABLES_BYTES = 1 << 20
+#: The most that part files and the manifest take beside the state's bytes: and of each tensor, with a long name.
+_TABLES_BYTES, _TABLES_OF_TENSOR_BYTES = 1 << 20, 512
 
 
 def tell(line: str) -> None:
@@ -473,7 +473,7 @@ class SnapshotStore:
         self._cost = SaveCost(job.blocked_seconds)
         return Saving(saving)
 
-    def _place(self, job: Job, layouts: Iterable[Layout]) -> SnapshotWriter:
+    def _place(self, job: Job, layouts: Collection[Layout]) -> SnapshotWriter:
         """Return what writes a snapshot: to the fast tier if there is one and it has room."""
         if self._drainer is None:
             return self._writer
@@ -483,7 +483,8 @@ class SnapshotStore:
             self._upkeep.replace_damaged(job.step)
             if self._catalog.copies(job.step):
                 raise ConfigError(self._catalog.there_already(job.step))
-            place = self._upkeep.place(sum(layout.nbytes for layout in layouts) + _TABLES_BYTES)
+            tables_bytes = _TABLES_BYTES + _TABLES_OF_TENSOR_BYTES * len(layouts)
+            place = self._upkeep.place(sum(layout.nbytes for layout in layouts) + tables_bytes)
             return [place.tier, encode_first(self._speeds()), place.why_not_nearer]
 
         tier: int
