@@ -18,8 +18,10 @@ import torch
 from peer_saves import read_states
 
 from penstock.checkpoint.store import SnapshotStore
+from penstock.policy.keeping import Keep
 
 CAP_BYTES_PER_SECOND = 100 * 2**20
+MOST_SECONDS = 120
 
 
 def main() -> None:
@@ -47,7 +49,12 @@ def main() -> None:
 
     state, fill = read_states(options.state)
     with SnapshotStore(
-        options.folder, fast=options.fast, drain_bytes_per_second=CAP_BYTES_PER_SECOND, report=None
+        options.folder,
+        fast=options.fast,
+        drain_bytes_per_second=CAP_BYTES_PER_SECOND,
+        keep=Keep(last=2),
+        snap_dis=3,
+        report=None,
     ) as store:
         for number in range(options.rounds + 1):
             fill(number % 2)
@@ -59,6 +66,9 @@ def main() -> None:
             while not slow.exists():
                 step()
                 steps += 1
+                if time.perf_counter() - begin > MOST_SECONDS:
+                    store.drain()  # raises what it failed with
+                    raise SystemExit(f"a drain took more than {MOST_SECONDS} s")
             draining = time.perf_counter() - begin
             store.drain()
             begin = time.perf_counter()
