@@ -5,8 +5,8 @@
     python benchmarks/snapshots/compare_saves.py [--quick] [--folder FOLDER] [--megabytes 600] [--rounds N]
                                                  [--only NAME...] [--slow FOLDER]
 
-The state is the transformer's weights and AdamW moments from eight pairs of neighbouring early snapshots, under
-different names: saves see one side and the other of the pairs in turn, so that a difference is one between real
+The state is the transformer's weights and AdamW moments from eight pairs of neighbouring early snapshots, each tensor
+eight times as large: saves see one side and the other of the pairs in turn, so that a difference is one between real
 neighbours. Each way of saving is a process of its own with all processors; rounds go through all of them, in another
 order each. Nothing else runs in the process: a training would share processors with what saves in the background.
 What a save wrote leaves the page cache before the next one, off the clock, so that each is written into pages that were
@@ -165,7 +165,8 @@ def run_all(
 def write_states(folder: Path, to: Path, most_bytes: float) -> int:
     """Write both sides of the pairs as raw files, and the layout; return the bytes of a side.
 
-    A side has as many snapshots as come nearest to `most_bytes`, at least one; the other side has the ones after.
+    A side has as many snapshots as come nearest to `most_bytes`, at least one; the other side has the ones after. Each
+    tensor of one side is that of all its snapshots, so that there are as many tensors as a model of that size has.
     """
     (sequence,) = sequences.read_sequences(folder, ["gpt-fp32"])
     snapshots = sequence.group("early")
@@ -174,18 +175,16 @@ def write_states(folder: Path, to: Path, most_bytes: float) -> int:
     pairs = round(most_bytes / sum(tensor.nbytes for tensor in tensors.values()))
     pairs = min(max(pairs, 1), len(snapshots) - 1)
     to.mkdir()
-    layout = []
-    with (to / "0.bin").open("wb") as first, (to / "1.bin").open("wb") as second:
-        for index in range(pairs):
-            after = sequence.load(snapshots[index + 1])
-            for name, tensor in loaded.items():
-                if name in tensors:
-                    layout.append(
-                        (f"{index}/{name}", str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
-                    )
-                    first.write(bytes_of(tensor).data)
-                    second.write(bytes_of(after[name]).data)
-            loaded = after
+    states = [loaded, *(sequence.load(snapshot) for snapshot in snapshots[1 : pairs + 1])]
+    for side in range(2):
+        with (to / f"{side}.bin").open("wb") as file:
+            for name in tensors:
+                for state in states[side : side + pairs]:
+                    file.write(bytes_of(state[name]).data)
+    layout = [
+        (name, str(tensor.dtype).removeprefix("torch."), [pairs, *tensor.shape])
+        for name, tensor in tensors.items()
+    ]
     (to / "layout.json").write_text(json.dumps(layout))
     return (to / "0.bin").stat().st_size
 
