@@ -146,10 +146,9 @@ class Restorer:
     ) -> Restored:
         """Restore a snapshot; all ranks call it. See `SnapshotStore.restore`.
 
+        only: can be gone through more than once, as what `checked_only` returns: it is asked for each candidate anew.
         before_looking: is called on rank 0; what it raises is raised on all.
         """
-        if only is not None and not isinstance(only, str):
-            only = tuple(only)  # asked for each candidate anew
 
         def attempt(is_again: bool) -> Restored:
             def choose() -> list[int]:
