@@ -19,6 +19,8 @@ R = TypeVar("R")
 #: Read together: a request to an object store takes as long as some megabytes do.
 _BATCH_BYTES = 4 << 20
 _BATCH_THINGS = 64
+#: For each thread that works on them: while the caller hands others over it has work.
+_THINGS_AHEAD = 4
 #: What lies between two blocks and is not needed is read along with them, as long as it is no more.
 _GAP_BYTES = 32 << 10
 
@@ -134,7 +136,7 @@ def map_fetched(
         batches = readers.map(fetch, _batches(things, needs))
         all_ready = ((thing, batch) for batch in batches for thing in batch.things)
         before: _Batch[T] | None = None
-        for result, batch in workers.map(do, all_ready):
+        for result, batch in workers.map(do, all_ready, _THINGS_AHEAD):
             # Nobody looks at a batch any more once the work on the first thing of the next one is done.
             if before is not None and before is not batch:
                 rooms.put(before.room)

@@ -61,31 +61,31 @@ class Workers:
             self.close()
             raise
 
-    def map(self, work: Callable[[T], R], things: Iterable[T]) -> Iterator[R]:
+    def map(self, work: Callable[[T], R], things: Iterable[T], ahead: int = 2) -> Iterator[R]:
         """Yield work(thing) of each thing, in their order.
 
-        `things` is iterated by the caller's thread, at most twice as many ahead as there are threads.
+        `things` is iterated by the caller's thread, at most `ahead` times as many ahead as there are threads.
         Raises: what `work` raised, when its turn comes; what was begun is finished, nothing more is begun.
         """
-        ahead: deque[_Task[R]] = deque()
+        begun: deque[_Task[R]] = deque()
         try:
             for thing in things:
-                if len(ahead) >= 2 * len(self._threads):
-                    yield ahead.popleft().result()
+                if len(begun) >= ahead * len(self._threads):
+                    yield begun.popleft().result()
                 task = _Task(lambda thing=thing: work(thing))  # type: ignore[misc]
-                ahead.append(task)
+                begun.append(task)
                 with self._changed:
                     self._tasks.append(task)
                     self._changed.notify()
-            while ahead:
-                yield ahead.popleft().result()
+            while begun:
+                yield begun.popleft().result()
         finally:
             with self._changed:
-                for task in ahead:
+                for task in begun:
                     if task in self._tasks:
                         self._tasks.remove(task)
                         task._done.set()
-            for task in ahead:
+            for task in begun:
                 task._done.wait()
 
     def _run(self) -> None:
