@@ -13,6 +13,7 @@ from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.state import Source
 from penstock.checkpoint.tensors import Bytes, Layout
 from penstock.checkpoint.writing import Piece
+from penstock.flow.garbage import no_collection
 from penstock.flow.ordered import Workers
 
 #: Tensors begin at multiples of that many bytes, so that any type of number can be read in place.
@@ -43,6 +44,7 @@ class StagingArea:
             self._bytes = np.empty(0, np.uint8)
             self._bytes = _touched(nbytes)
 
+    @no_collection()
     def copy(self, cuts: Sequence[Cut], workers: Workers | None = None) -> list[Piece]:
         """Copy what is cut out of a state into the area, `room_of` it reserved, and return it there.
 
@@ -115,6 +117,7 @@ def room_of(cuts: Sequence[Cut]) -> int:
     return sum(_aligned(cut.place.stop - cut.place.start) for cut in cuts)
 
 
+@no_collection()
 def waves_of(sources: Iterable[Source], limit_bytes: int | None) -> list[list[Cut]]:
     """Return a state's tensors, cut between blocks, in waves that take no more room than the limit each.
 

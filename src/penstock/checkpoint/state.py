@@ -40,6 +40,7 @@ from penstock.checkpoint.tree import (
     write_view,
 )
 from penstock.errors import ConfigError
+from penstock.flow.garbage import no_collection
 
 #: Bytes objects of more than this are kept as a tensor instead of as text in the tree.
 _MOST_TEXT_BYTES = 1024
@@ -190,6 +191,7 @@ class Flat:
         return [source.tensor() for source in self.sources]
 
 
+@no_collection()
 def flatten(state: Any) -> Flat:
     """Take a state apart, copying nothing.
 
