@@ -14,10 +14,11 @@ from penstock.checkpoint.dtypes import dtype_named
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.ranks import alone
 from penstock.checkpoint.recipe import Way
+from penstock.checkpoint.staged import InOneWave
 from penstock.checkpoint.staging import StagingArea
 from penstock.checkpoint.tensors import Box, Layout
 from penstock.checkpoint.upkeep import Upkeep
-from penstock.checkpoint.writer import InOneWave, Job, SnapshotWriter
+from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.checkpoint.writing import Piece
 from penstock.flow.ordered import Workers
 from penstock.policy.keeping import Keep

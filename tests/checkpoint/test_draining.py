@@ -33,10 +33,11 @@ from tests.checkpoint.boxes import save_rows
 from penstock.checkpoint import Keep, SnapshotStore
 from penstock.checkpoint import store as store_module
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
-from penstock.checkpoint.draining import Drainer, FromChain
+from penstock.checkpoint.draining import Drainer
 from penstock.checkpoint.local import LocalDraft, LocalTier, LocalWriter
 from penstock.checkpoint.recipe import RAW, Way, check_part
 from penstock.checkpoint.saving import outcome_of
+from penstock.checkpoint.staged import FromChain
 from penstock.checkpoint.throttle import CappedTier
 from penstock.checkpoint.tier import MANIFEST
 from penstock.checkpoint.writing import Piece
@@ -274,7 +275,7 @@ def test_parts_of_a_tensor_that_is_spread_over_ranks_stay_parts(top: Path, on_fa
 def test_a_snapshot_larger_than_a_wave_is_drained_in_pieces(
     opened: Opened, top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.checkpoint.draining._WAVE_BYTES", 1 << 20)
+    monkeypatch.setattr("penstock.checkpoint.staged._WAVE_BYTES", 1 << 20)
     nbytes = 3 * 1024 * 1024 + 20
     with opened(codec="dynrle") as store:  # which looks at everything before it writes
         for step in (1, 2):
@@ -292,7 +293,7 @@ def test_a_codec_that_looks_at_everything_first_is_shown_it_block_by_block(
     top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a drain needs as much memory as the largest tensor, which may be most of the state."""
-    monkeypatch.setattr("penstock.checkpoint.draining._WAVE_BYTES", 1 << 20)
+    monkeypatch.setattr("penstock.checkpoint.staged._WAVE_BYTES", 1 << 20)
     shown: list[int] = []
     again = FromChain.again
 

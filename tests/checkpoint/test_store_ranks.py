@@ -18,6 +18,7 @@ from tests.checkpoint.test_ranks import Office, run
 from tests.forking import Forks
 
 from penstock.checkpoint import store as store_module
+from penstock.checkpoint import writer as writer_module
 from penstock.checkpoint.local import LocalDraft, LocalTier
 from penstock.checkpoint.ranks import Ranks
 from penstock.checkpoint.state import Shard, flatten
@@ -322,6 +323,7 @@ class NeverDue:
 
 
 def test_a_failure_that_one_rank_knows_earlier_is_raised_on_all_when_they_ask_whether_to_save(
+    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     """Rank 0 has heard that the save failed; on rank 1 the thread that did is about to end."""
@@ -337,7 +339,7 @@ def test_a_failure_that_one_rank_knows_earlier_is_raised_on_all_when_they_ask_wh
         def fail(*_: Any) -> Any:
             raise DataError("the disk is full")
 
-        store._writer._write_part = fail  # type: ignore[method-assign, assignment]
+        monkeypatch.setattr(writer_module, "write_staged", fail)
         if ranks.rank == 1:
             store._told = lambda _: may_end.wait(60)  # type: ignore[assignment]
             together = store._deciding.together  # type: ignore[union-attr]

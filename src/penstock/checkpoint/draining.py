@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
-import numpy as np
-
-from penstock.checkpoint.catalog import Catalog, open_way
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES, blocks_of
-from penstock.checkpoint.manifest import Stored
+from penstock.checkpoint.catalog import Catalog, Link, open_way
+from penstock.checkpoint.drain_process import Apart
 from penstock.checkpoint.reading import Chain
 from penstock.checkpoint.recipe import Plan
-from penstock.checkpoint.staging import StagingArea, cut_waves
-from penstock.checkpoint.tensors import Bytes
+from penstock.checkpoint.staged import FromChain
+from penstock.checkpoint.staging import StagingArea
 from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.writer import Job, SnapshotWriter
-from penstock.checkpoint.writing import Piece, Scratch
-from penstock.errors import DataError, FormatError
+from penstock.errors import FormatError
 from penstock.flow.cpus import give_way
 from penstock.flow.ordered import Workers
 
 #: Number of the slow tier in the catalog.
 _SLOW = 1
-#: Read from the fast tier at a time.
-_WAVE_BYTES = 16 << 20
+#: A snapshot from that size on is worth a process of its own, which takes a second of a processor to begin.
+_LEAST_APART_BYTES = 64 << 20
 
 
 class Drainer:
@@ -43,10 +39,12 @@ class Drainer:
         threads: int,
         report: Callable[[str], None],
         interrupt: threading.Event,
+        apart: Apart | None = None,
     ) -> None:
         """writer: of the slow tier, used by nobody else. report: is told one line for each snapshot; never fails.
 
-        interrupt: once set, a capped write ends at once.
+        interrupt: once set, a capped write ends at once. apart: begins a process that writes large snapshots; None: all
+            are written by threads of this one.
         """
         self._catalog = catalog
         self._upkeep = upkeep
@@ -54,6 +52,7 @@ class Drainer:
         self._threads = threads
         self._report = report
         self._interrupt = interrupt
+        self._apart = apart
         #: guards what follows
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -143,9 +142,12 @@ class Drainer:
                 error = failure
                 # It is raised, too, but only where somebody asks again.
                 self._report(f"{'what waits' if step is None else f'step {step}'}: NOT drained: {error}")
+            if error or step is None:
+                self._end_process()
             with self._changed:
                 # Under the lock of `go_on`: what is asked for is seen here, or begins another thread.
                 if error or self._is_stopping or (step is None and not self._is_asked):
+                    self._end_process()
                     self._error = error
                     self._thread = None
                     self._changed.notify_all()
@@ -155,12 +157,20 @@ class Drainer:
         if then is not None:
             then()
 
+    def _end_process(self) -> None:
+        if self._apart is not None:
+            self._apart.close()
+
     def _drain(self, step: int) -> None:
         begin_seconds = time.monotonic()
         try:
-            with closing(self._opened(step)) as chain:
+            chain, way = self._opened(step)
+            with closing(chain):
                 manifest = chain.manifest
                 waves = FromChain(chain, self._interrupt)
+                elsewhere = None
+                if self._apart is not None and manifest.raw_bytes >= _LEAST_APART_BYTES:
+                    elsewhere = self._apart.of(way, waves)
                 job = Job(
                     step,
                     begin_seconds,
@@ -171,6 +181,7 @@ class Drainer:
                     waves,
                     plan=Plan(step, manifest.uid, manifest.created_seconds, manifest.clock_seconds, (), None),
                     rank_trees=manifest.rank_trees,
+                    elsewhere=elsewhere,
                 )
                 job.is_copied.set()
                 # They begin here, for the writer ends them.
@@ -187,9 +198,10 @@ class Drainer:
         finally:
             self._upkeep.let_go([step])
 
-    def _opened(self, step: int) -> Chain:
+    def _opened(self, step: int) -> tuple[Chain, Sequence[Link]]:
         try:
-            return open_way(self._catalog, self._catalog.ways(step)[0])
+            way = self._catalog.ways(step)[0]
+            return open_way(self._catalog, way), way
         except FormatError:
             self._catalog.mark_damaged(step)
             raise
@@ -202,65 +214,3 @@ class Drainer:
         elif waves.is_damaged:
             # Nothing of it can be drained: others wait.
             self._catalog.mark_damaged(job.step)
-
-
-class FromChain:
-    """The tensors of a stored snapshot in waves, each read when it is asked for."""
-
-    def __init__(self, chain: Chain, interrupt: threading.Event) -> None:
-        """interrupt: once set, nothing more is read."""
-        self._chain = chain
-        self._interrupt = interrupt
-        self._scratch = Scratch()
-        #: Whether it was found to be damaged.
-        self.is_damaged = False
-
-    def take(self) -> Iterator[Sequence[Piece]]:
-        """Yield the tensors in pieces, valid until the next are asked for.
-
-        Raises: FormatError, DataError; the latter also if it is interrupted.
-        """
-        area = np.empty(0, np.uint8)
-        tensors = self._chain.manifest.tensors
-        for cuts in cut_waves([stored.layout for stored in tensors], _WAVE_BYTES):
-            self._check_interrupt()
-            needed = sum(place.stop - place.start for _, place in cuts)
-            if area.size < needed:
-                area = np.empty(needed, np.uint8)
-            pieces = []
-            used = 0
-            for index, place in cuts:
-                stored = tensors[index]
-                block_bytes = BLOCK_VALUES * stored.layout.dtype.item_bytes
-                data = area[used : used + place.stop - place.start]
-                for begin in range(0, data.size, block_bytes):
-                    number = (place.start + begin) // block_bytes
-                    out = data[begin : begin + block_bytes]
-                    self._read(stored, number, out)
-                pieces.append(Piece(stored.layout, place.start // block_bytes, data))
-                used += data.size
-            yield pieces
-
-    def again(self) -> Iterator[Piece]:
-        """Yield the tensors once more, block by block, each valid until the next. Raises: as `take`."""
-        room = Scratch()
-        for stored in self._chain.manifest.tensors:
-            for number, place in enumerate(blocks_of(stored.layout.nbytes, stored.layout.dtype)):
-                self._check_interrupt()
-                out = room.room(0, place.stop - place.start)
-                self._read(stored, number, out)
-                yield Piece(stored.layout, number, out)
-
-    def _check_interrupt(self) -> None:
-        if self._interrupt.is_set():
-            raise DataError("a drain was broken off: the store is closed")
-
-    def _read(self, stored: Stored, number: int, out: Bytes) -> None:
-        try:
-            self._chain.read_block(stored, number, out, self._scratch)
-        except FormatError:
-            self.is_damaged = True
-            raise
-
-    def give_up(self) -> None:
-        """Nothing is read ahead."""

@@ -81,6 +81,11 @@ class StopOnSignal:
         self._grace_seconds = grace_seconds
         self._signals = given
         self._report = checked_report(report) or _print
+        if mail is not None and not all(hasattr(mail, name) for name in ("rank", "size", "send", "receive")):
+            raise ConfigError(
+                f"mail is {mail!r:.80}; give what carries letters between ranks, such as that of mpi_mail(), or "
+                "None for that of this process's job"
+            )
         self._mail = mail or mail_of_this_job()
         # Others wait longer than rank 0, so that it can tell them who is missing.
         self._patience_seconds = min(TIMEOUT_SECONDS, grace_seconds / 2) * (1 if self._mail.rank == 0 else 2)

@@ -36,6 +36,7 @@ from penstock.checkpoint.arguments import (
 )
 from penstock.checkpoint.catalog import Catalog
 from penstock.checkpoint.codecs import DEFAULT
+from penstock.checkpoint.drain_process import Apart
 from penstock.checkpoint.draining import Drainer
 from penstock.checkpoint.inspecting import Listed, inspect
 from penstock.checkpoint.local import LocalTier
@@ -46,6 +47,7 @@ from penstock.checkpoint.replicas import digest_of, digests_of, told_apart
 from penstock.checkpoint.restoring import Restored, Restorer
 from penstock.checkpoint.saving import BackgroundSave, Saved, Saving, Waves
 from penstock.checkpoint.sharding import Assignment, assign, check_whole
+from penstock.checkpoint.staged import InOneWave
 from penstock.checkpoint.staging import StagingArea, room_of, waves_of
 from penstock.checkpoint.state import Flat, flatten
 from penstock.checkpoint.tensors import Layout
@@ -54,7 +56,7 @@ from penstock.checkpoint.tier import Tier
 from penstock.checkpoint.tree import Framework
 from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.wire import messages
-from penstock.checkpoint.writer import InOneWave, Job, SnapshotWriter
+from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.checkpoint.writing import Piece
 from penstock.errors import ConfigError, DataError, LoaderClosed, RankError, WaitTimeout
 from penstock.flow.cpus import default_coders
@@ -277,6 +279,10 @@ class SnapshotStore:
                 self._threads,
                 self._told,
                 stop,
+                # Object stores are reached by a client of this process, with its credentials.
+                Apart(near.path, main.path, way, self._threads, stop, self._told, drain_rate)
+                if isinstance(main, LocalTier) and os.name == "posix"
+                else None,
             )
         self._areas = (StagingArea(), StagingArea())
         #: What was last told of floats that differ between ranks.

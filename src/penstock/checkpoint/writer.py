@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain as chained
 from typing import Any, Protocol
 
 from penstock.checkpoint.catalog import Catalog
@@ -33,19 +32,18 @@ from penstock.checkpoint.recipe import (
     WrittenPart,
     check_part,
     decide,
-    made_coder,
     manifest_of,
     new_plan,
     opened_reference,
-    write_part,
 )
 from penstock.checkpoint.saving import Saved
+from penstock.checkpoint.staged import InOneWave, Staged, write_staged
 from penstock.checkpoint.staging import StagingArea
 from penstock.checkpoint.tensors import Layout
 from penstock.checkpoint.tier import Draft, Tier
 from penstock.checkpoint.upkeep import Upkeep
-from penstock.checkpoint.writing import Piece, References
-from penstock.errors import ConfigError, DataError, FormatError
+from penstock.checkpoint.writing import Piece
+from penstock.errors import DataError, FormatError
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
 from penstock.flow.snapshot_spans import SnapshotSpan
@@ -53,24 +51,15 @@ from penstock.trace.schema import Kind
 from penstock.trace.trace import JSON
 
 
-class Staged(Protocol):
-    """Where the pieces of a snapshot come from: `Waves` of a training, or another tier."""
+class Elsewhere(Protocol):
+    """Writes a part into a draft that was begun, and reads it back once it is committed, in another process."""
 
-    @property
-    def is_damaged(self) -> bool:
-        """Return whether they could not be read because they are damaged where they come from."""
+    def write(self, plan: Plan) -> WrittenPart:
+        """Return once the part would outlive a loss of power. Raises: FormatError, DataError."""
         ...
 
-    def take(self) -> Iterator[Sequence[Piece]]:
-        """Yield the tensors in pieces; what was yielded is not looked at once the next is asked for."""
-        ...
-
-    def again(self) -> Iterator[Piece] | None:
-        """Yield the tensors in pieces once more, each valid until the next; None if they come only once."""
-        ...
-
-    def give_up(self) -> None:
-        """Take nothing more."""
+    def check(self, plan: Plan, part: Part) -> None:
+        """Compare the part with its checksums. Raises: FormatError, DataError."""
         ...
 
 
@@ -103,6 +92,8 @@ class Job:
     note: str = ""
     #: What every rank has for itself, of a snapshot that is copied; None: what `rank_tree` of each says.
     rank_trees: Sequence[JSON] | None = None
+    #: Who writes the part in place of this process; None: nobody.
+    elsewhere: Elsewhere | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,20 +205,47 @@ class SnapshotWriter:
         pieces: list[Sequence[Piece]] = []
         written: list[Part] = []
 
+        def began(wave: Sequence[Piece]) -> None:
+            pieces.append(wave)
+            self._begin_seconds = time.monotonic()
+
+        def write_here(span: SnapshotSpan) -> WrittenPart:
+            with opened_reference(
+                self._catalog, plan, held.uid if held else None, held.pieces if held else ()
+            ) as references:
+                return write_staged(
+                    draft,
+                    plan,
+                    ranks.rank,
+                    self._way,
+                    job.waves,
+                    sum(layout.nbytes for layout in job.layouts),
+                    references,
+                    workers,
+                    began,
+                    span.add,
+                )
+
         def write() -> Any:
-            with (
-                SnapshotSpan(self._recorder, self._span, plan.step, self._number) as span,
-                opened_reference(
-                    self._catalog, plan, held.uid if held else None, held.pieces if held else ()
-                ) as references,
-            ):
-                made = self._write_part(job, plan, draft, pieces, references, workers, span)
+            with SnapshotSpan(self._recorder, self._span, plan.step, self._number) as span:
+                if job.elsewhere is None:
+                    made = write_here(span)
+                else:
+                    self._begin_seconds = time.monotonic()
+                    made = job.elsewhere.write(plan)
+                    span.add(made.part.nbytes)
             part = made.part
             written.append(part)
             if made.encode_seconds:
                 self.encode_bytes_per_second = made.encoded_bytes / made.encode_seconds
             rows = [[*write_layout(one.layout), one.first_block] for one in made.stored]
             return [[part.file, part.nbytes, part.table], rows, job.rank_tree]
+
+        def check() -> None:
+            if job.elsewhere is None:
+                check_part(self._tier, plan, ranks.rank, written[0], to_its_end=self._reads_back)
+            else:
+                job.elsewhere.check(plan, written[0])
 
         def commit(parts: Sequence[Any]) -> list[int]:
             manifest = self._manifest(job, plan, parts)
@@ -248,13 +266,11 @@ class SnapshotWriter:
                 raise
             # What else is read meanwhile is the reference: it is damaged, and nothing is to refer to it any more.
             self._catalog.mark_damaged(plan.reference.step, plan.chain[-1].tier)
-            if (
-                ranks.size > 1
-                or len(pieces) != 1
-                or sum(piece.data.size for piece in pieces[0]) != sum(layout.nbytes for layout in job.layouts)
-            ):
-                raise
-            job.waves = InOneWave(pieces[0])
+            if job.elsewhere is None:
+                nbytes = sum(layout.nbytes for layout in job.layouts)
+                if ranks.size > 1 or not pieces or sum(piece.data.size for piece in pieces[0]) != nbytes:
+                    raise
+                job.waves = InOneWave(pieces[0])
             job.draft = self._tier.begin(folder_of(plan.step), plan.uid)
             job.note += f": step {plan.reference.step}, to which it was to be a difference, is damaged"
             return self._write(job, replace(plan, reference=None, since_bytes=(), chain=()), workers)
@@ -267,10 +283,7 @@ class SnapshotWriter:
             # Held by nobody until it is checked: what comes next must not be a difference to what cannot be read.
             self.held = None
         try:
-            ranks.together(
-                f"the check of step {plan.step}",
-                lambda: check_part(self._tier, plan, ranks.rank, written[0], to_its_end=self._reads_back),
-            )
+            ranks.together(f"the check of step {plan.step}", check)
         except (FormatError, DataError):
             self._catalog.mark_damaged(plan.step, self._number)
             raise
@@ -301,39 +314,6 @@ class SnapshotWriter:
         except DataError:
             return True
 
-    def _write_part(
-        self,
-        job: Job,
-        plan: Plan,
-        draft: Draft,
-        pieces: list[Sequence[Piece]],
-        references: References | None,
-        workers: Workers,
-        span: SnapshotSpan,
-    ) -> WrittenPart:
-        """Write this rank's part; enter the first wave into `pieces`."""
-        waves = job.waves.take()
-        pieces.append(next(waves, ()))
-        self._begin_seconds = time.monotonic()
-
-        def looked_at() -> Iterator[Piece]:
-            if sum(layout.nbytes for layout in job.layouts) > sum(piece.data.size for piece in pieces[0]):
-                again = job.waves.again()
-                if again is not None:
-                    yield from again
-                    return
-                raise ConfigError(
-                    f"codec {self._way.codec!r} looks at the whole state before it writes, and staging_bytes is less "
-                    "than that: leave staging_bytes out, or choose another codec"
-                )
-            yield from pieces[0]
-
-        coder = made_coder(self._way.codec, looked_at, references)
-        all_waves = chained(pieces, waves)
-        if self._way.kept_mantissa_bits is not None:
-            all_waves = chained(_cut_short(all_waves, self._way.kept_mantissa_bits))
-        return write_part(draft, plan, self._ranks.rank, all_waves, references, coder, workers, span.add)
-
     def _manifest(self, job: Job, plan: Plan, parts: Sequence[Any]) -> Manifest:
         entered = []
         for number, (part, rows, _) in enumerate(parts):
@@ -341,39 +321,3 @@ class SnapshotWriter:
             entered.append((Part(*part), stored))
         rank_trees = [rank_tree for _, _, rank_tree in parts] if job.rank_trees is None else job.rank_trees
         return manifest_of(plan, self._way, job.tree, rank_trees, entered)
-
-
-class InOneWave:
-    """A state that lies whole in memory."""
-
-    is_damaged = False
-
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        self._pieces = pieces
-
-    def take(self) -> Iterator[Sequence[Piece]]:
-        """Yield all of it."""
-        yield self._pieces
-
-    def again(self) -> None:
-        """Return that nothing is read: all of it came at once."""
-
-    def give_up(self) -> None:
-        """Nobody waits."""
-
-
-def _cut_short(waves: Iterable[Sequence[Piece]], kept_mantissa_bits: int) -> Iterator[Sequence[Piece]]:
-    """Yield waves whose floats have lost the last bits of their mantissas, where they are staged."""
-    for pieces in waves:
-        for piece in pieces:
-            dtype = piece.layout.dtype
-            lost = dtype.mantissa_bits - kept_mantissa_bits
-            if dtype.is_float and dtype.item_bytes > 1 and lost > 0:
-                words = piece.data.view(f"<u{dtype.item_bytes}")
-                exponent = ((1 << dtype.exponent_bits) - 1) << dtype.mantissa_bits
-                lowest = words.dtype.type((1 << dtype.mantissa_bits) - 1)
-                # Cut to nothing, the mantissa of a NaN would be that of infinity: its first bit stays, or is set.
-                is_nan = (words & exponent == exponent) & (words & lowest != 0)
-                words &= words.dtype.type(-1 << lost & (1 << 8 * dtype.item_bytes) - 1)
-                words[is_nan] |= words.dtype.type(1 << (dtype.mantissa_bits - 1))
-        yield pieces

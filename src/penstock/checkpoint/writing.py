@@ -18,7 +18,8 @@ from penstock.flow.ordered import Workers
 #: Blocks are encoded in groups of about that many bytes: handing one to a thread costs some 30 us.
 _GROUP_BYTES = 1 << 20
 _GROUP_BLOCKS = 64
-#: Groups a thread has before it: while four megabytes are being written it has work. With two, saves took a fifth longer.
+#: Groups that each thread has before it: while four megabytes are being written it has work. With two, saves took a
+#: fifth longer.
 _GROUPS_AHEAD = 6
 #: Of what waits to be written, where it is hardly anything.
 _MOST_ROOMS = 8

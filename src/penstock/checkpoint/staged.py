@@ -1,0 +1,183 @@
+"""A snapshot's tensors as they come, from a training or from another tier, and how a part is written of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain as chained
+from typing import Protocol
+
+import numpy as np
+
+from penstock.checkpoint.codecs.codec import BLOCK_VALUES, blocks_of
+from penstock.checkpoint.manifest import Stored
+from penstock.checkpoint.reading import Chain
+from penstock.checkpoint.recipe import Plan, Way, WrittenPart, made_coder, write_part
+from penstock.checkpoint.staging import cut_waves
+from penstock.checkpoint.tensors import Bytes
+from penstock.checkpoint.tier import Draft
+from penstock.checkpoint.writing import Piece, References, Scratch
+from penstock.errors import ConfigError, DataError, FormatError
+from penstock.flow.ordered import Workers
+
+#: Read from a tier at a time.
+_WAVE_BYTES = 16 << 20
+
+
+class Staged(Protocol):
+    """Where the pieces of a snapshot come from: `Waves` of a training, or another tier."""
+
+    @property
+    def is_damaged(self) -> bool:
+        """Return whether they could not be read because they are damaged where they come from."""
+        ...
+
+    def take(self) -> Iterator[Sequence[Piece]]:
+        """Yield the tensors in pieces; what was yielded is not looked at once the next is asked for."""
+        ...
+
+    def again(self) -> Iterator[Piece] | None:
+        """Yield the tensors in pieces once more, each valid until the next; None if they come only once."""
+        ...
+
+    def give_up(self) -> None:
+        """Take nothing more."""
+        ...
+
+
+class InOneWave:
+    """A state that lies whole in memory."""
+
+    is_damaged = False
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = pieces
+
+    def take(self) -> Iterator[Sequence[Piece]]:
+        """Yield all of it."""
+        yield self._pieces
+
+    def again(self) -> None:
+        """Return that nothing is read: all of it came at once."""
+
+    def give_up(self) -> None:
+        """Nobody waits."""
+
+
+class FromChain:
+    """The tensors of a stored snapshot in waves, each read when it is asked for."""
+
+    def __init__(self, chain: Chain, interrupt: threading.Event) -> None:
+        """interrupt: once set, nothing more is read."""
+        self._chain = chain
+        self._interrupt = interrupt
+        self._scratch = Scratch()
+        #: Whether it was found to be damaged.
+        self.is_damaged = False
+
+    def take(self) -> Iterator[Sequence[Piece]]:
+        """Yield the tensors in pieces, valid until the next are asked for.
+
+        Raises: FormatError, DataError; the latter also if it is interrupted.
+        """
+        area = np.empty(0, np.uint8)
+        tensors = self._chain.manifest.tensors
+        for cuts in cut_waves([stored.layout for stored in tensors], _WAVE_BYTES):
+            self._check_interrupt()
+            needed = sum(place.stop - place.start for _, place in cuts)
+            if area.size < needed:
+                area = np.empty(needed, np.uint8)
+            pieces = []
+            used = 0
+            for index, place in cuts:
+                stored = tensors[index]
+                block_bytes = BLOCK_VALUES * stored.layout.dtype.item_bytes
+                data = area[used : used + place.stop - place.start]
+                for begin in range(0, data.size, block_bytes):
+                    number = (place.start + begin) // block_bytes
+                    out = data[begin : begin + block_bytes]
+                    self._read(stored, number, out)
+                pieces.append(Piece(stored.layout, place.start // block_bytes, data))
+                used += data.size
+            yield pieces
+
+    def again(self) -> Iterator[Piece]:
+        """Yield the tensors once more, block by block, each valid until the next. Raises: as `take`."""
+        room = Scratch()
+        for stored in self._chain.manifest.tensors:
+            for number, place in enumerate(blocks_of(stored.layout.nbytes, stored.layout.dtype)):
+                self._check_interrupt()
+                out = room.room(0, place.stop - place.start)
+                self._read(stored, number, out)
+                yield Piece(stored.layout, number, out)
+
+    def _check_interrupt(self) -> None:
+        if self._interrupt.is_set():
+            raise DataError("a drain was broken off: the store is closed")
+
+    def _read(self, stored: Stored, number: int, out: Bytes) -> None:
+        try:
+            self._chain.read_block(stored, number, out, self._scratch)
+        except FormatError:
+            self.is_damaged = True
+            raise
+
+    def give_up(self) -> None:
+        """Nothing is read ahead."""
+
+
+def write_staged(
+    draft: Draft,
+    plan: Plan,
+    rank: int,
+    way: Way,
+    staged: Staged,
+    nbytes: int,
+    references: References | None,
+    workers: Workers,
+    began: Callable[[Sequence[Piece]], None] = lambda _: None,
+    written: Callable[[int], None] = lambda _: None,
+) -> WrittenPart:
+    """Write a rank's part of tensors as they come, and return once it would outlive a loss of power.
+
+    nbytes: of all of them. began: is told of the first wave. written: is told of bytes as they are written.
+    Raises: DataError, FormatError; ConfigError if the codec has to look at all of them first, and they come only once.
+    """
+    waves = staged.take()
+    first = next(waves, ())
+    began(first)
+
+    def looked_at() -> Iterator[Piece]:
+        if nbytes > sum(piece.data.size for piece in first):
+            again = staged.again()
+            if again is not None:
+                yield from again
+                return
+            raise ConfigError(
+                f"codec {way.codec!r} looks at the whole state before it writes, and staging_bytes is less "
+                "than that: leave staging_bytes out, or choose another codec"
+            )
+        yield from first
+
+    coder = made_coder(way.codec, looked_at, references)
+    all_waves = chained([first], waves)
+    if way.kept_mantissa_bits is not None:
+        all_waves = chained(_cut_short(all_waves, way.kept_mantissa_bits))
+    return write_part(draft, plan, rank, all_waves, references, coder, workers, written)
+
+
+def _cut_short(waves: Iterable[Sequence[Piece]], kept_mantissa_bits: int) -> Iterator[Sequence[Piece]]:
+    """Yield waves whose floats have lost the last bits of their mantissas, where they are staged."""
+    for pieces in waves:
+        for piece in pieces:
+            dtype = piece.layout.dtype
+            lost = dtype.mantissa_bits - kept_mantissa_bits
+            if dtype.is_float and dtype.item_bytes > 1 and lost > 0:
+                words = piece.data.view(f"<u{dtype.item_bytes}")
+                exponent = ((1 << dtype.exponent_bits) - 1) << dtype.mantissa_bits
+                lowest = words.dtype.type((1 << dtype.mantissa_bits) - 1)
+                # Cut to nothing, the mantissa of a NaN would be that of infinity: its first bit stays, or is set.
+                is_nan = (words & exponent == exponent) & (words & lowest != 0)
+                words &= words.dtype.type(-1 << lost & (1 << 8 * dtype.item_bytes) - 1)
+                words[is_nan] |= words.dtype.type(1 << (dtype.mantissa_bits - 1))
+        yield pieces

@@ -1,0 +1,243 @@
+"""Drains by a process of their own: the same bytes, and nothing that is left of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.checkpoint import Keep, SnapshotStore
+from penstock.checkpoint import drain_process as drain_process_module
+from penstock.checkpoint import draining as draining_module
+from penstock.checkpoint.drain_process import DrainProcess, NoProcess
+from penstock.errors import DataError, FormatError
+
+
+@pytest.fixture(autouse=True)
+def all_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small a snapshot is."""
+    monkeypatch.setattr(draining_module, "_LEAST_APART_BYTES", 0)
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[DrainProcess]]:
+    """The processes that were begun, which have all ended when the test has."""
+    processes: list[DrainProcess] = []
+    begin = DrainProcess.__init__
+
+    def remember(self: DrainProcess, interrupt: threading.Event) -> None:
+        begin(self, interrupt)
+        processes.append(self)
+
+    monkeypatch.setattr(DrainProcess, "__init__", remember)
+    yield processes
+    for process in processes:
+        assert process._process.returncode is not None, "it was waited for"
+
+
+def states(steps: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal(100_000).astype(np.float32)
+    made = []
+    for step in range(steps):
+        weights = weights + np.float32(1e-4) * rng.standard_normal(weights.size).astype(np.float32)
+        made.append({"weights": weights, "step": step, "ids": np.arange(step)})
+    return made
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.pst") if path.is_file()
+    }
+
+
+def test_a_process_drains_the_same_blocks_as_threads_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, begun: list[DrainProcess]
+) -> None:
+    lines: list[str] = []
+    for name in ("apart", "here"):
+        if name == "here":
+            monkeypatch.setattr(draining_module, "_LEAST_APART_BYTES", 1 << 60)
+        with SnapshotStore(
+            tmp_path / name,
+            fast=tmp_path / f"{name}-fast",
+            drain_bytes_per_second="1 GB/s",
+            kept_mantissa_bits=20,
+            report=lines.append,
+        ) as store:
+            for step, state in enumerate(states(3)):
+                store.save(step, state).wait()
+                store.drain()
+    apart, here = (files_below(tmp_path / name) for name in ("apart", "here"))
+
+    assert len(begun) >= 1
+    assert apart.keys() == here.keys()
+    for name in apart:
+        # All but the uid, in the first 32 bytes.
+        assert apart[name][32:] == here[name][32:], name
+    assert sum("drained" in line for line in lines) == 6
+    with SnapshotStore(tmp_path / "apart", report=None) as store:
+        kinds = [each.reference_step for each in store.list()]
+        restored = store.restore()["weights"]
+    assert kinds == [None, 0, 1], "the process read what it was a difference to"
+    np.testing.assert_allclose(restored, states(3)[2]["weights"], rtol=2**-20)
+
+
+def test_damage_on_the_fast_tier_that_the_process_finds_is_told_and_remembered(
+    tmp_path: Path, begun: list[DrainProcess]
+) -> None:
+    folder, fast = tmp_path / "slow", tmp_path / "fast"
+    saved, (state, later) = SnapshotStore(fast, codec="stored", report=None), states(2)
+    with saved:
+        saved.save(0, state).wait()
+    (part,) = fast.rglob("*.pst")
+    data = bytearray(part.read_bytes())
+    data[1000] ^= 1
+    part.write_bytes(data)
+    lines: list[str] = []
+
+    with (
+        pytest.raises(FormatError, match=r"block 0 .* in tensor 'weights'"),
+        SnapshotStore(folder, fast=fast, report=lines.append) as store,
+    ):
+        store.drain()
+    assert any("step 0: NOT drained" in line for line in lines)
+    with SnapshotStore(folder, fast=fast, report=lines.append) as store:
+        store.save(1, later).wait()
+        with pytest.raises(FormatError, match="weights"):
+            store.drain()
+        store.drain()
+        assert [each.tiers for each in store.list()] == [(str(fast),), (str(fast), str(folder))]
+    assert len(begun) >= 2
+
+
+def test_what_would_be_a_difference_to_a_damaged_snapshot_is_drained_whole(
+    tmp_path: Path, begun: list[DrainProcess]
+) -> None:
+    folder, (state, later), lines = tmp_path / "slow", states(2), list[str]()
+    with SnapshotStore(folder, fast=tmp_path / "fast", keep=Keep(last=5), report=lines.append) as store:
+        store.save(0, state).wait()
+        store.drain()
+        (part,) = folder.rglob("*.pst")
+        data = bytearray(part.read_bytes())
+        data[1000] ^= 1
+        part.write_bytes(data)
+        for near in (tmp_path / "fast").glob("step-*"):
+            shutil.rmtree(near)
+        store.save(1, later).wait()
+        store.drain()
+        assert "step 0, to which it was to be a difference, is damaged" in lines[-1]
+        np.testing.assert_array_equal(store.restore(1)["weights"], later["weights"])
+
+
+def test_a_process_that_dies_fails_the_drain_and_the_next_begins_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, begun: list[DrainProcess]
+) -> None:
+    ask = DrainProcess.ask
+
+    def kill_first(self: DrainProcess, request: Any, **options: Any) -> Any:
+        if len(begun) == 1:
+            self._process.kill()
+            self._process.wait()
+        return ask(self, request, **options)
+
+    monkeypatch.setattr(DrainProcess, "ask", kill_first)
+    (state,) = states(1)
+    with SnapshotStore(tmp_path / "slow", fast=tmp_path / "fast", report=None) as store:
+        store.save(0, state).wait()
+        with pytest.raises(DataError, match="the process that drains has ended, with code -9") as caught:
+            store.drain()
+        assert "it is on the fast one as before" in caught.value.__notes__[0]
+        store.drain()
+    assert len(begun) == 2
+    with SnapshotStore(tmp_path / "slow", report=None) as store:
+        np.testing.assert_array_equal(store.restore()["weights"], state["weights"])
+
+
+@pytest.mark.parametrize("program", ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)"])
+def test_where_no_process_begins_threads_drain_and_that_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str
+) -> None:
+    monkeypatch.setattr(drain_process_module, "_PROGRAM", program)
+    lines: list[str] = []
+    with SnapshotStore(tmp_path / "slow", fast=tmp_path / "fast", report=lines.append) as store:
+        for step, state in enumerate(states(2)):
+            store.save(step, state).wait()
+            store.drain()
+
+    told = [line for line in lines if "drained by threads of this process" in line]
+    assert len(told) == 1
+    assert "has ended, with code" in told[0]
+    assert sum("drained after" in line for line in lines) == 2
+
+
+def test_a_system_that_refuses_a_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+
+    with pytest.raises(NoProcess, match="/nowhere/python"):
+        DrainProcess(threading.Event())
+
+
+def test_closing_breaks_off_what_the_process_writes(tmp_path: Path, begun: list[DrainProcess]) -> None:
+    """At this cap it takes a quarter of an hour."""
+    (state,) = states(1)
+    store = SnapshotStore(tmp_path / "slow", fast=tmp_path / "fast", drain_bytes_per_second=400, report=None)
+    store.save(0, state).wait()
+    drainer: Any = store._drainer
+    while not begun or not (drainer._thread and any((tmp_path / "slow").glob(".unfinished-*/part-*"))):
+        time.sleep(0.01)
+
+    begin = time.monotonic()
+    drainer.stop()
+    assert time.monotonic() - begin < 60
+    assert not any((tmp_path / "slow").glob(".unfinished-*")), "and its draft is gone"
+    with pytest.raises(DataError, match="broken off: the store is closed"):
+        store.close()
+    with SnapshotStore(tmp_path / "slow", fast=tmp_path / "fast", report=None) as again:
+        again.drain()
+        assert again.list()[0].tiers == (str(tmp_path / "fast"), str(tmp_path / "slow"))
+
+
+def test_a_training_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    script = f"""
+import numpy as np, time
+from penstock.checkpoint import SnapshotStore, draining, drain_process
+draining._LEAST_APART_BYTES = 0
+ask = drain_process.DrainProcess.ask
+def tell(self, *those, **options):
+    print(self._process.pid, flush=True)
+    return ask(self, *those, **options)
+drain_process.DrainProcess.ask = tell
+slow, fast = {str(tmp_path / "slow")!r}, {str(tmp_path / "fast")!r}
+store = SnapshotStore(slow, fast=fast, drain_bytes_per_second=400, report=None)
+store.save(0, {{"weights": np.random.default_rng(0).standard_normal(100_000)}}).wait()
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as training:
+        assert training.stdout is not None
+        process = int(training.stdout.readline())
+        os.kill(process, signal.SIGTERM)
+        os.kill(process, signal.SIGINT)
+        time.sleep(0.2)
+        os.kill(process, 0)  # signals to all of a job are the training's to answer
+        training.kill()
+    for _ in range(600):
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return
+        if Path(f"/proc/{process}/stat").exists() and ") Z " in Path(f"/proc/{process}/stat").read_text():
+            return  # ended; whoever took it over has not asked yet
+        time.sleep(0.05)
+    os.kill(process, signal.SIGKILL)
+    pytest.fail("it lives on")
