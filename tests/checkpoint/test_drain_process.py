@@ -188,6 +188,14 @@ def test_a_system_that_refuses_a_process_is_told(monkeypatch: pytest.MonkeyPatch
         DrainProcess(threading.Event())
 
 
+def test_a_program_in_one_file_is_not_begun_a_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of such, `sys.executable` is the training itself."""
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+
+    with pytest.raises(NoProcess, match="no Python interpreter"):
+        DrainProcess(threading.Event())
+
+
 def test_closing_breaks_off_what_the_process_writes(tmp_path: Path, begun: list[DrainProcess]) -> None:
     """At this cap it takes a quarter of an hour."""
     (state,) = states(1)

@@ -56,6 +56,8 @@ class DrainProcess:
     def __init__(self, interrupt: threading.Event) -> None:
         """Begin. interrupt: once set, what is asked is broken off. Raises: NoProcess."""
         self._interrupt = interrupt
+        if not sys.executable or getattr(sys, "frozen", False):
+            raise NoProcess("this program is no Python interpreter that another could be begun with")
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:
             self._process = subprocess.Popen(
@@ -80,15 +82,19 @@ class DrainProcess:
     def ask(self, request: JSON, *, to_its_end: bool = False) -> Any:
         """Return what a request is answered with. to_its_end: whether no interrupt counts.
 
-        Raises: DataError if the process ended, or if it was interrupted: it is to be closed then.
+        Raises: DataError if the process ended, or if it was interrupted: it is closed then, and writes nothing more.
         """
         data = memoryview(json.dumps(request).encode() + b"\n")
         try:
-            while data:
-                data = data[self._requests.write(data) :]  # a pipe takes what it has room for
-        except BrokenPipeError:
-            raise DataError(self._told_end()) from None
-        return self._answer(to_its_end)
+            try:
+                while data:
+                    data = data[self._requests.write(data) :]  # a pipe takes what it has room for
+            except BrokenPipeError:
+                raise DataError(self._told_end()) from None
+            return self._answer(to_its_end)
+        except BaseException:
+            self.close()
+            raise
 
     def _answer(self, to_its_end: bool = False) -> Any:
         line = b""
