@@ -38,11 +38,11 @@ from penstock.checkpoint.staged import FromChain, write_staged
 from penstock.checkpoint.throttle import CappedTier
 from penstock.checkpoint.tier import Tier
 from penstock.errors import DataError, FormatError, PenstockError
+from penstock.flow.cpus import give_way
 from penstock.flow.ordered import Workers
 from penstock.trace.trace import JSON
 
-#: The lowest priority first of all: there is a second of loading before the first byte.
-_PROGRAM = "import os; os.nice(19); from penstock.checkpoint.drain_process import serve; serve()"
+_PROGRAM = "from penstock.checkpoint.drain_process import serve; serve()"
 _LOOK_SECONDS = 0.05
 
 
@@ -212,6 +212,8 @@ class Elsewhere:
 
 def serve() -> None:
     """Answer requests until the training ends or kills it."""
+    # Not before: where the training leaves no processor, loading what it takes would last half a minute.
+    give_way()
     # A signal to all processes of a job is the training's to answer: it may still drain.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
