@@ -20,6 +20,7 @@ from penstock.checkpoint import Keep, SnapshotStore
 from penstock.checkpoint import drain_process as drain_process_module
 from penstock.checkpoint import draining as draining_module
 from penstock.checkpoint.drain_process import DrainProcess, NoProcess
+from penstock.checkpoint.recipe import Plan
 from penstock.errors import DataError, FormatError
 
 
@@ -196,6 +197,110 @@ def test_a_program_in_one_file_is_not_begun_a_second_time(monkeypatch: pytest.Mo
         DrainProcess(threading.Event())
 
 
+def test_what_starts_with_every_interpreter_may_write_and_a_search_path_hold_anything(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, begun: list[DrainProcess]
+) -> None:
+    site = tmp_path / "site\udcff"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import sys; print('a line', flush=True); print('half of one', end='', flush=True)\n"
+        "sys.stdout = sys.stdin = None"
+    )
+    monkeypatch.setattr(sys, "path", [str(site), "", tmp_path, b"/of bytes", *sys.path])
+    monkeypatch.setenv("PYTHONINSPECT", "1")
+    lines, (state,) = list[str](), states(1)
+    with SnapshotStore(tmp_path / "slow", fast=tmp_path / "fast", report=lines.append) as store:
+        store.save(0, state).wait()
+        store.drain()
+
+    assert len(begun) == 1
+    assert not any("threads" in line for line in lines)
+
+
+def test_a_search_path_that_no_environment_can_hold_leaves_it_to_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, "nul\0"])
+
+    with pytest.raises(NoProcess, match="null byte"):
+        DrainProcess(threading.Event())
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_training_without_standard_files_is_drained_for_by_a_process(tmp_path: Path, closed: str) -> None:
+    """As a daemon that closed them; whatever is opened next gets their numbers."""
+    script = f"""
+import numpy as np
+from penstock.checkpoint import SnapshotStore, draining
+draining._LEAST_APART_BYTES = 0
+lines = []
+with SnapshotStore({str(tmp_path / "slow")!r}, fast={str(tmp_path / "fast")!r}, report=lines.append) as store:
+    store.save(0, {{"weights": np.arange(100_000)}}).wait()
+open({str(tmp_path / "lines")!r}, "w").write("\\n".join(lines))
+"""
+    subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", script], check=True)
+
+    told = (tmp_path / "lines").read_text()
+    assert "threads" not in told
+    assert "drained after" in told
+
+
+def test_signals_to_all_of_a_job_do_not_end_a_process_that_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = subprocess.Popen
+
+    def signalled(*those: Any, **options: Any) -> Any:
+        process = begin(*those, **options)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            process.send_signal(number)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", signalled)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    DrainProcess(threading.Event()).close()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+def test_what_a_process_committed_and_died_over_does_not_pass_for_damaged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, begun: list[DrainProcess]
+) -> None:
+    with SnapshotStore(tmp_path / "fast", codec="stored", report=None) as saved:
+        for step, state in enumerate(states(2)):
+            saved.save(step, state).wait()
+    ask, lines = DrainProcess.ask, list[str]()
+
+    def kill_first(self: DrainProcess, request: Any, **options: Any) -> Any:
+        if request["do"] == "check" and len(begun) == 1:
+            self._process.kill()
+            self._process.wait()
+        return ask(self, request, **options)
+
+    monkeypatch.setattr(DrainProcess, "ask", kill_first)
+    with SnapshotStore(tmp_path / "slow", fast=tmp_path / "fast", report=lines.append) as store:
+        store.drain()
+    assert len(begun) == 2, "another drains what comes next"
+    assert sum("drained after" in line for line in lines) == 2
+    with SnapshotStore(tmp_path / "slow", report=None) as store:
+        for step, state in enumerate(states(2)):
+            np.testing.assert_array_equal(store.restore(step)["weights"], state["weights"])
+
+
+def test_what_is_found_damaged_when_it_is_opened_is_what_is_drained_and_not_its_reference(
+    tmp_path: Path,
+) -> None:
+    (state,) = states(1)
+    with SnapshotStore(tmp_path / "fast", report=None) as store:
+        uid = store.save(0, state).wait().uid
+    (part,) = (tmp_path / "fast").rglob("*.pst")
+    part.write_bytes(part.read_bytes()[:-1])
+    plan = Plan(0, uid, 0.0, 0.0, (), None)
+    request = {"do": "write", "plan": plan.write(), "links": [[0, 0, uid]], "threads": 1}
+    folders = {"fast": str(tmp_path / "fast"), "slow": str(tmp_path / "slow")}
+
+    answer: Any = drain_process_module._answered({**request, **folders})
+    assert answer["failed"] == "FormatError"
+    assert answer["is_damaged"]
+
+
 def test_closing_breaks_off_what_the_process_writes(tmp_path: Path, begun: list[DrainProcess]) -> None:
     """At this cap it takes a quarter of an hour."""
     (state,) = states(1)
@@ -217,13 +322,18 @@ def test_closing_breaks_off_what_the_process_writes(tmp_path: Path, begun: list[
 
 
 def test_a_training_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    """Nor while another that it forked, such as one that loads data, lives on and holds its files open."""
     script = f"""
-import numpy as np, time
+import numpy as np, os, time, warnings
 from penstock.checkpoint import SnapshotStore, draining, drain_process
+warnings.simplefilter("ignore")  # of a fork beside threads
 draining._LEAST_APART_BYTES = 0
 ask = drain_process.DrainProcess.ask
 def tell(self, *those, **options):
-    print(self._process.pid, flush=True)
+    forked = os.fork()
+    if not forked:
+        time.sleep(600)
+    print(self._process.pid, forked, flush=True)
     return ask(self, *those, **options)
 drain_process.DrainProcess.ask = tell
 slow, fast = {str(tmp_path / "slow")!r}, {str(tmp_path / "fast")!r}
@@ -233,12 +343,19 @@ time.sleep(600)
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as training:
         assert training.stdout is not None
-        process = int(training.stdout.readline())
-        os.kill(process, signal.SIGTERM)
-        os.kill(process, signal.SIGINT)
+        process, forked = map(int, training.stdout.readline().split())
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(process, number)
         time.sleep(0.2)
         os.kill(process, 0)  # signals to all of a job are the training's to answer
         training.kill()
+    try:
+        check_ends(process)
+    finally:
+        os.kill(forked, signal.SIGKILL)
+
+
+def check_ends(process: int) -> None:
     for _ in range(600):
         try:
             os.kill(process, 0)

@@ -10,9 +10,11 @@ with its standard input: a training that is killed leaves nothing behind.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import queue
+import select
 import selectors
 import signal
 import subprocess
@@ -43,11 +45,20 @@ from penstock.flow.ordered import Workers
 from penstock.trace.trace import JSON
 
 _PROGRAM = "from penstock.checkpoint.drain_process import serve; serve()"
+#: Its first line. What starts with an interpreter, such as a `sitecustomize`, may write to its output before.
+_GREETING = b"penstock drains\n"
 _LOOK_SECONDS = 0.05
+_LOOK_FOR_PARENT_SECONDS = 1.0
+#: A job's manager sends them to all of its processes; what they mean is the training's to say: it may still drain.
+_OF_THE_TRAINING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class NoProcess(Exception):
     """A process of its own cannot be had here."""
+
+
+class ProcessEnded(DataError):
+    """The process that drains has ended before it answered."""
 
 
 class DrainProcess:
@@ -58,31 +69,39 @@ class DrainProcess:
         self._interrupt = interrupt
         if not sys.executable or getattr(sys, "frozen", False):
             raise NoProcess("this program is no Python interpreter that another could be begun with")
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        # Entries of other types are legal there, and nothing is imported from them.
+        places = [place for place in sys.path if isinstance(place, str) and place]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+        # With it, an interpreter that fails asks its standard input what to do next.
+        environment.pop("PYTHONINSPECT", None)
+        # Inherited: until it ignores them, they wait.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_TRAINING)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM],
+                [sys.executable, "-P", "-c", _PROGRAM, str(os.getpid())],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise NoProcess(str(error)) from None
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         assert self._process.stdin is not None and self._process.stdout is not None, "they are pipes"  # noqa: PT018
         self._requests, self._answers = self._process.stdin, self._process.stdout
         try:
-            self._answer()  # it greets first
+            self._read_until(_GREETING)
         except BaseException as error:
             self.close()
-            if isinstance(error, DataError) and not interrupt.is_set():
+            if isinstance(error, ProcessEnded) and not interrupt.is_set():
                 raise NoProcess(str(error)) from None
             raise
 
     def ask(self, request: JSON, *, to_its_end: bool = False) -> Any:
         """Return what a request is answered with. to_its_end: whether no interrupt counts.
 
-        Raises: DataError if the process ended, or if it was interrupted: it is closed then, and writes nothing more.
+        Raises: ProcessEnded; DataError if it was interrupted. It is closed then, and writes nothing more.
         """
         data = memoryview(json.dumps(request).encode() + b"\n")
         try:
@@ -90,29 +109,34 @@ class DrainProcess:
                 while data:
                     data = data[self._requests.write(data) :]  # a pipe takes what it has room for
             except BrokenPipeError:
-                raise DataError(self._told_end()) from None
-            return self._answer(to_its_end)
+                raise self._ended() from None
+            return json.loads(self._read_until(b"\n", to_its_end=to_its_end))
         except BaseException:
             self.close()
             raise
 
-    def _answer(self, to_its_end: bool = False) -> Any:
+    def _read_until(self, end: bytes, *, to_its_end: bool = False) -> bytes:
         line = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers, selectors.EVENT_READ)
-            while not line.endswith(b"\n"):
+            while not line.endswith(end):
                 if self._interrupt.is_set() and not to_its_end:
                     raise DataError("a drain was broken off: the store is closed")
                 if not selector.select(_LOOK_SECONDS):
                     continue
                 data = os.read(self._answers.fileno(), 1 << 20)
                 if not data:
-                    raise DataError(self._told_end())
+                    raise self._ended()
                 line += data
-        return json.loads(line)
+        return line
 
-    def _told_end(self) -> str:
-        return f"the process that drains has ended, with code {self._process.wait()}"
+    def _ended(self) -> ProcessEnded:
+        return ProcessEnded(f"the process that drains has ended, with code {self._process.wait()}")
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether it answers no more."""
+        return self._requests.closed
 
     def close(self) -> None:
         """End the process, whatever it does; twice is harmless."""
@@ -159,6 +183,8 @@ class Apart:
         links: the copies that it is read from. waves: the same, which is told of damage.
         Raises: DataError if it is broken off.
         """
+        if self._process is not None and self._process.is_closed:
+            self._process = None
         if self._process is None and not self._is_refused:
             try:
                 self._process = DrainProcess(self._interrupt)
@@ -198,8 +224,13 @@ class Elsewhere:
             "plan": plan.write(),
             "part": [part.file, part.nbytes, part.table],
         }
-        # Not broken off: what is committed would pass for damaged.
-        self._raise_of(self._process.ask({**request, **self._settings}, to_its_end=True))
+        # Not broken off, nor left to a process that was killed: what is committed would pass for damaged.
+        try:
+            answer = self._process.ask({**request, **self._settings}, to_its_end=True)
+        except ProcessEnded:
+            check_part(LocalTier(str(self._settings["slow"])), plan, 0, part, to_its_end=True)
+        else:
+            self._raise_of(answer)
 
     def _raise_of(self, answer: Any) -> None:
         if "failed" in answer:
@@ -214,28 +245,43 @@ def serve() -> None:
     """Answer requests until the training ends or kills it."""
     # Not before: where the training leaves no processor, loading what it takes would last half a minute.
     give_way()
-    # A signal to all processes of a job is the training's to answer: it may still drain.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _OF_THE_TRAINING:
         signal.signal(number, signal.SIG_IGN)
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def listen() -> None:
-        for line in sys.stdin:
-            requests.put(line)
-        os._exit(0)  # nobody is there any more, whatever is being written
-
-    threading.Thread(target=listen, daemon=True).start()
-    answer: JSON = {"is_ready": True}
+    # By their numbers, for a `sitecustomize` may have put something else in the place of these files. The training's
+    # standard error may be closed; the next file that is opened would get its number, and what libraries write to it.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    answers = os.fdopen(fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3), "wb")
+    os.dup2(nowhere if sys.stderr is None else 2, 1)
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(int(sys.argv[1]), requests), daemon=True).start()
+    answers.write(_GREETING)
     while True:
-        answers.write(json.dumps(answer) + "\n")
         answers.flush()
         answer = _answered(json.loads(requests.get()))
+        answers.write(json.dumps(answer).encode() + b"\n")
+
+
+def _listen(training: int, requests: queue.SimpleQueue[bytes]) -> None:
+    """Take requests; end the process once nobody is there any more, whatever is being written.
+
+    training: its process. Those that it forked keep the other end of standard input open.
+    """
+    left = b""
+    while os.getppid() == training:
+        if not select.select([0], [], [], _LOOK_FOR_PARENT_SECONDS)[0]:
+            continue
+        data = os.read(0, 1 << 20)
+        if not data:
+            break
+        *lines, left = (left + data).split(b"\n")
+        for line in lines:
+            requests.put(line)
+    os._exit(0)
 
 
 def _answered(request: Any) -> JSON:
     waves: FromChain | None = None
+    is_damaged = False
     try:
         plan = Plan.read(request["plan"])
         fast, slow = LocalTier(request["fast"]), LocalTier(request["slow"])
@@ -243,21 +289,26 @@ def _answered(request: Any) -> JSON:
             check_part(slow, plan, 0, Part(*request["part"]), to_its_end=True)
             return {}
         catalog = Catalog([fast, slow])
-        rate = request["bytes_per_second"]
-        tier: Tier = slow if rate is None else CappedTier(slow, rate)
-        draft = tier.begin(folder_of(plan.step), plan.uid, join=True)
+        try:
+            opened = open_way(catalog, [Link(*link) for link in request["links"]])
+        except FormatError:
+            is_damaged = True
+            raise
         with (
-            closing(open_way(catalog, [Link(*link) for link in request["links"]])) as chain,
+            closing(opened) as chain,
             Workers(request["threads"], "penstock-drain") as workers,
             opened_reference(catalog, plan, None, ()) as references,
         ):
+            rate = request["bytes_per_second"]
+            tier: Tier = slow if rate is None else CappedTier(slow, rate)
+            draft = tier.begin(folder_of(plan.step), plan.uid, join=True)
             waves = FromChain(chain, threading.Event())
             way = Way("complete", 1, request["codec"], request["kept_mantissa_bits"])
             nbytes = sum(stored.layout.nbytes for stored in chain.manifest.tensors)
             made = write_staged(draft, plan, 0, way, waves, nbytes, references, workers)
     except (PenstockError, OSError) as error:
         kind = FormatError if isinstance(error, FormatError) else DataError
-        is_damaged = waves is not None and waves.is_damaged
+        is_damaged = is_damaged or (waves is not None and waves.is_damaged)
         return {"failed": kind.__name__, "message": str(error), "is_damaged": is_damaged}
     return {
         "part": [made.part.file, made.part.nbytes, made.part.table],
