@@ -344,15 +344,18 @@ time.sleep(600)
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as training:
         assert training.stdout is not None
         process, forked = map(int, training.stdout.readline().split())
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            os.kill(process, number)
-        time.sleep(0.2)
-        os.kill(process, 0)  # signals to all of a job are the training's to answer
-        training.kill()
-    try:
-        check_ends(process)
-    finally:
-        os.kill(forked, signal.SIGKILL)
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+                os.kill(process, number)
+            time.sleep(0.2)
+            # Signals to all of a job are the training's to answer.
+            assert Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+            training.kill()
+            training.wait()
+            check_ends(process)
+        finally:
+            training.kill()
+            os.kill(forked, signal.SIGKILL)
 
 
 def check_ends(process: int) -> None:
