@@ -100,6 +100,34 @@ def test_who_stops_asking_leaves_nothing_running() -> None:
         assert len(peak) == done + 1
 
 
+def test_what_is_waited_for_when_an_interrupt_comes_is_finished_too() -> None:
+    """It may read memory that is given back as soon as the caller goes on."""
+    interrupted, finished = threading.Event(), threading.Event()
+    main = threading.main_thread().ident
+    assert main is not None
+    interrupter = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))
+
+    def interrupt(*_: object) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    def work(_: int) -> None:
+        interrupter.start()
+        assert interrupted.wait(30)
+        threading.Event().wait(0.1)  # while the caller would go on
+        finished.set()
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with Workers(1, "test") as workers:
+            with pytest.raises(KeyboardInterrupt):
+                list(workers.map(work, [0]))
+            assert finished.is_set()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    interrupter.join()
+
+
 def test_closing_twice_is_harmless_and_ends_the_threads() -> None:
     workers = Workers(3, "test-closing")
     assert sum(thread.name.startswith("test-closing") for thread in threading.enumerate()) == 3

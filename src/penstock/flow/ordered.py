@@ -36,6 +36,13 @@ class _Task(Generic[R]):
         return self._result
 
 
+def _first_of(begun: deque[_Task[R]]) -> R:
+    """Return the first result, and only then forget its task: who interrupts this waits for it as for the others."""
+    result = begun[0].result()
+    begun.popleft()
+    return result
+
+
 class Workers:
     """Threads that work for one caller at a time.
 
@@ -71,14 +78,14 @@ class Workers:
         try:
             for thing in things:
                 if len(begun) >= ahead * len(self._threads):
-                    yield begun.popleft().result()
+                    yield _first_of(begun)
                 task = _Task(lambda thing=thing: work(thing))  # type: ignore[misc]
                 begun.append(task)
                 with self._changed:
                     self._tasks.append(task)
                     self._changed.notify()
             while begun:
-                yield begun.popleft().result()
+                yield _first_of(begun)
         finally:
             with self._changed:
                 for task in begun:
