@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import tracemalloc
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,6 +144,32 @@ def test_a_limit_below_a_block_makes_waves_of_one_block_each(limit_bytes: int) -
 
     assert [[len(cut_bytes(cut)) for cut in wave] for wave in waves] == [[64], [64], [32], [64]]
     assert put_together(waves) == {source.layout: state[source.layout.name].tobytes() for source in sources}
+
+
+def test_what_threads_copy_stays_though_nobody_waits_for_them_any_more() -> None:
+    """As where a second Ctrl-C ends the wait: they have addresses."""
+
+    class Leaving(Workers):
+        def map(self, work: Any, things: Any, ahead: int = 2) -> Iterator[Any]:
+            left.extend((work, list(things)))
+            raise KeyboardInterrupt
+
+    left: list[Any] = []
+    state = {"a": np.arange(20), "b": np.arange(8)}
+    seen = weakref.ref(state["b"])
+    area = StagingArea()
+    area.reserve(1000)
+    with Leaving(0, "test") as workers, pytest.raises(KeyboardInterrupt):
+        area.copy(waves_of(flatten(state).sources, None)[0], workers)
+    del area, state
+
+    work, groups = left
+    for group in groups:
+        work(group)
+    assert seen() is not None
+    left.clear()
+    del work
+    assert seen() is None
 
 
 def test_an_empty_state_is_one_empty_wave() -> None:

@@ -386,6 +386,7 @@ REFUSED = (
         "a time",
         "sparse",
         "meta",
+        "given back",
         "quantized",
         "nested",
         "lazy",
@@ -394,6 +395,12 @@ REFUSED = (
     ),
     *("a key", "two keys of one name"),
 )
+
+
+def given_back() -> torch.Tensor:
+    tensor = torch.ones(2)
+    tensor.untyped_storage().resize_(0)
+    return tensor
 
 
 def refusals() -> dict[str, tuple[Any, str]]:
@@ -422,6 +429,7 @@ def refusals() -> dict[str, tuple[Any, str]]:
         "a time": ({"x": np.datetime64("2020-01-01")}, "x is a NumPy scalar of type datetime64"),
         "sparse": ({"x": torch.eye(2).to_sparse()}, "x is a tensor of layout sparse_coo"),
         "meta": ({"x": torch.empty(2, device="meta")}, "x is a tensor without numbers"),
+        "given back": ({"x": given_back()}, "x is a tensor whose memory was given back"),
         "quantized": (
             {"x": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)},
             "x is a quantized tensor of type torch.qint8",
@@ -591,6 +599,7 @@ MISMATCHES: tuple[tuple[Any, Any, str], ...] = (
     ),
     (torch.zeros(1).expand(2), torch.ones(2), "x has numbers that share memory"),
     (torch.zeros(2, device="meta"), torch.ones(2), "x has no memory of its own"),
+    (given_back(), torch.ones(2), "x has no memory of its own"),
     (frozen(np.zeros(2)), np.ones(2), "x is read-only"),
     (torch.zeros(2), 3, "x is a plain value in the snapshot and a torch.Tensor in `into`"),
     (torch.zeros(2), {"y": 1}, "x is a mapping in the snapshot and a torch.Tensor"),

@@ -603,7 +603,11 @@ def _mismatch(leaf: ArrayLeaf, target: Any) -> str:
         if not target.flags.writeable:
             return "is read-only in `into`"
     elif (
-        target.is_meta or target.layout is not _torch_module().strided or target.is_conj() or target.is_neg()
+        target.is_meta
+        or target.layout is not _torch_module().strided
+        or target.is_conj()
+        or target.is_neg()
+        or (target.numel() and not target.data_ptr())
     ):
         return "has no memory of its own in `into`: make it a plain tensor"
     steps = zip(target.shape, _strides(target), strict=True)

@@ -69,7 +69,9 @@ class StagingArea:
         if workers is None or len(moves) == 1:
             _move_all(moves)
         else:
-            for _ in workers.map(_move_all, _grouped(moves)):
+            # What lies there stays, also where a second interrupt ends the wait for threads that copy.
+            owners = self._bytes, cuts
+            for _ in workers.map(lambda group: _move_all(group, owners), _grouped(moves)):
                 pass
         for device in {cut.source.array.device for cut in cuts if not cut.source.is_on_host}:
             # Each has a stream of its own, whatever its kind.
@@ -98,7 +100,8 @@ def _grouped(moves: Sequence[_Move]) -> Iterator[list[_Move]]:
         yield group
 
 
-def _move_all(moves: Sequence[_Move]) -> None:
+def _move_all(moves: Sequence[_Move], owners: object = None) -> None:
+    """Copy. owners: of the memory, which stays for as long."""
     # By addresses, for arrays of NumPy take ten times as long to make as a small tensor to copy.
     for move in moves:
         memmove(*move)

@@ -337,6 +337,11 @@ class _Walk:
             # What is still to be conjugated or negated is a note on the tensor, not in its bytes.
             tensor = tensor.detach().resolve_conj().resolve_neg()
         strides, address = None, tensor.data_ptr()
+        if not address and tensor.numel():
+            # As FSDP leaves parameters that it gathers for each step.
+            raise unsupported(
+                name, "a tensor whose memory was given back", "save it while it has its numbers"
+            )
         if not tensor.is_contiguous():
             strides = tuple(dtype.item_bytes * stride for stride in tensor.stride())
         found = _Found(name, tensor, body, dtype, tuple(tensor.shape), strides, address)
