@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
@@ -101,7 +102,6 @@ class _Room:
 
     def __init__(self) -> None:
         self.out = np.empty(0, np.uint8)
-        self.scratch = Scratch()
 
 
 def pairs_of(pieces: Iterable[Piece], references: References | None) -> Iterator[Pair]:
@@ -136,6 +136,8 @@ class TensorWriter:
         self._workers = workers
         self._written = written
         self._rooms: SimpleQueue[_Room] = SimpleQueue()
+        #: Where each worker has what a group is a difference to: not of the room, for there are many more of these.
+        self._own = threading.local()
         #: The first block of these bytes, by their hash.
         self._seen: dict[int, int] = {}
         #: Where each tensor is, in their order.
@@ -202,6 +204,8 @@ class TensorWriter:
             room = self._rooms.get_nowait()
         except Empty:
             room = _Room()
+        if not hasattr(self._own, "scratch"):
+            self._own.scratch = Scratch()
         if self._coder is not None:
             needed = sum(block.values.size for block in group) + SLACK_BYTES
             if room.out.size < needed:
@@ -215,7 +219,7 @@ class TensorWriter:
             if self._coder is not None:
                 reference = None
                 if self._references is not None:
-                    reference = self._references.block(block.layout, block.number, room.scratch)
+                    reference = self._references.block(block.layout, block.number, self._own.scratch)
                 out = room.out[used : used + values.size + SLACK_BYTES]
                 kind, length = self._coder.encode(Pair(values, block.layout.dtype, reference), out)
                 if kind != Kind.STORED:

@@ -1,0 +1,47 @@
+"""Writing a part: what it takes of memory while blocks are encoded and written."""
+
+from __future__ import annotations
+
+import numpy as np
+from tests.checkpoint.snapshot_files import UID
+from tests.checkpoint.test_parts import Memory
+
+from penstock.checkpoint.codecs import codec_named
+from penstock.checkpoint.codecs.codec import BLOCK_VALUES
+from penstock.checkpoint.dtypes import dtype_named
+from penstock.checkpoint.parts import PartWriter
+from penstock.checkpoint.tensors import Bytes, Layout
+from penstock.checkpoint.writing import Piece, Scratch, TensorWriter
+from penstock.flow.ordered import Workers
+
+
+class Decoded:
+    """A reference whose blocks are decoded into scratches, which it remembers."""
+
+    def __init__(self) -> None:
+        self.scratches: list[Scratch] = []
+
+    def block(self, layout: Layout, number: int, scratch: Scratch) -> Bytes:
+        if scratch not in self.scratches:
+            self.scratches.append(scratch)
+        first = number * BLOCK_VALUES
+        out = scratch.room(0, min(BLOCK_VALUES, layout.nbytes - first))
+        out[:] = number
+        return out
+
+
+def test_each_thread_decodes_what_blocks_are_differences_to_in_a_room_of_its_own() -> None:
+    """Not each group of blocks that waits to be written, of which there are many more."""
+    blocks, threads = 200, 2
+    layout = Layout("x", dtype_named("uint8"), (blocks * BLOCK_VALUES,))
+    references, file = Decoded(), Memory()
+    data = np.repeat(np.arange(blocks).astype(np.uint8), BLOCK_VALUES)
+    part = PartWriter(file, "part-00000.pst", 0, bytes.fromhex(UID))
+    with Workers(threads, "test") as workers:
+        coder = codec_named("balance").coder(lambda: iter(()))
+        writer = TensorWriter(part, 0, references, coder, workers, lambda _: None)
+        writer.write([Piece(layout, 0, data)])
+    written = part.finish()
+
+    assert 1 <= len(references.scratches) <= threads
+    assert written.nbytes < data.size / 100, "each block was what it was a difference to"
