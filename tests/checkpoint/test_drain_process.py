@@ -20,6 +20,7 @@ from penstock.checkpoint import Keep, SnapshotStore
 from penstock.checkpoint import drain_process as drain_process_module
 from penstock.checkpoint import draining as draining_module
 from penstock.checkpoint.drain_process import DrainProcess, NoProcess
+from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.recipe import Plan
 from penstock.errors import DataError, FormatError
 
@@ -141,28 +142,56 @@ def test_what_would_be_a_difference_to_a_damaged_snapshot_is_drained_whole(
         np.testing.assert_array_equal(store.restore(1)["weights"], later["weights"])
 
 
-def test_a_process_that_dies_fails_the_drain_and_the_next_begins_another(
+def test_a_process_that_is_killed_leaves_the_drain_to_threads_and_that_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, begun: list[DrainProcess]
 ) -> None:
     ask = DrainProcess.ask
 
-    def kill_first(self: DrainProcess, request: Any, **options: Any) -> Any:
-        if len(begun) == 1:
-            self._process.kill()
-            self._process.wait()
+    def killed(self: DrainProcess, request: Any, **options: Any) -> Any:
+        self._process.kill()
+        self._process.wait()
         return ask(self, request, **options)
 
-    monkeypatch.setattr(DrainProcess, "ask", kill_first)
-    (state,) = states(1)
-    with SnapshotStore(tmp_path / "slow", fast=tmp_path / "fast", report=None) as store:
-        store.save(0, state).wait()
-        with pytest.raises(DataError, match="the process that drains has ended, with code -9") as caught:
+    monkeypatch.setattr(DrainProcess, "ask", killed)
+    lines: list[str] = []
+    with SnapshotStore(tmp_path / "slow", fast=tmp_path / "fast", report=lines.append) as store:
+        for step, state in enumerate(states(2)):
+            store.save(step, state).wait()
             store.drain()
-        assert "it is on the fast one as before" in caught.value.__notes__[0]
-        store.drain()
-    assert len(begun) == 2
-    with SnapshotStore(tmp_path / "slow", report=None) as store:
-        np.testing.assert_array_equal(store.restore()["weights"], state["weights"])
+        assert len(store.list()[1].tiers) == 2
+        np.testing.assert_array_equal(store.restore()["weights"], states(2)[1]["weights"])
+    assert len(begun) == 1
+    (told,) = [line for line in lines if "threads of this process" in line]
+    assert "with code -9; a system that runs out of memory kills processes" in told
+    assert not any("NOT drained" in line for line in lines)
+
+
+def test_what_failed_to_drain_and_was_raised_is_tried_again_by_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, begun: list[DrainProcess]
+) -> None:
+    (tmp_path / "slow").mkdir()
+    begin, full = LocalTier.begin, [True]
+
+    def begin_or_not(self: LocalTier, *those: Any, **options: Any) -> Any:
+        if full[0] and self.path.name == "slow":
+            raise DataError("no space left on the slow tier")
+        return begin(self, *those, **options)
+
+    monkeypatch.setattr(LocalTier, "begin", begin_or_not)
+    first, second = states(2)
+    with SnapshotStore(tmp_path / "slow", fast=tmp_path / "fast", report=None) as store:
+        store.save(0, first).wait()
+        with pytest.raises(DataError, match="no space left"):
+            store.drain()
+        store.save(1, second).wait()
+        drainer: Any = store._drainer
+        while drainer._thread is not None:
+            time.sleep(0.01)
+        with pytest.raises(DataError, match="no space left") as caught:
+            store.save(2, second)
+        assert "step 2 is not saved: save it again" in caught.value.__notes__[-1]
+        full[0] = False
+    assert len(list((tmp_path / "slow").glob("step-*"))) == 2
 
 
 @pytest.mark.parametrize("program", ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)"])

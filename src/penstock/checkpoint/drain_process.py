@@ -60,6 +60,10 @@ class NoProcess(Exception):
 class ProcessEnded(DataError):
     """The process that drains has ended before it answered."""
 
+    def __init__(self, code: int) -> None:
+        super().__init__(f"the process that drains has ended, with code {code}")
+        self.was_killed = code == -signal.SIGKILL
+
 
 class DrainProcess:
     """The process, as the training sees it. Used by one thread, which closes it."""
@@ -83,6 +87,7 @@ class DrainProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
+                process_group=0,  # of its own: what is sent to the training's group is not for it
             )
         except (OSError, ValueError) as error:
             raise NoProcess(str(error)) from None
@@ -131,7 +136,7 @@ class DrainProcess:
         return line
 
     def _ended(self) -> ProcessEnded:
-        return ProcessEnded(f"the process that drains has ended, with code {self._process.wait()}")
+        return ProcessEnded(self._process.wait())
 
     @property
     def is_closed(self) -> bool:
@@ -194,6 +199,14 @@ class Apart:
         if self._process is None:
             return None
         return Elsewhere(self._process, {**self._settings, "links": [list(link) for link in links]}, waves)
+
+    def give_up(self, error: ProcessEnded) -> None:
+        """Begin no other process, for one has ended, and tell that. error: how."""
+        self._is_refused = True
+        self._report(
+            f"snapshots are drained by threads of this process from here on: {error}"
+            f"{'; a system that runs out of memory kills processes' if error.was_killed else ''}"
+        )
 
     def close(self) -> None:
         """End the process, if there is one."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from penstock.checkpoint.catalog import Catalog, Link, open_way
-from penstock.checkpoint.drain_process import Apart
+from penstock.checkpoint.drain_process import Apart, ProcessEnded
 from penstock.checkpoint.reading import Chain
 from penstock.checkpoint.recipe import Plan
 from penstock.checkpoint.staged import FromChain
@@ -60,6 +60,8 @@ class Drainer:
         #: Whether more may wait than the thread has seen.
         self._is_asked = False
         self._error: BaseException | None = None
+        #: Whether the last drain failed.
+        self._has_failed = False
         #: Steps whose saves were not told of yet: their drains are told of later.
         self._held_back: set[int] = set()
         #: Called once the thread has ended, where nobody will ask any more.
@@ -96,6 +98,14 @@ class Drainer:
             while self._thread is not None:
                 self._changed.wait()
         self.raise_error()
+
+    def finish(self) -> None:
+        """Return once nothing waits any more, where what failed, and was raised, was tried again. Raises: as `wait`."""
+        with self._changed:
+            is_to_try = self._has_failed and self._error is None
+        if is_to_try:
+            self.go_on()
+        self.wait()
 
     def stop(self) -> None:
         """Begin no other drain, and return once the one that is under way has ended or was broken off."""
@@ -145,6 +155,7 @@ class Drainer:
             if error or step is None:
                 self._end_process()
             with self._changed:
+                self._has_failed = error is not None
                 # Under the lock of `go_on`: what is asked for is seen here, or begins another thread.
                 if error or self._is_stopping or (step is None and not self._is_asked):
                     self._end_process()
@@ -162,41 +173,50 @@ class Drainer:
             self._apart.close()
 
     def _drain(self, step: int) -> None:
-        begin_seconds = time.monotonic()
         try:
-            chain, way = self._opened(step)
-            with closing(chain):
-                manifest = chain.manifest
-                waves = FromChain(chain, self._interrupt)
-                elsewhere = None
-                if self._apart is not None and manifest.raw_bytes >= _LEAST_APART_BYTES:
-                    elsewhere = self._apart.of(way, waves)
-                job = Job(
-                    step,
-                    begin_seconds,
-                    [stored.layout for stored in manifest.tensors],
-                    manifest.tree,
-                    None,
-                    StagingArea(),
-                    waves,
-                    plan=Plan(step, manifest.uid, manifest.created_seconds, manifest.clock_seconds, (), None),
-                    rank_trees=manifest.rank_trees,
-                    elsewhere=elsewhere,
-                )
-                job.is_copied.set()
-                # They begin here, for the writer ends them.
-                self._writer.begin(job, job.layouts)
-                try:
-                    saved = self._writer.write(job, Workers(self._threads, f"penstock-drain-{step}"))
-                except FormatError:
-                    self._remember_damage(job, waves)
+            try:
+                self._copy(step)
+            except ProcessEnded as error:
+                if self._apart is None or self._interrupt.is_set():
                     raise
-            with self._changed:
-                while step in self._held_back and not self._is_stopping:
-                    self._changed.wait()
-            self._report(f"{saved.told('drained')} to {saved.tier}{saved.note}")
+                self._apart.give_up(error)
+                self._copy(step)
         finally:
             self._upkeep.let_go([step])
+
+    def _copy(self, step: int) -> None:
+        begin_seconds = time.monotonic()
+        chain, way = self._opened(step)
+        with closing(chain):
+            manifest = chain.manifest
+            waves = FromChain(chain, self._interrupt)
+            elsewhere = None
+            if self._apart is not None and manifest.raw_bytes >= _LEAST_APART_BYTES:
+                elsewhere = self._apart.of(way, waves)
+            job = Job(
+                step,
+                begin_seconds,
+                [stored.layout for stored in manifest.tensors],
+                manifest.tree,
+                None,
+                StagingArea(),
+                waves,
+                plan=Plan(step, manifest.uid, manifest.created_seconds, manifest.clock_seconds, (), None),
+                rank_trees=manifest.rank_trees,
+                elsewhere=elsewhere,
+            )
+            job.is_copied.set()
+            # They begin here, for the writer ends them.
+            self._writer.begin(job, job.layouts)
+            try:
+                saved = self._writer.write(job, Workers(self._threads, f"penstock-drain-{step}"))
+            except FormatError:
+                self._remember_damage(job, waves)
+                raise
+        with self._changed:
+            while step in self._held_back and not self._is_stopping:
+                self._changed.wait()
+        self._report(f"{saved.told('drained')} to {saved.tier}{saved.note}")
 
     def _opened(self, step: int) -> tuple[Chain, Sequence[Link]]:
         try:

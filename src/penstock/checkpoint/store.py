@@ -560,7 +560,13 @@ class SnapshotStore:
         taken: builtins.list[tuple[Flat, Flat | None]] = []
 
         def take_apart() -> builtins.list[str]:
-            self._raise_of_drain()
+            try:
+                self._raise_of_drain()
+            except Exception as error:
+                error.add_note(
+                    f"step {step} is not saved: save it again, and what failed is tried again, too"
+                )
+                raise
             own = None if per_rank is None else flatten({f"rank {self._ranks.rank}": per_rank})
             taken.append((taken_apart(state), own))
             if self._ranks.size == 1:
@@ -827,9 +833,9 @@ class SnapshotStore:
         if self._drainer is None:
             return
         if together:
-            self._ranks.ask_first("the end of the drain", self._drainer.wait)
+            self._ranks.ask_first("the end of the drain", self._drainer.finish)
         else:
-            self._drainer.wait()
+            self._drainer.finish()
 
     def _let_go(self) -> None:
         self._writer.held = None
