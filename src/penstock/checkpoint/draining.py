@@ -21,7 +21,7 @@ from penstock.flow.ordered import Workers
 
 #: Number of the slow tier in the catalog.
 _SLOW = 1
-#: A snapshot from that size on is worth a process of its own, which takes a second of a processor to begin.
+#: A snapshot from that size on is worth a process of its own, which takes half a second of a processor to begin.
 _LEAST_APART_BYTES = 64 << 20
 
 
