@@ -21,7 +21,7 @@ from penstock.checkpoint.store import SnapshotStore
 from penstock.policy.keeping import Keep
 
 CAP_BYTES_PER_SECOND = 100 * 2**20
-MOST_SECONDS = 120
+MOST_SECONDS = 600
 
 
 def main() -> None:

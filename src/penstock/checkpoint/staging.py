@@ -65,7 +65,7 @@ class StagingArea:
             else:
                 moves += _sliced(address + offset, source.address + begin, nbytes)
             pieces.append(Piece(source.layout, first, copied))
-            offset += -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
+            offset += _aligned(nbytes)
         if workers is None or len(moves) == 1:
             _move_all(moves)
         else:

@@ -790,7 +790,8 @@ class SnapshotStore:
     def close(self) -> None:
         """Return once the save that is under way is durable, and all is drained; twice is harmless.
 
-        Of many ranks all call it. What is interrupted meanwhile is drained by the next store that saves here.
+        Of many ranks all call it. What failed to drain, and was raised, is tried once more. What is interrupted meanwhile
+        is drained by the next store that saves here.
         Raises: what the save or a drain failed with, once the other has ended.
         """
         self._close(None)
@@ -835,7 +836,7 @@ class SnapshotStore:
         if together:
             self._ranks.ask_first("the end of the drain", self._drainer.finish)
         else:
-            self._drainer.finish()
+            self._drainer.wait()
 
     def _let_go(self) -> None:
         self._writer.held = None
