@@ -790,8 +790,8 @@ class SnapshotStore:
     def close(self) -> None:
         """Return once the save that is under way is durable, and all is drained; twice is harmless.
 
-        Of many ranks all call it. What failed to drain, and was raised, is tried once more. What is interrupted meanwhile
-        is drained by the next store that saves here.
+        Of many ranks all call it. What failed to drain, and was raised, is tried once more. What is interrupted is
+        drained by the next store that saves here.
         Raises: what the save or a drain failed with, once the other has ended.
         """
         self._close(None)
