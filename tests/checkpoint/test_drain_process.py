@@ -57,6 +57,15 @@ def states(steps: int) -> list[dict[str, Any]]:
     return made
 
 
+def lines_of_two_drains(top: Path) -> list[str]:
+    lines: list[str] = []
+    with SnapshotStore(top / "slow", fast=top / "fast", report=lines.append) as store:
+        for step, state in enumerate(states(2)):
+            store.save(step, state).wait()
+            store.drain()
+    return lines
+
+
 def files_below(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.pst") if path.is_file()
@@ -153,11 +162,8 @@ def test_a_process_that_is_killed_leaves_the_drain_to_threads_and_that_is_told(
         return ask(self, request, **options)
 
     monkeypatch.setattr(DrainProcess, "ask", killed)
-    lines: list[str] = []
-    with SnapshotStore(tmp_path / "slow", fast=tmp_path / "fast", report=lines.append) as store:
-        for step, state in enumerate(states(2)):
-            store.save(step, state).wait()
-            store.drain()
+    lines = lines_of_two_drains(tmp_path)
+    with SnapshotStore(tmp_path / "slow", fast=tmp_path / "fast", report=None) as store:
         assert len(store.list()[1].tiers) == 2
         np.testing.assert_array_equal(store.restore()["weights"], states(2)[1]["weights"])
     assert len(begun) == 1
@@ -199,11 +205,7 @@ def test_where_no_process_begins_threads_drain_and_that_is_told_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str
 ) -> None:
     monkeypatch.setattr(drain_process_module, "_PROGRAM", program)
-    lines: list[str] = []
-    with SnapshotStore(tmp_path / "slow", fast=tmp_path / "fast", report=lines.append) as store:
-        for step, state in enumerate(states(2)):
-            store.save(step, state).wait()
-            store.drain()
+    lines = lines_of_two_drains(tmp_path)
 
     told = [line for line in lines if "drained by threads of this process" in line]
     assert len(told) == 1

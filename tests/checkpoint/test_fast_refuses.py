@@ -33,16 +33,21 @@ def check(top: Path, *steps: int) -> None:
         np.testing.assert_array_equal(slow.restore(step)["w"], state(step)["w"])
 
 
+def save_and_lose(store: SnapshotStore, top: Path, step: int) -> None:
+    """Save to the fast tier, which is gone before a drain begins."""
+    next_to_drain = store._upkeep.next_to_drain
+    store._upkeep.next_to_drain = lambda now: None  # type: ignore[method-assign, assignment]
+    store.save(step, state(step)).wait()
+    shutil.rmtree(top / "fast")
+    store._upkeep.next_to_drain = next_to_drain  # type: ignore[method-assign]
+
+
 def test_one_that_vanishes_is_told_of_at_each_save_with_what_was_lost_with_it(tmp_path: Path) -> None:
     lines: list[str] = []
     with opened(tmp_path, lines) as store:
         store.save(1, state(1)).wait()
         store.drain()
-        next_to_drain = store._upkeep.next_to_drain
-        store._upkeep.next_to_drain = lambda now: None  # type: ignore[method-assign, assignment]
-        store.save(2, state(2)).wait()
-        shutil.rmtree(tmp_path / "fast")
-        store._upkeep.next_to_drain = next_to_drain  # type: ignore[method-assign]
+        save_and_lose(store, tmp_path, 2)
         lines.clear()
 
         for step in (3, 4):
@@ -63,11 +68,7 @@ def test_one_that_vanishes_is_told_of_at_each_save_with_what_was_lost_with_it(tm
 def test_one_that_vanishes_before_a_drain_began_makes_no_save_fail(tmp_path: Path) -> None:
     lines: list[str] = []
     with opened(tmp_path, lines) as store:
-        next_to_drain = store._upkeep.next_to_drain
-        store._upkeep.next_to_drain = lambda now: None  # type: ignore[method-assign, assignment]
-        store.save(1, state(1)).wait()
-        shutil.rmtree(tmp_path / "fast")
-        store._upkeep.next_to_drain = next_to_drain  # type: ignore[method-assign]
+        save_and_lose(store, tmp_path, 1)
         store.drain()
         store.save(2, state(2)).wait()
     assert "step 1: NOT drained: the fast tier is gone" in lines

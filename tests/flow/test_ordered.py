@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.flow.ordered import Workers
+from penstock.flow.ordered import Workers, in_groups
 
 
 @settings(deadline=None, max_examples=30)
@@ -18,6 +18,23 @@ from penstock.flow.ordered import Workers
 def test_results_come_in_the_order_of_the_things(threads: int, things: list[int]) -> None:
     with Workers(threads, "test") as workers:
         assert list(workers.map(lambda thing: thing * 2, things)) == [thing * 2 for thing in things]
+
+
+@given(
+    sizes=st.lists(st.integers(0, 10), max_size=40),
+    most_size=st.integers(1, 30),
+    most_things=st.integers(1, 8),
+)
+def test_groups_are_the_things_in_order_and_end_as_soon_as_they_are_large_or_many(
+    sizes: list[int], most_size: int, most_things: int
+) -> None:
+    groups = list(in_groups(sizes, lambda size: size, most_size, most_things))
+
+    assert [size for group in groups for size in group] == sizes
+    for number, group in enumerate(groups):
+        assert sum(group[:-1]) < most_size
+        assert 1 <= len(group) <= most_things
+        assert number == len(groups) - 1 or sum(group) >= most_size or len(group) == most_things
 
 
 def test_a_later_thing_that_is_done_first_waits_for_its_turn() -> None:

@@ -27,7 +27,7 @@ from penstock.checkpoint.tier import MANIFEST, Tier
 from penstock.checkpoint.tree import MappingNode, Tree, c_strides, read_tree
 from penstock.checkpoint.writing import Scratch
 from penstock.errors import ConfigError, FormatError
-from penstock.flow.ordered import Workers
+from penstock.flow.ordered import Workers, in_groups
 
 
 def load_manifest(tier: Tier, folder: str) -> Manifest:
@@ -337,23 +337,10 @@ def _decoded(chain: Chain, jobs: Iterable[_Job], workers: Workers) -> Iterator[_
             if job.number >= 0:
                 yield from chain.needs(job.stored, job.number)
 
-    with closing(map_fetched(workers, read, _grouped(jobs), needs, chain.reads_at_once)) as all_read:
+    groups = in_groups(jobs, lambda job: job.place.stop - job.place.start, _GROUP_BYTES, _GROUP_BLOCKS)
+    with closing(map_fetched(workers, read, groups, needs, chain.reads_at_once)) as all_read:
         for fillings in all_read:
             yield from fillings
-
-
-def _grouped(jobs: Iterable[_Job]) -> Iterator[list[_Job]]:
-    """Yield blocks, several together: handing them to a thread costs some 30 us."""
-    group: list[_Job] = []
-    size = 0
-    for job in jobs:
-        group.append(job)
-        size += job.place.stop - job.place.start
-        if size >= _GROUP_BYTES or len(group) >= _GROUP_BLOCKS:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
 
 
 def _copies(wanted: Wanted) -> Sequence[Copy]:

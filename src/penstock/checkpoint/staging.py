@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from ctypes import memmove
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,7 +15,7 @@ from penstock.checkpoint.state import Source
 from penstock.checkpoint.tensors import Bytes, Layout
 from penstock.checkpoint.writing import Piece
 from penstock.flow.garbage import no_collection
-from penstock.flow.ordered import Workers
+from penstock.flow.ordered import Workers, in_groups
 
 #: Tensors begin at multiples of that many bytes, so that any type of number can be read in place.
 _ALIGN_BYTES = 64
@@ -71,7 +72,8 @@ class StagingArea:
         else:
             # What lies there stays, also where a second interrupt ends the wait for threads that copy.
             owners = self._bytes, cuts
-            for _ in workers.map(lambda group: _move_all(group, owners), _grouped(moves)):
+            groups = in_groups(moves, itemgetter(2), _SLICE_BYTES, len(moves))
+            for _ in workers.map(lambda group: _move_all(group, owners), groups):
                 pass
         for device in {cut.source.array.device for cut in cuts if not cut.source.is_on_host}:
             # Each has a stream of its own, whatever its kind.
@@ -84,20 +86,6 @@ def _sliced(target: int, source: int, nbytes: int) -> list[_Move]:
         (target + begin, source + begin, min(_SLICE_BYTES, nbytes - begin))
         for begin in range(0, nbytes, _SLICE_BYTES)
     ]
-
-
-def _grouped(moves: Sequence[_Move]) -> Iterator[list[_Move]]:
-    """Yield moves, small ones together: handing a group to a thread costs some 30 us."""
-    group: list[_Move] = []
-    size = 0
-    for move in moves:
-        group.append(move)
-        size += move[2]
-        if size >= _SLICE_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
 
 
 def _move_all(moves: Sequence[_Move], owners: object = None) -> None:

@@ -14,9 +14,9 @@ from penstock.checkpoint.codecs.codec import BLOCK_VALUES, SLACK_BYTES, Coder, K
 from penstock.checkpoint.manifest import Stored
 from penstock.checkpoint.parts import PartWriter, checksum_of, hash_of
 from penstock.checkpoint.tensors import Bytes, Layout, Tensor
-from penstock.flow.ordered import Workers
+from penstock.flow.ordered import Workers, in_groups
 
-#: Blocks are encoded in groups of about that many bytes: handing one to a thread costs some 30 us.
+#: Encoded together.
 _GROUP_BYTES = 1 << 20
 _GROUP_BLOCKS = 64
 #: Groups that each thread has before it: while four megabytes are being written it has work. With two, saves took a
@@ -154,9 +154,10 @@ class TensorWriter:
         """
         #: What waits to be written lies there.
         rooms: list[_Room] = []
-        for group, encoded, room, seconds in self._workers.map(
-            self._encode, self._groups(pieces), _GROUPS_AHEAD
-        ):
+        groups = in_groups(
+            self._blocks_to_write(pieces), lambda block: block.values.size, _GROUP_BYTES, _GROUP_BLOCKS
+        )
+        for group, encoded, room, seconds in self._workers.map(self._encode, groups, _GROUPS_AHEAD):
             self.encode_seconds += seconds
             self.encoded_bytes += sum(block.values.size for block in group)
             for block, made in zip(group, encoded, strict=True):
@@ -166,22 +167,15 @@ class TensorWriter:
                 self._flush(rooms)
         self._flush(rooms)
 
-    def _groups(self, pieces: Iterable[Piece]) -> Iterator[list[_Block]]:
+    def _blocks_to_write(self, pieces: Iterable[Piece]) -> Iterator[_Block]:
+        """Yield the blocks, and enter where each tensor begins."""
         next_block = self._writer.blocks
-        group: list[_Block] = []
-        size = 0
         for piece in pieces:
             if piece.first == 0:
                 self.stored.append(Stored(piece.layout, self._number, next_block))
             for block in _blocks(piece):
                 next_block += 1
-                group.append(block)
-                size += block.values.size
-                if size >= _GROUP_BYTES or len(group) >= _GROUP_BLOCKS:
-                    yield group
-                    group, size = [], 0
-        if group:
-            yield group
+                yield block
 
     def _flush(self, rooms: list[_Room]) -> None:
         self._written(self._writer.flush())

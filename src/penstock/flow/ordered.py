@@ -36,6 +36,25 @@ class _Task(Generic[R]):
         return self._result
 
 
+def in_groups(
+    things: Iterable[T], size_of: Callable[[T], int], most_size: int, most_things: int
+) -> Iterator[list[T]]:
+    """Yield things, several together: handing one to a thread costs some 30 us.
+
+    A group ends with the thing that makes its size `most_size` or more, or their number `most_things`.
+    """
+    group: list[T] = []
+    size = 0
+    for thing in things:
+        group.append(thing)
+        size += size_of(thing)
+        if size >= most_size or len(group) >= most_things:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
 def _first_of(begun: deque[_Task[R]]) -> R:
     """Return the first result, and only then forget its task: who interrupts this waits for it as for the others."""
     result = begun[0].result()
