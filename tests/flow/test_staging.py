@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import StagingError
-from penstock.flow.staging import Field, Reference, StagingBuffer, slot_bytes
+from penstock.flow.staging import Field, Reference, StagingBuffer, are_small, slot_bytes
 
 FIELDS = (Field("images", (3, 4), np.dtype(np.float32)), Field("labels", (), np.dtype(np.int64)))
 
@@ -123,3 +123,12 @@ def test_growing_past_the_limit_names_the_cause_and_the_remedy() -> None:
 
     with pytest.raises(StagingError, match=r"all 2 batch slots .*clone\(\)"):
         borrower.buffer.grow()
+
+
+def test_what_a_kept_array_would_pin_many_times_over_is_small() -> None:
+    label, picture = Field("labels", (), np.dtype(np.int64)), Field("images", (3, 32, 32), np.dtype(np.uint8))
+    boxes = Field("boxes", (12,), np.dtype(np.float32))  # 48 bytes, of 3,072 + 8 + 48
+
+    assert are_small((picture, label, boxes)) == (False, True, True)
+    assert are_small((boxes, label)) == (False, False)
+    assert are_small((label,)) == (False,)

@@ -17,6 +17,9 @@ from penstock.errors import StagingError
 from penstock.units import format_bytes
 
 _ALIGNMENT = 64
+#: An array of at most this share of a sample is handed out as a copy: it costs next to nothing, and whoever keeps it
+#: keeps no slot that is many times larger.
+_SMALL_SHARE = 1 / 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,16 @@ def _aligned(nbytes: int) -> int:
 def slot_bytes(fields: Sequence[Field], batch_size: int) -> int:
     """Return the size of a slot for batches of `batch_size` samples of these fields."""
     return sum(_aligned(batch_size * field.sample_bytes) for field in fields)
+
+
+def are_small(fields: Sequence[Field]) -> tuple[bool, ...]:
+    """Return, for each field, whether it is so small beside the others that a copy is better than an alias.
+
+    >>> are_small((Field("images", (3, 224, 224), np.dtype("f4")), Field("labels", (), np.dtype("i8"))))
+    (False, True)
+    """
+    total_bytes = sum(field.sample_bytes for field in fields)
+    return tuple(field.sample_bytes <= _SMALL_SHARE * total_bytes for field in fields)
 
 
 class Reference(weakref.ref["NDArray[Any]"]):

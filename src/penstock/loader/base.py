@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError, DataError, LoaderClosed
 from penstock.flow.engine import Departure, Engine, Whole
 from penstock.flow.recorder import Recorder
-from penstock.flow.staging import StagingBuffer
+from penstock.flow.staging import StagingBuffer, are_small
 from penstock.loader.budget import MemoryBudget
 from penstock.loader.dataset import DatasetWork, MapDataset
 from penstock.loader.progress import Collector
@@ -197,6 +197,8 @@ class BaseLoader(ABC, Generic[Batch]):
         )
         self._engine = engine
         self._staging = staging
+        #: Which of a batch's arrays are handed out as copies, so that kept labels keep no slot.
+        self._are_copied = are_small(setup.work.fields)
 
         #: (epoch, step) of the next batch to hand out; the batch handed out last, and when.
         self._position = self._plan.first_read_from(rank, 0, 0)
@@ -219,7 +221,7 @@ class BaseLoader(ABC, Generic[Batch]):
 
     @abstractmethod
     def _present(self, batch: Any) -> Batch:
-        """Turn a structure of NumPy arrays that alias a slot into what the caller gets, without a copy."""
+        """Turn a structure of NumPy arrays, most of them over a slot, into what the caller gets, without a copy."""
 
     @staticmethod
     @abstractmethod
@@ -382,7 +384,10 @@ class BaseLoader(ABC, Generic[Batch]):
                 finally:
                     # The traceback refers to this frame, and to the caller's, which has batches: no circle, please.
                     del error, whole
-            arrays = whole.keep(kept)
+            arrays = tuple(
+                array.copy() if is_copied else array
+                for array, is_copied in zip(whole.keep(kept), self._are_copied, strict=True)
+            )
             batch = self._present(self._work.finish(whole.ready.slot, arrays, kept)) if kept else None
             # Ctrl-C before this line, and the same batch comes again; after it, the next one.
             self._position = self._plan.first_read_from(self._rank, epoch, step + 1)

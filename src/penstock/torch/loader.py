@@ -33,7 +33,7 @@ _ADVICE = {
 
 
 class Loader(BaseLoader[Any]):
-    """Batches as tensors that alias the staging buffer, without a copy.
+    """Batches as tensors, the large ones over the staging buffer without a copy.
 
     Takes the arguments of `penstock.loader.BaseLoader`; dtype may be a torch.dtype. rank and world_size are those
     of torch.distributed where it is initialised, unless given.
@@ -43,6 +43,7 @@ class Loader(BaseLoader[Any]):
 
     A slot is filled again when no tensor refers to it any more and, where CUDA is in use, the copies that were
     enqueued on the current stream when the last one went have ended: `.to(device, non_blocking=True)` is safe.
+    Tensors of less than a 64th of a sample, as labels are beside images, are copies: to keep them keeps no slot.
     """
 
     def __init__(
