@@ -363,7 +363,7 @@ def test_an_error_of_a_data_set_comes_with_its_sample(folder: Path) -> None:
             next(passes)
 
     notes = " ".join(caught.value.__notes__)
-    assert "sample 5 (Numbers[5])" in notes
+    assert "while loading Numbers[5]" in notes
     assert "epoch 0, step 1" in notes
 
 
@@ -457,7 +457,9 @@ def test_an_error_in_a_users_transform_keeps_its_kind_and_tells_its_place(folder
         for _ in loader:
             pass
 
-    assert "10.png" in " ".join(caught.value.__notes__)
+    notes = " ".join(caught.value.__notes__)
+    assert "10.png" in notes
+    assert notes.count("sample ") == 1, "a message names its sample once"
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,13 @@ def test_bits_depend_on_neither_threads_nor_the_batch_nor_the_scratch_that_was_u
             assert np.array_equal(out, alone)
 
 
+def of_torchvision(name: str) -> Any:
+    """Return a stand-in for a transform of torchvision: one is known by its module and name."""
+    return type(
+        name, (), {"__module__": "torchvision.transforms.v2", "__call__": lambda self, value: value}
+    )()
+
+
 class TestCallables:
     """Any Python callable takes its place in the chain."""
 
@@ -270,13 +277,13 @@ class TestCallables:
         assert pipeline.probe(png(image)) == (1, 20, 30)
         np.testing.assert_allclose(run(pipeline, png(image))[0], np.asarray(image)[:, :, 1] / 255, atol=1e-6)
 
-    def test_a_varying_shape_names_transform_and_sample(self) -> None:
+    def test_a_varying_shape_names_the_transform(self) -> None:
         def ragged(data: bytes) -> NDArray[Any]:
             return np.zeros(len(data))
 
         pipeline = compile_pipeline([ragged], 0)
         pipeline.probe(b"abc")
-        with pytest.raises(ConfigError, match=r"sample 41 has shape \(4,\) after .*ragged.*room for \(3,\)"):
+        with pytest.raises(ConfigError, match=r"the sample has shape \(4,\) after .*ragged.*room for \(3,\)"):
             run(pipeline, b"abcd", sample=41)
 
     def test_its_own_error_carries_its_place(self) -> None:
@@ -388,6 +395,43 @@ class TestCallables:
             "with uint8[8, 9, 3]: a NumPy array [height, width, 3], no PIL image" in caught.value.__notes__[0]
         )
 
+    def test_one_that_wants_pictures_in_a_list_without_built_ins_is_told_that_it_gets_bytes(self) -> None:
+        with pytest.raises(AttributeError) as caught:
+            compile_pipeline([lambda picture: picture.convert("L")], 0).probe(png(scene(8, 9)))
+        assert (
+            "called with the stored bytes, as no step of penstock.loader.transforms"
+            in caught.value.__notes__[0]
+        )
+
+    @pytest.mark.parametrize(
+        ("before", "name", "text"),
+        [
+            (
+                [],
+                "Resize",
+                "transform 0 .*torchvision's.*stored bytes.*take Resize of penstock.loader.transforms",
+            ),
+            ([], "ToTensor", "stored bytes of the file: take ToTensor of penstock.loader.transforms"),
+            ([], "ColorJitter", r"stored bytes.*wrap it.*PIL.Image.fromarray\(picture\)"),
+            ([Resize(8)], "CenterCrop", "transform 1 .*a NumPy array: take CenterCrop of penstock.loader"),
+            ([Resize(8)], "ColorJitter", "a NumPy array.*wrap it"),
+            ([ToTensor()], "Normalize", "a NumPy array: take Normalize of penstock.loader.transforms"),
+        ],
+    )
+    def test_torchvisions_transforms_on_arrays_are_refused_with_what_to_take(
+        self, before: list[Any], name: str, text: str
+    ) -> None:
+        """torchvision 0.28 raises "Unexpected type <class 'bytes'>" for them or, in v2, returns them as they are."""
+        with pytest.raises(ConfigError, match=text):
+            compile_pipeline([*before, of_torchvision(name)], 0)
+
+    def test_torchvisions_transforms_are_taken_where_they_get_what_they_work_on(self) -> None:
+        def to_image(picture: Any) -> Any:
+            return torch.from_numpy(picture.transpose(2, 0, 1).copy())
+
+        for first in (of_torchvision("ToTensor"), of_torchvision("ToPILImage"), to_image):
+            compile_pipeline([Resize(8), first, of_torchvision("ColorJitter")], 0)
+
     def test_what_is_no_number_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="a batch needs numbers"):
             compile_pipeline([lambda data: "text"], 0).probe(b"abc")
@@ -399,7 +443,7 @@ def test_the_shape_is_probed_where_the_transforms_leave_it_open() -> None:
         _ = pipeline.output_shape
     assert pipeline.probe(png(scene(8, 9))) == pipeline.output_shape == (3, 8, 9)
     assert run(pipeline, png(scene(8, 9))).shape == (3, 8, 9)
-    with pytest.raises(ConfigError, match=r"sample 3 has shape \(3, 9, 8\).*CenterCrop"):
+    with pytest.raises(ConfigError, match=r"the sample has shape \(3, 9, 8\).*CenterCrop"):
         run(pipeline, png(scene(9, 8)), sample=3)
 
 

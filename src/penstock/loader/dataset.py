@@ -110,7 +110,7 @@ class DatasetWork:
                 fetched = clock()
                 others[item.index] = self._store(value, arrays, item)
             except Exception as error:
-                error.add_note(f"while loading sample {item.sample} ({self.describe(item.sample)})")
+                error.add_note(f"while loading {self.describe(item.sample)}")
                 failed.append((item, error))
                 continue
             read_seconds.append(fetched - begin)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -193,11 +193,11 @@ class Pipeline:
         """
         value = self._transformed(data, draws, index, scratch)
         if isinstance(value, Image):
-            self._check_shape(self._sink.shape(value.geometry.size), out, draws, index)
+            self._check_shape(self._sink.shape(value.geometry.size), out)
             value.write(self._sink, out, scratch.blended)
         else:
             result = self._finished(value)
-            self._check_shape(result.shape, out, draws, index)
+            self._check_shape(result.shape, out)
             np.copyto(out, result, casting="unsafe")
 
     def _transformed(self, data: Encoded, draws: Draws, index: int, scratch: Scratch) -> Value:
@@ -247,13 +247,13 @@ class Pipeline:
     def _last_callable(self) -> str:
         return name_of([step for step in self.transforms if not _is_built_in(step)][-1])
 
-    def _check_shape(self, shape: tuple[int, ...], out: NDArray[Any], draws: Draws, index: int) -> None:
+    def _check_shape(self, shape: tuple[int, ...], out: NDArray[Any]) -> None:
         if shape != out.shape:
             shaping = [step for step in self.transforms if not isinstance(step, ToTensor | Normalize)]
             after = f" after {name_of(shaping[-1])}" if shaping else ""
             raise ConfigError(
-                f"sample {draws.samples[index]} has shape {shape}{after}, and the batch has room for "
-                f"{out.shape}: all must have one shape (Resize((height, width)) or CenterCrop sees to it)"
+                f"the sample has shape {shape}{after}, and the batch has room for {out.shape}: all must have one "
+                "shape (Resize((height, width)) or CenterCrop sees to it)"
             )
 
 
@@ -270,9 +270,38 @@ def _as_list(transforms: object) -> tuple[Transform, ...]:
 
 _COMPOSED = "give that list instead, of the steps in penstock.loader.transforms and callables on arrays"
 
+_BUILT_INS = PictureStep | ToTensor | Normalize
+_NAMES = frozenset(step.__name__ for step in get_args(_BUILT_INS))
+#: What torchvision can begin with on a NumPy array. Its other transforms raise or, in v2, return it as it is.
+_TAKE_ARRAYS = frozenset(
+    ("Lambda", "ToImage", "ToPILImage", "ToTensor", "to_image", "to_pil_image", "to_tensor")
+)
+
+
+def _check_foreign(label: str, step: Transform, is_visual: bool) -> None:
+    """Refuse a transform of torchvision where no image or tensor comes before it.
+
+    is_visual: it gets a picture as a NumPy array, else the stored bytes.
+    """
+    name = name_of(step)
+    is_torchvision = str(getattr(step, "__module__", "")).startswith("torchvision")
+    if not is_torchvision or (is_visual and name in _TAKE_ARRAYS):
+        return
+    if name in _NAMES:
+        advice = f"take {name} of penstock.loader.transforms instead"
+    else:
+        advice = (
+            "put a step of penstock.loader.transforms before it and wrap it in a function, "
+            "lambda picture: numpy.asarray(transform(PIL.Image.fromarray(picture)))"
+        )
+    given = "a NumPy array" if is_visual else "the stored bytes of the file"
+    raise ConfigError(
+        f"{label} is torchvision's: it takes a PIL image or a tensor, and would get {given}: {advice}"
+    )
+
 
 def _is_built_in(step: Transform) -> bool:
-    return isinstance(step, PictureStep | ToTensor | Normalize)
+    return isinstance(step, _BUILT_INS)
 
 
 def _check(transforms: tuple[Transform, ...], dtype: str, layout: str) -> None:
@@ -282,6 +311,7 @@ def _check(transforms: tuple[Transform, ...], dtype: str, layout: str) -> None:
         raise ConfigError(f"layout is {layout!r}; it is one of {', '.join(LAYOUTS)}")
     has_tensor = False
     is_picture = True
+    is_visual = any(map(_is_built_in, transforms))
     for place, step in enumerate(transforms):
         label = f"transform {place} ({step})"
         if isinstance(step, type):
@@ -300,6 +330,8 @@ def _check(transforms: tuple[Transform, ...], dtype: str, layout: str) -> None:
         elif not _is_built_in(step):
             if not callable(step):
                 raise ConfigError(f"{label} is neither a transform of Penstock nor callable")
+            if is_picture:
+                _check_foreign(label, step, is_visual)
             is_picture = False
     if is_picture and dtype not in IMAGE_DTYPES:
         raise ConfigError(f"dtype is {dtype!r}; for images it is one of {', '.join(IMAGE_DTYPES)}")

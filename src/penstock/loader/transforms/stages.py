@@ -176,15 +176,12 @@ def call_stage(function: Callable[..., Any], place: int, key: int, to_array: Sin
         if isinstance(value, Image):
             assert to_array is not None, "pictures are decoded only where a built-in asks for them"
             value = value.settled(to_array, scratch.blended)
-        sample = int(draws.samples[index])
         try:
             if takes_rng:
-                return function(value, rng=generator_for(key, draws.epoch, sample))
+                return function(value, rng=generator_for(key, draws.epoch, int(draws.samples[index])))
             return function(value)
         except Exception as error:
-            error.add_note(
-                f"in transform {place} ({name}), called for sample {sample} of epoch {draws.epoch} with {_given(value)}"
-            )
+            error.add_note(f"in transform {place} ({name}), called with {_given(value)}")
             raise
 
     return run
@@ -192,6 +189,8 @@ def call_stage(function: Callable[..., Any], place: int, key: int, to_array: Sin
 
 def _given(value: Value) -> str:
     """Name what a callable was given, for those who expected what torchvision gives."""
+    if isinstance(value, bytes):
+        return "the stored bytes, as no step of penstock.loader.transforms is in the list: put one in to get pictures"
     about = ": a NumPy array [height, width, 3], no PIL image" if is_rgb(value) else ""
     return describe(value) + about
 
