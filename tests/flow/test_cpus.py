@@ -11,12 +11,13 @@ import psutil
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.flow.cpus import available_cpus, default_readers, give_way, memory_limit_bytes
+from penstock.flow.cpus import available_cpus, cpu_limit, default_readers, give_way, memory_limit_bytes
 
 
 @pytest.fixture(autouse=True)
 def _a_host_of_eight_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
 
 
 def host(root: Path, files: dict[str, str]) -> Path:
@@ -73,10 +74,31 @@ def test_slurms_share_counts(tmp_path: Path) -> None:
     assert available_cpus(tmp_path, {"SLURM_CPUS_PER_TASK": ""}) == 8
 
 
+@pytest.mark.parametrize("name", ["SLURM_CPUS_PER_TASK", "LOCAL_WORLD_SIZE"])
 @pytest.mark.parametrize("share", ["0", "-2", "many", "1.5"])
-def test_a_share_that_is_no_number_is_named(tmp_path: Path, share: str) -> None:
-    with pytest.raises(ConfigError, match=f"SLURM_CPUS_PER_TASK is '{share}'"):
-        available_cpus(tmp_path, {"SLURM_CPUS_PER_TASK": share})
+def test_a_share_that_is_no_number_is_named(tmp_path: Path, name: str, share: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is '{share}'"):
+        available_cpus(tmp_path, {name: share})
+
+
+def test_ranks_that_torchrun_started_on_this_host_share_its_processors(tmp_path: Path) -> None:
+    quota = {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "600000 100000"}
+
+    assert cpu_limit(tmp_path, {"LOCAL_WORLD_SIZE": "2"}) == (4, "all of this host, shared by 2 ranks")
+    assert cpu_limit(tmp_path, {"LOCAL_WORLD_SIZE": "16"}).cpus == 1
+    assert cpu_limit(host(tmp_path, quota), {"LOCAL_WORLD_SIZE": "2"}) == (
+        3,
+        "cgroup limit, shared by 2 ranks",
+    )
+    assert cpu_limit(tmp_path, {"LOCAL_WORLD_SIZE": "2", "SLURM_CPUS_PER_TASK": "2"}).cpus == 2
+
+
+def test_what_limits_the_threads_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cpu_limit(tmp_path, {}) == (8, "all of this host")
+    assert cpu_limit(tmp_path, {"SLURM_CPUS_PER_TASK": "3"}) == (3, "SLURM_CPUS_PER_TASK")
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    # A mask may be of this rank alone: it is not shared out.
+    assert cpu_limit(tmp_path, {"LOCAL_WORLD_SIZE": "2"}) == (8, "affinity mask")
 
 
 def test_readers_outnumber_processors_within_bounds() -> None:

@@ -8,7 +8,9 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.errors import ConfigError
 
@@ -17,22 +19,60 @@ _ROOT = Path("/")
 _LAST = 19
 
 
+class CpuLimit(NamedTuple):
+    """How many threads can compute at once, and what limits them.
+
+    reason: in words, for people.
+    """
+
+    cpus: int
+    reason: str
+
+
 def available_cpus(root: Path = _ROOT, environment: Mapping[str, str] = os.environ) -> int:
+    """Return how many threads can compute at once; see `cpu_limit`."""
+    return cpu_limit(root, environment).cpus
+
+
+def cpu_limit(root: Path = _ROOT, environment: Mapping[str, str] = os.environ) -> CpuLimit:
     """Return how many threads can compute at once: the least of affinity, cgroup quota and SLURM's share.
 
     A quota of a fraction counts as the next whole number: threads that share 1.5 processors get more done by
-    two than by one.
+    two than by one. The ranks that torchrun starts on a host share its processors and their cgroup's quota.
 
     root: where /proc and /sys are; for tests.
     Returns: at least 1.
-    Raises: ConfigError if SLURM_CPUS_PER_TASK is not a number of at least 1.
+    Raises: ConfigError if SLURM_CPUS_PER_TASK or LOCAL_WORLD_SIZE is not a number of at least 1.
     """
-    limits = [len(os.sched_getaffinity(0)), _cgroup_cpus(root)]
-    if share := environment.get("SLURM_CPUS_PER_TASK"):
-        if not share.isdecimal() or int(share) < 1:
-            raise ConfigError(f"SLURM_CPUS_PER_TASK is {share!r}; it must be a whole number of at least 1")
-        limits.append(int(share))
-    return max(1, math.ceil(min(limits)))
+    affinity, host = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    ranks = ranks_on_this_host(environment)
+    shared = f", shared by {ranks} ranks" if ranks > 1 else ""
+    # A mask that is narrower than the host may be of this rank alone: it is not shared out.
+    limits: list[tuple[float, str]] = [
+        (affinity, "affinity mask") if affinity < host else (affinity / ranks, f"all of this host{shared}"),
+        (_cgroup_cpus(root) / ranks, f"cgroup limit{shared}"),
+    ]
+    if (share := _count(environment, "SLURM_CPUS_PER_TASK")) is not None:
+        limits.append((share, "SLURM_CPUS_PER_TASK"))
+    count, reason = min(limits, key=itemgetter(0))
+    return CpuLimit(max(1, math.ceil(count)), reason)
+
+
+def ranks_on_this_host(environment: Mapping[str, str] = os.environ) -> int:
+    """Return how many ranks torchrun started on this host; 1 without it.
+
+    Raises: ConfigError if LOCAL_WORLD_SIZE is not a number of at least 1.
+    """
+    return _count(environment, "LOCAL_WORLD_SIZE") or 1
+
+
+def _count(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name)
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{name} is {text!r}; it must be a whole number of at least 1")
+    return int(text)
 
 
 def default_readers(cpus: int) -> int:

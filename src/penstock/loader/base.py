@@ -22,6 +22,7 @@ from penstock.loader.budget import MemoryBudget
 from penstock.loader.dataset import DatasetWork, MapDataset
 from penstock.loader.progress import Collector
 from penstock.loader.setup import open_any, order_of, read_machine, set_up, with_memory
+from penstock.loader.start_lines import start_lines
 from penstock.loader.transforms.pipeline import Transform
 from penstock.machine import Machine
 from penstock.plan import AccessPlan, Order
@@ -125,13 +126,14 @@ class BaseLoader(ABC, Generic[Batch]):
         rank, world_size: this process among those that train together. split: how they share a batch.
         dtype, layout: of the images, "float32", "float16", "bfloat16" or "uint8", "NCHW" or "NHWC".
         memory: bound on batch slots, bytes in passing and the memory tier together, as in "8 GiB";
-            a quarter of what this process may use unless given.
+            a quarter of what this process may use, shared by the ranks of a host, unless given.
         machine: what reads cost here, or its file (see `penstock calibrate`); learned while running unless given.
         readers: reads in flight at most. decoders: threads that decode; one per core unless given.
+            Under torchrun, the ranks of a host share its cores.
         on_error: "raise", "skip", or a function of the error and the sample that returns one of them.
         patience_seconds: a wait that lasts longer is reported. timeout_seconds: one that lasts longer raises.
         trace: a file to record every span in.
-        report: gets the lines about epochs and long waits; None for silence.
+        report: gets the lines about the start (on rank 0), epochs and long waits; None for silence.
 
         Raises: ConfigError naming the argument; DataError if the source cannot be opened.
         """
@@ -215,6 +217,9 @@ class BaseLoader(ABC, Generic[Batch]):
         self._skipped: list[SkippedSample] = []
         self._is_closed = False
         self._shut_unless_closed = weakref.finalize(self, _shut, engine, self._collector)
+        if rank == 0 and report is not None:
+            for line in self.start_lines:
+                report(line)
         engine.start()
 
     # What a front end says
@@ -301,6 +306,11 @@ class BaseLoader(ABC, Generic[Batch]):
     def memory(self) -> MemoryBudget:
         """How the memory is shared out, in bytes."""
         return self._setup.budget
+
+    @property
+    def start_lines(self) -> list[str]:
+        """What rank 0 reports at the construction: data, order, steps, threads and memory of this rank."""
+        return [f"{self._name}: {line}" for line in start_lines(self._setup)]
 
     @property
     def skipped(self) -> tuple[SkippedSample, ...]:

@@ -65,8 +65,26 @@ class ImageWork:
     @property
     def name(self) -> str:
         """The source in a word, for lines about an epoch."""
-        root = getattr(self._source, "list_file", None) or getattr(self._source, "root", None)
-        return os.path.basename(root) if root else type(self._source).__name__
+        return os.path.basename(self._path) if self._path else type(self._source).__name__
+
+    @property
+    def _path(self) -> str | None:
+        return getattr(self._source, "list_file", None) or getattr(self._source, "root", None)
+
+    @property
+    def dtype(self) -> str:
+        """Name of the images' number format."""
+        return self._pipeline.dtype
+
+    @property
+    def has_byte_values(self) -> bool:
+        """Whether images are numbers from 0 to 255 in a type that is not made for them."""
+        return self._pipeline.has_byte_values
+
+    @property
+    def place_of_data(self) -> str:
+        """The source's kind and where its data are."""
+        return type(self._source).__name__ + (f" {self._path!r}" if self._path else "")
 
     @property
     def read_from(self) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
-from penstock.flow.cpus import available_cpus, default_readers, memory_limit_bytes
+from penstock.flow.cpus import cpu_limit, default_readers, memory_limit_bytes, ranks_on_this_host
 from penstock.flow.staging import slot_bytes
 from penstock.loader.budget import MemoryBudget, share_memory
 from penstock.loader.dataset import DatasetWork, MapDataset
@@ -46,6 +46,7 @@ class Setup:
     sizes_bytes: int64[samples], as stored; zeros for a data set, which does not tell.
     machine: with the memory budget as its storage classes.
     is_measured: whether the machine was given, rather than guessed until reads have been observed.
+    decoders_because: why there are as many decode threads, for people.
     """
 
     plan: AccessPlan
@@ -57,6 +58,7 @@ class Setup:
     is_measured: bool
     placement: Placement
     limits: StagingLimits
+    decoders_because: str
 
 
 def open_any(source: str | os.PathLike[str] | Source | MapDataset) -> Source | MapDataset:
@@ -155,7 +157,8 @@ def set_up(
         if count is not None and not (is_whole(count) and 1 <= count <= _MOST_THREADS):
             raise ConfigError(f"{name} is {count!r}; it is a whole number of threads, 1 to {_MOST_THREADS}")
     memory_bytes = _memory_bytes(memory)
-    cpus = available_cpus()
+    cpus, cpu_reason = cpu_limit()
+    because = f"one per core ({cpu_reason})" if decoders is None else "as decoders= says"
     probes = plan.stream(rank, 0, 0, _PROBES).tolist()
     tiers: dict[int, MemoryTier] = {}
     work: ImageWork | DatasetWork
@@ -175,6 +178,8 @@ def set_up(
             raise ConfigError(
                 f"readers is {readers}, but a {type(opened).__name__} reads by itself, on the threads of decoders="
             )
+        if decoders is None and cpus < _DATASET_THREADS:
+            because = "more than one per core, as a data set may wait"
         readers, decoders = 0, decoders or max(cpus, _DATASET_THREADS)
         sizes_bytes = np.zeros(len(opened), np.int64)
         work = DatasetWork(opened, probes, as_array, on_error_raise)
@@ -193,13 +198,13 @@ def set_up(
         tiers[1] = MemoryTier(budget.tier_bytes)
     placement = place_by_frequency(plan, rank, sizes_bytes, [tier.capacity_bytes for tier in on.storage[1:]])
     limits = StagingLimits(budget.slots, readers, decoders, budget.undecoded_bytes)
-    return Setup(plan, rank, sizes_bytes, work, budget, on, machine is not None, placement, limits)
+    return Setup(plan, rank, sizes_bytes, work, budget, on, machine is not None, placement, limits, because)
 
 
 def _memory_bytes(memory: str | int | None) -> int:
     limit_bytes = memory_limit_bytes()
     if memory is None:
-        return limit_bytes // 4
+        return limit_bytes // 4 // ranks_on_this_host()
     try:
         memory_bytes = parse_bytes(memory)
     except ConfigError as error:

@@ -136,6 +136,11 @@ class Pipeline:
         return f"Pipeline([{steps}], seed={self.seed}, dtype={self.dtype!r}, layout={self.layout!r})"
 
     @property
+    def has_byte_values(self) -> bool:
+        """Whether pictures come as numbers from 0 to 255 in a type of more than a byte: no step divides them."""
+        return self.dtype != "uint8" and all(isinstance(step, PictureStep) for step in self.transforms)
+
+    @property
     def needs_probe(self) -> bool:
         """Whether one sample must be run before the shape of the result is known."""
         return self._output_shape is None

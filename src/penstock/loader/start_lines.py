@@ -1,0 +1,86 @@
+"""What a loader reports when it starts: data, order, steps, threads and memory, in two lines."""
+
+from __future__ import annotations
+
+from penstock.loader.images import ImageWork
+from penstock.loader.setup import Setup
+from penstock.plan import AccessPlan, Order
+from penstock.units import format_bytes, format_count
+
+
+def start_lines(setup: Setup) -> list[str]:
+    """Return what a rank is about to do, a line for the job and a line for the rank; one more for what looks wrong.
+
+    The numbers of the second line are those of this rank alone.
+    """
+    lines = [f"{_data(setup)} in the order {_order(setup.plan.order)}: {_steps(setup.plan)}"]
+    lines.append(f"{_threads(setup)}; {_memory(setup)}")
+    if isinstance(setup.work, ImageWork) and setup.work.has_byte_values:
+        lines.append(
+            f"images are {setup.work.dtype} from 0 to 255, because ToTensor is not among the transforms: "
+            'put it in for 0 to 1, or take dtype="uint8" for less memory'
+        )
+    return lines
+
+
+def _data(setup: Setup) -> str:
+    total_bytes = int(setup.sizes_bytes.sum())
+    size = f" ({format_bytes(total_bytes)})" if total_bytes else ""
+    place = setup.work.place_of_data if isinstance(setup.work, ImageWork) else setup.work.place
+    return f"reads {format_count(setup.plan.samples, 'sample')}{size} of {place}"
+
+
+def _order(order: Order) -> str:
+    seed = getattr(order, "seed", None)
+    return type(order).__name__ + ("" if seed is None else f"(seed={seed})")
+
+
+def _steps(plan: AccessPlan) -> str:
+    steps, length = plan.steps(0), plan.length(0)
+    same = plan.length(plan.epochs - 1) == length
+    epochs = f"{format_count(plan.epochs, 'epoch')} of {format_count(steps, 'step')}"
+    rest = plan.order.length(0) % plan.batch_size
+    if rest and plan.drop_last:
+        end = f", the last {rest} of an epoch dropped"
+    elif rest and steps > 1:
+        end = f", {rest} in the last of an epoch"
+    else:
+        end = ""
+    return f"{epochs if same else epochs + ' and more or fewer'}, {_batch(plan)}{end}"
+
+
+def _batch(plan: AccessPlan) -> str:
+    batch = plan.batch_length(0, 0)
+    if plan.ranks == 1:
+        return f"{format_count(batch, 'sample')} a step"
+    sizes = [plan.local_batch_size(rank, 0, 0) for rank in range(plan.ranks)]
+    least, most = min(sizes), max(sizes)
+    share = f"{most}" if least == most else f"{least} to {most}"
+    return f"{format_count(batch, 'sample')} a step, {share} on each of {format_count(plan.ranks, 'rank')}"
+
+
+def _threads(setup: Setup) -> str:
+    limits, because = setup.limits, setup.decoders_because
+    if not isinstance(setup.work, ImageWork):
+        return (
+            f"starts with {format_count(limits.decoders, 'thread')} that call {setup.work.place}, {because}"
+        )
+    decoding = f"{format_count(limits.decoders, 'decode thread')}, {because}"
+    return f"starts with {decoding}, and {format_count(limits.readers, 'reading thread')}"
+
+
+def _memory(setup: Setup) -> str:
+    budget, total_bytes = setup.budget, int(setup.sizes_bytes.sum())
+    parts = [f"{format_count(budget.slots, 'batch slot')} of {format_bytes(budget.slot_bytes)}"]
+    if isinstance(setup.work, ImageWork):
+        parts.append(f"{format_bytes(budget.undecoded_bytes)} for files being read")
+    if budget.tier_bytes >= total_bytes > 0:
+        parts.append(f"{format_bytes(total_bytes)} to keep all samples for later epochs")
+    elif total_bytes and not budget.tier_bytes:
+        parts.append("none to keep samples for later epochs")
+    elif total_bytes:
+        share = 100 * budget.tier_bytes / total_bytes
+        parts.append(
+            f"{format_bytes(budget.tier_bytes)} to keep {share:.2g} % of the samples for later epochs"
+        )
+    return f"takes up to {format_bytes(budget.limit_bytes)} of memory: {', '.join(parts)}"
