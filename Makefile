@@ -15,8 +15,13 @@ ARGS ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check install -c constraints.txt
-READY := $(VENV)/.ready
-DOCS_READY := $(VENV)/.ready-docs
+# What is installed, by the extras of pyproject.toml: each command installs what it needs and no more.
+FOR_DEMO := $(VENV)/.ready-demo
+FOR_TEST := $(VENV)/.ready-test
+FOR_LINT := $(VENV)/.ready-test,lint
+FOR_DOCS := $(VENV)/.ready-test,docs
+# Test files go to as many processes as there are processors, eight at most.
+TEST := $(RUN) -m pytest --numprocesses=logical --maxprocesses=8 --dist=loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-system lint bench docs
@@ -24,34 +29,33 @@ DOCS_READY := $(VENV)/.ready-docs
 help:
 	@sed -n 's/^#   //p' Makefile
 
-setup: $(READY)
+setup: $(FOR_TEST) $(FOR_LINT)
 
-$(READY): pyproject.toml constraints.txt
+$(VENV)/.base: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "$(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo missing); Penstock needs Python 3.11 or newer:" \
 	    "install one, then name it, for example: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "$(PYTHON) cannot make virtual environments: install its venv module" \
 	    "(Debian and Ubuntu: apt-get install python3-venv), then run this again" >&2; exit 1; }
-	@echo "Setting up $(VENV), once: some hundred MB of packages, one to five minutes;" \
-	  "where pip finds no build of PyTorch for CPUs alone, several GB ..."
 	@$(RUN) -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
-	@test -t 1 || quiet=--quiet; $(PIP) $$quiet hatchling editables \
-	  && $(PIP) $$quiet --no-build-isolation -e '.[test,lint]'
+	@test -t 1 || quiet=--quiet; $(PIP) $$quiet hatchling editables
 	@touch $@
 
-$(DOCS_READY): $(READY)
-	@test -t 1 || quiet=--quiet; $(PIP) $$quiet --no-build-isolation -e '.[test,lint,docs]'
+$(VENV)/.ready-%: $(VENV)/.base
+	@echo "Installing what '.[$*]' needs into $(VENV), once: some hundred MB, one to five minutes;" \
+	  "where pip finds no build of PyTorch for CPUs alone, several GB ..."
+	@test -t 1 || quiet=--quiet; $(PIP) $$quiet --no-build-isolation -e '.[$*]'
 	@touch $@
 
-demo: $(READY)
+demo: $(FOR_DEMO)
 	$(VENV)/bin/penstock demo $(ARGS)
 
-test: $(READY)
-	$(RUN) -m pytest $(ARGS)
+test: $(FOR_TEST)
+	$(TEST) $(ARGS)
 
 # While no test is marked, pytest would end with "no tests collected", an error.
-test-system: $(READY)
+test-system: $(FOR_TEST)
 	@for package in $$(sed 's/#.*//' packages.txt); do \
 	  dpkg-query -W -f '$${Status}' "$$package" 2>/dev/null | grep -q 'ok installed' \
 	    || command -v "$$package" >/dev/null || missing="$$missing $$package"; done; \
@@ -60,17 +64,17 @@ test-system: $(READY)
 	@if grep -rqE 'mark\.system\b' tests --include='test_*.py'; then \
 	  $(RUN) -m pytest -m system $(ARGS); else echo "No test is marked as a system test."; fi
 
-lint: $(READY)
+lint: $(FOR_LINT)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --cache-dir .import_linter_cache
 
-bench: $(READY)
+bench: $(FOR_TEST)
 	@if [ -n "$(NAME)" ]; then $(RUN) benchmarks/$(NAME).py $(ARGS); else \
 	  echo "Run one with make bench NAME=..., its options in ARGS=...:"; \
 	  find benchmarks -name '[!_]*.py' | sort | sed 's|^benchmarks/\(.*\)\.py$$|  \1|'; fi
 
-docs: $(DOCS_READY)
+docs: $(FOR_DOCS)
 	$(RUN) -m sphinx -W --keep-going -q -d docs/_build/doctrees docs docs/_build/html
 	@echo "Open docs/_build/html/index.html"

@@ -32,9 +32,14 @@ ROOT = str(Path(__file__).parents[1])
 if ROOT not in sys.path:  # where pytest was not started as `python -m pytest`
     sys.path.insert(0, ROOT)
 
+from tests.patience import patient  # noqa: E402
+
+# pytest-timeout takes it from here: a limit in pyproject.toml would be the same on every machine.
+os.environ.setdefault("PYTEST_TIMEOUT", f"{patient(300):.0f}")
+
 SKIPS_FILE = Path(__file__).with_name("skips.txt")
 SHARED_MEMORY = Path("/dev/shm")
-GRACE_SECONDS = 3.0
+GRACE_SECONDS = patient(3.0)
 
 # Threads and processes of the tools, which outlive a test by design.
 ALLOWED_THREADS = ("pytest_timeout",)

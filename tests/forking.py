@@ -31,6 +31,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.patience import patient
+
 #: The arguments of each of a job's processes.
 Job = list[list[str]]
 
@@ -83,11 +85,12 @@ class Forked:
         self._result = open(result, encoding="utf-8")  # noqa: SIM115
         self._group = int(self._result.readline())
 
-    def wait(self, timeout_seconds: float = 100) -> tuple[str, dict[int, int]]:
+    def wait(self) -> tuple[str, dict[int, int]]:
         """Return what they wrote, and by process id how each ended: its exit status, or minus a signal.
 
-        Raises: AssertionError if they take longer; they are killed.
+        Raises: AssertionError if they hang; they are killed.
         """
+        timeout_seconds = patient(100)
         timer = threading.Timer(timeout_seconds, self.kill)
         timer.start()
         try:

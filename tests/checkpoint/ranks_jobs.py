@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.forking import Forked, Job
+from tests.patience import patient
 
 
 def torch_job(*arguments: str, size: int, address: str) -> Job:
@@ -35,14 +36,12 @@ def start_process(*command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(
-    torch_jobs: Forked, *mpi_jobs: subprocess.Popen[str], killed: int = 0, timeout_seconds: float = 100
-) -> None:
+def wait_for(torch_jobs: Forked, *mpi_jobs: subprocess.Popen[str], killed: int = 0) -> None:
     """Wait for jobs. Raises: AssertionError if a rank fails, but for so many of torch.distributed that are killed."""
     try:
         with torch_jobs:
-            told, ended = torch_jobs.wait(timeout_seconds)
-        outputs = [job.communicate(timeout=timeout_seconds) for job in mpi_jobs]
+            told, ended = torch_jobs.wait()
+        outputs = [job.communicate(timeout=patient(100)) for job in mpi_jobs]
     finally:
         for job in mpi_jobs:
             job.kill()

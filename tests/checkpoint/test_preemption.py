@@ -293,7 +293,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Reports:
         while len(told.pids) < MPI_RANKS:
             told.hear()
         told.send("mpi", 1, signal.SIGTERM)
-        mpi_job.communicate(timeout=60)
+        mpi_job.communicate()
     finally:
         mpi_job.kill()
         mpi_job.communicate()

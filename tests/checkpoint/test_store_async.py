@@ -448,7 +448,7 @@ if sys.argv[3] == "exit":
 @pytest.mark.parametrize(("end", "code"), [("return", 0), ("raise", 1), ("exit", 3)])
 def test_a_save_is_finished_when_the_interpreter_ends(folder: Path, end: str, code: int) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", END, str(folder), "rle4", end], capture_output=True, timeout=60, check=False
+        [sys.executable, "-c", END, str(folder), "rle4", end], capture_output=True, check=False
     )
 
     assert ended.returncode == code
@@ -485,7 +485,6 @@ def test_a_save_that_is_interrupted_at_the_end_of_the_process_is_finished(folder
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), str(folder)],
         capture_output=True,
-        timeout=60,
         check=False,
     )
 
@@ -622,9 +621,7 @@ def test_a_process_that_is_killed_leaves_what_the_next_writer_removes(folder: Pa
     local.LocalWriter.finish = lambda writer: os.kill(os.getpid(), signal.SIGKILL)
     store.save(2, {"a": np.arange(5)}).wait()
     """
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(folder)], timeout=60, check=False
-    )
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(folder)], check=False)
     assert ended.returncode == -signal.SIGKILL
     assert len(list(folder.glob(".unfinished*"))) == 1
 

@@ -323,7 +323,6 @@ def restored_in_little_memory(good: Path, folders: Sequence[Path]) -> list[list[
         input="".join(f"{folder}\n" for folder in folders),
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
     )
     lines = [json.loads(line) for line in ended.stdout.splitlines()]

@@ -127,7 +127,6 @@ def test_options_behind_the_dashes_are_the_commands_own(tmp_path: Path) -> None:
         [sys.executable, "-c", program, "--by", "opens", "--out", str(tmp_path / "out"), *command],
         capture_output=True,
         text=True,
-        timeout=60,
     )
 
     assert (done.returncode, done.stderr) == (0, "")

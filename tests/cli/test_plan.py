@@ -294,7 +294,7 @@ def test_ctrl_c_says_what_is_kept_and_a_policy_of_ones_own_is_run(scenario: Path
     worker = told_through(tmp_path / "hangs", process)
 
     os.killpg(process.pid, signal.SIGINT)
-    out, errors = process.communicate(timeout=30)
+    out, errors = process.communicate()
 
     assert out == ""
     told, *traceback = errors.splitlines()

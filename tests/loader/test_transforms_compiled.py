@@ -59,7 +59,6 @@ if child:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
         check=True,
     )
 

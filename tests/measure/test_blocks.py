@@ -352,7 +352,6 @@ def test_where_nothing_may_be_traced_it_says_what_to_allow(tmp_path: Path) -> No
         ["strace", "-f", "-e", "trace=none", "-o", os.devnull, *inner],
         capture_output=True,
         text=True,
-        timeout=60,
     )
 
     assert done.returncode == 1

@@ -31,7 +31,6 @@ def run(tmp_path: Path, program: str, *places: Path, **environment: str) -> tupl
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

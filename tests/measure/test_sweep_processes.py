@@ -194,7 +194,7 @@ def test_ctrl_c_keeps_finished_tasks_leaves_no_process_and_the_same_command_goes
     process = sweep.start_and_wait_until_it_hangs()
 
     os.killpg(process.pid, signal.SIGINT)  # as the terminal does: to all of them
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate()
 
     assert errors.count("Traceback") == 1  # the sweep's own; the workers say nothing
     assert errors.rstrip().endswith("KeyboardInterrupt")
@@ -203,7 +203,7 @@ def test_ctrl_c_keeps_finished_tasks_leaves_no_process_and_the_same_command_goes
         before = len(points.kept())
     assert before == 4  # three bounds and one policy
     again = sweep.start()
-    _, errors = again.communicate(timeout=30)
+    _, errors = again.communicate()
     assert (again.returncode, errors) == (0, "")
     computed = (tmp_path / "computed").read_text().splitlines()
     assert computed[before:] == ["4 naive", "4 naive", "8 naive"]
@@ -219,6 +219,6 @@ def test_a_killed_sweep_takes_its_processes_along(tmp_path: Path) -> None:
     # Its output ends when the last process that could write to it has ended.
     with contextlib.closing(process.stdout or sys.stdin) as output:
         assert output.read() == ""
-    process.communicate(timeout=30)
+    process.communicate()
     with KeptPoints(tmp_path / "out") as points:
         assert len(points.kept()) == 4

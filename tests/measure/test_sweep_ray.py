@@ -213,7 +213,7 @@ for task, outcome in on_ray("local", 2)(tasks, work_on_ray.work):
 def test_tasks_run_on_a_real_cluster_and_one_that_kills_its_worker_fails_alone(tmp_path: Path) -> None:
     process = start(tmp_path, TASKS)
 
-    output, errors = process.communicate(timeout=110)
+    output, errors = process.communicate()
 
     assert process.returncode == 0, errors
     told = sorted(line for line in output.splitlines() if line[:1].isdigit())  # Ray says something in between
@@ -232,7 +232,7 @@ def test_ctrl_c_keeps_finished_tasks_and_leaves_nothing_of_the_cluster(tmp_path:
     os.close(pipe)
 
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=110)
+    _, errors = process.communicate()
 
     assert "KeyboardInterrupt" in errors
     assert descendants(tmp_path) == []

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import stat
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.privileges import without_permission
 
 from penstock.errors import ConfigError, DataError
 from penstock.store import FileList, FlatFolder, ImageFolder, folder, open_source
-
-NOBODY = 65534
 
 
 def write(root: Path, *names: str) -> Path:
@@ -45,29 +41,6 @@ def list_as_torchvision(root: str, extensions: tuple[str, ...]) -> tuple[list[tu
                 if name.lower().endswith(extensions)
             ]
     return samples, classes
-
-
-@contextmanager
-def without_permission(place: Path) -> Iterator[None]:
-    """Take a path's permissions away, and root's privilege with them where the tests run as root."""
-    before, user = stat.S_IMODE(place.stat().st_mode), os.geteuid()
-    place.chmod(0)
-    if user == 0:
-        os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(user)
-        place.chmod(before)
-
-
-@pytest.fixture
-def open_to_all(tmp_path: Path) -> Path:
-    """A folder that every user can reach, so that only what a test forbids is forbidden."""
-    for place in (tmp_path, *tmp_path.parents):
-        if place.owner() == tmp_path.owner() and place != Path("/"):
-            place.chmod(place.stat().st_mode | 0o055)
-    return tmp_path
 
 
 # -- Image folders -------------------------------------------------------------------------------------
@@ -221,20 +194,20 @@ def test_an_empty_root_is_named(tmp_path: Path, kind: type[FlatFolder]) -> None:
         kind(tmp_path)
 
 
-def test_a_folder_that_may_not_be_listed_is_named(open_to_all: Path) -> None:
-    write(open_to_all, "cat/a.jpg", "dog/a.jpg")
+def test_a_folder_that_may_not_be_listed_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "cat/a.jpg", "dog/a.jpg")
 
     with (
-        without_permission(open_to_all / "dog"),
+        without_permission(tmp_path / "dog"),
         pytest.raises(DataError, match="dog may not be listed by user"),
     ):
-        ImageFolder(open_to_all)
+        ImageFolder(tmp_path)
 
 
-def test_a_file_that_may_not_be_read_is_named(open_to_all: Path) -> None:
-    source = FlatFolder(write(open_to_all, "a.jpg"))
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+    source = FlatFolder(write(tmp_path, "a.jpg"))
 
-    with without_permission(open_to_all / "a.jpg"):
+    with without_permission(tmp_path / "a.jpg"):
         with pytest.raises(DataError, match=r"a\.jpg may not be read by user"):
             source.read(0)
         with pytest.raises(DataError, match=r"a\.jpg may not be read by user"):

@@ -90,7 +90,6 @@ def test_a_file_is_opened_no_more_often_than_the_bound_for_its_memory_says(
         [*strace, sys.executable, "-c", JOB, str(photographs), str(tier_bytes), str(BATCH), str(EPOCHS)],
         capture_output=True,
         text=True,
-        timeout=100,
     )
 
     assert (job.returncode, job.stdout.strip()) == (0, str(SAMPLES * EPOCHS)), job.stderr

@@ -29,11 +29,12 @@ from typing import Any
 
 from tests.checkpoint.crash.saver import GO
 from tests.checkpoint.crash.subject import subject_named
+from tests.patience import patient
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = patient(30)
 #: For a process that imports, and may have to compile, what a save needs.
-WARM_UP_SECONDS = 110.0
+WARM_UP_SECONDS = patient(110)
 
 #: The calls in which a store can meet a file system. A question mark: not on every architecture.
 FILE_CALLS = (
