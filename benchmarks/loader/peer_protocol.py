@@ -29,16 +29,24 @@ def arguments(**options: type) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def serve(run_epoch: Callable[[], int], prepare: Callable[[], None] = lambda: None) -> None:
+def _nothing() -> None:
+    pass
+
+
+def serve(
+    run_epoch: Callable[[], int], prepare: Callable[[], None] = _nothing, rest: Callable[[], None] = _nothing
+) -> None:
     """Run one epoch to warm up, then one for each line "epoch" on standard input; answer images, seconds
     and processor seconds.
 
-    run_epoch: returns how many images it made. prepare: called before each, off the clock.
+    run_epoch: returns how many images it made. prepare: called before each, off the clock. rest: called after each,
+        off the clock, before the answer: no thread may work on while another peer is timed.
     """
     answers = sys.stdout
     sys.stdout = sys.stderr  # what the peer's library prints must not mix with the answers
     prepare()
     run_epoch()
+    rest()
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         if line.strip() != "epoch":
@@ -47,7 +55,9 @@ def serve(run_epoch: Callable[[], int], prepare: Callable[[], None] = lambda: No
         begin, worked = time.perf_counter(), processor_seconds()
         images = run_epoch()
         seconds = time.perf_counter() - begin
-        print(images, seconds, processor_seconds() - worked, file=answers, flush=True)
+        worked = processor_seconds() - worked
+        rest()
+        print(images, seconds, worked, file=answers, flush=True)
 
 
 def processor_seconds() -> float:
