@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import StagingError
-from penstock.flow.staging import Field, Reference, StagingBuffer, are_small, slot_bytes
+from penstock.flow.staging import DeviceEvent, Field, Reference, StagingBuffer, are_small, slot_bytes
 
 FIELDS = (Field("images", (3, 4), np.dtype(np.float32)), Field("labels", (), np.dtype(np.int64)))
 
@@ -17,9 +17,9 @@ class Borrower:
     """Borrows from a staging buffer, and settles what is dropped at once."""
 
     def __init__(
-        self, slots: int, limit_slots: int = 10, hold: Callable[[], Callable[[], bool] | None] | None = None
+        self, slots: int, limit_slots: int = 10, device_event: Callable[[], DeviceEvent] | None = None
     ) -> None:
-        self.buffer = StagingBuffer(FIELDS, 2, limit_slots * slot_bytes(FIELDS, 2), hold)
+        self.buffer = StagingBuffer(FIELDS, 2, limit_slots * slot_bytes(FIELDS, 2), device_event)
         self.freed: list[int] = []
         for _ in range(slots):
             self.buffer.grow()
@@ -102,16 +102,42 @@ def test_a_short_batch_lends_only_its_rows() -> None:
     assert labels.shape == (1,)
 
 
-def test_a_slot_that_a_device_copy_reads_is_not_freed_before_the_copy_ends() -> None:
-    is_over = False
-    borrower, freed = staging(1, hold=lambda: lambda: is_over)
-    images, labels = borrower.lend(0, 2)
+class Event:
+    """An event of a device whose work the test ends."""
 
-    del images, labels
+    def __init__(self) -> None:
+        self.is_recorded = False
+        self.is_over = False
+
+    def record(self) -> None:
+        self.is_recorded = True
+
+    def query(self) -> bool:
+        return self.is_over
+
+
+def test_a_slot_that_a_device_copy_reads_is_not_freed_before_the_copy_ends() -> None:
+    events: list[Event] = []
+
+    def event() -> Event:
+        events.append(Event())
+        return events[-1]
+
+    borrower, freed = staging(1, device_event=event)
+    images, labels = borrower.lend(0, 2)
+    borrower.buffer.guard(0)
+    borrower.buffer.guard(0)  # again, as for a batch that Ctrl-C kept from being handed out
+    assert [event.is_recorded for event in events] == [False, False]
+
+    del images
+    assert [event.is_recorded for event in events] == [True, False]
+    del labels
     freed.extend(borrower.buffer.poll_held())
+    assert [event.is_recorded for event in events] == [True, True]
     assert freed == []
     assert borrower.buffer.is_held
-    is_over = True
+    for event_of_array in events:
+        event_of_array.is_over = True
     freed.extend(borrower.buffer.poll_held())
 
     assert freed == [0]

@@ -332,6 +332,64 @@ def test_after_a_ctrl_c_that_is_caught_the_same_loader_and_a_new_one_work(
     assert training.stderr == ""
 
 
+COUNTED = """
+import select, torch, types
+from functools import partial
+from queue import SimpleQueue
+from penstock.torch import Loader
+
+torch.backends.cuda.is_built = lambda: True  # as PyTorch's standard wheel is
+if sys.argv[1] == "CUDA in use":
+    torch.cuda.is_initialized = lambda: True
+    torch.Event = lambda *_, **__: types.SimpleNamespace(
+        record=partial(SimpleQueue().put, None), query=partial(bool, True)
+    )
+
+arrived, wakeup = os.pipe()
+os.set_blocking(wakeup, False)
+signal.set_wakeup_fd(wakeup)  # C writes there, whatever becomes of the handler
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+
+def has_arrived():
+    return bool(select.select([arrived], [], [], 0)[0])
+
+def is_raised(loader):
+    try:
+        say("ready")
+        while not has_arrived():
+            for batch in loader:
+                pass
+        return False
+    except (KeyboardInterrupt, SystemExit):
+        while not has_arrived():
+            pass
+        return True
+    finally:
+        os.read(arrived, 1)
+
+lost = 0
+with Loader(Numbers(), **{**options, "epochs": 10**6}) as loader:
+    check(loader, 0)
+    for _ in range(int(sys.argv[2])):
+        lost += not is_raised(loader)
+say("lost", lost)
+"""
+
+
+@pytest.mark.parametrize("device", ["CUDA not in use", "CUDA in use"])
+def test_no_signal_is_lost_in_a_tight_loop_over_tensors(train: Callable[..., Training], device: str) -> None:
+    """What a handler raises in the callback of a weak reference is printed and dropped, if that has a Python frame."""
+    times = 150
+    training = train(COUNTED, device, str(2 * times))
+    for signum in [signal.SIGINT, signal.SIGTERM] * times:
+        training.until("ready")
+        training.process.send_signal(signum)
+
+    training.until("lost 0")
+    assert training.end() == 0
+    assert training.stderr == ""
+
+
 def test_a_second_ctrl_c_ends_a_close_that_waits_for_a_store_that_hangs(
     train: Callable[..., Training],
 ) -> None:

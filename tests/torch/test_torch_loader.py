@@ -24,7 +24,7 @@ from penstock.loader.transforms import Normalize, Resize, ToTensor
 from penstock.plan import FullShuffle
 from penstock.plan.torch_order import TorchShuffle
 from penstock.torch import Loader
-from penstock.torch.loader import after_current_stream
+from penstock.torch.loader import cuda_event
 
 COUNT, BATCH = 22, 4
 
@@ -182,7 +182,8 @@ class FakeEvent:
 
     recorded: list[FakeEvent]
 
-    def __init__(self) -> None:
+    def __init__(self, device: str, enable_timing: bool) -> None:
+        assert (device, enable_timing) == ("cuda", False)
         self.is_over = False
         self.thread: threading.Thread | None = None
 
@@ -200,12 +201,17 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> type[FakeEvent]:
     FakeEvent.recorded = []
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch, "Event", FakeEvent)
     return FakeEvent
 
 
 def test_nothing_is_waited_for_where_no_device_is_in_use() -> None:
-    assert after_current_stream() is None
+    assert cuda_event() is None
+
+
+def test_no_frame_of_python_runs_when_a_batch_is_dropped() -> None:
+    """What a signal handler raised in there would be lost."""
+    assert not hasattr(torch.Event.record, "__code__")
 
 
 def test_a_slot_is_not_filled_again_while_a_copy_to_the_device_may_read_it(

@@ -230,6 +230,7 @@ class Engine:
             while True:
                 self._forget_before(key)
                 if (whole := self._arrived.get(key)) is not None:
+                    self._staging.guard(whole.ready.slot)
                     return whole
                 self._check_usable()
                 self._make_room(key)

@@ -7,8 +7,8 @@ import mmap
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from operator import methodcaller
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,21 +88,50 @@ class Reference(weakref.ref["NDArray[Any]"]):
     loan: _Loan
 
 
+class DeviceEvent(Protocol):
+    """A mark in the work of a device. Its methods are written in C: Ctrl-C would be lost in a Python frame."""
+
+    def record(self) -> None:
+        """Put the mark behind all that this thread has enqueued on its current stream."""
+        ...
+
+    def query(self) -> bool:
+        """Return whether the device has passed the mark; True where it was never put."""
+        ...
+
+
+class _Guard(weakref.ref["NDArray[Any]"]):
+    """A weak reference to one array of a loan, whose callback `_RECORD` records the array's event.
+
+    record: the event's bound method, in the place where `_RECORD` looks for it.
+    """
+
+    __slots__ = ("event", "record")
+
+    event: DeviceEvent
+    record: Callable[[], None]
+
+
+#: Calls `record` of what it is given. No Python frame: what a signal handler raises in a callback's frame, as in any
+#: callback of a weak reference, is printed and dropped.
+_RECORD = methodcaller("record")
+
+
 class _Loan:
     """A slot in a consumer's hands, until nothing refers to any of its arrays.
 
     references: weak, one for each array; kept here, as a weak reference that is gone itself calls nobody.
     left: arrays of which `settle` has not been told yet.
-    holds: what to ask before the slot may be filled again.
+    guards: one for each array where a device may copy from them, else empty.
     """
 
-    __slots__ = ("holds", "left", "references", "slot")
+    __slots__ = ("guards", "left", "references", "slot")
 
     def __init__(self, slot: int) -> None:
         self.slot = slot
-        self.references: list[weakref.ref[NDArray[Any]]] = []
+        self.references: list[Reference] = []
         self.left = 0
-        self.holds: list[Callable[[], bool]] = []
+        self.guards: list[_Guard] = []
 
 
 class StagingBuffer:
@@ -113,9 +142,8 @@ class StagingBuffer:
     them, included) and no device copy reads them any more, the slot is free. There is no moment at which an interrupted
     consumer could lose one.
 
-    hold: asked at the point where an array's last reference goes, by the thread that drops it, whether something
-        still reads the memory asynchronously; returns None if not, else a function that will say True once that is
-        over. As with any callback of a weak reference, Python would swallow a KeyboardInterrupt in it.
+    device_event: returns a fresh event for an array that is handed out, or None where no device is in use. The thread
+        that drops the array's last reference records it at that moment; the slot is free once the event has passed.
     """
 
     def __init__(
@@ -123,13 +151,13 @@ class StagingBuffer:
         fields: Sequence[Field],
         batch_size: int,
         limit_bytes: int,
-        hold: Callable[[], Callable[[], bool] | None] | None = None,
+        device_event: Callable[[], DeviceEvent | None] | None = None,
     ) -> None:
         self._fields = tuple(fields)
         self._batch_size = batch_size
         self.slot_bytes = slot_bytes(fields, batch_size)
         self._limit_bytes = limit_bytes
-        self._hold = hold
+        self._device_event = device_event
         self._slots: list[_Slot] = []
         #: Loans whose references are gone while a device copy may still read the slot.
         self._held: list[_Loan] = []
@@ -183,10 +211,29 @@ class StagingBuffer:
             reference = Reference(array, on_drop)
             reference.loan = loan
             loan.references.append(reference)
-            if self._hold is not None:  # the last weak reference made is called first
-                loan.references.append(weakref.ref(array, partial(self._ask_hold, loan)))
         entry.loan = loan
         return arrays
+
+    def guard(self, slot: int) -> None:
+        """Free a lent slot only after the device copies out of it, where a device is in use by now.
+
+        Call it before a batch is handed out: its arrays are referred to. Twice is harmless. A device that comes into
+        use later needs no guard: slots are pageable memory, and CUDA has staged a copy out of such memory before the
+        call that asks for it returns.
+        """
+        loan = self._slots[slot].loan
+        if self._device_event is None or loan is None or loan.guards:
+            return
+        guards = []
+        for reference in loan.references:
+            array, event = reference(), self._device_event()
+            if array is None or event is None:
+                return
+            # Called before `reference`: the last weak reference made is the first.
+            guard = _Guard(array, _RECORD)
+            guard.event, guard.record = event, event.record
+            guards.append(guard)
+        loan.guards = guards
 
     def is_referred_to(self, slot: int) -> bool:
         """Whether anything refers to an array of the slot's latest loan."""
@@ -210,12 +257,6 @@ class StagingBuffer:
         self._held = [loan for loan in self._held if loan not in over]
         return [loan.slot for loan in over]
 
-    def _ask_hold(self, loan: _Loan, _: object) -> None:
-        assert self._hold is not None, "lend made this callback for a hold"
-        is_over = self._hold()
-        if is_over is not None:
-            loan.holds.append(is_over)
-
 
 def _is_over(loan: _Loan) -> bool:
-    return all(is_over() for is_over in loan.holds)
+    return all(guard.event.query() for guard in loan.guards)

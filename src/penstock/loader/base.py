@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError, DataError, LoaderClosed
 from penstock.flow.engine import Departure, Engine, Whole
 from penstock.flow.recorder import Recorder
-from penstock.flow.staging import StagingBuffer, are_small
+from penstock.flow.staging import DeviceEvent, StagingBuffer, are_small
 from penstock.loader.budget import MemoryBudget
 from penstock.loader.dataset import DatasetWork, MapDataset
 from penstock.loader.progress import Collector
@@ -178,7 +178,7 @@ class BaseLoader(ABC, Generic[Batch]):
         say = report if report is not None else _keep_silent
         self._collector = Collector(self._recorder, self._trace_writer(trace), say)
         staging = StagingBuffer(
-            setup.work.fields, plan.max_local_batch(rank), setup.budget.staging_bytes, self._hold()
+            setup.work.fields, plan.max_local_batch(rank), setup.budget.staging_bytes, self._device_event()
         )
         for _ in range(setup.limits.slots):
             staging.grow()
@@ -234,8 +234,8 @@ class BaseLoader(ABC, Generic[Batch]):
         """Turn a part of a data set's sample into an array; None for what is neither array nor number."""
 
     @staticmethod
-    def _hold() -> Callable[[], Callable[[], bool] | None] | None:
-        """Return the `hold` of `StagingBuffer`; None where memory that nobody refers to is free at once."""
+    def _device_event() -> Callable[[], DeviceEvent | None] | None:
+        """Return the `device_event` of `StagingBuffer`; None where memory that nobody refers to is free at once."""
         return None
 
     # The loop

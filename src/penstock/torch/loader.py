@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
+from penstock.flow.staging import DeviceEvent
 from penstock.loader.base import BaseLoader, LoaderOptions
 from penstock.loader.dataset import MapDataset, numpy_leaf
 from penstock.loader.images import ImageWork
@@ -96,17 +97,16 @@ class Loader(BaseLoader[Any]):
         return _array(leaf) if isinstance(leaf, torch.Tensor) else numpy_leaf(leaf)
 
     @staticmethod
-    def _hold() -> Callable[[], Callable[[], bool] | None] | None:
-        return after_current_stream if torch.backends.cuda.is_built() else None  # type: ignore[no-untyped-call]
+    def _device_event() -> Callable[[], DeviceEvent | None] | None:
+        return cuda_event if torch.backends.cuda.is_built() else None  # type: ignore[no-untyped-call]
 
 
-def after_current_stream() -> Callable[[], bool] | None:
-    """Return a question whether all that is enqueued on the current CUDA stream by now is done; None without CUDA."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return None
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return event.query
+def cuda_event() -> DeviceEvent | None:
+    """Return an event for the CUDA stream that is current when it is recorded; None while CUDA is not in use.
+
+    Not a torch.cuda.Event, whose methods are written in Python.
+    """
+    return torch.Event("cuda", enable_timing=False) if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
 
 # NumPy has no bfloat16 and no 8-bit floats. An array of them holds their bits, in a structured type of one field whose
