@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -19,10 +21,12 @@ from penstock.plan import (
     Explicit,
     FullShuffle,
     Order,
+    Scattered,
     Sequential,
     Shares,
     Strided,
     TorchDistributed,
+    split_locally,
 )
 from penstock.plan import access as module
 
@@ -78,7 +82,7 @@ def plans(draw: st.DrawFn) -> AccessPlan:
     epochs = draw(st.integers(1, 4))
     ranks = draw(st.integers(1, 5))
     shares = st.lists(st.integers(0, 4), min_size=ranks, max_size=ranks).filter(any)
-    named = st.sampled_from(["uniform", "strided", "whole", "imbalanced"])
+    named = st.sampled_from(["balanced", "uniform", "strided", "whole", "imbalanced"])
     return AccessPlan(
         draw(orders(epochs)),
         batch_size=draw(st.integers(1, 20)),
@@ -309,6 +313,97 @@ def test_a_training_of_which_every_batch_would_be_dropped_is_refused() -> None:
         ConfigError, match=r"drop_last leaves no batch: an epoch reads 10 samples, .*batch_size \(16\)"
     ):
         AccessPlan(Sequential(10), 16, 2, drop_last=True).check_equal_steps()
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "ranks", "split"),
+    [
+        (50_000, 256, 48, "uniform"),
+        (50_000, 100, 64, "uniform"),
+        (100, 8, 7, "uniform"),
+        (100, 7, 8, "balanced"),
+        (103, 10, 8, "balanced"),
+        (103, 10, 8, "strided"),
+        (13, 5, 2, (1, 0)),
+    ],
+)
+def test_each_argument_that_the_refusal_of_an_idle_rank_names_makes_the_plan_work(
+    samples: int, batch_size: int, ranks: int, split: str | tuple[int, ...]
+) -> None:
+    plan = AccessPlan(Sequential(samples), batch_size, 2, ranks, split)
+
+    with pytest.raises(ConfigError, match=r"leaves none for rank .* forever: use ") as refusal:
+        plan.check_equal_steps()
+
+    named = str(refusal.value).split("forever: use ")[1]
+    remedies = [replace(plan, drop_last=True)] if "drop_last=True" in named else []
+    remedies += [replace(plan, split="balanced")] if 'split="balanced"' in named else []
+    remedies += [replace(plan, batch_size=int(size)) for size in re.findall(r"batch_size=(\d+)", named)]
+    assert remedies
+    for remedy in remedies:
+        remedy.check_equal_steps()
+
+
+def test_fewer_samples_than_ranks_are_refused_whatever_the_batch_size() -> None:
+    with pytest.raises(ConfigError, match=r"has 5 samples and leaves none for rank 5 of 8.*fewer ranks"):
+        AccessPlan(Sequential(5), 8, 2, 8).check_equal_steps()
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Another order, which notes for what epochs it is asked for the length or for samples."""
+
+    order: Order
+    asked: list[int] = field(default_factory=list)
+
+    @property
+    def samples(self) -> int:
+        return self.order.samples
+
+    @property
+    def even_from(self) -> int:
+        return 0
+
+    def length(self, epoch: int) -> int:
+        self.asked.append(epoch)
+        return self.order.length(epoch)
+
+    def at(self, epoch: int, positions: ArrayLike) -> NDArray[np.int64]:
+        self.asked.append(epoch)
+        return self.order.at(epoch, positions)
+
+    def position_of(self, epoch: int, samples: ArrayLike) -> NDArray[np.int64]:
+        return self.order.position_of(epoch, samples)
+
+
+def test_a_plan_of_very_many_epochs_is_checked_by_a_few_questions() -> None:
+    order = Counting(FullShuffle(10, 1))
+    epochs = 10**9
+
+    for ranks, drop_last in ((1, False), (2, False), (2, True)):
+        plan = AccessPlan(order, 4, epochs, ranks, drop_last=drop_last)
+        plan.check_equal_steps()
+        assert plan.max_local_batch(0) == 4 // ranks
+        assert plan.reads(0) == epochs * (10 // ranks if not drop_last else 4)
+        assert plan.first_read_from(0, 0, 0) == (0, 0)
+        assert plan.stream(0, 0, 0, 2).size == 2
+    assert AccessPlan(order, 4, epochs).frequency(0).tolist() == [epochs] * 10
+    for wrapped in (Scattered(order), split_locally(AccessPlan(order, 4, 1, 2), np.zeros(10, int)).order):
+        AccessPlan(wrapped, 4, epochs, 2).check_equal_steps()
+
+    assert len(order.asked) < 100
+
+
+@thoroughly
+@given(plans())
+def test_epochs_are_counted_by_their_lengths(plan: AccessPlan) -> None:
+    lengths = [plan.length(epoch) for epoch in range(plan.epochs)]
+
+    assert plan.epochs_by_length() == {
+        length: (lengths.index(length), count) for length, count in Counter(lengths).items()
+    }
+    reads = Counter(read.rank for read in listed(plan))
+    assert [plan.reads(rank) for rank in range(plan.ranks)] == [reads[rank] for rank in range(plan.ranks)]
 
 
 def test_questions_outside_the_plan_are_refused() -> None:

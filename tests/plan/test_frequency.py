@@ -22,7 +22,6 @@ from penstock.plan.frequency import (
     read_histograms,
     readers_by_sample,
     readers_of_epoch,
-    reads_of,
     steps_of_reads,
     threshold,
     uses_of,
@@ -39,7 +38,7 @@ def plans(draw: st.DrawFn) -> AccessPlan:
     else:
         ids = st.lists(st.integers(0, samples - 1), min_size=1, max_size=50)
         order = Explicit([draw(ids) for _ in range(epochs)], samples)
-    split = draw(st.sampled_from(["uniform", "strided", "imbalanced"]))
+    split = draw(st.sampled_from(["balanced", "uniform", "strided", "imbalanced"]))
     return AccessPlan(
         order, draw(st.integers(1, 20)), epochs, draw(st.integers(1, 5)), split, draw(st.booleans())
     )
@@ -183,7 +182,7 @@ def test_uses_are_those_of_the_access_string(plan: AccessPlan) -> None:
         assert uses.samples.tolist() == sorted(set(string))
         assert uses.counts.tolist() == [string.count(sample) for sample in uses.samples]
         assert uses.first.tolist() == [string.index(sample) for sample in uses.samples]
-        assert reads_of(plan, rank) == len(string)
+        assert plan.reads(rank) == len(string)
 
 
 @settings(deadline=None)

@@ -24,7 +24,7 @@ def held_plans(draw: st.DrawFn) -> tuple[AccessPlan, list[int]]:
     else:
         ids = st.lists(st.integers(0, samples - 1), min_size=1, max_size=50)
         order = Explicit([draw(ids) for _ in range(epochs)], samples)
-    split = draw(st.sampled_from(["uniform", "strided", "imbalanced"]))
+    split = draw(st.sampled_from(["balanced", "uniform", "strided", "imbalanced"]))
     plan = AccessPlan(order, draw(st.integers(1, 20)), epochs, ranks, split, draw(st.booleans()))
     return plan, draw(st.lists(st.integers(-1, ranks - 1), min_size=samples, max_size=samples))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.plan import Assigned, Shares, Split, Strided, Uniform, Whole
+from penstock.plan import AccessPlan, Assigned, Balanced, FullShuffle, Shares, Split, Strided, Uniform, Whole
 from penstock.plan.splits import as_split, imbalanced
 
 
@@ -20,15 +20,8 @@ def backwards(batch: int, ranks: int) -> NDArray[np.int64]:
 
 def split_for(draw: st.DrawFn, ranks: int) -> Split:
     weights = st.lists(st.integers(0, 9), min_size=ranks, max_size=ranks).filter(any)
-    return draw(
-        st.one_of(
-            st.just(Uniform()),
-            st.just(Strided()),
-            st.just(imbalanced(ranks)),
-            st.just(Assigned(backwards)),
-            weights.map(lambda drawn: Shares(tuple(drawn))),
-        )
-    )
+    known: list[Split] = [Balanced(), Uniform(), Strided(), imbalanced(ranks), Assigned(backwards)]
+    return draw(st.one_of(st.sampled_from(known), weights.map(lambda drawn: Shares(tuple(drawn)))))
 
 
 @st.composite
@@ -60,6 +53,26 @@ def test_uniform_slices_are_as_the_thesis_cuts_them() -> None:
     assert local_batches(Uniform(), 4, 2) == [[0], [1], [], []]
 
 
+@given(st.integers(1, 40), st.integers(1, 300))
+def test_balanced_slices_are_those_of_numpy_and_of_uniform_where_the_ranks_divide_the_batch(
+    ranks: int, batch: int
+) -> None:
+    expected = [part.tolist() for part in np.array_split(np.arange(batch), ranks)]
+    assert local_batches(Balanced(), ranks, batch) == expected
+    if batch % ranks == 0:
+        assert local_batches(Uniform(), ranks, batch) == expected
+
+
+@pytest.mark.parametrize(("batch", "ranks"), [(256, 48), (100, 64), (8, 7)])
+def test_by_default_every_rank_takes_part_in_every_step(batch: int, ranks: int) -> None:
+    plan = AccessPlan(FullShuffle(50_000), batch, epochs=2, ranks=ranks)
+    plan.check_equal_steps()
+
+    sizes = [plan.local_batch_size(rank, 0, 0) for rank in range(ranks)]
+    assert sum(sizes) == batch
+    assert max(sizes) - min(sizes) == 1
+
+
 def test_strided_samples_are_dealt_like_cards() -> None:
     assert local_batches(Strided(), 3, 7) == [[0, 3, 6], [1, 4], [2, 5]]
 
@@ -81,7 +94,7 @@ def test_imbalanced_gives_half_of_the_ranks_four_times_the_share_of_the_others(
 
 
 def test_one_rank_alone_reads_everything_under_every_split() -> None:
-    for name in ("uniform", "strided", "whole", "imbalanced"):
+    for name in ("balanced", "uniform", "strided", "whole", "imbalanced"):
         assert as_split(name, ranks=1).size(0, 1, 7) == 7
 
 
@@ -99,7 +112,7 @@ def test_a_split_is_meant_by_its_name_its_shares_or_a_function() -> None:
 
 def test_what_is_no_split_is_refused() -> None:
     for wrong in ("unifrom", 4, None):
-        with pytest.raises(ConfigError, match=f"split is {wrong!r}; it is one of 'uniform'"):
+        with pytest.raises(ConfigError, match=f"split is {wrong!r}; it is one of 'balanced', 'uniform'"):
             as_split(wrong, 2)  # type: ignore[arg-type]
 
 

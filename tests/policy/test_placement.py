@@ -1,11 +1,12 @@
 """A fixed home for the samples that a rank reads most."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.plan import AccessPlan, FullShuffle, Sequential
-from penstock.policy import place_by_frequency
+from penstock.policy import place_by_frequency, placement
 from penstock.trace.schema import SOURCE
 
 
@@ -30,6 +31,16 @@ def test_tiers_are_filled_in_the_order_of_first_use() -> None:
 
     positions = plan.position_of(0, placement.fill_order)
     assert (np.diff(positions) > 0).all()
+
+
+def test_of_a_very_long_run_the_first_epochs_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "_READS_COUNTED", 7 * placement._READS_OF_SMALL_EPOCH)
+    sizes = np.full(60, 10)
+
+    by_few = place_by_frequency(AccessPlan(FullShuffle(60, 1), 6, 7, ranks=3), 1, sizes, [100])
+    by_many = place_by_frequency(AccessPlan(FullShuffle(60, 1), 6, 10**9, ranks=3), 1, sizes, [100])
+
+    assert by_many.fill_order.tolist() == by_few.fill_order.tolist()
 
 
 def test_what_a_rank_never_reads_gets_no_place() -> None:

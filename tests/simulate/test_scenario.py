@@ -89,7 +89,7 @@ def test_what_is_left_out_is_physical_uniform_and_drops_the_last_batch() -> None
 
     assert scenario.name == "file"
     assert scenario.assumptions == PHYSICAL
-    assert (scenario.seed, scenario.split, scenario.drop_last) == (0, "uniform", True)
+    assert (scenario.seed, scenario.split, scenario.drop_last) == (0, "balanced", False)
     assert scenario.data == SizeDistribution("normal", 10_000, {"loc": 27e3, "scale": 10e3}, 1, None)
 
 
@@ -330,7 +330,7 @@ def test_a_scenario_written_down_is_read_back_equal(scenario: Scenario) -> None:
         ("epochs = 10", "epoch = 10", "training.epoch is not a field; did you mean epochs?"),
         ("seed = 3", "seed = -3", "training: seed is -3"),
         ("seed = 3", "seed = 3.0", "training.seed: 3.0 is not a whole number"),
-        ('split = "uniform"', 'split = "unform"', "training: split is 'unform'; it is one of 'uniform'"),
+        ('split = "uniform"', 'split = "unform"', "training: split is 'unform'; it is one of 'balanced', 'uniform'"),
         ('split = "uniform"', "split = [1, 2]", "training: split has 2 shares for 4 ranks"),
         ('split = "uniform"', "split = [1, 2, -3, 4]", "training: split shares are (1, 2, -3, 4)"),
         ('split = "uniform"', "split = [1, 2, 3.5, 4]", "training.split: 3.5 is not a whole number"),

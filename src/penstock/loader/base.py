@@ -101,7 +101,7 @@ class BaseLoader(ABC, Generic[Batch]):
         drop_last: bool = False,
         rank: int = 0,
         world_size: int = 1,
-        split: str = "uniform",
+        split: str = "balanced",
         dtype: str = "float32",
         layout: str = "NCHW",
         memory: str | int | None = None,
@@ -123,7 +123,8 @@ class BaseLoader(ABC, Generic[Batch]):
         shuffle: True for a new uniform permutation per epoch, False for the stored order, or an `Order`.
         seed: of the order and of every random transform.
         drop_last: leave out an epoch's short last batch.
-        rank, world_size: this process among those that train together. split: how they share a batch.
+        rank, world_size: this process among those that train together. split: how they share a batch: "balanced"
+            slices, whose sizes differ by one at most, the thesis' "uniform" ones, "strided" ... (see `AccessPlan`).
         dtype, layout: of the images, "float32", "float16", "bfloat16" or "uint8", "NCHW" or "NHWC".
         memory: bound on batch slots, bytes in passing and the memory tier together, as in "8 GiB";
             a quarter of what this process may use, shared by the ranks of a host, unless given.

@@ -3,15 +3,17 @@
 from penstock.plan.access import AccessPlan
 from penstock.plan.explicit import Explicit
 from penstock.plan.local import split_locally
-from penstock.plan.orders import BundleShuffle, FullShuffle, Order, RepeatingOrder, Sequential
+from penstock.plan.orders import BundleShuffle, EvenOrder, FullShuffle, Order, RepeatingOrder, Sequential
 from penstock.plan.scattered import Scattered
-from penstock.plan.splits import Assigned, Shares, Split, Strided, Uniform, Whole
+from penstock.plan.splits import Assigned, Balanced, Shares, Split, Strided, Uniform, Whole
 from penstock.plan.torch_order import TorchDistributed, TorchShuffle, TwisterState
 
 __all__ = [
     "AccessPlan",
     "Assigned",
+    "Balanced",
     "BundleShuffle",
+    "EvenOrder",
     "Explicit",
     "FullShuffle",
     "Order",

@@ -7,16 +7,16 @@ its batches: batch `step` is positions [step * batch_size, (step + 1) * batch_si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
 from penstock.plan.bijection import as_ids
-from penstock.plan.orders import Order, RepeatingOrder, is_whole
-from penstock.plan.splits import Split, as_split
+from penstock.plan.orders import Order, RepeatingOrder, even_from, is_whole
+from penstock.plan.splits import Balanced, Split, as_split
 
 Ids = NDArray[np.int64]
 
@@ -32,7 +32,7 @@ class AccessPlan:
     batch_size: B, samples of a global batch, over all ranks.
     epochs: E.
     ranks: N, processes of the job.
-    split: "uniform", "strided", "whole", "imbalanced", one share per rank, a function (see
+    split: "balanced", "uniform", "strided", "whole", "imbalanced", one share per rank, a function (see
         `penstock.plan.splits.Assigned`) or a `Split`. Kept as a `Split`.
     drop_last: leave out an epoch's last batch if it is short.
     Raises: ConfigError for a size that cannot work, and what the split or the order raise.
@@ -46,7 +46,7 @@ class AccessPlan:
     batch_size: int
     epochs: int
     ranks: int = 1
-    split: Split | str | Sequence[int] | Callable[[int, int], ArrayLike] = "uniform"
+    split: Split | str | Sequence[int] | Callable[[int, int], ArrayLike] = "balanced"
     drop_last: bool = False
 
     def __post_init__(self) -> None:
@@ -75,6 +75,19 @@ class AccessPlan:
         self._check_epoch(epoch)
         length = self.order.length(epoch)
         return length - length % self.batch_size if self.drop_last else length
+
+    def epochs_by_length(self) -> dict[int, tuple[int, int]]:
+        """Return the lengths that epochs have: for each, the first epoch that has it and how many do.
+
+        One call of `Order.length` for each epoch that may differ, see `EvenOrder`, whatever the number of epochs.
+        """
+        even = min(even_from(self.order), self.epochs - 1)
+        found: dict[int, tuple[int, int]] = {}
+        for epoch in range(even + 1):
+            length = self.length(epoch)
+            first, count = found.get(length, (epoch, 0))
+            found[length] = first, count + (1 if epoch < even else self.epochs - even)
+        return found
 
     def steps(self, epoch: int) -> int:
         """Return the number of batches of the epoch, a short last one included unless dropped."""
@@ -142,24 +155,47 @@ class AccessPlan:
     def check_equal_steps(self) -> None:
         """Make sure that all ranks take part in every step, as training in step with each other demands.
 
-        Raises: ConfigError naming a step and ranks that read something and nothing in it, or if there is no step.
+        Raises: ConfigError naming a step and a rank that reads nothing in it, with what avoids that, or if there is
+            no step.
         """
-        by_length = {self.length(epoch): epoch for epoch in range(self.epochs)}
-        if not any(by_length):
+        lengths = self.epochs_by_length()
+        if not any(lengths):
             raise ConfigError(
                 f"drop_last leaves no batch: an epoch reads {self.order.length(0):,} samples, fewer than batch_size "
                 f"({self.batch_size:,}): make batch_size smaller, or leave drop_last out"
             )
-        for epoch in (epoch for length, epoch in by_length.items() if length):
-            for step in {0, self.steps(epoch) - 1}:
+        for epoch in (epoch for length, (epoch, _) in lengths.items() if length):
+            for step in sorted({0, self.steps(epoch) - 1}):
                 sizes = [self.local_batch_size(rank, epoch, step) for rank in range(self.ranks)]
                 if not all(sizes):
                     raise ConfigError(
                         f"the batch of epoch {epoch}, step {step} has {self.batch_length(epoch, step)} samples and "
-                        f"leaves nothing for rank {sizes.index(0)} of {self.ranks}, which would end its epoch before "
-                        "the others, so that they wait for it for ever: use drop_last=True, a batch_size of at least "
-                        "the world size, or the order TorchDistributed, which pads"
+                        f"leaves none for rank {sizes.index(0)} of {self.ranks}, which would end its epoch early, "
+                        f"while the others wait for it forever: use {self._remedies()} (batch_size counts the samples "
+                        "of all ranks)"
                     )
+
+    def _remedies(self) -> str:
+        """The arguments that give every rank samples in every step, each by itself."""
+        lengths = replace(self, drop_last=False).epochs_by_length()
+
+        def is_remedy(batch_size: int, split: Split, drop_last: bool) -> bool:
+            batches = _batch_sizes(lengths, batch_size, drop_last)
+            return bool(batches) and all(
+                split.size(rank, self.ranks, batch) for batch in batches for rank in range(self.ranks)
+            )
+
+        found = []
+        if is_remedy(self.batch_size, self._split, True):
+            found.append("drop_last=True")
+        if is_remedy(self.batch_size, Balanced(), self.drop_last):
+            found.append('split="balanced"')
+        least = max(self.batch_size, self.ranks)
+        larger = range(least, min(least + 2 * self.ranks, max(lengths)) + 1)
+        for size in (size for size in larger if is_remedy(size, self._split, self.drop_last)):
+            found.append(f"batch_size={size}")
+            break
+        return " or ".join(found) or 'fewer ranks, or split="balanced" with more samples in a batch'
 
     def first_read_from(self, rank: int, epoch: int, step: int) -> tuple[int, int]:
         """Return the first (epoch, step) at or after the given one in which the rank reads anything.
@@ -176,10 +212,18 @@ class AccessPlan:
     def max_local_batch(self, rank: int) -> int:
         """Return the most samples that the rank reads in one step of the run."""
         self._check_rank(rank)
-        lengths = {self.length(epoch) for epoch in range(self.epochs)}
-        batches = {self.batch_size for length in lengths if length >= self.batch_size}
-        batches |= {length % self.batch_size for length in lengths} - {0}
+        batches = _batch_sizes(self.epochs_by_length(), self.batch_size, self.drop_last)
         return max((self._split.size(rank, self.ranks, batch) for batch in batches), default=0)
+
+    def reads(self, rank: int) -> int:
+        """Return the number of samples that the rank reads in the run, repeats included."""
+        self._check_rank(rank)
+        reads = 0
+        for length, (_, epochs) in self.epochs_by_length().items():
+            steps, rest = divmod(length, self.batch_size)
+            reads += epochs * steps * self._split.size(rank, self.ranks, self.batch_size)
+            reads += epochs * self._split.size(rank, self.ranks, rest) if rest else 0
+        return reads
 
     def stream(self, rank: int, epoch: int, step: int, count: int) -> Ids:
         """Return the rank's next `count` samples from the start of a step on, over epoch ends.
@@ -196,7 +240,7 @@ class AccessPlan:
 
         Takes 8 bytes per read: for plans that fit. R of the thesis, section 3.1.
         """
-        return self.stream(rank, 0, 0, self._run_length())
+        return self.stream(rank, 0, 0, self.reads(rank))
 
     def strings(self) -> list[Ids]:
         """Return the access strings of all ranks: what `string` returns for each of them, in the order of ranks.
@@ -207,7 +251,7 @@ class AccessPlan:
         ranks, for plans that fit, and 8 MB or one global batch.
         """
         shares: dict[int, list[Ids]] = {}
-        strings = [np.empty(self._reads(rank), np.int64) for rank in range(self.ranks)]
+        strings = [np.empty(self.reads(rank), np.int64) for rank in range(self.ranks)]
         begins = [0] * self.ranks
         for batches in self._batches():
             count, batch = batches.shape
@@ -225,7 +269,7 @@ class AccessPlan:
         if self._reads_everything_once_an_epoch():
             return np.full(self.samples, self.epochs, np.int64)
         uses = np.zeros(self.samples, np.int64)
-        for ids in self._pieces(rank, 0, 0, self._run_length()):
+        for ids in self._pieces(rank, 0, 0, self.reads(rank)):
             np.add.at(uses, ids, 1)
         return uses
 
@@ -237,7 +281,7 @@ class AccessPlan:
         self._check_rank(rank)
         first = np.full(self.samples, -1, np.int64)
         begin = 0
-        for ids in self._pieces(rank, 0, 0, self._run_length()):
+        for ids in self._pieces(rank, 0, 0, self.reads(rank)):
             # Of several assignments to one sample the last holds: backwards, that is its first read.
             new = np.flatnonzero(first[ids] < 0)[::-1]
             first[ids[new]] = begin + new
@@ -282,7 +326,7 @@ class AccessPlan:
         return (
             self.ranks == 1
             and not isinstance(self.order, RepeatingOrder)
-            and all(self.length(epoch) == self.samples for epoch in range(self.epochs))
+            and set(self.epochs_by_length()) == {self.samples}
         )
 
     def _search(
@@ -373,18 +417,6 @@ class AccessPlan:
             if full < length:
                 yield self.order.at(epoch, np.arange(full, length))[None]
 
-    def _reads(self, rank: int) -> int:
-        """The length of the rank's access string."""
-        reads = 0
-        for epoch in range(self.epochs):
-            steps, rest = divmod(self.length(epoch), self.batch_size)
-            reads += steps * self._split.size(rank, self.ranks, self.batch_size)
-            reads += self._split.size(rank, self.ranks, rest) if rest else 0
-        return reads
-
-    def _run_length(self) -> int:
-        return sum(self.length(epoch) for epoch in range(self.epochs))
-
     def _broadcast(self, samples: ArrayLike, after: ArrayLike) -> tuple[Ids, Ids]:
         wanted = as_ids(samples, self.samples, "samples")
         return wanted, np.broadcast_to(np.asarray(after, np.int64), wanted.shape)
@@ -400,3 +432,9 @@ class AccessPlan:
             raise ConfigError(
                 f"rank is {rank!r}; the plan's ranks are [0, {self.ranks}): check the world size"
             )
+
+
+def _batch_sizes(lengths: Collection[int], batch_size: int, drop_last: bool) -> set[int]:
+    """Return how many samples the global batches of epochs of such lengths have: batch_size, or the rest."""
+    full = {batch_size for length in lengths if length >= batch_size}
+    return full if drop_last else full | {length % batch_size for length in lengths} - {0}

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.errors import ConfigError
 from penstock.plan._recent import Recent
 from penstock.plan.bijection import as_ids
-from penstock.plan.orders import check_epoch, check_samples, is_whole
+from penstock.plan.orders import LARGEST_EPOCH, check_epoch, check_samples, is_whole
 from penstock.trace.schema import Kind, Spans
 
 Ids = NDArray[np.int64]
@@ -139,6 +139,13 @@ class Explicit:
         used = used[np.lexsort((used["start"], used["rank"], used["step"], used["epoch"]))]
         ends = np.flatnonzero(np.diff(used["epoch"])) + 1
         return cls([part["sample"] for part in np.split(used, ends)], samples)
+
+    @property
+    def even_from(self) -> int:
+        """See `EvenOrder.even_from`: what a function lists may have another length in every epoch."""
+        if self._lists is None:
+            return LARGEST_EPOCH
+        return 0 if self._repeats_list else len(self._lists) - 1
 
     def length(self, epoch: int) -> int:
         """Return the number of ids listed for the epoch."""

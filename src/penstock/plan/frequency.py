@@ -60,17 +60,12 @@ def uses_of(plan: AccessPlan, rank: int) -> Uses:
 
     Same answers as `AccessPlan.frequency` and `AccessPlan.first_use`, without an entry for what is never read.
     """
-    if reads_of(plan, rank) < plan.samples:
+    if plan.reads(rank) < plan.samples:
         samples, first, counts = np.unique(plan.string(rank), return_index=True, return_counts=True)
         return Uses(samples, counts.astype(np.int64), first.astype(np.int64))
     frequency = plan.frequency(rank)
     samples = np.flatnonzero(frequency)
     return Uses(samples, frequency[samples], plan.first_use(rank)[samples])
-
-
-def reads_of(plan: AccessPlan, rank: int) -> int:
-    """Return the length of the rank's access string over the whole run."""
-    return int(_local_batches(plan, rank).sum())
 
 
 def steps_of_reads(plan: AccessPlan, rank: int) -> Ids:

@@ -38,7 +38,7 @@ from penstock.plan.access import AccessPlan
 from penstock.plan.bijection import _groups, as_ids
 from penstock.plan.explicit import Explicit
 from penstock.plan.frequency import check_partition
-from penstock.plan.orders import Order, RepeatingOrder
+from penstock.plan.orders import Order, RepeatingOrder, even_from
 from penstock.plan.splits import Split
 
 Ids = NDArray[np.int64]
@@ -107,6 +107,11 @@ class Local:
     def samples(self) -> int:
         """F."""
         return self.order.samples
+
+    @property
+    def even_from(self) -> int:
+        """See `EvenOrder.even_from`: that of the order."""
+        return even_from(self.order)
 
     def length(self, epoch: int) -> int:
         """See `Order.length`."""

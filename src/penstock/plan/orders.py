@@ -18,6 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.errors import ConfigError
 from penstock.plan.bijection import LARGEST_SAMPLES, BlockShuffle, as_ids
 
+LARGEST_EPOCH = 2**32 - 1
+
 
 @runtime_checkable
 class Order(Protocol):
@@ -60,6 +62,16 @@ class RepeatingOrder(Order, Protocol):
         ...
 
 
+@runtime_checkable
+class EvenOrder(Order, Protocol):
+    """An order that knows from which epoch on all are equally long; other orders are asked for the length of each."""
+
+    @property
+    def even_from(self) -> int:
+        """The epoch from which on all have the same length, 0 where all do."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Sequential:
     """Every epoch reads the samples in the order of their ids.
@@ -71,6 +83,11 @@ class Sequential:
 
     def __post_init__(self) -> None:
         check_samples(self.samples)
+
+    @property
+    def even_from(self) -> int:
+        """0: all epochs read F samples."""
+        return 0
 
     def length(self, epoch: int) -> int:
         """Return F."""
@@ -130,6 +147,11 @@ class BundleShuffle:
     def bundle(self) -> int:
         """Samples per bundle; the last bundle may have fewer."""
         return self._shuffle.block
+
+    @property
+    def even_from(self) -> int:
+        """0: all epochs read F samples."""
+        return 0
 
     def length(self, epoch: int) -> int:
         """Return F."""
@@ -191,6 +213,11 @@ class FullShuffle:
         check_seed(self.seed)
         object.__setattr__(self, "_shuffle", BlockShuffle(self.samples, self.samples, self.seed))
 
+    @property
+    def even_from(self) -> int:
+        """0: all epochs read F samples."""
+        return 0
+
     def length(self, epoch: int) -> int:
         """Return F."""
         check_epoch(epoch)
@@ -222,9 +249,14 @@ def check_seed(seed: int) -> None:
         raise ConfigError(f"seed is {seed!r}; a seed is a whole number from 0 to 2**64 - 1: choose another")
 
 
+def even_from(order: Order) -> int:
+    """Return the epoch from which on all have the same length; the largest there is where the order does not tell."""
+    return order.even_from if isinstance(order, EvenOrder) else LARGEST_EPOCH
+
+
 def check_epoch(epoch: int) -> None:
     """Raise ConfigError unless epoch is a whole number from 0 to 2**32 - 1."""
-    if not is_whole(epoch) or not 0 <= epoch < 2**32:
+    if not is_whole(epoch) or not 0 <= epoch <= LARGEST_EPOCH:
         raise ConfigError(f"epoch is {epoch!r}; epochs count from 0 to 2**32 - 1: check the caller's counter")
 
 

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
 from penstock.plan.bijection import as_ids
-from penstock.plan.orders import FullShuffle, Order, RepeatingOrder, check_seed
+from penstock.plan.orders import FullShuffle, Order, RepeatingOrder, check_seed, even_from
 from penstock.plan.random import derive_key
 
 
@@ -49,6 +49,11 @@ class Scattered:
     def samples(self) -> int:
         """F, that of the order."""
         return self.order.samples
+
+    @property
+    def even_from(self) -> int:
+        """See `EvenOrder.even_from`: that of the order."""
+        return even_from(self.order)
 
     def length(self, epoch: int) -> int:
         """See `Order.length`."""

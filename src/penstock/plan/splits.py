@@ -3,6 +3,7 @@
 Offsets count the samples of one global batch from 0. A batch may be shorter than the others (the last of an
 epoch), so every method is told its size. In boxes, 10 samples over 4 ranks:
 
+    balanced    0 0 0 1 1 1 2 2 3 3      slices whose sizes differ by one at most, the longer ones first
     uniform     0 0 0 1 1 1 2 2 2 3      slices of ceil(10 / 4), the last rank takes the rest
     strided     0 1 2 3 0 1 2 3 0 1      dealt like cards
     imbalanced  0 0 0 0 1 1 1 1 2 3      half of the ranks have four times the share of the other half
@@ -58,6 +59,31 @@ class _Partition:
     def reads(self, rank: int, ranks: int, batch: int, offsets: Ids) -> NDArray[np.bool_]:
         """See `Split.reads`."""
         return np.equal(self.reader(ranks, batch, offsets), rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Balanced(_Partition):
+    """Consecutive slices whose sizes differ by one at most: the first batch % ranks ranks read one sample more.
+
+    The slices of `numpy.array_split`. Where the ranks divide the batch, they are those of `Uniform`. A batch of fewer
+    samples than ranks leaves the last ranks nothing.
+    """
+
+    def size(self, rank: int, ranks: int, batch: int) -> int:
+        """See `Split.size`."""
+        return batch // ranks + (rank < batch % ranks)
+
+    def offsets(self, rank: int, ranks: int, batch: int) -> Ids:
+        """See `Split.offsets`."""
+        begin = rank * (batch // ranks) + min(rank, batch % ranks)
+        return np.arange(begin, begin + self.size(rank, ranks, batch))
+
+    def reader(self, ranks: int, batch: int, offsets: Ids) -> Ids:
+        """See `Split.reader`."""
+        share, longer = divmod(batch, ranks)
+        # Counted as if the first slices had no sample more: each of them moves what follows by one.
+        in_longer = offsets // (share + 1)
+        return np.where(in_longer < longer, in_longer, (offsets - longer) // max(share, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +243,7 @@ class Assigned(_Partition):
         return assigned.astype(np.int64)
 
 
-_NAMES = ("uniform", "strided", "whole", "imbalanced")
+_NAMES = ("balanced", "uniform", "strided", "whole", "imbalanced")
 
 
 def as_split(split: str | Split | Sequence[int] | Callable[[int, int], ArrayLike], ranks: int) -> Split:
@@ -226,6 +252,8 @@ def as_split(split: str | Split | Sequence[int] | Callable[[int, int], ArrayLike
     Raises: ConfigError if it is none of them.
     """
     match split:
+        case "balanced":
+            return Balanced()
         case "uniform":
             return Uniform()
         case "strided":

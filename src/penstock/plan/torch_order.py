@@ -166,6 +166,11 @@ class TorchDistributed:
         if not is_whole(self.seed) or not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed is {self.seed!r}; it is from 0 to 2**63 - 1: pass the sampler's")
 
+    @property
+    def even_from(self) -> int:
+        """0: all epochs read equally many."""
+        return 0
+
     def length(self, epoch: int) -> int:
         """Return the positions of the epoch: F padded, or with drop_last cut, to a multiple of ranks."""
         check_epoch(epoch)
@@ -233,6 +238,11 @@ class TorchShuffle:
         state = self.state if isinstance(self.state, TwisterState) else TwisterState.from_torch(self.state)
         object.__setattr__(self, "state", state)
         self._starts[self.first_epoch] = state
+
+    @property
+    def even_from(self) -> int:
+        """0: all epochs read F samples."""
+        return 0
 
     def length(self, epoch: int) -> int:
         """Return F."""

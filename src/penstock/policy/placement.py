@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,10 @@ from penstock.plan.frequency import uses_of
 from penstock.trace.schema import SOURCE
 
 _LARGEST = np.iinfo(np.int64).max
+
+#: Reads of a rank that are counted, and the fewest that an epoch is taken for: half a minute at most for any run.
+_READS_COUNTED = 1 << 30
+_READS_OF_SMALL_EPOCH = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +76,23 @@ def keep_by_frequency(
 ) -> Kept:
     """Decide as `place_by_frequency` does, and list what is kept: for many ranks, or a large data set.
 
-    Memory and time grow with what the rank reads, not with F.
+    Memory and time grow with what the rank reads, not with F. Of a run of more than 2**30 reads, or 32,768 epochs, the
+    first so many count: in longer runs all samples are read about equally often.
     """
     if not any(capacities_bytes):
         return Kept(np.empty(0, np.int64), np.empty(0, np.int8))
-    uses = uses_of(plan, rank)
+    uses = uses_of(_counted(plan, rank), rank)
     order = np.argsort(-uses.counts, kind="stable")  # samples ascend, so that ties are by id
     tiers = fill_in_order(sizes_bytes[uses.samples[order]], capacities_bytes)
     order = order[: tiers.size]
     by_first_use = np.argsort(uses.first[order], kind="stable")
     return Kept(uses.samples[order][by_first_use], tiers[by_first_use])
+
+
+def _counted(plan: AccessPlan, rank: int) -> AccessPlan:
+    """The epochs of the plan by which samples are chosen: all, except in very long runs."""
+    of_epoch = max(_READS_OF_SMALL_EPOCH, plan.max_local_batch(rank) * plan.steps(0))
+    return replace(plan, epochs=min(plan.epochs, max(1, _READS_COUNTED // of_epoch)))
 
 
 def fill_in_order(sizes_bytes: NDArray[np.int64], capacities_bytes: Sequence[int]) -> NDArray[np.int8]:

@@ -29,7 +29,7 @@ class Scenario:
     data: the samples' sizes, drawn or found.
     batch_size: B, samples of a global batch, over all ranks. epochs: E.
     seed: of the order of the samples and of drawn sizes.
-    split: "uniform", "strided", "whole", "imbalanced", or one share per rank; see `penstock.plan.splits`.
+    split: "balanced", "uniform", "strided", "whole", "imbalanced", or one share per rank; see `penstock.plan.splits`.
     drop_last: leave out an epoch's last batch if it is short.
     assumptions: what the request model takes for granted.
     Raises: ConfigError naming the field.
@@ -44,15 +44,15 @@ class Scenario:
     batch_size: int
     epochs: int
     seed: int = 0
-    split: str | tuple[int, ...] = "uniform"
-    drop_last: bool = True
+    split: str | tuple[int, ...] = "balanced"
+    drop_last: bool = False
     assumptions: Assumptions = PHYSICAL
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
         if not isinstance(self.split, str):
             object.__setattr__(self, "split", tuple(self.split))
-        if not any(self.plan().length(epoch) for epoch in range(self.epochs)):
+        if not any(self.plan().epochs_by_length()):
             raise ConfigError(
                 f"batch_size is {self.batch_size:,}, but there are {self.samples:,} samples, so that drop_last leaves "
                 "nothing to read: make batch_size smaller, or set drop_last to false"

@@ -16,8 +16,8 @@ min = "1 B"
 batch_size = 100
 epochs = 10
 seed = 0
-split = "uniform"
-drop_last = true
+split = "balanced"
+drop_last = false
 
 [assumptions]
 preset = "physical"
@@ -63,8 +63,8 @@ def read_scenario(
         "batch_size": training.read("batch_size", count),
         "epochs": training.read("epochs", count),
         "seed": training.read("seed", whole, 0),
-        "split": training.read("split", _split, "uniform"),
-        "drop_last": training.read("drop_last", flag, True),
+        "split": training.read("split", _split, "balanced"),
+        "drop_last": training.read("drop_last", flag, False),
     }
     training.refuse_unknown()
     arguments["data"] = _read_data(data, sizes_of)
