@@ -359,6 +359,30 @@ def test_an_empty_store_says_that_nothing_was_saved(folder: Path) -> None:
     assert store.verify() == []
 
 
+def test_a_snapshot_or_the_parent_of_stores_named_in_place_of_a_store_is_told_as_what_it_is(
+    tmp_path: Path,
+) -> None:
+    for name in ("a", "b"):
+        save_all(tmp_path / "runs" / name, [1])
+    (tmp_path / "runs" / "logs").mkdir()
+
+    inner = tmp_path / "runs" / "a" / "step-000000000001"
+    with pytest.raises(
+        ConfigError, match=rf"one snapshot of the store at {inner.parent}: .*restore\(step=1\)"
+    ):
+        opened(inner).restore()
+    for step in (None, 1):
+        with pytest.raises(ConfigError, match=r"runs is no store, but stores lie below it: a, b$"):
+            opened(tmp_path / "runs").restore(step)
+
+
+def test_a_number_to_keep_is_how_many_of_the_newest_stay(folder: Path) -> None:
+    with opened(folder, keep=np.int64(2), scheme="complete") as store:
+        for step in range(4):
+            store.save(step, training(step)).wait()
+        assert [one.step for one in store.list()] == [2, 3]
+
+
 @pytest.mark.parametrize("step", [-1, 1.0, True, "1", None, 2**63, 10**19])
 def test_a_step_is_a_whole_number_that_a_folder_can_be_named_after(folder: Path, step: Any) -> None:
     with opened(folder) as store, pytest.raises(ConfigError, match="step is"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +72,57 @@ def said(reports: Reports, what: str) -> Any:
     values = [report[what] for report in reports]
     assert values == [values[0]] * len(values)
     return values[0]
+
+
+# -- Under torchrun ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def torchrun_reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
+    folder = tmp_path_factory.mktemp("torchrun")
+    with SnapshotStore(folder / "before", codec="stored", report=None) as store:
+        store.save(1, {"w": np.arange(3)})
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = Path(__file__).with_name("store_torchrun.py")
+    ended = subprocess.run([*command, script, folder], capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads((folder / f"report-{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_a_job_that_torchrun_started_writes_one_snapshot_without_being_told_of_its_ranks(
+    torchrun_reports: Reports,
+) -> None:
+    assert said([{"alone": report["is alone"]} for report in torchrun_reports], "alone") is False
+    assert [report["together"] for report in torchrun_reports] == [
+        [5, 499_500.0, {"rank": 0}],
+        [5, 499_500.0, {"rank": 1}],
+    ]
+
+
+def test_before_the_ranks_know_each_other_a_store_is_read_and_a_save_names_what_to_do(
+    torchrun_reports: Reports,
+) -> None:
+    assert said(torchrun_reports, "read before") == [0, 1, 2]
+    refused = said(torchrun_reports, "refused")
+    for part in ("WORLD_SIZE is 2", "init_process_group first", "ranks=alone"):
+        assert part in refused
+    assert torchrun_reports[1]["by itself"] == [0, 1, 2]
+
+
+def test_ranks_that_ask_for_different_steps_are_told_so(tmp_path: Path) -> None:
+    """Where each rank reads a snapshot of its own, it opens the store alone."""
+    with SnapshotStore(tmp_path, codec="stored", report=None) as store:
+        for step in (1, 2):
+            store.save(step, {"step": step})
+
+    def restore(ranks: Ranks) -> int:
+        with SnapshotStore(tmp_path, ranks=lambda: ranks, report=None) as store:
+            return store.restore(ranks.rank + 1).step
+
+    outcomes = run(2, restore)
+
+    assert all(isinstance(outcome, RankError) for outcome in outcomes)
+    assert "rank 0 of 2 is at the restore of step 1, rank 1 at the restore of step 2" in str(outcomes[0])
 
 
 # -- What all ranks write ------------------------------------------------------------------------------

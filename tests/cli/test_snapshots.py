@@ -283,12 +283,12 @@ def test_a_snapshot_is_no_store_and_its_store_is_named(
         name, *files = words
         assert run(name, folder_of_snapshots / snapshot, *files) == 1
         told = capsys.readouterr().err
-        assert (
-            f"{snapshot} is a snapshot itself: name the folder of its store, {folder_of_snapshots}\n" in told
-        )
+        assert f"{snapshot} is one snapshot of the store at {folder_of_snapshots}: open that folder" in told
     monkeypatch.chdir(folder_of_snapshots / snapshot)
     assert run("list", ".") == 1
-    assert ". is a snapshot itself" in capsys.readouterr().err
+    assert ". is one snapshot of the store" in capsys.readouterr().err
+    assert run("list", folder_of_snapshots.parent) == 1
+    assert f"stores lie below it: {folder_of_snapshots.name}" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_not_there_is_not_made_and_in_an_empty_one_nothing_is_verified(

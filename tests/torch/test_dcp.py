@@ -802,7 +802,7 @@ def test_async_save_in_a_process_of_its_own_goes_on_with_differences(tmp_path: P
     ("name", "wrong"),
     [
         ("folder", 3),
-        ("keep", 3),
+        ("keep", 0),
         ("reference", "disk"),
         ("ranks", 3),
         ("ranks", lambda: None),

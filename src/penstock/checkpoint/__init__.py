@@ -1,7 +1,7 @@
 """A plan of writes, run for a training: snapshots of its state, as differences where that is smaller, kept safely.
 
 `SnapshotStore` is where to begin. `Keep` says which snapshots stay, `AutoDistance` how far baselines are apart;
-`ranks_of_this_job` has all ranks of a job write one snapshot, `Shard` says which part of an array one of them has;
+all ranks of a job write one snapshot (`alone`: each its own), `Shard` says which part of an array one of them has;
 `random_state` is for a state what a model's `state_dict` is; `StopOnSignal` saves before a scheduler ends the job;
 `Refresher` keeps the weights of an inference worker up to date.
 """
@@ -9,7 +9,7 @@
 from penstock.checkpoint.generators import random_state, set_random_state
 from penstock.checkpoint.inspecting import Listed
 from penstock.checkpoint.preemption import StopOnSignal
-from penstock.checkpoint.ranks import ranks_of_this_job
+from penstock.checkpoint.ranks import alone, ranks_of_this_job
 from penstock.checkpoint.restoring import Restored
 from penstock.checkpoint.saving import Saved, Saving
 from penstock.checkpoint.state import Shard
@@ -30,6 +30,7 @@ __all__ = [
     "Shard",
     "SnapshotStore",
     "StopOnSignal",
+    "alone",
     "random_state",
     "ranks_of_this_job",
     "set_random_state",

@@ -9,7 +9,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
-from penstock.checkpoint.ranks import Ranks
+import numpy as np
+
+from penstock.checkpoint.ranks import Ranks, alone, ranks_of_this_job
 from penstock.checkpoint.state import Flat, flatten
 from penstock.checkpoint.tree import Framework
 from penstock.errors import ConfigError
@@ -82,10 +84,19 @@ def checked_schedule(schedule: Any) -> SaveSchedule | None:
 
 
 def checked_keep(keep: Any) -> Keep:
-    """Return which snapshots stay. Raises: ConfigError."""
-    if not isinstance(keep, Keep):
-        raise ConfigError(f"keep is {keep!r:.80}; it is a Keep: give Keep(last=3) to keep three")
-    return keep
+    """Return which snapshots stay; a number is how many of the newest. Raises: ConfigError."""
+    if isinstance(keep, Keep):
+        return keep
+    try:
+        number = None if isinstance(keep, (bool, np.bool_)) else operator.index(keep)
+    except TypeError:
+        number = None
+    if number is None or number < 1:
+        raise ConfigError(
+            f"keep is {keep!r:.80}; give how many of the newest snapshots stay, 1 or more, or a Keep, such as "
+            "Keep(last=3, every_steps=1000)"
+        )
+    return Keep(last=number)
 
 
 def checked_reference(reference: Any) -> Literal["memory", "stored"]:
@@ -93,6 +104,21 @@ def checked_reference(reference: Any) -> Literal["memory", "stored"]:
     if reference not in ("memory", "stored"):
         raise ConfigError(f"reference is {reference!r:.80}; it is kept in 'memory' or read as 'stored'")
     return reference  # type: ignore[no-any-return]
+
+
+def ranks_or_reader(make: Any) -> tuple[Ranks, str]:
+    """Return the ranks that use a store together, and why it can only be read, or "".
+
+    make: None: the ranks of this job. A process that was started as one of several, and does not know the others yet,
+        reads for itself.
+    Raises: ConfigError as `made_ranks`.
+    """
+    if make is not None:
+        return made_ranks(make), ""
+    try:
+        return ranks_of_this_job(), ""
+    except ConfigError as error:
+        return alone(), str(error)
 
 
 def made_ranks(make: Any) -> Ranks:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.manifest import Manifest, NewerFormat, folder_of, step_of
 from penstock.checkpoint.parts import TornError
 from penstock.checkpoint.reading import Chain, OpenSnapshot, load_manifest
-from penstock.checkpoint.tier import Tier
+from penstock.checkpoint.tier import MANIFEST, Tier
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.policy.keeping import StoredSnapshot
 
 T = TypeVar("T")
 
+#: Stores below a folder that a message names.
+_MOST_STORES = 5
 #: How often one looks again because what was to be read was removed meanwhile: each time, a snapshot came and went.
 MOST_LOOKS = 10
 
@@ -398,8 +402,11 @@ class Catalog:
     def told_of_none(self) -> str:
         """Return what to say where there is no snapshot at all."""
         last = self.tiers[-1]
-        if isinstance(last, LocalTier) and not last.path.exists():
-            return f"{last.name} does not exist"
+        if isinstance(last, LocalTier):
+            if not last.path.exists():
+                return f"{last.name} does not exist"
+            if instead := told_of_no_store(last.path):
+                return f"{last.name} {instead}"
         return f"{' and '.join(tier.name for tier in self.tiers)} has none at all: nothing was saved there"
 
     def was_removed(self, links: Iterable[Link]) -> bool:
@@ -438,6 +445,33 @@ class Catalog:
             f"there is no snapshot of step {step} in {where}: it was never saved, or removed to keep others; "
             f"the nearest are of step {' and '.join(map(str, near))}"
         )
+
+
+def told_of_no_store(path: Path) -> str:
+    """Return what a folder is that was named in place of a store's: a snapshot, or the parent of stores; else ""."""
+    path = path.absolute()
+    step = step_of(path.name)
+    if step is not None and (path / MANIFEST).exists():
+        return f"is one snapshot of the store at {path.parent}: open that folder, where restore(step={step}) returns it"
+    folders = _folders_in(path)
+    if any(step_of(name) is not None for name in folders):
+        return ""
+    stores = [
+        name for name in folders if any(step_of(inner) is not None for inner in _folders_in(path / name))
+    ]
+    if not stores:
+        return ""
+    more = f" and {len(stores) - _MOST_STORES} more" if len(stores) > _MOST_STORES else ""
+    return f"is no store, but stores lie below it: {', '.join(stores[:_MOST_STORES])}{more}"
+
+
+def _folders_in(path: Path) -> list[str]:
+    """Return the names of the folders in a folder, sorted; none where they cannot be listed."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+    except OSError:
+        return []
 
 
 def _others(copies: Sequence[Copy]) -> list[Copy]:

@@ -90,8 +90,8 @@ def _told_of_job() -> str:
     for rank, size in _LAUNCHERS:
         if os.environ.get(size, "1") not in ("", "0", "1"):
             return (
-                f"; this is rank {os.environ.get(rank, '?')} of {os.environ[size]}: if all of them save together, give "
-                "ranks=ranks_of_this_job"
+                f"; this is rank {os.environ.get(rank, '?')} of {os.environ[size]}: if all of them save together, "
+                "leave out ranks=alone"
             )
     return ""
 

@@ -71,9 +71,9 @@ def mail_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Mail:
 
         return torch_mail(timeout_seconds=timeout_seconds)
     mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
-        if mpi.COMM_WORLD.Get_size() == 1:
-            return NoMail()
+    is_mpi = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+    # One alone may be another launcher's: its variable says so.
+    if is_mpi and mpi.COMM_WORLD.Get_size() > 1:
         from penstock.checkpoint.mail_mpi import mpi_mail
 
         return mpi_mail(timeout_seconds=timeout_seconds)
@@ -81,7 +81,7 @@ def mail_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Mail:
         if os.environ.get(variable, "1") not in ("", "0", "1"):
             raise ConfigError(
                 f"{variable} is {os.environ[variable]}, so this process is one of several, but it does not know the "
-                f"others: {remedy} first; or give `alone`, where each process works for itself"
+                f"others: {remedy} first; or give ranks=alone, where each process works for itself"
             )
     return NoMail()
 

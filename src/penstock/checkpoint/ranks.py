@@ -263,12 +263,12 @@ class Ranks:
     def _did_not_arrive(self, ranks: Sequence[int], what: str) -> str:
         return (
             f"{named_ranks(ranks)} of {self.size} did not arrive at {what} within {self._timeout_seconds:g} s; the log "
-            "there may say whether it ended or what it waits for"
+            "there may say whether it ended or what it waits for; where one rank is to work by itself, give ranks=alone"
         )
 
 
 def alone() -> Ranks:
-    """Return a job of one rank."""
+    """Return this process as a job of one rank: give it as ranks= where each process works for itself."""
     return Ranks(NoMail())
 
 

@@ -155,7 +155,9 @@ class Restorer:
                 before_looking()
                 return self._candidates(step, fallback=fallback, is_again=is_again)
 
-            candidates = self._ranks.ask_first("the choice of a snapshot", choose)
+            # Ranks that ask for different steps are not at the same place.
+            what = "the choice of a snapshot" if step is None else f"the restore of step {step}"
+            candidates = self._ranks.ask_first(what, choose)
             return self._restore_first(candidates, into, only, framework, fallback)
 
         return looking_again(attempt)

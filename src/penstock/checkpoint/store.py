@@ -32,6 +32,7 @@ from penstock.checkpoint.arguments import (
     checked_schedule,
     checked_step,
     made_ranks,
+    ranks_or_reader,
     taken_apart,
 )
 from penstock.checkpoint.catalog import Catalog
@@ -41,7 +42,7 @@ from penstock.checkpoint.draining import Drainer
 from penstock.checkpoint.inspecting import Listed, inspect
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.manifest import bytes_beside, read_layout, write_layout
-from penstock.checkpoint.ranks import Ranks, alone
+from penstock.checkpoint.ranks import Ranks, alone, ranks_of_this_job
 from penstock.checkpoint.recipe import RAW, Way, is_whole, warm_up, way_of
 from penstock.checkpoint.replicas import digest_of, digests_of, told_apart
 from penstock.checkpoint.restoring import Restored, Restorer
@@ -138,7 +139,7 @@ class SnapshotStore:
         self,
         folder: str | os.PathLike[str],
         *,
-        keep: Keep = Keep(),  # noqa: B008, it is frozen
+        keep: Keep | int = Keep(),  # noqa: B008, it is frozen
         scheme: Scheme = "progressive",
         snap_dis: SnapDistance | Literal["auto"] = 10,
         codec: str = DEFAULT,
@@ -159,7 +160,7 @@ class SnapshotStore:
 
         folder: where snapshots stay, made by the first save; a path, or an address that fsspec knows (needs
             penstock[remote] and its driver).
-        keep: what is not removed once a newer snapshot is there; the five latest.
+        keep: what is not removed once a newer snapshot is there; 5 keeps the five latest, as is done by default.
         scheme, snap_dis: every `snap_dis`-th snapshot is whole, a baseline; the others are differences, each to the
             one before ("progressive") or to the baseline ("chain"); "complete": all are whole. "auto", or an
             `AutoDistance`, in place of a number follows what is stored: small early, larger near convergence.
@@ -178,11 +179,15 @@ class SnapshotStore:
         threads: that encode and decode; None: as many as there are processors, 4 at most.
         schedule: what `is_due` follows: "1000 steps", "30 min", "auto, a failure every 24 h", or a value of
             `penstock.plan.saves`.
-        ranks: `ranks_of_this_job`, if all ranks of a job write one snapshot together; None: this process is alone.
+        ranks: None: all ranks of the job use the store together and write one snapshot, where torch.distributed is
+            initialised, or mpi4py.MPI imported in a job of several; `alone`: this process works by itself.
         storage_options: of the driver where `folder` is an address such as "s3://bucket/runs/a".
         recorder: of a trace into which saves, drains and restores are written, such as `loader.recorder`, so that it
             shows which stall they caused.
         report: is told one line for each save; None: nobody is.
+
+        A process that was started as one of several, as by torchrun, and opens the store before it knows the others
+        can read it, by itself, and not write.
 
         Raises: ConfigError naming the argument.
         """
@@ -193,7 +198,7 @@ class SnapshotStore:
         checked_recorder(recorder)
         timing, telling = checked_schedule(schedule), checked_report(report)
         way = way_of(scheme, snap_dis, codec, kept_mantissa_bits)
-        checked_keep(keep)
+        keeping = checked_keep(keep)
         checked_reference(reference)
         staging = checked_quantity("staging_bytes", parse_bytes, staging_bytes)
         room = checked_quantity("fast_bytes", parse_bytes, fast_bytes)
@@ -212,12 +217,13 @@ class SnapshotStore:
             )
         self._staging_bytes = staging
         self._threads = threads or default_coders()
-        self._ranks = made_ranks(alone if ranks is None else ranks)
+        #: Why nothing can be written, where this process does not know which others do; or "".
+        self._ranks, self._reads_only = ranks_or_reader(ranks)
         self._schedule = timing
         #: Of their own, for they decide while a save is under way; where the step alone does not decide.
         self._deciding: Ranks | None = None
         if self._schedule is not None and not self._schedule.is_known_ahead:
-            self._deciding = made_ranks(alone if ranks is None else ranks)
+            self._deciding = made_ranks(ranks or (alone if self._reads_only else ranks_of_this_job))
         self._recorder = recorder
         # No method of the store: what is told by threads must not keep a store alive that nobody has any more.
         self._told = quiet(telling if self._ranks.rank == 0 else None)
@@ -231,7 +237,7 @@ class SnapshotStore:
                     "own, on a disk that is quicker, or leave it out"
                 )
         self._catalog = Catalog(self._tiers)
-        self._upkeep = Upkeep(self._catalog, keep, room, self._told)
+        self._upkeep = Upkeep(self._catalog, keeping, room, self._told)
         self._writer = SnapshotWriter(
             self._catalog,
             len(self._tiers) - 1,
@@ -290,7 +296,7 @@ class SnapshotStore:
         #: Of all ranks, when they last agreed: a digest of each rank's layouts, and who writes what.
         self._agreed: tuple[builtins.list[str], tuple[Assignment, ...]] | None = None
         self._way = way
-        self._keep = keep
+        self._keep = keeping
         self._saving: BackgroundSave | None = None
         #: What the last save cost, and when training went on after it.
         self._cost: SaveCost | None = None
@@ -300,6 +306,11 @@ class SnapshotStore:
         self._process = os.getpid()
         # A store that nobody closes is not written by anybody any more: its folders are others'.
         weakref.finalize(self, _let_go_unclosed, os.getpid(), self._upkeep, self._drainer).atexit = False
+
+    @property
+    def is_alone(self) -> bool:
+        """Return whether this process uses the store by itself, not together with other ranks of its job."""
+        return self._ranks.size == 1 and not self._reads_only
 
     # -- Saving ----------------------------------------------------------------------------------------------
 
@@ -845,6 +856,8 @@ class SnapshotStore:
     def _check_open(self) -> None:
         if self._is_closed:
             raise LoaderClosed("the snapshot store was closed: it can still be read; make a new one to write")
+        if self._reads_only:
+            raise ConfigError(f"the snapshot store can be read here and not written to: {self._reads_only}")
         self._check_process()
 
     def _check_process(self) -> None:

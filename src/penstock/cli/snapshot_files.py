@@ -74,10 +74,9 @@ def _command(commands: Any, name: str, told: str, run: Any, epilog: str | None) 
 def check_store(folder: str, fast: Path | None = None) -> None:
     """Check that the folders of a store are there; an address is not looked at.
 
-    Raises: ConfigError if there is no such folder, or it is that of a snapshot.
+    Raises: ConfigError if there is no such folder, or it is that of a snapshot or the parent of stores.
     """
-    from penstock.checkpoint.manifest import step_of
-    from penstock.checkpoint.tier import MANIFEST
+    from penstock.checkpoint.catalog import told_of_no_store
 
     for place in (folder, fast):
         if place is None or "://" in str(place):
@@ -85,12 +84,13 @@ def check_store(folder: str, fast: Path | None = None) -> None:
         path = Path(place).absolute()
         if not path.is_dir():
             raise ConfigError(f"{place} is no folder: name the one that a training saves its snapshots to")
-        if step_of(path.name) is not None and (path / MANIFEST).exists():
-            raise ConfigError(f"{place} is a snapshot itself: name the folder of its store, {path.parent}")
+        if instead := told_of_no_store(path):
+            raise ConfigError(f"{place} {instead}")
 
 
 def _import(options: argparse.Namespace) -> None:
     from penstock.checkpoint.foreign import read_state
+    from penstock.checkpoint.ranks import alone
     from penstock.checkpoint.store import SnapshotStore
     from penstock.policy.keeping import Keep
 
@@ -103,7 +103,7 @@ def _import(options: argparse.Namespace) -> None:
         )
     step = step_in(options.file.name) if options.step is None else options.step
     # What was there before stays: to forget is for the training to decide.
-    with SnapshotStore(options.folder, keep=Keep(last=None), report=print) as store:
+    with SnapshotStore(options.folder, keep=Keep(last=None), ranks=alone, report=print) as store:
         try:
             store.save(step, state)
         except ConfigError:

@@ -65,11 +65,12 @@ def open_store(folder: str, fast: Path | None = None, **settings: Any) -> Snapsh
 
     Raises: ConfigError if there is no such folder, or it is that of a snapshot.
     """
+    from penstock.checkpoint.ranks import alone
     from penstock.checkpoint.store import SnapshotStore
     from penstock.policy.keeping import Keep
 
     snapshot_files.check_store(folder, fast)
-    return SnapshotStore(folder, fast=fast, keep=Keep(last=None), **settings)
+    return SnapshotStore(folder, fast=fast, keep=Keep(last=None), ranks=alone, **settings)
 
 
 def _list(options: argparse.Namespace) -> None:

@@ -130,7 +130,7 @@ class StoreWriter(StorageWriter):
         self,
         folder: str | os.PathLike[str],
         *,
-        keep: Keep = Keep(),  # noqa: B008, it is frozen
+        keep: Keep | int = Keep(),  # noqa: B008, it is frozen
         scheme: Scheme = "progressive",
         snap_dis: SnapDistance | Literal["auto"] = 10,
         codec: str = DEFAULT,
@@ -149,7 +149,7 @@ class StoreWriter(StorageWriter):
         """
         self._way = way_of(scheme, snap_dis, codec)
         checked_folder(folder)
-        checked_keep(keep)
+        keeping = checked_keep(keep)
         checked_reference(reference)
         checked_options(storage_options)
         checked_report(report)
@@ -167,7 +167,7 @@ class StoreWriter(StorageWriter):
         }
         self._tier = open_tier(folder, storage_options)
         self._catalog = Catalog([self._tier])
-        self._upkeep = Upkeep(self._catalog, keep, None)
+        self._upkeep = Upkeep(self._catalog, keeping, None)
         self._holds_reference = reference == "memory" and self._way.refers
         #: They meet in here, not in DCP; made at once, for all ranks have to make theirs in the same order.
         self._ranks = made_ranks(ranks)

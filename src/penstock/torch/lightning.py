@@ -28,7 +28,7 @@ _HYPER_PARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
 class SnapshotIO(CheckpointIO):
     """Keeps what Lightning saves in a snapshot store.
 
-        store = SnapshotStore("runs/a", keep=Keep(last=None))
+        store = SnapshotStore("runs/a", keep=Keep(last=None), ranks=alone)
         trainer = Trainer(
             plugins=[SnapshotIO(store)],
             callbacks=[ModelCheckpoint(every_n_train_steps=100, save_last=True), RandomState()],
@@ -42,12 +42,18 @@ class SnapshotIO(CheckpointIO):
 
     Hyperparameters that a snapshot does not hold are left out, with a warning that names them; anything else that it
     does not hold is an error that names it. Training is one process, or several with equal states (DDP), of which rank
-    0 saves. The store is closed by whoever opened it.
+    0 saves: so the store is opened with `ranks=penstock.checkpoint.alone`. It is closed by whoever opened it.
+
+    Raises: ConfigError if the store is one of several ranks.
     """
 
     def __init__(self, store: SnapshotStore) -> None:
         if not isinstance(store, SnapshotStore):
             raise ConfigError(f'store is {store!r:.80}; it is a SnapshotStore: give SnapshotStore("runs/a")')
+        if not store.is_alone:
+            raise ConfigError(
+                "Lightning saves on rank 0 alone, and the store would wait for all ranks: open it with ranks=alone"
+            )
         self._store = store
         self._others = TorchCheckpointIO()
         #: The latest snapshot.
