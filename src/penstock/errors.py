@@ -9,12 +9,30 @@
     ├── RankError (RuntimeError)     another rank of the job failed, or is not where this one is
     └── LoaderClosed (RuntimeError)  used after close, in another process, or past the last epoch
 
-Messages name the value, the rule it broke and the next move.
+Messages name the value, the rule it broke and the next move. They name files, too, and a file name on Linux is any
+bytes: what a terminal would obey or an encoding refuse is escaped (`printable`).
 """
 
 
+def printable(text: str) -> str:
+    r"""Return text on one line that any terminal shows and UTF-8 encodes.
+
+    What is not printable (control characters, line ends, bytes of a file name that are not UTF-8) is escaped as in
+    Python's source; all else stays. Text that was escaped before stays as it is.
+
+    >>> print(printable("Übung\n\x1b[2J\udcff.jpg"))
+    Übung\n\x1b[2J\udcff.jpg
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
 class PenstockError(Exception):
-    """Base of every error that Penstock raises on purpose."""
+    """Base of every error that Penstock raises on purpose. Its message is printable, whatever it names."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ConfigError(PenstockError, ValueError):

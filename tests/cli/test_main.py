@@ -119,6 +119,24 @@ def test_what_cannot_be_done_is_one_line_and_a_status(
     assert placed(message) in line
 
 
+def test_what_a_locale_has_no_letter_for_is_escaped(tmp_path: Path) -> None:
+    (tmp_path / "weights ü.bin").write_bytes(bytes(1000))
+
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-c", "import sys\nfrom penstock.cli.main import main\nsys.exit(main())"),
+            *("snapshots", "seal", "weights ü.bin"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+    )
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith(r"weights \xfc.bin is sealed by ")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -44,6 +44,34 @@ def test_a_checkpoint_goes_in_and_out_again(tmp_path: Path, capsys: pytest.Captu
         assert len(opened.list()) == 7
 
 
+def test_a_checkpoint_whose_name_is_no_text_goes_in_and_out_and_reaches_no_terminal_raw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "checkpoints \udcff\x1b[2J"
+    folder.mkdir()
+    torch.save({"w": torch.arange(5.0)}, folder / "one\n\udcfe.pt")
+    statuses = [
+        main(["snapshots", *map(str, words)])
+        for words in (
+            ["import", folder / "one\n\udcfe.pt", folder / "store"],
+            ["list", folder / "store"],
+            ["export", folder / "store", folder / "two\n\udcfd.pt"],
+            ["seal", folder / "one\n\udcfe.pt"],
+        )
+    ]
+    assert torch.equal(read_state(folder / "two\n\udcfd.pt")["w"], torch.arange(5.0))
+    (folder / "one\n\udcfe.pt").write_bytes(b"other")
+    statuses.append(main(["snapshots", "check", str(folder / "one\n\udcfe.pt")]))
+
+    captured = capsys.readouterr()
+    lines = (captured.out + captured.err).splitlines()
+    assert statuses == [0, 0, 0, 0, 1]
+    assert all(line.isprintable() for line in lines)
+    for name in (r"one\n\udcfe.pt", r"two\n\udcfd.pt"):
+        assert rf"checkpoints \udcff\x1b[2J/{name}" in captured.out
+    assert any(line.split()[:2] == [r"one\n\udcfe.pt", "resized"] for line in lines)
+
+
 def test_what_cannot_be_moved_is_told(tmp_path: Path) -> None:
     torch.save(torch.ones(2), tmp_path / "t.pt")
     with pytest.raises(ConfigError, match="a snapshot is a mapping: give --part"):

@@ -211,6 +211,67 @@ def test_all_waits_of_the_process_are_told_to_whoever_asks_by_its_id(run: Callab
     assert "reads sample 1, /data/1.jpg" in answer
 
 
+class OddNames(NumberWork):
+    """Its samples have names that POSIX allows and terminals obey; that of sample 0 cannot be had at all."""
+
+    def describe(self, sample: int) -> str:
+        if sample == 0:
+            raise KeyError(sample)
+        return "/data/\udcff\x1b[2J\nfoto-ü.jpg"
+
+
+def test_a_name_that_no_terminal_should_see_reaches_no_line_raw(run: Callable[..., Run]) -> None:
+    work = OddNames()
+    work.shut = {1}
+    running = run(AccessPlan(Sequential(20), 5, 1), work, timeout_seconds=0.05, patience_seconds=0.01)
+    with pytest.raises(WaitTimeout) as caught:
+        running.take(0, 0)
+    answers = [waits.all_waits(), waits.ask_waits(os.getpid())]
+    work.gate.set()
+
+    escaped = r"/data/\udcff\x1b[2J\nfoto-ü.jpg"
+    for text in (*answers, str(caught.value), running.said[0]):
+        assert escaped in text
+        assert all(line.isprintable() for line in text.splitlines())
+    assert answers[0].encode()
+
+
+def test_what_cannot_be_described_does_not_end_the_answers(run: Callable[..., Run]) -> None:
+    work = OddNames()
+    work.shut = {0}
+    run(AccessPlan(Sequential(20), 5, 1), work)
+    line = "sample 0, which cannot be described (KeyError), since"
+    while line not in waits.all_waits():
+        pass
+
+    for _ in range(2):
+        answer = waits.ask_waits(os.getpid())
+        assert answer.startswith(f"penstock: process {os.getpid()}\n")
+        assert line in answer
+    work.gate.set()
+
+
+def test_a_waiter_that_cannot_say_what_it_waits_for_does_not_silence_the_others(
+    run: Callable[..., Run],
+) -> None:
+    class Mute:
+        def waits(self) -> list[str]:
+            raise ZeroDivisionError
+
+    work = NumberWork()
+    work.shut = {1}
+    mute = Mute()
+    waits.register(mute)
+    try:
+        run(AccessPlan(Sequential(20), 5, 1), work)
+        while "sample 1, /data/1.jpg" not in waits.ask_waits(os.getpid()):
+            pass
+        assert "what waits here cannot be described: ZeroDivisionError\n" in waits.ask_waits(os.getpid())
+    finally:
+        work.gate.set()
+        waits.unregister(mute)
+
+
 def test_nobody_answers_for_a_process_without_a_loader() -> None:
     with pytest.raises(ValueError, match="no loader runs in process"):
         waits.ask_waits(os.getpid())

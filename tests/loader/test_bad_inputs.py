@@ -22,6 +22,7 @@ from penstock.loader.transforms import Resize, ToTensor
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import BundleShuffle
 from penstock.store import FlatFolder, ImageFolder, open_source
+from penstock.trace import read_trace
 
 HEIGHT, WIDTH = 10, 14
 TO_ARRAY = [Resize((HEIGHT, WIDTH)), ToTensor()]
@@ -108,6 +109,38 @@ def test_grey_cmyk_alpha_and_16_bit_pictures_arrive_as_three_channels(unusual: P
         expected = PICTURES[name][2]().transpose(2, 0, 1)
         error = np.abs(image * 255 - expected).max()
         assert error <= (3 if name.endswith(".jpg") else 1.01), name
+
+
+# Names that are any bytes but "/" and zero, as a file system has them
+
+
+def test_names_that_are_not_text_load_and_reach_no_line_raw(tmp_path: Path) -> None:
+    root = os.fsencode(tmp_path) + b"/fotos \xfc\n"
+    names = [b"0 \xff\x1b[2J.png", b"1 line\nend.png", "2 \u202eüber.png".encode(), b"3.png"]
+    os.makedirs(root + b"/one\x07")
+    for name in names:
+        content = encoded(Image.fromarray(scene()), "PNG")
+        Path(os.fsdecode(root + b"/one\x07/" + name)).write_bytes(b"" if name == names[0] else content)
+    shown = rf"{tmp_path}/fotos \udcfc\n/one\x07/0 \udcff\x1b[2J.png"
+    lines: list[str] = []
+    trace = tmp_path / "trace"
+
+    source = open_source(os.fsdecode(root))
+    with make(source, on_error="skip", trace=trace, report=lines.append) as loader:
+        ((images, labels),) = list(loader)
+        (skipped,) = loader.skipped
+    with make(source) as strict, pytest.raises(DataError) as caught:
+        list(strict)
+
+    assert (images.shape[0], labels.tolist(), loader.classes) == (3, [0, 0, 0], ("one\x07",))
+    assert os.fsencode(skipped.name) == root + b"/one\x07/" + names[0]
+    assert lines[-1].startswith(r"fotos \udcfc\n: epoch 0: ")
+    for text in (lines[-1], skipped.error, str(caught.value)):
+        assert shown in text
+    assert all(
+        text.isprintable() for text in (*lines, skipped.error, str(caught.value), *caught.value.__notes__)
+    )
+    assert read_trace(trace).meta["loader"] == "fotos \udcfc\n"
 
 
 # Folders that are not what they should be

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -93,7 +95,7 @@ class Training:
             self.process.send_signal(signal.SIGABRT)
             self.process.communicate()
             pytest.fail(f"it did not end:\n{self.stderr}")
-        assert f"penstock-waits-{self.pid}" not in Path("/proc/net/unix").read_text()
+        assert f"penstock-waits-{self.pid}-" not in Path("/proc/net/unix").read_text()
         assert not list(self.temporary.iterdir())
         assert not processes_of_session(self.pid)
         return self.process.returncode
@@ -449,7 +451,7 @@ def test_a_killed_training_can_be_run_again_at_once_twenty_times(
         os.kill(killed, signal.SIGKILL)
         while Path(f"/proc/{killed}").exists():
             pass
-        assert f"penstock-waits-{killed}" not in Path("/proc/net/unix").read_text()
+        assert f"penstock-waits-{killed}-" not in Path("/proc/net/unix").read_text()
 
     training.until("all is well")
     assert training.end() == 0
@@ -679,23 +681,46 @@ def test_penstock_ps_tells_another_user_only_whose_process_it_is(stuck: tuple[Tr
     assert f"process {training.pid} is of user 0" in answer.stderr
 
 
-def test_a_name_that_another_process_took_costs_the_answers_and_not_the_training(
-    train: Callable[..., Training],
-) -> None:
-    """Containers that share a network number their processes apart: two may have the same number."""
+def test_nobody_can_take_the_name_that_a_training_answers_by(train: Callable[..., Training]) -> None:
+    """Nor does it matter that containers which share a network number their processes apart."""
+    training = train(
+        "sys.stdin.readline()\nwith Loader(Numbers(), **options) as loader:\n    say('now')\n    sys.stdin.readline()\n"
+    )
+    names = [f"\0penstock-waits-{training.pid}{more}" for more in ("", "-0", f"-{'0' * 16}")]
+    with contextlib.ExitStack() as squatters:
+        for name in names:
+            squatter = squatters.enter_context(socket.socket(socket.AF_UNIX))
+            squatter.bind(name)
+            squatter.listen(0)
+            # Its queue is full, so that whoever asks here waits.
+            squatters.enter_context(socket.socket(socket.AF_UNIX)).connect(name)
+        training.tell("go")
+        training.until("now")
+
+        answer = penstock("ps", str(training.pid))
+
+    assert answer.stdout.startswith(f"penstock: process {training.pid}\n")
+    training.tell("end")
+    assert training.end() == 0
+    assert training.stderr == ""
+
+
+def test_a_signal_whose_report_nobody_reads_does_not_end_the_training(train: Callable[..., Training]) -> None:
     script = """
-import socket
-squatter = socket.socket(socket.AF_UNIX)
-squatter.bind(f"\\0penstock-waits-{os.getpid()}")
+from penstock.flow.waits import report_waits_on
+report_waits_on()
+kept, (reading, writing) = os.dup(2), os.pipe()
+os.close(reading)
 with Loader(Numbers(), **options) as loader:
-    check(loader, 0)
-squatter.close()
-with Loader(Numbers(), **options) as loader:
-    from penstock.flow.waits import ask_waits
-    say(ask_waits(os.getpid()).splitlines()[0] == f"penstock: process {os.getpid()}")
+    for broken in (writing, None):
+        os.close(2) if broken is None else os.dup2(broken, 2)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        check(loader, loader.position[0])
+os.dup2(kept, 2)
+say("all is well")
 """
     training = train(script)
-    training.until("True")
+    training.until("all is well")
 
     assert training.end() == 0
     assert training.stderr == ""

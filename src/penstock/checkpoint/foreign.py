@@ -171,8 +171,10 @@ def _read_torch(path: Path) -> Any:
     except ImportError:
         raise ConfigError(f"{path} is a file of PyTorch, which cannot be imported here") from None
     try:
-        # Only the newer of PyTorch's two formats can be mapped.
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        with open(path, "rb") as file:
+            # By its descriptor, as PyTorch opens only names in UTF-8, and maps only the newer of its two formats.
+            opened = f"/proc/self/fd/{file.fileno()}"
+            return torch.load(opened, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         unsafe = _UNSAFE.search(str(error))
         if unsafe is None:

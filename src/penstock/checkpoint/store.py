@@ -59,7 +59,7 @@ from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.wire import messages
 from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.checkpoint.writing import Piece
-from penstock.errors import ConfigError, DataError, LoaderClosed, RankError, WaitTimeout
+from penstock.errors import ConfigError, DataError, LoaderClosed, RankError, WaitTimeout, printable
 from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
@@ -79,7 +79,7 @@ _TABLES_BYTES, _TABLES_OF_TENSOR_BYTES = 1 << 20, 512
 
 def tell(line: str) -> None:
     """Print a line to standard error."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def quiet(report: Callable[[str], None] | None) -> Callable[[str], None]:
@@ -91,7 +91,7 @@ def quiet(report: Callable[[str], None] | None) -> Callable[[str], None]:
     def told(line: str) -> None:
         if report is not None:
             with suppress(Exception):
-                report(line)
+                report(printable(line))
 
     return told
 

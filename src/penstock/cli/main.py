@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import os
 import sys
@@ -11,11 +12,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 from penstock.cli.options import check_folder
-from penstock.cli.output import check_plot, needing
+from penstock.cli.output import check_plot, needing, print_line
 from penstock.cli.plan import add_plan
 from penstock.cli.simulate import add_simulate
 from penstock.cli.snapshots import add_snapshots
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, PenstockError, printable
 
 INTERRUPTED = 130
 
@@ -23,6 +24,9 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status: 0, 1 for an error that is told, 130 after Ctrl-C."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A locale may have no letter for what is printed; Python escapes it on standard error alone.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         if words[:2] == ["trace", "blocks"]:
             # It passes on a command with options of its own, and its exit status.
@@ -38,10 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (PenstockError, OSError) as error:
-        print(f"penstock: {error}", file=sys.stderr)
+        print(f"penstock: {printable(str(error))}", file=sys.stderr)
         return 1
     except MemoryError as error:
-        told = f": {error}" if str(error) else ""
+        told = f": {printable(str(error))}" if str(error) else ""
         print(f"penstock: not enough memory{told}; ask for fewer samples, ranks or epochs", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -99,7 +103,7 @@ def _demo(options: argparse.Namespace) -> None:
 
     if options.epochs < 1:
         raise ConfigError(f"--epochs is {options.epochs}; train for at least one")
-    run_demo(options.data, options.out, options.epochs, Console())
+    run_demo(options.data, options.out, options.epochs, Console(markup=False))
 
 
 def _calibrate(options: argparse.Namespace) -> None:
@@ -117,7 +121,7 @@ def _calibrate(options: argparse.Namespace) -> None:
         "".join(line.removeprefix("# ") for line in text.splitlines(keepends=True) if line.startswith("#")),
         end="",
     )
-    print(f"The machine is in {options.out}.")
+    print_line(f"The machine is in {options.out}.")
 
 
 def _ps(options: argparse.Namespace) -> None:
@@ -143,4 +147,4 @@ def _trace(options: argparse.Namespace) -> None:
         from penstock.measure.plot import plot_trace
 
         plot_trace(trace, options.plot)
-        print(f"The picture: {options.plot}")
+        print_line(f"The picture: {options.plot}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,15 @@ def show(options: argparse.Namespace, data: Any, tables: Sequence[Table], notes:
     for table in tables:
         print_table(table)
     for note in notes:
-        print(note)
+        print_line(note)
     plot = getattr(options, "plot", None)
     if plot is not None:
-        print(f"The picture: {plot}")
+        print_line(f"The picture: {plot}")
+
+
+def print_line(line: str) -> None:
+    """Print a line on one line, whatever the names in it are."""
+    print(printable(line))
 
 
 def print_table(table: Table) -> None:
@@ -76,7 +81,7 @@ def print_table(table: Table) -> None:
     for index, column in enumerate(table.columns):
         shown.add_column(column, justify="right" if index else "left", no_wrap=not is_terminal)
     for row in table.rows:
-        shown.add_row(*row)
+        shown.add_row(*map(printable, row))
     Console(markup=False, highlight=False, width=None if is_terminal else 1000).print(shown)
 
 

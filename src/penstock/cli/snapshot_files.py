@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cli.options import parsed_amount
-from penstock.cli.output import Table, add_output_options, show
+from penstock.cli.output import Table, add_output_options, print_line, show
 from penstock.errors import ConfigError, DataError
 from penstock.units import format_bytes, format_count, parse_bytes
 
@@ -141,7 +141,7 @@ def _export(options: argparse.Namespace) -> None:
             options.file, state, part=options.part, shard_bytes=shard, replace=options.replace
         )
     total = sum(file.stat().st_size for file in files)
-    print(f"step {step} is in {options.file}: {format_count(len(files), 'file')}, {format_bytes(total)}")
+    print_line(f"step {step} is in {options.file}: {format_count(len(files), 'file')}, {format_bytes(total)}")
 
 
 def _seal(options: argparse.Namespace) -> None:
@@ -149,7 +149,7 @@ def _seal(options: argparse.Namespace) -> None:
 
     sealed = seal(options.path, replace=options.replace)
     told = f"{format_count(len(sealed.files), 'file')}, {format_bytes(sealed.nbytes)}"
-    print(f"{options.path} is sealed by {sealed.path.name}: {told}")
+    print_line(f"{options.path} is sealed by {sealed.path.name}: {told}")
 
 
 def _check(options: argparse.Namespace) -> None:

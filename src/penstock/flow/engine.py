@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import LoaderClosed, WaitTimeout
+from penstock.errors import LoaderClosed, WaitTimeout, printable
 from penstock.flow import waits
 from penstock.flow.recorder import Recorder, Ring
 from penstock.flow.staging import Reference, StagingBuffer
@@ -347,7 +347,7 @@ class Engine:
         at = sorted(self._at.copy().values(), key=lambda entry: entry[1])
         wanted = set(self._samples_of(epoch, step).tolist())
         for sample, begin in [entry for entry in at if entry[0] in wanted][:1] or at[:1]:
-            line += f"; longest under way: sample {sample}, {self._work.describe(sample)}, for {now - begin:.1f} s"
+            line += f"; longest under way: sample {sample}, {self._name_of(sample)}, for {now - begin:.1f} s"
         return f"{line}; {len(at)} samples in work on {self._work.place}; {self._how_reads_fare()}"
 
     def _how_reads_fare(self) -> str:
@@ -361,9 +361,15 @@ class Engine:
         now = self._clock()
         return [
             f"thread {worker} {'reads' if worker < self._first_decoder else 'loads'} sample {sample}, "
-            f"{self._work.describe(sample)}, since {now - begin:.1f} s"
+            f"{self._name_of(sample)}, since {now - begin:.1f} s"
             for worker, (sample, begin) in sorted(self._at.copy().items())
         ]
+
+    def _name_of(self, sample: int) -> str:
+        try:
+            return printable(self._work.describe(sample))
+        except Exception as error:  # of a source's own code: a line about a wait must not end the training
+            return f"which cannot be described ({type(error).__name__})"
 
     # The workers' side
 

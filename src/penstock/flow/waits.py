@@ -3,21 +3,33 @@
 Whatever may wait (a running loader) registers here. `penstock ps PID` asks through an abstract Unix socket, which
 leaves no file behind and is served by a thread, so that it answers while the main thread is stuck; a signal
 chosen with `report_waits_on` prints the same to standard error.
+
+Anybody may bind an abstract name. So the name ends in random digits, which nobody can bind first, the asker finds it
+in the kernel's list of sockets, and it is the kernel, not the name, that says whose process answers.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import re
 import signal
 import socket
 import struct
 import threading
+import time
 import weakref
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError, DataError, printable
 
 _ANSWER_SECONDS = 5.0
+_ANSWER_BYTES = 1 << 20
+#: What `accept` fails with for a while only: too many open files, no memory, an asker that has left.
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
+_PASSING_SECONDS = 0.1
 _STANDARD_ERROR = 2
 
 
@@ -43,11 +55,7 @@ class Waiter(Protocol):
 
 
 class _Board:
-    """The waiters of this process, and the thread that answers for them while there are any.
-
-    Where the socket's name is taken (containers may share a network and number their processes apart), nobody
-    answers; a signal still prints.
-    """
+    """The waiters of this process, and the thread that answers for them while there are any."""
 
     def __init__(self) -> None:
         self._server: socket.socket | None = None
@@ -84,11 +92,11 @@ class _Board:
     def _begin_to_answer(self) -> None:
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            server.bind(_address(os.getpid()))
-        except OSError:
+            server.bind(f"\0penstock-waits-{os.getpid()}-{os.urandom(8).hex()}")
+            server.listen()
+        except OSError:  # a sandbox without sockets: a signal still prints
             server.close()
             return
-        server.listen()
         self._server = server
         self._thread = threading.Thread(
             target=_serve, args=(server, self), name="penstock-waits", daemon=True
@@ -97,20 +105,26 @@ class _Board:
 
     def report(self) -> str:
         waiters = [reference() for reference in self._waiters.copy().values()]
-        lines = [line for waiter in waiters if waiter is not None for line in waiter.waits()]
+        lines = [printable(line) for waiter in waiters if waiter is not None for line in _waits_of(waiter)]
         return "\n".join([f"penstock: process {os.getpid()}", *(lines or ["nothing waits"])]) + "\n"
 
 
-def _address(pid: int) -> str:
-    return f"\0penstock-waits-{pid}"
+def _waits_of(waiter: Waiter) -> list[str]:
+    try:
+        return waiter.waits()
+    except Exception as error:  # a source's own `describe` may raise anything, and the others want to be told
+        return [f"what waits here cannot be described: {type(error).__name__}"]
 
 
 def _serve(server: socket.socket, board: _Board) -> None:
     while True:
         try:
             connection, _ = server.accept()
-        except OSError:  # shut down by unregister
-            return
+        except OSError as error:
+            if error.errno not in _PASSING:  # shut down by unregister
+                return
+            time.sleep(_PASSING_SECONDS)
+            continue
         with connection:
             if _peer(connection).uid in (0, os.getuid()):
                 connection.settimeout(_ANSWER_SECONDS)
@@ -137,40 +151,61 @@ def report_waits_on(signum: signal.Signals = signal.SIGUSR1) -> None:
     The report comes as soon as the main thread runs Python code again or sits in a wait of Penstock's;
     `penstock ps PID` answers in any case.
     """
-    # Not print: a signal may come while the main thread is inside one, and a stream cannot be entered twice.
     signal.signal(signum, lambda *_: _write_all(_STANDARD_ERROR, all_waits().encode()))
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
+    """Write what the descriptor takes: nobody reads it any more where it fails, and the training goes on."""
+    # Not print: a signal may come while the main thread is inside one, and a stream cannot be entered twice.
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(descriptor, data) :]
 
 
 def ask_waits(pid: int) -> str:
-    """Return what another process of the same user waits for.
+    """Return what another process of the same user waits for, as printable lines.
 
     Raises: ConfigError if there is no such process, it is another user's, or nothing of Penstock's runs in it;
         DataError if it does not answer within 5 s.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(_ANSWER_SECONDS)
-        try:
-            connection.connect(_address(pid))
-            owner = _peer(connection)
-            parts = []
-            while part := connection.recv(65536):
-                parts.append(part)
-        except (ConnectionRefusedError, ConnectionResetError) as error:
-            advice = "give the id of the training process (a rank of the job)"
-            if not os.path.exists(f"/proc/{pid}"):
-                advice = f"there is no such process here; {advice}"
-            raise ConfigError(f"no loader runs in process {pid}: {advice}") from error
-        except TimeoutError as error:
-            raise DataError(f"process {pid} did not answer within {_ANSWER_SECONDS:.0f} s") from error
-    if owner.pid != pid:  # the name belongs to a process that another container calls by this number
-        raise ConfigError(f"no loader runs in process {pid} of this container: ask where the training runs")
-    if not parts:
+    other_user = None
+    for address in _addresses(pid):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_ANSWER_SECONDS)
+            try:
+                connection.connect(address)
+                owner = _peer(connection)
+                if (
+                    owner.pid != pid
+                ):  # of another container, which numbers its processes apart, or an impostor
+                    continue
+                if answer := _receive(connection):
+                    lines = answer.decode(errors="replace").splitlines()
+                    return "".join(f"{printable(line)}\n" for line in lines)
+                other_user = owner.uid
+            except TimeoutError as error:
+                raise DataError(f"process {pid} did not answer within {_ANSWER_SECONDS:.0f} s") from error
+            except OSError:  # gone by now
+                continue
+    if other_user is not None:
         raise ConfigError(
-            f"process {pid} is of user {owner.uid} and tells nobody else but root what it waits for: ask as that user"
+            f"process {pid} is of user {other_user} and tells nobody else but root what it waits for: ask as that user"
         )
-    return b"".join(parts).decode()
+    advice = "give the id of the training process (a rank of the job), in the container where it runs"
+    if not os.path.exists(f"/proc/{pid}"):
+        advice = f"there is no such process here; {advice}"
+    raise ConfigError(f"no loader runs in process {pid}: {advice}")
+
+
+def _addresses(pid: int) -> list[str]:
+    """Return the sockets that are named as one which answers for a process, whoever made them."""
+    sockets = Path("/proc/net/unix").read_bytes()
+    found = re.findall(rb"@(penstock-waits-%d-[0-9a-f]{16})$" % pid, sockets, re.MULTILINE)
+    return [f"\0{name.decode()}" for name in sorted(set(found))]
+
+
+def _receive(connection: socket.socket) -> bytes:
+    answer = b""
+    while len(answer) < _ANSWER_BYTES and (part := connection.recv(65536)):
+        answer += part
+    return answer

@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, NoReturn, Self, TypedDict, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import ConfigError, DataError, LoaderClosed
+from penstock.errors import ConfigError, DataError, LoaderClosed, printable
 from penstock.flow.engine import Departure, Engine, Whole
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import DeviceEvent, StagingBuffer, are_small
@@ -50,6 +50,7 @@ class SkippedSample:
     epoch: int
     step: int
     sample: int
+    #: As the source describes it: a path that opens the file, be it printable or not.
     name: str
     error: str
 
@@ -144,6 +145,7 @@ class BaseLoader(ABC, Generic[Batch]):
             )
         if report is not None and not callable(report):
             raise ConfigError(f"report is {report!r}; give a function that takes a line, or None for silence")
+        report = None if report is None else partial(_report_printable, report)
         waits = {"patience_seconds": patience_seconds}
         if timeout_seconds is not None:
             waits["timeout_seconds"] = timeout_seconds
@@ -466,7 +468,7 @@ class BaseLoader(ABC, Generic[Batch]):
             if decision != "skip":
                 raise ConfigError(f'on_error returned {decision!r}; it must return "raise" or "skip"')
             name = self._work.describe(sample)
-            skipped.append(SkippedSample(ready.epoch, ready.step, sample, name, str(error)))
+            skipped.append(SkippedSample(ready.epoch, ready.step, sample, name, printable(str(error))))
             _forget_frames(error)
         lost = set(ready.failed)
         return [index for index in range(ready.samples.size) if index not in lost], skipped, None
@@ -534,6 +536,11 @@ class _Epoch(Iterator[Batch]):
         except BaseException:
             self._is_over = True
             raise
+
+
+def _report_printable(report: Callable[[str], None], line: str) -> None:
+    """Report a line that may name files, or quote an error of somebody's own code."""
+    report(printable(line))
 
 
 def _keep_silent(_: str) -> None:

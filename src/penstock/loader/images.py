@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import DataError
+from penstock.errors import DataError, printable
 from penstock.flow.engine import LoadResult
 from penstock.flow.recorder import Ring
 from penstock.flow.staging import Field, StagingBuffer
@@ -194,7 +194,7 @@ class ImageWork:
 
     def _explained(self, error: Exception, sample: int) -> Exception:
         """Give an error its place. What the source raised names the file already."""
-        path = self.describe(sample)
+        path = printable(self.describe(sample))
         if isinstance(error, DataError) and path not in str(error):
             located = DataError(f"{path}: {error}")
             located.__cause__ = error

@@ -2,7 +2,7 @@
 
     file    = prelude JSON chunk*
     prelude = magic, 8 bytes · version u32 · length of JSON u32 · CRC of JSON u32 · CRC of all these u32
-    JSON    = the run's meta, UTF-8
+    JSON    = the run's meta, UTF-8; a byte 0xNN of a file name that is not UTF-8 stands in it as U+DCNN
     chunk   = tag, 4 bytes · length of payload u32 · CRC of payload u32 · CRC of all these u32 · payload
 
 CRC is zlib's CRC-32; numbers are little-endian. Which tags there are, and which one marks the end, is the
@@ -70,9 +70,10 @@ class ChunkWriter:
         """
         self.path = Path(path)
         try:
-            text = json.dumps(dict(meta), sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
+            told = json.dumps(dict(meta), sort_keys=True, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as reason:
             raise ConfigError(f"meta of {self.path} is not JSON ({reason}): give plain values") from reason
+        text = told.encode("utf-8", "surrogatepass")
         self._file = self.path.open("wb", buffering=0)
         self._write(_checked(_PRELUDE.pack(form.magic, form.version, len(text), zlib.crc32(text))) + text)
 
