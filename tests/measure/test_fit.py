@@ -135,6 +135,19 @@ def test_now_and_then_a_read_that_takes_ten_times_as_long_does_not_bend_the_slop
     assert fit.read.at(1) == pytest.approx(50e6, rel=0.02)
 
 
+def test_a_single_read_that_took_a_second_is_not_the_latency_of_a_store() -> None:
+    """Ten reads of 20 ms, one of which met the burst of another client."""
+    seconds = np.full(10, 0.020)
+    seconds[4] = 0.996
+    ends = np.cumsum(seconds)
+
+    level = steady_level(1, ends - seconds, ends, np.full(10, 1000))
+
+    assert level.mean_seconds == pytest.approx((7 * 0.020 + 0.100) / 8)
+    assert level.bytes_per_second == pytest.approx(1000 / level.mean_seconds)
+    assert level.reads == 10
+
+
 def level_of(readers: int) -> Level:
     return behind_one_wire(readers, 0.010, 50e6, photographs())
 

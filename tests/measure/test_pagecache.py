@@ -1,6 +1,7 @@
 """The kernel's own answers about files that were just written."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -15,38 +16,41 @@ def stays_in_memory(path: Path) -> bool:
     return max(mounts, key=lambda part: len(part.mountpoint)).fstype in ("tmpfs", "ramfs")
 
 
-def test_a_file_just_written_is_cached_until_it_is_dropped(tmp_path: Path) -> None:
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[int]:
+    """Return a descriptor to read a file by that was just written and is on the disk."""
     file = tmp_path / "a.bin"
     with file.open("wb") as out:
         out.write(os.urandom(100_000))
         os.fsync(out.fileno())
-
-    assert cached_share(str(file)) == 1.0
-
-    drop_cached(str(file))
-
-    assert cached_share(str(file)) == (1.0 if stays_in_memory(tmp_path) else 0.0)
+    with file.open("rb") as read:
+        yield read.fileno()
 
 
-def test_asking_does_not_read_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "a.bin"
-    with file.open("wb") as out:
-        out.write(os.urandom(100_000))
-        os.fsync(out.fileno())
-    drop_cached(str(file))
+def test_a_file_just_written_is_cached_until_it_is_dropped(opened: int, tmp_path: Path) -> None:
+    assert cached_share(opened) == 1.0
 
-    first = cached_share(str(file))
+    drop_cached(opened)
 
-    assert cached_share(str(file)) == first
+    assert cached_share(opened) == (1.0 if stays_in_memory(tmp_path) else 0.0)
+
+
+def test_asking_does_not_read_the_file(opened: int) -> None:
+    drop_cached(opened)
+
+    first = cached_share(opened)
+
+    assert cached_share(opened) == first
 
 
 def test_an_empty_file_is_not_cached(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
 
-    assert cached_share(str(tmp_path / "empty")) == 0.0
+    with (tmp_path / "empty").open("rb") as empty:
+        assert cached_share(empty.fileno()) == 0.0
 
 
-@pytest.mark.parametrize("ask", [cached_share, drop_cached])
-def test_a_missing_file_is_an_error(tmp_path: Path, ask: "type[object]") -> None:
-    with pytest.raises(FileNotFoundError):
-        ask(str(tmp_path / "nothing"))  # type: ignore[call-arg]
+def test_what_has_no_pages_cannot_drop_them() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading), os.fdopen(writing, "w"), pytest.raises(OSError):
+        drop_cached(reading)

@@ -74,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument(
         "--out", type=Path, metavar="FILE", default=Path("machine.toml"), help="the machine (%(default)s)"
     )
-    measure.add_argument("--seconds", type=float, default=10.0, help="time to take at most (%(default)s)")
+    measure.add_argument(
+        "--seconds", type=float, default=10.0, help="how long to measure, without listing files (%(default)s)"
+    )
     measure.set_defaults(run=_calibrate)
 
     waits = commands.add_parser("ps", help="print what a running training waits for")

@@ -8,8 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -22,10 +21,12 @@ from penstock.flow.cpus import available_cpus, memory_limit_bytes
 from penstock.loader.transforms import Scratch, compile_pipeline
 from penstock.loader.transforms.pipeline import Transform
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.measure.evidence import LEAST_SAMPLES, reads_needed, seconds_needed, weigh
 from penstock.measure.fit import Level, fit_store, is_still_growing, steady_level
 from penstock.measure.pagecache import cached_share, drop_cached
 from penstock.plan.random import derive_key, generator_for
 from penstock.store import FileBacked, Source
+from penstock.store.files import read_file_into
 from penstock.units import format_bytes, format_rate, format_seconds
 
 Clock = Callable[[], float]
@@ -34,8 +35,11 @@ Decode = Callable[[bytes], object]
 Progress = Callable[[str], None]
 
 _READERS = (1, 2, 4, 8, 16, 32, 64)
-# Of the time that the caller gives. One reader alone decides on the latency, so it has two levels' time.
-_SOURCE_SHARE, _MEMORY_SHARE, _DECODE_SHARE = 0.7, 0.1, 0.2
+# Of the time that the caller gives; the rest is the source's. There one reader alone decides on the latency, so it
+# has two levels' time.
+_MEMORY_SHARE, _DECODE_SHARE = 0.1, 0.2
+# How long readers are waited for after Ctrl-C: longer than most reads take.
+_GRACE_SECONDS = 1.0
 _MOST_READS = 4096
 _PROBED_FILES = 32
 _DECODED_SAMPLES = 64
@@ -58,7 +62,8 @@ class PageCache(StrEnum):
 class Calibration:
     """A machine and the measurements it was made from.
 
-    levels: one for each number of readers.
+    levels: one for each number of readers that read enough.
+    not_measured: numbers of readers with too few reads to count, for want of time.
     page_cache: of the files at the time of reading; unknown where samples are not files of this host.
     unreadable: reads that failed; a sample may be tried once for each level.
     """
@@ -67,11 +72,12 @@ class Calibration:
     levels: tuple[Level, ...]
     page_cache: PageCache
     unreadable: int
+    not_measured: tuple[int, ...] = ()
 
     def to_toml(self) -> str:
         """Return the machine's TOML under a comment that says what was measured, and how far to trust it."""
-        reads = sum(len(level.seconds) for level in self.levels)
-        mean_bytes = sum(int(level.sizes_bytes.sum()) for level in self.levels) / reads
+        reads = sum(level.reads for level in self.levels)
+        mean_bytes = float(np.concatenate([level.sizes_bytes for level in self.levels]).mean())
         lines = [
             f"Measured by penstock calibrate from {reads:,} samples of {format_bytes(mean_bytes)} in the mean.",
             _CACHE_REMARKS[self.page_cache],
@@ -83,6 +89,11 @@ class Calibration:
             lines.append(
                 "More readers would have got more: the store's limit was not reached, its rate is a guess."
             )
+        if self.not_measured:
+            lines.append(
+                f"CAUTION: {' and '.join(map(str, self.not_measured))} readers did too few reads to count. The rate "
+                f"had stopped growing before, so it is taken for the store's; more --seconds measures them too."
+            )
         if math.isinf(self.machine.preprocess_bytes_per_second):
             lines.append("Decoding was not measured: predictions take it as free.")
         lines += [_describe(level) for level in self.levels]
@@ -91,8 +102,9 @@ class Calibration:
 
 _CACHE_REMARKS = {
     PageCache.COLD: "The files were not in the page cache (cold): this is the speed of the store itself.",
-    PageCache.WARM: "The files stayed in the page cache (warm): the store itself may be slower.",
-    PageCache.MIXED: "Some files stayed in the page cache (mixed): the store itself may be slower.",
+    PageCache.WARM: "CAUTION: the files stayed in the page cache (warm): the store itself may be slower.",
+    PageCache.MIXED: "CAUTION: some files stayed in the page cache (mixed), as those just written do until `sync`: "
+    "the store itself may be slower.",
     PageCache.UNKNOWN: "Whether the samples were cached is unknown: they are not files of this host.",
 }
 
@@ -111,17 +123,20 @@ def calibrate(
 ) -> Machine:
     """Measure the source, the memory and the decoder, and return the machine that they make.
 
-    Random samples are read by 1, 2, 4 to 64 readers; files are driven out of the page cache first, so that
-    the store itself is measured. One client is measured, and all clients of the machine share what it saw.
+    Random samples are read by 1, 2, 4 to 64 readers. Each reader opens a file, drops it from the page cache, and
+    reads it, so that the store itself is measured; the seconds of dropping are subtracted. One client is
+    measured, and all clients of the machine share what it saw.
 
     decode: turns a sample's bytes into anything, for example `penstock.measure.calibrate.decode_with` a
         loader's transforms; it is run on all processors at once. Without it decoding is not measured, and
         predictions on the machine take it as free.
-    max_seconds: about how long it takes, above zero; a read that hangs can make it longer.
+    max_seconds: how long to measure, above zero. Reads under way at the end are waited for.
     progress: show a progress bar on stderr; by default where that is a terminal.
     Returns: a machine of one rank, whose staging buffer and memory tier share a quarter of the memory that
         this process may use; the training's own speed is left open.
-    Raises: ConfigError if max_seconds or the source cannot be; DataError if no sample can be read.
+    Raises: ConfigError if max_seconds is not finite and above zero, if the source has fewer than 8 samples, or
+        if max_seconds were too few to find a latency and what limits the store; DataError if no sample can be
+        read.
     """
     return measure_machine(source, decode=decode, max_seconds=max_seconds, progress=progress).machine
 
@@ -153,17 +168,24 @@ def measure_machine(
     """Do as `calibrate` and return the measurements too."""
     if not (math.isfinite(max_seconds) and max_seconds > 0):
         raise ConfigError(f"max_seconds is {max_seconds!r}; it must be finite and above zero")
-    if len(source) == 0:
-        raise ConfigError("the source has no samples: there is nothing to measure")
+    if len(source) < LEAST_SAMPLES:
+        raise ConfigError(
+            f"the source has {len(source)} samples; a store is measured by at least {LEAST_SAMPLES}: calibrate on a "
+            f"larger folder of the same store"
+        )
     cpus = available_cpus()
+    decode_seconds = 0.0 if decode is None else max_seconds * _DECODE_SHARE
+    memory_seconds = max_seconds * _MEMORY_SHARE
     with _shown(sys.stderr.isatty() if progress is None else progress) as say:
         say("reading")
-        reads = _measure_source(source, max_seconds * _SOURCE_SHARE, clock, say)
-        memory = _measure_memory(cpus, max_seconds * _MEMORY_SHARE, clock)
+        end = clock() + max_seconds
+        reads = _measure_source(source, max_seconds, end - decode_seconds - memory_seconds, clock, say)
+        memory = _measure_memory(cpus, min(end - decode_seconds, clock() + memory_seconds), clock)
         say(f"memory: {format_rate(memory.at(cpus))} by {cpus} threads")
         preprocess = math.inf
         if decode is not None:
-            preprocess = _measure_decode(decode, reads.contents, cpus, max_seconds * _DECODE_SHARE, clock)
+            until = min(end, clock() + decode_seconds)
+            preprocess = _measure_decode(decode, reads.contents, cpus, until, clock)
             say(f"decoding: {format_rate(preprocess)} by each of {cpus} threads")
     fit = fit_store(reads.levels)
     return Calibration(
@@ -174,15 +196,19 @@ def measure_machine(
                 latency_seconds=_rounded(fit.latency_seconds),
                 # Readers of a running job pause now and then, so twice as many as just suffice without
                 # pauses.
-                threads=min(2 * fit.enough_readers, reads.levels[-1].readers),
+                threads=min(
+                    2 * fit.enough_readers,
+                    _READERS[-1] if is_still_growing(reads.levels) else reads.levels[-1].readers,
+                ),
             ),
             storage=_storage_in(memory_limit_bytes() // 4, memory, cpus),
             preprocess_bytes_per_second=_rounded(preprocess),
             decode_threads=cpus,
         ),
-        levels=tuple(reads.levels),
+        levels=reads.levels,
         page_cache=reads.page_cache,
         unreadable=reads.unreadable,
+        not_measured=reads.not_measured,
     )
 
 
@@ -206,7 +232,8 @@ def _storage_in(memory_bytes: int, memory: Curve, cpus: int) -> tuple[StorageCla
 
 @dataclass(frozen=True, slots=True)
 class _SourceReads:
-    levels: list[Level]
+    levels: tuple[Level, ...]
+    not_measured: tuple[int, ...]
     page_cache: PageCache
     contents: list[bytes]
     unreadable: int
@@ -214,7 +241,10 @@ class _SourceReads:
 
 @dataclass(slots=True)
 class _Timed:
-    """What one level's readers did; lists are appended to by all of them."""
+    """What one level's readers did; lists are appended to by all of them.
+
+    starts: when a read would have started that took as long and had no pages to drop.
+    """
 
     starts: list[float]
     ends: list[float]
@@ -223,31 +253,34 @@ class _Timed:
     errors: list[DataError]
 
 
-def _measure_source(source: Source, seconds: float, clock: Clock, say: Progress) -> _SourceReads:
+def _measure_source(
+    source: Source, max_seconds: float, deadline: float, clock: Clock, say: Progress
+) -> _SourceReads:
     draw = generator_for(derive_key(int.from_bytes(os.urandom(8), "little"), "calibrate"), 0, 0)
-    counts = [readers for readers in _READERS if readers == 1 or 2 * readers <= len(source)]
-    slice_seconds = seconds / (len(counts) + 1)
-    deadline = clock() + seconds
-    levels: list[Level] = []
+    planned = [readers for readers in _READERS if readers == 1 or 2 * readers <= len(source)]
+    slice_seconds = (deadline - clock()) / (len(planned) + 1)
+    tried: list[Level] = []
     shares: list[float] = []
     contents: list[bytes] = []
     errors: list[DataError] = []
-    for readers in counts:
-        if levels and clock() >= deadline:
+    for readers in planned:
+        if tried and clock() + seconds_needed(readers, tried) > deadline:
             break
         level_seconds = slice_seconds * (2 if readers == 1 else 1)
         most = min(len(source), _MOST_READS)
-        if levels:
-            rate = levels[-1].bytes_per_second / levels[-1].mean_bytes
+        if tried:
+            rate = tried[-1].bytes_per_second / tried[-1].mean_bytes
             # Twice the readers do at most twice as much.
             most = min(most, 4 * readers + math.ceil(2 * rate * level_seconds))
         samples = draw.choice(len(source), most, replace=False)
-        shares += _drive_out(source, samples)
-        timed = _read_for(source, samples, readers, level_seconds, clock, keep=not levels)
+        reader = _StoreReader(source, clock)
+        until = min(clock() + level_seconds, deadline)
+        timed = _read_until(reader, samples, readers, until, deadline, clock, keep=not tried)
         errors += timed.errors
         contents += timed.contents
+        shares += reader.cached_shares
         if timed.ends:
-            levels.append(
+            tried.append(
                 steady_level(
                     readers,
                     np.array(timed.starts),
@@ -255,26 +288,51 @@ def _measure_source(source: Source, seconds: float, clock: Clock, say: Progress)
                     np.array(timed.sizes_bytes, np.int64),
                 )
             )
-            say(_describe(levels[-1]))
-        elif not levels:
+            say(_describe(tried[-1]))
+        elif not tried:
             raise errors[0]
-    return _SourceReads(levels, _page_cache(shares), contents, len(errors))
+        if tried[0].reads < reads_needed(1):
+            break
+    evidence = weigh(tried, planned, max_seconds, errors)
+    return _SourceReads(evidence.levels, evidence.not_measured, _page_cache(shares), contents, len(errors))
 
 
-def _drive_out(source: Source, samples: NDArray[np.int64]) -> list[float]:
-    """Drop the samples' files from the page cache; return the share of some of them that stayed."""
-    if not isinstance(source, FileBacked):
-        return []
-    shares = []
-    for position, sample in enumerate(samples.tolist()):
-        try:
-            path = source.path_of(sample)
-            drop_cached(path)
-            if position < _PROBED_FILES:
-                shares.append(cached_share(path))
-        except OSError:
-            continue  # the read of this sample will say what is wrong
-    return shares
+class _StoreReader:
+    """Reads samples as a loader does, but files from the store itself.
+
+    What the page cache holds of a file is dropped between its open and its read: an open of its own would wait as long
+    as that of the read does on a network's file system, and leave the readers less to do.
+    Any thread may read.
+    """
+
+    def __init__(self, source: Source, clock: Clock) -> None:
+        #: Of the first files: the share of each that stayed in the page cache.
+        self.cached_shares: list[float] = []
+        self.source = source
+        self._files = source if isinstance(source, FileBacked) else None
+        self._clock = clock
+
+    def read_into(self, sample: int, buffer: memoryview) -> tuple[int, float]:
+        """Return the sample's bytes, and the seconds that went into dropping pages.
+
+        Raises: DataError as the source does.
+        """
+        if self._files is None:
+            return self.source.read_into(sample, buffer), 0.0
+        dropping_seconds = 0.0
+
+        def drop(descriptor: int) -> None:
+            nonlocal dropping_seconds
+            begin = self._clock()
+            with suppress(OSError):  # what has no pages is read as it is
+                drop_cached(descriptor)
+                if len(self.cached_shares) < _PROBED_FILES:
+                    self.cached_shares.append(cached_share(descriptor))
+            dropping_seconds = self._clock() - begin
+
+        size = int(self.source.sizes_bytes[sample])
+        read_file_into(self._files.path_of(sample), size, buffer, opened=drop)
+        return size, dropping_seconds
 
 
 def _page_cache(shares: Sequence[float]) -> PageCache:
@@ -286,18 +344,26 @@ def _page_cache(shares: Sequence[float]) -> PageCache:
     return PageCache.WARM if share > 0.95 else PageCache.MIXED
 
 
-def _read_for(
-    source: Source, samples: NDArray[np.int64], readers: int, seconds: float, clock: Clock, *, keep: bool
+def _read_until(
+    reader: _StoreReader,
+    samples: NDArray[np.int64],
+    readers: int,
+    until: float,
+    deadline: float,
+    clock: Clock,
+    *,
+    keep: bool,
 ) -> _Timed:
-    """Read samples by so many threads until the time or the samples are over, one sample at least.
+    """Read samples by so many threads, one sample at least.
 
+    until: moment on the clock at which they stop, unless too few reads are done to make a level; those are gone on
+        with until the deadline, or until the samples are over.
     keep: keep the first contents, for the decoder.
     """
     timed = _Timed([], [], [], [], [])
     todo = iter(samples.tolist())
     stop = threading.Event()
-    largest = int(source.sizes_bytes[samples].max())
-    deadline = clock() + seconds
+    largest = int(reader.source.sizes_bytes[samples].max())
     stored = threading.Lock()
 
     def read_on() -> None:
@@ -305,13 +371,13 @@ def _read_for(
         for sample in todo:
             start = clock()
             try:
-                size = source.read_into(sample, buffer)
+                size, dropping_seconds = reader.read_into(sample, buffer)
             except DataError as error:
                 timed.errors.append(error)
             else:
                 end = clock()
                 with stored:
-                    timed.starts.append(start)
+                    timed.starts.append(start + dropping_seconds)
                     timed.ends.append(end)
                     timed.sizes_bytes.append(size)
                 if (
@@ -320,7 +386,8 @@ def _read_for(
                     and size * _DECODED_SAMPLES <= _DECODED_BYTES
                 ):
                     timed.contents.append(bytes(buffer[:size]))
-            if stop.is_set() or clock() >= deadline:
+            wanted = until if len(timed.ends) >= reads_needed(readers) else deadline
+            if stop.is_set() or clock() >= wanted:
                 return
 
     _run_together([read_on] * readers, stop)
@@ -328,26 +395,50 @@ def _read_for(
 
 
 def _run_together(work: Sequence[Callable[[], None]], stop: threading.Event) -> None:
-    """Run functions in threads until all return; an interrupt or error tells the others to stop, and waits."""
-    with ThreadPoolExecutor(len(work), thread_name_prefix="penstock-calibrate") as pool:
+    """Run functions in threads until all return; raise the first error, which tells the others to stop.
+
+    An interrupt does so too, and leaves behind what does not stop within a moment, such as a read that hangs.
+    """
+    errors: list[BaseException] = []
+
+    def run(function: Callable[[], None]) -> None:
         try:
-            running = [pool.submit(function) for function in work]
-            for future in running:
-                future.result()
-        finally:
+            function()
+        except BaseException as error:
+            errors.append(error)
             stop.set()
+
+    threads = [
+        threading.Thread(target=run, args=(function,), name="penstock-calibrate", daemon=True)
+        for function in work
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        stop.set()
+        grace_ends = time.monotonic() + _GRACE_SECONDS
+        for thread in threads:
+            if thread.is_alive():
+                thread.join(max(0.0, grace_ends - time.monotonic()))
+        raise
+    if errors:
+        raise errors[0]
 
 
 # -- Memory and decoder --------------------------------------------------------------------------------
 
 
-def _measure_memory(cpus: int, seconds: float, clock: Clock) -> Curve:
+def _measure_memory(cpus: int, until: float, clock: Clock) -> Curve:
     """Return bytes/s copied by all threads together, by number of threads."""
     counts = sorted({*(1 << bit for bit in range(cpus.bit_length()) if 1 << bit <= cpus), cpus})
     points = []
-    for threads in counts:
+    for done, threads in enumerate(counts):
         copier = partial(_copier, _COPIED_BYTES // threads)
-        copied = _repeat_for(threads, seconds / len(counts), clock, copier)
+        begin = clock()
+        copied = _repeat_until(begin + (until - begin) / (len(counts) - done), threads, clock, copier)
         points.append((float(threads), _rounded(copied)))
     return Curve(tuple(points))
 
@@ -361,7 +452,7 @@ def _copier(nbytes: int) -> Iterator[int]:
 
 
 def _measure_decode(
-    decode: Decode, contents: Sequence[bytes], cpus: int, seconds: float, clock: Clock
+    decode: Decode, contents: Sequence[bytes], cpus: int, until: float, clock: Clock
 ) -> float:
     """Return bytes/s that one thread decodes while every processor does."""
     if not contents:
@@ -385,11 +476,14 @@ def _measure_decode(
                 decode(content)
                 yield len(content)
 
-    return _repeat_for(cpus, seconds, clock, decoder) / cpus
+    return _repeat_until(until, cpus, clock, decoder) / cpus
 
 
-def _repeat_for(threads: int, seconds: float, clock: Clock, work: Callable[[], Iterator[int]]) -> float:
-    """Return bytes/s of all threads together, each repeating its work, from after its first round on."""
+def _repeat_until(until: float, threads: int, clock: Clock, work: Callable[[], Iterator[int]]) -> float:
+    """Return bytes/s of all threads together, each repeating its work, from after its first round on.
+
+    until: moment on the clock; each does two rounds at least.
+    """
     stop = threading.Event()
     rates: list[float] = []
 
@@ -398,7 +492,7 @@ def _repeat_for(threads: int, seconds: float, clock: Clock, work: Callable[[], I
         # A thread's buffers and caches, and what it touches first, are made here, before its time counts.
         next(rounds)
         begin, done = clock(), 0
-        while done == 0 or not (stop.is_set() or clock() >= begin + seconds):
+        while done == 0 or not (stop.is_set() or clock() >= until):
             done += next(rounds)
         rates.append(done / (clock() - begin))
 

@@ -34,6 +34,8 @@ _APART = 1.15
 _ENOUGH = 0.97
 # Twice the readers got at least this much more: the store is not full yet.
 _GROWING = 1.5
+# A read of one reader alone that takes longer than so many medians is somebody else's doing.
+_MOST_OF_MEDIAN = 5.0
 # Of the throughput of the most readers, what a wire that was never full must explain; and in which steps.
 _EXPLAINED, _RAISE, _RAISES = 0.99, 1.1, 40
 
@@ -44,12 +46,18 @@ class Level:
 
     sizes_bytes: int64[reads], seconds: float64[reads], of each read in the steady part of the measurement.
     bytes_per_second: of all readers together.
+    unsteady_reads: how many reads lie before and behind that part.
     """
 
     readers: int
     sizes_bytes: NDArray[np.int64]
     seconds: NDArray[np.float64]
     bytes_per_second: float
+    unsteady_reads: int = 0
+
+    @property
+    def reads(self) -> int:
+        return len(self.seconds) + self.unsteady_reads
 
     @property
     def mean_bytes(self) -> float:
@@ -80,7 +88,9 @@ def steady_level(
 
     starts, ends: float64[reads], seconds on one clock, in any order; at least one read.
     The first `readers` completions are left out; the rest count up to the last start of a read. Where that
-    leaves fewer reads than readers, everything counts.
+    leaves fewer reads than readers, everything counts. One reader alone is held up by a single read that met another
+    client's burst, so each of its reads counts for at most a few times their median, and what it did between them
+    for nothing.
     """
     by_end = np.argsort(ends, kind="stable")
     starts, ends, sizes_bytes = starts[by_end], ends[by_end], sizes_bytes[by_end]
@@ -88,10 +98,13 @@ def steady_level(
     counted = (ends > begin) & (ends <= starts.max())
     if counted.sum() < max(readers, 2):
         begin, counted = starts.min(), np.ones(len(ends), dtype=bool)
+    seconds = (ends - starts)[counted]
     elapsed = float(ends[counted].max() - begin)
-    return Level(
-        readers, sizes_bytes[counted], (ends - starts)[counted], float(sizes_bytes[counted].sum()) / elapsed
-    )
+    if readers == 1:
+        seconds = np.minimum(seconds, _MOST_OF_MEDIAN * np.median(seconds))
+        elapsed = float(seconds.sum())
+    rate = float(sizes_bytes[counted].sum()) / elapsed
+    return Level(readers, sizes_bytes[counted], seconds, rate, int((~counted).sum()))
 
 
 def fit_store(levels: Sequence[Level]) -> StoreFit:

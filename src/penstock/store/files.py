@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,9 +85,12 @@ def read_file(path: str, size: int) -> bytes:
     return data
 
 
-def read_file_into(path: str, size: int, buffer: memoryview) -> None:
+def read_file_into(
+    path: str, size: int, buffer: memoryview, *, opened: Callable[[int], None] | None = None
+) -> None:
     """Fill the front of a buffer with the content of a file of a known size.
 
+    opened: called with the file's descriptor before its content is read.
     Raises: DataError if the file is missing, not allowed, empty, or of another size by now; ConfigError if
         the buffer is smaller than `size`.
     """
@@ -99,6 +103,8 @@ def read_file_into(path: str, size: int, buffer: memoryview) -> None:
     # One byte more than the size is asked for: in the same call it shows that the file has grown.
     beyond = bytearray(1)
     try:
+        if opened is not None:
+            opened(descriptor)
         count = got = os.preadv(descriptor, [target[:size], beyond], 0)
         while got and count < size:
             got = os.preadv(descriptor, [target[count:size], beyond], count)

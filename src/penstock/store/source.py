@@ -58,7 +58,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class FileBacked(Protocol):
-    """A source whose every sample is one file of this host's file systems."""
+    """A source whose every sample is the content of one file of this host's file systems."""
 
     def path_of(self, sample: int) -> str:
         """Return the absolute path of the sample's file."""
