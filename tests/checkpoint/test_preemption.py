@@ -157,7 +157,7 @@ def test_a_process_forked_from_the_training_ends_by_the_signal_as_it_would_have(
     [
         ({"grace_seconds": 0}, "grace_seconds is 0"),
         ({"grace_seconds": "60 s"}, "grace_seconds is '60 s'"),
-        ({"mail": 3}, "mail is 3; give what carries letters between ranks"),
+        ({"mail": 3}, "mail is 3; give an object with rank, size, send and receive"),
         ({"signals": []}, r"signals is \[\]; name at least one"),
     ],
 )

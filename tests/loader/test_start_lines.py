@@ -88,7 +88,7 @@ def test_two_lines_say_what_is_read_in_which_order_by_what_and_in_how_much_memor
         ),
         (
             AccessPlan(Sequential(COUNT), 64, 1, 3),
-            "64 samples a step, 20 to 22 on each of 3 ranks, 40 in the last",
+            "64 samples a step, 21 to 22 on each of 3 ranks, 40 in the last",
         ),
         (AccessPlan(Sequential(COUNT), 2000, 1), "1 epoch of 1 step, 1,000 samples a step"),
     ],

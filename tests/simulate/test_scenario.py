@@ -330,7 +330,11 @@ def test_a_scenario_written_down_is_read_back_equal(scenario: Scenario) -> None:
         ("epochs = 10", "epoch = 10", "training.epoch is not a field; did you mean epochs?"),
         ("seed = 3", "seed = -3", "training: seed is -3"),
         ("seed = 3", "seed = 3.0", "training.seed: 3.0 is not a whole number"),
-        ('split = "uniform"', 'split = "unform"', "training: split is 'unform'; it is one of 'balanced', 'uniform'"),
+        (
+            'split = "uniform"',
+            'split = "unform"',
+            "training: split is 'unform'; it is one of 'balanced', 'uniform'",
+        ),
         ('split = "uniform"', "split = [1, 2]", "training: split has 2 shares for 4 ranks"),
         ('split = "uniform"', "split = [1, 2, -3, 4]", "training: split shares are (1, 2, -3, 4)"),
         ('split = "uniform"', "split = [1, 2, 3.5, 4]", "training.split: 3.5 is not a whole number"),

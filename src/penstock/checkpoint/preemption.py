@@ -83,8 +83,8 @@ class StopOnSignal:
         self._report = checked_report(report) or _print
         if mail is not None and not all(hasattr(mail, name) for name in ("rank", "size", "send", "receive")):
             raise ConfigError(
-                f"mail is {mail!r:.80}; give what carries letters between ranks, such as that of mpi_mail(), or "
-                "None for that of this process's job"
+                f"mail is {mail!r:.80}; give an object with rank, size, send and receive, or None for the ranks of "
+                "this process's job"
             )
         self._mail = mail or mail_of_this_job()
         # Others wait longer than rank 0, so that it can tell them who is missing.

@@ -148,6 +148,15 @@ class TorchDistributed:
     samples: F. ranks: num_replicas. seed: as given to the sampler, the same on all ranks; epochs are those of
     ``set_epoch``. shuffle, drop_last: as given to the *sampler*: without drop_last the order is padded with
     its beginning until all ranks have equally many, with it the tail is left out.
+
+    The batches of ``DataLoader(dataset, 2, sampler=DistributedSampler(dataset, 2, rank=1))`` over ten samples, in the
+    second epoch (``set_epoch(1)``); a loader takes the same by ``shuffle=order, split="strided", batch_size=4``:
+
+    >>> from penstock.plan import AccessPlan
+    >>> order = TorchDistributed(samples=10, ranks=2, seed=0)
+    >>> plan = AccessPlan(order, batch_size=2 * 2, epochs=90, ranks=2, split="strided")
+    >>> [plan.local_batch(1, 1, step).tolist() for step in range(plan.steps(1))]
+    [[6, 2], [8, 3], [4]]
     """
 
     samples: int
@@ -219,6 +228,21 @@ class TorchShuffle:
     is_global: the DataLoader was given no generator.
     persistent_workers: as given to the DataLoader (with workers): it then draws its workers' seed only once.
     first_epoch: the epoch that the state belongs to; earlier ones cannot be asked for.
+    Raises: ConfigError if state is not that of a CPU generator.
+
+    The order of ``DataLoader(dataset, shuffle=True, generator=torch.Generator().manual_seed(3))`` over five samples, in
+    its first two epochs; a loader takes it by ``shuffle=order``. With a generator at hand, its state is
+    ``generator.get_state()``, before the first ``iter(loader)``:
+
+    >>> order = TorchShuffle(samples=5, state=TwisterState.from_seed(3))
+    >>> [order.at(epoch, range(5)).tolist() for epoch in (0, 1)]
+    [[2, 4, 3, 0, 1], [0, 2, 1, 4, 3]]
+
+    Without a generator of its own, a DataLoader draws from PyTorch's global one: after ``torch.manual_seed(3)`` and
+    nothing else that draws,
+
+    >>> TorchShuffle(5, TwisterState.from_seed(3), is_global=True).at(0, range(5)).tolist()
+    [1, 4, 3, 0, 2]
     """
 
     samples: int

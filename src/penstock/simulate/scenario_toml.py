@@ -100,8 +100,8 @@ def _read_machine(table: Table, machine_text: Callable[[str], str] | None) -> Ma
     def from_file(path: str) -> Machine:
         if machine_text is None:
             raise ConfigError(
-                f"{path!r} is a file, and a simulation opens none: give machine_text, "
-                "or read the scenario with penstock.measure.scenarios.open_scenario"
+                f"{path!r} is a file, and a simulation opens none: "
+                "read the scenario with penstock.measure.scenarios.open_scenario"
             )
         with at(path):
             return read_machine(machine_text(path))
@@ -116,8 +116,8 @@ def _read_data(table: Table, sizes_of: Callable[[str], Sizes] | None) -> SizeDis
             path = text(value)
             if sizes_of is None:
                 raise ConfigError(
-                    f"{path!r} is a folder, and a simulation opens none: give sizes_of, "
-                    "or read the scenario with penstock.measure.scenarios.open_scenario"
+                    f"{path!r} is a folder, and a simulation opens none: "
+                    "read the scenario with penstock.measure.scenarios.open_scenario"
                 )
             return SizesOfFolder(path, sizes_of(path))
 
