@@ -94,6 +94,7 @@ class Run:
             decoders=2,
             say=self.said.append,
             collect=lambda: None,
+            finish=lambda: None,
             samples_of=lambda epoch, step: plan.local_batch(0, epoch, step),
             **settings,
         )

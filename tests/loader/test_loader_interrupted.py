@@ -3,6 +3,7 @@
 import dis
 import gc
 import os
+import resource
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import LoaderClosed
+from penstock.errors import ConfigError, LoaderClosed
 from penstock.flow import waits
 from penstock.loader import Loader
 from penstock.loader.transforms import Resize, ToTensor
@@ -64,8 +65,8 @@ def seen_in(loader: Loader) -> list[int]:
     return seen
 
 
-def expected(order: FullShuffle, epoch: int) -> list[int]:
-    return [number for number in order.at(epoch, np.arange(SAMPLES)).tolist() if number != BROKEN]
+def expected(order: FullShuffle, epoch: int, broken: int | None = BROKEN) -> list[int]:
+    return [number for number in order.at(epoch, np.arange(SAMPLES)).tolist() if number != broken]
 
 
 #: After these instructions the interpreter looks for signals, and raises what a handler raises.
@@ -289,8 +290,9 @@ def test_the_wait_for_a_batch_that_is_skipped_whole_counts_as_stall() -> None:
                 raise ValueError("broken")
             return np.full(5, index), f"number {index}"
 
-    def open_gate(_: str) -> None:
-        gate.set()
+    def open_gate(line: str) -> None:
+        if "the training waits" in line:
+            gate.set()
 
     patience_seconds = 0.1
     options = {
@@ -338,6 +340,56 @@ def test_closing_in_another_thread_ends_a_wait(tmp_path: Path) -> None:
     closer.join()
 
     assert [type(error) for error in raised] == [LoaderClosed]
+
+
+def test_a_second_thread_in_a_pass_is_refused_and_the_first_goes_on() -> None:
+    gate = threading.Event()
+
+    class Shut(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            if threading.current_thread().name.startswith("penstock"):
+                gate.wait(20)
+            return np.full(5, index), f"number {index}"
+
+    with make(Shut(), epochs=2, timeout_seconds=5) as loader:
+        passes = iter(loader)
+        seen: list[int] = []
+
+        def consume() -> None:
+            for numbers, _ in passes:
+                seen.extend(numbers[:, 0].tolist())
+
+        consumer = threading.Thread(target=consume, name="the consumer")
+        consumer.start()
+        while "the training waits for the batch" not in waits.all_waits():
+            pass
+        for ask in (lambda: next(passes), lambda: iter(loader)):
+            with pytest.raises(ConfigError, match=r"'the consumer' is inside .*queue\.Queue"):
+                ask()
+        gate.set()
+        consumer.join(20)
+
+        assert seen == expected(FullShuffle(SAMPLES, 0), 0, broken=None)
+        assert seen_in(loader) == expected(FullShuffle(SAMPLES, 0), 1, broken=None)
+
+
+def test_a_disk_that_is_full_at_the_end_of_a_trace_is_reported_and_the_threads_end(tmp_path: Path) -> None:
+    lines: list[str] = []
+    trace = tmp_path / "trace"
+    with make(Numbers(), epochs=1, on_error="skip", trace=trace, report=lines.append) as loader:
+        seen_in(loader)
+        assert loader.metrics  # all spans are in the file
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (trace.stat().st_size, before[1]))
+        try:
+            loader.close()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert "the trace breaks off here: " in lines[-1]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
+    assert not read_trace(trace).is_complete
+    assert [epoch.samples for epoch in read_trace(trace).epochs()] == [SAMPLES - 1]
 
 
 def test_a_worker_that_died_of_an_error_of_ours_is_told_at_every_wait_and_never_waited_for(

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.loader.progress import RunningMetrics
-from penstock.trace import NO_EPOCH, NO_TIER, SPAN, Kind, Meanwhile, Spans, epoch_metrics
+from penstock.flow.recorder import Recorder
+from penstock.loader.progress import Collector, RunningMetrics
+from penstock.trace import (
+    NO_EPOCH,
+    NO_TIER,
+    SPAN,
+    Kind,
+    Meanwhile,
+    Spans,
+    TraceWriter,
+    epoch_metrics,
+    read_trace,
+)
 
 
 def a_run_with_saves(waits: list[int], saves: list[tuple[Kind, int, int]]) -> Spans:
@@ -79,3 +93,36 @@ def test_what_ran_beside_is_kept_only_as_long_as_it_may_matter() -> None:
 
     assert running.epochs()[0].meanwhile == {Kind.DRAIN: Meanwhile(1000.0, 0.0)}
     assert running._beside.size == 0
+
+
+def test_the_end_of_a_trace_comes_after_all_that_was_recorded_though_a_thread_still_writes(
+    tmp_path: Path,
+) -> None:
+    """A worker drains the rings in a long step, onto a slow disk, and another records, while the loader is closed."""
+    is_writing, gate = threading.Event(), threading.Event()
+
+    class SlowDisk(TraceWriter):
+        def append(self, spans: Spans, dropped: int = 0) -> None:
+            is_writing.set()
+            gate.wait(20)
+            super().append(spans, dropped)
+
+    recorder = Recorder(16)
+    collector = Collector(recorder, SlowDisk(tmp_path / "run.trace", {}), print)
+    ring = recorder.ring(1)
+    ring.record(Kind.READ, 0.0, 1.0, sample=1)
+    worker = threading.Thread(target=collector.collect)
+    worker.start()
+    is_writing.wait(20)
+    ring.record(Kind.READ, 0.0, 2.0, sample=2)
+    closer = threading.Thread(target=collector.close)
+    closer.start()
+    closer.join(0.1)  # as long as a close that does not wait for the worker may take
+    gate.set()
+    worker.join()
+    closer.join()
+    collector.close()
+
+    trace = read_trace(tmp_path / "run.trace")
+    assert trace.is_complete
+    assert trace.spans["sample"].tolist() == [1, 2]

@@ -156,6 +156,10 @@ def tell_joins(word):
         join(thread, timeout)
     threading.Thread.join = telling_join
 
+def tell_waits(line):
+    if "the training waits" in line:
+        say("now")
+
 class Stuck(Numbers):
     def __getitem__(self, k):
         if in_worker() and k == 7:
@@ -179,7 +183,7 @@ Loader(Slow(), **options)
     "in the first wait": (
         STUCK
         + """
-with Loader(Stuck(), **{**options, "patience_seconds": 0.1, "report": lambda line: say("now")}) as loader:
+with Loader(Stuck(), **{**options, "patience_seconds": 0.1, "report": tell_waits}) as loader:
     for batch in loader:
         pass
 """,
@@ -370,7 +374,7 @@ def is_raised(loader):
         os.read(arrived, 1)
 
 lost = 0
-with Loader(Numbers(), **{**options, "epochs": 10**6}) as loader:
+with Loader(Numbers(), **{**options, "epochs": 10**6, "decoders": 2}) as loader:
     check(loader, 0)
     for _ in range(int(sys.argv[2])):
         lost += not is_raised(loader)
@@ -381,7 +385,7 @@ say("lost", lost)
 @pytest.mark.parametrize("device", ["CUDA not in use", "CUDA in use"])
 def test_no_signal_is_lost_in_a_tight_loop_over_tensors(train: Callable[..., Training], device: str) -> None:
     """What a handler raises in the callback of a weak reference is printed and dropped, if that has a Python frame."""
-    times = 150
+    times = 50
     training = train(COUNTED, device, str(2 * times))
     for signum in [signal.SIGINT, signal.SIGTERM] * times:
         training.until("ready")
@@ -400,7 +404,7 @@ def test_a_second_ctrl_c_ends_a_close_that_waits_for_a_store_that_hangs(
         + """
 engine._JOIN_SECONDS = 1000
 try:
-    with Loader(Stuck(), **{**options, "patience_seconds": 0.1, "report": lambda line: say("now")}) as loader:
+    with Loader(Stuck(), **{**options, "patience_seconds": 0.1, "report": tell_waits}) as loader:
         tell_joins("closing")
         for batch in loader:
             pass

@@ -98,6 +98,12 @@ class Departure(weakref.ref[Any]):
     seconds: float | None
 
 
+class _Owner(weakref.ref[Any]):
+    """Tells when nobody can use the engine any more."""
+
+    __slots__ = ()
+
+
 class Work(Protocol):
     """What the threads do, apart from when."""
 
@@ -131,6 +137,7 @@ class Engine:
     timeout_seconds: a wait that lasts longer raises WaitTimeout.
     samples_of: the samples of the batch of an epoch and step, for messages.
     collect: drains the recorder; workers call it when their ring is half full, as in a long step of the training.
+    finish: called at the end, when no thread records any more, or by a `close` that left threads which hang.
     """
 
     def __init__(
@@ -146,6 +153,7 @@ class Engine:
         timeout_seconds: float | None,
         say: Callable[[str], None],
         collect: Callable[[], None],
+        finish: Callable[[], None],
         samples_of: Callable[[int, int], NDArray[np.int64]],
     ) -> None:
         self._scheduler = scheduler
@@ -157,14 +165,16 @@ class Engine:
         self._timeout_seconds = timeout_seconds
         self._say = say
         self._collect = collect
+        self._when_finished = finish
+        self._owner: _Owner | None = None
         self._samples_of = samples_of
         self._pid = os.getpid()
 
         self._lock = threading.Lock()
         self._inbox: deque[Event] = deque()
         self._reads: SimpleQueue[Read | None] = SimpleQueue()
-        #: What decode workers get: work, an event to pass on, what the consumer dropped; None ends them.
-        self._loads: SimpleQueue[Load | Event | Reference | Departure | None] = SimpleQueue()
+        #: What decode workers get: work, an event to pass on, what the consumer dropped; None or `_Owner` ends them.
+        self._loads: SimpleQueue[Load | Event | Reference | Departure | _Owner | None] = SimpleQueue()
         #: Batches that are whole and not handed out yet, by (epoch, step): workers add, the consumer removes.
         self._arrived: dict[tuple[int, int], Whole] = {}
         #: Slots of batches that are in `_arrived` or with the caller. A worker adds one after its batch has arrived.
@@ -251,6 +261,10 @@ class Engine:
         departure.seconds = None
         return departure
 
+    def end_with(self, owner: object) -> None:
+        """End once the last reference to an object has gone, wherever that may be: the callback is a queue's own."""
+        self._owner = _Owner(owner, self._loads.put)
+
     def let_go(self, epoch: int, step: int) -> None:
         """The caller has a batch, or wants nothing more of it: its slot is free with the last reference to it."""
         self._arrived.pop((epoch, step), None)
@@ -286,6 +300,7 @@ class Engine:
             self._finish()
         elif os.getpid() == self._pid:
             alive = ", ".join(thread.name for thread in self._threads if thread.is_alive())
+            self._when_finished()
             stuck = "; ".join(self._working_lines()) or "they are at no sample"
             warnings.warn(f"closed while threads hang ({alive}): {stuck}", RuntimeWarning, stacklevel=2)
 
@@ -471,6 +486,7 @@ class Engine:
         """No work is done any more. Twice is harmless."""
         waits.unregister(self)
         self._work.close()
+        self._when_finished()
 
     def _run_reader(self, worker: int, ring: Ring) -> None:
         while (read := self._reads.get()) is not None and not self._closed:
@@ -496,6 +512,8 @@ class Engine:
         while (message := self._loads.get()) is not None and not self._closed:
             if isinstance(message, Load):
                 self._load(message, worker, ring)
+            elif isinstance(message, _Owner):
+                self.end()
             elif isinstance(message, Departure):
                 message.seconds = self._clock()
             elif isinstance(message, Reference):

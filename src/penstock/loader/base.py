@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from threading import current_thread, get_ident
+from threading import enumerate as enumerate_threads
 from typing import Any, Generic, Literal, NoReturn, Self, TypedDict, TypeVar
 
 import numpy as np
@@ -198,6 +199,7 @@ class BaseLoader(ABC, Generic[Batch]):
             timeout_seconds=timeout_seconds,
             say=say,
             collect=self._collector.collect,
+            finish=self._collector.close,
             samples_of=partial(plan.local_batch, rank),
         )
         self._engine = engine
@@ -219,11 +221,13 @@ class BaseLoader(ABC, Generic[Batch]):
         self._delivered = 0
         self._skipped: list[SkippedSample] = []
         self._is_closed = False
-        self._shut_unless_closed = weakref.finalize(self, _shut, engine, self._collector)
+        #: The thread that is inside `iter` or `next`, None while none is.
+        self._thread_inside: int | None = None
+        engine.end_with(self)
+        engine.start()
         if rank == 0 and report is not None:
             for line in self.start_lines:
                 report(line)
-        engine.start()
 
     # What a front end says
 
@@ -246,8 +250,21 @@ class BaseLoader(ABC, Generic[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         """Begin the next epoch.
 
-        Raises: LoaderClosed after the last epoch or after `close`.
+        Raises: LoaderClosed after the last epoch or after `close`; ConfigError while another thread is inside `iter` or
+            `next`.
         """
+        me = get_ident()
+        # No call from here to the `try`: neither Ctrl-C nor another thread can come between.
+        inside = self._thread_inside
+        if inside is not None and inside != me:
+            raise _used_by(inside)
+        self._thread_inside = me
+        try:
+            return self._begin_epoch()
+        finally:
+            self._thread_inside = None
+
+    def _begin_epoch(self) -> Iterator[Batch]:
         if self._is_closed:
             raise LoaderClosed("this loader is closed: make a new one to read on")
         if self._inside_epoch is not None:
@@ -275,15 +292,19 @@ class BaseLoader(ABC, Generic[Batch]):
         self.close()
 
     def close(self) -> None:
-        """End all threads and give the memory back once no batch is referred to. Twice is harmless."""
+        """End all threads and give the memory back once no batch is referred to. Twice is harmless.
+
+        A trace that the disk does not take is reported, and raises nothing.
+        """
         try:
             if not self._is_closed and not self._engine.is_forked:
                 self._end_epoch()
         finally:
             self._is_closed = True
-            _shut(self._engine, self._collector)
-            self._engine.close()
-            self._shut_unless_closed.detach()
+            try:
+                self._engine.close()
+            finally:
+                self._collector.close()
 
     # What a user may ask
 
@@ -526,16 +547,24 @@ class _Epoch(Iterator[Batch]):
     def __next__(self) -> Batch:
         if self._is_over:
             raise StopIteration
-        if self._iteration != self._loader._iteration:
+        loader = self._loader
+        if self._iteration != loader._iteration:
             raise LoaderClosed(
                 f"this pass over epoch {self._epoch} ended when another `for` loop over the same loader began: a "
                 "loader runs one epoch at a time; make a second loader to read in two places at once"
             )
+        me = get_ident()
+        inside = loader._thread_inside  # as in `BaseLoader.__iter__`
+        if inside is not None and inside != me:
+            raise _used_by(inside)
+        loader._thread_inside = me
         try:
-            return self._loader._next(self._epoch)
+            return loader._next(self._epoch)
         except BaseException:
             self._is_over = True
             raise
+        finally:
+            loader._thread_inside = None
 
 
 def _report_printable(report: Callable[[str], None], line: str) -> None:
@@ -547,10 +576,14 @@ def _keep_silent(_: str) -> None:
     """Where a user wants no reports."""
 
 
-def _shut(engine: Engine, collector: Collector) -> None:
-    """End what runs on without its loader. Twice is harmless."""
-    engine.end()
-    collector.close()
+def _used_by(inside: int) -> ConfigError:
+    """Return what to raise in a thread that asks for a batch while another one does."""
+    user = {thread.ident: thread.name for thread in enumerate_threads()}.get(inside, inside)
+    return ConfigError(
+        f"thread {user!r} is inside this loader while {current_thread().name!r} asks it for a batch: a loader serves "
+        "one thread at a time, so let one thread read and pass batches on through a queue.Queue, or make a loader for "
+        "each thread"
+    )
 
 
 def _placed(error: Exception, epoch: int, step: int) -> Exception:

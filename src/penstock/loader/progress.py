@@ -77,18 +77,28 @@ class Collector:
 
     def collect(self) -> None:
         """Drain the rings; do nothing once closed, nor in a forked child, where a lock may be held for ever."""
-        if self._is_closed or self._is_forked:
+        self._collect(ends=False)
+
+    def _collect(self, ends: bool) -> None:
+        if self._is_forked:
             return
+        failed: OSError | None = None
         with self._sums_lock:
+            if self._is_closed:
+                return
             consumed = self.consumed  # before the drain, which then has all spans of these batches
             spans = self._recorder.drain()
-            if self._writer is not None:
-                try:
+            try:
+                if self._writer is not None:
                     self._writer.append(spans, dropped=self._recorder.dropped)
-                except OSError as error:
-                    self._writer = None
-                    self._say(f"the trace breaks off here, the training goes on: {error}")
+                    if ends:
+                        self._writer.close()
+            except OSError as error:
+                self._writer, failed = None, error
             self._sums.add(spans, *consumed)
+            self._is_closed = ends
+        if failed is not None:
+            self._say(f"the trace breaks off here{'' if ends else ', the training goes on'}: {failed}")
 
     def epoch(self, epoch: int) -> EpochMetrics | None:
         """Return the sums of one epoch as last collected; None where no span of it was."""
@@ -100,10 +110,11 @@ class Collector:
         return self._sums.epochs()
 
     def close(self) -> None:
-        """End the file. Twice is harmless."""
-        self._is_closed = True
-        if self._writer is not None and not self._is_forked:
-            self._writer.close()
+        """Drain the rings once more and end the file, after any thread that is writing to it. Twice is harmless.
+
+        Waits for the disk and for other threads: not for the garbage collector to call.
+        """
+        self._collect(ends=True)
 
     @property
     def _is_forked(self) -> bool:

@@ -93,9 +93,11 @@ class ChunkWriter:
     def close(self, *, sync: bool) -> None:
         """Close the file, with `sync` once it is on the disk. Twice is harmless."""
         if not self._file.closed:
-            if sync:
-                os.fsync(self._file.fileno())
-            self._file.close()
+            try:
+                if sync:
+                    os.fsync(self._file.fileno())
+            finally:
+                self._file.close()
 
     def _write(self, data: bytes) -> None:
         left = memoryview(data)
