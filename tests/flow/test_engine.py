@@ -73,7 +73,7 @@ class Run:
         sizes = np.full(plan.samples, 10, np.int64)
         memory = Curve(((1, 1e10),))
         machine = Machine(SharedStore(None, Curve(((1, 1e6),))), (StorageClass("staging", 10**6, 1, memory),))
-        limits = StagingLimits(slots, 4, 2, 10**6)
+        limits = options.pop("limits", StagingLimits(slots, 4, 2, 10**6))
         scheduler = Scheduler(
             plan, 0, sizes, place_by_frequency(plan, 0, sizes, []), FetchCosts(machine), limits
         )
@@ -90,8 +90,8 @@ class Run:
             work,
             self.staging,
             self.recorder,
-            readers=4,
-            decoders=2,
+            readers=limits.readers,
+            begin=lambda: None,
             say=self.said.append,
             collect=lambda: None,
             finish=lambda: None,
@@ -129,6 +129,48 @@ def test_batches_come_in_the_plans_order_whatever_the_threads_do(run: Callable[.
     for epoch in range(plan.epochs):
         for step in range(plan.steps(epoch)):
             assert running.take(epoch, step).tolist() == plan.local_batch(0, epoch, step).tolist()
+
+
+class GivenCount:
+    """How many Loads may run at once, as the test says."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def load_done(self, *_: object) -> None:
+        pass
+
+
+def decoders_alive(engine: Engine) -> int:
+    return sum(thread.is_alive() for thread in engine._threads if "decode" in thread.name)
+
+
+def test_decode_workers_are_started_when_wanted_parked_when_not_and_ended_with_the_rest(
+    run: Callable[..., Run],
+) -> None:
+    work = NumberWork()
+    plan = AccessPlan(Sequential(400), 20, 1)
+    work.shut = set(range(plan.samples))
+    running = run(plan, work, limits=StagingLimits(3, 0, 2, 10**6))
+    scheduler = running.engine._scheduler
+    count = scheduler._threads = GivenCount(2)  # type: ignore[assignment]
+    assert decoders_alive(running.engine) == 2
+
+    count.threads = 5
+    running.engine._post(lambda now: scheduler._advance(now, []))
+    # Two are held by the gate, and the message is taken by none: the gate lets one sample go.
+    work.gate.set()
+    for step in range(10):
+        running.take(0, step)
+    assert decoders_alive(running.engine) == 5
+    count.threads = 1
+    taken = [running.take(0, step).tolist() for step in range(10, 20)]
+
+    assert taken == [plan.local_batch(0, 0, step).tolist() for step in range(10, 20)]
+    assert running.engine._decoders_at_work == 1
+    assert decoders_alive(running.engine) == 5
+    running.engine.close()
+    assert decoders_alive(running.engine) == 0
 
 
 def test_a_caller_that_keeps_batches_gets_more_slots_up_to_the_limit_and_then_the_reason(

@@ -56,6 +56,30 @@ def numbers(images: torch.Tensor, scale: float = 255) -> list[int]:
     return (images.float().flatten(1)[:, 0] * scale / 10).round().int().tolist()
 
 
+class ThreadsOfOperations(Dataset[int]):
+    """How many threads PyTorch's operations take where a sample is made."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        return torch.get_num_threads()
+
+
+def test_operations_in_a_data_set_take_no_further_threads_and_all_others_as_many_as_ever() -> None:
+    elsewhere: list[int] = []
+    usual = torch.get_num_threads()
+
+    with make(ThreadsOfOperations()) as loader:
+        inside = {number for batch in loader for number in batch.tolist()}
+
+    new = threading.Thread(target=lambda: elsewhere.append(torch.get_num_threads()))
+    new.start()
+    new.join()
+    assert inside == {1}
+    assert [torch.get_num_threads(), *elsewhere] == [usual, usual]
+
+
 # Tensors over the slots
 
 

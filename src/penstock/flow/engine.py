@@ -7,6 +7,9 @@
 Who owns what: the scheduler belongs to whichever worker thread holds `_lock`, tried and never waited for: a thread
 that finds it taken leaves its event in `_inbox`, and the holder looks there again after letting go. The consumer's
 thread never runs the scheduler; it sends events to the workers. Nothing is read, decoded or waited for under the lock.
+Decode workers beyond those of the start are started when they first have work, by the thread that holds the lock, so
+that each is in the list of threads before the one that started it ends. Those that the scheduler wants no more of are
+parked, not ended: what a data set keeps for each thread stays.
 
 Ctrl-C may stop the consumer's thread between any two of its steps. So each of its steps either has happened or can
 be done again: it looks at whole batches and never takes one out of a queue, who refers to a batch has its slot, and
@@ -35,7 +38,7 @@ from penstock.errors import LoaderClosed, WaitTimeout, printable
 from penstock.flow import waits
 from penstock.flow.recorder import Recorder, Ring
 from penstock.flow.staging import Reference, StagingBuffer
-from penstock.policy import Instruction, Load, Read, Ready, Scheduler, Staged
+from penstock.policy import Instruction, Load, Read, Ready, Scheduler, Staged, ThreadFacts
 from penstock.policy.scheduler import Item
 from penstock.trace.schema import SOURCE, Kind
 
@@ -58,6 +61,12 @@ class LoadResult(NamedTuple):
     failed: list[tuple[Item, Exception]]
     read_seconds: list[float]
 
+
+class _Park:
+    """Tells a decode worker to wait until it is wanted again, and then that it is."""
+
+
+_PARK = _Park()
 
 Event = Callable[[float], "list[Instruction] | None"]
 
@@ -137,6 +146,8 @@ class Engine:
     timeout_seconds: a wait that lasts longer raises WaitTimeout.
     samples_of: the samples of the batch of an epoch and step, for messages.
     collect: drains the recorder; workers call it when their ring is half full, as in a long step of the training.
+    readers: threads that only read. Decode workers are as many as the scheduler lets load at once.
+    begin: called by each decode worker before its first Load.
     finish: called at the end, when no thread records any more, or by a `close` that left threads which hang.
     """
 
@@ -148,7 +159,7 @@ class Engine:
         recorder: Recorder,
         *,
         readers: int,
-        decoders: int,
+        begin: Callable[[], None],
         patience_seconds: float,
         timeout_seconds: float | None,
         say: Callable[[str], None],
@@ -174,7 +185,9 @@ class Engine:
         self._inbox: deque[Event] = deque()
         self._reads: SimpleQueue[Read | None] = SimpleQueue()
         #: What decode workers get: work, an event to pass on, what the consumer dropped; None or `_Owner` ends them.
-        self._loads: SimpleQueue[Load | Event | Reference | Departure | _Owner | None] = SimpleQueue()
+        self._loads: SimpleQueue[Load | Event | Reference | Departure | _Owner | _Park | None] = SimpleQueue()
+        #: What parked decode workers wait for: to go on, or None to end.
+        self._parked: SimpleQueue[_Park | None] = SimpleQueue()
         #: Batches that are whole and not handed out yet, by (epoch, step): workers add, the consumer removes.
         self._arrived: dict[tuple[int, int], Whole] = {}
         #: Slots of batches that are in `_arrived` or with the caller. A worker adds one after its batch has arrived.
@@ -195,28 +208,27 @@ class Engine:
         self._recent_read_seconds: deque[float] = deque(maxlen=_RECENT_READS)
         self._consumer_waits: tuple[int, int, float] | None = None
         self._closed = False
-        self._threads = [
-            threading.Thread(
-                target=self._run, args=(target, worker, spans), name=f"penstock-{role}-{worker}", daemon=True
-            )
-            for worker, (role, target, spans) in enumerate(
-                [("read", self._run_reader, _READER_SPANS)] * readers
-                + [("decode", self._run_decoder, recorder.capacity_spans)] * decoders,
-                _FIRST_WORKER,
-            )
-        ]
+        self._begin = begin
+        self._readers = readers
+        self._decoders = 0
+        #: Decode workers that are not parked, or will not be once they have looked.
+        self._decoders_at_work = 0
+        #: All that were started, in the order of their start; only ever longer.
+        self._threads: list[threading.Thread] = []
         # Through a weak reference: a loader that is dropped unclosed must not be kept until the exit.
         self._at_exit = partial(_close_at_exit, weakref.ref(self))
         self._running_lock = threading.Lock()
-        self._running = len(self._threads)
+        self._running = 0
 
     def start(self) -> None:
         """Begin to prefetch."""
         try:
             waits.register(self)
             atexit.register(self._at_exit)
-            for thread in self._threads:
-                thread.start()
+            for reader in range(self._readers):
+                self._start("read", reader, self._run_reader, _READER_SPANS)
+            for _ in range(self._scheduler.loads_allowed):
+                self._start_decoder()
         except BaseException:
             self.close()
             raise
@@ -281,6 +293,7 @@ class Engine:
         if not self.is_forked:
             self._reads.put(None)
             self._loads.put(None)
+            self._parked.put(None)
             self._wake.put(None)
 
     def close(self) -> None:
@@ -303,6 +316,11 @@ class Engine:
             self._when_finished()
             stuck = "; ".join(self._working_lines()) or "they are at no sample"
             warnings.warn(f"closed while threads hang ({alive}): {stuck}", RuntimeWarning, stacklevel=2)
+
+    @property
+    def threads(self) -> ThreadFacts:
+        """How many decode workers load at once, and why."""
+        return self._scheduler.threads
 
     @property
     def is_forked(self) -> bool:
@@ -406,8 +424,49 @@ class Engine:
                     now = self._clock()
                     for instruction in event(now) or ():
                         self._hand_out(instruction, now)
+                self._man()
             finally:
                 self._lock.release()
+
+    def _man(self) -> None:
+        """Have as many decode workers as the scheduler has Loads for. Under the lock."""
+        wanted = self._scheduler.loads_allowed
+        while self._decoders_at_work > wanted:
+            self._decoders_at_work -= 1
+            self._loads.put(_PARK)
+        while self._decoders_at_work < min(wanted, self._scheduler.loads_running):
+            if self._decoders_at_work < self._decoders:
+                self._decoders_at_work += 1
+                self._parked.put(_PARK)
+            elif not self._start_decoder():
+                break
+
+    def _start_decoder(self) -> bool:
+        spans = self._recorder.capacity_spans
+        if not self._start("decode", self._readers + self._decoders, self._run_decoder, spans):
+            return False
+        self._decoders += 1
+        self._decoders_at_work += 1
+        return True
+
+    def _start(self, role: str, number: int, loop: Callable[[int, Ring], None], spans: int) -> bool:
+        """Start one more thread; return False where there can be no more and others run."""
+        worker = _FIRST_WORKER + number
+        thread = threading.Thread(
+            target=self._run, args=(loop, worker, spans), name=f"penstock-{role}-{worker}", daemon=True
+        )
+        self._threads.append(thread)
+        with self._running_lock:
+            self._running += 1
+        try:
+            thread.start()
+        except RuntimeError:  # the limit of threads, or the interpreter's end
+            with self._running_lock:
+                self._running -= 1
+            if not self._decoders_at_work:
+                raise
+            return False
+        return True
 
     def _hand_out(self, instruction: Instruction, now: float) -> None:
         match instruction:
@@ -442,13 +501,15 @@ class Engine:
         self._note_failure(error, read.sample, read.waiters)
         return self._scheduler.read_failed(read, now)
 
-    def _load_done(self, load: Load, result: LoadResult, now: float) -> list[Instruction]:
+    def _load_done(
+        self, load: Load, result: LoadResult, seconds: tuple[float, float], now: float
+    ) -> list[Instruction]:
         for item, error in result.failed:
             waiters = [] if item.read is None else item.read.waiters
             self._note_failure(error, item.sample, [(load.batch, item.index), *waiters])
         failed = [item for item, _ in result.failed]
         result.failed.clear()  # an error's traceback refers to whose list this is: a circle, else
-        return self._scheduler.load_done(load, failed, result.read_seconds, now)
+        return self._scheduler.load_done(load, failed, result.read_seconds, now, *seconds)
 
     def _note_failure(self, error: Exception, sample: int, places: Sequence[tuple[int, int]]) -> None:
         for batch, _ in places:
@@ -509,11 +570,17 @@ class Engine:
         self._reads.put(None)  # for the next one
 
     def _run_decoder(self, worker: int, ring: Ring) -> None:
+        self._begin()
         while (message := self._loads.get()) is not None and not self._closed:
             if isinstance(message, Load):
                 self._load(message, worker, ring)
             elif isinstance(message, _Owner):
                 self.end()
+            elif isinstance(message, _Park):
+                if self._parked.get() is None:
+                    self._parked.put(None)  # for the next one
+                    break
+                continue
             elif isinstance(message, Departure):
                 message.seconds = self._clock()
             elif isinstance(message, Reference):
@@ -529,10 +596,12 @@ class Engine:
         def at(sample: int) -> None:
             self._at[worker] = (sample, self._clock())
 
+        begin, computed = self._clock(), time.thread_time()
         result = self._work.load(load, ring, at)
+        seconds = self._clock() - begin, time.thread_time() - computed
         self._at.pop(worker, None)
         self._recent_read_seconds.extend(result.read_seconds)
-        self._inbox.append(partial(self._load_done, load, result))
+        self._inbox.append(partial(self._load_done, load, result, seconds))
 
 
 def _close_at_exit(reference: weakref.ref[Engine]) -> None:

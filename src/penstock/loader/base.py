@@ -131,8 +131,8 @@ class BaseLoader(ABC, Generic[Batch]):
         memory: bound on batch slots, bytes in passing and the memory tier together, as in "8 GiB";
             a quarter of what this process may use, shared by the ranks of a host, unless given.
         machine: what reads cost here, or its file (see `penstock calibrate`); learned while running unless given.
-        readers: reads in flight at most. decoders: threads that decode; one per core unless given.
-            Under torchrun, the ranks of a host share its cores.
+        readers: reads in flight at most. decoders: threads that decode, or call a data set; unless given, one per
+            core to begin with, then as many as raise the rate. Under torchrun, the ranks of a host share its cores.
         on_error: "raise", "skip", or a function of the error and the sample that returns one of them.
         patience_seconds: a wait that lasts longer is reported. timeout_seconds: one that lasts longer raises.
         trace: a file to record every span in.
@@ -194,7 +194,7 @@ class BaseLoader(ABC, Generic[Batch]):
             staging,
             self._recorder,
             readers=setup.limits.readers,
-            decoders=setup.limits.decoders,
+            begin=self._begin_thread(),
             patience_seconds=patience_seconds,
             timeout_seconds=timeout_seconds,
             say=say,
@@ -244,6 +244,11 @@ class BaseLoader(ABC, Generic[Batch]):
     def _device_event() -> Callable[[], DeviceEvent | None] | None:
         """Return the `device_event` of `StagingBuffer`; None where memory that nobody refers to is free at once."""
         return None
+
+    @staticmethod
+    def _begin_thread() -> Callable[[], None]:
+        """Return what each thread that decodes does first."""
+        return _do_nothing
 
     # The loop
 
@@ -570,6 +575,10 @@ class _Epoch(Iterator[Batch]):
 def _report_printable(report: Callable[[str], None], line: str) -> None:
     """Report a line that may name files, or quote an error of somebody's own code."""
     report(printable(line))
+
+
+def _do_nothing() -> None:
+    """Where threads need nothing to begin."""
 
 
 def _keep_silent(_: str) -> None:

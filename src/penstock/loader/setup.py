@@ -26,8 +26,6 @@ from penstock.policy import Placement, StagingLimits, place_by_frequency
 from penstock.store import MemoryTier, Source, open_source
 from penstock.units import format_bytes, parse_bytes
 
-# A data set's own code reads and decodes in one go: more threads than processors, for what it waits.
-_DATASET_THREADS = 16
 # More than any store rewards: a slip of the hand, and every thread costs a stack.
 _MOST_THREADS = 1024
 # Samples to try where the first cannot be had and its shape is wanted.
@@ -164,7 +162,7 @@ def set_up(
     work: ImageWork | DatasetWork
     if isinstance(opened, Source):
         readers = readers or (machine.source.threads if machine is not None else default_readers(cpus))
-        decoders = decoders or cpus
+        most_decoders = 0 if decoders else 2 * cpus
         sizes_bytes = opened.sizes_bytes
         work = ImageWork(opened, compile_pipeline(transforms, seed=seed, dtype=dtype, layout=layout), tiers)
         work.learn_shape(probes, on_error_raise)
@@ -178,12 +176,14 @@ def set_up(
             raise ConfigError(
                 f"readers is {readers}, but a {type(opened).__name__} reads by itself, on the threads of decoders="
             )
-        if decoders is None and cpus < _DATASET_THREADS:
-            because = "more than one per core, as a data set may wait"
-        readers, decoders = 0, decoders or max(cpus, _DATASET_THREADS)
+        if decoders is None:
+            because += ", more while they wait and more load faster, fewer where they wait for each other"
+        # Its own code reads and decodes in one go: the threads may be as many as those that wait for a store.
+        readers, most_decoders = 0, 0 if decoders else default_readers(cpus)
         sizes_bytes = np.zeros(len(opened), np.int64)
         work = DatasetWork(opened, probes, as_array, on_error_raise)
 
+    decoders = decoders or cpus
     local_batch = plan.max_local_batch(rank)
     budget = share_memory(
         memory_bytes,
@@ -197,7 +197,7 @@ def set_up(
     if budget.tier_bytes:
         tiers[1] = MemoryTier(budget.tier_bytes)
     placement = place_by_frequency(plan, rank, sizes_bytes, [tier.capacity_bytes for tier in on.storage[1:]])
-    limits = StagingLimits(budget.slots, readers, decoders, budget.undecoded_bytes)
+    limits = StagingLimits(budget.slots, readers, decoders, budget.undecoded_bytes, most_decoders)
     return Setup(plan, rank, sizes_bytes, work, budget, on, machine is not None, placement, limits, because)
 
 

@@ -8,6 +8,7 @@ from penstock.policy.homes import Homes, place_by_hash, place_cover, place_frequ
 from penstock.policy.placement import Kept, Placement, place_by_frequency
 from penstock.policy.push import Handed, decide_push
 from penstock.policy.scheduler import Instruction, Load, Read, Ready, Scheduler, Staged, StagingLimits
+from penstock.policy.thread_count import ThreadCount, ThreadFacts
 
 __all__ = [
     "FetchCosts",
@@ -22,6 +23,8 @@ __all__ = [
     "Scheduler",
     "Staged",
     "StagingLimits",
+    "ThreadCount",
+    "ThreadFacts",
     "decide_push",
     "place_by_frequency",
     "place_by_hash",

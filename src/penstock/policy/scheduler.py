@@ -33,11 +33,13 @@ from numpy.typing import NDArray
 from penstock.plan import AccessPlan
 from penstock.policy.choice import FetchCosts
 from penstock.policy.placement import Placement
+from penstock.policy.thread_count import ThreadCount, ThreadFacts
 from penstock.trace.schema import SOURCE, STAGING
 
 # A hand-over between threads costs about 100 us of wake-up and interpreter lock; below it a worker reads by itself.
 _HAND_OVER_SECONDS = 100e-6
-_MAX_LOAD_ITEMS = 8
+# What an instruction costs (about 50 us) should be little beside its work, and a batch not wait for one of its Loads.
+_LOAD_SECONDS = 1e-3
 
 _ABSENT, _PENDING, _PRESENT = 0, 1, 2
 
@@ -48,7 +50,8 @@ class StagingLimits:
 
     slots: batch slots that exist from the start.
     readers: reads in flight at most; 0 leaves all reading to the decode workers.
-    decoders: `Load`s in progress at most.
+    decoders: `Load`s in progress at most, unless most_decoders is given: then to begin with.
+    most_decoders: where not 0, the number of `Load`s in progress follows what it does to the rate, from 1 up to this.
     undecoded_bytes: of samples that reader threads are reading, or have read for a batch and that are not decoded
         yet; one read is always allowed.
     """
@@ -57,6 +60,7 @@ class StagingLimits:
     readers: int
     decoders: int
     undecoded_bytes: int
+    most_decoders: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -181,9 +185,14 @@ class Scheduler:
         self._costs = costs
         self._limits = limits
         self._mean_bytes = int(sizes_bytes.mean()) if sizes_bytes.size else 0
-        self._max_load_items = max(
-            1, min(_MAX_LOAD_ITEMS, -(-plan.max_local_batch(rank) // (2 * limits.decoders)))
+        most, least = (
+            (limits.most_decoders, 1) if limits.most_decoders else (limits.decoders, limits.decoders)
         )
+        self._threads = ThreadCount(limits.decoders, most, least)
+        #: Whether all threads that may load had work when the last event was over.
+        self._were_busy = False
+        #: Of a Load, a running mean; None until one has ended.
+        self._sample_seconds: float | None = None
         self._fill_limit = max(1, limits.readers // 2)
 
         #: int8[samples]: _ABSENT, _PENDING (a Read is in `_pending`) or _PRESENT (in the tier that Placement names).
@@ -244,15 +253,25 @@ class Scheduler:
         return self._advance(now, out)
 
     def load_done(
-        self, load: Load, failed: list[Item], read_seconds: list[float], now: float
+        self,
+        load: Load,
+        failed: list[Item],
+        read_seconds: list[float],
+        now: float,
+        wall_seconds: float = 0.0,
+        cpu_seconds: float = 0.0,
     ) -> list[Instruction]:
         """A decode worker finished a Load.
 
         failed: the items whose bytes could not be read or decoded.
         read_seconds: of each read that the worker did by itself and that succeeded.
+        wall_seconds, cpu_seconds: that the Load took, and that its thread computed meanwhile.
         """
         out: list[Instruction] = []
         self._loads_running -= 1
+        self._threads.load_done(len(load.items), wall_seconds, cpu_seconds, now, self._were_busy)
+        each, usual = wall_seconds / len(load.items), self._sample_seconds
+        self._sample_seconds = each if usual is None else usual + (each - usual) / 8
         for seconds in read_seconds:
             known = self._worker_read_seconds
             self._worker_read_seconds = seconds if known == float("inf") else known + (seconds - known) / 16
@@ -287,6 +306,21 @@ class Scheduler:
 
     # Questions
 
+    @property
+    def threads(self) -> ThreadFacts:
+        """How many Loads may run at once, and why."""
+        return self._threads.facts
+
+    @property
+    def loads_allowed(self) -> int:
+        """How many Loads may run at once now."""
+        return self._threads.threads
+
+    @property
+    def loads_running(self) -> int:
+        """How many Loads were given out and are not done."""
+        return self._loads_running
+
     def is_wanted(self, number: int) -> bool:
         """Return whether a batch has a slot, is not whole yet, and was not given up."""
         batch = self._staged.get(number)
@@ -299,8 +333,10 @@ class Scheduler:
             out.append(self._stage(now))
         while self._reads_in_flight < self._limits.readers and (read := self._next_read()) is not None:
             out.append(read)
-        while self._decodable and self._loads_running < self._limits.decoders:
-            out.append(self._next_load())
+        threads = self._threads.threads
+        while self._decodable and self._loads_running < threads:
+            out.append(self._next_load(threads))
+        self._were_busy = self._loads_running >= threads
         return out
 
     def _stage(self, now: float) -> Staged:
@@ -308,8 +344,9 @@ class Scheduler:
         number, slot = self._number, self._free_slots.popleft()
         batch = _Batch(number, self._epoch, self._step, slot, samples, missing=samples.size)
         self._staged[number] = batch
+        prefers_tier: dict[int, bool] = {}
         for index, sample in enumerate(samples.tolist()):
-            self._route(batch, index, sample)
+            self._route(batch, index, sample, prefers_tier)
         notice = Staged(batch.epoch, batch.step, self._due_seconds)
         self._due_seconds = now
         self._number += 1
@@ -318,15 +355,20 @@ class Scheduler:
         self._probe |= self._epoch != epoch
         return notice
 
-    def _route(self, batch: _Batch, index: int, sample: int) -> None:
-        """Decide where one place of a batch gets its bytes from."""
+    def _route(self, batch: _Batch, index: int, sample: int, prefers_tier: dict[int, bool]) -> None:
+        """Decide where one place of a batch gets its bytes from.
+
+        prefers_tier: whether to take what lies in a tier from there, by tier, as asked once for a batch.
+        """
         state = self._state[sample]
         if state == _PENDING:
             self._pending[sample].waiters.append((batch.number, index))
             return
         tier = int(self._placement.tier_of[sample])
         if state == _PRESENT:
-            if self._costs.prefers_tier(tier, self._mean_bytes):
+            if tier not in prefers_tier:
+                prefers_tier[tier] = self._costs.prefers_tier(tier, self._mean_bytes)
+            if prefers_tier[tier]:
                 self._offer(batch, Item(index, sample, tier, None))
                 return
             tier = STAGING
@@ -380,14 +422,21 @@ class Scheduler:
         passing = self._undecoded_bytes
         return not passing or passing + nbytes <= self._limits.undecoded_bytes
 
-    def _next_load(self) -> Load:
+    def _next_load(self, threads: int) -> Load:
         batch = next(batch for batch in self._staged.values() if batch.decodable)
-        count = min(len(batch.decodable), self._max_load_items)
+        count = min(len(batch.decodable), self._load_items(threads))
         items = [batch.decodable.popleft() for _ in range(count)]
         batch.running += count
         self._decodable -= count
         self._loads_running += 1
         return Load(batch.number, batch.epoch, batch.step, batch.slot, batch.samples, items)
+
+    def _load_items(self, threads: int) -> int:
+        """Return how many samples take as long as a Load should, so that all threads have some."""
+        if self._sample_seconds is None:
+            return 1
+        count = int(min(_LOAD_SECONDS / max(self._sample_seconds, 1e-9), self._decodable))
+        return max(1, min(count, -(-self._decodable // threads)))
 
     # State
 

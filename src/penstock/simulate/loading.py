@@ -10,6 +10,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,6 +128,8 @@ class _Run:
         self._sizes = sizes_bytes
         self._limits = limits
         self._step_seconds = step_seconds
+        # Virtual threads share neither processors nor a lock: any more of them would only be faster.
+        limits = replace(limits, most_decoders=0)
         self._scheduler = Scheduler(plan, rank, sizes_bytes, placement, FetchCosts(machine), limits)
         self._clock = _Clock()
         self._source = _SimulatedStore(
@@ -198,7 +201,7 @@ class _Run:
                 case Read():
                     self._read(instruction, now)
                 case Load():
-                    self._load(instruction, 0, [], now)
+                    self._load(instruction, 0, [], now, now)
                 case Staged():
                     self._record(Kind.SLOT, instruction.due_seconds, now, instruction.epoch, instruction.step)
                 case Ready():
@@ -215,19 +218,22 @@ class _Run:
     def _record_read(self, read: Read, begin: float, end: float, worker: int) -> None:
         self._record(Kind.READ, begin, end, read.epoch, read.step, read.sample, read.nbytes, SOURCE, worker)
 
-    def _load(self, load: Load, done_items: int, read_seconds: list[float], now: float) -> None:
+    def _load(self, load: Load, done_items: int, read_seconds: list[float], begun: float, now: float) -> None:
         """Go through the items of a Load from the given one on, one worker, one after the other."""
         for position in range(done_items, len(load.items)):
             item = load.items[position]
             if item.origin == SOURCE:
-                self._load_from_source(load, position, read_seconds, now)
+                self._load_from_source(load, position, read_seconds, begun, now)
                 return
             now = self._decode(load, item, now)
         self._clock.at(
-            now, lambda end: self._obey(self._scheduler.load_done(load, [], read_seconds, end), end)
+            now,
+            lambda end: self._obey(self._scheduler.load_done(load, [], read_seconds, end, end - begun), end),
         )
 
-    def _load_from_source(self, load: Load, position: int, read_seconds: list[float], now: float) -> None:
+    def _load_from_source(
+        self, load: Load, position: int, read_seconds: list[float], begun: float, now: float
+    ) -> None:
         item = load.items[position]
         read = item.read
         assert read is not None, "an item from the source carries its read"
@@ -236,7 +242,7 @@ class _Run:
             def done(end: float) -> None:
                 self._record_read(read, begin, end, _DECODER)
                 read_seconds.append(end - begin)
-                self._load(load, position + 1, read_seconds, self._decode(load, item, end))
+                self._load(load, position + 1, read_seconds, begun, self._decode(load, item, end))
 
             self._source.read(begin, read.nbytes, done)
 

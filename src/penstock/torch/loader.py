@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -97,8 +99,32 @@ class Loader(BaseLoader[Any]):
         return _array(leaf) if isinstance(leaf, torch.Tensor) else numpy_leaf(leaf)
 
     @staticmethod
+    def _begin_thread() -> Callable[[], None]:
+        return partial(_compute_alone, torch.get_num_threads())
+
+    @staticmethod
     def _device_event() -> Callable[[], DeviceEvent | None] | None:
         return cuda_event if torch.backends.cuda.is_built() else None  # type: ignore[no-untyped-call]
+
+
+_intra_op = threading.Lock()
+
+
+def _compute_alone(usual: int) -> None:
+    """Have the calling thread run PyTorch's operations by itself, as a DataLoader's workers do.
+
+    Threads that each have helpers of their own, which spin while they wait for each other, are several times slower
+    than threads without: processors are shared by samples, not inside them.
+
+    usual: of the process. PyTorch makes what a thread sets for itself the default of all threads that have not asked
+        yet; another thread sets it back.
+    """
+    with _intra_op:
+        torch.get_num_threads()  # else the first operation asks, and sets this thread back as well
+        torch.set_num_threads(1)
+        restoring = threading.Thread(target=torch.set_num_threads, args=(usual,), daemon=True)
+        restoring.start()
+        restoring.join()
 
 
 def cuda_event() -> DeviceEvent | None:

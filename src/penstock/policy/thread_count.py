@@ -1,0 +1,250 @@
+"""How many threads load samples at once: as many as raise the rate, and no more.
+
+One thread per processor is right for code that computes without the interpreter's lock. Code that waits for a store
+wants more, code that holds the lock wants one. From outside both look alike, a thread that takes longer than it
+computes, so they are told apart by what another number of threads does to the rate of samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# A rate is taken over this long at least, and over so many Loads of each thread.
+_WINDOW_SECONDS = 0.1
+_WINDOW_LOADS = 4
+# Pairs of windows, one with each number, before a comparison that is not clear is decided. More threads must win each
+# of them, fewer must not lose in sum: other programs on the same processors change rates as much as threads do.
+_PAIRS = 4
+# Of what is asked of the ratio of rates: clear after one pair.
+_CLEAR = 1.4
+# Share of waiting below which threads compute in parallel and nothing can be gained; from which it is worth trying
+# twice as many; from which that is tried before fewer.
+_COMPUTES = 0.1
+_WAITS = 0.5
+_MOSTLY_WAITS = 0.8
+# More threads must raise the rate by this factor for each doubling and for one thread more; fewer may lower it by that.
+_WORTH_DOUBLING = 1.15
+_WORTH_ONE = 1.05
+_WORTH_KEEPING = 0.98
+# What was settled is asked again after this long, which doubles each time, or when rate or waiting are other than then.
+_FIRST_PAUSE_SECONDS = 10.0
+_LONGEST_PAUSE_SECONDS = 640.0
+_OTHER_RATE = 2.0
+_OTHER_WAITING = 0.3
+_OTHER_WINDOWS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadFacts:
+    """How many threads load, and why, for whoever tells a user.
+
+    threads: that load now. least, most: between which the number may change; equal for a number that was given.
+    waiting: share of a Load's time in which its thread did not compute: it waited for a store, the lock, a processor.
+    more: a larger number that was tried, and its rate over that of `threads`; None where none was.
+    fewer: the same of a smaller number, the latest that was tried.
+    """
+
+    threads: int
+    least: int
+    most: int
+    waiting: float
+    more: tuple[int, float] | None
+    fewer: tuple[int, float] | None
+
+    @property
+    def holds_lock(self) -> bool:
+        """Whether threads mostly waited for each other: one of them alone was as fast as several."""
+        return self.threads == 1 and self.more is not None and self.more[1] <= 1.0 / _WORTH_KEEPING
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of Loads that ended while all threads had work."""
+
+    loads: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+    def add(self, other: _Sums) -> None:
+        self.loads += other.loads
+        self.samples += other.samples
+        self.seconds += other.seconds
+        self.wall_seconds += other.wall_seconds
+        self.cpu_seconds += other.cpu_seconds
+
+    @property
+    def rate(self) -> float:
+        return self.samples / self.seconds
+
+    @property
+    def waiting(self) -> float:
+        return max(0.0, 1.0 - self.cpu_seconds / self.wall_seconds) if self.wall_seconds else 0.0
+
+
+class ThreadCount:
+    """The number of threads that load, found by comparing windows of time with one number and another.
+
+    Windows with the settled number and with a candidate take turns; a candidate that wins becomes the settled number,
+    one that loses is not tried again until the pause is over or the work has changed. So the number changes finitely
+    often in a pause, whatever the rates do. Call `load_done` for each Load that ended, and read `threads` after it.
+
+    first: to begin with. most: the largest that may be tried; the number stays at `first` unless that is larger or
+        `least` smaller.
+    """
+
+    def __init__(self, first: int, most: int, least: int = 1) -> None:
+        self._least, self._most = min(least, first), max(first, most)
+        self._settled = first
+        self._first = first
+        #: The number that windows run with instead, and the one that the comparison under way is about.
+        self._candidate: int | None = None
+        self._compared = first
+        #: Numbers that lost against the settled one, or against one that did, since the last pause.
+        self._beaten: set[int] = set()
+        self._window = _Sums()
+        #: Since the comparison began, and the last window of the settled number.
+        self._with_settled, self._with_candidate, self._beside = _Sums(), _Sums(), _Sums()
+        self._pairs = 0
+        #: Loads to come that ran with another number of threads, in part.
+        self._mixed = 2 * first  # the first ones open files and compile
+        self._since: float | None = None
+        #: Of the settled number, when it was: what a change of the work is seen by.
+        self._then: _Sums | None = None
+        self._other_windows = 0
+        self._pause_seconds = _FIRST_PAUSE_SECONDS
+        self._pause_ends = float("inf")
+        self._waiting = 0.0
+        self._more: tuple[int, float] | None = None
+        self._fewer: tuple[int, float] | None = None
+
+    @property
+    def threads(self) -> int:
+        """How many may load now."""
+        return self._settled if self._candidate is None else self._candidate
+
+    @property
+    def facts(self) -> ThreadFacts:
+        """What is known so far."""
+        return ThreadFacts(self._settled, self._least, self._most, self._waiting, self._more, self._fewer)
+
+    def load_done(
+        self, samples: int, wall_seconds: float, cpu_seconds: float, now: float, were_busy: bool
+    ) -> None:
+        """Take note that a Load ended.
+
+        wall_seconds, cpu_seconds: from its begin to its end, and what its thread computed meanwhile.
+        were_busy: whether all threads had work since the last Load ended; what the consumer or the store limits says
+            nothing about threads.
+        """
+        since, self._since = self._since, now
+        if self._least == self._most:
+            return
+        if self._mixed:
+            self._mixed -= 1
+            return
+        if not were_busy or since is None:
+            return
+        self._window.add(_Sums(1, samples, now - since, wall_seconds, cpu_seconds))
+        if self._window.seconds < _WINDOW_SECONDS or self._window.loads < _WINDOW_LOADS * self.threads:
+            return
+        window, self._window = self._window, _Sums()
+        if self._candidate is None:
+            self._settled_window(window, now)
+        else:
+            self._candidate_window(window, now)
+
+    def _settled_window(self, window: _Sums, now: float) -> None:
+        self._waiting = window.waiting
+        if self._pairs:  # the comparison goes on
+            self._with_settled.add(window)
+            self._beside = window
+            self._run_with(self._compared)
+            return
+        if self._then is not None:
+            self._look_for_change(window, now)
+            if self._then is not None:
+                return
+        candidate = self._next_candidate(window.waiting)
+        if candidate is None:
+            self._then = window
+            self._other_windows = 0
+            self._pause_ends = now + self._pause_seconds
+            return
+        self._with_settled, self._with_candidate, self._beside = _Sums(), _Sums(), window
+        self._with_settled.add(window)
+        self._compared = candidate
+        self._run_with(candidate)
+
+    def _candidate_window(self, window: _Sums, now: float) -> None:
+        self._with_candidate.add(window)
+        self._pairs += 1
+        tried, before = self._compared, self._settled
+        ratio = self._with_candidate.rate / self._with_settled.rate
+        worth = self._worth(tried)
+        has_lost = ratio < worth / _CLEAR or (tried > before and window.rate < worth * self._beside.rate)
+        if not has_lost and self._pairs < _PAIRS and ratio < worth * _CLEAR:
+            self._run_with(None)
+            return
+        self._pairs = 0
+        if has_lost or ratio < worth:
+            self._beaten.add(tried)
+            self._note(tried, ratio)
+            self._run_with(None)
+            return
+        self._beaten.add(before)
+        # Those beyond the number that lost lose too.
+        self._beaten.update(range(self._least, before) if tried > before else range(before, self._most + 1))
+        self._settled, self._candidate = tried, None
+        self._more = self._fewer = None
+        self._note(before, 1.0 / ratio)
+
+    def _run_with(self, candidate: int | None) -> None:
+        self._mixed = self.threads
+        self._candidate = candidate
+
+    def _note(self, threads: int, ratio: float) -> None:
+        if threads > self._settled:
+            self._more = (threads, ratio)
+        else:
+            self._fewer = (threads, ratio)
+
+    def _next_candidate(self, waiting: float) -> int | None:
+        """Return a number to compare with the settled one; None if there is no reason to."""
+        now = self._settled
+        step = max(1, now // 4)
+        more, fewer = [now + step], [now // 2, now - step]
+        if waiting >= _WAITS:
+            more.insert(0, 2 * now)
+        if waiting < _COMPUTES:  # in parallel, unless there are too few to tell
+            ordered = more if now < self._first else []
+        else:
+            ordered = [*more, *fewer] if waiting >= _MOSTLY_WAITS else [*fewer, *more]
+        return next(
+            (count for count in ordered if self._least <= count <= self._most and count not in self._beaten),
+            None,
+        )
+
+    def _worth(self, candidate: int) -> float:
+        if candidate < self._settled:
+            return _WORTH_KEEPING if 2 * candidate <= self._settled else 1.0
+        return _WORTH_DOUBLING if candidate >= 2 * self._settled > 2 else _WORTH_ONE
+
+    def _look_for_change(self, window: _Sums, now: float) -> None:
+        """Forget what was settled once the pause is over, or the work is another than then for some windows."""
+        assert self._then is not None, "asked only when settled"
+        ratio = window.rate / self._then.rate
+        is_other = (
+            not 1.0 / _OTHER_RATE < ratio < _OTHER_RATE
+            or abs(window.waiting - self._then.waiting) > _OTHER_WAITING
+        )
+        self._other_windows = self._other_windows + 1 if is_other else 0
+        if self._other_windows >= _OTHER_WINDOWS:
+            self._pause_seconds = _FIRST_PAUSE_SECONDS
+        elif now < self._pause_ends:
+            return
+        else:
+            self._pause_seconds = min(2.0 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
+        self._beaten.clear()
+        self._then = None
