@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+import re
+from dataclasses import fields, replace
 from io import BytesIO
 from pathlib import Path
 
@@ -78,7 +79,8 @@ def test_json_has_the_keys_that_its_help_documents(capsys: pytest.CaptureFixture
     assert data["seeds"] == 2
     for run in data["runs"]:
         assert set(run) == {
-            "policy", "ranks", "run_seconds", "run_seconds_of_seeds", "spread_seconds", "reason",
+            "policy", "ranks", "is_runnable", "not_runnable_reason", "run_seconds", "run_seconds_of_seeds",
+            "spread_seconds", "reason",
             "initial_stall_seconds", "stall_seconds_of_ranks", "store_read_bytes", "data_set_bytes", "shares",
         }  # fmt: skip
         assert len(run["run_seconds_of_seeds"]) == 2
@@ -185,6 +187,20 @@ def test_what_cannot_be_is_refused_before_anything_is_computed(
 
     assert main([*_SMALL, *arguments]) == 1
     assert said in capsys.readouterr().err
+
+
+def test_the_fastest_policy_that_the_loader_runs_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario = scenario_named("scenario1")
+    memory_alone = replace(scenario.machine, ranks=1, storage=scenario.machine.storage[:2])
+    file = tmp_path / "one.toml"
+    file.write_text(replace(scenario, machine=memory_alone).to_toml())
+
+    assert main(["simulate", "loading", str(file), *_SMALL[3:], "--scaling", "1,2"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"1 rank: the fastest is .* of these the loader of this version runs frequency", out)
+    assert re.search(r"2 ranks: the fastest is .* runs none of these: .* other ranks' memory", out)
 
 
 def test_two_engines_are_laid_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -80,6 +81,61 @@ if __name__ == "__main__":
 """,
     "plan",
 ]
+
+
+def test_what_the_loader_runs_is_named_beside_the_best_and_the_slow_beside_the_fast(
+    scenario: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One rank with memory runs today; a disk does not, nor the memory of the other of two ranks."""
+    common = (scenario, "--price", "ram=3/GB", "--price", "ssd=0.01/GB", "--within", "200%", "--jobs", "1")
+    plan(*common, "--ranks", "1,2", "--ram", "0,400MB", "--ssd", "400MB")
+
+    out = capsys.readouterr().out
+    assert "keeps samples in memory only" in out
+    assert "It runs none of them." in out
+    assert re.search(
+        r"With 1 rank the run takes [12]\.\d\d times as long as the fastest, .* with 2 ranks", out
+    )
+
+    plan(
+        *common,
+        "--ranks",
+        "1,2",
+        "--ram",
+        "100MB,400MB",
+        "--ssd",
+        "0",
+        "--price",
+        "node=1",
+        "--deadline",
+        "1h",
+    )
+
+    out = capsys.readouterr().out
+    assert "Predicted by the loader's own scheduler (scheduler) and by the request model (requests)." in out
+    assert "reads no samples from other ranks' memory" in out
+    assert "The cheapest within 200 % of the lower bound and 3,600 s: 1 rank" in out
+    assert "It runs what is named above." in out
+    assert "times as long" not in out
+    values = json.loads(Path("plan-out/plan.json").read_text())
+    assert {(row["ranks"], row["engine"], row["is_runnable"]) for row in values["rows"]} == {
+        (1, "scheduler", True),
+        (2, "requests", False),
+    }
+
+
+@pytest.mark.slow
+def test_the_readmes_question_has_the_answer_that_the_readme_quotes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (command,) = re.findall(r"^penstock plan (.*)$", text, re.MULTILINE)
+    (quoted,) = re.findall(r"^```text\n(Predicted by .*?)^```", text, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+
+    plan(*shlex.split(command), "--jobs", "1")
+
+    assert quoted in capsys.readouterr().out
 
 
 def test_the_cheapest_machine_is_named_and_all_are_kept(

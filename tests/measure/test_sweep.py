@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.machine import Curve
+from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
 from penstock.measure import sweep as sweeps
 from penstock.measure.sweep import (
     LOWER_BOUND,
@@ -27,7 +27,7 @@ from penstock.measure.sweep import (
 )
 from penstock.policy.loading import LowerBound
 from penstock.simulate.scenario import Scenario, scenario_named
-from penstock.simulate.sizes import SizesOfFolder
+from penstock.simulate.sizes import SizeDistribution, SizesOfFolder
 
 GB = 10**9
 SCENARIO = scenario_named("scenario1")
@@ -88,6 +88,49 @@ def test_what_is_not_varied_stays_as_the_scenario_has_it() -> None:
 
     assert point == Point(4, 1024 * 10**6, 51_200 * 10**6, 102_400 * 10**6)
     assert Sweep(SCENARIO, ("frequency",)).scenario_at(point) == SCENARIO
+
+
+def _slow_decoding(**changes: Any) -> Scenario:
+    """400 samples of 10 bytes at 100 bytes/s, three epochs, all of them kept; one thread decodes at 100 bytes/s."""
+    classes = (
+        StorageClass("staging", 800, 1, Curve.flat(1e12)),
+        StorageClass("memory", 100_000, 1, Curve.flat(1e12)),
+    )
+    on = Machine(
+        SharedStore(Curve.flat(100.0)), classes, preprocess_bytes_per_second=100.0, compute=Rate(1e9)
+    )
+    scenario = Scenario("small", on, SizeDistribution("constant", 400, (("loc", 10),)), 20, 3)
+    return replace(scenario, **changes)
+
+
+def test_one_rank_is_predicted_by_the_loaders_scheduler_whose_readers_do_not_decode() -> None:
+    """Decoding takes 3 x 40 s; a thread that reads too, as in the request model, needs 40 s more in the first epoch."""
+    outcome = sweeps.predict_loading(_slow_decoding(), "frequency")
+
+    assert outcome.engine == "scheduler"
+    assert outcome.run_seconds == pytest.approx(3 * 40, rel=0.02)
+    assert outcome.stall_seconds == pytest.approx(3 * 40, rel=0.02)
+    assert outcome.store_bytes == 400 * 10
+    assert outcome.store_reads_share is not None
+    assert 0.3 < outcome.store_reads_share <= 1 / 3  # some are in memory before their first use
+
+
+def test_what_the_scheduler_cannot_or_would_take_too_long_for_is_left_to_the_request_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scenario = _slow_decoding()
+    on = scenario.machine
+    disk = replace(on, storage=(*on.storage, replace(on.storage[1], name="ssd")))
+
+    others = [
+        (scenario, "naive"),
+        (replace(scenario, machine=replace(on, ranks=2)), "frequency"),
+        (replace(scenario, machine=disk), "frequency"),
+        (replace(scenario, assumptions=replace(scenario.assumptions, filling="preprocessed")), "frequency"),
+    ]
+    assert {sweeps.predict_loading(*other).engine for other in others} == {"requests"}
+    monkeypatch.setattr(sweeps, "MOST_READS", 3 * 400 - 1)
+    assert sweeps.predict_loading(scenario, "frequency").engine == "requests"
 
 
 def test_a_size_of_zero_leaves_the_tier_out() -> None:

@@ -199,6 +199,28 @@ def test_nothing_beats_what_is_recommended(
         assert one.outcome.run_seconds > other.outcome.run_seconds  # type: ignore[operator]
 
 
+def test_the_best_that_the_loader_runs_stands_beside_the_best_of_all() -> None:
+    """An SSD of 80 GB is cheaper than 40 GB of RAM, and the loader of today keeps nothing on disks."""
+    sweep = Sweep(scenario_named("scenario1"), ("frequency",))
+    found = outcomes({(1, 40, 0): 401.0, (1, 80, 0): 400.0, (1, 0, 80): 402.0})
+
+    answer = judge(found, within=0.05, prices=RAM_IS_DEAR, why_not_run=sweep.why_not_run)
+
+    assert gigabytes(answer, "cheapest") == [(0, 80)]
+    assert answer.of_loader is not None
+    assert gigabytes(answer.of_loader, "cheapest") == [(40, 0)]
+    values = answer_values(answer, sweep)
+    assert values["cheapest"]["is_runnable"] is False
+    assert "in memory only" in values["cheapest"]["not_runnable_reason"]
+    assert values["of_loader"]["cheapest"]["ram_bytes"] == 40 * GB
+    assert [row["is_runnable"] for row in values["rows"]] == [True, True, False]
+
+    memory = judge(
+        outcomes({(1, 40, 0): 401.0}), within=0.05, prices=RAM_IS_DEAR, why_not_run=sweep.why_not_run
+    )
+    assert memory.of_loader is None
+
+
 def test_the_json_says_all_and_is_json() -> None:
     sweep = Sweep(scenario_named("scenario1"), ("frequency",))
     answer = judge(outcomes({(4, 40, 0): 103.0, (4, 0, 0): None}), within=0.05, prices=RAM_IS_DEAR)

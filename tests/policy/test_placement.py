@@ -33,8 +33,11 @@ def test_tiers_are_filled_in_the_order_of_first_use() -> None:
     assert (np.diff(positions) > 0).all()
 
 
-def test_of_a_very_long_run_the_first_epochs_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "_READS_COUNTED", 7 * placement._READS_OF_SMALL_EPOCH)
+@pytest.mark.parametrize(("limit", "most"), [("_EPOCHS_COUNTED", 7), ("_READS_COUNTED", 7 * 20)])
+def test_of_a_very_long_run_the_first_epochs_decide(
+    limit: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, limit, most)
     sizes = np.full(60, 10)
 
     by_few = place_by_frequency(AccessPlan(FullShuffle(60, 1), 6, 7, ranks=3), 1, sizes, [100])

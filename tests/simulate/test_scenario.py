@@ -6,6 +6,7 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
+import scipy.stats  # noqa: F401 (its import takes seconds, which a first example would be blamed for)
 from hypothesis import given
 from hypothesis import strategies as st
 

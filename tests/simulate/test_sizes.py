@@ -76,6 +76,11 @@ def test_sizes_are_rounded_to_the_nearest_byte() -> None:
     np.testing.assert_array_equal(SizeDistribution("constant", 1, {"loc": 2.7}).sizes_bytes(0), [3])
 
 
+@pytest.mark.parametrize("name", ["normal", "uniform"])
+def test_without_deviation_all_samples_are_as_large(name: str) -> None:
+    assert SizeDistribution(name, 3, {"loc": 27_000, "scale": 0}).sizes_bytes(0).tolist() == [27_000] * 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -83,8 +88,12 @@ def test_sizes_are_rounded_to_the_nearest_byte() -> None:
         (("normal", 2.5, {"loc": 1, "scale": 1}), "samples is 2.5"),
         (("normal", 5, {"loc": 1}), "scale is missing: the distribution normal needs it"),
         (("normal", 5, {"scale": 1}), "loc is missing"),
-        (("normal", 5, {"loc": 1, "scale": 0}), "scale is 0; it must be above zero"),
-        (("normal", 5, {"loc": 1, "scale": -1}), "scale is -1; it must be above zero"),
+        (("normal", 5, {"loc": 1, "scale": -1}), "scale is -1; it must be zero or more"),
+        (
+            ("normal", 5, {"loc": 1, "scale": float("nan")}),
+            "scale is nan; a distribution's parameters are finite",
+        ),
+        (("lognorm", 5, {"s": 1, "scale": 0}), "scale is 0; it must be above zero"),
         (
             ("normal", 5, {"loc": float("nan"), "scale": 1}),
             "loc is nan; a distribution's parameters are finite",

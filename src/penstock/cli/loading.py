@@ -29,7 +29,8 @@ examples:
   penstock simulate loading scenario4 --policies lower-bound,staging,cover,mine:MyPolicy --plot policies.png
   penstock simulate loading cats.toml --scaling 1,2,4,8 --assume clients=all --json
 
-JSON: scenario, assumptions{}, seeds, and runs[] of policy, ranks, run_seconds (mean of the seeds, null where the policy
+JSON: scenario, assumptions{}, seeds, and runs[] of policy, ranks, is_runnable (by the loader of this version, else
+not_runnable_reason), run_seconds (mean of the seeds, null where the policy
 cannot run: see reason), run_seconds_of_seeds[], spread_seconds, reason; and of the first seed initial_stall_seconds,
 stall_seconds_of_ranks[], store_read_bytes, data_set_bytes, shares{}; with --series also step_end_seconds[] and
 step_stall_seconds[] (mean over ranks), or with --per sample sample_end_seconds[] and sample_stall_seconds[] of rank 0.
@@ -103,7 +104,8 @@ def _run(options: argparse.Namespace) -> None:
             plot_scaling(scenario.name, runs, options.plot)
         else:
             plot_policies(scenario.name, runs, options.plot, per=options.per)
-    show(options, _as_json(options, scenario, runs), _tables(scenario, policies, runs), _notes(runs))
+    notes = [*_notes(runs), *_of_loader(scenario, runs)]
+    show(options, _as_json(options, scenario, runs), _tables(scenario, policies, runs), notes)
 
 
 def _assuming(scenario: Scenario, changes: Sequence[str]) -> Scenario:
@@ -198,6 +200,41 @@ def _notes(runs: Sequence[PolicyRuns]) -> list[str]:
     return notes
 
 
+def _why_not_run(scenario: Scenario, row: PolicyRuns) -> str | None:
+    from penstock.policy.runnable import why_not_run
+
+    return why_not_run(scenario.with_ranks(row.ranks).machine, row.policy)
+
+
+def _of_loader(scenario: Scenario, runs: Sequence[PolicyRuns]) -> list[str]:
+    """Say for each number of ranks which policy is the fastest, and which of those that the loader runs today."""
+    from penstock.policy.runnable import LOADER_POLICIES
+
+    notes = []
+    for ranks in dict.fromkeys(row.ranks for row in runs):
+        rows = [
+            row for row in runs if row.ranks == ranks and row.mean_seconds and row.policy != "lower-bound"
+        ]
+        if not rows:
+            continue
+        fastest = min(rows, key=_mean)
+        runnable = [row for row in rows if _why_not_run(scenario, row) is None]
+        note = f"{format_count(ranks, 'rank')}: the fastest is {fastest.policy}, {_mean(fastest):,.2f} s; "
+        if runnable:
+            best = min(runnable, key=_mean)
+            note += f"of these the loader of this version runs {best.policy}, {_mean(best):,.2f} s"
+        else:
+            reasons = {_why_not_run(scenario, row) for row in rows if row.policy in LOADER_POLICIES}
+            reasons = reasons or {_why_not_run(scenario, fastest)}
+            note += f"the loader of this version runs none of these: {'; '.join(sorted(map(str, reasons)))}"
+        notes.append(note)
+    return notes
+
+
+def _mean(row: PolicyRuns) -> float:
+    return row.mean_seconds or 0.0
+
+
 def _as_json(options: argparse.Namespace, scenario: Scenario, runs: Sequence[PolicyRuns]) -> dict[str, Any]:
     from dataclasses import asdict
 
@@ -206,6 +243,8 @@ def _as_json(options: argparse.Namespace, scenario: Scenario, runs: Sequence[Pol
         entry: dict[str, Any] = {
             "policy": row.policy,
             "ranks": row.ranks,
+            "is_runnable": _why_not_run(scenario, row) is None,
+            "not_runnable_reason": _why_not_run(scenario, row),
             "run_seconds": row.mean_seconds,
             "run_seconds_of_seeds": list(row.run_seconds),
             "spread_seconds": row.spread_seconds,

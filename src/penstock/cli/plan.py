@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from penstock.measure.sweep import Outcome, Runner, Sweep, Task
     from penstock.measure.sweep_answer import Answer, Row
 
+#: Predicting for longer than this is announced.
+_LONG_SECONDS = 10.0
 #: Waiting of less than this share of the run gets no line of its own.
 _WORTH_A_LINE = 0.001
 _MOST_REASONS = 5
@@ -153,14 +155,20 @@ def _plan_sweep(options: argparse.Namespace) -> None:
     run = _runner(options)
     with KeptPoints(options.out) as kept:
         outcomes = _computed(sweep, run, kept, options.out)
-        answer = judge(outcomes, within=within, prices=prices, deadline_seconds=deadline_seconds)
+        answer = judge(
+            outcomes,
+            within=within,
+            prices=prices,
+            deadline_seconds=deadline_seconds,
+            why_not_run=sweep.why_not_run,
+        )
         values = answer_values(answer, sweep)
         write_whole(options.out / "plan.json", f"{json.dumps(values, indent=2, allow_nan=False)}\n".encode())
         write_whole(options.out / "points.parquet", parquet_of(answer, sweep))
     if options.plot is not None:
         plot_sweep(answer, options.plot)
     decimals = price_decimals(answer.rows, 2)
-    notes = [*_assumed(sweep), *_verdict(answer, decimals), *_failures(answer)]
+    notes = [*_assumed(sweep), *_engines(sweep, answer), *_verdict(answer, decimals), *_failures(answer)]
     tables = _tables(answer, sweep, decimals)
     if len(answer.rows) > _MOST_ROWS and not options.all:
         tables = tables[1:]
@@ -230,6 +238,7 @@ def _computed(sweep: Sweep, run: Runner, kept: Any, out: Path) -> dict[Task, Out
     from penstock.measure.sweep import run_sweep
 
     total, finished = len(sweep.tasks), 0
+    _report_time(sweep)
     try:
         # What Ray prints of its own while it works does not belong among the results.
         with (
@@ -252,6 +261,39 @@ def _computed(sweep: Sweep, run: Runner, kept: Any, out: Path) -> dict[Task, Out
         raise
 
 
+def _report_time(sweep: Sweep) -> None:
+    """Report how long the loader's scheduler will take, where that is worth waiting for."""
+    from penstock.simulate.one_rank import MOST_READS, SECONDS_PER_READ
+
+    reads = [reads for task in sweep.tasks if 0 < (reads := sweep.scheduled_reads(task)) <= MOST_READS]
+    seconds = sum(reads) * SECONDS_PER_READ
+    if seconds > _LONG_SECONDS:
+        print(
+            f"penstock: the loader's scheduler predicts {format_count(len(reads), 'row')} read by read: about "
+            f"{seconds:,.0f} s on one core",
+            file=sys.stderr,
+        )
+
+
+def _engines(sweep: Sweep, answer: Answer) -> list[str]:
+    """Say what predicted the rows, and where it was not what would be best."""
+    from penstock.measure.sweep import Task
+    from penstock.simulate.one_rank import MOST_READS
+
+    engines = {row.outcome.engine for row in answer.rows}
+    names = {"scheduler": "the loader's own scheduler", "requests": "the request model"}
+    if len(engines) > 1:
+        notes = [f"Predicted by {names['scheduler']} (scheduler) and by {names['requests']} (requests)."]
+    else:
+        notes = [f"Predicted by {names[engine]}." for engine in engines]
+    if any(sweep.scheduled_reads(Task(row.point, row.policy)) > MOST_READS for row in answer.rows):
+        notes.append(
+            f"Rows of more than {MOST_READS:,} reads are left to the request model, which comes out 10 to 27 % too "
+            "long where few reads in flight have to cover decoding: give fewer --epochs or --samples."
+        )
+    return notes
+
+
 def _assumed(sweep: Sweep) -> list[str]:
     """Say what is taken for granted where the scenario is silent."""
     machine, most_ranks = sweep.scenario.machine, max(point.ranks for point in sweep.points)
@@ -270,7 +312,8 @@ def _assumed(sweep: Sweep) -> list[str]:
 
 def _tables(answer: Answer, sweep: Sweep, decimals: int) -> list[Table]:
     priced = any(row.price is not None for row in answer.rows)
-    columns = ["ranks", "staging", "RAM", "SSD", "policy", "run (s)", "over bound", "stall (s)", "from store"]
+    columns = ["ranks", "staging", "RAM", "SSD", "policy", "runs today", "by"]
+    columns += ["run (s)", "over bound", "stall (s)", "from store"]
     rows = [_cells(row, answer, priced, decimals) for row in answer.rows]
     tables = [Table(f"{sweep.scenario.name}", [*columns, *(["price"] if priced else []), ""], rows)]
     if answer.front:
@@ -293,6 +336,8 @@ def _cells(row: Row, answer: Answer, priced: bool, decimals: int) -> list[str]:
         _size(row.point.ram_bytes),
         _size(row.point.ssd_bytes),
         row.policy,
+        "yes" if row.why_not_run is None else "no",
+        "" if outcome.run_seconds is None else outcome.engine,
         missing if outcome.run_seconds is None else f"{outcome.run_seconds:,.2f}",
         "" if row.over is None else f"{100 * row.over:.2f} %",
         "" if outcome.stall_seconds is None else f"{outcome.stall_seconds:,.2f}",
@@ -320,19 +365,58 @@ def _verdict(answer: Answer, decimals: int) -> list[str]:
             {row.point.ranks: row.lower_bound_seconds for row in answer.rows}.items()
         )
     ]
+    return [*notes, *_sentences(answer, decimals), *_of_loader(answer, decimals)]
+
+
+def _sentences(answer: Answer, decimals: int) -> list[str]:
+    notes = []
     asked = f"within {100 * answer.within:g} % of the lower bound"
     if answer.deadline_seconds != float("inf"):
         asked += f" and {answer.deadline_seconds:,.0f} s"
     if answer.cheapest is not None:
         notes.append(f"The cheapest {asked}: {_described(answer.cheapest, decimals)}.")
+        notes += _slower(answer, answer.cheapest)
     elif answer.least:
         notes.append(f"No price is given. {asked.capitalize()}, and nothing can be taken away from:")
         notes += [f"  {_described(row, decimals)}" for row in answer.least]
+        notes += _slower(answer, min(answer.least, key=lambda row: row.outcome.run_seconds or 0.0))
     elif answer.closest is not None:
         notes.append(f"None is {asked}. The closest: {_described(answer.closest, decimals)}.")
+        notes += _slower(answer, answer.closest)
     else:
         notes.append(f"None is {asked}: no point could be run.")
     return notes
+
+
+def _slower(answer: Answer, chosen: Row) -> list[str]:
+    """Say how much longer the chosen number of ranks takes than the fastest, where no deadline rules that out."""
+    fastest = answer.fastest
+    if (
+        answer.deadline_seconds != float("inf")
+        or fastest is None
+        or fastest.point.ranks == chosen.point.ranks
+    ):
+        return []
+    times = (chosen.outcome.run_seconds or 0.0) / (fastest.outcome.run_seconds or float("inf"))
+    return [
+        f"With {format_count(chosen.point.ranks, 'rank')} the run takes {times:.2f} times as long as the fastest, "
+        f"{fastest.outcome.run_seconds:,.2f} s with {format_count(fastest.point.ranks, 'rank')}: --deadline rules out "
+        "what is too slow."
+    ]
+
+
+def _of_loader(answer: Answer, decimals: int) -> list[str]:
+    """Say what of a sweep the loader of this version runs, and the best of that."""
+    if answer.of_loader is None:
+        return ["The loader of this version runs all of these."]
+    reasons = dict.fromkeys(row.why_not_run for row in answer.rows if row.why_not_run is not None)
+    notes = [f"The loader of this version does not run all of these: {'; '.join(map(str, reasons))}."]
+    chosen = [row for row in (answer.cheapest, *answer.least, answer.closest) if row is not None]
+    if chosen and all(row.why_not_run is None for row in chosen):
+        return [*notes, "It runs what is named above."]
+    if not answer.of_loader.rows:
+        return [*notes, "It runs none of them."]
+    return [*notes, "Of those that it runs today:", *_sentences(answer.of_loader, decimals)]
 
 
 def _described(row: Row, decimals: int) -> str:

@@ -23,6 +23,7 @@ from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle, Order, Sequential
 from penstock.plan.orders import is_whole
 from penstock.policy import Placement, StagingLimits, place_by_frequency
+from penstock.policy.runnable import why_not_kept
 from penstock.store import MemoryTier, Source, open_source
 from penstock.units import format_bytes, parse_bytes
 
@@ -245,9 +246,6 @@ def _most_kept_bytes(machine: Machine | None, sizes_bytes: NDArray[np.int64]) ->
                 f"machine.storage: {tier.name!r} holds {tier.capacity_bytes:,} bytes; a tier needs at least "
                 f"the largest sample ({largest_bytes:,} bytes): raise it or leave the class out"
             )
-        if tier.backend != "memory":
-            raise ConfigError(
-                f"machine.storage names {tier.name!r} of backend {tier.backend!r}; a loader keeps samples in memory "
-                "only: leave that class out"
-            )
+        if reason := why_not_kept(tier):
+            raise ConfigError(f"machine.storage: {reason}: leave that class out")
     return min(total_bytes, sum(tier.capacity_bytes for tier in tiers))

@@ -18,17 +18,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, Protocol
 
+import numpy as np
+
 import penstock
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, StorageClass
 from penstock.measure.own_policy import find_policy
+from penstock.policy.runnable import DISK_NAMES, why_not_run
+from penstock.simulate.one_rank import MOST_READS, is_scheduled, predict_one_rank
 from penstock.simulate.scenario import Scenario
+from penstock.trace.schema import Kind, Spans
 
 #: The policy that no other one beats; every sweep runs it once for each number of ranks.
 LOWER_BOUND = "lower-bound"
 #: What names a storage class as the memory or the disk of the options; the first match counts.
 RAM_NAMES = ("ram", "memory")
-SSD_NAMES = ("ssd", "nvme", "disk")
 #: Results are kept in 64 bits, sums of two sizes too.
 MOST_BYTES = 2**62
 #: The parts of the package that decide a prediction, and so the key under which it is kept.
@@ -76,6 +80,7 @@ class Outcome:
     store_reads_share: samples consumed that came straight from the shared store, over all. store_bytes: read from it
         over the run by all ranks, for their tiers too.
     took_seconds: that computing it took. reason: why there is no result.
+    engine: what predicted it: "scheduler", the loader's own on a virtual clock, or "requests", the request model.
     """
 
     status: Literal["done", "not supported", "failed"]
@@ -87,6 +92,7 @@ class Outcome:
     store_bytes: float | None = None
     took_seconds: float = 0.0
     reason: str = ""
+    engine: Literal["scheduler", "requests"] = "requests"
 
 
 Evaluate = Callable[[Scenario, str], Outcome]
@@ -135,13 +141,13 @@ class Sweep:
             and self.ssd_read_bytes_per_second is None
         ):
             raise ConfigError(
-                f"scenario {self.scenario.name} has no storage class named {', '.join(SSD_NAMES)}, so how fast the "
+                f"scenario {self.scenario.name} has no storage class named {', '.join(DISK_NAMES)}, so how fast the "
                 "disk reads is not known: give it with --ssd-read, as in --ssd-read '500 MB/s'"
             )
         if self.ssd_read_bytes_per_second is not None and self._ssd is None and not self.ssd_bytes:
             raise ConfigError(
-                f"scenario {self.scenario.name} has no storage class named {', '.join(SSD_NAMES)}, so --ssd-read is of "
-                "nothing: give its sizes with --ssd"
+                f"scenario {self.scenario.name} has no storage class named {', '.join(DISK_NAMES)}, so --ssd-read is "
+                "of nothing: give its sizes with --ssd"
             )
 
     @property
@@ -173,6 +179,20 @@ class Sweep:
         Raises: ConfigError where there can be no such machine, or the scenario's split is not for so many ranks.
         """
         return replace(self.scenario, machine=self._machine_at(point))
+
+    def why_not_run(self, task: Task) -> str | None:
+        """Return why the loader of this version does not run a task; None where it does."""
+        try:
+            return why_not_run(self.scenario_at(task.point).machine, task.policy)
+        except ConfigError as error:
+            return str(error)
+
+    def scheduled_reads(self, task: Task) -> int:
+        """Return how many reads the loader's scheduler would predict for a task; 0 where it cannot."""
+        if self.why_not_run(task):
+            return 0
+        scenario = self.scenario_at(task.point)
+        return scenario.plan().reads(0) if is_scheduled(scenario, task.policy) else 0
 
     def _machine_at(self, point: Point) -> Machine:
         machine = self.scenario.machine
@@ -206,7 +226,7 @@ class Sweep:
 
     @property
     def _ssd(self) -> StorageClass | None:
-        return _named(self.scenario.machine, SSD_NAMES)
+        return _named(self.scenario.machine, DISK_NAMES)
 
 
 def _named(machine: Machine, names: Sequence[str]) -> StorageClass | None:
@@ -215,10 +235,13 @@ def _named(machine: Machine, names: Sequence[str]) -> StorageClass | None:
 
 
 def predict_loading(scenario: Scenario, policy: str) -> Outcome:
-    """Run the request model once; what the sweep of `penstock plan` evaluates.
+    """Predict one run; what the sweep of `penstock plan` evaluates.
 
+    The loader's scheduler predicts what `is_scheduled` allows, up to `MOST_READS` reads; the request model all else.
     Raises: ConfigError where the policy cannot run the scenario.
     """
+    if is_scheduled(scenario, policy) and scenario.plan().reads(0) <= MOST_READS:
+        return _outcome_of_spans(predict_one_rank(scenario).spans)
     from penstock.simulate.requests import simulate_loading
 
     result = simulate_loading(scenario, find_policy(policy, scenario.assumptions))
@@ -235,6 +258,24 @@ def predict_loading(scenario: Scenario, policy: str) -> Outcome:
         longest_stall_seconds=float(stall_seconds.max()),
         store_reads_share=from_store / max(1, int(reads.sum())),
         store_bytes=float(result.store_bytes.sum()),
+    )
+
+
+def _outcome_of_spans(spans: Spans) -> Outcome:
+    kinds = spans["kind"]
+    waits, reads, steps = (spans[kinds == kind] for kind in (Kind.WAIT, Kind.READ, Kind.STEP))
+    stall_seconds = float((waits["end"] - waits["start"]).sum())
+    hits = int(np.count_nonzero(kinds == Kind.HIT))
+    return Outcome(
+        "done",
+        run_seconds=float(steps["end"].max()),
+        initial_stall_seconds=0.0,
+        stall_seconds=stall_seconds,
+        longest_stall_seconds=stall_seconds,
+        store_reads_share=1.0
+        - hits / max(1, int(steps["bytes"].sum())),  # the bytes of a step are its samples
+        store_bytes=float(reads["bytes"].sum()),
+        engine="scheduler",
     )
 
 

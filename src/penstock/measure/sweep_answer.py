@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -26,6 +26,7 @@ class Row:
     lower_bound_seconds: of the same number of ranks; None where it could not be computed.
     over: by which share the run is longer than it; None where either is not known.
     price: of all hosts; None where no price was given.
+    why_not_run: why the loader of this version does not run it; None where it does.
     """
 
     point: Point
@@ -34,6 +35,7 @@ class Row:
     lower_bound_seconds: float | None
     over: float | None
     price: float | None
+    why_not_run: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Answer:
     closest: where none suffices, the one that comes nearest to the lower bound, of those that meet the deadline, if
         any does. None where some suffice, or nothing ran.
     front: with prices, the rows that no other one beats in both price and run time, from the cheapest to the fastest.
+    fastest: of all rows; None where nothing ran.
+    of_loader: the answer from those rows alone that the loader of this version runs; None where it runs all.
     """
 
     rows: tuple[Row, ...]
@@ -60,6 +64,8 @@ class Answer:
     least: tuple[Row, ...]
     closest: Row | None
     front: tuple[Row, ...]
+    fastest: Row | None
+    of_loader: Answer | None = None
 
 
 def judge(
@@ -68,11 +74,13 @@ def judge(
     within: float,
     prices: Prices | None = None,
     deadline_seconds: float = math.inf,
+    why_not_run: Callable[[Task], str | None] = lambda _task: None,
 ) -> Answer:
     """Choose from a sweep's outcomes.
 
     within: 0.05 allows runs 5 % longer than the lower bound of as many ranks.
     prices: None where nobody said what anything costs.
+    why_not_run: `Sweep.why_not_run`; without it the loader is taken to run everything.
 
     Raises: ConfigError if within or deadline_seconds is negative or not a number.
     """
@@ -86,10 +94,18 @@ def judge(
         if task.policy == LOWER_BOUND
     }
     rows = tuple(
-        _row(task, outcome, bounds.get(task.point.ranks), prices)
+        _row(task, outcome, bounds.get(task.point.ranks), prices, why_not_run(task))
         for task, outcome in outcomes.items()
         if task.policy != LOWER_BOUND
     )
+    answer = _choose(rows, within, prices is not None, deadline_seconds)
+    runnable = tuple(row for row in rows if row.why_not_run is None)
+    if len(runnable) == len(rows):
+        return answer
+    return replace(answer, of_loader=_choose(runnable, within, prices is not None, deadline_seconds))
+
+
+def _choose(rows: tuple[Row, ...], within: float, priced: bool, deadline_seconds: float) -> Answer:
     in_time = [row for row in rows if _seconds(row) <= deadline_seconds]
     # A run at the very edge is within: 1.05 / 1 - 1 is above 0.05 by a hair.
     sufficient = tuple(row for row in in_time if row.over is not None and row.over <= within + _ROUNDING)
@@ -99,20 +115,23 @@ def judge(
         within,
         deadline_seconds,
         sufficient,
-        cheapest=min(sufficient, key=_price_then_seconds, default=None) if prices is not None else None,
-        least=tuple(row for row in sufficient if _is_least(row, sufficient)) if prices is None else (),
+        cheapest=min(sufficient, key=_price_then_seconds, default=None) if priced else None,
+        least=tuple(row for row in sufficient if _is_least(row, sufficient)) if not priced else (),
         closest=None if sufficient else min(candidates, key=_over, default=None),
-        front=_front(rows) if prices is not None else (),
+        front=_front(rows) if priced else (),
+        fastest=min((row for row in rows if row.outcome.run_seconds is not None), key=_seconds, default=None),
     )
 
 
-def _row(task: Task, outcome: Outcome, bound: float | None, prices: Prices | None) -> Row:
+def _row(
+    task: Task, outcome: Outcome, bound: float | None, prices: Prices | None, why_not_run: str | None
+) -> Row:
     over = None
     if outcome.run_seconds is not None and bound:
         # Rounding of a sum of many steps may put a run below its bound by a hair.
         over = max(0.0, outcome.run_seconds / bound - 1.0)
     price = None if prices is None else prices.of(task.point)
-    return Row(task.point, task.policy, outcome, bound, over, price)
+    return Row(task.point, task.policy, outcome, bound, over, price, why_not_run)
 
 
 def _seconds(row: Row) -> float:
@@ -180,7 +199,10 @@ def _values(row: Row, is_sufficient: bool, is_on_front: bool) -> dict[str, Any]:
         "ram_bytes": row.point.ram_bytes,
         "ssd_bytes": row.point.ssd_bytes,
         "policy": row.policy,
+        "is_runnable": row.why_not_run is None,
+        "not_runnable_reason": row.why_not_run,
         "status": outcome.status,
+        "engine": outcome.engine,
         "run_seconds": outcome.run_seconds,
         "lower_bound_seconds": row.lower_bound_seconds,
         "over_lower_bound": row.over,
@@ -211,11 +233,19 @@ def answer_values(answer: Answer, sweep: Sweep) -> dict[str, Any]:
         "lower_bounds": [
             {"ranks": ranks, "run_seconds": seconds} for ranks, seconds in sorted(bounds.items())
         ],
+        **_chosen(answer, of_row),
+        "front": [of_row[row] for row in answer.front],
+        "of_loader": None if answer.of_loader is None else _chosen(answer.of_loader, of_row),
+        "rows": rows,
+    }
+
+
+def _chosen(answer: Answer, of_row: Mapping[Row, dict[str, Any]]) -> dict[str, Any]:
+    return {
         "cheapest": None if answer.cheapest is None else of_row[answer.cheapest],
         "least": [of_row[row] for row in answer.least],
         "closest": None if answer.closest is None else of_row[answer.closest],
-        "front": [of_row[row] for row in answer.front],
-        "rows": rows,
+        "fastest": None if answer.fastest is None else of_row[answer.fastest],
     }
 
 
@@ -226,7 +256,10 @@ _TYPES = {
     "ram_bytes": "int64",
     "ssd_bytes": "int64",
     "policy": "string",
+    "is_runnable": "bool",
+    "not_runnable_reason": "string",
     "status": "string",
+    "engine": "string",
     "run_seconds": "float64",
     "lower_bound_seconds": "float64",
     "over_lower_bound": "float64",

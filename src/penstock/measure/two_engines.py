@@ -8,19 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from penstock.machine import Curve, Machine
 from penstock.plan import AccessPlan, Explicit
-from penstock.policy import StagingLimits
 from penstock.policy.loading import Frequency, Job, LoadingPolicy, Staging
 from penstock.simulate import predict
 from penstock.simulate.assumptions import Assumptions
+from penstock.simulate.one_rank import limits_of
 from penstock.simulate.requests import readers_of, simulate_job
 from penstock.simulate.scenario import Scenario
-
-#: More slots than this change nothing: a batch is staged long before it is due.
-_MOST_SLOTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +68,8 @@ def _reads(plan: AccessPlan, epoch: int) -> int:
 
 def _run(job: Job, policy: LoadingPolicy, assumptions: Assumptions) -> SideBySide:
     machine = job.machine
-    staging_bytes = machine.storage[0].capacity_bytes
-    batch_bytes = job.plan.max_local_batch(0) * max(1.0, float(job.sizes_bytes.mean()))
-    limits = StagingLimits(
-        slots=int(np.clip(staging_bytes / 2 // batch_bytes, 2, _MOST_SLOTS)),
-        readers=readers_of(machine, assumptions) + sum(tier.threads for tier in machine.storage[1:]),
-        decoders=machine.decode_threads,
-        undecoded_bytes=staging_bytes // 2,
-    )
+    readers = readers_of(machine, assumptions) + sum(tier.threads for tier in machine.storage[1:])
+    limits = limits_of(job.plan, machine, job.sizes_bytes, readers)
     trace = predict(job.plan, machine, job.sizes_bytes, limits=limits)
     epochs = trace.epochs()
     result = simulate_job(job, policy, assumptions)

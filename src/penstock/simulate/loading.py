@@ -36,6 +36,9 @@ from penstock.trace.schema import NO_TIER, SOURCE, SPAN, STAGING, Kind, Spans
 
 _READER, _DECODER = 2, 3
 
+#: Spans that are kept as tuples, which take four times the bytes of their record.
+_LOOSE_SPANS = 1 << 16
+
 Event = Callable[[float], None]
 
 
@@ -138,6 +141,7 @@ class _Run:
             lambda reads: reads * machine.source_rate(machine.ranks, reads),
         )
         self._spans: list[tuple[float, float, int, int, int, int, int, int, int, int]] = []
+        self._packed: list[Spans] = []
         self._whole: dict[tuple[int, int], Ready] = {}
         self._asked: tuple[int, int, float] | None = None
         self._slot_in_use: int | None = None
@@ -153,7 +157,8 @@ class _Run:
         self._clock.at(first_ask_seconds, self._ask)
         self._clock.run()
         assert self._asked is None, f"the simulated run stopped before batch {self._asked}"
-        spans = np.array(self._spans, SPAN)
+        self._pack()
+        spans = np.concatenate(self._packed)
         return spans[np.argsort(spans["end"], kind="stable")]
 
     def _record(
@@ -169,6 +174,12 @@ class _Run:
         worker: int = _DECODER,
     ) -> None:
         self._spans.append((start, end, sample, nbytes, epoch, step, kind, tier, worker, self._rank))
+        if len(self._spans) >= _LOOSE_SPANS:
+            self._pack()
+
+    def _pack(self) -> None:
+        self._packed.append(np.array(self._spans, SPAN))
+        self._spans.clear()
 
     # The consumer
 

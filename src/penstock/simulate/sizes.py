@@ -44,7 +44,8 @@ class SizeDistribution:
     samples: F, from 1 to 4 * 10**9.
     parameters: ``loc`` and ``scale`` in bytes, as SciPy means them (normal: mean and standard deviation; uniform: from
         loc to loc + scale), and the distribution's shape parameters by their names there, which are plain numbers.
-        ``loc`` is 0 unless given; constant and discrete distributions have no ``scale``. Kept as pairs, sorted.
+        ``loc`` is 0 unless given; ``scale`` is above 0, or 0 for normal and uniform, whose sizes then are all equal;
+        constant and discrete distributions have no ``scale``. Kept as pairs, sorted.
     min_bytes, max_bytes: both inclusive; a value outside of them, after rounding to a byte, is drawn again alone.
     Raises: ConfigError naming the parameter, or where SciPy is needed and not installed.
     """
@@ -67,8 +68,12 @@ class SizeDistribution:
         for parameter, value in self._values().items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise ConfigError(f"{parameter} is {value!r}; a distribution's parameters are finite numbers")
-        if self._values().get("scale", 1.0) <= 0:
-            raise ConfigError(f"scale is {self._values()['scale']!r}; it must be above zero")
+        scale = self._values().get("scale", 1.0)
+        may_be_zero = self.name in ("norm", *_OWN)
+        if scale < 0 or (scale == 0 and not may_be_zero):
+            raise ConfigError(
+                f"scale is {scale!r}; it must be {'zero or more' if may_be_zero else 'above zero'}"
+            )
         middle = self._quantile()(np.array([0.5]))
         if not np.isfinite(middle).all():
             given = ", ".join(f"{parameter} = {value:g}" for parameter, value in self._values().items())
