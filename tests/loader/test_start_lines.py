@@ -16,6 +16,7 @@ from penstock.loader.start_lines import start_lines
 from penstock.loader.transforms import Resize, ToTensor, compile_pipeline
 from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Sequential
 from penstock.policy import StagingLimits, place_by_frequency
+from penstock.store.calls import Calls
 
 COUNT = 1000
 TO_ARRAY = (Resize((8, 8)), ToTensor())
@@ -135,7 +136,7 @@ def test_a_data_set_is_named_by_its_type_and_promises_nothing_about_what_is_kept
     plan = AccessPlan(Sequential(COUNT), 64, 1)
     setup = setup_of(
         plan,
-        work=DatasetWork(Numbers(), [0], numpy_leaf, True),
+        work=DatasetWork(Numbers(), [0], numpy_leaf, True, Calls()),
         sizes_bytes=np.zeros(COUNT, np.int64),
         limits=StagingLimits(4, 0, 16, 5_000_000),
         decoders_because="as decoders= says",

@@ -30,7 +30,7 @@ def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 
 def in_worker():
-    return threading.current_thread() is not threading.main_thread()
+    return threading.current_thread().name.startswith(("penstock-read", "penstock-decode"))
 
 class Numbers:
     def __len__(self):
@@ -178,7 +178,7 @@ class Slow(Numbers):
         time.sleep(1000)
 Loader(Slow(), **options)
 """,
-        False,
+        True,
     ),
     "in the first wait": (
         STUCK
@@ -660,6 +660,69 @@ def test_ctrl_c_ends_a_training_whose_store_hangs_in_the_kernel(stuck: tuple[Tra
     assert training.process.returncode == -signal.SIGINT
     assert "RuntimeWarning: closed while threads hang" in training.stderr
     assert str(pipe) in training.stderr
+    assert "Exception ignored" not in training.stderr
+
+
+HUNG_BEFORE_ITS_FIRST_BATCH = """
+from penstock import open_source
+root, what = sys.argv[1:]
+if what.startswith("listing"):
+    scandir = os.scandir
+    def hanging(path):  # as on a mount whose server has gone; in its thread no signal ends it
+        if path.endswith("dog"):
+            say("it hangs")
+            threading.Event().wait()
+        return scandir(path)
+    os.scandir = hanging
+    stuck = os.path.join(root, "dog")
+else:
+    from penstock.store import ImageFolder
+    source = ImageFolder(root)
+    stuck = source.path_of(0)
+    os.unlink(stuck)
+    os.mkfifo(stuck)
+say(stuck)
+if what == "listing alone":
+    open_source(root)
+options.update(shuffle=False, memory="4 MB", patience_seconds=0.1, report=say)
+if what.endswith("time-out"):
+    options["timeout_seconds"] = 0.2
+from penstock.loader.transforms import ToTensor
+Loader(root if what.startswith("listing") else source, transforms=[ToTensor()], **options)
+"""
+
+
+@pytest.mark.parametrize("what", ["listing", "listing alone", "first sample"])
+def test_one_ctrl_c_ends_a_loader_that_its_store_keeps_from_being_made(
+    train: Callable[..., Training], image_folder: Callable[..., Path], what: str
+) -> None:
+    training = train(HUNG_BEFORE_ITS_FIRST_BATCH, str(image_folder(images=12)), what)
+    assert training.process.stdout is not None
+    stuck = training.process.stdout.readline().rstrip("\n")
+    if what == "listing alone":
+        training.until("it hangs")
+    else:
+        said = re.compile(rf"the loader is being made since .* waits for {re.escape(stuck)}, asked for .*")
+        line = training.until(said)
+        while line.partition(" since")[0] not in (answer := penstock("ps", str(training.pid))).stdout:
+            assert training.process.poll() is None, training.stderr
+        assert stuck in answer.stdout
+
+    training.interrupt()
+    training.end()
+
+    assert_was_interrupted_quietly(training, warned=True)
+    assert stuck in training.stderr
+
+
+@pytest.mark.parametrize("what", ["listing, time-out", "first sample, time-out"])
+def test_a_loader_that_its_store_keeps_from_being_made_times_out(
+    train: Callable[..., Training], image_folder: Callable[..., Path], what: str
+) -> None:
+    training = train(HUNG_BEFORE_ITS_FIRST_BATCH, str(image_folder(images=12)), what)
+
+    assert training.end() == 1
+    assert "WaitTimeout: the loader is being made since 0." in training.stderr
     assert "Exception ignored" not in training.stderr
 
 

@@ -34,8 +34,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import LoaderClosed, WaitTimeout, printable
+from penstock.errors import LoaderClosed, printable
 from penstock.flow import waits
+from penstock.flow.patience import Patience
 from penstock.flow.recorder import Recorder, Ring
 from penstock.flow.staging import Reference, StagingBuffer
 from penstock.policy import Instruction, Load, Read, Ready, Scheduler, Staged, ThreadFacts
@@ -44,7 +45,6 @@ from penstock.trace.schema import SOURCE, Kind
 
 _JOIN_SECONDS = 5.0
 _POLL_HELD_SECONDS = 0.002
-_LOOK_AGAIN_SECONDS = 60.0
 _READER_SPANS = 1024
 _RECENT_READS = 256
 # The consumer's own ring is number 0.
@@ -245,8 +245,8 @@ class Engine:
         key = (epoch, step)
         begin = self._clock()
         self._consumer_waits = (epoch, step, begin)
-        reported = 0
         try:
+            patience = Patience(self._patience_seconds, self._timeout_seconds, self._say, self._consumer_line)
             if self._staging.is_held:
                 self._post(self._poll_held)
             while True:
@@ -257,13 +257,12 @@ class Engine:
                 self._check_usable()
                 self._make_room(key)
                 waited = self._clock() - begin
-                if self._timeout_seconds is not None and waited >= self._timeout_seconds:
-                    raise WaitTimeout(self._consumer_line())
-                if waited >= self._patience_seconds * (reported + 1):
-                    reported += 1
-                    self._say(self._consumer_line())
+                pause = patience.look(waited, waited)
+                if self._staging.is_held:
+                    self._post(self._poll_held)
+                    pause = _POLL_HELD_SECONDS
                 with contextlib.suppress(Empty):
-                    self._wake.get(timeout=self._pause_seconds(waited, reported))
+                    self._wake.get(timeout=pause)
         finally:
             self._consumer_waits = None
 
@@ -361,15 +360,6 @@ class Engine:
             self._staging.grow()
         self._post(partial(self._scheduler.slots_added, len(self._staging)))
         self._slots = len(self._staging)
-
-    def _pause_seconds(self, waited: float, reported: int) -> float:
-        if self._staging.is_held:
-            self._post(self._poll_held)
-            return _POLL_HELD_SECONDS
-        pause = self._patience_seconds * (reported + 1) - waited
-        if self._timeout_seconds is not None:
-            pause = min(pause, self._timeout_seconds - waited)
-        return min(max(pause, 0.001), _LOOK_AGAIN_SECONDS)
 
     def _consumer_line(self) -> str:
         if self._consumer_waits is None:

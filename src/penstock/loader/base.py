@@ -21,6 +21,7 @@ from penstock.flow.recorder import Recorder
 from penstock.flow.staging import DeviceEvent, StagingBuffer, are_small
 from penstock.loader.budget import MemoryBudget
 from penstock.loader.dataset import DatasetWork, MapDataset
+from penstock.loader.opening import Opening
 from penstock.loader.progress import Collector
 from penstock.loader.setup import open_any, order_of, read_machine, set_up, with_memory
 from penstock.loader.start_lines import start_lines
@@ -138,7 +139,8 @@ class BaseLoader(ABC, Generic[Batch]):
         trace: a file to record every span in.
         report: gets the lines about the start (on rank 0), epochs and long waits; None for silence.
 
-        Raises: ConfigError naming the argument; DataError if the source cannot be opened.
+        Raises: ConfigError naming the argument; DataError if the source cannot be opened; WaitTimeout if it does not
+            answer.
         """
         if on_error not in ("raise", "skip") and not callable(on_error):
             raise ConfigError(
@@ -153,25 +155,31 @@ class BaseLoader(ABC, Generic[Batch]):
         for name, seconds in waits.items():
             if not isinstance(seconds, (int, float)) or not seconds > 0:
                 raise ConfigError(f"{name} is {seconds!r}; it is a number of seconds above zero")
-        opened = open_any(source)
-        order = order_of(shuffle, len(opened), seed)
-        plan = AccessPlan(order, batch_size, epochs, world_size, split, drop_last)
-        plan.check_equal_steps()
-        self._setup = setup = set_up(
-            opened,
-            plan,
-            rank,
-            transforms=transforms,
-            seed=seed,
-            dtype=dtype,
-            layout=layout,
-            memory=memory,
-            machine=read_machine(machine),
-            readers=readers,
-            decoders=decoders,
-            as_array=self._as_array,
-            on_error_raise=on_error == "raise",
-        )
+        say = report if report is not None else _keep_silent
+        opening = Opening(patience_seconds, timeout_seconds, say)
+        try:
+            opened = open_any(source, opening.calls)
+            order = order_of(shuffle, len(opened), seed)
+            plan = AccessPlan(order, batch_size, epochs, world_size, split, drop_last)
+            plan.check_equal_steps()
+            self._setup = setup = set_up(
+                opened,
+                plan,
+                rank,
+                transforms=transforms,
+                seed=seed,
+                dtype=dtype,
+                layout=layout,
+                memory=memory,
+                machine=read_machine(machine),
+                readers=readers,
+                decoders=decoders,
+                as_array=self._as_array,
+                on_error_raise=on_error == "raise",
+                calls=opening.calls,
+            )
+        finally:
+            opening.close()
         self._plan, self._rank, self._work = plan, rank, setup.work
         self._on_error = on_error
         self._report = report
@@ -179,7 +187,6 @@ class BaseLoader(ABC, Generic[Batch]):
 
         self._recorder = Recorder(_RING_SPANS, rank)
         self._ring = self._recorder.ring(_CONSUMER)
-        say = report if report is not None else _keep_silent
         self._collector = Collector(self._recorder, self._trace_writer(trace), say)
         staging = StagingBuffer(
             setup.work.fields, plan.max_local_batch(rank), setup.budget.staging_bytes, self._device_event()

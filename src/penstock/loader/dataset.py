@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from penstock.loader.probing import from_first
 from penstock.loader.structure import learn_structure
 from penstock.policy import Load, Read
 from penstock.policy.scheduler import Item
+from penstock.store.calls import Calls
 from penstock.trace.schema import SOURCE, Kind
 
 
@@ -35,7 +37,7 @@ class DatasetWork:
     mapping of arrays and numbers, nested at will. Arrays and numbers get a place in the slot; anything else (a path,
     a string) is handed over in a list. Batches have the structure that PyTorch's default_collate gives them.
 
-    as_array: turns a leaf into an array without a copy where it can.
+    as_array: turns a leaf into an array without a copy where it can. calls: what the first sample is fetched with.
     """
 
     def __init__(
@@ -44,10 +46,11 @@ class DatasetWork:
         samples: Iterable[int],
         as_array: Callable[[Any], NDArray[Any] | None],
         on_error_raise: bool,
+        calls: Calls,
     ) -> None:
         self._dataset = dataset
         self._as_array = as_array
-        sample, example = from_first(samples, self._example, on_error_raise=on_error_raise)
+        sample, example = from_first(samples, partial(self._example, calls), on_error_raise=on_error_raise)
         self._structure = learn_structure(example)
         leaves = [as_array(leaf) for leaf in self._structure.leaves_of(example, self.describe(sample))]
         #: Which leaves are arrays, in the structure's order.
@@ -130,9 +133,9 @@ class DatasetWork:
     def close(self) -> None:
         self._other_leaves.clear()
 
-    def _example(self, sample: int) -> tuple[int, Any]:
+    def _example(self, calls: Calls, sample: int) -> tuple[int, Any]:
         try:
-            return sample, self._dataset[sample]
+            return sample, calls.one(self.describe(sample), lambda: self._dataset[sample])
         except Exception as error:
             error.add_note(f"while asking {self.place} for sample {sample}, to see its shape")
             raise

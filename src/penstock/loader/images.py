@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from penstock.loader.transforms import Draws, Pipeline, Scratch
 from penstock.policy import Load, Read
 from penstock.policy.scheduler import Item
 from penstock.store import MemoryTier, Source
+from penstock.store.calls import Calls
 from penstock.trace.schema import SOURCE, STAGING, Kind
 
 _DRAWS_KEPT = 16
@@ -48,11 +50,11 @@ class ImageWork:
             Field("labels", (), np.dtype(np.int64)),
         )
 
-    def learn_shape(self, samples: Iterable[int], on_error_raise: bool) -> None:
+    def learn_shape(self, samples: Iterable[int], on_error_raise: bool, calls: Calls) -> None:
         """Find the shape of a sample where the transforms do not fix it, from the first of these that can be had."""
         if not self._pipeline.needs_probe:
             return
-        from_first(samples, self._probe, on_error_raise=on_error_raise)
+        from_first(samples, partial(self._probe, calls), on_error_raise=on_error_raise)
 
     def attach(self, staging: StagingBuffer) -> None:
         """Say where decoded samples go, before the first Load."""
@@ -183,9 +185,9 @@ class ImageWork:
                 self._draws.pop(min(self._draws), None)
         return draws
 
-    def _probe(self, sample: int) -> None:
+    def _probe(self, calls: Calls, sample: int) -> None:
         try:
-            self._pipeline.probe(self._source.read(sample))
+            self._pipeline.probe(calls.one(self.describe(sample), lambda: self._source.read(sample)))
         except Exception as error:
             explained = self._explained(error, sample)
             if explained is error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from penstock.errors import WaitTimeout
+
 T = TypeVar("T")
 
 
@@ -12,12 +14,14 @@ def from_first(samples: Iterable[int], look: Callable[[int], T], *, on_error_rai
     """Return what `look` makes of the first sample that it does not raise for.
 
     samples: ids, at least one. on_error_raise: the first sample's error is final.
-    Raises: the last error of `look`, where there is nothing to return.
+    Raises: the last error of `look`, where there is nothing to return; WaitTimeout at once.
     """
     last_error: Exception | None = None
     for sample in samples:
         try:
             return look(sample)
+        except WaitTimeout:
+            raise
         except Exception as error:
             last_error = error
             if on_error_raise:

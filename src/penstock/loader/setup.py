@@ -25,6 +25,7 @@ from penstock.plan.orders import is_whole
 from penstock.policy import Placement, StagingLimits, place_by_frequency
 from penstock.policy.runnable import why_not_kept
 from penstock.store import MemoryTier, Source, open_source
+from penstock.store.calls import Calls
 from penstock.units import format_bytes, parse_bytes
 
 # More than any store rewards: a slip of the hand, and every thread costs a stack.
@@ -60,13 +61,13 @@ class Setup:
     decoders_because: str
 
 
-def open_any(source: str | os.PathLike[str] | Source | MapDataset) -> Source | MapDataset:
+def open_any(source: str | os.PathLike[str] | Source | MapDataset, calls: Calls) -> Source | MapDataset:
     """Open what a path names; a source or data set is taken as it is.
 
     Raises: ConfigError for anything else; what `open_source` raises.
     """
     if isinstance(source, (str, os.PathLike)):
-        return open_source(source)
+        return open_source(source, calls=calls)
     if reason := _why_no_source(source):
         raise ConfigError(f"source is {reason}")
     return source
@@ -147,8 +148,11 @@ def set_up(
     decoders: int | None,
     as_array: Callable[[Any], NDArray[Any] | None],
     on_error_raise: bool,
+    calls: Calls,
 ) -> Setup:
     """Compile the transforms and share the memory out. The arguments are those of `BaseLoader`.
+
+    calls: what the first sample is read with.
 
     Raises: ConfigError naming the argument that cannot work.
     """
@@ -166,7 +170,7 @@ def set_up(
         most_decoders = 0 if decoders else 2 * cpus
         sizes_bytes = opened.sizes_bytes
         work = ImageWork(opened, compile_pipeline(transforms, seed=seed, dtype=dtype, layout=layout), tiers)
-        work.learn_shape(probes, on_error_raise)
+        work.learn_shape(probes, on_error_raise, calls)
     else:
         if transforms:
             raise ConfigError(
@@ -182,7 +186,7 @@ def set_up(
         # Its own code reads and decodes in one go: the threads may be as many as those that wait for a store.
         readers, most_decoders = 0, 0 if decoders else default_readers(cpus)
         sizes_bytes = np.zeros(len(opened), np.int64)
-        work = DatasetWork(opened, probes, as_array, on_error_raise)
+        work = DatasetWork(opened, probes, as_array, on_error_raise, calls)
 
     decoders = decoders or cpus
     local_batch = plan.max_local_batch(rank)

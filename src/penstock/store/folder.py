@@ -5,22 +5,17 @@ from __future__ import annotations
 import csv
 import os
 import stat
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
+from penstock.store.calls import Calls
 from penstock.store.files import FileSource
 from penstock.store.source import Source
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 # torchvision's list, so that both number the same files alike.
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -42,10 +37,15 @@ class ImageFolder(FileSource):
     """
 
     def __init__(
-        self, root: str | os.PathLike[str], *, extensions: Collection[str] | None = IMAGE_EXTENSIONS
+        self,
+        root: str | os.PathLike[str],
+        *,
+        extensions: Collection[str] | None = IMAGE_EXTENSIONS,
+        calls: Calls | None = None,
     ) -> None:
         folder = _absolute(root)
-        classes = sorted(name for name, is_folder in _visible(folder) if is_folder)
+        calls = calls or Calls()
+        classes = sorted(name for name, is_folder in _visible_soon(folder, calls) if is_folder)
         if not classes:
             raise DataError(
                 f"{folder} has no label folders: put the files of each label into a folder of its name, "
@@ -53,13 +53,13 @@ class ImageFolder(FileSource):
             )
 
         def list_label(label: str) -> list[str]:
-            names = list(chain.from_iterable(names for _, names in sorted(_walk(folder, label))))
+            names = list(chain.from_iterable(names for _, names in sorted(_walk(folder, label, calls))))
             return _choose(os.path.join(folder, label), names, extensions)
 
-        by_label = _overlapped(list_label, classes)
+        by_label = calls.each(list_label, classes)
         names = list(chain.from_iterable(by_label))
         labels = np.repeat(np.arange(len(classes), dtype=np.int64), [len(found) for found in by_label])
-        super().__init__(folder, names, _sizes_of(folder, names), labels, tuple(classes))
+        super().__init__(folder, names, _sizes_of(folder, names, calls), labels, tuple(classes))
 
 
 class FlatFolder(FileSource):
@@ -74,13 +74,18 @@ class FlatFolder(FileSource):
     """
 
     def __init__(
-        self, root: str | os.PathLike[str], *, extensions: Collection[str] | None = IMAGE_EXTENSIONS
+        self,
+        root: str | os.PathLike[str],
+        *,
+        extensions: Collection[str] | None = IMAGE_EXTENSIONS,
+        calls: Calls | None = None,
     ) -> None:
         folder = _absolute(root)
-        names = sorted(name for name, is_folder in _visible(folder) if not is_folder)
+        calls = calls or Calls()
+        names = sorted(name for name, is_folder in _visible_soon(folder, calls) if not is_folder)
         names = _choose(folder, names, extensions)
         labels = np.full(len(names), NO_LABEL, dtype=np.int64)
-        super().__init__(folder, names, _sizes_of(folder, names), labels, ())
+        super().__init__(folder, names, _sizes_of(folder, names, calls), labels, ())
 
 
 class FileList(FileSource):
@@ -96,9 +101,10 @@ class FileList(FileSource):
         no regular file, or a label is missing or negative.
     """
 
-    def __init__(self, list_file: str | os.PathLike[str]) -> None:
+    def __init__(self, list_file: str | os.PathLike[str], *, calls: Calls | None = None) -> None:
         self.list_file = _absolute(list_file)
-        rows = _read_rows(self.list_file)
+        calls = calls or Calls()
+        rows = calls.one(self.list_file, lambda: _read_rows(self.list_file))
         root = os.path.dirname(self.list_file)
         names = [fields[0] for _, fields in rows]
 
@@ -106,30 +112,34 @@ class FileList(FileSource):
             return f"{self.list_file}, line {rows[position][0]}: "
 
         labels, classes = _read_labels(self.list_file, rows)
-        super().__init__(root, names, _sizes_of(root, names, say_line), labels, classes)
+        super().__init__(root, names, _sizes_of(root, names, calls, say_line), labels, classes)
 
 
-def open_source(path: str | os.PathLike[str]) -> Source:
+def open_source(path: str | os.PathLike[str], *, calls: Calls | None = None) -> Source:
     """Open a data set of plain files by what is found at a path.
 
     A folder with subfolders becomes an `ImageFolder`, one without a `FlatFolder`, a file a `FileList`. A `~` at
-    its beginning is the home folder.
+    its beginning is the home folder. The file system is asked on threads, so that Ctrl-C ends the wait for one that
+    does not answer.
+
+    calls: whose threads ask the file system; a loader gives its own, which report long waits.
     Raises: DataError as those; ConfigError where images lie beside subfolders, so that it could be either, and
         for what is no path.
     """
     place = _absolute(path)
-    if os.path.isfile(place):
-        return FileList(place)
-    found = _visible(place)
+    calls = calls or Calls()
+    if calls.one(place, lambda: os.path.isfile(place)):
+        return FileList(place, calls=calls)
+    found = _visible_soon(place, calls)
     if not any(is_folder for _, is_folder in found):
-        return FlatFolder(place)
+        return FlatFolder(place, calls=calls)
     images = [name for name, is_folder in found if not is_folder and name.lower().endswith(IMAGE_EXTENSIONS)]
     if images:
         raise ConfigError(
             f"{place} has both subfolders and images ({min(images)}): open it with ImageFolder, which leaves "
             f"out the images beside the label folders, or with FlatFolder, which leaves out the subfolders"
         )
-    return ImageFolder(place)
+    return ImageFolder(place, calls=calls)
 
 
 def _absolute(path: str | os.PathLike[str]) -> str:
@@ -140,6 +150,10 @@ def _absolute(path: str | os.PathLike[str]) -> str:
     if not isinstance(text, str) or not text:
         raise ConfigError(f"{path!r} is not the path of a folder or of a list of files: give one")
     return os.path.abspath(text)
+
+
+def _visible_soon(folder: str, calls: Calls) -> list[tuple[str, bool]]:
+    return calls.one(folder, lambda: _visible(folder))
 
 
 def _visible(folder: str) -> list[tuple[str, bool]]:
@@ -161,12 +175,14 @@ def _visible(folder: str) -> list[tuple[str, bool]]:
         raise DataError(f"{folder} cannot be listed: {error.strerror}") from error
 
 
-def _walk(root: str, folder: str) -> Iterator[tuple[str, list[str]]]:
+def _walk(root: str, folder: str, calls: Calls) -> Iterator[tuple[str, list[str]]]:
     """Yield each folder at and below one, with its files sorted, all relative to the root."""
     files: list[str] = []
-    for name, is_folder in _visible(os.path.join(root, folder)):
+    path = os.path.join(root, folder)
+    calls.at(path)
+    for name, is_folder in _visible(path):
         if is_folder:
-            yield from _walk(root, f"{folder}/{name}")
+            yield from _walk(root, f"{folder}/{name}", calls)
         else:
             files.append(f"{folder}/{name}")
     yield folder, sorted(files)
@@ -191,21 +207,22 @@ def _choose(folder: str, names: list[str], extensions: Collection[str] | None) -
 
 
 def _sizes_of(
-    root: str, names: Sequence[str], say_place: Callable[[int], str] = lambda position: ""
+    root: str, names: Sequence[str], calls: Calls, say_place: Callable[[int], str] = lambda position: ""
 ) -> NDArray[np.int64]:
     """Return int64[len(names)], the size of each file; `say_place` begins the message about a bad one."""
 
     def sizes_from(start: int) -> list[int]:
         return [
-            _size_of(os.path.join(root, names[position]), say_place, position)
+            _size_of(os.path.join(root, names[position]), calls, say_place, position)
             for position in range(start, min(start + _FILES_AT_ONCE, len(names)))
         ]
 
-    sizes = _overlapped(sizes_from, range(0, len(names), _FILES_AT_ONCE))
+    sizes = calls.each(sizes_from, range(0, len(names), _FILES_AT_ONCE))
     return np.fromiter(chain.from_iterable(sizes), np.int64, len(names))
 
 
-def _size_of(path: str, say_place: Callable[[int], str], position: int) -> int:
+def _size_of(path: str, calls: Calls, say_place: Callable[[int], str], position: int) -> int:
+    calls.at(path)
     try:
         found = os.stat(path)
     except OSError as error:
@@ -217,25 +234,6 @@ def _size_of(path: str, say_place: Callable[[int], str], position: int) -> int:
 
 
 _FILES_AT_ONCE = 64
-_SERIAL_CALLS = 4
-_LISTERS = 16
-
-
-def _overlapped(call: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Return the result for each item in order, from several threads where a call waits more than it works.
-
-    Listing a local folder is bound by the processor and gets slower by threads; on a network file system
-    nearly all of it is waiting. The first few calls tell.
-    """
-    todo = list(items)
-    began, began_working = time.perf_counter(), time.thread_time()
-    results = [call(item) for item in todo[:_SERIAL_CALLS]]
-    working, elapsed = time.thread_time() - began_working, time.perf_counter() - began
-    rest = todo[_SERIAL_CALLS:]
-    if working > elapsed / 2:
-        return results + [call(item) for item in rest]
-    with ThreadPoolExecutor(_LISTERS, thread_name_prefix="penstock-list") as pool:
-        return results + list(pool.map(call, rest))
 
 
 _Rows = list[tuple[int, list[str]]]
