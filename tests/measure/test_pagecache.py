@@ -18,11 +18,9 @@ def stays_in_memory(path: Path) -> bool:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[int]:
-    """Return a descriptor to read a file by that was just written and is on the disk."""
+    """Return a descriptor to read a file by that was just written, and is not on the disk yet."""
     file = tmp_path / "a.bin"
-    with file.open("wb") as out:
-        out.write(os.urandom(100_000))
-        os.fsync(out.fileno())
+    file.write_bytes(os.urandom(100_000))
     with file.open("rb") as read:
         yield read.fileno()
 

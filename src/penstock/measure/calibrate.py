@@ -103,8 +103,7 @@ class Calibration:
 _CACHE_REMARKS = {
     PageCache.COLD: "The files were not in the page cache (cold): this is the speed of the store itself.",
     PageCache.WARM: "CAUTION: the files stayed in the page cache (warm): the store itself may be slower.",
-    PageCache.MIXED: "CAUTION: some files stayed in the page cache (mixed), as those just written do until `sync`: "
-    "the store itself may be slower.",
+    PageCache.MIXED: "CAUTION: some files stayed in the page cache (mixed): the store itself may be slower.",
     PageCache.UNKNOWN: "Whether the samples were cached is unknown: they are not files of this host.",
 }
 
