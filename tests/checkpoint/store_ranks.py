@@ -178,7 +178,7 @@ def reshard(report: Report, ranks: Ranks) -> None:
     store = SnapshotStore(FOLDER / "store", codec=CODEC, ranks=ranks_of_this_job, report=None)
     empty = {name: np.zeros_like(array) for name, array in whole.items()}
     into = {"model": {"rows": shard_of(empty["rows"], rank, size, 0), "columns": empty["columns"]}}
-    restored = store.restore(into=into)
+    restored = store.restore(into=into, only=["model/rows", "model/columns"])
     report["rows"] = np.array_equal(
         part_of(empty["rows"], rank, size, 0), part_of(whole["rows"], rank, size, 0)
     )

@@ -94,7 +94,7 @@ def test_whether_a_save_is_due_is_asked_of_a_step(folder: Path, wrong: Any) -> N
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "text", [], [np.ones(3)], np.ones(3)])
-def test_a_state_that_is_no_mapping_is_refused_and_one_of_before_is_still_read(
+def test_a_state_that_is_no_mapping_is_refused_and_read_where_dcp_made_a_list_of_it(
     folder: Path, wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(folder) as store:

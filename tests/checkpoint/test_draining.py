@@ -40,11 +40,12 @@ from penstock.checkpoint.saving import outcome_of
 from penstock.checkpoint.staged import FromChain
 from penstock.checkpoint.throttle import CappedTier
 from penstock.checkpoint.tier import MANIFEST
+from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.writing import Piece
 from penstock.errors import ConfigError, DataError, FormatError
 
 #: Of a test's small states, as a tier counts them before they are written.
-TABLES_BYTES = 1 << 20
+TABLES_BYTES = 16 << 10
 BIG = 1 << 16
 
 
@@ -400,6 +401,30 @@ def test_what_has_no_room_on_the_fast_tier_goes_to_the_slow_one_and_its_line_say
     store.drain()
     assert store.save(5, state_of(5)).wait().tier == str(top / "fast"), "what is drained made room"
     assert steps_in(top / "slow")[:4] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"weights": np.arange(75_000.0)},
+        {"model": {f"{'layer.' * 20}{number}": np.arange(3.0) for number in range(200)}},
+        {"plain": {str(number): [number, "text" * 20] for number in range(500)}, "w": np.arange(10)},
+    ],
+    ids=["0.6 MB", "many small tensors", "much beside the tensors"],
+)
+def test_the_fast_tier_reserves_what_a_snapshot_takes_and_little_more(
+    top: Path, state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.6 MB were refused with 1.49 MB free: a megabyte was reserved for the tables of any state."""
+    reserved: list[int] = []
+    place = Upkeep.place
+    monkeypatch.setattr(Upkeep, "place", lambda self, nbytes: reserved.append(nbytes) or place(self, nbytes))  # type: ignore[func-returns-value]
+    with SnapshotStore(top / "slow", fast=top / "fast", fast_bytes="1.49 MB", report=None) as store:
+        own = {"random": list(range(3_000))}
+        saved = store.save(1, state, per_rank=own).wait()
+
+    assert saved.tier == str(top / "fast")
+    assert saved.stored_bytes <= reserved[0] < 1.05 * saved.stored_bytes + 20_000
 
 
 def test_a_state_that_never_fits_the_fast_tier_is_saved_nevertheless(opened: Opened, top: Path) -> None:

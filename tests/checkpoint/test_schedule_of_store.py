@@ -163,6 +163,46 @@ def test_a_folder_without_the_space_is_refused_with_the_numbers_before_anything_
     assert needed.peak_bytes <= 20_000_000
 
 
+def test_space_is_checked_before_the_first_save_without_being_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    free_bytes = 3_900
+    monkeypatch.setattr(LocalTier, "free_bytes", lambda self: free_bytes)
+    with SnapshotStore(folder, scheme="complete", codec="stored", report=lines.append) as store:
+        assert [line.partition(": ")[2] for line in lines] == ["make room before the next save"]
+        with pytest.raises(
+            ConfigError, match=r"has 3.9 kB free, and the snapshot of step 1 takes up to 5.\d+ kB"
+        ):
+            store.save(1, state())
+        assert [path.name for path in folder.iterdir()] == [".lock"]
+        # It fits, and five do not: the training is told, and goes on.
+        free_bytes = 20_000
+        store.save(1, state()).wait()
+        assert lines[1].startswith(
+            f"step 1 is saved, but space may run out later: {folder} has 20 kB free, and "
+        )
+        # Once: what does not fit later is an error of the disk.
+        free_bytes = 100
+        store.save(2, state()).wait()
+        assert len(lines) == 4
+
+
+def test_a_store_that_is_opened_on_a_disk_that_is_almost_full_tells_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    with SnapshotStore(folder, codec="stored", report=None) as store:
+        store.save(7, state(nbytes=400_000)).wait()
+    for free_bytes in (399_000, 500_000):
+        monkeypatch.setattr(LocalTier, "free_bytes", lambda self, free=free_bytes: free)
+        SnapshotStore(folder, report=lines.append).close()
+
+    assert lines == [
+        f"{folder} has 399 kB free, and the last snapshot there takes 400 kB: make room before the next save"
+    ]
+
+
 @pytest.mark.parametrize("scheme", ["complete", "progressive"])
 def test_what_is_estimated_is_what_is_there_at_most(folder: Path, scheme: Any) -> None:
     generator = np.random.default_rng(0)

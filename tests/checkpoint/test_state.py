@@ -431,8 +431,12 @@ def refusals() -> dict[str, tuple[Any, str]]:
         "meta": ({"x": torch.empty(2, device="meta")}, "x is a tensor without numbers"),
         "given back": ({"x": given_back()}, "x is a tensor whose memory was given back"),
         "quantized": (
-            {"x": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)},
-            "x is a quantized tensor of type torch.qint8",
+            {
+                "x": torch.quantize_per_channel(
+                    torch.ones(2, 2), torch.ones(2), torch.ones(2), 0, torch.quint4x2
+                )
+            },
+            "x is a quantized tensor of type torch.quint4x2",
         ),
         "nested": (
             {"x": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)},

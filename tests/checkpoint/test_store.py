@@ -205,7 +205,12 @@ def test_what_is_loaded_into_is_overwritten_in_place_and_the_rest_is_told(folder
     bias = np.full(3, 5.0)
     into = {"weight": weight, "step": 0, "bias": bias, "empty": np.zeros((0, 3), np.float16)}
 
-    restored = opened(folder).restore(into=into)
+    with pytest.raises(
+        ConfigError, match=r"missing in the snapshot: bias; unexpected .*: moment, table, twin\."
+    ):
+        opened(folder).restore(into=into)
+    assert not weight.any()
+    restored = opened(folder).restore(into=into, strict=False)
 
     assert restored.state is into
     assert restored["weight"] is weight
@@ -214,6 +219,8 @@ def test_what_is_loaded_into_is_overwritten_in_place_and_the_rest_is_told(folder
     assert same(bias, np.full(3, 5.0))
     assert sorted(restored.not_loaded) == ["moment", "table", "twin"]
     assert restored.not_found == ("bias",)
+    # What is asked for by name is all that has to be there.
+    assert opened(folder).restore(into={"weight": weight}, only=["weight"]).not_loaded == ()
 
 
 def test_what_does_not_fit_is_named_before_anything_is_changed(folder: Path) -> None:

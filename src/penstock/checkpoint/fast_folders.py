@@ -44,14 +44,13 @@ def holds_store(path: Path) -> bool:
 def remembered(slow: LocalTier) -> list[FastFolder]:
     """Return what a slow tier's folder says, the one that was used last first; nothing where it cannot be read."""
     try:
-        said = json.loads((slow.path / _FILE).read_bytes())
         return [
             FastFolder(
                 str(one["path"]),
                 str(one["host"]),
-                None if one.get("undrained") is None else tuple(map(str, one["undrained"])),
+                None if one["undrained"] is None else tuple(map(str, one["undrained"])),
             )
-            for one in (said if isinstance(said, list) else [said])
+            for one in json.loads((slow.path / _FILE).read_bytes())
         ]
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return []

@@ -36,6 +36,7 @@ from penstock.checkpoint.tree import (
     Framework,
     MappingNode,
     Tree,
+    describe_whole,
     part_of,
     read_tree,
     write_node,
@@ -337,7 +338,11 @@ def _entries(source: Readable) -> tuple[list[Entry], dict[str, str]]:
     # What Hugging Face's readers ask for.
     metadata = {"format": "pt"}
     is_plain = isinstance(root, MappingNode) and all(
-        isinstance(key, str) and isinstance(part, ArrayLeaf) and part.kind != "bytes"
+        isinstance(key, str)
+        and isinstance(part, ArrayLeaf)
+        and part.kind != "bytes"
+        and not part.text_bytes
+        and part.quantizer is None
         for key, part in zip(root.keys, root.parts, strict=True)
     )
     names: dict[str, str] = {}
@@ -359,10 +364,7 @@ def _entries(source: Readable) -> tuple[list[Entry], dict[str, str]]:
             metadata[name] = owner
 
     def array(leaf: ArrayLeaf) -> dict[str, Any]:
-        flags = {"parameter": leaf.is_parameter, "grad": leaf.requires_grad, "big_endian": leaf.is_big_endian}
-        return {"of": instead[leaf.name], "kind": leaf.kind} | {
-            flag: True for flag, is_set in flags.items() if is_set
-        }
+        return describe_whole(leaf, instead[leaf.name])
 
     if not is_plain:
         metadata[_TREE] = json.dumps(write_node(root, array), separators=(",", ":"))
@@ -386,6 +388,12 @@ def _write_torch(path: Path, source: Readable) -> None:
         import torch
     except ImportError:
         raise ConfigError(f"{path} would be a file of PyTorch, which cannot be imported here") from None
+    for leaf in source.tree.leaves:
+        if isinstance(leaf, ArrayLeaf) and leaf.text_bytes:
+            raise ConfigError(
+                f"{leaf.name} is a NumPy array of byte strings, of which torch.load reads no code: write a "
+                f"{SAFETENSORS} file, or leave it out"
+            )
     state = _without_scalars(_as_state(source, "torch"))
     with whole_file(path) as file:
         torch.save(state, file)

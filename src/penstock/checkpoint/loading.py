@@ -15,7 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from penstock.checkpoint.state import Shard, is_array, memory_at, torch_bits
+from penstock.checkpoint.state import (
+    Shard,
+    characters_of,
+    integers_of,
+    is_array,
+    memory_at,
+    quantizer_of,
+    torch_bits,
+)
 from penstock.checkpoint.tensors import Bytes, Layout, Tensor
 from penstock.checkpoint.tree import (
     JSON,
@@ -24,6 +32,7 @@ from penstock.checkpoint.tree import (
     MappingNode,
     Node,
     PlainLeaf,
+    Quantizer,
     SequenceNode,
     Tree,
     View,
@@ -240,7 +249,7 @@ class _Builder:
             self._plain_torch = _torch_module()
 
     def is_torch(self, leaf: ArrayLeaf) -> bool:
-        if leaf.kind == "bytes":
+        if leaf.kind == "bytes" or leaf.text_bytes:
             return False
         return (self._framework or leaf.kind) == "torch"
 
@@ -272,6 +281,14 @@ class _Builder:
         if self.is_torch(leaf):
             return self._torch(leaf, destination)
         array = _numpy_view(destination.memory, leaf.view)
+        if leaf.text_bytes:
+            return np.ndarray(
+                leaf.shape,
+                f"S{leaf.text_bytes}",
+                destination.memory,
+                leaf.view.offset,
+                leaf.view.strides[:-1],
+            )
         if not leaf.is_big_endian:
             return array
         self._count_copy(leaf)
@@ -295,6 +312,8 @@ class _Builder:
             copy = Destination(Layout(leaf.name, view.dtype, view.shape), for_torch=True)
             _bits_view(copy.memory, whole(copy.layout))[...] = _bits_view(destination.memory, view)
             tensor = _torch_view(copy, whole(copy.layout))
+        if leaf.quantizer is not None:
+            tensor = _quantized(tensor, leaf.quantizer)
         if leaf.is_parameter:
             return torch.nn.Parameter(tensor, requires_grad=leaf.requires_grad)
         return tensor.requires_grad_() if leaf.requires_grad else tensor
@@ -354,6 +373,29 @@ def _torch_view(destination: Destination, view: View) -> Any:
     strides = tuple(stride // item_bytes for stride in view.strides)
     tensor = torch.empty(0, dtype=dtype)
     return tensor.set_(destination.storage, view.offset // item_bytes, view.shape, strides)
+
+
+def _quantized(integers: Any, quantizer: Quantizer) -> Any:
+    """Return a quantised tensor over the memory of its integers."""
+    import torch
+
+    dtype = getattr(torch, quantizer.dtype)
+    if quantizer.axis is None:
+        (scale,), (point,) = quantizer.scales, quantizer.zero_points
+        tensor = torch._empty_affine_quantized((0,), scale=scale, zero_point=int(point), dtype=dtype)  # type: ignore[attr-defined]
+    else:
+        numbers = (torch.float32,) * 2 if quantizer.has_float_zeros else (torch.float64, torch.int64)
+        tensor = torch._empty_per_channel_affine_quantized(  # type: ignore[attr-defined]
+            integers.shape,
+            scales=torch.tensor(quantizer.scales, dtype=numbers[0]),
+            zero_points=torch.tensor(quantizer.zero_points, dtype=numbers[1]),
+            axis=quantizer.axis,
+            dtype=dtype,
+        )
+    # As torch.load makes them, but over memory that is there.
+    return tensor.set_(
+        integers.untyped_storage(), integers.storage_offset(), integers.shape, integers.stride()
+    )
 
 
 # Into a state that is there
@@ -421,7 +463,11 @@ class _Matching:
             self._match_sequence(node, value, name, is_top=is_top)
         elif isinstance(node, ArrayLeaf) and (is_array(value) or isinstance(value, Shard)):
             if self._is_chosen(node):
-                self._match_array(node, value)
+                if _has_other_quantizer(node, value):
+                    # Its scales cannot be changed: another takes its place.
+                    self._place(node)
+                else:
+                    self._match_array(node, value)
         elif isinstance(node, PlainLeaf) and node.value in _EMPTY_MAPPINGS and isinstance(value, Mapping):
             if value:
                 self._miss(value, name, is_top=is_top)
@@ -452,6 +498,10 @@ class _Matching:
 
     def _match_array(self, leaf: ArrayLeaf, target: Any) -> None:
         told = _mismatch(leaf, target)
+        if leaf.text_bytes and not told:
+            target = characters_of(target)
+        elif leaf.quantizer is not None and not told:
+            target = integers_of(target)
         if told:
             self.mismatches.append(f"{leaf.name or 'the state'} {told}")
         elif not (isinstance(target, Shard) and 0 in target.array.shape):
@@ -586,6 +636,8 @@ def _mismatch(leaf: ArrayLeaf, target: Any) -> str:
     if leaf.kind == "bytes":
         return f"is bytes in the snapshot and {told_type(target)} in `into`"
     if isinstance(target, Shard):
+        if leaf.text_bytes or leaf.quantizer is not None:
+            return "is of byte strings or quantised in the snapshot and a Shard in `into`"
         if target.whole != leaf.view.shape:
             return (
                 f"is of shape {leaf.view.shape} in the snapshot and a part of shape {target.whole} in `into`"
@@ -594,9 +646,9 @@ def _mismatch(leaf: ArrayLeaf, target: Any) -> str:
     dtype, view = _dtype_name(target), leaf.view
     # As the bits that it is in NumPy, where the package with its type is missing.
     is_bits = dtype == f"uint{8 * view.dtype.item_bytes}" and view.dtype.name.startswith(("bfloat", "float8"))
-    if (dtype != view.dtype.name and not is_bits) or tuple(target.shape) != view.shape:
+    if (dtype != leaf.type_name and not is_bits) or tuple(target.shape) != leaf.shape:
         return (
-            f"is {view.dtype.name} of shape {view.shape} in the snapshot and {dtype} of shape {tuple(target.shape)} in "
+            f"is {leaf.type_name} of shape {leaf.shape} in the snapshot and {dtype} of shape {tuple(target.shape)} in "
             "`into`"
         )
     if isinstance(target, np.ndarray):
@@ -614,6 +666,16 @@ def _mismatch(leaf: ArrayLeaf, target: Any) -> str:
     if 0 not in target.shape and any(length > 1 and stride == 0 for length, stride in steps):
         return "has numbers that share memory (it was expanded) in `into`: make it contiguous"
     return ""
+
+
+def _has_other_quantizer(leaf: ArrayLeaf, target: Any) -> bool:
+    """Return whether a target is quantised as an array is, but by other scales or zero points."""
+    return (
+        leaf.quantizer is not None
+        and getattr(target, "is_quantized", False)
+        and (_dtype_name(target), tuple(target.shape)) == (leaf.type_name, leaf.shape)
+        and quantizer_of(target) != leaf.quantizer
+    )
 
 
 def _dtype_name(target: Any) -> str:

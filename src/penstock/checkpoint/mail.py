@@ -73,7 +73,7 @@ def mail_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Mail:
     mpi = sys.modules.get("mpi4py.MPI")
     is_mpi = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
     # One alone may be another launcher's: its variable says so.
-    if is_mpi and mpi.COMM_WORLD.Get_size() > 1:
+    if mpi is not None and is_mpi and mpi.COMM_WORLD.Get_size() > 1:
         from penstock.checkpoint.mail_mpi import mpi_mail
 
         return mpi_mail(timeout_seconds=timeout_seconds)

@@ -28,7 +28,8 @@ _TABLE = re.compile(r"[0-9a-f]{32}")
 _PART_FILE = re.compile(r"part-\d{5,9}(-[0-9a-f]{32})?\.pst")
 _LARGEST = 2**63 - 1
 _MOST_DIMENSIONS = 64
-#: What a manifest and a part file have at most that is of no tensor; what a manifest says at most of where one is.
+#: What a manifest and a part file have at most that is of no tensor, for each rank; what a manifest says at most of
+#: where one is.
 _REST_BYTES, _PLACE_BYTES = 1024, 24
 
 
@@ -142,11 +143,20 @@ def write_layout(layout: Layout) -> list[Any]:
     return [layout.name, layout.dtype.name, layout.shape, box]
 
 
-def bytes_beside(tree: JSON, layouts: Sequence[Layout]) -> int:
-    """Return what a snapshot of one rank takes at most beside its blocks: its manifest, and its part's table."""
+def bytes_beside(tree: JSON, layouts: Sequence[Layout], own_bytes: Sequence[int] = (0,)) -> int:
+    """Return what a snapshot takes at most beside its blocks: its manifest, and the tables of its parts.
+
+    own_bytes: of each rank, what the tree of what it has for itself takes in the manifest.
+    """
     said = json.dumps([tree, [write_layout(layout) for layout in layouts]], separators=(",", ":"))
     blocks = sum(map(count_blocks, layouts))
-    return _REST_BYTES + len(said) + _PLACE_BYTES * len(layouts) + BLOCK.itemsize * blocks
+    return (
+        _REST_BYTES * len(own_bytes)
+        + len(said)
+        + sum(own_bytes)
+        + _PLACE_BYTES * len(layouts)
+        + BLOCK.itemsize * blocks
+    )
 
 
 def read_layout(written: Sequence[Any]) -> Layout:

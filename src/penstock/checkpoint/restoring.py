@@ -98,10 +98,9 @@ class Restored(Mapping[str, Any]):
         told = [f"{len(self.not_loaded)} not loaded"] if self.not_loaded else []
         told += [f"{len(self.not_found)} not found"] if self.not_found else []
         more = f"; {', '.join(told)}" if told else ""
-        # Of a store of before a state had to be a mapping, it may be none.
-        parts = (
-            ", ".join(map(str, self.state)) if isinstance(self.state, Mapping) else type(self.state).__name__
-        )
+        # Of what DCP saved under the keys 0, 1, ... it is a list.
+        is_mapping = isinstance(self.state, Mapping)
+        parts = ", ".join(map(str, self.state)) if is_mapping else type(self.state).__name__
         return f"<Restored step {self.step}: {parts}{more}>"
 
 
@@ -142,6 +141,7 @@ class Restorer:
         framework: Framework | None,
         *,
         fallback: bool,
+        strict: bool,
         before_looking: Callable[[], None],
     ) -> Restored:
         """Restore a snapshot; all ranks call it. See `SnapshotStore.restore`.
@@ -158,7 +158,7 @@ class Restorer:
             # Ranks that ask for different steps are not at the same place.
             what = "the choice of a snapshot" if step is None else f"the restore of step {step}"
             candidates = self._ranks.ask_first(what, choose)
-            return self._restore_first(candidates, into, only, framework, fallback)
+            return self._restore_first(candidates, into, only, framework, fallback, strict)
 
         return looking_again(attempt)
 
@@ -175,11 +175,12 @@ class Restorer:
         only: Iterable[str] | None,
         framework: Framework | None,
         fallback: bool,
+        strict: bool,
     ) -> Restored:
         """Return the first of some snapshots that can be restored. Raises: `Removed`; what is wrong with the last."""
 
         def load(chain: Chain) -> Restored:
-            return self._load(chain, into, only, framework)
+            return self._load(chain, into, only, framework, strict)
 
         for candidate in candidates:
             try:
@@ -273,7 +274,12 @@ class Restorer:
         return ways
 
     def _load(
-        self, chain: Chain, into: Any, only: Iterable[str] | None, framework: Framework | None
+        self,
+        chain: Chain,
+        into: Any,
+        only: Iterable[str] | None,
+        framework: Framework | None,
+        strict: bool,
     ) -> Restored:
         manifest = chain.manifest
         by_name = parts_by_name(manifest)
@@ -289,6 +295,8 @@ class Restorer:
                 f"nothing in `into` is in the snapshot of step {manifest.step}: that has "
                 f"{_some(loading.not_loaded)}, and `into` has {_some(loading.not_found)}"
             )
+        if strict and (loading.not_loaded or loading.not_found):
+            raise ConfigError(_told_of_difference(manifest.step, loading))
         if framework == "numpy":
             _check_numpy(tree, only)
         own: Loading | None = None
@@ -319,11 +327,29 @@ def _check_numpy(tree: Tree, only: Iterable[str] | None) -> None:
     for leaf in tree.leaves:
         if isinstance(leaf, ArrayLeaf) and (chosen is None or leaf.name in chosen):
             dtype = leaf.view.dtype
+            if leaf.quantizer is not None:
+                raise ConfigError(
+                    f"{leaf.name} is a quantised tensor of {leaf.type_name}, which NumPy has not: ask for "
+                    'framework="torch"'
+                )
             if dtype.name not in np.sctypeDict and numpy_dtype(dtype).kind == "u":
                 raise ConfigError(
                     f"{leaf.name or 'the state'} is of {dtype.name}, which NumPy has not: install ml_dtypes "
                     '(pip install ml_dtypes), or ask for framework="torch"'
                 )
+
+
+def _told_of_difference(step: int, loading: Loading) -> str:
+    """Return what to say where a state and the snapshot that is to be loaded into it have different names."""
+    told = []
+    if loading.not_found:
+        told.append(f"missing in the snapshot: {_some(loading.not_found)}")
+    if loading.not_loaded:
+        told.append(f"unexpected in the snapshot: {_some(loading.not_loaded)}")
+    return (
+        f"`into` and the snapshot of step {step} differ in their names: {'; '.join(told)}. Nothing was changed: name "
+        "what to restore, such as only=['model/*'], or give strict=False to leave out what only one of them has"
+    )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -27,6 +27,8 @@ from penstock.checkpoint.tensors import Box, Bytes, Layout, Tensor
 from penstock.checkpoint.tree import (
     JSON,
     MOST_DEPTH,
+    QUANTIZED,
+    Quantizer,
     View,
     c_strides,
     encode_key,
@@ -37,6 +39,7 @@ from penstock.checkpoint.tree import (
     key_names,
     told_type,
     unsupported,
+    write_quantizer,
     write_view,
 )
 from penstock.errors import ConfigError
@@ -125,6 +128,37 @@ def is_array(value: Any) -> bool:
         return True
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+def characters_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the bytes of an array of byte strings, in the same memory: uint8[..., length]."""
+    return array.getfield(np.dtype((np.uint8, (array.dtype.itemsize,))), 0)
+
+
+def integers_of(tensor: Any) -> Any:
+    """Return the integers of a quantised tensor, in the same memory."""
+    import torch
+
+    dtype = getattr(torch, QUANTIZED[str(tensor.dtype).removeprefix("torch.")])
+    integers = torch.empty(0, dtype=dtype, device=tensor.device)
+    return integers.set_(
+        tensor.untyped_storage(), tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+    )
+
+
+def quantizer_of(tensor: Any) -> Quantizer | None:
+    """Return what the integers of a quantised tensor stand for; None if a snapshot does not hold such."""
+    import torch
+
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in QUANTIZED:
+        return None
+    if tensor.qscheme() is torch.per_tensor_affine:
+        return Quantizer(dtype, None, (tensor.q_scale(),), (tensor.q_zero_point(),))
+    if tensor.qscheme() in (torch.per_channel_affine, torch.per_channel_affine_float_qparams):
+        scales, points = tensor.q_per_channel_scales().tolist(), tensor.q_per_channel_zero_points().tolist()
+        return Quantizer(dtype, tensor.q_per_channel_axis(), tuple(scales), tuple(points))
+    return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -311,6 +345,10 @@ class _Walk:
 
     def _shard_leaf(self, shard: Shard, name: str, depth: int) -> JSON:
         leaf = self.node(shard.array, name, depth)
+        if leaf["array"].keys() & {"text_bytes", "quantized"}:
+            raise unsupported(
+                name, "a Shard of byte strings or of a quantised tensor", "give a Shard of numbers"
+            )
         found = self.found[-1]
         found.shard = shard
         found.space = f"alone {len(self.found)}"
@@ -324,13 +362,18 @@ class _Walk:
             raise unsupported(name, f"a tensor of layout {kind}", "make it dense")
         if tensor.is_meta:
             raise unsupported(name, "a tensor without numbers (device meta)", "give it memory first")
-        dtype = self._torch_dtypes.get(tensor.dtype)
-        if dtype is None:
-            what = "a quantized tensor" if tensor.is_quantized else "a tensor"
-            raise unsupported(name, f"{what} of type {tensor.dtype}", "convert it")
         body: dict[str, JSON] = {"of": name, "kind": "torch"}
         if type(tensor) is not torch.Tensor and isinstance(tensor, torch.nn.Parameter):
             body["parameter"] = True
+        if tensor.is_quantized:
+            quantizer = quantizer_of(tensor)
+            if quantizer is None:
+                raise unsupported(name, f"a quantized tensor of type {tensor.dtype}", "convert it")
+            body["quantized"] = write_quantizer(quantizer)
+            tensor = integers_of(tensor)
+        dtype = self._torch_dtypes.get(tensor.dtype)
+        if dtype is None:
+            raise unsupported(name, f"a tensor of type {tensor.dtype}", "convert it")
         if tensor.requires_grad:
             body["grad"] = True
         if tensor.is_conj() or tensor.is_neg():
@@ -368,7 +411,8 @@ class _Walk:
             )
 
     def _numpy_leaf(self, array: np.ndarray[Any, Any], name: str) -> JSON:
-        dtype = DTYPES.get(array.dtype.name)
+        is_text = array.dtype.kind == "S" and array.dtype.itemsize > 0
+        dtype = DTYPES["uint8"] if is_text else DTYPES.get(array.dtype.name)
         if dtype is None:
             raise unsupported(
                 name, f"a NumPy array of type {array.dtype}", "turn it into numbers or plain lists"
@@ -376,6 +420,9 @@ class _Walk:
         if isinstance(array, np.ma.MaskedArray):
             raise unsupported(name, "a NumPy array with a mask", "save its data and its mask as two arrays")
         body: dict[str, JSON] = {"kind": "numpy"}
+        if is_text:
+            body["text_bytes"] = array.dtype.itemsize
+            array = characters_of(array)
         if not array.dtype.isnative:
             body["big_endian"] = True
         return self._add_numpy(array, name, body, dtype)

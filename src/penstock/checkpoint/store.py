@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal
@@ -55,7 +55,7 @@ from penstock.checkpoint.tensors import Layout
 from penstock.checkpoint.throttle import CappedTier
 from penstock.checkpoint.tier import Tier
 from penstock.checkpoint.tree import Framework
-from penstock.checkpoint.upkeep import Upkeep
+from penstock.checkpoint.upkeep import Upkeep, told_of_little_space
 from penstock.checkpoint.wire import messages
 from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.checkpoint.writing import Piece
@@ -73,8 +73,8 @@ from penstock.policy.space import SpaceNeeded
 from penstock.trace.schema import Kind
 from penstock.units import parse_bytes, parse_rate
 
-#: The most that part files and the manifest take beside the state's bytes: and of each tensor, with a long name.
-_TABLES_BYTES, _TABLES_OF_TENSOR_BYTES = 1 << 20, 512
+#: File systems give out space in blocks of so many bytes.
+_DISK_BLOCK_BYTES = 4096
 
 
 def tell(line: str) -> None:
@@ -291,6 +291,8 @@ class SnapshotStore:
                 else None,
             )
         self._areas = (StagingArea(), StagingArea())
+        #: Whether it is known that there is space, or was told that there may be none.
+        self._is_space_checked = False
         #: What was last told of floats that differ between ranks.
         self._told_apart = ""
         #: Of all ranks, when they last agreed: a digest of each rank's layouts, and who writes what.
@@ -304,6 +306,8 @@ class SnapshotStore:
         self._is_closed = False
         #: Which writes; those that are forked from it do not.
         self._process = os.getpid()
+        if told := told_of_little_space(main):
+            self._told(told)
         # A store that nobody closes is not written by anybody any more: its folders are others'.
         weakref.finalize(self, _let_go_unclosed, os.getpid(), self._upkeep, self._drainer).atexit = False
 
@@ -357,14 +361,8 @@ class SnapshotStore:
         self._check_open()
         self._finish_saving()
         flat: builtins.list[Flat] = []
-        least_seconds = self._schedule.least_seconds if self._schedule is not None else 0.0
         if steps is None:
-            distance = self._way.snap_dis
-            longest = distance.most if isinstance(distance, AutoDistance) else distance
-            stay, age_seconds = self._keep.last or 5, self._keep.max_age_seconds
-            if self._keep.last is None and age_seconds is not None and least_seconds > 0.0:
-                stay = math.ceil(age_seconds / least_seconds) + 1
-            steps = range(1, 2 * (stay + longest) + 1)
+            steps = self._saves_until_old_ones_go()
         elif not isinstance(steps, Sequence) or not all(map(is_whole, steps)):
             raise ConfigError(f"steps is {steps!r:.80}; give a range or a list of steps, or None")
 
@@ -374,12 +372,13 @@ class SnapshotStore:
             state_bytes = sum(map(_whole_bytes, flat[0].layouts)) + bytes_beside(
                 flat[0].tree, flat[0].layouts
             )
-            needed = self._upkeep.check_space(state_bytes, steps, self._way, least_seconds)
+            needed = self._upkeep.check_space(state_bytes, steps, self._way, self._least_seconds)
             return [needed.peak_bytes, needed.kept_bytes, needed.largest_bytes]
 
         needed = SpaceNeeded(
             *self._ranks.together("the check of space", lambda: flat.append(taken_apart(state)), check_space)
         )
+        self._is_space_checked = True
         sources = flat[0].sources
         cuts = waves_of(sources, self._staging_bytes)
         if self._ranks.size == 1 and len(cuts) == 1:
@@ -387,6 +386,40 @@ class SnapshotStore:
                 area.reserve(room_of(cuts[0]))
         warm_up(self._way.codec, {source.layout.dtype for source in sources})
         return needed
+
+    @property
+    def _least_seconds(self) -> float:
+        """Return how long saves are apart at least; 0 where that is not known."""
+        return self._schedule.least_seconds if self._schedule is not None else 0.0
+
+    def _saves_until_old_ones_go(self) -> range:
+        """Return the steps of saves, one after the other, of which the last ones take no more space."""
+        distance = self._way.snap_dis
+        longest = distance.most if isinstance(distance, AutoDistance) else distance
+        stay, age_seconds = self._keep.last or 5, self._keep.max_age_seconds
+        if self._keep.last is None and age_seconds is not None and self._least_seconds > 0.0:
+            stay = math.ceil(age_seconds / self._least_seconds) + 1
+        return range(1, 2 * (stay + longest) + 1)
+
+    def _check_first(self, step: int, flat: Flat, layouts: Sequence[Layout]) -> None:
+        """Check before the first save, unless `prepare` did, whether there is space; all ranks call it.
+
+        Raises: ConfigError if there is none for this snapshot. That what is kept later may have none is told.
+        """
+        if self._is_space_checked:
+            return
+        state_bytes = sum(layout.nbytes for layout in layouts) + bytes_beside(flat.tree, layouts)
+
+        def on_first() -> None:
+            self._upkeep.open_for_writing()
+            told = self._upkeep.check_first(
+                step, state_bytes, self._saves_until_old_ones_go(), self._way, self._least_seconds
+            )
+            if told:
+                self._told(told)
+
+        self._ranks.ask_first(f"the check of space for step {step}", on_first)
+        self._is_space_checked = True
 
     def save(self, step: int, state: Any, *, per_rank: Any = None) -> Saving:
         """Copy a state, and write it in the background.
@@ -398,7 +431,8 @@ class SnapshotStore:
         Returns: once the state is copied and may change; `wait()` of it returns once the snapshot is durable.
 
         Raises: ConfigError naming the value of the state that a snapshot does not hold, or that differs between
-            ranks, or if the state is no mapping, or there is a snapshot of this step; FormatError if one of a newer
+            ranks, or if the state is no mapping, there is a snapshot of this step, or the first one of the store has
+            no space; FormatError if one of a newer
             Penstock is there, beside which nothing is written; what the save before failed with.
         """
         self._check_open()
@@ -417,6 +451,7 @@ class SnapshotStore:
         layouts, mine = self._shared(flat, own, step, [of_layouts for of_layouts, _ in digests])
         if len({of_values for _, of_values in digests}) > 1:
             self._compare(step, flat)
+        self._check_first(step, flat, layouts)
         sources = [source for source in held if source.layout in mine]
         cuts = waves_of(sources, self._staging_bytes)
         if len(cuts) > 1:
@@ -490,23 +525,27 @@ class SnapshotStore:
         self._cost = SaveCost(job.blocked_seconds)
         return Saving(saving)
 
-    def _place(self, job: Job, layouts: Collection[Layout]) -> SnapshotWriter:
+    def _place(self, job: Job, layouts: Sequence[Layout]) -> SnapshotWriter:
         """Return what writes a snapshot: to the fast tier if there is one and it has room."""
         if self._drainer is None:
             return self._writer
 
-        def on_first() -> builtins.list[Any]:
+        def on_first(own_bytes: builtins.list[int]) -> builtins.list[Any]:
             self._upkeep.open_for_writing()
             self._upkeep.replace_damaged(job.step)
             if self._catalog.copies(job.step):
                 raise ConfigError(self._catalog.there_already(job.step))
-            tables_bytes = _TABLES_BYTES + _TABLES_OF_TENSOR_BYTES * len(layouts)
-            place = self._upkeep.place(sum(layout.nbytes for layout in layouts) + tables_bytes)
+            # Each rank's part, the manifest and the folder end within a block.
+            files_bytes = _DISK_BLOCK_BYTES * (self._ranks.size + 2)
+            beside_bytes = bytes_beside(job.tree, layouts, own_bytes) + files_bytes
+            place = self._upkeep.place(sum(layout.nbytes for layout in layouts) + beside_bytes)
             return [place.tier, encode_first(self._speeds()), place.why_not_nearer]
 
         tier: int
         is_encoded: bool
-        tier, is_encoded, why = self._ranks.ask_first(f"the place of step {job.step}", on_first)
+        tier, is_encoded, why = self._ranks.together(
+            f"the place of step {job.step}", lambda: len(json.dumps(job.rank_tree)), on_first
+        )
         if tier == 0:
             return self._fast_writers[is_encoded]
         job.note = f"; written to {self._tiers[tier].name} at once: {why}"
@@ -658,6 +697,7 @@ class SnapshotStore:
         only: Iterable[str] | None = None,
         framework: Framework | None = None,
         fallback: bool = False,
+        strict: bool = True,
     ) -> Restored:
         """Return the state of a snapshot, bit for bit as it was saved.
 
@@ -667,18 +707,26 @@ class SnapshotStore:
         framework: "numpy" or "torch" for all arrays; None: each as it was saved. NumPy has bfloat16 and 8-bit floats
             only where the package ml_dtypes is installed.
         fallback: whether to take the newest whole snapshot before it where this one is damaged; the report says so.
+        strict: whether `into` and the snapshot must have the same names (of those that `only` chooses), as for
+            `load_state_dict` of PyTorch; False: what only one of them has is reported and left as it is.
 
-        A closed store can be read, too. What `into` has and the snapshot lacks, the reverse, and values that were
-        replaced beside arrays are reported.
+        A closed store can be read, too. Values that were replaced beside arrays are reported.
 
-        Raises: ConfigError if there is no such snapshot, naming the nearest, or if `into` does not fit, before
-            anything is changed; FormatError naming file and tensor of what is damaged; DataError.
+        Raises: ConfigError if there is no such snapshot, naming the nearest, or if `into` does not fit, naming what
+            is missing and what is unexpected, before anything is changed; FormatError naming file and tensor of what
+            is damaged; DataError.
         """
         wanted, names = None if step is None else checked_step(step), checked_only(only)
         checked_framework(framework)
         self._finish_saving()
         return self._restorer.restore(
-            wanted, into, names, framework, fallback=fallback, before_looking=self._raise_of_drain
+            wanted,
+            into,
+            names,
+            framework,
+            fallback=fallback,
+            strict=strict,
+            before_looking=self._raise_of_drain,
         )
 
     def refresh(

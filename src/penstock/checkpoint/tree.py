@@ -10,13 +10,17 @@
 | a complex number | `{"complex": [bits, bits]}` |
 | text with lone surrogates | `{"text": hexadecimal of its UTF-8}` |
 | bytes, few of them | `{"bytes": hexadecimal}` |
-| a NumPy scalar | `{"scalar": [type, hexadecimal of its bytes, little-endian]}` |
+| a NumPy scalar | `{"scalar": [type, hexadecimal of its bytes, little-endian]}`; of a byte string the type is "bytes" |
 | torch.Size, torch.dtype, torch.device | `{"size": [...]}`, `{"dtype": name}`, `{"device": name}` |
 | an array | `{"array": {"of": tensor, "kind": "torch"}}`, and what of `ArrayLeaf` differs from the tensor itself |
 
 Every value has a name: its keys and positions joined by "/", with "~" and "/" in text keys written "~0" and "~1". A key
 that is no text is named as it is printed; where a text key of the same mapping has that name, "~int:" or the like goes
 before it. A list or tuple without arrays is one value with one name.
+
+A NumPy array of byte strings is one of uint8, with their length as `text_bytes` and as its last dimension. A quantised
+tensor of torch is one of its integers, with a `quantized` object: `dtype`, `axis` (null for one scale), `scales` and
+`zero_points`, the bits of their floats as hexadecimal (of zero points: only where they are floats, else a list).
 """
 
 from __future__ import annotations
@@ -48,6 +52,8 @@ MOST_DEPTH = 100
 #: Of an array; NumPy's limit.
 MOST_DIMENSIONS = 64
 _KINDS = ("torch", "numpy", "bytes")
+#: What quantised tensors of torch are made of.
+QUANTIZED = {"qint8": "int8", "quint8": "uint8", "qint32": "int32"}
 _MOST_NAMES = 5
 _LEAST_INT, _LARGEST_INT = -(1 << 63), (1 << 63) - 1
 _DEVICE = re.compile(r"[a-z]{1,16}(:\d{1,5})?")
@@ -79,11 +85,31 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class Quantizer:
+    """What the integers of a quantised tensor of torch stand for: (integer - zero point) * scale.
+
+    dtype: a name in `QUANTIZED`. axis: along which each channel has a scale and a zero point of its own; None: the
+    tensor has one of each. zero_points: integers, or floats where the tensor is of `per_channel_affine_float_qparams`.
+    """
+
+    dtype: str
+    axis: int | None
+    scales: tuple[float, ...]
+    zero_points: tuple[int, ...] | tuple[float, ...]
+
+    @property
+    def has_float_zeros(self) -> bool:
+        """Return whether zero points are floats."""
+        return any(isinstance(point, float) for point in self.zero_points)
+
+
+@dataclass(frozen=True, slots=True)
 class ArrayLeaf:
     """An array of the state.
 
     of: name of the tensor with its bytes, which arrays that share memory share. kind: torch, numpy, or bytes (many).
-    is_whole: whether the view is the tensor, in C order.
+    is_whole: whether the view is the tensor, in C order. text_bytes: length of the byte strings that the array is of,
+    the view's last dimension; 0: it is of numbers. quantizer: of a quantised tensor, the view is of its integers.
     """
 
     name: str
@@ -94,6 +120,20 @@ class ArrayLeaf:
     is_parameter: bool = False
     requires_grad: bool = False
     is_big_endian: bool = False
+    text_bytes: int = 0
+    quantizer: Quantizer | None = None
+
+    @property
+    def type_name(self) -> str:
+        """Return what NumPy or torch call the array's type."""
+        if self.quantizer is not None:
+            return self.quantizer.dtype
+        return f"bytes{8 * self.text_bytes}" if self.text_bytes else self.view.dtype.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the array's shape."""
+        return self.view.shape[:-1] if self.text_bytes else self.view.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +252,33 @@ def write_node(node: Node, array: Callable[[ArrayLeaf], JSON] | None = None) -> 
 
 def describe(leaf: ArrayLeaf) -> JSON:
     """Return what the tree says of an array."""
-    body: JSON = {"of": leaf.of, "kind": leaf.kind}
-    flags = {"parameter": leaf.is_parameter, "grad": leaf.requires_grad, "big_endian": leaf.is_big_endian}
-    body |= {flag: True for flag, is_set in flags.items() if is_set}
+    body = describe_whole(leaf, leaf.of)
     if not leaf.is_whole:
         body["view"] = write_view(leaf.view)
     return body
+
+
+def describe_whole(leaf: ArrayLeaf, of: str) -> dict[str, JSON]:
+    """Return what the tree says of an array that is all of a tensor. of: the tensor's name."""
+    body: dict[str, JSON] = {"of": of, "kind": leaf.kind}
+    flags = {"parameter": leaf.is_parameter, "grad": leaf.requires_grad, "big_endian": leaf.is_big_endian}
+    body |= {flag: True for flag, is_set in flags.items() if is_set}
+    if leaf.text_bytes:
+        body["text_bytes"] = leaf.text_bytes
+    if leaf.quantizer is not None:
+        body["quantized"] = write_quantizer(leaf.quantizer)
+    return body
+
+
+def write_quantizer(quantizer: Quantizer) -> dict[str, JSON]:
+    """Return what the tree says of a quantizer."""
+    points = quantizer.zero_points
+    return {
+        "dtype": quantizer.dtype,
+        "axis": quantizer.axis,
+        "scales": "".join(map(_bits, quantizer.scales)),
+        "zero_points": "".join(map(_bits, points)) if quantizer.has_float_zeros else list(points),
+    }
 
 
 def write_view(view: View) -> JSON:
@@ -279,6 +340,8 @@ def encode_plain(value: Any, name: str) -> JSON:
         return {"complex": [_bits(value.real), _bits(value.imag)]}
     if kind is bytes:
         return {"bytes": value.hex()}
+    if isinstance(value, np.bytes_):
+        return {"scalar": ["bytes", bytes(value).hex()]}
     if isinstance(value, np.generic):
         dtype = DTYPES.get(value.dtype.name)
         if dtype is None:
@@ -437,6 +500,8 @@ def _bytes(body: JSON, _torch: ModuleType | None) -> bytes:
 
 def _scalar(body: JSON, torch: ModuleType | None) -> Any:
     parts = _expect(list, body)
+    if len(parts) == 2 and parts[0] == "bytes":
+        return np.bytes_(_bytes(parts[1], torch))
     dtype = DTYPES.get(parts[0]) if len(parts) == 2 and isinstance(parts[0], str) else None
     if dtype is None:
         raise FormatError(f"the tree has a scalar {_excerpt(body)} of no known type")
@@ -602,10 +667,12 @@ class _Reader:
             flags[flag] = body.get(flag, False)
             if not isinstance(flags[flag], bool):
                 raise FormatError(f"{name}: {flag} is {_excerpt(flags[flag])}, neither true nor false")
-        unknown = body.keys() - {"of", "kind", "view", *flags}
+        unknown = body.keys() - {"of", "kind", "view", "text_bytes", "quantized", *flags}
         if unknown:
             raise FormatError(f"{name} has {_excerpt(sorted(unknown)[0])}, which no array has")
         seen = whole(layout) if view is None else self._view(_expect(dict, view), layout, name)
+        (text_bytes,) = _ints([body.get("text_bytes", 0)], f"{name}: text_bytes")
+        said = body.get("quantized")
         leaf = ArrayLeaf(
             name,
             layout.name,
@@ -615,6 +682,8 @@ class _Reader:
             flags["parameter"],
             flags["grad"],
             flags["big_endian"],
+            text_bytes,
+            None if said is None else _quantizer(_expect(dict, said), seen, name),
         )
         _check_kind(leaf)
         return leaf
@@ -673,8 +742,47 @@ def _check_kind(leaf: ArrayLeaf) -> None:
         raise FormatError(f"{leaf.name} is said to be big-endian and to be of kind {leaf.kind} or a view")
     if is_bytes and not (leaf.is_whole and leaf.view.dtype.name == "uint8" and len(leaf.view.shape) == 1):
         raise FormatError(f"{leaf.name} is said to be bytes and is not")
+    if leaf.text_bytes and not (
+        leaf.kind == "numpy"
+        and leaf.view.dtype.name == "uint8"
+        and leaf.view.shape[-1:] == (leaf.text_bytes,)
+        and leaf.view.strides[-1] == 1
+        and not leaf.is_big_endian
+    ):
+        raise FormatError(f"{leaf.name} is said to be byte strings and is not")
+    if leaf.quantizer is not None and (not is_torch or leaf.requires_grad):
+        raise FormatError(
+            f"{leaf.name} is said to be quantised, and of kind {leaf.kind} or to have a gradient"
+        )
     if is_torch and min(leaf.view.strides, default=0) < 0:
         raise FormatError(f"{leaf.name} is said to be of kind torch and to run backwards")
+
+
+def _quantizer(body: dict[str, JSON], view: View, name: str) -> Quantizer:
+    if body.keys() != {"dtype", "axis", "scales", "zero_points"}:
+        raise FormatError(f"{name} is quantised with {', '.join(sorted(map(str, body)))}")
+    dtype, axis, points = body["dtype"], body["axis"], body["zero_points"]
+    if not isinstance(dtype, str) or QUANTIZED.get(dtype) != view.dtype.name:
+        raise FormatError(f"{name} is of {view.dtype.name} and is said to be of {_excerpt(dtype)}")
+    scales = _floats(body["scales"])
+    zeros = _floats(points) if isinstance(points, str) else _ints(points, f"{name}: zero_points")
+    if axis is None:
+        channels, is_whole = 1, not isinstance(points, str)
+    else:
+        is_whole = type(axis) is int and 0 <= axis < len(view.shape)
+        channels = view.shape[axis] if is_whole else 0
+    if not is_whole or len(scales) != channels or len(zeros) != channels:
+        raise FormatError(
+            f"{name} is quantised along {_excerpt(axis)} by {len(scales)} scales, {len(zeros)} zeros"
+        )
+    return Quantizer(dtype, axis, scales, zeros)
+
+
+def _floats(node: JSON) -> tuple[float, ...]:
+    data = bytes.fromhex(_matched(_HEXADECIMAL, node))
+    if len(data) % 8:
+        raise FormatError(f"the tree has floats of {len(data)} bytes")
+    return struct.unpack(f">{len(data) // 8}d", data)
 
 
 def _has_arrays(node: Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -13,13 +14,37 @@ from penstock.checkpoint.catalog import Catalog, Copy
 from penstock.checkpoint.fast_folders import remember
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.lock import WriterLock
+from penstock.checkpoint.manifest import step_of
+from penstock.checkpoint.reading import load_manifest
 from penstock.checkpoint.recipe import Way
 from penstock.checkpoint.tier import Tier
-from penstock.errors import ConfigError, DataError, PenstockError
+from penstock.errors import ConfigError, DataError, FormatError, PenstockError
 from penstock.policy.draining import TwoTiers, admit, to_drain, to_forget_fast, to_forget_slow
 from penstock.policy.keeping import Keep, StoredSnapshot, dependents, to_forget
 from penstock.policy.space import MOST_SHARE, SpaceNeeded, check_space, space_needed
 from penstock.units import format_bytes
+
+#: Below that no snapshot has space, whatever its state.
+_LEAST_BYTES = 16 << 10
+
+
+def told_of_little_space(tier: Tier) -> str:
+    """Return what to say of a tier on which a snapshot as large as the last one has no space, or "".
+
+    Nothing fails because of it; what cannot be read is for others to tell.
+    """
+    if not isinstance(tier, LocalTier):
+        return ""
+    try:
+        free_bytes = tier.free_bytes()
+        folders = [folder for folder in tier.folders() if step_of(folder) is not None]
+        last_bytes = load_manifest(tier, folders[-1]).stored_bytes if folders else 0
+    except (DataError, FormatError, FileNotFoundError):
+        return ""
+    if free_bytes is None or free_bytes >= max(last_bytes, _LEAST_BYTES):
+        return ""
+    last = f", and the last snapshot there takes {format_bytes(last_bytes)}" if last_bytes else ""
+    return f"{tier.name} has {format_bytes(free_bytes)} free{last}: make room before the next save"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +203,7 @@ class Upkeep:
         free_bytes = tier.free_bytes()
         with self._deciding:
             stored = self._catalog.stored(number)
-            # What this training's snapshots took so far, where there are some; tiny ones, more than their numbers.
-            shares: dict[bool, float] = {}
-            for copy in self._catalog.on_tier(number):
-                if copy.manifest is not None and copy.manifest.raw_bytes and copy.manifest.codec == way.codec:
-                    share = min(MOST_SHARE, copy.manifest.stored_bytes / copy.manifest.raw_bytes)
-                    shares[copy.manifest.reference is None] = share
+            shares = self._shares(way)
             needed = space_needed(
                 state_bytes,
                 steps,
@@ -200,6 +220,41 @@ class Upkeep:
             counts_age = self._keep.max_age_seconds is None or seconds_between_saves > 0.0
             check_space(needed, held_bytes, free_bytes, tier.name, counts_age=counts_age)
         return needed
+
+    def _shares(self, way: Way) -> dict[bool, float]:
+        """Return what this training's snapshots took so far of a state, by whether one was whole."""
+        shares: dict[bool, float] = {}
+        for copy in self._catalog.on_tier(len(self._catalog.tiers) - 1):
+            if copy.manifest is not None and copy.manifest.raw_bytes and copy.manifest.codec == way.codec:
+                # Tiny ones take more than their numbers.
+                share = min(MOST_SHARE, copy.manifest.stored_bytes / copy.manifest.raw_bytes)
+                shares[copy.manifest.reference is None] = share
+        return shares
+
+    def check_first(
+        self, step: int, state_bytes: int, steps: Sequence[int], way: Way, seconds_between_saves: float
+    ) -> str:
+        """Return what to say where the snapshots to come may have no space on the tier where they stay, or "".
+
+        steps: of so many saves as it takes until old snapshots go.
+        Raises: ConfigError if not even that of this step has space there, and there is no other tier; DataError.
+        """
+        tier = self._catalog.tiers[-1]
+        free_bytes = tier.free_bytes()
+        if free_bytes is None or state_bytes * MOST_SHARE * (len(steps) + 1) <= free_bytes:
+            return ""
+        with self._deciding:
+            one_bytes = math.ceil(state_bytes * self._shares(way).get(True, MOST_SHARE))
+        if one_bytes > free_bytes and len(self._catalog.tiers) == 1:
+            raise ConfigError(
+                f"{tier.name} has {format_bytes(free_bytes)} free, and the snapshot of step {step} takes up to "
+                f"{format_bytes(one_bytes)}: make room, or save to another folder"
+            )
+        try:
+            self.check_space(state_bytes, steps, way, seconds_between_saves)
+        except ConfigError as error:
+            return f"step {step} is saved, but space may run out later: {error}"
+        return ""
 
     def place(self, new_bytes: int) -> Place:
         """Return where a snapshot of at most so many bytes goes, once there is room: not to a tier that refuses."""
@@ -229,11 +284,12 @@ class Upkeep:
                 undrained_bytes = sum(
                     nbytes for step, nbytes in tiers.fast_bytes.items() if step not in tiers.on_slow
                 )
-                told = ""
+                told = f"{format_bytes(capacity_bytes)} are there"
                 if undrained_bytes:
-                    sizes = f"{format_bytes(undrained_bytes)} of {format_bytes(capacity_bytes)}"
-                    told = f": {sizes} hold what is not drained yet"
-                return Place(1, f"{fast.name} has no room for it{told}")
+                    told += f", of which {format_bytes(undrained_bytes)} hold what is not drained yet"
+                return Place(
+                    1, f"{fast.name} has no room for it: it needs up to {format_bytes(new_bytes)}, and {told}"
+                )
             going = self._catalog.take_out(0, admission.forget)
         self._remove(going)
         return Place(0)

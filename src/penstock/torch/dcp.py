@@ -704,6 +704,10 @@ def _tree(leaves: Mapping[_Path, Any]) -> Any:
 def _outline(node: Node, leaves: dict[int, ArrayLeaf]) -> Any:
     """Return a state without its numbers. leaves: gets each array's leaf, by the id of the tensor in its place."""
     if isinstance(node, ArrayLeaf):
+        if node.text_bytes or node.quantizer is not None:
+            raise ConfigError(
+                f"{node.name} is of {node.type_name}, which DCP cannot describe: restore it with SnapshotStore"
+            )
         tensor = torch.empty(0, device="meta")
         # DCP would ask for bytes, which are kept as an array if they are many, as for a value.
         if node.kind != "bytes":
