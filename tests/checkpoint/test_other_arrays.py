@@ -180,7 +180,7 @@ def test_a_part_of_one_is_refused(array: Any) -> None:
         flatten({"a": Shard(array, tuple(array.shape), (0,) * array.ndim)})
 
 
-WRONG_QUANTIZERS = {
+WRONG_QUANTIZERS: dict[str, list[Any]] = {
     "dtype": ["qint9", "quint8", None, 3],
     "axis": [2, -1, True, "0", None],
     "scales": ["", "00", "0" * 32, 3, None],

@@ -199,7 +199,7 @@ def test_a_store_that_is_opened_on_a_disk_that_is_almost_full_tells_so(
         SnapshotStore(folder, report=lines.append).close()
 
     assert lines == [
-        f"{folder} has 399 kB free, and the last snapshot there takes 400 kB: make room before the next save"
+        f"{folder} has 399 kB free, and the last snapshot there takes 401 kB: make room before the next save"
     ]
 
 

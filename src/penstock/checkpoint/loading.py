@@ -382,10 +382,10 @@ def _quantized(integers: Any, quantizer: Quantizer) -> Any:
     dtype = getattr(torch, quantizer.dtype)
     if quantizer.axis is None:
         (scale,), (point,) = quantizer.scales, quantizer.zero_points
-        tensor = torch._empty_affine_quantized((0,), scale=scale, zero_point=int(point), dtype=dtype)  # type: ignore[attr-defined]
+        tensor = torch._empty_affine_quantized((0,), scale=scale, zero_point=int(point), dtype=dtype)
     else:
         numbers = (torch.float32,) * 2 if quantizer.has_float_zeros else (torch.float64, torch.int64)
-        tensor = torch._empty_per_channel_affine_quantized(  # type: ignore[attr-defined]
+        tensor = torch._empty_per_channel_affine_quantized(
             integers.shape,
             scales=torch.tensor(quantizer.scales, dtype=numbers[0]),
             zero_points=torch.tensor(quantizer.zero_points, dtype=numbers[1]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -210,3 +211,43 @@ def test_bytes_that_are_read_only_or_at_odd_places_are_as_good() -> None:
 def test_the_presets_have_names_of_their_own() -> None:
     assert [codec.name for codec in ours.CODECS] == ["speed", "balance"]
     assert codec_named("balance") is ours.CODECS[1]
+
+
+# -- The cheaper of the two ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CODERS)
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32], ids=lambda dtype: dtype.name)
+def test_a_block_is_stored_without_its_reference_where_that_is_smaller(name: str, dtype: DType) -> None:
+    """Adam's first moment some steps later: the more noise, the less its old value says, until it says nothing.
+
+    Of bfloat16 `speed` stored .7255 of one as a difference, and .7209 of it alone. Its first quarter, such as the
+    moments of rare words, says little about the others.
+    """
+    rng = np.random.default_rng(7)
+    scale = np.exp(rng.normal(-12, np.repeat([3.0, 0.2, 0.2, 0.2], BLOCK_VALUES // 4)))
+    old = rng.normal(0, 1, BLOCK_VALUES)
+    kinds = set()
+    for correlation in np.linspace(0.0, 0.9, 13):
+        new = correlation * old + math.sqrt(1 - correlation**2) * rng.normal(0, 1, BLOCK_VALUES)
+        values, reference = ((each * scale).astype(np.float32).view(np.uint8) for each in (new, old))
+        if dtype is BFLOAT16:
+            values, reference = rounded(values).view(np.uint8), rounded(reference).view(np.uint8)
+        kind, length, _ = there_and_back(name, values, dtype, reference)
+        _, alone, _ = there_and_back(name, values, dtype, None)
+        assert length <= alone, correlation
+        assert (kind is Kind.PLANE) == (length == alone)
+        kinds.add(kind)
+    assert kinds == {Kind.PLANE, Kind.DIFFERENCE}
+
+
+@pytest.mark.parametrize("name", CODERS)
+@pytest.mark.parametrize("word", ["u1", "i2", "i4", "i8"])
+def test_integers_are_stored_without_a_reference_that_says_nothing_about_them(name: str, word: str) -> None:
+    rng = np.random.default_rng(8)
+    values, reference = (rng.integers(0, most, 1 << 16).astype(word).view(np.uint8) for most in (9, 2**31))
+
+    kind, length, _ = there_and_back(name, values, DTYPES[np.dtype(word).name], reference)
+
+    assert kind is Kind.PLANE
+    assert length < 1.03 * (1 << 16) * math.log2(9) / 8

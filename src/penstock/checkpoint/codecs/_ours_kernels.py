@@ -60,6 +60,9 @@ STORED, EQUAL, PLANE, DIFFERENCE = (
 #: Exponents are at most of 11 bits.
 MOST_EXPONENTS = 2048
 NO_SYMBOL = 65535
+#: Estimates of a block's size that differ by less may be wrong about which is smaller: they are made from one value in
+#: 16 or 64, and count no tables.
+NEARLY_EQUAL = 0.02
 #: A chunk, and a value of each lane before it.
 ROOM = CHUNK + 4
 #: Sizes of scratch arrays.
@@ -74,7 +77,7 @@ TABLE = MOST_CONTEXTS << MOST_TABLE_LOG
 
 _0, _1 = np.uint64(0), np.uint64(1)
 #: A bare number as an argument would have the called loop compiled for itself.
-_FIRST, _ONE = np.int64(0), np.int64(1)
+_FIRST, _ONE, _FOUR = np.int64(0), np.int64(1), np.int64(4)
 #: count * log2(count): the logarithms of a block's estimates took a tenth of its time.
 _COUNT_BITS = np.array([count * math.log2(max(count, 1)) for count in range(1024)])
 
@@ -676,20 +679,26 @@ def _count_planes(
     shift: Int,
     rest_bits: Int,
     first: Int,
+    stride: Int,
     words: Words,
     keys: NDArray[np.uint16],
     counts: NDArray[np.uint32],
-) -> None:
-    """Count the keys of planes. counts: uint32[PLANE_KEYS + 1], overwritten; the last one counts all others."""
+) -> Int:
+    """Count the keys of planes, of one run in `stride`; return of how many values.
+
+    counts: uint32[PLANE_KEYS + 1], overwritten; the last one counts all others.
+    """
     for key in range(counts.size):
         counts[key] = 0
-    begin = 0
+    begin, counted = 0, 0
     while begin < sample.size:
-        size = min(sample.size - begin, CHUNK)
+        size = min(sample.size - begin, CHUNK if stride == 1 else RUN)
         to_planes(sample[begin : begin + size], shift, rest_bits, first, words[:size], keys[:size])
         for i in range(size):
             counts[keys[i]] += 1
-        begin += size
+        begin += size * stride
+        counted += size
+    return counted
 
 
 @kernel
@@ -890,8 +899,11 @@ def encode(
     states: NDArray[np.uint16],
     steps: NDArray[np.uint64],
     out: Bytes,
-) -> tuple[Int, Int]:
-    """Encode a block; return its kind and how many bytes of `out` it is.
+) -> tuple[Int, Int, float]:
+    """Encode a block; return its kind, how many bytes of `out` it is, and how many it would be without a reference.
+
+    The latter is estimated for floats, as is what the block is; where both are nearly equal it is the difference. It is
+    0 where nothing was estimated, and infinite where there is no reference.
 
     reference: of the values' size, or empty. item: bytes of a value.
     exponent_bits, mantissa_bits: 0 for what is no float. exponent_at, exponent_mask: where the context's exponent is
@@ -904,7 +916,7 @@ def encode(
     size, word_bits = values.size // item, item_bytes(buffer) * 8
     has_reference, is_float, is_byte = reference.size > 0, exponent_bits > 0, item == 1
     if has_reference and is_equal(values, reference):
-        return EQUAL, 0
+        return EQUAL, 0, np.inf
     up = word_bits - 8 * item
     keys, exponents, places = scratch[:ROOM], scratch[ROOM : 2 * ROOM], scratch[2 * ROOM : 3 * ROOM]
     bases = scratch[3 * ROOM :][: exponent_mask + 1]
@@ -930,18 +942,27 @@ def encode(
             shift = min(shift, _shift_of(ones_of(old_sample), reference, size, item, words))
         shift = min(shift, word_bits - 2)
 
-    # As a plane: floats that have no reference, or are no nearer to it than to zero; a quarter says whether they are.
+    # As a plane: floats that have no reference, or are no nearer to it than to zero; a quarter says whether they are,
+    # of all parts of the block: moments of rare words are beside those of frequent ones.
     plane_bits, plane_first = np.inf, 0
     plane_shift = min(shift, up + mantissa_bits - 1)
     plane_rest = up + mantissa_bits - 1 - plane_shift
     plane_counts = counts[: PLANE_KEYS + 1]
     if is_float and not is_byte:
         plane_first = _first_plane(sample, exponent_bits)
-        some = sample[: max(sample.size // 4, min(sample.size, CHUNK))]
-        _count_planes(some, plane_shift, plane_rest, plane_first, words, keys, plane_counts)
-        plane_bits = _bits_of(plane_counts) + float(plane_rest) * some.size
+        some = _count_planes(
+            sample,
+            plane_shift,
+            plane_rest,
+            plane_first,
+            _ONE if sample.size < 4 * CHUNK else _FOUR,
+            words,
+            keys,
+            plane_counts,
+        )
+        plane_bits = _bits_of(plane_counts) + float(plane_rest) * some
         plane_bits += float(plane_counts[PLANE_KEYS]) * (word_bits - plane_shift)
-        plane_bits *= sample.size / some.size
+        plane_bits *= sample.size / some
 
     # As differences: to the reference, or to zero where there is none and the values are no floats.
     difference_bits, symbols, contexts, exact, seen = np.inf, 0, 1, FINEST, 0
@@ -987,15 +1008,18 @@ def encode(
         if not is_byte:
             width = (1 << exact) + ((word_bits - exact) << FINEST)
 
+    alone_bytes = np.inf
+    if has_reference:
+        alone_bytes = plane_bits * (size / sample.size) / 8.0 if is_float and not is_byte else 0.0
     if min(plane_bits, difference_bits) * (size / sample.size) >= values.size * 8.0:
-        return STORED, values.size
+        return STORED, values.size, alone_bytes
     kind, first_lead = DIFFERENCE if has_reference else PLANE, 0
-    is_plane = plane_bits < difference_bits
+    is_plane = plane_bits < difference_bits * (1.0 - NEARLY_EQUAL)
     if is_plane:
         kind, first_lead = PLANE, plane_first
         shift, contexts, width, seen = plane_shift, 1, PLANE_KEYS + 1, 0
         boundaries, thresholds = boundaries[:0], thresholds[:0]
-        _count_planes(sample, plane_shift, plane_rest, plane_first, words, keys, plane_counts)
+        _count_planes(sample, plane_shift, plane_rest, plane_first, _ONE, words, keys, plane_counts)
         for key in range(PLANE_KEYS):
             if plane_counts[key] > 0:
                 symbols = key + 1
@@ -1045,7 +1069,7 @@ def encode(
         at,
     )
     if at + STATES_BYTES + PAD_BYTES >= values.size:
-        return STORED, values.size
+        return STORED, values.size, alone_bytes
     before = np.zeros(4, np.uint16)
 
     writer = np.zeros(7, np.uint64)
@@ -1101,7 +1125,7 @@ def encode(
         soon[1] = np.uint64(reference.ctypes.data) + following if has_reference else soon[0]
         write(keys[lead : lead + count], words[lead : lead + count], steps, states, writer, out, soon)
         if np.int64(writer[4]) + PAD_BYTES + 1 >= values.size:
-            return STORED, values.size
+            return STORED, values.size, alone_bytes
         end = begin
     for i in range(4):
         _put_short(out, at + 2 * i, np.int64(writer[i]) - (1 << table_log))
@@ -1110,7 +1134,7 @@ def encode(
     _put_short(out, at + 10, bits >> 16)
     length: Int = np.int64(writer[4]) + (1 if writer[6] > _0 else 0)
     store_word(np.uint64(out.ctypes.data) + np.uint64(length), _0)
-    return kind, length + PAD_BYTES
+    return kind, length + PAD_BYTES, alone_bytes
 
 
 #: What `decode` returns: all is well, or what is wrong.

@@ -86,6 +86,13 @@ class _Scratch(threading.local):
         self.states = np.empty(kernels.STATES, np.uint16)
         self.steps = np.empty(kernels.STEPS, np.uint64)
         self.table = np.empty(kernels.TABLE, np.uint64)
+        self._second = np.empty(0, np.uint8)
+
+    def second(self, nbytes: int) -> Bytes:
+        """Return uint8[nbytes], where a block is encoded in another way, too."""
+        if self._second.size < nbytes:
+            self._second = np.empty(nbytes, np.uint8)
+        return self._second[:nbytes]
 
 
 def _writable(data: Bytes) -> Bytes:
@@ -129,24 +136,38 @@ class _OwnCoder:
     def encode(self, pair: Pair, out: Bytes) -> tuple[Kind, int]:
         """Encode a block, as `Coder` says."""
         form, scratch = _FORMS[pair.dtype], _scratch()
-        kind, length = scratch.kernels.encode(
-            _writable(pair.values),
-            _NOTHING if pair.reference is None else _writable(pair.reference),
-            form.item,
-            form.exponent_bits,
-            form.mantissa_bits,
-            form.exponent_at,
-            form.exponent_mask,
-            self.most_contexts,
-            self.most_groups,
-            self.stride,
-            scratch.buffers[form.word],
-            scratch.shorts,
-            scratch.counts,
-            scratch.states,
-            scratch.steps,
-            out,
-        )
+        kernels = scratch.kernels
+
+        def encode(reference: Bytes, out: Bytes) -> tuple[int, int, float]:
+            encoded: tuple[int, int, float] = kernels.encode(
+                _writable(pair.values),
+                reference,
+                form.item,
+                form.exponent_bits,
+                form.mantissa_bits,
+                form.exponent_at,
+                form.exponent_mask,
+                self.most_contexts,
+                self.most_groups,
+                self.stride,
+                scratch.buffers[form.word],
+                scratch.shorts,
+                scratch.counts,
+                scratch.states,
+                scratch.steps,
+                out,
+            )
+            return encoded
+
+        reference = _NOTHING if pair.reference is None else _writable(pair.reference)
+        kind, length, alone_bytes = encode(reference, out)
+        if kind in (Kind.DIFFERENCE, Kind.STORED) and alone_bytes * (1 - kernels.NEARLY_EQUAL) < length:
+            # By the estimate it may be smaller without a reference: that is known once both are encoded.
+            second = scratch.second(out.size)
+            other_kind, other_length, _ = encode(_NOTHING, second)
+            if other_length < length:
+                kind, length = other_kind, other_length
+                out[:length] = second[:length]
         if kind == Kind.STORED:
             out[:length] = pair.values
         return _KINDS[kind], length
