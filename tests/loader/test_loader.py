@@ -570,7 +570,7 @@ def test_ranks_whose_epochs_would_end_at_different_steps_are_refused(
     folder: Path, batch_size: int, world_size: int
 ) -> None:
     """Data-parallel training would hang in its last step: the others wait for a rank that is through."""
-    with pytest.raises(ConfigError, match="end its epoch before"):
+    with pytest.raises(ConfigError, match="end its epoch early"):
         make(folder, batch_size=batch_size, rank=0, world_size=world_size)
 
     if batch_size == 11:
