@@ -32,6 +32,7 @@ class ImageFolder(FileSource):
 
     root: the folder that holds the label folders.
     extensions: endings of the files that are samples, in any case; None takes every file.
+    calls: as in `open_source`.
     Raises: DataError naming the folder if it is missing, no folder, not allowed, has no label folders, or one
         of them has no samples; naming the file if it is a link to nothing or no regular file.
     """
@@ -69,6 +70,7 @@ class FlatFolder(FileSource):
 
     root: the folder that holds the files.
     extensions: endings of the files that are samples, in any case; None takes every file.
+    calls: as in `open_source`.
     Raises: DataError naming the folder if it is missing, no folder, not allowed or has no samples; naming the
         file if it is a link to nothing or no regular file.
     """
@@ -96,7 +98,7 @@ class FileList(FileSource):
     line `path` or `path,label` is a heading. Labels are whole numbers, taken as they are (`classes` are then
     their digits), or names, numbered in sorted order. Either every line has a label or none.
 
-    list_file: UTF-8 text.
+    list_file: UTF-8 text. calls: as in `open_source`.
     Raises: DataError naming the list and the line if the list cannot be read, is empty, a file is missing or
         no regular file, or a label is missing or negative.
     """
