@@ -267,6 +267,8 @@ def test_a_name_that_no_terminal_should_see_reaches_no_line_raw(run: Callable[..
     work = OddNames()
     work.shut = {1}
     running = run(AccessPlan(Sequential(20), 5, 1), work, timeout_seconds=0.05, patience_seconds=0.01)
+    while "sample 1," not in waits.all_waits():
+        pass
     with pytest.raises(WaitTimeout) as caught:
         running.take(0, 0)
     answers = [waits.all_waits(), waits.ask_waits(os.getpid())]

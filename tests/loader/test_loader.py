@@ -1,5 +1,6 @@
 """The loader as a user meets it, on real files."""
 
+import contextlib
 import gc
 import os
 import pickle
@@ -9,7 +10,7 @@ import warnings
 import weakref
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -20,9 +21,9 @@ from penstock.flow.snapshot_spans import SnapshotSpan
 from penstock.loader import Loader
 from penstock.loader.transforms import RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
-from penstock.plan import BundleShuffle, FullShuffle, Sequential
+from penstock.plan import BundleShuffle, Explicit, FullShuffle, Sequential
 from penstock.store import ImageFolder, SlowSource
-from penstock.trace import SOURCE, Cause, Kind, limiting, read_trace
+from penstock.trace import NO_STEP, SOURCE, Cause, Kind, limiting, read_trace
 
 COUNT = 23
 BATCH = 4
@@ -259,7 +260,7 @@ def test_a_batch_keeps_its_content_after_the_loader_is_gone(folder: Path) -> Non
 
 def test_the_end_of_an_epoch_says_in_one_line_what_limits(folder: Path) -> None:
     lines: list[str] = []
-    with make(SlowSource(ImageFolder(folder), 5e-3, 5e-3, 1e6), report=lines.append) as loader:
+    with make(SlowSource(ImageFolder(folder), 5e-3, 5e-3, 1e4), report=lines.append) as loader:
         for _ in range(2):
             for _ in loader:
                 pass
@@ -269,6 +270,65 @@ def test_the_end_of_an_epoch_says_in_one_line_what_limits(folder: Path) -> None:
         ]
     assert len(epoch_lines(lines)) == 2
     assert "storage limits it" in epoch_lines(lines)[0]
+
+
+class BreaksOff:
+    """A data set whose last samples cannot be had."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, sample: int) -> np.ndarray:
+        if sample >= 8:
+            raise ValueError(f"sample {sample} is broken")
+        return np.zeros(3)
+
+
+def interrupt(_error: Exception, _sample: int) -> Literal["raise", "skip"]:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("on_error", "raised"), [("raise", ValueError), (interrupt, KeyboardInterrupt), ("skip", None)]
+)
+def test_a_wait_that_gets_no_batch_is_part_of_the_trace_the_sums_and_the_line(
+    tmp_path: Path, on_error: Any, raised: type[BaseException] | None
+) -> None:
+    lines: list[str] = []
+    options: dict[str, Any] = {
+        "transforms": (),
+        "shuffle": False,
+        "on_error": on_error,
+        "report": lines.append,
+    }
+    delivered = 0
+    with (
+        pytest.raises(raised) if raised else contextlib.nullcontext(),
+        make(BreaksOff(), batch_size=4, trace=tmp_path / "run.trace", **options) as loader,
+    ):
+        for _ in loader:
+            delivered += 1
+
+    waits = [span for span in read_trace(tmp_path / "run.trace").spans if span["kind"] == Kind.WAIT]
+    (metrics,) = loader.metrics
+    seconds = [float(span["end"] - span["start"]) for span in waits]
+    assert delivered == 2
+    assert [int(span["step"]) for span in waits] == [0, 1, NO_STEP]
+    assert metrics.stall_seconds == pytest.approx(sum(seconds))
+    assert metrics.stall_by_cause[Cause.NO_BATCH] == pytest.approx(seconds[-1])
+    assert metrics.steps == 2
+    assert limiting(metrics) in lines[-1]
+
+
+def test_an_epoch_whose_first_batch_never_came_is_told_too() -> None:
+    lines: list[str] = []
+    order = Explicit([[0, 1], [0, 8]], samples=12)
+    with make(BreaksOff(), batch_size=2, transforms=(), shuffle=order, report=lines.append) as loader:
+        assert len(list(loader)) == 1
+        with pytest.raises(ValueError, match="sample 8 is broken"):
+            next(iter(loader))
+
+    assert "epoch 1: no batch was consumed in " in epoch_lines(lines)[1]
 
 
 def test_the_trace_file_holds_the_run_and_its_sums_are_the_loaders(folder: Path, tmp_path: Path) -> None:
@@ -617,7 +677,7 @@ def test_the_epochs_line_tells_what_was_skipped(folder: Path) -> None:
         for _ in loader:
             pass
 
-    assert "2 samples were skipped, the first: " + source.path_of(3) in epoch_lines(lines)[0]
+    assert "skipped 2 samples, the first: " + source.path_of(3) in epoch_lines(lines)[0]
 
 
 def test_an_epoch_in_which_every_sample_is_skipped_is_an_error(folder: Path) -> None:
@@ -625,7 +685,7 @@ def test_an_epoch_in_which_every_sample_is_skipped_is_an_error(folder: Path) -> 
     for sample in range(COUNT):
         spoil(Path(source.path_of(sample)), "vanished")
 
-    with make(source, on_error="skip") as loader, pytest.raises(DataError, match="23 samples were skipped"):
+    with make(source, on_error="skip") as loader, pytest.raises(DataError, match="skipped 23 samples"):
         for _ in loader:
             pass
 
@@ -784,7 +844,7 @@ def test_what_a_data_set_makes_the_training_wait_for_is_called_its_own() -> None
             return np.zeros(3)
 
     lines: list[str] = []
-    with make(Slow(), transforms=(), epochs=1, report=lines.append) as loader:
+    with make(Slow(), transforms=(), batch_size=1, epochs=1, decoders=1, report=lines.append) as loader:
         for _ in loader:
             pass
 

@@ -87,7 +87,7 @@ def test_the_strip_below_shows_each_steps_stall_and_where_epochs_begin() -> None
     assert strip_of(figure.axes[1]) == {
         "stall: source read": (edges, [0.0] * 4, reads),
         "stall: decode": (edges, reads, decoded),
-        "stall: cause unseen": (edges, decoded, stopped),
+        "stall: got no batch": (edges, decoded, stopped),
     }
     assert [line.get_xdata()[0] for line in figure.axes[1].lines] == [2]  # type: ignore[index]
     assert figure.axes[1].get_ylabel() == "stall per step (s)"
@@ -134,6 +134,7 @@ def test_the_legend_names_what_is_drawn_and_nothing_else_in_the_colours_it_is_dr
         "the training's own time": OWN_COLOUR,
         "stall: source read": COLOUR_OF[Cause.SOURCE_READ],
         "stall: decode": COLOUR_OF[Cause.DECODE],
+        "stall: got no batch": COLOUR_OF[Cause.NO_BATCH],
         "stall: cause unseen": COLOUR_OF[Cause.UNSEEN],
     }
 

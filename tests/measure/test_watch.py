@@ -99,9 +99,42 @@ def test_a_verdict_reads_as_one_line() -> None:
     assert str(Verdict(100, 80.6, 131.4, 0.0)) == "waited 38 % of 212 s; ceiling 1.61 x"
 
 
-def test_a_ceiling_beyond_a_hundred_only_says_so() -> None:
-    assert str(Verdict(100, 1.0, 0.001, 0.0)) == "waited 100 % of 1 s; ceiling > 100 x"
-    assert str(Verdict(100, 1.0, 0.0, 0.0)) == "waited 100 % of 1 s; ceiling > 100 x"
+def test_a_loop_without_training_and_an_epoch_of_milliseconds_are_told_so() -> None:
+    assert str(Verdict(100, 1.0, 0.001, 0.0)) == "waited 100 % of 1 s; no training between batches"
+    assert str(Verdict(100, 1.0, 0.0, 0.0)) == "waited 100 % of 1 s; no training between batches"
+    assert str(Verdict(10, 0.05, 0.02, 0.0)) == "waited 71 % of 70 ms; too short to judge"
+
+
+def test_a_ceiling_beyond_a_hundred_is_told_as_what_a_step_takes() -> None:
+    assert str(Verdict(4, 20.0, 0.02, 0.0)) == "waited 100 % of 20 s; a step itself takes 5 ms"
+    assert str(Verdict(4, 20.0, 1.0, 0.0, replay_seconds=0.01)).endswith("; a step itself takes 10 ms")
+
+
+def test_a_wait_that_ended_in_an_error_is_told_and_leaves_the_ceiling_as_it_was() -> None:
+    clock = Clock()
+    lines: list[str] = []
+
+    def broken() -> Iterator[int]:
+        for wait in (3.0, 1.0):
+            clock.advance(wait)
+            yield 0
+        clock.advance(100.0)
+        raise OSError("the store is gone")
+
+    def train() -> None:
+        for _ in watched:
+            clock.advance(4.0)
+
+    watched = watch(broken(), clock=clock, report=lines.append)
+    with pytest.raises(OSError, match="the store is gone"):
+        train()
+
+    verdict = watched.verdict()
+    assert (verdict.stall_seconds, verdict.in_vain_seconds) == (104.0, 100.0)
+    assert lines == [
+        "penstock.watch: epoch 0: waited 100 s and got no batch; otherwise waited 33 % of 12 s; ceiling 1.50 x"
+    ]
+    assert str(Verdict(0, 2.0, 0.0, 0.0, in_vain_seconds=2.0)) == "waited 2 s and got no batch"
 
 
 @given(
@@ -144,7 +177,8 @@ def test_the_trace_holds_the_wait_and_the_step_of_every_batch() -> None:
     assert trace.is_complete
     first, second = trace.epochs()
     assert (first.steps, first.stall_seconds, first.own_seconds) == (2, 4.25, 10.0)
-    assert (second.epoch, second.stall_by_cause[Cause.UNSEEN]) == (1, 4.25)
+    assert (second.epoch, second.stall_by_cause[Cause.UNSEEN]) == (1, 4.0)
+    assert second.stall_by_cause[Cause.NO_BATCH] == 0.25
     assert watched.trace().spans.tolist() == trace.spans.tolist()
 
 

@@ -151,6 +151,13 @@ def test_a_wait_of_a_loader_that_records_nothing_else_is_unseen() -> None:
     assert causes_of(Row(0, 3), Row(3, 5, kind=Kind.STEP)) == {Cause.UNSEEN: 3}
 
 
+def test_a_wait_that_got_no_batch_has_no_other_cause() -> None:
+    """Not even where work of the background, which is for no batch either, ended in it."""
+    background = [row._replace(step=-1) for row in (SLOT, READ, DECODE)]
+
+    assert causes_of(*background, Row(1, 10, step=-1)) == {Cause.NO_BATCH: 9}
+
+
 def test_spans_of_another_rank_explain_nothing() -> None:
     assert causes_of(SLOT, READ, DECODE, Row(1, 10, rank=1)) == {Cause.UNSEEN: 9}
 
@@ -211,6 +218,8 @@ def slow_causes(rows: list[Row], wait: Row) -> dict[Cause, float]:
         return best
 
     causes = dict.fromkeys(Cause, 0.0)
+    if wait.step == -1:
+        return {**causes, Cause.NO_BATCH: wait.end - wait.start}
     critical = last(Kind.DECODE, ("rank", "epoch", "step"), wait, wait.end)
     if critical is None:
         return {**causes, Cause.UNSEEN: wait.end - wait.start}
@@ -327,9 +336,45 @@ def test_the_line_of_an_epoch_that_hardly_waited_names_the_training() -> None:
     )
 
 
-def test_a_training_that_did_nothing_but_wait_would_be_more_than_a_hundred_times_as_fast() -> None:
-    assert line_of(DECODE, Row(1, 10)).endswith("; without, > 100 x as fast")
-    assert line_of(DECODE, Row(1, 10), Row(10, 10.05, kind=Kind.STEP)).endswith("; without, > 100 x as fast")
+def test_a_loop_without_training_is_told_what_was_loaded_and_no_gain() -> None:
+    empty = Row(10, 10.000002, kind=Kind.STEP)
+
+    assert line_of(DECODE, Row(1, 10), empty) == (
+        "epoch 0: no training between batches; decode limits it: 1 sample in 9 s (8 s decode, 1 s hand-over)"
+    )
+    assert line_of(Row(1, 10), empty).endswith("the loader limits it: 1 batch in 9 s (9 s unseen)")
+    assert line_of(Row(1, 5), Row(5, 9, step=1)).endswith(
+        "the loader limits it: 2 batches in 8 s (8 s unseen)"
+    )
+
+
+def test_where_nearly_all_was_waiting_the_step_is_told_and_no_huge_factor() -> None:
+    assert line_of(DECODE, Row(1, 10), Row(10, 10.05, kind=Kind.STEP)).endswith(
+        "decode limits it: waited 99.4 % of 9.05 s (8 s decode, 1 s hand-over); a step itself takes 50 ms"
+    )
+
+
+def test_an_epoch_of_milliseconds_is_too_short_to_judge() -> None:
+    milliseconds = [
+        row._replace(start=row.start / 1000, end=row.end / 1000)
+        for row in (DECODE, Row(1, 10), Row(10, 10.5, kind=Kind.STEP))
+    ]
+
+    assert line_of(*milliseconds) == (
+        "epoch 0: too short to judge: waited 94.7 % of 9.5 ms (8 ms decode, 1 ms hand-over)"
+    )
+
+
+def test_a_wait_that_got_no_batch_is_told_first_and_not_judged() -> None:
+    step, in_vain = Row(10, 21, kind=Kind.STEP), Row(21, 50, step=-1)
+    judged = "decode limits it: waited 45.0 % of 20 s (8 s decode, 1 s hand-over); without, 1.82 x as fast"
+
+    assert line_of(DECODE, Row(1, 10), step) == f"epoch 0: {judged}"
+    assert line_of(DECODE, Row(1, 10), step, in_vain) == (
+        f"epoch 0: waited 29 s and got no batch; otherwise {judged}"
+    )
+    assert line_of(DECODE, Row(1, 10), step, Row(21, 21.125, step=-1)) == f"epoch 0: {judged}"
+    assert line_of(in_vain) == "epoch 0: no batch was consumed in 29 s of waiting"
 
 
 def test_an_epoch_of_which_nothing_was_consumed_says_so() -> None:
@@ -347,9 +392,9 @@ def test_reads_of_source_and_tiers_count_together_as_storage() -> None:
         Row(6, 10, 3, step=2, kind=Kind.DECODE),
     ]
 
-    assert line_of(*waits, *lives) == (
-        "epoch 0: storage limits it: waited 100.0 % of 10 s (4 s decode, 3 s source read, 3 s tier read); "
-        "without, > 100 x as fast"
+    assert line_of(*waits, *lives, Row(10, 15, step=2, kind=Kind.STEP)) == (
+        "epoch 0: storage limits it: waited 66.7 % of 15 s (4 s decode, 3 s source read, 3 s tier read); "
+        "without, 3.00 x as fast"
     )
 
 

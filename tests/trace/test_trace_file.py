@@ -86,7 +86,10 @@ def test_the_writer_follows_the_description_of_the_format(tmp_path: Path) -> Non
 
 
 def test_what_is_written_comes_back_bit_for_bit_whatever_its_length(tmp_path: Path) -> None:
-    random = np.frombuffer(np.random.default_rng(5).bytes(150_000 * 48), SPAN)
+    generator = np.random.default_rng(5)
+    random = np.frombuffer(generator.bytes(150_000 * 48), SPAN).copy()
+    for name in ("start", "end"):
+        random[name] = generator.normal(0.0, 1e9, random.size)
 
     written(tmp_path / "trace", random, random[:0], random[:1])
     trace = read_trace(tmp_path / "trace")

@@ -52,7 +52,7 @@ def remembered(slow: LocalTier) -> list[FastFolder]:
             )
             for one in json.loads((slow.path / _FILE).read_bytes())
         ]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return []
 
 

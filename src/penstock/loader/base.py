@@ -33,7 +33,8 @@ from penstock.policy import FetchCosts, Scheduler
 from penstock.simulate import predict
 from penstock.store import Source
 from penstock.trace import EpochMetrics, Trace, TraceWriter, limiting
-from penstock.trace.schema import Kind
+from penstock.trace.schema import NO_STEP, Kind
+from penstock.units import format_count
 
 Batch = TypeVar("Batch")
 
@@ -217,6 +218,8 @@ class BaseLoader(ABC, Generic[Batch]):
         #: (epoch, step) of the next batch to hand out; the batch handed out last, and when.
         self._position = self._plan.first_read_from(rank, 0, 0)
         self._handed: tuple[int, int, float, int] | None = None
+        #: Since when the caller waits for a batch; None while it has one.
+        self._asked: float | None = None
         self._undrained_samples, self._drained = 0, self._recorder.clock()
         #: Counts `iter` calls: an iterator that is not of the latest is over.
         self._iteration = 0
@@ -419,7 +422,15 @@ class BaseLoader(ABC, Generic[Batch]):
 
     def _next(self, epoch: int) -> Batch:
         self._end_step()
-        begin = self._recorder.clock()
+        self._asked = self._recorder.clock()
+        try:
+            return self._wait_for_batch(epoch)
+        except BaseException:
+            self._end_wait_in_vain(epoch)
+            raise
+
+    def _wait_for_batch(self, epoch: int) -> Batch:
+        has_skipped_batch = False
         while self._position[0] == epoch:
             step = self._position[1]
             whole = self._engine.take(epoch, step)
@@ -440,17 +451,31 @@ class BaseLoader(ABC, Generic[Batch]):
             self._engine.let_go(epoch, step)
             self._skipped += skipped
             if batch is None:
+                has_skipped_batch = True
                 continue
             now = self._recorder.clock()
-            self._ring.record(Kind.WAIT, begin, now, epoch=epoch, step=step)
+            assert self._asked is not None, "a wait that got no batch has not ended yet"
+            self._ring.record(Kind.WAIT, self._asked, now, epoch=epoch, step=step)
+            self._asked = None
             self._collector.consumed = (epoch, step)
             self._delivered += 1
             self._handed = (epoch, step, now, len(kept))
             return batch
         if self._delivered == 0 and (told := self._told_skips(epoch)):
             raise DataError(f"epoch {epoch} has no sample left{told}")
+        if has_skipped_batch:
+            self._end_wait_in_vain(epoch)
+        self._asked = None
         self._leave_epoch(epoch)
         raise StopIteration
+
+    def _end_wait_in_vain(self, epoch: int) -> None:
+        """Record a wait that got no batch: it ended in an error or an interrupt, or all that was left is skipped."""
+        if self._asked is None:
+            return
+        begin, self._asked = self._asked, None
+        self._ring.record(Kind.WAIT, begin, self._recorder.clock(), epoch=epoch, step=NO_STEP)
+        self._collector.consumed = max(self._collector.consumed, (epoch, NO_STEP))
 
     def _end_step(self) -> None:
         """The caller asks for more: what it did since the last batch was its own step."""
@@ -483,7 +508,7 @@ class BaseLoader(ABC, Generic[Batch]):
         ended, self._inside_epoch = self._inside_epoch, None
         self._collector.collect()
         metrics = None if ended is None else self._collector.epoch(ended)
-        if ended is not None and metrics is not None and metrics.steps and self._report is not None:
+        if ended is not None and metrics is not None and metrics.seconds and self._report is not None:
             self._report(f"{self._name}: {limiting(metrics, self._work.read_from)}{self._told_skips(ended)}")
 
     def _judge(self, whole: Whole) -> tuple[list[int], list[SkippedSample], Exception | None]:
@@ -512,7 +537,7 @@ class BaseLoader(ABC, Generic[Batch]):
         skipped = [skip for skip in self._skipped if skip.epoch == epoch]
         if not skipped:
             return ""
-        return f"; {len(skipped)} samples were skipped, the first: {skipped[0].error}"
+        return f"; skipped {format_count(len(skipped), 'sample')}, the first: {skipped[0].error}"
 
     def __repr__(self) -> str:
         epoch, step = self._position
@@ -528,7 +553,7 @@ class BaseLoader(ABC, Generic[Batch]):
             return None
         try:
             return TraceWriter(trace, self._about())
-        except (OSError, TypeError) as error:
+        except (OSError, TypeError, ValueError) as error:
             raise DataError(f"trace is {trace!r}, which cannot be written: {error}") from error
 
     def _about(self) -> dict[str, Any]:

@@ -126,11 +126,13 @@ def read_machine(machine: Machine | str | os.PathLike[str] | None) -> Machine | 
     if machine is None or isinstance(machine, Machine):
         return machine
     try:
-        return Machine.from_toml(Path(machine).read_text())
+        return Machine.from_toml(Path(machine).read_text("utf-8"))
     except OSError as error:
         raise DataError(f"machine: {error}; penstock calibrate writes such a file") from error
     except ConfigError as error:
         raise ConfigError(f"{os.fspath(machine)}: {error}") from error
+    except ValueError as error:  # not UTF-8, or no path
+        raise DataError(f"machine: {machine!r} cannot be read as text: {error}") from error
 
 
 def set_up(

@@ -28,7 +28,9 @@ def load_toml(text: str, what: str) -> Table:
     """
     try:
         return Table(tomllib.loads(text), "")
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise ConfigError(f"{what} is not valid TOML: brackets in brackets, too many to count") from None
+    except ValueError as error:  # of tomllib, or of a number of thousands of digits
         raise ConfigError(f"{what} is not valid TOML: {error}") from error
 
 
@@ -54,6 +56,8 @@ class Table:
                 return parse(self._values[field])
             except ConfigError as error:
                 raise ConfigError(f"{self.path_of(field)}: {error}") from None
+            except (OverflowError, ValueError):  # not even text has room for a hexadecimal number of a page
+                raise ConfigError(f"{self.path_of(field)}: the number is too large to count with") from None
         if default is _REQUIRED:
             # A misspelt required field is both unknown and missing; the first of the two says more.
             self._refuse_likely_misspelling(field)
@@ -138,9 +142,11 @@ def flag(value: object) -> bool:
 
 
 def whole(value: object) -> int:
-    """Return a whole number of any sign."""
+    """Return a whole number of any sign, of 64 bits."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{value!r} is not a whole number")
+    if not -(2**63) <= value < 2**63:
+        raise OverflowError
     return value
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -149,7 +149,9 @@ def lay_over(
         # What passed between a step's end and the next wait, an evaluation say, is nobody's own time in the record.
         spans["end"][steps] = spans["start"][steps] + recorded.own[recorded.was_consumed]
     notes = _notes(trace, plan, recorded.was_consumed, unknown)
-    return RunComparison(Trace(spans, {**whole.meta, "loader": "predicted"}), trace, notes)
+    in_vain = (trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] == NO_STEP)
+    measured = replace(trace, spans=trace.spans[~in_vain])
+    return RunComparison(Trace(spans, {**whole.meta, "loader": "predicted"}), measured, notes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

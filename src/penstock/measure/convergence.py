@@ -161,10 +161,10 @@ def read_study(path: str | os.PathLike[str] | None = None) -> Study:
     """
     if path is None:
         name = "convergence.json"
-        text = resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+        text = resources.files(__package__).joinpath(name).read_bytes()
     else:
         name = os.fspath(path)
-        with open(path, encoding="utf-8") as file:
+        with open(path, "rb") as file:
             text = file.read()
     try:
         fields: dict[str, Any] = json.loads(text)
@@ -172,7 +172,7 @@ def read_study(path: str | os.PathLike[str] | None = None) -> Study:
             raise ValueError("another format or version")
         runs = [Run(**{**run, "accuracy": tuple(map(float, run["accuracy"]))}) for run in fields.pop("runs")]
         study = Study(**fields, runs=tuple(runs))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(
             f"{name} is no study of trainings ({error}): write one with benchmarks/bundles.py --out {name}"
         ) from error

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 #: Okabe and Ito's colours, told apart with any colour vision.
 BLUE, SKY, GREEN, ORANGE, RED, PURPLE = "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7"
+YELLOW = "#F0E442"
 INK, DARK, FAINT, PALE = "#222222", "#4A4A4A", "#8A8F96", "#C9CDD2"
 GRID = "#E6E8EB"
 _ENDINGS = (".png", ".svg", ".pdf")

@@ -24,6 +24,7 @@ from penstock.measure.picture import (
     PURPLE,
     RED,
     SKY,
+    YELLOW,
     new_figure,
     save_picture,
     style_axes,
@@ -43,12 +44,16 @@ COLOUR_OF = {
     Cause.DECODE: BLUE,
     Cause.NO_FREE_SLOT: PURPLE,
     Cause.HAND_OVER: GREEN,
+    Cause.NO_BATCH: YELLOW,
     Cause.UNSEEN: DARK,
 }
 OWN_COLOUR = PALE
 #: What is of snapshots: saves as a part of the bars, all three as lanes along the top of the strip.
 SAVE_COLOURS = {Kind.SAVE: SKY, Kind.WRITE: FAINT, Kind.DRAIN: INK}
-_LABEL_OF = {cause: f"stall: {cause}" for cause in Cause} | {Cause.UNSEEN: "stall: cause unseen"}
+_LABEL_OF = {cause: f"stall: {cause}" for cause in Cause} | {
+    Cause.NO_BATCH: "stall: got no batch",
+    Cause.UNSEEN: "stall: cause unseen",
+}
 _OWN_LABEL = "the training's own time"
 _SAVE_LABELS = {
     Kind.SAVE: "saves hold the training",

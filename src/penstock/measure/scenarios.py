@@ -49,5 +49,7 @@ def _text_of(file: Path) -> str:
         return file.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{file} is not text in UTF-8: {error}") from error
+    except ValueError as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror or error}") from error

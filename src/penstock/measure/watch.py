@@ -24,6 +24,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.flow.recorder import Recorder
 from penstock.trace import NO_SAMPLE, NO_STEP, NOTHING_TO_GAIN, SPAN, Kind, Spans, Trace, stall_share
+from penstock.trace.metrics import NO_TRAINING_SECONDS, TOO_SHORT_SECONDS, told_gain
 from penstock.units import format_ratio, format_seconds
 
 T = TypeVar("T")
@@ -79,11 +80,13 @@ class Verdict:
     replay_seconds: float | None = None
     #: Whether a GPU may have worked while the loop waited.
     gpu_in_use: bool = False
+    #: The part of `stall_seconds` that ended in an error or an interrupt of the loader, and got no batch.
+    in_vain_seconds: float = 0.0
 
     @property
     def ceiling(self) -> float:
         """How many times as fast the loop would be, were every batch in memory when it is asked for."""
-        seconds = self.stall_seconds + self.own_seconds
+        seconds = self._judged_seconds
         if self.replay_seconds is not None:
             least = self.steps * self.replay_seconds
         else:
@@ -92,29 +95,44 @@ class Verdict:
             return 1.0
         return seconds / least if least else float("inf")
 
+    @property
+    def _judged_seconds(self) -> float:
+        return self.stall_seconds - self.in_vain_seconds + self.own_seconds
+
     def __str__(self) -> str:
-        seconds = self.stall_seconds + self.own_seconds
-        share = 100.0 * stall_share(self.stall_seconds, self.own_seconds)
-        line = f"waited {share:.{0 if share >= 9.5 else 1}f} % of {format_seconds(seconds)}; "
+        line = ""
+        if self.in_vain_seconds:
+            line = f"waited {format_seconds(self.in_vain_seconds)} and got no batch"
+            if not self.steps:
+                return line
+            line += "; otherwise "
+        seconds = self._judged_seconds
+        share = 100.0 * stall_share(self.stall_seconds - self.in_vain_seconds, self.own_seconds)
+        line += f"waited {share:.{0 if share >= 9.5 else 1}f} % of {format_seconds(seconds)}; "
+        if self.steps and seconds < TOO_SHORT_SECONDS:
+            return line + "too short to judge"
         if self.ceiling < 1.0 + NOTHING_TO_GAIN:
             return line + "nothing to gain here"
-        line += f"ceiling {format_ratio(self.ceiling)}"
         if self.replay_seconds is not None:
-            return line + ", by replay"
+            return line + told_gain(self.ceiling, "ceiling {}, by replay", self.replay_seconds)
         if self.gpu_in_use:
-            line += " or less: a GPU may have worked meanwhile; loop once over replay() to know"
-        return line
+            doubt = "or less: a GPU may have worked meanwhile; loop once over replay() to know"
+            return f"{line}ceiling {format_ratio(self.ceiling)} {doubt}"
+        if self.own_seconds < NO_TRAINING_SECONDS * self.steps:
+            return line + "no training between batches"
+        return line + told_gain(self.ceiling, "ceiling {}", self.own_seconds / self.steps)
 
 
 class _Sums:
     """What a `Verdict` adds up: of an epoch, and of the whole run."""
 
-    __slots__ = ("own_seconds", "stall_seconds", "steps")
+    __slots__ = ("in_vain_seconds", "own_seconds", "stall_seconds", "steps")
 
     def __init__(self) -> None:
         self.steps = 0
         self.stall_seconds = 0.0
         self.own_seconds = 0.0
+        self.in_vain_seconds = 0.0
 
 
 class Watch(Generic[T]):
@@ -220,12 +238,16 @@ class Watch(Generic[T]):
         handed: list[T] = []
         # Starting the loader is waiting for its first batch, also when that is asked for later.
         asked = clock() - startup_seconds
+        gets_batch = True
         try:
             for step in itertools.count():
                 try:
                     handed.append(next(iterator))
                 except StopIteration:
                     break
+                except BaseException:
+                    gets_batch = False
+                    raise
                 begun = received = clock()
                 record(_WAIT, asked, received, NO_SAMPLE, 0, epoch, step)
                 _add(sums, run, 1, received - asked, 0.0)
@@ -244,8 +266,8 @@ class Watch(Generic[T]):
             del iterator
             ended = clock()
             record(_WAIT, asked, ended, NO_SAMPLE, 0, epoch, NO_STEP)
-            _add(sums, run, 0, ended - asked, 0.0)
-            if self._report is not None and sums.steps:
+            _add(sums, run, 0, ended - asked, 0.0, in_vain_seconds=0.0 if gets_batch else ended - asked)
+            if self._report is not None and (sums.steps or sums.in_vain_seconds):
                 self._report(f"penstock.watch: epoch {epoch}: {self._verdict_on(sums)}")
 
     def _verdict_on(self, sums: _Sums) -> Verdict:
@@ -258,6 +280,7 @@ class Watch(Generic[T]):
             self._hand_over_seconds,
             self._replay_seconds,
             _is_a_gpu_in_use(),
+            sums.in_vain_seconds,
         )
 
     def _measure_hand_over(self) -> float:
@@ -279,11 +302,19 @@ class Watch(Generic[T]):
         self._bytes_to_keep -= size_bytes
 
 
-def _add(sums: _Sums, run: _Sums, steps: int, stall_seconds: float, own_seconds: float) -> None:
+def _add(
+    sums: _Sums,
+    run: _Sums,
+    steps: int,
+    stall_seconds: float,
+    own_seconds: float,
+    in_vain_seconds: float = 0.0,
+) -> None:
     for each in (sums, run):
         each.steps += steps
         each.stall_seconds += stall_seconds
         each.own_seconds += own_seconds
+        each.in_vain_seconds += in_vain_seconds
 
 
 def _is_tensor(value: object) -> bool:

@@ -194,6 +194,8 @@ def read_sizes(text: str, name: str) -> list[SnapshotSizes]:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise FormatError(f"{name}, line {error.lineno}: it is not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{name}: it is not JSON that can be read: {error}") from None
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise FormatError(f"{name}: its format is {found!r}; sizes of snapshots begin with {_FORMAT!r}")

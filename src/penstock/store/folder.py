@@ -149,7 +149,7 @@ def _absolute(path: str | os.PathLike[str]) -> str:
         text = os.path.expanduser(path)
     except TypeError:
         text = ""
-    if not isinstance(text, str) or not text:
+    if not isinstance(text, str) or not text or "\0" in text:
         raise ConfigError(f"{path!r} is not the path of a folder or of a list of files: give one")
     return os.path.abspath(text)
 
@@ -262,6 +262,8 @@ def _read_rows(list_file: str) -> _Rows:
     for line, fields in rows:
         if len(fields) > 2 or not fields[0]:
             raise DataError(f"{list_file}, line {line}: {fields!r} is neither a path nor a path and a label")
+        if "\0" in fields[0]:
+            raise DataError(f"{list_file}, line {line}: {fields[0]!r} has a zero byte, which no path has")
         if len(fields) != len(rows[0][1]):
             raise DataError(
                 f"{list_file}, line {line}: {fields[0]} has {'a' if len(fields) == 2 else 'no'} label, "
@@ -282,9 +284,9 @@ def _read_labels(list_file: str, rows: _Rows) -> tuple[NDArray[np.int64], tuple[
         numbers = {name: number for number, name in enumerate(classes)}
         return np.array([numbers[label] for label in written], dtype=np.int64), tuple(classes)
     for (line, fields), label in zip(rows, written, strict=True):
-        if not 0 <= int(label) < _MOST_CLASSES:
+        if len(label) > _LABEL_DIGITS or not 0 <= int(label) < _MOST_CLASSES:
             raise DataError(
-                f"{list_file}, line {line}: {fields[0]} has label {label}; a number must be in "
+                f"{list_file}, line {line}: {fields[0]} has label {label:.{_LABEL_DIGITS}}; a number must be in "
                 f"[0, {_MOST_CLASSES:,}), anything else is written as a name"
             )
     labels = np.array([int(label) for label in written], dtype=np.int64)
@@ -293,3 +295,4 @@ def _read_labels(list_file: str, rows: _Rows) -> tuple[NDArray[np.int64], tuple[
 
 # `classes` has a name for every number up to the largest, so a number is not a hash or an identifier.
 _MOST_CLASSES = 1_000_000
+_LABEL_DIGITS = 18

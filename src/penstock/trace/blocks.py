@@ -447,7 +447,7 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
                     raise ValueError(f"{written} rows were written")
             else:
                 raise ValueError(f"version 1 knows no chunk {chunk.tag!r}")
-        except (ValueError, TypeError, zlib.error, struct.error) as reason:
+        except (ValueError, TypeError, RecursionError, zlib.error, struct.error) as reason:
             raise damaged(path, chunk.offset, f"its chunk cannot be read ({reason})") from reason
     if sorted(names) != list(range(len(names))):
         raise damaged(path, 0, f"its files are not numbered from 0 to {len(names) - 1}")

@@ -173,7 +173,12 @@ def _read_header(path: str | os.PathLike[str], data: bytes, form: Format) -> tup
         raise FormatError(f"{path} breaks off at offset {len(data)}, within its header: nothing was recorded")
     if zlib.crc32(text) != checksum:
         raise damaged(path, start, "the checksum of its meta does not match")
-    meta: dict[str, JSON] = json.loads(text)
+    try:
+        meta: dict[str, JSON] = json.loads(text)
+    except (ValueError, RecursionError) as reason:
+        raise damaged(path, start, f"its meta is no JSON ({reason})") from None
+    if not isinstance(meta, dict):
+        raise damaged(path, start, f"its meta is no JSON object, but {type(meta).__name__}")
     return meta, start + length
 
 

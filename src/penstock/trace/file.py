@@ -27,6 +27,8 @@ _DROPPED = struct.Struct("<Q")
 _SPANS, _END = b"SPAN", b"DONE"
 #: Bounds what a crash within one append can lose, and what a reader checks at once: 3 MiB.
 _CHUNK_SPANS = 65_536
+#: More than any run takes, and few enough that sums of them are finite.
+_MOST_SECONDS = 1e12
 
 
 class TraceWriter:
@@ -98,7 +100,12 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     dropped = 0
     for chunk in chunks:
         if chunk.tag == _SPANS and not len(chunk.payload) % SPAN.itemsize:
-            spans.append(np.frombuffer(chunk.payload, SPAN))
+            part = np.frombuffer(chunk.payload, SPAN)
+            for name in ("start", "end"):
+                # Not-a-number is not below anything, so it is refused, too.
+                if not (np.abs(part[name]) < _MOST_SECONDS).all():
+                    raise damaged(path, chunk.offset, f"a span has no time as its {name}")
+            spans.append(part)
         elif chunk.tag == _END and len(chunk.payload) == _DROPPED.size:
             (dropped,) = _DROPPED.unpack(chunk.payload)
         else:

@@ -175,7 +175,7 @@ def _read_dftracer(logs: Sequence[_Log], meta: dict[str, JSON], _folder: str | N
                     unit = _DFTRACER_UNITS[args["value"]]
                 elif event.get("cat") == "POSIX":
                     events.append((float(event["ts"]) * unit, event, log, log.number))
-            except (ValueError, KeyError, TypeError, AttributeError) as reason:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as reason:
                 raise log.malformed(
                     line, f"an event of DFTracer has a name, ts and args ({reason!r})"
                 ) from reason

@@ -9,7 +9,7 @@ Every number is a sum over spans. The one judgement is the cause of a wait, by t
 
 The critical item of a batch is the sample whose decoding ended last. Each phase counts as far as it overlaps
 the wait. Waiting for a read to begin counts as the read; waiting for a thread that decodes counts as decode,
-also where that thread reads by itself.
+also where that thread reads by itself. A wait that ended without a batch has no such item and is a cause of its own.
 
 Snapshots that are written and drained beside the training take from what reads and decodes: how much of the waiting
 fell into such times is told beside the causes, for it is no cause of its own.
@@ -17,7 +17,6 @@ fell into such times is told beside the causes, for it is no cause of its own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -26,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.trace.schema import NO_STEP, SOURCE, Kind, Spans
-from penstock.units import format_ratio, format_seconds
+from penstock.units import format_count, format_ratio, format_seconds
 
 _BATCH = ("rank", "epoch", "step")
 _SAMPLE = ("rank", "sample")
@@ -43,6 +42,8 @@ class Cause(StrEnum):
     DECODE = "decode"
     NO_FREE_SLOT = "no free slot"
     HAND_OVER = "hand-over"
+    #: No batch came: an error or an interrupt ended the wait, or the epoch was over.
+    NO_BATCH = "no batch"
     #: The trace holds no `DECODE` span of the batch: a foreign loader, or spans that were dropped.
     UNSEEN = "unseen"
 
@@ -61,6 +62,12 @@ _LIMIT_OF = {
 NOTHING_TO_GAIN = 0.01
 #: Share of waiting below which it is the training that limits.
 _HARDLY_WAITED = 0.05
+#: Time of an epoch below which it shows how a loader starts, not how it goes: its first batches were not read ahead.
+TOO_SHORT_SECONDS = 0.1
+#: Time of a step below which nothing is trained in it: an empty loop takes a few microseconds.
+NO_TRAINING_SECONDS = 100e-6
+#: Times as fast from which on the step's own time says more than their number.
+_MOST_TIMES = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,30 +194,54 @@ def limiting(metrics: EpochMetrics, source: str = "storage") -> str:
 
     Below one part in twenty of waiting, the training itself is named: no loader could make it much faster. Saves that
     held the training, and waits while snapshots were written or drained, are told where they matter: from one part in
-    a hundred on, and where more was waited then than at other times.
+    a hundred on, and where more was waited then than at other times. Waits that got no batch are told first, and are
+    no part of the judgement. None is made of less than a tenth of a second, and no gain told where nothing was trained.
 
     >>> limiting(EpochMetrics(2, 10.0, 640, 10, 4.0, {Cause.DECODE: 4.0}, 6.0, {}, {}, {}))
     'epoch 2: decode limits it: waited 40.0 % of 10 s (4 s decode); without, 1.67 x as fast'
     """
+    in_vain = metrics.stall_by_cause.get(Cause.NO_BATCH, 0.0)
     if not metrics.steps:
-        return f"epoch {metrics.epoch}: no batch was consumed"
-    share = stall_share(metrics.stall_seconds, metrics.own_seconds)
-    waited = f"waited {share:.1%} of {format_seconds(metrics.stall_seconds + metrics.own_seconds)}".replace(
-        "%", " %"
+        waited = f" in {format_seconds(in_vain)} of waiting" if in_vain else ""
+        return f"epoch {metrics.epoch}: no batch was consumed{waited}"
+    stall_seconds = metrics.stall_seconds - in_vain
+    seconds = stall_seconds + metrics.own_seconds
+    line = f"epoch {metrics.epoch}: "
+    if in_vain > NOTHING_TO_GAIN * (seconds + in_vain):
+        line += f"waited {format_seconds(in_vain)} and got no batch; otherwise "
+    by_cause = {cause: part for cause, part in metrics.stall_by_cause.items() if cause != Cause.NO_BATCH}
+    told = ", ".join(
+        f"{format_seconds(part)} {cause}"
+        for cause, part in sorted(by_cause.items(), key=lambda each: -each[1])
+        if part > 0.0
     )
-    parts = sorted(metrics.stall_by_cause.items(), key=lambda part: -part[1])
-    told = ", ".join(f"{format_seconds(seconds)} {cause}" for cause, seconds in parts if seconds > 0.0)
-    waited += f" ({told})" if told else ""
+    causes = f" ({told})" if told else ""
+    share = stall_share(stall_seconds, metrics.own_seconds)
+    waited = f"waited {100.0 * share:.1f} % of {format_seconds(seconds)}{causes}"
     saves = _told_saves(metrics)
+    if seconds < TOO_SHORT_SECONDS:
+        return f"{line}too short to judge: {waited}{saves}"
     if share < _HARDLY_WAITED:
-        return f"epoch {metrics.epoch}: the training itself limits it: {waited}{saves}"
+        return f"{line}the training itself limits it: {waited}{saves}"
     by_limit: dict[str, float] = {}
-    for cause, seconds in metrics.stall_by_cause.items():
+    for cause, part in by_cause.items():
         limit = source if cause is Cause.SOURCE_READ else _LIMIT_OF[cause]
-        by_limit[limit] = by_limit.get(limit, 0.0) + seconds
+        by_limit[limit] = by_limit.get(limit, 0.0) + part
     limit = max(by_limit, key=by_limit.__getitem__)
-    gain = format_ratio(1.0 / (1.0 - share) if share < 1.0 else math.inf)
-    return f"epoch {metrics.epoch}: {limit} limits it: {waited}; without, {gain} as fast{saves}"
+    if metrics.own_seconds < NO_TRAINING_SECONDS * metrics.steps:
+        batches = "1 batch" if metrics.steps == 1 else f"{metrics.steps:,} batches"
+        loaded = format_count(metrics.samples, "sample") if metrics.samples else batches
+        loaded += f" in {format_seconds(seconds)}"
+        return f"{line}no training between batches; {limit} limits it: {loaded}{causes}{saves}"
+    without = told_gain(1.0 / (1.0 - share), "without, {} as fast", metrics.own_seconds / metrics.steps)
+    return f"{line}{limit} limits it: {waited}; {without}{saves}"
+
+
+def told_gain(ratio: float, sentence: str, step_seconds: float) -> str:
+    """Return how many times as fast a loop could be, put into a sentence; beyond a hundred, what a step takes."""
+    if ratio > _MOST_TIMES:
+        return f"a step itself takes {format_seconds(step_seconds)}"
+    return sentence.format(format_ratio(ratio))
 
 
 def _told_saves(metrics: EpochMetrics) -> str:
@@ -253,7 +284,9 @@ def stall_causes(spans: Spans, waits: Spans) -> dict[Cause, NDArray[np.float64]]
     kind = spans["kind"]
     decodes, slots = spans[kind == _DECODE], spans[kind == _SLOT]
     begin, end = waits["start"], waits["end"]
+    has_batch = waits["step"] != NO_STEP
     seen, critical = _latest(decodes, _BATCH, waits, end)
+    seen &= has_batch
     decoded = np.where(seen, critical["end"], -np.inf)
     has_slot, slot = _latest(slots, _BATCH, waits, decoded)
 
@@ -288,7 +321,8 @@ def stall_causes(spans: Spans, waits: Spans) -> dict[Cause, NDArray[np.float64]]
     }
     explained = np.sum(list(parts.values()), axis=0)
     parts[Cause.HAND_OVER] = np.where(seen, end - begin - explained, 0.0)
-    parts[Cause.UNSEEN] = np.where(seen, 0.0, end - begin)
+    parts[Cause.NO_BATCH] = np.where(has_batch, 0.0, end - begin)
+    parts[Cause.UNSEEN] = np.where(seen | ~has_batch, 0.0, end - begin)
     return parts
 
 

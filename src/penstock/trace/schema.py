@@ -29,7 +29,8 @@ class Kind(IntEnum):
     | `LOAD`   | a snapshot is wanted back .. its state is there                 | -1, read      | read from |
 
     Epoch and step are those of the batch that the work is for. A read that fills a tier in the background has
-    step -1, and so has a wait for no batch: the consumer asks, and learns that the epoch is over.
+    step -1, and so has a wait that got no batch: the consumer asks, and learns that the epoch is over, gets an error,
+    or is interrupted.
 
     The last four are of snapshots, of which a loader knows nothing: their epoch is -1, their step the snapshot's,
     counted over the run, and their tier a tier of the snapshots' store, 0 the one that is written first. `WRITE` and
@@ -57,7 +58,7 @@ STAGING = 0
 NO_TIER = -128
 #: Sample of a span that belongs to a whole batch.
 NO_SAMPLE = -1
-#: Step of what is for no batch: a background read, the wait that ends an epoch.
+#: Step of what is for no batch: a background read, a wait that got none.
 NO_STEP = -1
 #: Epoch of what is of no epoch: saves and restores.
 NO_EPOCH = -1
