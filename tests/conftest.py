@@ -243,6 +243,20 @@ def _new_files(before: dict[str, str]) -> list[str]:
     ]
 
 
+# -- Kernels -------------------------------------------------------------------------------------------
+
+
+def pytest_sessionstart() -> None:
+    """Compile ahead, once after each change of a kernel (a minute): tests expect encoded snapshots."""
+    from penstock.checkpoint.codecs import ours  # noqa: F401
+    from penstock.compiling import PARTS
+    from penstock.loader.transforms import compiled  # noqa: F401
+
+    for part in PARTS:
+        if not part.is_cached:
+            part.wait()
+
+
 # -- A skip needs a reason on the list -----------------------------------------------------------------
 
 

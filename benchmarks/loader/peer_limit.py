@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from peer_protocol import BATCH, MEAN, SIZE, STD, arguments, serve
 
 from penstock.loader.transforms import RandomResizedCrop
-from penstock.loader.transforms.compiled import load_kernels
+from penstock.loader.transforms.compiled import resampler
 from penstock.loader.transforms.draws import draw_crops, place_crop
 from penstock.loader.transforms.jpeg import read_header
 from penstock.loader.transforms.turbojpeg import find_library
@@ -70,7 +70,7 @@ def main() -> None:
     quick.tj3DecompressHeader.argtypes = (pointer, pointer, size)
     quick.tj3SetCroppingRegion.argtypes = (pointer, Region)
     slow.tj3Decompress8.argtypes = (pointer, pointer, size, pointer, ctypes.c_int, ctypes.c_int)
-    kernel = load_kernels().resample_to_float32
+    kernel = resampler("float32")
     antialias = options.resampling == "antialias"
     cv2.setNumThreads(1)
 

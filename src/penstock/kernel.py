@@ -6,7 +6,7 @@ Imported by modules of kernels only, which are themselves imported when first ne
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from numba import njit
 
@@ -27,3 +27,9 @@ def inlined(function: Callable[P, R]) -> Callable[P, R]:
     """Compile a small function into each kernel that calls it, where a call with many arrays would cost more."""
     compiled: Callable[P, R] = njit(nogil=True, inline="always")(function)
     return compiled
+
+
+def compile_for(function: Callable[..., Any], *types: Any) -> None:
+    """Compile a kernel for one signature, or load it from the cache; do nothing where numba is switched off."""
+    if hasattr(function, "compile"):
+        function.compile(types)

@@ -13,7 +13,8 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
-from penstock.loader.transforms.compiled import load_kernels
+from penstock.loader.transforms import plain
+from penstock.loader.transforms import sink as sink_module
 from penstock.loader.transforms.geometry import Box, Geometry
 from penstock.loader.transforms.pixels import Buffer
 from penstock.loader.transforms.sink import IMAGE_DTYPES, Blended, Sink, encode_bfloat16
@@ -32,10 +33,14 @@ def write(
     dtype: str = "uint8",
     layout: str = "NHWC",
     steps: tuple[ToTensor | Normalize, ...] = (),
+    is_plain: bool = False,
 ) -> NDArray[Any]:
-    sink = Sink(load_kernels(), dtype, layout, steps)
+    sink = Sink(dtype, layout, steps)
     out = np.full(sink.shape(geometry.size), 77, IMAGE_DTYPES[dtype])
-    sink.write(Buffer().hold(picture), geometry, out, Blended())
+    with pytest.MonkeyPatch.context() as patch:
+        if is_plain:
+            patch.setattr(sink_module, "resampler", lambda name: getattr(plain, f"resample_to_{name}"))
+        sink.write(Buffer().hold(picture), geometry, out, Blended())
     return out
 
 
@@ -92,6 +97,22 @@ def test_resampling_cropping_and_mirroring_equal_the_plain_version(data: st.Data
 
     difference = np.abs(got.astype(int) - reference(picture, geometry))
     assert difference.max() <= 1
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.data(), st.sampled_from(["float32", "float16", "bfloat16", "uint8"]), st.sampled_from(["NCHW", "NHWC"])
+)
+def test_what_serves_until_kernels_are_compiled_writes_the_same_bits(
+    data: st.DataObject, dtype: str, layout: str
+) -> None:
+    picture = data.draw(pictures)
+    geometry = data.draw(geometries(*picture.shape[:2]))
+    steps = () if dtype == "uint8" else (ToTensor(), NORMALIZE)
+
+    compiled = write(picture, geometry, dtype, layout, steps)
+
+    assert write(picture, geometry, dtype, layout, steps, is_plain=True).tobytes() == compiled.tobytes()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "uint8"])

@@ -59,6 +59,7 @@ from penstock.checkpoint.upkeep import Upkeep, told_of_little_space
 from penstock.checkpoint.wire import messages
 from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.checkpoint.writing import Piece
+from penstock.compiling import Lease
 from penstock.errors import ConfigError, DataError, LoaderClosed, RankError, WaitTimeout, printable
 from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
@@ -304,6 +305,8 @@ class SnapshotStore:
         self._cost: SaveCost | None = None
         self._since_seconds = time.monotonic()
         self._is_closed = False
+        #: Kernels are compiled by another process while it is open: blocks are stored as they are until then.
+        self._lease = Lease(self._told)
         #: Which writes; those that are forked from it do not.
         self._process = os.getpid()
         if told := told_of_little_space(main):
@@ -350,7 +353,8 @@ class SnapshotStore:
     def prepare(self, state: Any, steps: Sequence[int] | None = None) -> SpaceNeeded:
         """Get ready for a training before its first step: check that there is space, take the memory, load the codec.
 
-        The first time on a machine a codec of ours is compiled, which takes some ten seconds; it is kept after that.
+        The first time on a machine a codec of ours is compiled, which takes half a minute: another process begins to,
+        and blocks are stored as they are until it has.
 
         state: as it will be saved. steps: after which it will be, such as `schedule.steps(until=90_000)`; None: as many
             saves as it takes until old snapshots go.
@@ -900,6 +904,7 @@ class SnapshotStore:
     def _let_go(self) -> None:
         self._writer.held = None
         self._upkeep.close()
+        self._lease.close()
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -83,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     waits.add_argument("pid", type=int, metavar="PID", help="process id of the training")
     waits.set_defaults(run=_ps)
 
+    compiling = commands.add_parser("compile", help="compile all kernels ahead, as for a container's image")
+    compiling.set_defaults(run=_compile)
+
     add_plan(commands)
     add_simulate(commands)
     add_snapshots(commands)
@@ -130,6 +133,15 @@ def _ps(options: argparse.Namespace) -> None:
     from penstock.flow.waits import ask_waits
 
     print(ask_waits(options.pid), end="")
+
+
+def _compile(options: argparse.Namespace) -> None:
+    from penstock.checkpoint.codecs import ours
+    from penstock.loader.transforms import compiled
+
+    for part in (*compiled.KERNELS.values(), *ours.KERNELS.values()):
+        part.wait()
+        print(f"compiled {part.what}, kept in {part.folder or 'no folder: none is writable'}")
 
 
 def _trace(options: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, NoReturn, Self, TypedDict, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.compiling import Lease
 from penstock.errors import ConfigError, DataError, LoaderClosed, printable
 from penstock.flow.engine import Departure, Engine, Whole
 from penstock.flow.recorder import Recorder
@@ -157,6 +158,8 @@ class BaseLoader(ABC, Generic[Batch]):
             if not isinstance(seconds, (int, float)) or not seconds > 0:
                 raise ConfigError(f"{name} is {seconds!r}; it is a number of seconds above zero")
         say = report if report is not None else _keep_silent
+        #: Kernels are compiled by another process while it is open.
+        self._lease = Lease(report)
         opening = Opening(patience_seconds, timeout_seconds, say)
         try:
             opened = open_any(source, opening.calls)
@@ -318,6 +321,7 @@ class BaseLoader(ABC, Generic[Batch]):
             self._is_closed = True
             try:
                 self._engine.close()
+                self._lease.close()  # after its threads, which would compile for themselves without it
             finally:
                 self._collector.close()
 

@@ -9,8 +9,10 @@ Measured: docs/decisions/0012-own-codec.md.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
 from penstock.checkpoint.codecs._bits_kernels import item_bytes, left, prefetch, store_word
@@ -42,7 +44,7 @@ from penstock.checkpoint.codecs._words_kernels import (
     to_planes,
 )
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, Kind
-from penstock.kernel import inlined, kernel
+from penstock.kernel import compile_for, inlined, kernel
 
 #: Keys of a context: the exact ones, and those of longer 64-bit differences.
 MOST_KEYS = (1 << MOST_EXACT) + ((64 - MOST_EXACT) << FINEST)
@@ -1281,3 +1283,25 @@ def decode(
     for i in range(4):
         is_end = is_end and reader[i] & ((_1 << np.uint64(table_log)) - _1) == _0
     return WELL if is_end else BAD_STREAM
+
+
+def compile_part(name: str) -> None:
+    """Compile what encodes or decodes words of one size: "encode u4", "encode u8", "decode u4" or "decode u8"."""
+    what, word = name.split()
+    known: Any = types
+    octets, shorts, counts, table, words = (
+        known.Array(item, 1, "C")
+        for item in (
+            known.uint8,
+            known.uint16,
+            known.uint32,
+            known.uint64,
+            known.uint32 if word == "u4" else known.uint64,
+        )
+    )
+    form = (known.int64,) * 5
+    if what == "encode":
+        limits = (known.int64,) * 3
+        compile_for(encode, octets, octets, *form, *limits, words, shorts, counts, shorts, table, octets)
+    else:
+        compile_for(decode, octets, known.int64, octets, *form, words, shorts, table, octets)

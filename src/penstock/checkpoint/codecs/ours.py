@@ -22,9 +22,11 @@ A payload, all numbers little-endian:
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ import numpy as np
 from penstock.checkpoint.codecs.codec import Codec, Coder, Decoder, Kind, Pair
 from penstock.checkpoint.dtypes import DTYPES, DType
 from penstock.checkpoint.tensors import Bytes
+from penstock.compiling import Part
 from penstock.errors import FormatError
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -76,10 +79,8 @@ _FORMS = {dtype: _form_of(dtype) for dtype in DTYPES.values()}
 class _Scratch(threading.local):
     """What the loops write to beside their results, kept by each thread that encodes or decodes."""
 
-    def __init__(self) -> None:
-        from penstock.checkpoint.codecs import _ours_kernels as kernels
-
-        self.kernels: Any = kernels
+    def __init__(self, kernels: Any) -> None:
+        """kernels: the module, whose loops say how much they need."""
         self.buffers = {word: np.empty(kernels.BUFFER, word) for word in ("u4", "u8")}
         self.shorts = np.empty(kernels.SCRATCH, np.uint16)
         self.counts = np.empty(kernels.COUNTS, np.uint32)
@@ -107,19 +108,22 @@ def _writable(data: Bytes) -> Bytes:
 _NOTHING = np.empty(0, np.uint8)
 
 
-class _Lazily:
-    """The scratch, made when a block is first coded: it loads numba."""
+#: The loops by what they do and the words they do it with.
+KERNELS = {
+    (what, word): Part(
+        "penstock.checkpoint.codecs._ours_kernels",
+        f"{what} {word}",
+        f"how snapshots are {what}d ({8 * int(word[1])} bits)",
+        meanwhile,
+    )
+    for what, meanwhile in (("encode", "blocks are stored as they are"), ("decode", ""))
+    for word in ("u4", "u8")
+}
 
-    def __init__(self) -> None:
-        self._scratch: _Scratch | None = None
 
-    def __call__(self) -> _Scratch:
-        if self._scratch is None:
-            self._scratch = _Scratch()
-        return self._scratch
-
-
-_scratch = _Lazily()
+@functools.cache
+def _scratch(kernels: ModuleType) -> _Scratch:
+    return _Scratch(kernels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +138,13 @@ class _OwnCoder:
     stride: int
 
     def encode(self, pair: Pair, out: Bytes) -> tuple[Kind, int]:
-        """Encode a block, as `Coder` says."""
-        form, scratch = _FORMS[pair.dtype], _scratch()
-        kernels = scratch.kernels
+        """Encode a block, as `Coder` says; while the loops are compiled by another process, not in fewer bytes."""
+        form = _FORMS[pair.dtype]
+        kernels: Any = KERNELS["encode", form.word].ask()
+        if kernels is None:
+            is_equal = pair.reference is not None and np.array_equal(pair.values, pair.reference)
+            return (Kind.EQUAL, 0) if is_equal else (Kind.STORED, pair.values.size)
+        scratch = _scratch(kernels)
 
         def encode(reference: Bytes, out: Bytes) -> tuple[int, int, float]:
             encoded: tuple[int, int, float] = kernels.encode(
@@ -195,7 +203,9 @@ CODECS: tuple[Codec, ...] = (
 
 def _decode_as(kind: Kind) -> Decoder:
     def decode(payload: Bytes, dtype: DType, reference: Bytes | None, out: Bytes) -> None:
-        form, scratch = _FORMS[dtype], _scratch()
+        form = _FORMS[dtype]
+        kernels: Any = KERNELS["decode", form.word].wait()
+        scratch = _scratch(kernels)
         if kind == Kind.DIFFERENCE:
             if reference is None or reference.size != out.size:
                 raise FormatError(
@@ -204,7 +214,7 @@ def _decode_as(kind: Kind) -> Decoder:
             old = _writable(reference)
         else:
             old = _NOTHING
-        status = scratch.kernels.decode(
+        status = kernels.decode(
             _writable(payload),
             int(kind),
             old,
@@ -230,9 +240,10 @@ def model_bits(pair: Pair, kind: Kind, payload: Bytes) -> float:
     pair: what was encoded, as kind and payload, a PLANE or a DIFFERENCE. The model is the payload's own: its contexts,
         its symbols, and the bits beside them, which nobody can compress. Tables are not counted. For benchmarks; slow.
     """
+    form = _FORMS[pair.dtype]
+    kernels: Any = KERNELS["encode", form.word].wait()
     from penstock.checkpoint.codecs import _words_kernels as loops
 
-    form, kernels = _FORMS[pair.dtype], _scratch().kernels
     size = pair.values.size // form.item
     new, old, words = (np.zeros(size, form.word) for _ in range(3))
     keys, exponents = np.zeros(size, np.uint16), np.zeros(size, np.uint16)

@@ -10,7 +10,7 @@ Four bytes are summed side by side for three channels, with the taps written out
 (decisions/0004; the fourth byte is the next pixel's red, computed and dropped). Sums stay in int32 by hand,
 because numba widens int32 products to int64, which halves the speed.
 
-`penstock.loader.transforms.compiled` imports this module; importing it compiles the kernels or loads them.
+`penstock.loader.transforms.compiled` says when they are compiled, and `plain` what serves until then.
 
 Source: Pillow, src/libImaging/Resample.c, `precompute_coeffs` and `ImagingResampleHorizontal_8bpc`.
 """
@@ -20,9 +20,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import int32, njit, uint8, uint64
-from numba.core import types
+from numba import int32, uint8, uint64
+from numba.core import config, types
 from numpy.typing import NDArray
+
+from penstock.kernel import inlined, kernel
 
 _BITS = 22
 _ONE = 1 << _BITS
@@ -31,7 +33,7 @@ _HALF = np.int32(1 << (_BITS - 1))
 _FEW, _SOME = 2, 4
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def weigh(
     start: float,
     extent: float,
@@ -73,22 +75,22 @@ def weigh(
     return firsts, weights[:, : _FEW if widest <= _FEW else max(widest, _SOME)].copy()
 
 
-@njit(inline="always")
+@inlined
 def _add(total: Any, weight: Any, pixel: Any) -> Any:
     return int32(total + int32(weight * int32(pixel)))
 
 
-@njit(inline="always")
+@inlined
 def _two(row: Any, at: Any, w0: Any, w1: Any) -> Any:
     return _add(_add(_HALF, w0, row[at]), w1, row[at + uint64(3)])
 
 
-@njit(inline="always")
+@inlined
 def _four(row: Any, at: Any, w0: Any, w1: Any, w2: Any, w3: Any) -> Any:
     return _add(_add(_two(row, at, w0, w1), w2, row[at + uint64(6)]), w3, row[at + uint64(9)])
 
 
-@njit(inline="always")
+@inlined
 def _put(target: Any, place: Any, red: Any, green: Any, blue: Any, spare: Any) -> None:
     target[place] = uint8(red >> _BITS)
     target[place + uint64(1)] = uint8(green >> _BITS)
@@ -96,21 +98,21 @@ def _put(target: Any, place: Any, red: Any, green: Any, blue: Any, spare: Any) -
     target[place + uint64(3)] = uint8(spare >> _BITS)
 
 
-@njit(inline="always")
+@inlined
 def _blend_two(row: Any, at: Any, target: Any, place: Any, w0: Any, w1: Any) -> None:
     red, green = _two(row, at, w0, w1), _two(row, at + uint64(1), w0, w1)
     blue, spare = _two(row, at + uint64(2), w0, w1), _two(row, at + uint64(3), w0, w1)
     _put(target, place, red, green, blue, spare)
 
 
-@njit(inline="always")
+@inlined
 def _blend_four(row: Any, at: Any, target: Any, place: Any, w0: Any, w1: Any, w2: Any, w3: Any) -> None:
     red, green = _four(row, at, w0, w1, w2, w3), _four(row, at + uint64(1), w0, w1, w2, w3)
     blue, spare = _four(row, at + uint64(2), w0, w1, w2, w3), _four(row, at + uint64(3), w0, w1, w2, w3)
     _put(target, place, red, green, blue, spare)
 
 
-@njit(inline="always")
+@inlined
 def _blend_many(row: Any, at: Any, target: Any, place: Any, weights: Any) -> None:
     w0, w1, w2, w3 = weights[0], weights[1], weights[2], weights[3]
     red, green = _four(row, at, w0, w1, w2, w3), _four(row, at + uint64(1), w0, w1, w2, w3)
@@ -124,7 +126,7 @@ def _blend_many(row: Any, at: Any, target: Any, place: Any, weights: Any) -> Non
     _put(target, place, red, green, blue, spare)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def blend_columns(
     pixels: Any, offset: int, stride: int, rows: int, firsts: Any, weights: Any, blended: Any
 ) -> None:
@@ -155,7 +157,7 @@ def blend_columns(
                 _blend_many(next_row, at, next_target, place, weights[column])
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def blend_rows(blended: Any, first: int, weights: Any, totals: Any, line: Any) -> None:
     """Resample one line of the result from rows of `blended`.
 
@@ -184,7 +186,7 @@ def blend_rows(blended: Any, first: int, weights: Any, totals: Any, line: Any) -
         line[byte] = uint8(totals[byte] >> _BITS)
 
 
-@njit(inline="always")
+@inlined
 def _prepare(
     pixels: Any, offset: Any, stride: Any, across: Any, down: Any, antialias: Any, blended: Any
 ) -> Any:
@@ -208,7 +210,7 @@ def _prepare(
     return flat, row_firsts, row_weights
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def resample_to_float32(
     pixels: Any,
     offset: int,
@@ -254,7 +256,7 @@ def resample_to_float32(
                 blue[column] = np.float32(line[4 * column + 2]) * scale2 + bias2
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def resample_to_table(
     pixels: Any,
     offset: int,
@@ -291,7 +293,7 @@ def resample_to_table(
                 blue[column] = table2[line[4 * column + 2]]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def resample_to_uint8(
     pixels: Any,
     offset: int,
@@ -323,22 +325,28 @@ def resample_to_uint8(
                 blue[column] = line[4 * column + 2]
 
 
-def _compile() -> None:
-    """Compile for the types that callers use and for no other, so that nothing compiles while samples run."""
+def compile_part(name: str) -> None:
+    """Compile one kernel for the types that callers use and for no other, so that nothing compiles while samples run.
+
+    name: what it writes, "float32", "table" or "uint8".
+    """
     known: Any = types
+    settings: Any = config
     flat = known.Array(known.uint8, 1, "C")
     number, size = known.float64, known.int64
     axis = known.Tuple((number, number, size, size, size, size, known.boolean))
     floats, table = known.Array(known.float32, 1, "C"), known.Array(known.uint16, 2, "C")
-    kernels: tuple[tuple[Any, Any, tuple[Any, ...]], ...] = (
-        (resample_to_float32, known.float32, (floats, floats)),
-        (resample_to_table, known.uint16, (table,)),
-        (resample_to_uint8, known.uint8, ()),
-    )
-    for kernel, item, parameters in kernels:
-        out = known.Array(item, 3, "C")
-        kernel.compile((flat, size, size, axis, axis, known.boolean, flat, *parameters, out, known.boolean))
-        kernel.disable_compile()
-
-
-_compile()
+    compiled: Any
+    compiled, item, parameters = {
+        "float32": (resample_to_float32, known.float32, (floats, floats)),
+        "table": (resample_to_table, known.uint16, (table,)),
+        "uint8": (resample_to_uint8, known.uint8, ()),
+    }[name]
+    out = known.Array(item, 3, "C")
+    arguments = (flat, size, size, axis, axis, known.boolean, flat, *parameters, out, known.boolean)
+    before, settings.SLP_VECTORIZE = settings.SLP_VECTORIZE, 1
+    try:
+        compiled.compile(arguments)
+    finally:
+        settings.SLP_VECTORIZE = before
+    compiled.disable_compile()

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.loader.transforms.compiled import load_kernels
 from penstock.loader.transforms.decoders import Picture
 from penstock.loader.transforms.draws import Draws, draw_crops
 from penstock.loader.transforms.jpeg import Encoded
@@ -113,12 +112,12 @@ class Pipeline:
             return tuple(
                 call_stage(step, place, self._keys[place], None) for place, step in enumerate(transforms)
             )
-        kernels = load_kernels()
         if importlib.util.find_spec("cv2") is not None:
             importlib.import_module("cv2")
-        to_array, to_tensor = Sink(kernels, "uint8", "NHWC"), Sink(kernels, "float32", "NCHW", (ToTensor(),))
+        to_array, to_tensor = Sink("uint8", "NHWC"), Sink("float32", "NCHW", (ToTensor(),))
         if self.dtype in IMAGE_DTYPES:
-            self._sink = Sink(kernels, self.dtype, self.layout, self._tail)
+            self._sink = Sink(self.dtype, self.layout, self._tail)
+            self._sink.prepare()
         stages: list[Stage] = []
         for place, step in enumerate(transforms):
             if isinstance(step, ToTensor):

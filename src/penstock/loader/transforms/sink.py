@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.loader.transforms.compiled import resampler
 from penstock.loader.transforms.geometry import Geometry
 from penstock.loader.transforms.pixels import Pixels
 from penstock.loader.transforms.steps import Normalize, ToTensor
@@ -51,7 +51,6 @@ class Sink:
 
     def __init__(
         self,
-        kernels: ModuleType,
         dtype: str,
         layout: str,
         steps: Sequence[ToTensor | Normalize] = (),
@@ -61,19 +60,23 @@ class Sink:
         self._view: type[np.generic] | None = None
         self._parameters: tuple[NDArray[np.generic], ...]
         if dtype == "float32":
-            self._kernel = kernels.resample_to_float32
+            self._item = "float32"
             self._parameters = (scale.astype(np.float32), bias.astype(np.float32))
         elif dtype == "uint8":
-            self._kernel = kernels.resample_to_uint8
+            self._item = "uint8"
             self._parameters = ()
         else:
-            self._kernel = kernels.resample_to_table
+            self._item = "table"
             values = np.arange(256) * scale[:, None] + bias[:, None]
             self._view = np.uint16
             if dtype == "float16":
                 self._parameters = (values.astype(np.float16).view(np.uint16),)
             else:
                 self._parameters = (encode_bfloat16(values.astype(np.float32)),)
+
+    def prepare(self) -> None:
+        """Have what writes loaded, or begin to compile it."""
+        resampler(self._item)
 
     def shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
         return (*size, 3) if self._channels_last else (3, *size)
@@ -103,7 +106,7 @@ class Sink:
         stride = 3 * pixels.columns
         offset = (first_row - pixels.top) * stride + 3 * (first_column - pixels.left)
         taps = 2 * math.ceil(max(1.0, down[1] / geometry.resized[0])) + 4
-        self._kernel(
+        resampler(self._item)(
             pixels.storage,
             offset,
             stride,
