@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 
 from penstock.errors import ConfigError, DataError, LoaderClosed, StagingError
+from penstock.flow.engine import Engine
 from penstock.flow.snapshot_spans import SnapshotSpan
 from penstock.loader import Loader
 from penstock.loader.transforms import RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import BundleShuffle, Explicit, FullShuffle, Sequential
+from penstock.policy import ThreadFacts
 from penstock.store import ImageFolder, SlowSource
 from penstock.trace import NO_STEP, SOURCE, Cause, Kind, limiting, read_trace
 
@@ -329,6 +331,23 @@ def test_an_epoch_whose_first_batch_never_came_is_told_too() -> None:
             next(iter(loader))
 
     assert "epoch 1: no batch was consumed in " in epoch_lines(lines)[1]
+
+
+@pytest.mark.parametrize(("ratio", "is_told"), [(1.02, True), (0.7, True), (1.4, False)])
+def test_the_end_of_an_epoch_names_code_that_holds_the_interpreters_lock(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, is_told: bool
+) -> None:
+    facts = ThreadFacts(1, 1, 32, waiting=0.0, more=(2, ratio), fewer=None)
+    monkeypatch.setattr(Engine, "threads", property(lambda engine: facts))
+    lines: list[str] = []
+
+    with make(folder, report=lines.append) as loader:
+        for _ in loader:
+            pass
+
+    (line,) = epoch_lines(lines)
+    told = f"its Python code holds the interpreter's lock: 2 threads gave {ratio:.2f} x the rate of one"
+    assert (told in line) == is_told
 
 
 def test_the_trace_file_holds_the_run_and_its_sums_are_the_loaders(folder: Path, tmp_path: Path) -> None:

@@ -97,12 +97,13 @@ class FakeRuntime:
             for item in done.items:
                 assert done.samples[item.index] == item.sample
                 if item.origin == SOURCE:
-                    assert item.read is not None
+                    assert item.read is not None or not self.limits.readers
                     self.physical_reads.append(item.sample)
                     if item.sample in self.broken:
                         failed.append(item)
                         continue
-                    self._keep(item.read)
+                    if item.read is not None:
+                        self._keep(item.read)
                     seconds.append(self.read_seconds)
                 elif item.origin == STAGING:
                     assert item.read is not None

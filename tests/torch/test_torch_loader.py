@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms import Normalize, Resize, ToTensor
 from penstock.plan import FullShuffle
 from penstock.plan.torch_order import TorchShuffle
@@ -54,6 +54,96 @@ def make(source: Any, **options: Any) -> Loader:
 def numbers(images: torch.Tensor, scale: float = 255) -> list[int]:
     """Which pictures are these? Read off the first element of each."""
     return (images.float().flatten(1)[:, 0] * scale / 10).round().int().tolist()
+
+
+class Lists(Dataset[Any]):
+    """Rows that are made a list at a time; those in `broken` cannot be."""
+
+    def __init__(self, broken: tuple[int, ...] = ()) -> None:
+        self.broken = broken
+        self.asked: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int, str, np.ndarray]:
+        if index in self.broken:
+            raise ValueError(f"row {index} is broken")
+        return torch.full((3,), index / 2), index, f"row {index}", np.full((2, 2), index, np.int16)
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        self.asked.append(indices)
+        return [self[index] for index in indices]
+
+
+@pytest.fixture
+def large_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads as large as they may be, however long a busy machine takes for a sample."""
+    monkeypatch.setattr("penstock.policy.scheduler._LOAD_SECONDS", 1e6)
+
+
+@pytest.mark.usefixtures("large_loads")
+def test_a_data_set_that_makes_lists_is_asked_for_lists_and_gives_what_a_dataloader_gives() -> None:
+    dataset = Lists()
+    expected = list(DataLoader(Lists(), 40, shuffle=False))
+
+    with make(dataset, batch_size=40, epochs=1, shuffle=False) as loader:
+        batches = list(loader)
+
+    for mine, theirs in zip(batches, expected, strict=True):
+        assert mine[1].tolist() == theirs[1].tolist()
+        assert mine[2] == list(theirs[2])
+        for place in (0, 3):
+            assert mine[place].dtype == theirs[place].dtype
+            assert torch.equal(mine[place], theirs[place])
+    assert all(len(indices) > 1 for indices in dataset.asked)
+    assert sum(map(len, dataset.asked)) > 100, "most samples came in lists"
+
+
+@pytest.mark.usefixtures("large_loads")
+def test_an_error_in_a_list_is_that_of_its_sample_alone() -> None:
+    with make(Lists((7, 60)), batch_size=40, epochs=1, shuffle=False, on_error="skip") as loader:
+        rows = [row for batch in loader for row in batch[1].tolist()]
+
+    assert rows == [row for row in range(200) if row not in (7, 60)]
+    assert {skipped.sample: skipped.error for skipped in loader.skipped} == {
+        7: "row 7 is broken",
+        60: "row 60 is broken",
+    }
+
+
+class OneUnlike(Dataset[Any]):
+    """Numbers, but for one of another kind."""
+
+    def __init__(self, usual: Any, unlike: Any) -> None:
+        self.usual, self.unlike = usual, unlike
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return (self.unlike if index == 50 else self.usual), index
+
+
+@pytest.mark.usefixtures("large_loads")
+@pytest.mark.parametrize(
+    ("usual", "unlike", "found"),
+    [
+        (1, 1.5, r"float64\[\]"),
+        (1, 2**63, r"uint64\[\]"),
+        (1.5, 1, r"int64\[\]"),
+        (torch.ones(2), torch.ones(3), r"float32\[3\]"),
+        (torch.ones(2), torch.ones(2, dtype=torch.float64), r"float64\[2\]"),
+        (np.ones(2), np.ones(2, np.float32), r"float32\[2\]"),
+        ("a", ("a",), "a tuple of 1 parts"),
+    ],
+)
+def test_a_sample_unlike_the_others_of_its_load_is_named(usual: Any, unlike: Any, found: str) -> None:
+    with (
+        make(OneUnlike(usual, unlike), batch_size=64, epochs=1, shuffle=False) as loader,
+        pytest.raises(DataError, match=rf"OneUnlike\[50\].*{found}"),
+    ):
+        list(loader)
 
 
 class ThreadsOfOperations(Dataset[int]):

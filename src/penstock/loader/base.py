@@ -33,7 +33,7 @@ from penstock.plan.written import write_plan
 from penstock.policy import FetchCosts, Scheduler
 from penstock.simulate import predict
 from penstock.store import Source
-from penstock.trace import EpochMetrics, Trace, TraceWriter, limiting
+from penstock.trace import NOTHING_TO_GAIN, EpochMetrics, Trace, TraceWriter, limiting, stall_share
 from penstock.trace.schema import NO_STEP, Kind
 from penstock.units import format_count
 
@@ -181,6 +181,7 @@ class BaseLoader(ABC, Generic[Batch]):
                 as_array=self._as_array,
                 on_error_raise=on_error == "raise",
                 calls=opening.calls,
+                copy_leaves=self._copy_leaves,
             )
         finally:
             opening.close()
@@ -257,6 +258,11 @@ class BaseLoader(ABC, Generic[Batch]):
     def _device_event() -> Callable[[], DeviceEvent | None] | None:
         """Return the `device_event` of `StagingBuffer`; None where memory that nobody refers to is free at once."""
         return None
+
+    @staticmethod
+    def _copy_leaves(leaves: Sequence[Any], place: NDArray[Any]) -> bool:
+        """Copy what is neither number nor NumPy array, as `DatasetWork` has it."""
+        return False
 
     @staticmethod
     def _begin_thread() -> Callable[[], None]:
@@ -513,7 +519,8 @@ class BaseLoader(ABC, Generic[Batch]):
         self._collector.collect()
         metrics = None if ended is None else self._collector.epoch(ended)
         if ended is not None and metrics is not None and metrics.seconds and self._report is not None:
-            self._report(f"{self._name}: {limiting(metrics, self._work.read_from)}{self._told_skips(ended)}")
+            line = limiting(metrics, self._work.read_from)
+            self._report(f"{self._name}: {line}{self._told_threads(metrics)}{self._told_skips(ended)}")
 
     def _judge(self, whole: Whole) -> tuple[list[int], list[SkippedSample], Exception | None]:
         """Return the places of a batch that can be handed out, what is skipped, and what is to be raised instead."""
@@ -536,6 +543,18 @@ class BaseLoader(ABC, Generic[Batch]):
         return [index for index in range(ready.samples.size) if index not in lost], skipped, None
 
     # Bookkeeping
+
+    def _told_threads(self, metrics: EpochMetrics) -> str:
+        """Name Python code that holds the interpreter's lock, where the training waited for it."""
+        facts = self._engine.threads
+        waited = stall_share(metrics.stall_seconds, metrics.own_seconds)
+        if not facts.holds_lock or facts.more is None or waited < NOTHING_TO_GAIN:
+            return ""
+        threads, ratio = facts.more
+        return (
+            f"; its Python code holds the interpreter's lock: {format_count(threads, 'thread')} gave {ratio:.2f} x the "
+            "rate of one"
+        )
 
     def _told_skips(self, epoch: int) -> str:
         skipped = [skip for skip in self._skipped if skip.epoch == epoch]

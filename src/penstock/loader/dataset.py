@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from penstock.flow.engine import LoadResult
 from penstock.flow.recorder import Ring
 from penstock.flow.staging import Field, StagingBuffer
 from penstock.loader.probing import from_first
-from penstock.loader.structure import learn_structure
+from penstock.loader.structure import Leaf, learn_structure
 from penstock.policy import Load, Read
 from penstock.policy.scheduler import Item
 from penstock.store.calls import Calls
@@ -30,6 +30,15 @@ class MapDataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
+class _Fetched(NamedTuple):
+    """What the data set returned for an item, and when it was asked and was done."""
+
+    item: Item
+    value: Any
+    begin: float
+    end: float
+
+
 class DatasetWork:
     """Samples that a data set's own code makes, on the decode threads.
 
@@ -38,6 +47,8 @@ class DatasetWork:
     a string) is handed over in a list. Batches have the structure that PyTorch's default_collate gives them.
 
     as_array: turns a leaf into an array without a copy where it can. calls: what the first sample is fetched with.
+    copy_leaves: copies leaves into an array that has a row for each, if it can at once and they are as this wants
+        them; returns whether it did.
     """
 
     def __init__(
@@ -47,8 +58,12 @@ class DatasetWork:
         as_array: Callable[[Any], NDArray[Any] | None],
         on_error_raise: bool,
         calls: Calls,
+        copy_leaves: Callable[[Sequence[Any], NDArray[Any]], bool] = lambda leaves, place: False,
     ) -> None:
         self._dataset = dataset
+        #: PyTorch's protocol: a list of numbers to a list of samples.
+        self._get_list: Callable[[list[int]], Iterable[Any]] | None = getattr(dataset, "__getitems__", None)
+        self._copy_leaves = copy_leaves
         self._as_array = as_array
         sample, example = from_first(samples, partial(self._example, calls), on_error_raise=on_error_raise)
         self._structure = learn_structure(example)
@@ -103,23 +118,25 @@ class DatasetWork:
         arrays = self._staging.arrays(load.slot)
         others = self._other_leaves.setdefault(load.slot, {})
         failed: list[tuple[Item, Exception]] = []
-        read_seconds: list[float] = []
-        clock = time.perf_counter
-        for item in load.items:
-            at(item.sample)
-            begin = clock()
-            try:
-                value = self._dataset[item.sample]
-                fetched = clock()
-                others[item.index] = self._store(value, arrays, item)
-            except Exception as error:
-                error.add_note(f"while loading {self.describe(item.sample)}")
-                failed.append((item, error))
-                continue
-            read_seconds.append(fetched - begin)
-            ring.record(Kind.READ, begin, fetched, item.sample, 0, load.epoch, load.step, SOURCE)
-            ring.record(Kind.DECODE, fetched, clock(), item.sample, epoch=load.epoch, step=load.step)
-        return LoadResult(failed, read_seconds)
+        fetched = self._fetch(load.items, at, failed)
+        begin = time.perf_counter()
+        if not self._store_columns(fetched, arrays, others):
+            stored = []
+            for each in fetched:
+                try:
+                    others[each.item.index] = self._store(each.value, arrays, each.item)
+                    stored.append(each)
+                except Exception as error:
+                    failed.append((each.item, self._explained(error, each.item.sample)))
+            fetched = stored
+        if fetched:
+            # Copied together: each counts for its part, one after the other, so that the last ends last.
+            marks = np.linspace(begin, time.perf_counter(), len(fetched) + 1)
+            samples = [each.item.sample for each in fetched]
+            begins, ends = [each.begin for each in fetched], [each.end for each in fetched]
+            ring.record_samples(Kind.READ, begins, ends, samples, 0, load.epoch, load.step, SOURCE)
+            ring.record_samples(Kind.DECODE, marks[:-1], marks[1:], samples, epoch=load.epoch, step=load.step)
+        return LoadResult(failed, [each.end - each.begin for each in fetched])
 
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], kept: Sequence[int]) -> Any:
         """Return what a batch is made of, once its arrays hold the `kept` places of the slot."""
@@ -139,6 +156,93 @@ class DatasetWork:
         except Exception as error:
             error.add_note(f"while asking {self.place} for sample {sample}, to see its shape")
             raise
+
+    def _fetch(
+        self, items: list[Item], at: Callable[[int], None], failed: list[tuple[Item, Exception]]
+    ) -> list[_Fetched]:
+        """Have the data set make the samples of a Load, all by one call where it has `__getitems__`."""
+        clock = time.perf_counter
+        if self._get_list is not None and len(items) > 1:
+            at(items[0].sample)
+            begin = clock()
+            try:
+                values = list(self._get_list([item.sample for item in items]))
+            except Exception:
+                values = []  # one by one: whose error it is shows then
+            if len(values) == len(items):
+                marks = np.linspace(begin, clock(), len(items) + 1).tolist()
+                return list(map(_Fetched, items, values, marks[:-1], marks[1:]))
+        fetched: list[_Fetched] = []
+        for item in items:
+            at(item.sample)
+            begin = clock()
+            try:
+                fetched.append(_Fetched(item, self._dataset[item.sample], begin, clock()))
+            except Exception as error:
+                failed.append((item, self._explained(error, item.sample)))
+        return fetched
+
+    def _explained(self, error: Exception, sample: int) -> Exception:
+        error.add_note(f"while loading {self.describe(sample)}")
+        return error
+
+    def _store_columns(
+        self, fetched: list[_Fetched], arrays: tuple[NDArray[Any], ...], others: dict[int, list[Any]]
+    ) -> bool:
+        """Copy samples leaf by leaf, each for all of them at once; return False where they are not all alike.
+
+        Then their rows may hold anything, and `_store` says which sample is not.
+        """
+        if not fetched:
+            return True
+        columns = self._columns([each.value for each in fetched])
+        first, count = fetched[0].item.index, len(fetched)
+        if columns is None or any(each.item.index != first + k for k, each in enumerate(fetched)):
+            return False
+        places = iter(arrays)
+        lists: list[Sequence[Any]] = []
+        for column, is_array in zip(columns, self._is_array, strict=True):
+            if not is_array:
+                if any(isinstance(leaf, (Mapping, tuple, list)) for leaf in column):
+                    return False
+                lists.append(column)
+            elif not self._copy(column, next(places)[first : first + count]):
+                return False
+        for row in range(count):
+            others[first + row] = [column[row] for column in lists]
+        return True
+
+    def _columns(self, values: list[Any]) -> list[Sequence[Any]] | None:
+        """Return each leaf of all samples, in the structure's order; None for nested or unlike ones."""
+        structure = self._structure
+        if isinstance(structure, Leaf):
+            return [values]
+        count = len(structure.parts)
+        if not all(isinstance(part, Leaf) for part in structure.parts):
+            return None
+        if structure.keys is not None:
+            keys = structure.keys
+            if not all(type(value) is dict and value.keys() == set(keys) for value in values):
+                return None
+            return [[value[key] for value in values] for key in keys]
+        if not all(isinstance(value, (tuple, list)) and len(value) == count for value in values):
+            return None
+        return list(zip(*values, strict=True))
+
+    def _copy(self, column: Sequence[Any], place: NDArray[Any]) -> bool:
+        kinds = set(map(type, column))
+        if kinds <= {int} or kinds <= {float} or kinds <= {bool}:
+            array = np.array(column)
+            if array.dtype != place.dtype or array.shape != place.shape:
+                return False
+            place[:] = array
+            return True
+        if kinds == {np.ndarray}:
+            if any(leaf.dtype != place.dtype or leaf.shape != place.shape[1:] for leaf in column):
+                return False
+            np.stack(column, out=place)
+            return True
+        return self._copy_leaves(column, place)
 
     def _store(self, value: Any, arrays: tuple[NDArray[Any], ...], item: Item) -> list[Any]:
         """Copy a sample's arrays into its row; return the leaves that are none."""

@@ -151,6 +151,7 @@ def set_up(
     as_array: Callable[[Any], NDArray[Any] | None],
     on_error_raise: bool,
     calls: Calls,
+    copy_leaves: Callable[[Sequence[Any], NDArray[Any]], bool],
 ) -> Setup:
     """Compile the transforms and share the memory out. The arguments are those of `BaseLoader`.
 
@@ -188,7 +189,7 @@ def set_up(
         # Its own code reads and decodes in one go: the threads may be as many as those that wait for a store.
         readers, most_decoders = 0, 0 if decoders else default_readers(cpus)
         sizes_bytes = np.zeros(len(opened), np.int64)
-        work = DatasetWork(opened, probes, as_array, on_error_raise, calls)
+        work = DatasetWork(opened, probes, as_array, on_error_raise, calls, copy_leaves)
 
     decoders = decoders or cpus
     local_batch = plan.max_local_batch(rank)

@@ -40,6 +40,8 @@ from penstock.trace.schema import SOURCE, STAGING
 _HAND_OVER_SECONDS = 100e-6
 # What an instruction costs (about 50 us) should be little beside its work, and a batch not wait for one of its Loads.
 _LOAD_SECONDS = 1e-3
+# By what factor samples are believed to have become slower for each Load that says so.
+_SLOWER = 1.25
 
 _ABSENT, _PENDING, _PRESENT = 0, 1, 2
 
@@ -85,11 +87,12 @@ class Read:
     payload: Any = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)  # not frozen: there is one for each sample, and that would double its cost
 class Item:
     """One sample's place in a batch, with its bytes' whereabouts.
 
-    origin: a tier's number (take it from there), STAGING (in `read.payload`) or SOURCE (perform `read` yourself).
+    origin: a tier's number (take it from there), STAGING (in `read.payload`) or SOURCE (perform `read` yourself; None
+        where there are no reader threads and no tier keeps the sample, so that nobody can wait for it).
     """
 
     index: int
@@ -191,7 +194,7 @@ class Scheduler:
         self._threads = ThreadCount(limits.decoders, most, least)
         #: Whether all threads that may load had work when the last event was over.
         self._were_busy = False
-        #: Of a Load, a running mean; None until one has ended.
+        #: Of a Load: of the fastest lately, as others may only have waited for a processor; None until one has ended.
         self._sample_seconds: float | None = None
         self._fill_limit = max(1, limits.readers // 2)
 
@@ -271,7 +274,7 @@ class Scheduler:
         self._loads_running -= 1
         self._threads.load_done(len(load.items), wall_seconds, cpu_seconds, now, self._were_busy)
         each, usual = wall_seconds / len(load.items), self._sample_seconds
-        self._sample_seconds = each if usual is None else usual + (each - usual) / 8
+        self._sample_seconds = each if usual is None else min(each, _SLOWER * usual)
         for seconds in read_seconds:
             known = self._worker_read_seconds
             self._worker_read_seconds = seconds if known == float("inf") else known + (seconds - known) / 16
@@ -374,6 +377,9 @@ class Scheduler:
             tier = STAGING
         elif tier == SOURCE:
             tier = STAGING
+        if tier == STAGING and not self._limits.readers:
+            self._offer(batch, Item(index, sample, SOURCE, None))
+            return
         read = Read(sample, int(self._sizes[sample]), tier, batch.number, batch.epoch, batch.step)
         read.by_worker = (
             self._probe or self._worker_read_seconds < _HAND_OVER_SECONDS or not self._limits.readers

@@ -54,7 +54,7 @@ class ThreadFacts:
     @property
     def holds_lock(self) -> bool:
         """Whether threads mostly waited for each other: one of them alone was as fast as several."""
-        return self.threads == 1 and self.more is not None and self.more[1] <= 1.0 / _WORTH_KEEPING
+        return self.threads == 1 and self.more is not None and self.more[1] < _WORTH_ONE
 
 
 @dataclass(slots=True)

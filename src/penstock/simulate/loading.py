@@ -246,8 +246,10 @@ class _Run:
         self, load: Load, position: int, read_seconds: list[float], begun: float, now: float
     ) -> None:
         item = load.items[position]
-        read = item.read
-        assert read is not None, "an item from the source carries its read"
+        # Without reader threads an item carries none.
+        read = item.read or Read(
+            item.sample, int(self._sizes[item.sample]), STAGING, load.batch, load.epoch, load.step, True
+        )
 
         def start(begin: float) -> None:
             def done(end: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Unpack
 
@@ -97,6 +97,20 @@ class Loader(BaseLoader[Any]):
     @staticmethod
     def _as_array(leaf: Any) -> NDArray[Any] | None:
         return _array(leaf) if isinstance(leaf, torch.Tensor) else numpy_leaf(leaf)
+
+    @staticmethod
+    def _copy_leaves(leaves: Sequence[Any], place: NDArray[Any]) -> bool:
+        if place.dtype.names is not None or any(type(leaf) is not torch.Tensor for leaf in leaves):
+            return False
+        out = torch.from_numpy(place)
+        dtype, shape = out.dtype, out.shape[1:]
+        for leaf in leaves:
+            if leaf.dtype is not dtype or leaf.shape != shape or leaf.requires_grad:
+                return False
+            if not leaf.is_cpu or leaf.layout is not torch.strided:
+                return False
+        torch.stack(list(leaves), out=out)
+        return True
 
     @staticmethod
     def _begin_thread() -> Callable[[], None]:
