@@ -176,6 +176,11 @@ def test_a_clients_own_speed_may_be_left_out_where_that_of_all_of_them_is_given(
         ("[source]", "[sauce]", "sauce is not a field; did you mean source?"),
         ("[[storage]]", "[storage]", "not valid TOML"),
         ("ranks = 4", "ranks = ", "not valid TOML"),
+        ("ranks = 4", f"ranks = {'[' * 10_000}", "not valid TOML: brackets in brackets"),
+        ("ranks = 4", f"ranks = {'9' * 10_000}", "not valid TOML: Exceeds the limit"),
+        ("ranks = 4", f"ranks = {'9' * 100}", "ranks: the number is too large"),
+        ("ranks = 4", f"ranks = -0x{'f' * 10_000}", "not valid TOML"),
+        ("ranks = 4", f"ranks = 0x{'f' * 10_000}", "ranks: the number is too large"),
     ],
 )
 def test_a_wrong_field_is_named_by_its_path(right: str, wrong: str, message: str) -> None:

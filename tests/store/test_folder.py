@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -368,6 +369,19 @@ def test_a_list_that_is_not_text_is_named(tmp_path: Path) -> None:
         FileList(tmp_path / "list.txt")
 
 
+def test_a_zero_byte_or_a_label_of_thousands_of_digits_is_an_error_that_names_the_line(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, "a.jpg")
+    (tmp_path / "zero.txt").write_bytes(b"a.jpg\na\0.jpg\n")
+    (tmp_path / "digits.txt").write_text(f"a.jpg,{'9' * 5000}\n")
+
+    with pytest.raises(DataError, match=r"zero\.txt, line 2: .* has a zero byte"):
+        FileList(tmp_path / "zero.txt")
+    with pytest.raises(DataError, match=r"digits\.txt, line 1: a\.jpg has label 9{18}; a number must be in"):
+        FileList(tmp_path / "digits.txt")
+
+
 def test_a_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nothing\.txt cannot be read: No such file"):
         FileList(tmp_path / "nothing.txt")
@@ -395,10 +409,12 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert len(opened(Path(path))) == 1
 
 
-@pytest.mark.parametrize("path", ["", None, 5, b"photos"])
+@pytest.mark.parametrize("path", ["", None, 5, b"photos", "pho\0tos"])
 def test_what_is_no_path_is_refused(path: Any) -> None:
     for opened in (open_source, ImageFolder, FlatFolder, FileList):
-        with pytest.raises(ConfigError, match=f"{path!r} is not the path of a folder or of a list of files"):
+        with pytest.raises(
+            ConfigError, match=re.escape(f"{path!r} is not the path of a folder or of a list of files")
+        ):
             opened(path)
 
 

@@ -247,6 +247,29 @@ def test_a_disk_that_fills_up_within_a_chunk_costs_that_chunk_alone(tmp_path: Pa
     assert not trace.is_complete
 
 
+@pytest.mark.parametrize("text", [b"[" * 100_000, b"[]", b"nothing", b"9" * 5000, b"\xff"])
+def test_a_header_that_is_no_json_object_is_damage(tmp_path: Path, text: bytes) -> None:
+    prelude = struct.pack("<8sIII", b"PENTRACE", 1, len(text), zlib.crc32(text))
+    (tmp_path / "trace").write_bytes(checked(prelude) + text + THE_END)
+
+    with pytest.raises(FormatError, match="its meta is no JSON") as caught:
+        read_trace(tmp_path / "trace")
+    assert str(caught.value).startswith(f"{tmp_path / 'trace'} is damaged at offset 24: ")
+
+
+@pytest.mark.parametrize("field", ["start", "end"])
+@pytest.mark.parametrize("seconds", [float("inf"), float("-inf"), float("nan"), 1e300])
+def test_a_span_without_a_time_is_damage(tmp_path: Path, field: str, seconds: float) -> None:
+    spans = numbered_spans(0, 3).copy()
+    spans[field][1] = seconds
+    written(tmp_path / "trace", spans)
+
+    with pytest.raises(
+        FormatError, match=f"trace is damaged at offset .*: a span has no time as its {field}"
+    ):
+        read_trace(tmp_path / "trace")
+
+
 def test_closing_twice_is_harmless_and_appending_after_it_an_error(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "trace", META)
     writer.close()
