@@ -197,6 +197,7 @@ def test_a_header_that_was_tampered_with_is_an_error_of_ours(record: Callable[..
 
     for field, value, said in (
         ("limits", {"slots": 3, "wheels": 4}, "limits = "),
+        ("limits", {**trace.meta["limits"], "decoders": None}, "limits = "),  # type: ignore[dict-item]
         ("plan", {"order": None}, "not one that this Penstock wrote"),
         ("rank", 7, "rank is 7"),
         ("machine", "ranks = 'one'", "source is missing"),
