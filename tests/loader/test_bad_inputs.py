@@ -23,6 +23,7 @@ from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import BundleShuffle
 from penstock.store import FlatFolder, ImageFolder, open_source
 from penstock.trace import read_trace
+from penstock.units import parse_bytes
 
 HEIGHT, WIDTH = 10, 14
 TO_ARRAY = [Resize((HEIGHT, WIDTH)), ToTensor()]
@@ -207,9 +208,10 @@ def test_the_memory_that_the_message_asks_for_is_enough(image_folder: Callable[.
     slot = 4 * 3 * HEIGHT * WIDTH * 4 + 64
     least_bytes = 3 * slot + 2 * largest
 
-    with pytest.raises(ConfigError, match="memory is"):
-        make(root, memory=least_bytes - 64, epochs=2)
-    with make(root, memory=least_bytes, epochs=2) as loader:
+    with pytest.raises(ConfigError, match="memory is") as refused:
+        make(root, memory=least_bytes, epochs=2)  # nothing is left for decoding
+    (asked,) = re.findall(r"need ([\d.]+ kB): give more", str(refused.value))
+    with make(root, memory=parse_bytes(asked) + 100, epochs=2) as loader:
         assert [sum(len(labels) for _, labels in loader) for _ in range(2)] == [12, 12]
 
 

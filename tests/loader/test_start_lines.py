@@ -44,7 +44,7 @@ class Photos:
 
 
 def setup_of(plan: AccessPlan, transforms: Any = TO_ARRAY, **fields: Any) -> Setup:
-    budget = MemoryBudget(100_000_000, 5_000_000, 4, 5_000_000, 25_000_000)
+    budget = MemoryBudget(100_000_000, 5_000_000, 4, 5_000_000, 25_000_000, 9_000_000)
     work = ImageWork(Photos(), compile_pipeline(transforms, seed=0), {})
     placement = place_by_frequency(plan, 0, Photos.sizes_bytes, [25_000_000])
     limits, machine = StagingLimits(4, 32, 2, 5_000_000), with_memory(None, budget, 2, plan.ranks)
@@ -68,7 +68,8 @@ def test_two_lines_say_what_is_read_in_which_order_by_what_and_in_how_much_memor
         "reads 1,000 samples (100 MB) of Photos '/data/photos' in the order FullShuffle(seed=7): 90 epochs of 16 "
         "steps, 64 samples a step, 40 in the last of an epoch",
         "starts with 2 decode threads, one per core (cgroup limit), and 32 reading threads; takes up to 100 MB of "
-        "memory: 4 batch slots of 5 MB, 5 MB for files being read, 25 MB to keep 25 % of the samples for later epochs",
+        "memory: 4 batch slots of 5 MB, 5 MB for files being read, 9 MB for pictures being decoded, 25 MB to keep "
+        "25 % of the samples for later epochs",
     ]
 
 
@@ -108,8 +109,8 @@ def test_memory_for_everything_and_for_nothing_reads_so() -> None:
     everything = start_lines(setup_of(plan, budget=replace(budget, tier_bytes=100_000_000)))[1]
     nothing = start_lines(setup_of(plan, budget=replace(budget, tier_bytes=0)))[1]
 
-    assert everything.endswith("5 MB for files being read, 100 MB to keep all samples for later epochs")
-    assert nothing.endswith("5 MB for files being read, none to keep samples for later epochs")
+    assert everything.endswith("9 MB for pictures being decoded, 100 MB to keep all samples for later epochs")
+    assert nothing.endswith("9 MB for pictures being decoded, none to keep samples for later epochs")
 
 
 def test_numbers_from_0_to_255_in_a_float_type_get_a_line_of_their_own() -> None:

@@ -554,6 +554,7 @@ class Engine:
                 self._inbox.append(partial(self._scheduler.read_done, read, end - begin))
             finally:
                 del self._at[worker]
+            read = None  # an idle thread keeps no sample's bytes
             self._drive()
             if ring.is_half_full:
                 self._collect()
@@ -577,6 +578,7 @@ class Engine:
                 self._inbox.append(partial(self._dropped, message))
             else:
                 self._inbox.append(message)
+            message = None  # an idle thread keeps no sample's bytes
             self._drive()
             if ring.is_half_full:
                 self._collect()

@@ -131,8 +131,9 @@ class BaseLoader(ABC, Generic[Batch]):
         rank, world_size: this process among those that train together. split: how they share a batch: "balanced"
             slices, whose sizes differ by one at most, the thesis' "uniform" ones, "strided" ... (see `AccessPlan`).
         dtype, layout: of the images, "float32", "float16", "bfloat16" or "uint8", "NCHW" or "NHWC".
-        memory: bound on batch slots, bytes in passing and the memory tier together, as in "8 GiB";
-            a quarter of what this process may use, shared by the ranks of a host, unless given.
+        memory: bound on batch slots, bytes in passing, pictures being decoded and the memory tier together, as in
+            "8 GiB"; what callables of yours allocate is not in it. A quarter of what this process may use, shared by
+            the ranks of a host, unless given.
         machine: what reads cost here, or its file (see `penstock calibrate`); learned while running unless given.
         readers: reads in flight at most. decoders: threads that decode, or call a data set; unless given, one per
             core to begin with, then as many as raise the rate. Under torchrun, the ranks of a host share its cores.

@@ -20,6 +20,7 @@ class MemoryBudget:
     slots: batch slots allocated from the start, of slot_bytes each.
     undecoded_bytes: of samples read and not yet decoded.
     tier_bytes: of samples kept for later epochs.
+    decoding_bytes: of pictures while they are decoded, and of the buffers of the threads that decode.
     """
 
     limit_bytes: int
@@ -27,11 +28,12 @@ class MemoryBudget:
     slots: int
     undecoded_bytes: int
     tier_bytes: int
+    decoding_bytes: int = 0
 
     @property
     def staging_bytes(self) -> int:
         """What batch slots may take, those included that are added while a caller keeps batches."""
-        return self.limit_bytes - self.undecoded_bytes - self.tier_bytes
+        return self.limit_bytes - self.undecoded_bytes - self.tier_bytes - self.decoding_bytes
 
 
 def share_memory(
@@ -42,21 +44,34 @@ def share_memory(
     readers: int,
     largest_sample_bytes: int,
     keep_bytes: int,
+    picture_bytes: int = 0,
+    decoders: int = 1,
 ) -> MemoryBudget:
     """Share out a limit: slots for the reads in flight first, then bytes in passing, the rest to the tier.
 
     keep_bytes: what a tier could use at most (the data set, or the capacity that the machine names).
+    picture_bytes: about what a large picture takes while it is decoded. decoders: threads that do that. They get enough
+        for all at once, if that is a quarter of the memory at most; else that quarter, or enough for one. What the
+        other parts leave is shared with growing slots.
 
     Raises: ConfigError where the limit does not hold three batch slots and two samples in passing.
     """
     least_in_passing = 2 * largest_sample_bytes
     least_bytes = _LEAST_SLOTS * slot_bytes + least_in_passing
-    if limit_bytes < least_bytes:
-        raise ConfigError(
-            f"memory is {format_bytes(limit_bytes)}; {_LEAST_SLOTS} batch slots of {format_bytes(slot_bytes)} and two "
-            f"samples of up to {format_bytes(largest_sample_bytes)} in passing need {format_bytes(least_bytes)}: "
-            "give more, or make the batch smaller"
+    if limit_bytes < least_bytes + picture_bytes:
+        decoded = (
+            f" and a picture of {format_bytes(picture_bytes)} while it is decoded" if picture_bytes else ""
         )
+        raise ConfigError(
+            f"memory is {format_bytes(limit_bytes)}; {_LEAST_SLOTS} batch slots of {format_bytes(slot_bytes)}, two "
+            f"samples of up to {format_bytes(largest_sample_bytes)} in passing{decoded} need "
+            f"{format_bytes(least_bytes + picture_bytes)}: give more, or make the batch smaller"
+        )
+    decoding = 0
+    if picture_bytes:
+        wanted_bytes = max(decoders * picture_bytes, limit_bytes // 32)
+        decoding = min(max(min(wanted_bytes, limit_bytes // 4), picture_bytes), limit_bytes - least_bytes)
+    given_bytes, limit_bytes = limit_bytes, limit_bytes - decoding
     spare_bytes = limit_bytes - least_bytes
     # Room for all readers at once, if that leaves three quarters of the memory to the rest.
     busy_bytes = min(readers * largest_sample_bytes, limit_bytes // 4)
@@ -66,4 +81,7 @@ def share_memory(
     affordable = min(limit_bytes // 4, limit_bytes - in_passing) // max(slot_bytes, 1)
     slots = max(_LEAST_SLOTS, min(wanted, affordable))
     rest = limit_bytes - in_passing - slots * slot_bytes
-    return MemoryBudget(limit_bytes, slot_bytes, slots, in_passing, max(0, min(rest, keep_bytes)))
+    tier_bytes = max(0, min(rest, keep_bytes))
+    if picture_bytes:
+        decoding += (rest - tier_bytes) // 2
+    return MemoryBudget(given_bytes, slot_bytes, slots, in_passing, tier_bytes, int(decoding))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
 import threading
 import time
@@ -12,12 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import DataError, printable
+from penstock.errors import DataError, WaitTimeout, printable
 from penstock.flow.engine import LoadResult
 from penstock.flow.recorder import Ring
 from penstock.flow.staging import Field, StagingBuffer
 from penstock.loader.probing import from_first
 from penstock.loader.transforms import Draws, Pipeline, Scratch
+from penstock.loader.transforms.jpeg import JpegHeader, is_jpeg, read_header
+from penstock.loader.transforms.memory import DecodeMemory
+from penstock.loader.transforms.sizes import read_size
 from penstock.policy import Load, Read
 from penstock.policy.scheduler import Item
 from penstock.store import MemoryTier, Source
@@ -25,6 +30,9 @@ from penstock.store.calls import Calls
 from penstock.trace.schema import SOURCE, STAGING, Kind
 
 _DRAWS_KEPT = 16
+#: From here on a file's bytes get a mapping of their own. The C library would keep the memory of larger ones for each
+#: thread after they are freed: twice the largest file, times 32 readers.
+_MAPPED_BYTES = 128 << 10
 
 
 class ImageWork:
@@ -42,6 +50,7 @@ class ImageWork:
         #: Random draws of the batches that are being decoded; a draw is a function, so losing one costs only time.
         self._draws: dict[int, Draws] = {}
         self._staging: StagingBuffer | None = None
+        self._memory: DecodeMemory | None = None
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -55,6 +64,33 @@ class ImageWork:
         if not self._pipeline.needs_probe:
             return
         from_first(samples, partial(self._probe, calls), on_error_raise=on_error_raise)
+
+    def picture_bytes(self, sizes_bytes: NDArray[np.int64], sample: int, calls: Calls) -> int:
+        """Return about what it takes to decode a picture whose file is as large as one in a hundred is.
+
+        sizes_bytes: int64[samples], of the files. sample: tells how many pixels there are to a byte, and in which
+            format; a photograph is assumed where it cannot be read.
+        """
+        like: JpegHeader | None = JpegHeader(1, 8, 3, 8, is_lossless=False, unit_columns=16, has_end=True)
+        height, width, nbytes = 3, 4, 2
+        try:
+            data = calls.one(self.describe(sample), lambda: self._source.read(sample))
+            like = read_header(data) if is_jpeg(data) else None
+            size = read_size(data) if like is None else (like.height, like.width)
+            if size is not None:
+                (height, width), nbytes = size, len(data)
+        except WaitTimeout:
+            raise
+        except Exception:  # who reads it for a batch says what is wrong
+            pass
+        large = max(nbytes, float(np.percentile(sizes_bytes, 99)))
+        scale = math.sqrt(large / nbytes)
+        most = self._pipeline.decode_bytes(math.ceil(scale * height), math.ceil(scale * width), like)
+        return int(most + most // 8 + large)  # random crops are not all seen
+
+    def limit_decoding(self, limit_bytes: int) -> None:
+        """Say how much memory all threads may take to decode, before the first Load."""
+        self._memory = DecodeMemory(limit_bytes)
 
     def attach(self, staging: StagingBuffer) -> None:
         """Say where decoded samples go, before the first Load."""
@@ -101,7 +137,7 @@ class ImageWork:
         return self._source.describe(sample)
 
     def read(self, read: Read) -> Any:
-        data = self._source.read(read.sample)
+        data = self._bytes_from_source(read)
         if read.tier == STAGING:
             return data
         tier = self._tiers[read.tier]
@@ -162,8 +198,16 @@ class ImageWork:
         assert item.read is not None, "an item from the source carries its read"
         if item.read.tier != STAGING:
             return self.read(item.read)
+        if item.read.nbytes >= _MAPPED_BYTES:
+            return self._bytes_from_source(item.read)
         buffer = self._buffer(item.read.nbytes)
         return buffer[: self._source.read_into(item.sample, buffer)]
+
+    def _bytes_from_source(self, read: Read) -> Any:
+        if read.nbytes < _MAPPED_BYTES:
+            return self._source.read(read.sample)
+        buffer = memoryview(mmap.mmap(-1, read.nbytes))
+        return buffer[: self._source.read_into(read.sample, buffer)]
 
     def _buffer(self, nbytes: int) -> memoryview:
         buffer: memoryview | None = getattr(self._threads, "buffer", None)
@@ -174,7 +218,7 @@ class ImageWork:
     def _scratch(self) -> Scratch:
         scratch: Scratch | None = getattr(self._threads, "scratch", None)
         if scratch is None:
-            scratch = self._threads.scratch = Scratch()
+            scratch = self._threads.scratch = Scratch(memory=self._memory)
         return scratch
 
     def _draws_of(self, load: Load) -> Draws:

@@ -200,7 +200,11 @@ def set_up(
         readers=readers,
         largest_sample_bytes=int(sizes_bytes.max(initial=0)),
         keep_bytes=_most_kept_bytes(machine, sizes_bytes),
+        picture_bytes=work.picture_bytes(sizes_bytes, probes[0], calls) if isinstance(work, ImageWork) else 0,
+        decoders=max(decoders, most_decoders),
     )
+    if isinstance(work, ImageWork):
+        work.limit_decoding(budget.decoding_bytes)
     on = with_memory(machine, budget, decoders, plan.ranks)
     if budget.tier_bytes:
         tiers[1] = MemoryTier(budget.tier_bytes)

@@ -74,6 +74,7 @@ def _memory(setup: Setup) -> str:
     parts = [f"{format_count(budget.slots, 'batch slot')} of {format_bytes(budget.slot_bytes)}"]
     if isinstance(setup.work, ImageWork):
         parts.append(f"{format_bytes(budget.undecoded_bytes)} for files being read")
+        parts.append(f"{format_bytes(budget.decoding_bytes)} for pictures being decoded")
     if budget.tier_bytes >= total_bytes > 0:
         parts.append(f"{format_bytes(total_bytes)} to keep all samples for later epochs")
     elif total_bytes and not budget.tier_bytes:

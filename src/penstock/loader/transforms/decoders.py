@@ -20,30 +20,47 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms.geometry import Box
 from penstock.loader.transforms.jpeg import Encoded, JpegHeader, is_jpeg, read_header
+from penstock.loader.transforms.memory import Need
 from penstock.loader.transforms.pixels import Buffer, Pixels
-from penstock.loader.transforms.turbojpeg import TurboJpeg, find_library
+from penstock.loader.transforms.sizes import read_size
+from penstock.loader.transforms.turbojpeg import EDGE_COLUMNS, TurboJpeg, find_library
 
 #: In the order of preference.
 JPEG_DECODERS = ("turbojpeg", "simplejpeg", "opencv", "pillow")
+
+#: Bytes that a library takes for a pixel of a whole picture, besides our buffer: its picture of three or four channels,
+#: and copies of it. Measured: tests/loader/test_decode_memory.py.
+_OPENCV, _PILLOW = 4, 14
 
 
 class Picture:
     """An image file whose size is known and whose pixels are decoded when asked for."""
 
-    __slots__ = ("_decoders", "_header", "_source", "_whole", "height", "width")
+    __slots__ = ("_decoders", "_header", "_is_unseen", "_source", "_whole", "height", "width")
 
-    def __init__(self, data: Encoded, decoders: Decoders) -> None:
-        """Raises: DataError if data is empty or no image."""
+    def __init__(
+        self, data: Encoded, decoders: Decoders, reserve: Callable[[None], None] = lambda need: None
+    ) -> None:
+        """reserve: called before anything is decoded whose size is unknown.
+
+        Raises: DataError if data is empty or no image.
+        """
         self._decoders = decoders
         self._source = data
         self._header: JpegHeader | None = None
         self._whole: Pixels | None = None
+        #: Whether the size is the header's word and no pixel has been decoded.
+        self._is_unseen = False
         if len(data) == 0:
             raise DataError("the file is empty (0 bytes)")
         if is_jpeg(data):
             self._header = read_header(data)
             self.height, self.width = self._header.height, self._header.width
+        elif (size := read_size(data)) is not None:
+            self._is_unseen = True
+            self.height, self.width = size
         else:
+            reserve(None)
             self._whole = decoders.decode_other(data)
             self.height, self.width = self._whole.rows, self._whole.columns
 
@@ -53,10 +70,42 @@ class Picture:
         They are valid until the next picture of the thread is decoded.
         Raises: DataError if the file is damaged.
         """
+        if self._is_unseen:
+            self._whole = whole = self._decoders.decode_other(self._source)
+            self._is_unseen = False
+            if (whole.rows, whole.columns) != (self.height, self.width):
+                raise DataError(
+                    f"the picture was decoded to {whole.columns} x {whole.rows} pixels, and its header says "
+                    f"{self.width} x {self.height}"
+                )
         if self._header is None:
             assert self._whole is not None, "a picture without a header was decoded when it was opened"
             return self._whole
         return self._decoders.decode_jpeg(self._source, self._header, box, shrink)
+
+    @classmethod
+    def imagined(cls, height: int, width: int, like: JpegHeader | None, decoders: Decoders) -> Picture:
+        """Return a picture without data, to ask what it would need: a JPEG like another one, or None for no JPEG."""
+        picture = cls.__new__(cls)
+        picture._decoders, picture._source, picture._whole = decoders, b"", None
+        picture._header, picture._is_unseen = None, like is None
+        if like is not None:
+            scale = height * width / (like.height * like.width)
+            picture._header = like._replace(
+                height=height, width=width, coefficient_bytes=int(scale * like.coefficient_bytes)
+            )
+        picture.height, picture.width = height, width
+        return picture
+
+    def need(self, box: Box, shrink: int) -> Need | None:
+        """Return what `decode` of the same takes; None if it has been decoded."""
+        if self._header is not None:
+            pixels, passing = self._decoders.bytes_for_jpeg(self._header, box, shrink)
+        elif self._is_unseen:
+            pixels, passing = self._decoders.bytes_for_other(self.height, self.width)
+        else:
+            return None
+        return Need(pixels, 0, passing + len(self._source))  # the thread may have read it itself
 
 
 class Decoders:
@@ -65,7 +114,7 @@ class Decoders:
     def __init__(self, jpeg: str | None = None) -> None:
         """jpeg: one of JPEG_DECODERS, the first that is installed when None."""
         self.jpeg = choose_decoder() if jpeg is None else jpeg
-        self._buffer = Buffer()
+        self.buffer = self._buffer = Buffer()
         self._has_opencv = importlib.util.find_spec("cv2") is not None
         self._turbo: TurboJpeg | None = None
         if self.jpeg == "turbojpeg":
@@ -76,7 +125,7 @@ class Decoders:
             self._handle = self._turbo.new_handle(self)
 
     def decode_jpeg(self, data: Encoded, header: JpegHeader, box: Box, shrink: int) -> Pixels:
-        if header.components not in (1, 3) or header.bits != 8 or header.is_lossless:
+        if self._is_for_pillow(header):
             return self._buffer.hold(_decode_pillow(data, 1))
         if self._turbo is not None:
             return self._turbo.decode(self._handle, data, header, box, shrink, self._buffer)
@@ -85,6 +134,27 @@ class Decoders:
         if pixels.shape != expected:
             raise DataError(f"the JPEG was decoded to {pixels.shape}, and its header says {expected}")
         return self._buffer.hold(pixels)._replace(shrink=shrink)
+
+    def bytes_for_jpeg(self, header: JpegHeader, box: Box, shrink: int) -> tuple[int, int]:
+        """Return what `decode_jpeg` takes at most: in the buffer, and in passing."""
+        rows, columns = -(-header.height // shrink), -(-header.width // shrink)
+        if self._is_for_pillow(header):
+            return Buffer.bytes_for(header.height, header.width), _PILLOW * header.height * header.width
+        passing = header.coefficient_bytes
+        if self._turbo is None:
+            passing += (3 if self.jpeg != "pillow" else _PILLOW) * rows * columns
+        elif header.has_end:
+            rows = min(rows, box.height // shrink + 2)
+            columns = min(columns, box.width // shrink + 2 + header.unit_columns + 2 * EDGE_COLUMNS)
+        return Buffer.bytes_for(rows, columns), passing
+
+    def bytes_for_other(self, height: int, width: int) -> tuple[int, int]:
+        """Return what `decode_other` takes at most: in the buffer, and in passing."""
+        return Buffer.bytes_for(height, width), (_OPENCV if self._has_opencv else _PILLOW) * height * width
+
+    @staticmethod
+    def _is_for_pillow(header: JpegHeader) -> bool:
+        return header.components not in (1, 3) or header.bits != 8 or header.is_lossless
 
     def decode_other(self, data: Encoded) -> Pixels:
         """Decode anything but JPEG, whole."""

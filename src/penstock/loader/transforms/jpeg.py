@@ -11,6 +11,7 @@ _END = b"\xff\xd9"
 #: Start-of-frame markers; the others between 0xC0 and 0xCF define tables.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SEQUENTIAL_FRAMES = frozenset((0xC0, 0xC1))
+_PROGRESSIVE_FRAMES = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 _LOSSLESS_FRAMES = frozenset((0xC3, 0xC7, 0xCB, 0xCF))
 #: Markers without a length: TEM, RST0 to RST7, SOI.
 _BARE = frozenset((0x01, *range(0xD0, 0xD9)))
@@ -34,6 +35,9 @@ class JpegHeader(NamedTuple):
     unit_columns: int
     #: Whether the file ends as it should. If not, only decoding all of it tells whether pixels are missing.
     has_end: bool
+    #: What the decoder must hold of the whole picture before its first pixel is known: all coefficients of a
+    #: progressive picture, two bytes each; else nothing.
+    coefficient_bytes: int = 0
 
 
 def is_jpeg(data: Encoded) -> bool:
@@ -77,9 +81,12 @@ def _read_frame(data: Encoded, at: int, marker: int) -> JpegHeader:
         raise DataError(
             f"damaged JPEG: its {len(data):,} bytes cannot hold the {width} x {height} pixels it claims"
         )
-    columns = 1
-    if components > 1:
-        columns = max(data[at + 11 + 3 * component] >> 4 for component in range(components))
-    return JpegHeader(
-        height, width, components, bits, marker in _LOSSLESS_FRAMES, 8 * columns, bytes(data[-2:]) == _END
-    )
+    samplings = [data[at + 11 + 3 * component] for component in range(components)]
+    columns = max(sampling >> 4 for sampling in samplings) if components > 1 else 1
+    coefficient_bytes = 0
+    if marker in _PROGRESSIVE_FRAMES:
+        planes = [max(sampling >> 4, 1) * max(sampling & 15, 1) for sampling in samplings]
+        coefficient_bytes = 2 * (height + 31) * (width + 31) * sum(planes) // max(planes)
+    is_lossless = marker in _LOSSLESS_FRAMES
+    has_end = bytes(data[-2:]) == _END
+    return JpegHeader(height, width, components, bits, is_lossless, 8 * columns, has_end, coefficient_bytes)

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError
 from penstock.loader.transforms.decoders import Picture
 from penstock.loader.transforms.draws import Draws, draw_crops
-from penstock.loader.transforms.jpeg import Encoded
+from penstock.loader.transforms.jpeg import Encoded, JpegHeader
+from penstock.loader.transforms.memory import Counted, Counter
 from penstock.loader.transforms.sink import IMAGE_DTYPES, Sink, encode_bfloat16
 from penstock.loader.transforms.stages import (
     CHANNELS,
@@ -50,6 +51,8 @@ from penstock.loader.transforms.steps import (
 from penstock.plan.random import derive_key, draw_uniform
 
 LAYOUTS = ("NCHW", "NHWC")
+#: Random crops to look at for what decoding takes.
+_DRAWS = 32
 Transform = Any  # a built-in step or a callable
 
 
@@ -170,6 +173,25 @@ class Pipeline:
                 self._output_shape = self._finished(value).shape
         return self._output_shape
 
+    def decode_bytes(self, height: int, width: int, like: JpegHeader | None) -> int:
+        """Return about how much memory it takes to decode a picture of this size, the most of a few random draws.
+
+        like: of a JPEG of the same kind; None for a picture that is no JPEG.
+        """
+        if not self._is_visual:
+            return 0
+        draws, most = self.draw(0, np.arange(_DRAWS)), 0
+        scratch = Scratch(memory=Counter())
+        for index in range(_DRAWS):
+            value: Value = Image(Picture.imagined(height, width, like, scratch.decoders))
+            try:
+                for stage in self._stages:
+                    value = stage(value, draws, index, scratch)
+                value.write(self._sink, np.empty(0), scratch)
+            except Counted as counted:
+                most = max(most, counted.nbytes)
+        return most
+
     def draw(self, epoch: int, samples: NDArray[np.int64]) -> Draws:
         """Draw all random numbers of a batch's samples at once.
 
@@ -195,18 +217,23 @@ class Pipeline:
             knows which file); ConfigError if the result has another shape than the slot; whatever a
             callable raises, with a note that names it.
         """
-        value = self._transformed(data, draws, index, scratch)
-        if isinstance(value, Image):
-            self._check_shape(self._sink.shape(value.geometry.size), out)
-            value.write(self._sink, out, scratch.blended)
-        else:
-            result = self._finished(value)
-            self._check_shape(result.shape, out)
-            np.copyto(out, result, casting="unsafe")
+        try:
+            value = self._transformed(data, draws, index, scratch)
+            if isinstance(value, Image):
+                self._check_shape(self._sink.shape(value.geometry.size), out)
+                value.write(self._sink, out, scratch)
+            else:
+                result = self._finished(value)
+                self._check_shape(result.shape, out)
+                np.copyto(out, result, casting="unsafe")
+        finally:
+            scratch.end_picture()
 
     def _transformed(self, data: Encoded, draws: Draws, index: int, scratch: Scratch) -> Value:
         """Apply all stages; returns an `Image`, its last steps outstanding, or what a callable returned."""
-        value: Value = Image(Picture(data, scratch.decoders)) if self._is_visual else bytes(data)
+        value: Value = (
+            Image(Picture(data, scratch.decoders, scratch.reserve)) if self._is_visual else bytes(data)
+        )
         for stage in self._stages:
             value = stage(value, draws, index, scratch)
         if self._is_visual and is_rgb(value) and self._ends_as_picture:

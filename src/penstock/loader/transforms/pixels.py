@@ -33,12 +33,24 @@ class Buffer:
     def __init__(self) -> None:
         self._storage = np.empty(0, np.uint8)
 
+    @property
+    def nbytes(self) -> int:
+        return self._storage.nbytes
+
+    def drop(self) -> None:
+        self._storage = np.empty(0, np.uint8)
+
+    @staticmethod
+    def bytes_for(rows: int, columns: int) -> int:
+        """Return what `take` allocates at most."""
+        size = (rows + 2) * columns * 3 + 64
+        return size + size // 4
+
     def take(self, rows: int, columns: int) -> Pixels:
         """Return room for rows x columns pixels, uninitialised; what was taken before is overwritten."""
         # The widest filter reads two rows' worth beyond the last pixel it weighs.
-        size = (rows + 2) * columns * 3 + 64
-        if size > self._storage.size:
-            self._storage = np.empty(size + size // 4, np.uint8)
+        if (rows + 2) * columns * 3 + 64 > self._storage.size:
+            self._storage = np.empty(self.bytes_for(rows, columns), np.uint8)
         return Pixels(self._storage, rows, columns)
 
     def hold(self, array: NDArray[np.uint8]) -> Pixels:

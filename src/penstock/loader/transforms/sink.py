@@ -126,6 +126,20 @@ class Blended:
     def __init__(self) -> None:
         self._bytes = np.empty(0, np.uint8)
 
+    @property
+    def nbytes(self) -> int:
+        return self._bytes.nbytes
+
+    def drop(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+
+    @staticmethod
+    def bytes_for(geometry: Geometry, shrink: int) -> int:
+        """Return what `Sink.write` takes at most."""
+        rows = geometry.box.height // shrink + 2
+        size = 4 * geometry.window.width * (rows + 2 * math.ceil(max(1.0, rows / geometry.resized[0])) + 4)
+        return size + size // 4
+
     def take(self, size: int) -> NDArray[np.uint8]:
         if size > self._bytes.size:
             self._bytes = np.zeros(size + size // 4, np.uint8)

@@ -17,6 +17,7 @@ from penstock.errors import ConfigError
 from penstock.loader.transforms.decoders import Decoders, Picture
 from penstock.loader.transforms.draws import Draws, place_crop
 from penstock.loader.transforms.geometry import Box, Geometry, center_box
+from penstock.loader.transforms.memory import Memory, Need
 from penstock.loader.transforms.pixels import Buffer, Pixels
 from penstock.loader.transforms.sink import Blended, Sink
 from penstock.loader.transforms.steps import (
@@ -36,6 +37,9 @@ PictureStep = Resize | CenterCrop | RandomResizedCrop | RandomHorizontalFlip | R
 #: result in both directions (Pillow's `reducing_gap`, whose documentation calls 2 close to fair resampling).
 REDUCING_GAP = 2
 
+#: What an array between two steps is counted for: itself, what a step makes of it, and a copy to go on with.
+_COPIES = 3
+
 #: How long the axis of channels of a picture may be: grey, red-green-blue, and with opacity.
 CHANNELS = (1, 3, 4)
 
@@ -44,11 +48,33 @@ class Scratch:
     """The decoder and the buffers of one thread, reused from sample to sample.
 
     decoder: one of `decoders.JPEG_DECODERS`; None for the best that is installed.
+    memory: shared with other threads, bounds what decoding takes.
     """
 
-    def __init__(self, decoder: str | None = None) -> None:
+    def __init__(self, decoder: str | None = None, memory: Memory | None = None) -> None:
         self.decoders = Decoders(decoder)
         self.blended = Blended()
+        self._memory = memory
+
+    @property
+    def kept(self) -> Need:
+        """See `memory.Buffers`."""
+        return Need(self.decoders.buffer.nbytes, self.blended.nbytes, 0)
+
+    def drop(self) -> None:
+        """See `memory.Buffers`."""
+        self.decoders.buffer.drop()
+        self.blended.drop()
+
+    def reserve(self, need: Need | None) -> None:
+        """Wait until there is memory for a picture; see `DecodeMemory.take`. Once for each picture."""
+        if self._memory is not None:
+            self._memory.take(self, need)
+
+    def end_picture(self) -> None:
+        """Give back what the picture took, but for the buffers."""
+        if self._memory is not None:
+            self._memory.give_back(self)
 
 
 Stage = Callable[[Value, Draws, int, Scratch], Value]
@@ -62,6 +88,9 @@ class Plain:
     def __init__(self, pixels: Pixels) -> None:
         self._pixels = pixels
         self.height, self.width = pixels.rows, pixels.columns
+
+    def need(self, box: Box, shrink: int) -> None:
+        """Nothing: they have the memory that they are in."""
 
     def decode(self, box: Box, shrink: int) -> Pixels:
         return self._pixels
@@ -81,15 +110,19 @@ class Image:
         """Wrap uint8[rows, columns, 3] (copied)."""
         return cls(Plain(Buffer().hold(array)))
 
-    def write(self, sink: Sink, out: NDArray[Any], blended: Blended) -> None:
-        """Do everything that is still to be done, into `out`."""
-        pixels = self.source.decode(self.geometry.box, choose_shrink(self.geometry))
-        sink.write(pixels, self.geometry, out, blended)
+    def write(self, sink: Sink, out: NDArray[Any], scratch: Scratch, passing_bytes: int = 0) -> None:
+        """Do everything that is still to be done, into `out`. passing_bytes: taken besides, until the picture ends."""
+        box, shrink = self.geometry.box, choose_shrink(self.geometry)
+        if (need := self.source.need(box, shrink)) is not None:
+            blended = Blended.bytes_for(self.geometry, shrink)
+            scratch.reserve(Need(need.pixels, blended, need.passing + passing_bytes))
+        pixels = self.source.decode(box, shrink)
+        sink.write(pixels, self.geometry, out, scratch.blended)
 
-    def settled(self, sink: Sink, blended: Blended) -> NDArray[np.uint8]:
+    def settled(self, sink: Sink, scratch: Scratch) -> NDArray[np.uint8]:
         """Return the picture so far as a new array uint8[rows, columns, 3]."""
         array = np.empty((*self.geometry.size, 3), np.uint8)
-        self.write(sink, array, blended)
+        self.write(sink, array, scratch, _COPIES * array.nbytes)
         return array
 
 
@@ -126,7 +159,7 @@ def picture_stage(step: PictureStep, place: int, to_array: Sink) -> Stage:
         if (height, width) == image.geometry.size:
             return image
         if image.geometry.is_resampled:
-            image = Image.of(image.settled(to_array, scratch.blended))
+            image = Image.of(image.settled(to_array, scratch))
         image.geometry = image.geometry.resized_to(height, width, antialias)
         return image
 
@@ -148,7 +181,7 @@ def picture_stage(step: PictureStep, place: int, to_array: Sink) -> Stage:
                 return resize(image, *step.target(height, width), step.antialias, scratch)
             case CenterCrop():
                 if height < step.target[0] or width < step.target[1]:
-                    image = Image.of(pad(image.settled(to_array, scratch.blended), step.target))
+                    image = Image.of(pad(image.settled(to_array, scratch), step.target))
                     height, width = image.geometry.size
                 image.geometry = image.geometry.cropped(center_box(height, width, step.target))
         return image
@@ -175,7 +208,7 @@ def call_stage(function: Callable[..., Any], place: int, key: int, to_array: Sin
     def run(value: Value, draws: Draws, index: int, scratch: Scratch) -> Value:
         if isinstance(value, Image):
             assert to_array is not None, "pictures are decoded only where a built-in asks for them"
-            value = value.settled(to_array, scratch.blended)
+            value = value.settled(to_array, scratch)
         try:
             if takes_rng:
                 return function(value, rng=generator_for(key, draws.epoch, int(draws.samples[index])))
@@ -201,7 +234,7 @@ def tensor_stage(to_tensor: Sink) -> Stage:
     def run(value: Value, draws: Draws, index: int, scratch: Scratch) -> Value:
         if isinstance(value, Image):
             tensor = np.empty((3, *value.geometry.size), np.float32)
-            value.write(to_tensor, tensor, scratch.blended)
+            value.write(to_tensor, tensor, scratch, _COPIES * tensor.nbytes)
             return tensor
         return to_tensor_array(value)
 

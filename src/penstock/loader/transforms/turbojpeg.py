@@ -27,7 +27,7 @@ _TJERR_WARNING = 0
 _HARMLESS_WARNINGS = ("extraneous bytes", "unknown JFIF revision", "Invalid SOS parameters", "unknown Adobe")
 #: Columns at the edge of a region that differ from the whole picture's: smooth upsampling of the colours
 #: looks one colour column (two pixels) further than the region.
-_EDGE_COLUMNS = 2
+EDGE_COLUMNS = 2
 
 
 class _Region(ctypes.Structure):
@@ -98,8 +98,8 @@ class TurboJpeg:
         if header.has_end:
             unit = header.unit_columns // shrink
             top, bottom = box.top // shrink, min(rows, -(-(box.top + box.height) // shrink))
-            left = max(0, (box.left // shrink - _EDGE_COLUMNS) // unit * unit)
-            right = min(columns, -(-(box.left + box.width) // shrink) + _EDGE_COLUMNS)
+            left = max(0, (box.left // shrink - EDGE_COLUMNS) // unit * unit)
+            right = min(columns, -(-(box.left + box.width) // shrink) + EDGE_COLUMNS)
             if self._set_region(handle, _Region(left, top, right - left, bottom - top)) == 0:
                 rows, columns = bottom - top, right - left
             else:  # a subsampling that the region interface has no name for

@@ -1,0 +1,194 @@
+"""What decoding takes stays within the memory that the user gave."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from penstock.errors import ConfigError, DataError
+from penstock.loader import Loader
+from penstock.loader.transforms import Resize, ToTensor
+from penstock.loader.transforms.memory import DecodeMemory, Need
+from penstock.loader.transforms.sizes import read_size
+
+
+class Buffers:
+    """Of one thread: as large as the largest picture so far, until dropped."""
+
+    def __init__(self) -> None:
+        self.kept = Need(0, 0, 0)
+
+    def drop(self) -> None:
+        self.kept = Need(0, 0, 0)
+
+
+def picture(nbytes: int) -> Need:
+    return Need(nbytes, 0, 0)
+
+
+def take(memory: DecodeMemory, buffers: Buffers, nbytes: int | None) -> threading.Event:
+    """Take in a thread of its own, and return once it has or waits; the event says that it has."""
+    has = threading.Event()
+
+    def run() -> None:
+        memory.take(buffers, None if nbytes is None else picture(nbytes))
+        has.set()
+
+    waiting = len(memory._waiting)
+    threading.Thread(target=run).start()
+    while len(memory._waiting) == waiting and not has.is_set():
+        pass
+    return has
+
+
+def test_a_picture_waits_until_there_is_memory_for_it() -> None:
+    memory, first, second = DecodeMemory(100), Buffers(), Buffers()
+    memory.take(first, picture(70))
+
+    has = take(memory, second, 40)
+
+    assert not has.is_set()
+    memory.give_back(first)
+    assert has.wait(10)
+
+
+def test_buffers_of_a_thread_that_decodes_nothing_are_dropped_for_one_that_waits() -> None:
+    memory, idle, busy = DecodeMemory(100), Buffers(), Buffers()
+    memory.take(idle, picture(70))
+    idle.kept = picture(70)
+    memory.give_back(idle)
+
+    memory.take(busy, picture(40))
+
+    assert idle.kept.total == 0
+
+
+def test_a_large_picture_is_not_passed_by_small_ones_for_ever() -> None:
+    memory, busy, large, small = DecodeMemory(100), Buffers(), Buffers(), Buffers()
+    memory.take(busy, picture(30))
+    has_large = take(memory, large, 80)
+
+    has_small = take(memory, small, 10)
+
+    assert not has_small.is_set(), "10 would fit, but 80 was there first"
+    memory.give_back(busy)
+    assert has_large.wait(10)
+    assert has_small.wait(10)
+
+
+def test_a_picture_of_unknown_size_is_decoded_alone() -> None:
+    memory, busy, unknown = DecodeMemory(100), Buffers(), Buffers()
+    memory.take(busy, picture(1))
+
+    has = take(memory, unknown, None)
+
+    assert not has.is_set()
+    memory.give_back(busy)
+    assert has.wait(10)
+
+
+def test_a_picture_that_can_never_fit_says_what_it_takes() -> None:
+    with pytest.raises(DataError, match="takes 101 B, and memory= leaves 100 B for decoding: give more"):
+        DecodeMemory(100).take(Buffers(), picture(101))
+
+
+@pytest.mark.parametrize("extension", [".png", ".bmp", ".webp"])
+def test_the_size_of_other_formats_is_read_from_the_header(extension: str) -> None:
+    scene = np.random.default_rng(0).integers(0, 256, (37, 53, 3), np.uint8)
+    data = cv2.imencode(extension, scene)[1].tobytes()
+
+    assert read_size(data) == (37, 53)
+    assert all(read_size(data[:cut]) is None for cut in range(20))
+    if extension == ".webp":
+        lossless = cv2.imencode(extension, scene, [cv2.IMWRITE_WEBP_QUALITY, 101])[1].tobytes()
+        assert read_size(lossless) == (37, 53)
+
+
+SCRIPT = """
+import sys
+from penstock.loader import Loader
+from penstock.loader.transforms import Resize, ToTensor
+
+def peak_bytes():
+    with open("/proc/self/status") as status:
+        return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+
+def run(folder, memory, epochs):
+    with Loader(folder, batch_size=2, epochs=epochs, decoders=2, memory=memory, report=None,
+                transforms=[Resize((64, 64), antialias=False), ToTensor()]) as loader:
+        for _ in range(epochs):
+            for _ in loader:
+                pass
+        return getattr(loader.memory, "decoding_bytes", 0)
+
+run(sys.argv[1], 4_000_000, 1)
+before = peak_bytes()
+decoding_bytes = run(sys.argv[2], int(sys.argv[3]), 2)
+print(peak_bytes() - before, decoding_bytes)
+"""
+
+
+def write(folder: Path, height: int, width: int, parameters: list[int]) -> None:
+    folder.mkdir()
+    scene = cv2.resize(np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8), (width, height))
+    for number in range(6):
+        cv2.imwrite(str(folder / f"{number}.jpg"), np.roll(scene, number, axis=0), parameters)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given_mb", "least_mb"),
+    [
+        # A picture of 4000 x 3000 pixels takes 36 MB, and a fourth of that to spare: there is no room for two.
+        ("baseline", 100, 45),
+        # Its coefficients take as much again: 4000 x 3000 of brightness and half of that of colour, 2 bytes each.
+        ("progressive", 190, 81),
+    ],
+)
+def test_pictures_of_twelve_megapixels_are_decoded_within_the_memory(
+    tmp_path: Path, kind: str, given_mb: int, least_mb: int
+) -> None:
+    """Threads had buffers of their own, uncounted: with memory="30 MB" two of them took 122 MB more."""
+    parameters = [cv2.IMWRITE_JPEG_PROGRESSIVE, int(kind == "progressive")]
+    write(tmp_path / "small", 64, 64, parameters)
+    write(tmp_path / "large", 3000, 4000, parameters)
+
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT, tmp_path / "small", tmp_path / "large", str(given_mb * 10**6)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    more_bytes, decoding_bytes = map(int, result.stdout.split())
+    assert least_mb * 10**6 <= decoding_bytes <= given_mb * 10**6
+    # Not for stacks of threads, and what the interpreter and the allocator keep.
+    assert more_bytes < (given_mb + 14) * 10**6
+
+
+def test_memory_for_less_than_one_picture_is_refused_with_what_it_takes(tmp_path: Path) -> None:
+    write(tmp_path / "large", 1500, 2000, [])
+    transforms = [Resize((64, 64), antialias=False), ToTensor()]
+
+    with pytest.raises(ConfigError, match=r"a picture of 13.* MB while it is decoded need 15 MB: give more"):
+        Loader(tmp_path / "large", batch_size=2, epochs=1, memory="4 MB", report=None, transforms=transforms)
+
+
+def test_a_picture_much_larger_than_the_first_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "some", 64, 64, [])
+    cv2.imwrite(str(tmp_path / "some" / "large.jpg"), np.zeros((1500, 2000, 3), np.uint8))
+    transforms = [Resize((64, 64), antialias=False), ToTensor()]
+    options: dict[str, Any] = {"batch_size": 2, "epochs": 1, "memory": "5 MB", "report": None}
+
+    with (
+        Loader(tmp_path / "some", shuffle=False, transforms=transforms, **options) as loader,
+        pytest.raises(DataError, match=r"large.jpg: to decode the picture takes 11.* MB, and memory= leaves"),
+    ):
+        for _ in loader:
+            pass
