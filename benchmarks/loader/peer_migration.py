@@ -169,8 +169,14 @@ def main() -> None:
         return
 
     if options.side == "torch":
-        keep = {"persistent_workers": True, "worker_init_fn": one_thread} if options.workers else {}
-        loader = DataLoader(dataset, BATCH, shuffle=True, num_workers=options.workers, **keep)
+        loader = DataLoader(
+            dataset,
+            BATCH,
+            shuffle=True,
+            num_workers=options.workers,
+            persistent_workers=options.workers > 0,
+            worker_init_fn=one_thread,
+        )
         serve(lambda: sum(len(numbers) for _, numbers in loader))
         return
 
