@@ -48,6 +48,8 @@ SIDES = (
 )
 #: A DataLoader that reads these in its own process would take minutes.
 _LEAST_WORKERS = {"sleeping": 4}
+#: Pillow gives the same pixels; Penstock rounds the normalised numbers once instead of three times.
+_TOLERANCES = {"folder of thumbnails": 1e-5}
 
 
 def contenders(data: str, images: Path, chosen: list[str]) -> list[Contender]:
@@ -70,8 +72,7 @@ def check(data: str, images: Path) -> None:
         capture_output=True,
         text=True,
     )
-    digests = told.stdout.split()
-    if len(digests) != 2 or digests[0] != digests[1]:
+    if told.returncode or float(told.stdout) > _TOLERANCES.get(data, 0.0):
         raise SystemExit(f"{data}: the two sides give other samples: {told.stdout}{told.stderr}")
 
 
