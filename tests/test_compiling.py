@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +35,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 def compile_part(name):
+    with (HERE / "loaded").open("a") as loaded:
+        loaded.write("1\\n")
     code = HERE / f"{name}.code"
     if code.exists():
         return
@@ -77,6 +81,11 @@ class Kernels:
             return list(map(int, (self.folder / "began").read_text().split()))
         return []
 
+    @property
+    def loaded(self) -> int:
+        """Return how many times this process compiled or loaded, its children's compiling aside."""
+        return len((self.folder / "loaded").read_text().split()) - len(set(self.began) - {os.getpid()})
+
     def first(self) -> int:
         """Return the first process that begins to compile, once it does."""
         until(lambda: self.began)
@@ -89,6 +98,7 @@ def kernels(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(compiling, "PARTS", [])
+    monkeypatch.setattr(compiling, "_LEASES", weakref.WeakSet())  # of earlier tests, some may be open yet
     monkeypatch.setattr(compiling, "PATIENCE_SECONDS", 3600.0)
     made = Kernels(folder)
     yield made
@@ -148,6 +158,27 @@ def test_the_next_process_finds_it_compiled(kernels: Kernels, lease: Lease) -> N
     until(part.ask)
 
     assert kernels.part().ask() is not None
+
+
+def test_what_is_loaded_beside_the_caller_is_loaded_once(kernels: Kernels, lease: Lease) -> None:
+    """The plain form serves meanwhile; who waits waits for the same."""
+    earlier = kernels.part()
+    earlier.ask()
+    kernels.go_on()
+    until(earlier.ask)
+    part = Part(kernels.name, "loops", "loops", "NumPy serves", loads_beside=True)
+
+    with compiling._IMPORTING:
+        assert part.ask() is None
+        assert part.ask() is None
+        waiting = [threading.Thread(target=part.wait) for _ in range(3)]
+        for thread in waiting:
+            thread.start()
+    for thread in waiting:
+        thread.join()
+
+    assert part.ask() is part.wait()
+    assert kernels.loaded == 1 + 1, "once for the earlier part, once for all of the threads of this one"
 
 
 def test_what_takes_long_is_said_once(

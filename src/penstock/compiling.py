@@ -83,14 +83,22 @@ _LEASES: weakref.WeakSet[Lease] = weakref.WeakSet()
 class Part:
     """Kernels of a module that are compiled together, once per machine."""
 
-    def __init__(self, module: str, name: str, what: str, meanwhile: str = "") -> None:
+    def __init__(
+        self, module: str, name: str, what: str, meanwhile: str = "", *, loads_beside: bool = False
+    ) -> None:
         """Compile nothing yet.
 
         module: its full name; it has `compile_part(name)`, which compiles the kernels of this part ahead, or loads
             them. what, meanwhile: for the report: what is compiled, and what serves until then.
+        loads_beside: `ask` does not wait either while machine code is loaded, about a second with numba's import: the
+            plain form gives the same, only more slowly.
         """
         self._module, self._name, self.what, self._meanwhile = module, name, what, meanwhile
+        self._loads_beside = loads_beside
+        self._loader: threading.Thread | None = None
         self._ready: ModuleType | None = None
+        #: Held by the thread that loads or compiles.
+        self._making = threading.Lock()
         #: Protects what follows: the process that compiles, what it wrote to standard error, and when it began.
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -101,6 +109,8 @@ class Part:
 
     def ask(self) -> ModuleType | None:
         """Return the module if this part of it runs at once; None while a process beside this one compiles it.
+
+        None, too, while a thread loads what was compiled before, where the part `loads_beside`.
 
         Without an open lease, and where no folder can keep what is compiled, it is `wait`.
         """
@@ -116,8 +126,10 @@ class Part:
     def wait(self) -> ModuleType:
         """Return the module once this part of it is compiled: by this process, unless another has begun."""
         if self._ready is None:
-            with self._reported_late():
-                self._ready = _compile(self._module, self._name, self.folder)
+            with self._making:
+                if self._ready is None:
+                    with self._reported_late():
+                        self._ready = _compile(self._module, self._name, self.folder)
         return self._ready
 
     @property
@@ -134,7 +146,7 @@ class Part:
         code = None if self._process is None else self._process.poll()
         if self.is_cached:
             self._forget()
-            self.wait()
+            self._load()
         elif self._is_refused:
             return
         elif self._process is None:
@@ -154,6 +166,21 @@ class Part:
             self._forget()
             self._say(f"{self.what} is compiled by this process, for one of its own failed: {lines[-1]}")
             self.wait()
+
+    def _load(self) -> None:
+        if not self._loads_beside:
+            self.wait()
+        elif self._loader is None:
+            # No daemon: an interpreter that ends must not meet a thread that imports.
+            self._loader = threading.Thread(target=self._load_beside, name="penstock-kernels", daemon=False)
+            with contextlib.suppress(RuntimeError):  # it is ending, or may have no more threads
+                self._loader.start()
+
+    def _load_beside(self) -> None:
+        try:
+            self.wait()
+        except Exception as error:
+            self._say(f"{self.what} cannot be loaded: {self._meanwhile} from here on: {error}")
 
     def _begin(self) -> None:
         """Begin the process that compiles. Where none can be had, this one does it."""
@@ -201,7 +228,8 @@ class Part:
 
     def after_fork(self) -> None:
         """Leave the process to the parent; its lock may have been held by a thread that is not here."""
-        self._lock = threading.Lock()
+        self._lock, self._making = threading.Lock(), threading.Lock()
+        self._loader = None  # the parent's
         if self._process is not None:
             self._process.returncode = 0  # else its end is waited for when it is collected
             self._process = None
@@ -253,6 +281,8 @@ def _at_exit() -> None:
 
 
 def _after_fork() -> None:
+    global _IMPORTING
+    _IMPORTING = threading.Lock()
     for part in PARTS:
         part.after_fork()
 

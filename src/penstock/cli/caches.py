@@ -177,20 +177,20 @@ def _job_notes(job: Job, orders: Sequence[OrderName], shares: Sequence[float]) -
             "is bounded by MIN."
         )
         if job.batch_size % job.ranks == 0 and any(order.name == "full" for order in orders):
-            notes.append(_agreed_caches(job, shares))
+            notes += _agreed_caches(job, shares)
     return notes
 
 
-def _agreed_caches(job: Job, shares: Sequence[float]) -> str:
+def _agreed_caches(job: Job, shares: Sequence[float]) -> list[str]:
     """Say how caches of these sizes are counted where the ranks agree on who keeps what."""
     easy = [share for share in shares if round(100 * share, 9) in _EASY_PERCENT]
     chosen = easy or [*shares[:: -(-len(shares) // len(_EASY_PERCENT))]]
     # Both commands call the size of a cache its share of the data: c of each rank's share is N C / F of all of it.
-    return (
-        "Caches that ranks agree on (hash, frequency, cover, push, cover + local), under the same job's full shuffle:\n"
+    return [
+        "Caches that ranks agree on (hash, frequency, cover, push, cover + local), under the same job's full shuffle:",
         f"  penstock simulate sharing --samples {job.samples} --ranks {job.ranks} --epochs {job.epochs} "
-        f"--batch {job.batch_size // job.ranks} --seed {job.seed} --cache {' '.join(f'{c:.10g}' for c in chosen)}"
-    )
+        f"--batch {job.batch_size // job.ranks} --seed {job.seed} --cache {' '.join(f'{c:.10g}' for c in chosen)}",
+    ]
 
 
 def _who(job: Job) -> str:
@@ -362,7 +362,7 @@ _IMPROVEMENT_NOTES = (
     "Improvements: mean (most) over cache sizes 10, 20, ... 100 %. The paper does not say how its own are computed, "
     "nor over which sizes.",
     "Its Table 1, 12 % against 37 % at half size, is an improvement of 68 % as 1 - full/bundle, "
-    "210 % as bundle/full - 1,\n25 points, and 29 % of misses: only the first fits between its 40.7 % on average and "
+    "210 % as bundle/full - 1, 25 points, and 29 % of misses: only the first fits between its 40.7 % on average and "
     "74.1 % at most.",
     "In-cache LFU narrows the gap, as in the paper; LFU with counts of the whole run (perfect-lfu) would equal LRU.",
 )
@@ -433,8 +433,9 @@ def _run_small(options: argparse.Namespace) -> None:
         "together.",
         "Own subsets: a small cache does as well as on one rank, if a bundle is no larger than the cache.",
         *_shared_notes(shared, shares, setting["epochs"]),
-        "Caches that ranks agree on, counted for the same job:\n  penstock simulate sharing --small "
-        f"--samples {samples} --ranks 16 --epochs {setting['epochs']} --batch {_SMALL_BATCH} --seed {setting['seed']}",
+        "Caches that ranks agree on, counted for the same job:",
+        f"  penstock simulate sharing --small --samples {samples} --ranks 16 --epochs {setting['epochs']} "
+        f"--batch {_SMALL_BATCH} --seed {setting['seed']}",
     ]
     show(options, {"panels": data}, tables, notes)
     _plot(options, panels, "a rank's share")

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 _BITS = 22
 _HALF = np.int32(1 << (_BITS - 1))
+#: A large picture's rows are taken so many at a time, so that what is in between takes little memory.
+_STRIP_ROWS = 64
 
 
 def weigh(axis: Any, antialias: bool) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -105,19 +107,29 @@ def _resampled(
     lowest, highest = row_firsts.min(), min(down[2], (row_firsts + row_weights.shape[1]).max())
     shape = (highest - lowest, across[2], 3)
     rows = np.lib.stride_tricks.as_strided(pixels[offset + lowest * stride :], shape, (stride, 3, 1))
-    # Pixels of four bytes: NumPy gathers a word much faster than three bytes.
-    words = np.zeros((*shape[:2], 4), np.uint8)
-    words[:, :, :3] = rows
-    columns = words.view(np.uint32)[:, :, 0]
     # What weighs nothing may lie beyond the last.
     places = np.minimum(column_firsts[:, None] + np.arange(column_weights.shape[1]), across[2] - 1)
-    total = np.full((shape[0], column_firsts.size, 4), _HALF)
-    for place, weight in zip(places.T, column_weights.T, strict=True):
-        taken = columns.take(place, axis=1)
-        total += taken.view(np.uint8).reshape(total.shape) * weight[:, None]
-    lines = (total >> _BITS).astype(np.uint8)
+    lines = np.empty((shape[0], column_firsts.size, 4), np.uint8)
+    for begin in range(0, shape[0], _STRIP_ROWS):
+        strip = slice(begin, begin + _STRIP_ROWS)
+        lines[strip] = _blended_across(rows[strip], places, column_weights)
     places = np.minimum(row_firsts[:, None] + np.arange(row_weights.shape[1]), highest - 1) - lowest
     total = np.full((row_firsts.size, *lines.shape[1:]), _HALF)
     for place, weight in zip(places.T, row_weights.T, strict=True):
         total += lines[place] * weight[:, None, None]
+    return (total >> _BITS).astype(np.uint8)
+
+
+def _blended_across(
+    rows: NDArray[np.uint8], places: NDArray[np.int64], weights: NDArray[np.int32]
+) -> NDArray[np.uint8]:
+    """Return uint8[rows, columns, 4]. rows: uint8[rows, :, 3]. places, weights: [columns, taps]."""
+    # Pixels of four bytes: NumPy gathers a word much faster than three bytes.
+    words = np.zeros((*rows.shape[:2], 4), np.uint8)
+    words[:, :, :3] = rows
+    columns = words.view(np.uint32)[:, :, 0]
+    total = np.full((rows.shape[0], places.shape[0], 4), _HALF)
+    for place, weight in zip(places.T, weights.T, strict=True):
+        taken = columns.take(place, axis=1)
+        total += taken.view(np.uint8).reshape(total.shape) * weight[:, None]
     return (total >> _BITS).astype(np.uint8)
