@@ -238,7 +238,9 @@ def test_a_process_that_fails_leaves_the_work_to_this_one(
 
     until(part.ask)
 
-    assert lines == ["loops is compiled by this process, for one of its own failed: ValueError: no such type"]
+    assert lines == [
+        "the process that compiled loops failed (ValueError: no such type): this process compiles it"
+    ]
 
 
 def test_a_process_that_is_killed_leaves_the_plain_form(

@@ -46,6 +46,8 @@ _UNUSED_SECONDS = 30 * 24 * 3600
 #: A wait that lasts longer is reported.
 PATIENCE_SECONDS = 2.0
 _LOOK_SECONDS = 0.05
+#: How long the end of a process, or of a look at the cache, is waited for.
+_STOP_SECONDS = 1.0
 _LOOK_FOR_PARENT_SECONDS = 0.3
 #: A quarter of a processor where training wants all of them: at 19 it would take minutes there.
 _NICENESS = 5
@@ -63,21 +65,30 @@ class Lease:
     def __init__(self, report: Callable[[str], None] | None) -> None:
         """report: is called with one line if compiling takes longer than PATIENCE_SECONDS; None: silence."""
         self.report = report
-        _LEASES.add(self)
+        with _LEASES_LOCK:
+            _LEASES.add(self)
 
     def close(self) -> None:
         """End the processes if nobody else waits for them; what they have compiled by now is kept. Idempotent."""
-        _LEASES.discard(self)
-        if not _LEASES:
+        if self._is_last():
             for part in PARTS:
                 part.stop()
 
     def __del__(self) -> None:
-        """Close it with its owner."""
-        self.close()
+        """Close it with its owner, without a part's lock: the thread that collects it may hold that."""
+        if self._is_last():
+            for part in PARTS:
+                part.end_process()
+
+    def _is_last(self) -> bool:
+        with _LEASES_LOCK:
+            _LEASES.discard(self)
+            return not _LEASES
 
 
 _LEASES: weakref.WeakSet[Lease] = weakref.WeakSet()
+#: Protects _LEASES. Reentrant: a lease may be collected while its holder changes them.
+_LEASES_LOCK = threading.RLock()
 
 
 class Part:
@@ -104,7 +115,7 @@ class Part:
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
         self._began_seconds = 0.0
-        self._is_reported = self._is_refused = False
+        self._is_reported = self._is_refused = self._is_broken = False
         PARTS.append(self)
 
     def ask(self) -> ModuleType | None:
@@ -118,10 +129,19 @@ class Part:
             return self._ready
         if not _LEASES or self.folder is None:
             return self.wait()
-        with self._lock:
-            if self._ready is None:
-                self._look()
+        if not self._lock.acquire(
+            blocking=False
+        ):  # another thread looks: nobody waits for a slow file system
             return self._ready
+        try:
+            line, is_for_this_process = self._look()
+        finally:
+            self._lock.release()
+        if line:
+            self._say(line)
+        if is_for_this_process:
+            self._try()
+        return self._ready
 
     def wait(self) -> ModuleType:
         """Return the module once this part of it is compiled: by this process, unless another has begun."""
@@ -142,48 +162,53 @@ class Part:
         """Return where its machine code is kept; None if no folder can be had."""
         return cache_folder(self._module)
 
-    def _look(self) -> None:
+    def _look(self) -> tuple[str, bool]:
+        """Return a line to report, or "", and whether this process is to load or compile the part now."""
+        if self._is_broken:
+            return "", False
         code = None if self._process is None else self._process.poll()
         if self.is_cached:
-            self._forget()
-            self._load()
-        elif self._is_refused:
-            return
-        elif self._process is None:
-            self._begin()
-        elif code is None:
-            if time.monotonic() - self._began_seconds > PATIENCE_SECONDS:
-                self._report(f"compiling {self.what}, once on this machine: {self._meanwhile} until then")
-        elif code < 0:
+            self.end_process()
+            if self._loads_beside:
+                self._load_beside()
+            return "", not self._loads_beside
+        if self._is_refused:
+            return "", False
+        if self._process is None:
+            return "", not self._begin()
+        if code is None:
+            if self._is_reported or time.monotonic() - self._began_seconds <= PATIENCE_SECONDS:
+                return "", False
+            self._is_reported = True
+            return f"compiling {self.what}, once on this machine: {self._meanwhile} until then", False
+        if code < 0:
             # Out of memory, or somebody's wish: not the time to begin anew in the training itself.
-            self._forget()
+            self.end_process()
             self._is_refused = True
-            self._say(f"the process that compiled {self.what} was killed: {self._meanwhile} from here on")
-        else:
-            assert self._errors is not None, "a process that was begun writes its errors somewhere"
-            self._errors.seek(0)
-            lines = self._errors.read().decode(errors="replace").strip().splitlines() or [f"code {code}"]
-            self._forget()
-            self._say(f"{self.what} is compiled by this process, for one of its own failed: {lines[-1]}")
-            self.wait()
+            return f"the process that compiled {self.what} was killed: {self._meanwhile} from here on", False
+        assert self._errors is not None, "a process that was begun writes its errors somewhere"
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines() or [f"code {code}"]
+        self.end_process()
+        return f"the process that compiled {self.what} failed ({lines[-1]}): this process compiles it", True
 
-    def _load(self) -> None:
-        if not self._loads_beside:
-            self.wait()
-        elif self._loader is None:
+    def _load_beside(self) -> None:
+        if self._loader is None:
             # No daemon: an interpreter that ends must not meet a thread that imports.
-            self._loader = threading.Thread(target=self._load_beside, name="penstock-kernels", daemon=False)
+            self._loader = threading.Thread(target=self._try, name="penstock-kernels", daemon=False)
             with contextlib.suppress(RuntimeError):  # it is ending, or may have no more threads
                 self._loader.start()
 
-    def _load_beside(self) -> None:
+    def _try(self) -> None:
+        """Load or compile the part; where that fails, report it, and let the plain form serve."""
         try:
             self.wait()
         except Exception as error:
-            self._say(f"{self.what} cannot be loaded: {self._meanwhile} from here on: {error}")
+            self._is_broken = True
+            self._say(f"{self.what} cannot be compiled: {self._meanwhile} from here on: {error}")
 
-    def _begin(self) -> None:
-        """Begin the process that compiles. Where none can be had, this one does it."""
+    def _begin(self) -> bool:
+        """Begin the process that compiles; return False if none can be had, so that this one has to."""
         # Entries of other types are legal there, and nothing is imported from them.
         places = [place for place in sys.path if isinstance(place, str) and place]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
@@ -202,27 +227,33 @@ class Part:
                 process_group=0,  # of its own: what is sent to the training's group is not for it
             )
         except (OSError, ValueError):  # no more processes are allowed here, or this is no Python interpreter
-            self._forget()
-            self.wait()
+            self.end_process()
+            return False
         except RuntimeError:  # this one is shutting down
-            self._forget()
+            self.end_process()
             self._is_refused = True
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         self._began_seconds = time.monotonic()
+        return True
 
     def stop(self, *, for_good: bool = False) -> None:
         """End the process that compiles, if there is one. for_good: begin no other."""
-        with self._lock:
-            self._is_refused = self._is_refused or for_good
-            self._forget()
+        self._is_refused = self._is_refused or for_good
+        # A thread that looks may hang in a file system: then no process begins any more all the same.
+        has_lock = self._lock.acquire(timeout=_STOP_SECONDS)
+        self.end_process()
+        if has_lock:
+            self._lock.release()
 
-    def _forget(self) -> None:
+    def end_process(self) -> None:
+        """Kill the process that compiles, if there is one."""
         process, self._process = self._process, None
         errors, self._errors = self._errors, None
         if process is not None:
             process.kill()
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in a file system
+                process.wait(_STOP_SECONDS)
         if errors is not None:
             errors.close()
 
@@ -259,7 +290,8 @@ class Part:
 
     def _say(self, line: str) -> None:
         """Report a line to one of those who ask, or print it if nobody has a lease; never fail."""
-        reports = {lease.report for lease in list(_LEASES)} or {_print}
+        with _LEASES_LOCK:
+            reports = {lease.report for lease in _LEASES} or {_print}
         report = next(iter(reports - {None}), None)
         if report is not None:
             with contextlib.suppress(Exception):
@@ -281,8 +313,8 @@ def _at_exit() -> None:
 
 
 def _after_fork() -> None:
-    global _IMPORTING
-    _IMPORTING = threading.Lock()
+    global _IMPORTING, _LEASES_LOCK
+    _IMPORTING, _LEASES_LOCK = threading.Lock(), threading.RLock()
     for part in PARTS:
         part.after_fork()
 

@@ -216,8 +216,9 @@ def test_what_was_not_loaded_and_not_found_is_told(folder: Path) -> None:
     assert str(refused.value) == (
         "`into` and the snapshot of step 3 differ in their names: missing in the snapshot: more; unexpected in the "
         "snapshot: o/state/0/step, o/state/0/exp_avg, o/state/0/exp_avg_sq, o/state/1/step, o/state/1/exp_avg and 2 "
-        "more. Nothing was changed: name what to restore, such as only=['model/*'], or give strict=False to leave out "
-        "what only one of them has"
+        "more. Nothing was changed. An optimizer has no state before its first step: restore() without `into` and give "
+        "it the result by load_state_dict. Else name what to restore, such as only=['model/*'], or give strict=False, "
+        "which leaves out what only one of them has"
     )
 
 

@@ -66,7 +66,7 @@ def test_a_limit_that_cannot_hold_the_least_is_refused_with_what_it_takes(slot: 
 
 
 def test_decoding_gets_enough_for_all_threads_or_at_least_for_one() -> None:
-    def decoding(limit: int, picture: int) -> int:
+    def decoding(limit: int, picture: int, large: int = 0) -> int:
         return share_memory(
             limit,
             slot_bytes=1000,
@@ -75,12 +75,15 @@ def test_decoding_gets_enough_for_all_threads_or_at_least_for_one() -> None:
             largest_sample_bytes=10,
             keep_bytes=10**12,
             picture_bytes=picture,
+            large_picture_bytes=large,
             decoders=4,
         ).decoding_bytes
 
     assert decoding(10**6, 50_000) == 4 * 50_000
     assert decoding(10**6, 100_000) == 10**6 // 4
     assert decoding(10**6, 900_000) == 900_000
+    assert decoding(10**6, 10_000, large=50_000) == 4 * 50_000
+    assert decoding(10**6, 10_000, large=10**9) == 10**6 - 3 * 1000 - 2 * 10, "a guess refuses nothing"
     assert decoding(10**6, 0) == 0
     with pytest.raises(ConfigError, match="a picture of 999 kB while it is decoded need 1 MB"):
         decoding(10**6, 999_000)

@@ -112,6 +112,24 @@ def test_an_error_in_a_list_is_that_of_its_sample_alone() -> None:
     }
 
 
+class NoLists(Lists):
+    """What has the method and cannot use it, as of a wrapper around a data set that has it."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        self.asked.append(indices)
+        raise NotImplementedError
+
+
+@pytest.mark.usefixtures("large_loads")
+def test_lists_that_fail_where_no_sample_does_are_asked_for_no_more() -> None:
+    dataset = NoLists()
+
+    with make(dataset, batch_size=40, epochs=1, shuffle=False, decoders=1) as loader:
+        assert [row for batch in loader for row in batch[1].tolist()] == list(range(200))
+
+    assert len(dataset.asked) == 1
+
+
 class OneUnlike(Dataset[Any]):
     """Numbers, but for one of another kind."""
 

@@ -347,8 +347,10 @@ def _told_of_difference(step: int, loading: Loading) -> str:
     if loading.not_loaded:
         told.append(f"unexpected in the snapshot: {_some(loading.not_loaded)}")
     return (
-        f"`into` and the snapshot of step {step} differ in their names: {'; '.join(told)}. Nothing was changed: name "
-        "what to restore, such as only=['model/*'], or give strict=False to leave out what only one of them has"
+        f"`into` and the snapshot of step {step} differ in their names: {'; '.join(told)}. Nothing was changed. An "
+        "optimizer has no state before its first step: restore() without `into` and give it the result by "
+        "load_state_dict. Else name what to restore, such as only=['model/*'], or give strict=False, which leaves out "
+        "what only one of them has"
     )
 
 

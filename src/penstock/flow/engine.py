@@ -213,7 +213,7 @@ class Engine:
         self._decoders = 0
         #: Decode workers that are not parked, or will not be once they have looked.
         self._decoders_at_work = 0
-        #: All that were started, in the order of their start; only ever longer.
+        #: All that were started, in the order of their start; the last one perhaps not yet.
         self._threads: list[threading.Thread] = []
         # Through a weak reference: a loader that is dropped unclosed must not be kept until the exit.
         self._at_exit = partial(_close_at_exit, weakref.ref(self))
@@ -451,6 +451,7 @@ class Engine:
         try:
             thread.start()
         except RuntimeError:  # the limit of threads, or the interpreter's end
+            self._threads.remove(thread)
             with self._running_lock:
                 self._running -= 1
             if not self._decoders_at_work:

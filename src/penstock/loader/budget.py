@@ -45,14 +45,16 @@ def share_memory(
     largest_sample_bytes: int,
     keep_bytes: int,
     picture_bytes: int = 0,
+    large_picture_bytes: int = 0,
     decoders: int = 1,
 ) -> MemoryBudget:
     """Share out a limit: slots for the reads in flight first, then bytes in passing, the rest to the tier.
 
     keep_bytes: what a tier could use at most (the data set, or the capacity that the machine names).
-    picture_bytes: about what a large picture takes while it is decoded. decoders: threads that do that. They get enough
-        for all at once, if that is a quarter of the memory at most; else that quarter, or enough for one. What the
-        other parts leave is shared with growing slots.
+    picture_bytes: what a picture takes while it is decoded, at least. large_picture_bytes: about what a large one does.
+    decoders: threads that do that. They get enough for all at once, if that is a quarter of the memory at most; else
+        that quarter, or enough for one, if the memory holds that. What the other parts leave is shared with growing
+        slots.
 
     Raises: ConfigError where the limit does not hold three batch slots and two samples in passing.
     """
@@ -69,8 +71,9 @@ def share_memory(
         )
     decoding = 0
     if picture_bytes:
-        wanted_bytes = max(decoders * picture_bytes, limit_bytes // 32)
-        decoding = min(max(min(wanted_bytes, limit_bytes // 4), picture_bytes), limit_bytes - least_bytes)
+        large_bytes = max(picture_bytes, large_picture_bytes)
+        wanted_bytes = max(decoders * large_bytes, limit_bytes // 32)
+        decoding = min(max(min(wanted_bytes, limit_bytes // 4), large_bytes), limit_bytes - least_bytes)
     given_bytes, limit_bytes = limit_bytes, limit_bytes - decoding
     spare_bytes = limit_bytes - least_bytes
     # Room for all readers at once, if that leaves three quarters of the memory to the rest.

@@ -172,6 +172,7 @@ class DatasetWork:
             if len(values) == len(items):
                 marks = np.linspace(begin, clock(), len(items) + 1).tolist()
                 return list(map(_Fetched, items, values, marks[:-1], marks[1:]))
+        already_failed = len(failed)
         fetched: list[_Fetched] = []
         for item in items:
             at(item.sample)
@@ -180,6 +181,8 @@ class DatasetWork:
                 fetched.append(_Fetched(item, self._dataset[item.sample], begin, clock()))
             except Exception as error:
                 failed.append((item, self._explained(error, item.sample)))
+        if len(items) > 1 and len(failed) == already_failed:
+            self._get_list = None  # it fails where no sample does: each would be made twice, in every Load
         return fetched
 
     def _explained(self, error: Exception, sample: int) -> Exception:

@@ -30,6 +30,8 @@ from penstock.store.calls import Calls
 from penstock.trace.schema import SOURCE, STAGING, Kind
 
 _DRAWS_KEPT = 16
+# Of a picture that is only guessed at: photographs have 2 to 8.
+_MOST_PIXELS_A_BYTE = 8
 #: From here on a file's bytes get a mapping of their own. The C library would keep the memory of larger ones for each
 #: thread after they are freed: twice the largest file, times 32 readers.
 _MAPPED_BYTES = 128 << 10
@@ -65,8 +67,8 @@ class ImageWork:
             return
         from_first(samples, partial(self._probe, calls), on_error_raise=on_error_raise)
 
-    def picture_bytes(self, sizes_bytes: NDArray[np.int64], sample: int, calls: Calls) -> int:
-        """Return about what it takes to decode a picture whose file is as large as one in a hundred is.
+    def picture_bytes(self, sizes_bytes: NDArray[np.int64], sample: int, calls: Calls) -> tuple[int, int]:
+        """Return what it takes to decode a sample, and about what one whose file is larger than 99 in a hundred.
 
         sizes_bytes: int64[samples], of the files. sample: tells how many pixels there are to a byte, and in which
             format; a photograph is assumed where it cannot be read.
@@ -84,9 +86,13 @@ class ImageWork:
         except Exception:  # who reads it for a batch says what is wrong
             pass
         large = max(nbytes, float(np.percentile(sizes_bytes, 99)))
-        scale = math.sqrt(large / nbytes)
-        most = self._pipeline.decode_bytes(math.ceil(scale * height), math.ceil(scale * width), like)
-        return int(most + most // 8 + large)  # random crops are not all seen
+        # A blank picture has thousands of pixels to a byte, and the others are hardly all blank.
+        most_pixels = max(height * width, min(height * width / nbytes, _MOST_PIXELS_A_BYTE) * large)
+        scale = math.sqrt(most_pixels / (height * width))
+        known = self._pipeline.decode_bytes(height, width, like)
+        guessed = self._pipeline.decode_bytes(math.ceil(scale * height), math.ceil(scale * width), like)
+        # Random crops are not all seen.
+        return int(known + known // 8 + nbytes), int(guessed + guessed // 8 + large)
 
     def limit_decoding(self, limit_bytes: int) -> None:
         """Say how much memory all threads may take to decode, before the first Load."""

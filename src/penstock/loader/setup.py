@@ -193,6 +193,9 @@ def set_up(
 
     decoders = decoders or cpus
     local_batch = plan.max_local_batch(rank)
+    picture_bytes, large_picture_bytes = (
+        work.picture_bytes(sizes_bytes, probes[0], calls) if isinstance(work, ImageWork) else (0, 0)
+    )
     budget = share_memory(
         memory_bytes,
         slot_bytes=slot_bytes(work.fields, local_batch),
@@ -200,7 +203,8 @@ def set_up(
         readers=readers,
         largest_sample_bytes=int(sizes_bytes.max(initial=0)),
         keep_bytes=_most_kept_bytes(machine, sizes_bytes),
-        picture_bytes=work.picture_bytes(sizes_bytes, probes[0], calls) if isinstance(work, ImageWork) else 0,
+        picture_bytes=picture_bytes,
+        large_picture_bytes=large_picture_bytes,
         decoders=max(decoders, most_decoders),
     )
     if isinstance(work, ImageWork):

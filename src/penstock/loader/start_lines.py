@@ -82,6 +82,7 @@ def _memory(setup: Setup) -> str:
     elif total_bytes:
         share = 100 * budget.tier_bytes / total_bytes
         parts.append(
-            f"{format_bytes(budget.tier_bytes)} to keep {share:.2g} % of the samples for later epochs"
+            f"{format_bytes(budget.tier_bytes)} to keep {share:.2g} % of the samples for later epochs, "
+            "those used most (policy frequency)"
         )
     return f"takes up to {format_bytes(budget.limit_bytes)} of memory: {', '.join(parts)}"
