@@ -32,16 +32,13 @@ from numpy.typing import NDArray
 
 from penstock.plan import AccessPlan
 from penstock.policy.choice import FetchCosts
+from penstock.policy.load_size import LoadSize
 from penstock.policy.placement import Placement
 from penstock.policy.thread_count import ThreadCount, ThreadFacts
 from penstock.trace.schema import SOURCE, STAGING
 
 # A hand-over between threads costs about 100 us of wake-up and interpreter lock; below it a worker reads by itself.
 _HAND_OVER_SECONDS = 100e-6
-# What an instruction costs (about 50 us) should be little beside its work, and a batch not wait for one of its Loads.
-_LOAD_SECONDS = 1e-3
-# By what factor samples are believed to have become slower for each Load that says so.
-_SLOWER = 1.25
 
 _ABSENT, _PENDING, _PRESENT = 0, 1, 2
 
@@ -194,8 +191,7 @@ class Scheduler:
         self._threads = ThreadCount(limits.decoders, most, least)
         #: Whether all threads that may load had work when the last event was over.
         self._were_busy = False
-        #: Of a Load: of the fastest lately, as others may only have waited for a processor; None until one has ended.
-        self._sample_seconds: float | None = None
+        self._load_size = LoadSize()
         self._fill_limit = max(1, limits.readers // 2)
 
         #: int8[samples]: _ABSENT, _PENDING (a Read is in `_pending`) or _PRESENT (in the tier that Placement names).
@@ -273,8 +269,7 @@ class Scheduler:
         out: list[Instruction] = []
         self._loads_running -= 1
         self._threads.load_done(len(load.items), wall_seconds, cpu_seconds, now, self._were_busy)
-        each, usual = wall_seconds / len(load.items), self._sample_seconds
-        self._sample_seconds = each if usual is None else min(each, _SLOWER * usual)
+        self._load_size.load_done(len(load.items), wall_seconds)
         for seconds in read_seconds:
             known = self._worker_read_seconds
             self._worker_read_seconds = seconds if known == float("inf") else known + (seconds - known) / 16
@@ -438,11 +433,8 @@ class Scheduler:
         return Load(batch.number, batch.epoch, batch.step, batch.slot, batch.samples, items)
 
     def _load_items(self, threads: int) -> int:
-        """Return how many samples take as long as a Load should, so that all threads have some."""
-        if self._sample_seconds is None:
-            return 1
-        count = int(min(_LOAD_SECONDS / max(self._sample_seconds, 1e-9), self._decodable))
-        return max(1, min(count, -(-self._decodable // threads)))
+        """Return how many samples a Load should take, so that all threads have some."""
+        return max(1, min(self._load_size.samples, -(-self._decodable // threads)))
 
     # State
 
