@@ -377,10 +377,13 @@ def test_a_snapshot_or_the_parent_of_stores_named_in_place_of_a_store_is_told_as
     with pytest.raises(
         ConfigError, match=rf"one snapshot of the store at {inner.parent}: .*restore\(step=1\)"
     ):
-        opened(inner).restore()
+        opened(inner)  # what it saved there would go with the snapshot
+    lines: list[str] = []
     for step in (None, 1):
         with pytest.raises(ConfigError, match=r"runs is no store, but stores lie below it: a, b$"):
-            opened(tmp_path / "runs").restore(step)
+            opened(tmp_path / "runs", report=lines.append).restore(step)
+    assert len(lines) == 2, "who looks whether there is something to restore is told when the store is opened"
+    assert lines[0].endswith("runs is no store, but stores lie below it: a, b")
 
 
 def test_a_number_to_keep_is_how_many_of_the_newest_stay(folder: Path) -> None:

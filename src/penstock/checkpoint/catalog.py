@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 #: Stores below a folder that a message names.
 _MOST_STORES = 5
+#: Folders that are looked into for stores, whenever a store is opened.
+_MOST_LOOKED_INTO = 50
 #: How often one looks again because what was to be read was removed meanwhile: each time, a snapshot came and went.
 MOST_LOOKS = 10
 
@@ -450,14 +452,26 @@ class Catalog:
 def told_of_no_store(path: Path) -> str:
     """Return what a folder is that was named in place of a store's: a snapshot, or the parent of stores; else ""."""
     path = path.absolute()
+    return told_of_snapshot(path) or _told_of_stores_below(path)
+
+
+def told_of_snapshot(path: Path) -> str:
+    """Return what to say of a folder that is one snapshot of a store; else ""."""
+    path = path.absolute()
     step = step_of(path.name)
-    if step is not None and (path / MANIFEST).exists():
-        return f"is one snapshot of the store at {path.parent}: open that folder, where restore(step={step}) returns it"
+    if step is None or not (path / MANIFEST).exists():
+        return ""
+    return f"is one snapshot of the store at {path.parent}: open that folder, where restore(step={step}) returns it"
+
+
+def _told_of_stores_below(path: Path) -> str:
     folders = _folders_in(path)
     if any(step_of(name) is not None for name in folders):
         return ""
     stores = [
-        name for name in folders if any(step_of(inner) is not None for inner in _folders_in(path / name))
+        name
+        for name in folders[:_MOST_LOOKED_INTO]
+        if any(step_of(inner) is not None for inner in _folders_in(path / name))
     ]
     if not stores:
         return ""

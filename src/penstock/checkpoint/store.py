@@ -35,7 +35,7 @@ from penstock.checkpoint.arguments import (
     ranks_or_reader,
     taken_apart,
 )
-from penstock.checkpoint.catalog import Catalog
+from penstock.checkpoint.catalog import Catalog, told_of_no_store, told_of_snapshot
 from penstock.checkpoint.codecs import DEFAULT
 from penstock.checkpoint.drain_process import Apart
 from penstock.checkpoint.draining import Drainer
@@ -229,6 +229,9 @@ class SnapshotStore:
         # No method of the store: what is told by threads must not keep a store alive that nobody has any more.
         self._told = quiet(telling if self._ranks.rank == 0 else None)
         main = open_tier(folder, storage_options)
+        # What is saved inside of a snapshot goes with it.
+        if isinstance(main, LocalTier) and (instead := told_of_snapshot(main.path)):
+            raise ConfigError(f"{main.name} {instead}")
         self._tiers: list[Tier] = [main]
         if fast is not None:
             self._tiers.insert(0, near := LocalTier(fast))
@@ -311,6 +314,8 @@ class SnapshotStore:
         self._process = os.getpid()
         if told := told_of_little_space(main):
             self._told(told)
+        if isinstance(main, LocalTier) and (instead := told_of_no_store(main.path)):
+            self._told(f"{main.name} {instead}")
         # A store that nobody closes is not written by anybody any more: its folders are others'.
         weakref.finalize(self, _let_go_unclosed, os.getpid(), self._upkeep, self._drainer).atexit = False
 
