@@ -334,15 +334,23 @@ def test_an_epoch_whose_first_batch_never_came_is_told_too() -> None:
     assert "epoch 1: no batch was consumed in " in epoch_lines(lines)[1]
 
 
-@pytest.mark.parametrize(("ratio", "is_told"), [(1.02, True), (0.7, True), (1.4, False)])
+def unchanged(picture: np.ndarray) -> np.ndarray:
+    return picture
+
+
+@pytest.mark.parametrize(
+    ("step", "ratio", "is_told"),
+    [(unchanged, 1.02, True), (unchanged, 0.7, True), (unchanged, 1.4, False), (Resize((8, 8)), 1.02, False)],
+)
 def test_the_end_of_an_epoch_names_code_that_holds_the_interpreters_lock(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, is_told: bool
+    folder: Path, monkeypatch: pytest.MonkeyPatch, step: Any, ratio: float, is_told: bool
 ) -> None:
+    """A user's, not Penstock's own, which may be slow for other reasons."""
     facts = ThreadFacts(1, 1, 32, waiting=0.0, more=(2, ratio), fewer=None)
     monkeypatch.setattr(Engine, "threads", property(lambda engine: facts))
     lines: list[str] = []
 
-    with make(folder, report=lines.append) as loader:
+    with make(folder, transforms=[step, ToTensor()], report=lines.append) as loader:
         for _ in loader:
             pass
 

@@ -549,7 +549,8 @@ class BaseLoader(ABC, Generic[Batch]):
         """Name Python code that holds the interpreter's lock, where the training waited for it."""
         facts = self._engine.threads
         waited = stall_share(metrics.stall_seconds, metrics.own_seconds)
-        if not facts.holds_lock or facts.more is None or waited < NOTHING_TO_GAIN:
+        calls_python = isinstance(self._work, DatasetWork) or self._work.calls_python
+        if not calls_python or not facts.holds_lock or facts.more is None or waited < NOTHING_TO_GAIN:
             return ""
         threads, ratio = facts.more
         return (

@@ -126,6 +126,11 @@ class ImageWork:
         return self._pipeline.has_byte_values
 
     @property
+    def calls_python(self) -> bool:
+        """Whether a user's own code runs for each sample."""
+        return self._pipeline.calls_python
+
+    @property
     def place_of_data(self) -> str:
         """The source's kind and where its data are."""
         return type(self._source).__name__ + (f" {self._path!r}" if self._path else "")

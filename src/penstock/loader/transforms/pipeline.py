@@ -143,6 +143,11 @@ class Pipeline:
         return self.dtype != "uint8" and all(isinstance(step, PictureStep) for step in self.transforms)
 
     @property
+    def calls_python(self) -> bool:
+        """Whether a step is a user's own function."""
+        return not all(_is_built_in(step) for step in self.transforms)
+
+    @property
     def needs_probe(self) -> bool:
         """Whether one sample must be run before the shape of the result is known."""
         return self._output_shape is None
