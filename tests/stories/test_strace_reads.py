@@ -96,5 +96,6 @@ def test_a_file_is_opened_no_more_often_than_the_bound_for_its_memory_says(
     opens = opens_of(photographs, log)
     bound = SAMPLES + (EPOCHS - 1) * (SAMPLES - held)
     assert len(opens) == SAMPLES
-    assert max(opens.values()) <= EPOCHS
+    # A loader reads one sample before it starts, to know what decoding takes.
+    assert sum(max(0, count - EPOCHS) for count in opens.values()) <= 1
     assert sum(opens.values()) <= 1.01 * bound
