@@ -160,24 +160,20 @@ def test_the_next_process_finds_it_compiled(kernels: Kernels, lease: Lease) -> N
     assert kernels.part().ask() is not None
 
 
-def test_what_is_loaded_beside_the_caller_is_loaded_once(kernels: Kernels, lease: Lease) -> None:
-    """The plain form serves meanwhile; who waits waits for the same."""
+def test_threads_that_wait_for_one_part_load_it_once(kernels: Kernels, lease: Lease) -> None:
     earlier = kernels.part()
     earlier.ask()
     kernels.go_on()
     until(earlier.ask)
-    part = Part(kernels.name, "loops", "loops", "NumPy serves", loads_beside=True)
+    part = kernels.part()
 
     with compiling._IMPORTING:
-        assert part.ask() is None
-        assert part.ask() is None
         waiting = [threading.Thread(target=part.wait) for _ in range(3)]
         for thread in waiting:
             thread.start()
     for thread in waiting:
         thread.join()
 
-    assert part.ask() is part.wait()
     assert kernels.loaded == 1 + 1, "once for the earlier part, once for all of the threads of this one"
 
 

@@ -94,19 +94,13 @@ _LEASES_LOCK = threading.RLock()
 class Part:
     """Kernels of a module that are compiled together, once per machine."""
 
-    def __init__(
-        self, module: str, name: str, what: str, meanwhile: str = "", *, loads_beside: bool = False
-    ) -> None:
+    def __init__(self, module: str, name: str, what: str, meanwhile: str = "") -> None:
         """Compile nothing yet.
 
         module: its full name; it has `compile_part(name)`, which compiles the kernels of this part ahead, or loads
             them. what, meanwhile: for the report: what is compiled, and what serves until then.
-        loads_beside: `ask` does not wait either while machine code is loaded, about a second with numba's import: the
-            plain form gives the same, only more slowly.
         """
         self._module, self._name, self.what, self._meanwhile = module, name, what, meanwhile
-        self._loads_beside = loads_beside
-        self._loader: threading.Thread | None = None
         self._ready: ModuleType | None = None
         #: Held by the thread that loads or compiles.
         self._making = threading.Lock()
@@ -121,17 +115,14 @@ class Part:
     def ask(self) -> ModuleType | None:
         """Return the module if this part of it runs at once; None while a process beside this one compiles it.
 
-        None, too, while a thread loads what was compiled before, where the part `loads_beside`.
-
         Without an open lease, and where no folder can keep what is compiled, it is `wait`.
         """
         if self._ready is not None:
             return self._ready
         if not _LEASES or self.folder is None:
             return self.wait()
-        if not self._lock.acquire(
-            blocking=False
-        ):  # another thread looks: nobody waits for a slow file system
+        # Where another thread looks, nobody waits for what may be a slow file system.
+        if not self._lock.acquire(blocking=False):
             return self._ready
         try:
             line, is_for_this_process = self._look()
@@ -169,9 +160,7 @@ class Part:
         code = None if self._process is None else self._process.poll()
         if self.is_cached:
             self.end_process()
-            if self._loads_beside:
-                self._load_beside()
-            return "", not self._loads_beside
+            return "", True
         if self._is_refused:
             return "", False
         if self._process is None:
@@ -191,13 +180,6 @@ class Part:
         lines = self._errors.read().decode(errors="replace").strip().splitlines() or [f"code {code}"]
         self.end_process()
         return f"the process that compiled {self.what} failed ({lines[-1]}): this process compiles it", True
-
-    def _load_beside(self) -> None:
-        if self._loader is None:
-            # No daemon: an interpreter that ends must not meet a thread that imports.
-            self._loader = threading.Thread(target=self._try, name="penstock-kernels", daemon=False)
-            with contextlib.suppress(RuntimeError):  # it is ending, or may have no more threads
-                self._loader.start()
 
     def _try(self) -> None:
         """Load or compile the part; where that fails, report it, and let the plain form serve."""
@@ -260,7 +242,6 @@ class Part:
     def after_fork(self) -> None:
         """Leave the process to the parent; its lock may have been held by a thread that is not here."""
         self._lock, self._making = threading.Lock(), threading.Lock()
-        self._loader = None  # the parent's
         if self._process is not None:
             self._process.returncode = 0  # else its end is waited for when it is collected
             self._process = None

@@ -14,7 +14,6 @@ KERNELS = {
         name,
         f"how pictures are resampled ({name})",
         "NumPy does it, more slowly,",
-        loads_beside=True,
     )
     for name in ("float32", "table", "uint8")
 }
