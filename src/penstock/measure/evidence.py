@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from penstock.errors import ConfigError
 from penstock.measure.fit import Level, is_still_growing
-from penstock.units import format_rate, format_seconds
+from penstock.units import format_count, format_rate, format_seconds
 
 #: One reader alone reads each sample once at most.
 LEAST_SAMPLES = 8
@@ -63,18 +63,19 @@ def weigh(
     not_measured = tuple(readers for readers in planned if readers not in measured)
     advice = "give more time, --seconds"
     if failures:
-        advice = f"{_counted(len(failures), 'read')} failed ({failures[0]}): mend that, or {advice}"
+        advice = f"{format_count(len(failures), 'read')} failed ({failures[0]}): mend that, or {advice}"
     if 1 not in measured:
         reads = sum(level.reads for level in tried if level.readers == 1)
         each = f", {format_seconds(tried[0].mean_seconds)} each" if reads else ""
         seconds = _TIMES_FIRST_LEVEL * _LEAST_READS * tried[0].mean_seconds if reads else 0.0
         raise ConfigError(
-            f"one reader got through {_counted(reads, 'read')} in its share of {max_seconds:g} seconds{each}; a "
+            f"one reader got through {format_count(reads, 'read')} in its share of {max_seconds:g} seconds{each}; a "
             f"machine takes at least {_LEAST_READS}: {advice} {_more_than(max_seconds, seconds)}"
         )
     if not_measured and (len(levels) == 1 or is_still_growing(levels)):
         rates = ", ".join(
-            f"{_counted(level.readers, 'reader')} {format_rate(level.bytes_per_second)}" for level in levels
+            f"{format_count(level.readers, 'reader')} {format_rate(level.bytes_per_second)}"
+            for level in levels
         )
         raise ConfigError(
             f"{max_seconds:g} seconds were over before the store showed what limits it ({rates}; more readers were "
@@ -86,7 +87,3 @@ def weigh(
 def _more_than(given_seconds: float, needed_seconds: float) -> int:
     """Return whole seconds, twice the given ones at least."""
     return max(math.ceil(needed_seconds), math.ceil(2 * given_seconds))
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"1 {thing}" if number == 1 else f"{number} {thing}s"
