@@ -91,6 +91,7 @@ def test_what_the_loader_runs_is_named_beside_the_best_and_the_slow_beside_the_f
     plan(*common, "--ranks", "1,2", "--ram", "0,400MB", "--ssd", "400MB")
 
     out = capsys.readouterr().out
+    assert "The request model predicts" not in out  # no row of 1 rank could be the scheduler's
     assert "keeps samples in memory only" in out
     assert "It runs none of them." in out
     assert re.search(
@@ -112,7 +113,10 @@ def test_what_the_loader_runs_is_named_beside_the_best_and_the_slow_beside_the_f
     )
 
     out = capsys.readouterr().out
-    assert "Predicted by the loader's own scheduler (scheduler) and by the request model (requests)." in out
+    assert (
+        "Predicted by the loader's own scheduler (scheduler) and by the request model (requests), all rows"
+        in out
+    )
     assert "reads no samples from other ranks' memory" in out
     assert "The cheapest within 200 % of the lower bound and 3,600 s: 1 rank" in out
     assert "It runs what is named above." in out
@@ -122,6 +126,17 @@ def test_what_the_loader_runs_is_named_beside_the_best_and_the_slow_beside_the_f
         (1, "scheduler", True),
         (2, "requests", False),
     }
+
+
+def test_why_the_scheduler_is_not_asked_for_one_rank_is_said(
+    scenario: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan(scenario, "--ranks", "1", "--ram", "400MB", "--ssd", "0,400MB", "--jobs", "1")
+
+    out = capsys.readouterr().out
+    assert "Predicted by the request model." in out
+    assert "The request model predicts all rows of 1 rank and comes out 10 to 27 % too long" in out
+    assert "leave out --ssd and other --policies" in out
 
 
 @pytest.mark.slow

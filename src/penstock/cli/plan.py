@@ -263,9 +263,9 @@ def _computed(sweep: Sweep, run: Runner, kept: Any, out: Path) -> dict[Task, Out
 
 def _report_time(sweep: Sweep) -> None:
     """Report how long the loader's scheduler will take, where that is worth waiting for."""
-    from penstock.simulate.one_rank import MOST_READS, SECONDS_PER_READ
+    from penstock.simulate.one_rank import SECONDS_PER_READ
 
-    reads = [reads for task in sweep.tasks if 0 < (reads := sweep.scheduled_reads(task)) <= MOST_READS]
+    reads = [sweep.scheduled_reads(task) for task in sweep.tasks if task.engine == "scheduler"]
     seconds = sum(reads) * SECONDS_PER_READ
     if seconds > _LONG_SECONDS:
         print(
@@ -283,13 +283,22 @@ def _engines(sweep: Sweep, answer: Answer) -> list[str]:
     engines = {row.outcome.engine for row in answer.rows}
     names = {"scheduler": "the loader's own scheduler", "requests": "the request model"}
     if len(engines) > 1:
-        notes = [f"Predicted by {names['scheduler']} (scheduler) and by {names['requests']} (requests)."]
+        notes = [
+            f"Predicted by {names['scheduler']} (scheduler) and by {names['requests']} (requests), all rows of one "
+            "number of ranks by the same one: compare different numbers of ranks with care."
+        ]
     else:
         notes = [f"Predicted by {names[engine]}." for engine in engines]
-    if any(sweep.scheduled_reads(Task(row.point, row.policy)) > MOST_READS for row in answer.rows):
+    left = (row for row in answer.rows if row.outcome.engine == "requests")
+    if most := max((sweep.scheduled_reads(Task(row.point, row.policy)) for row in left), default=0):
+        why = (
+            f"they make more than {MOST_READS:,} reads: give fewer --epochs or --samples"
+            if most > MOST_READS
+            else "the loader's scheduler cannot predict some of them: leave out --ssd and other --policies"
+        )
         notes.append(
-            f"Rows of more than {MOST_READS:,} reads are left to the request model, which comes out 10 to 27 % too "
-            "long where few reads in flight have to cover decoding: give fewer --epochs or --samples."
+            "The request model predicts all rows of 1 rank and comes out 10 to 27 % too long where few reads in flight "
+            f"have to cover decoding. It is used because {why}."
         )
     return notes
 

@@ -61,12 +61,17 @@ class Point:
                 raise ConfigError(f"{name} is {value:,}, which no machine has: at most {MOST_BYTES:,}")
 
 
+#: What predicts a task: the loader's own scheduler on a virtual clock, or the request model.
+Engine = Literal["scheduler", "requests"]
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is computed at once: one policy at one point."""
+    """What is computed at once: one policy at one point, by one engine."""
 
     point: Point
     policy: str
+    engine: Engine = "requests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ class Outcome:
     store_reads_share: samples consumed that came straight from the shared store, over all. store_bytes: read from it
         over the run by all ranks, for their tiers too.
     took_seconds: that computing it took. reason: why there is no result.
-    engine: what predicted it: "scheduler", the loader's own on a virtual clock, or "requests", the request model.
+    engine: what predicted it.
     """
 
     status: Literal["done", "not supported", "failed"]
@@ -92,10 +97,10 @@ class Outcome:
     store_bytes: float | None = None
     took_seconds: float = 0.0
     reason: str = ""
-    engine: Literal["scheduler", "requests"] = "requests"
+    engine: Engine = "requests"
 
 
-Evaluate = Callable[[Scenario, str], Outcome]
+Evaluate = Callable[[Scenario, str, Engine], Outcome]
 Finished = Generator[tuple[Task, Outcome], None, None]
 #: Called with the tasks and what does one of them; yields each task with its outcome as it finishes, in any order.
 #: Closing the generator ends what is under way.
@@ -165,13 +170,21 @@ class Sweep:
 
     @property
     def tasks(self) -> list[Task]:
-        """Every policy at every point, and the lower bound once for each number of ranks, without tiers."""
+        """Every policy at every point, and the lower bound once for each number of ranks, without tiers.
+
+        Rows of two engines cannot be ranked against each other, so all of a number of ranks have the same one: the
+        scheduler where it can predict every one of them in time, the request model otherwise.
+        """
         points = self.points
         staging_bytes = max(point.staging_bytes for point in points)
         ranks = sorted({point.ranks for point in points})
         bounds = [Task(Point(each, staging_bytes, 0, 0), LOWER_BOUND) for each in ranks]
         policies = [policy for policy in self.policies if policy != LOWER_BOUND]
-        return bounds + [Task(point, policy) for point in points for policy in policies]
+        rows = [Task(point, policy) for point in points for policy in policies]
+        modelled = {task.point.ranks for task in rows if not 0 < self.scheduled_reads(task) <= MOST_READS}
+        return bounds + [
+            task if task.point.ranks in modelled else replace(task, engine="scheduler") for task in rows
+        ]
 
     def scenario_at(self, point: Point) -> Scenario:
         """Return the scenario on the point's machine.
@@ -234,13 +247,13 @@ def _named(machine: Machine, names: Sequence[str]) -> StorageClass | None:
     return next((tiers[name] for name in names if name in tiers), None)
 
 
-def predict_loading(scenario: Scenario, policy: str) -> Outcome:
+def predict_loading(scenario: Scenario, policy: str, engine: Engine) -> Outcome:
     """Predict one run; what the sweep of `penstock plan` evaluates.
 
-    The loader's scheduler predicts what `is_scheduled` allows, up to `MOST_READS` reads; the request model all else.
+    engine: "scheduler" only where `is_scheduled` allows it.
     Raises: ConfigError where the policy cannot run the scenario.
     """
-    if is_scheduled(scenario, policy) and scenario.plan().reads(0) <= MOST_READS:
+    if engine == "scheduler":
         return _outcome_of_spans(predict_one_rank(scenario).spans)
     from penstock.simulate.requests import simulate_loading
 
@@ -275,7 +288,6 @@ def _outcome_of_spans(spans: Spans) -> Outcome:
         store_reads_share=1.0
         - hits / max(1, int(steps["bytes"].sum())),  # the bytes of a step are its samples
         store_bytes=float(reads["bytes"].sum()),
-        engine="scheduler",
     )
 
 
@@ -293,12 +305,12 @@ class Work:
         try:
             if _model_of_this_process() != self.model:
                 raise RuntimeError("the Penstock installed here is not the one that began the sweep")
-            outcome = self.evaluate(self.sweep.scenario_at(task.point), task.policy)
+            outcome = self.evaluate(self.sweep.scenario_at(task.point), task.policy, task.engine)
         except ConfigError as error:
             outcome = Outcome("not supported", reason=str(error))
         except Exception as error:
             outcome = Outcome("failed", reason=f"{type(error).__name__}: {error}{_place(error)}")
-        return replace(outcome, took_seconds=time.perf_counter() - begin)
+        return replace(outcome, took_seconds=time.perf_counter() - begin, engine=task.engine)
 
 
 def _place(error: Exception) -> str:
@@ -354,8 +366,8 @@ def run_sweep(
 def task_keys(sweep: Sweep, model: str) -> dict[Task, str]:
     """Return under which key each task is kept: a digest of all that its outcome depends on.
 
-    That is the scenario, the sizes of a folder's files, the point, the policy (the file of one's own too) and the
-    code of the model.
+    That is the scenario, the sizes of a folder's files, the point, the policy (the file of one's own too), the engine
+    and the code of the model.
 
     model: its digest, of `model_digest`.
     """
@@ -369,14 +381,13 @@ def task_keys(sweep: Sweep, model: str) -> dict[Task, str]:
         "ssd_read_bytes_per_second": sweep.ssd_read_bytes_per_second,
     }
     base = hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()
-    code = {
-        policy: _policy_digest(policy, sweep.scenario) for policy in {task.policy for task in sweep.tasks}
-    }
+    tasks = sweep.tasks
+    code = {policy: _policy_digest(policy, sweep.scenario) for policy in {task.policy for task in tasks}}
     return {
         task: hashlib.sha256(
-            json.dumps([base, asdict(task.point), task.policy, code[task.policy]], sort_keys=True).encode()
+            json.dumps([base, asdict(task), code[task.policy]], sort_keys=True).encode()
         ).hexdigest()
-        for task in sweep.tasks
+        for task in tasks
     }
 
 
