@@ -42,6 +42,7 @@ def test_calibrate_writes_a_machine_and_tells_what_it_measured(
     out = capsys.readouterr().out
     assert status == 0
     assert "1 reader:" in out
+    assert "CAUTION: all of this was read within" in out
     assert str(tmp_path / "machine.toml") in out
     machine = Machine.from_toml((tmp_path / "machine.toml").read_text())
     assert machine.source.read is not None
@@ -63,8 +64,26 @@ def test_a_cut_off_trace_counts_what_came_before_and_says_so(
     assert main(["trace", str(trace)]) == 0
 
     first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("epoch 0: storage limits it")
+    assert first.startswith("epoch 0, as far as it was recorded: storage limits it")
     assert "not complete" in second
+
+
+def test_an_epoch_that_a_cut_off_trace_does_not_come_to_is_not_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its reads are written as they are made, and its first wait only when that has ended."""
+    ahead = SPANS[:2].copy()
+    ahead["epoch"] = 1
+    with TraceWriter(tmp_path / "cut.trace", {}) as writer:
+        writer.append(SPANS)
+        writer.append(ahead)
+    (tmp_path / "cut.trace").write_bytes((tmp_path / "cut.trace").read_bytes()[:-3])
+
+    assert main(["trace", str(tmp_path / "cut.trace")]) == 0
+
+    first, second, _ = capsys.readouterr().out.splitlines()
+    assert first.startswith("epoch 0: storage limits it")
+    assert second == "epoch 1: the trace breaks off before a batch is consumed"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import contextlib
 import math
 import os
 import pty
+import re
 import signal
 import sys
 import threading
@@ -330,10 +331,15 @@ def files(tmp_path: Path) -> FlatFolder:
 
 @pytest.mark.parametrize(
     ("share", "expected", "said"),
-    [(0.0, PageCache.COLD, "(cold)"), (1.0, PageCache.WARM, "(warm)"), (0.5, PageCache.MIXED, "(mixed)")],
+    [
+        (0.0, PageCache.COLD, "(cold)"),
+        (1.0, PageCache.WARM, "(warm)"),
+        (0.5, PageCache.MIXED, "(mixed)"),
+        (None, PageCache.UNKNOWN, "(cold or warm) is unknown"),
+    ],
 )
 def test_cold_or_warm_is_said(
-    files: FlatFolder, monkeypatch: pytest.MonkeyPatch, share: float, expected: PageCache, said: str
+    files: FlatFolder, monkeypatch: pytest.MonkeyPatch, share: float | None, expected: PageCache, said: str
 ) -> None:
     monkeypatch.setattr(calibrate_module, "cached_share", lambda _: share)
 
@@ -381,6 +387,17 @@ def test_a_vanished_file_is_left_to_the_read_that_reports_it(files: FlatFolder) 
 
 def test_nothing_is_said_about_the_cache_of_what_are_no_files() -> None:
     assert measure_machine(FakeSource(50), max_seconds=AMPLE).page_cache == PageCache.UNKNOWN
+
+
+def test_what_was_measured_in_a_moment_is_said_to_be() -> None:
+    """Half a second of 100 samples a second, and ten."""
+    briefly, long = (
+        measure_machine(slow_after(10**9, 0.0, time), max_seconds=seconds, clock=time).to_toml()
+        for seconds, time in ((0.5, VirtualTime()), (10.0, VirtualTime()))
+    )
+
+    assert re.search(r"# CAUTION: all of this was read within \d+ ms, .* --seconds", briefly)
+    assert "was read within" not in long
 
 
 def test_a_limit_that_was_not_reached_is_said() -> None:

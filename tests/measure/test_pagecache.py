@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.privileges import without_permission
 
 from penstock.measure.pagecache import cached_share, drop_cached
 
@@ -39,6 +40,18 @@ def test_asking_does_not_read_the_file(opened: int) -> None:
     first = cached_share(opened)
 
     assert cached_share(opened) == first
+
+
+def test_of_anothers_file_that_may_not_be_written_it_is_not_known(
+    opened: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of such a file the kernel says that it is cached, whether it is or not."""
+    another = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: another)
+    assert cached_share(opened) == 1.0
+
+    with without_permission(tmp_path / "a.bin"):
+        assert cached_share(opened) is None
 
 
 def test_an_empty_file_is_not_cached(tmp_path: Path) -> None:

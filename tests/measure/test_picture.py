@@ -41,6 +41,23 @@ def test_a_picture_has_the_size_in_inches_at_150_dots(tmp_path: Path) -> None:
         assert picture.size == (600, 300)
 
 
+@pytest.mark.parametrize("name", ["$x^2$", "$\\nosuch$"])
+def test_a_dollar_sign_in_a_name_is_drawn_as_one(tmp_path: Path, name: str) -> None:
+    figure = new_figure(4.0, 2.0)
+    axes = figure.subplots()
+    axes.set_yscale("log")
+    axes.plot([1, 2], [10, 1000], label=name)
+    axes.set_xticks([1], labels=[name])
+    title_axes(axes, name, name)
+    figure.legend()
+
+    save_picture(figure, tmp_path / "a.svg")
+
+    drawn = (tmp_path / "a.svg").read_text()
+    assert drawn.count(f"<!-- {name} -->") == 4
+    assert "<!-- $\\mathdefault{10^{2}}$ -->" in drawn  # matplotlib's own, at the ticks of the other axis
+
+
 def test_what_stands_below_a_title_does_not_lie_on_it() -> None:
     figure = new_figure(4.0, 2.0)
     axes = figure.subplots()

@@ -150,7 +150,7 @@ def _trace(options: argparse.Namespace) -> None:
     trace = read_trace(options.trace)
     epochs = trace.epochs()
     for epoch in epochs:
-        print(limiting(epoch))
+        print(limiting(epoch, is_cut=not trace.is_complete and epoch is epochs[-1]))
     if not epochs:
         print("no batch was consumed yet")
     if not trace.is_complete:

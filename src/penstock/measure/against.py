@@ -18,6 +18,7 @@ from penstock.errors import ConfigError
 from penstock.loader.budget import MemoryBudget
 from penstock.loader.setup import read_machine, with_memory
 from penstock.machine import Machine
+from penstock.machine.checks import check_threads
 from penstock.plan import AccessPlan
 from penstock.plan.written import read_plan
 from penstock.policy import StagingLimits
@@ -26,6 +27,9 @@ from penstock.trace import NO_STEP, Cause, EpochMetrics, Kind, Spans, Trace, rea
 from penstock.trace.metrics import is_of_snapshots
 
 Made = TypeVar("Made", StagingLimits, MemoryBudget)
+
+#: The scheduler takes hours for as many.
+_MOST_READS = 10**9
 
 #: The running number of each (epoch, step) in which a rank reads anything.
 _Numbers = dict[tuple[int, int], int]
@@ -127,7 +131,13 @@ def lay_over(
     rank = int(_field(meta, "rank", int))
     written = _field(meta, "plan", dict)
     plan, rank = read_plan(written, rank, trace.spans)
+    if (reads := plan.reads(rank)) > _MOST_READS:
+        raise ConfigError(
+            f"its plan has {reads:,} reads, and at most {_MOST_READS:,} are predicted: record a shorter run"
+        )
     limits = _made(StagingLimits, meta, "limits")
+    check_threads("limits.decoders", limits.decoders)
+    check_threads("limits.slots", limits.slots)  # no threads, but as few
     on = _machine_of(meta, machine, limits, int(written["ranks"]))
     sizes_bytes, unknown = _sizes_bytes(trace.spans, plan.samples)
     number = _numbers(plan, rank)

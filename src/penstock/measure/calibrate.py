@@ -38,6 +38,8 @@ _READERS = (1, 2, 4, 8, 16, 32, 64)
 # Of the time that the caller gives; the rest is the source's. There one reader alone decides on the latency, so it
 # has two levels' time.
 _MEMORY_SHARE, _DECODE_SHARE = 0.1, 0.2
+# What was read within less than this is said to be a moment's speed.
+_FEW_SECONDS = 1.0
 # How long readers are waited for after Ctrl-C: longer than most reads take.
 _GRACE_SECONDS = 1.0
 _MOST_READS = 4096
@@ -64,7 +66,8 @@ class Calibration:
 
     levels: one for each number of readers that read enough.
     not_measured: numbers of readers with too few reads to count, for want of time.
-    page_cache: of the files at the time of reading; unknown where samples are not files of this host.
+    page_cache: of the files at the time of reading; unknown where samples are not files of this host, or are files of
+        which the kernel does not say it to this user.
     unreadable: reads that failed; a sample may be tried once for each level.
     """
 
@@ -83,6 +86,12 @@ class Calibration:
             _CACHE_REMARKS[self.page_cache],
             "One client was measured; that all clients share its best rate (source.clients) is the worst case.",
         ]
+        read_seconds = sum(level.reads * level.mean_bytes / level.bytes_per_second for level in self.levels)
+        if read_seconds < _FEW_SECONDS:
+            lines.append(
+                f"CAUTION: all of this was read within {format_seconds(read_seconds)}, a moment in which other users "
+                "of the store decide: give more --seconds, or a folder with more samples."
+            )
         if self.unreadable:
             lines.append(f"{self.unreadable} reads failed and were left out.")
         if is_still_growing(self.levels):
@@ -104,7 +113,8 @@ _CACHE_REMARKS = {
     PageCache.COLD: "The files were not in the page cache (cold): this is the speed of the store itself.",
     PageCache.WARM: "CAUTION: the files stayed in the page cache (warm): the store itself may be slower.",
     PageCache.MIXED: "CAUTION: some files stayed in the page cache (mixed): the store itself may be slower.",
-    PageCache.UNKNOWN: "Whether the samples were cached is unknown: they are not files of this host.",
+    PageCache.UNKNOWN: "Whether the samples were cached (cold or warm) is unknown: the kernel says it only of files of "
+    "this host that are this user's or that this user may write to.",
 }
 
 
@@ -259,7 +269,7 @@ def _measure_source(
     planned = [readers for readers in _READERS if readers == 1 or 2 * readers <= len(source)]
     slice_seconds = (deadline - clock()) / (len(planned) + 1)
     tried: list[Level] = []
-    shares: list[float] = []
+    shares: list[float | None] = []
     contents: list[bytes] = []
     errors: list[DataError] = []
     for readers in planned:
@@ -305,8 +315,8 @@ class _StoreReader:
     """
 
     def __init__(self, source: Source, clock: Clock) -> None:
-        #: Of the first files: the share of each that stayed in the page cache.
-        self.cached_shares: list[float] = []
+        #: Of the first files: the share of each that stayed in the page cache; None where it is not known.
+        self.cached_shares: list[float | None] = []
         self.source = source
         self._files = source if isinstance(source, FileBacked) else None
         self._clock = clock
@@ -334,10 +344,11 @@ class _StoreReader:
         return size, dropping_seconds
 
 
-def _page_cache(shares: Sequence[float]) -> PageCache:
-    if not shares:
+def _page_cache(shares: Sequence[float | None]) -> PageCache:
+    known = [share for share in shares if share is not None]
+    if not known:
         return PageCache.UNKNOWN
-    share = sum(shares) / len(shares)
+    share = sum(known) / len(known)
     if share < 0.05:
         return PageCache.COLD
     return PageCache.WARM if share > 0.95 else PageCache.MIXED

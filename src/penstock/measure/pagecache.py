@@ -26,13 +26,20 @@ def drop_cached(descriptor: int) -> None:
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def cached_share(descriptor: int) -> float:
+def cached_share(descriptor: int) -> float | None:
     """Return the share of an open file's pages that are in memory, without reading any.
 
-    The kernel answers 1 for files that this user could not write to.
-    Returns: in [0, 1]; 0 for an empty file.
+    Returns: in [0, 1]; 0 for an empty file. None if it is not known: since Linux 5.2 the kernel answers 1 for files
+        that neither are this user's nor may be written to (mincore(2)).
     Raises: OSError if the file cannot be mapped.
     """
+    share = _mincore_share(descriptor)
+    if share < 1.0 or os.fstat(descriptor).st_uid == os.geteuid():
+        return share
+    return share if os.access(f"/proc/self/fd/{descriptor}", os.W_OK, effective_ids=True) else None
+
+
+def _mincore_share(descriptor: int) -> float:
     size = os.fstat(descriptor).st_size
     if size == 0:
         return 0.0

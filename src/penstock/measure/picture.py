@@ -79,7 +79,14 @@ def check_picture(path: str | os.PathLike[str]) -> None:
 def save_picture(figure: Figure, path: str | os.PathLike[str]) -> None:
     """Write a figure into a file; its ending decides the format (png, svg, pdf).
 
+    A dollar sign in a name is drawn as one: nothing in our pictures is a formula, but what matplotlib writes at the
+    ticks of an axis, and that only as it draws.
     Raises: as `check_picture`.
     """
+    from matplotlib.text import Text
+
     check_picture(path)
+    for text in figure.findobj(Text):
+        if isinstance(text, Text) and "$" in text.get_text():
+            text.set_parse_math(False)
     figure.savefig(path, dpi=150)

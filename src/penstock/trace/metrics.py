@@ -187,10 +187,11 @@ def is_of_snapshots(spans: Spans) -> NDArray[np.bool_]:
     return beside
 
 
-def limiting(metrics: EpochMetrics, source: str = "storage") -> str:
+def limiting(metrics: EpochMetrics, source: str = "storage", *, is_cut: bool = False) -> str:
     """Say in one line what limited an epoch, and by how much.
 
     source: what to name where reads of the source limited it.
+    is_cut: the trace may break off within the epoch; the line then speaks of what was recorded alone.
 
     Below one part in twenty of waiting, the training itself is named: no loader could make it much faster. Saves that
     held the training, and waits while snapshots were written or drained, are told where they matter: from one part in
@@ -201,12 +202,14 @@ def limiting(metrics: EpochMetrics, source: str = "storage") -> str:
     'epoch 2: decode limits it: waited 40.0 % of 10 s (4 s decode); without, 1.67 x as fast'
     """
     in_vain = metrics.stall_by_cause.get(Cause.NO_BATCH, 0.0)
+    if is_cut and not metrics.steps:
+        return f"epoch {metrics.epoch}: the trace breaks off before a batch is consumed"
     if not metrics.steps:
         waited = f" in {format_seconds(in_vain)} of waiting" if in_vain else ""
         return f"epoch {metrics.epoch}: no batch was consumed{waited}"
     stall_seconds = metrics.stall_seconds - in_vain
     seconds = stall_seconds + metrics.own_seconds
-    line = f"epoch {metrics.epoch}: "
+    line = f"epoch {metrics.epoch}{', as far as it was recorded' if is_cut else ''}: "
     if in_vain > NOTHING_TO_GAIN * (seconds + in_vain):
         line += f"waited {format_seconds(in_vain)} and got no batch; otherwise "
     by_cause = {cause: part for cause, part in metrics.stall_by_cause.items() if cause != Cause.NO_BATCH}
