@@ -120,10 +120,10 @@ def test_the_number_settles_whatever_the_noise(name: str) -> None:
     assert len(run.moves) <= 6
 
 
-def test_threads_are_added_within_a_second_where_samples_wait() -> None:
+def test_threads_are_added_within_two_seconds_where_samples_wait() -> None:
     run = Run(ThreadCount(2, 32))
 
-    run.go_on(CODES["a store that answers after 20 ms"], 1.2)
+    run.go_on(CODES["a store that answers after 20 ms"], 2.0)
 
     assert run.count.threads >= 16
 
@@ -139,6 +139,17 @@ def test_one_thread_is_kept_where_code_holds_the_lock_and_the_facts_say_so() -> 
     assert facts.more is not None
     assert facts.more[0] == 2
     assert facts.more[1] == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_rate_that_rises_by_itself_at_the_beginning_is_no_reason_for_more_threads() -> None:
+    run = Run(ThreadCount(2, 32))
+
+    for slower in (256, 64, 16, 4, 1):
+        run.go_on(Code(locked=0.00002 * slower, crowding=2.0), 0.15)
+        assert run.count.facts.threads <= 2
+    run.go_on(Code(locked=0.00002, crowding=2.0), 5.0)
+
+    assert run.count.threads == 1
 
 
 def test_code_that_computes_in_parallel_is_never_asked_about() -> None:

@@ -12,10 +12,14 @@ from dataclasses import dataclass
 # A rate is taken over this long at least, and over so many Loads of each thread.
 _WINDOW_SECONDS = 0.1
 _WINDOW_LOADS = 4
-# Pairs of windows, one with each number, before a comparison that is not clear is decided. More threads must win each
-# of them, fewer must not lose in sum: other programs on the same processors change rates as much as threads do.
-_PAIRS = 4
-# Of what is asked of the ratio of rates: clear after one pair.
+# Windows with the candidate, each between two with the settled number, before a comparison that is not clear is
+# decided. More threads must win each time, fewer must not lose in sum: other programs on the same processors change
+# rates as much as threads do.
+_MOST_TRIES = 4
+# At the beginning, windows count from the first whose rate is not above this many times that of the one before:
+# while files are opened and kernels loaded, the rate rises by itself.
+_RISES = 1.25
+# A rate this many times what is asked, compared with the windows before and after it, decides at once.
 _CLEAR = 1.4
 # Share of waiting below which threads compute in parallel and nothing can be gained; from which it is worth trying
 # twice as many; from which that is tried before fewer.
@@ -27,7 +31,7 @@ _WORTH_DOUBLING = 1.15
 _WORTH_ONE = 1.05
 _WORTH_KEEPING = 0.98
 # What was settled is asked again after this long, which doubles each time, or when rate or waiting are other than then.
-_FIRST_PAUSE_SECONDS = 10.0
+_FIRST_PAUSE_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 640.0
 _OTHER_RATE = 2.0
 _OTHER_WAITING = 0.3
@@ -104,9 +108,12 @@ class ThreadCount:
         #: Numbers that lost against the settled one, or against one that did, since the last pause.
         self._beaten: set[int] = set()
         self._window = _Sums()
-        #: Since the comparison began, and the last window of the settled number.
-        self._with_settled, self._with_candidate, self._beside = _Sums(), _Sums(), _Sums()
-        self._pairs = 0
+        #: Samples per second of the window before, until the rate stops to rise by itself; then None.
+        self._rising: float | None = 0.0
+        #: Since the comparison began; the latest window of each number in it.
+        self._with_settled, self._with_candidate = _Sums(), _Sums()
+        self._settled_before, self._candidate_latest = _Sums(), _Sums()
+        self._tries = 0
         #: Loads to come that ran with another number of threads, in part.
         self._mixed = 2 * first  # the first ones open files and compile
         self._since: float | None = None
@@ -153,14 +160,19 @@ class ThreadCount:
         if self._candidate is None:
             self._settled_window(window, now)
         else:
-            self._candidate_window(window, now)
+            self._candidate_window(window)
 
     def _settled_window(self, window: _Sums, now: float) -> None:
         self._waiting = window.waiting
-        if self._pairs:  # the comparison goes on
+        if self._rising is not None:
+            is_rising = window.rate > _RISES * self._rising
+            self._rising = window.rate if is_rising else None
+            if is_rising:
+                return
+        if self._tries:
             self._with_settled.add(window)
-            self._beside = window
-            self._run_with(self._compared)
+            before, self._settled_before = self._settled_before, window
+            self._compare(before.rate, window.rate)
             return
         if self._then is not None:
             self._look_for_change(window, now)
@@ -172,31 +184,40 @@ class ThreadCount:
             self._other_windows = 0
             self._pause_ends = now + self._pause_seconds
             return
-        self._with_settled, self._with_candidate, self._beside = _Sums(), _Sums(), window
+        self._with_settled, self._with_candidate, self._settled_before = _Sums(), _Sums(), window
         self._with_settled.add(window)
         self._compared = candidate
         self._run_with(candidate)
 
-    def _candidate_window(self, window: _Sums, now: float) -> None:
+    def _candidate_window(self, window: _Sums) -> None:
         self._with_candidate.add(window)
-        self._pairs += 1
+        self._candidate_latest = window
+        self._tries += 1
+        self._run_with(None)
+
+    def _compare(self, rate_before: float, rate_after: float) -> None:
+        """Decide between the settled number and the candidate, or try the candidate once more."""
         tried, before = self._compared, self._settled
         ratio = self._with_candidate.rate / self._with_settled.rate
+        latest = self._candidate_latest.rate
         worth = self._worth(tried)
-        has_lost = ratio < worth / _CLEAR or (tried > before and window.rate < worth * self._beside.rate)
-        if not has_lost and self._pairs < _PAIRS and ratio < worth * _CLEAR:
-            self._run_with(None)
+        has_won = latest >= worth * _CLEAR * max(rate_before, rate_after)
+        has_lost = latest < worth / _CLEAR * min(rate_before, rate_after) or (
+            tried > before and latest < worth * (rate_before + rate_after) / 2
+        )
+        if not has_won and not has_lost and self._tries < _MOST_TRIES:
+            self._run_with(tried)
             return
-        self._pairs = 0
-        if has_lost or ratio < worth:
+        self._tries = 0
+        if has_lost or (not has_won and ratio < worth):
             self._beaten.add(tried)
             self._note(tried, ratio)
-            self._run_with(None)
             return
         self._beaten.add(before)
         # Those beyond the number that lost lose too.
         self._beaten.update(range(self._least, before) if tried > before else range(before, self._most + 1))
-        self._settled, self._candidate = tried, None
+        self._settled = tried
+        self._run_with(None)
         self._more = self._fewer = None
         self._note(before, 1.0 / ratio)
 
