@@ -13,6 +13,7 @@ from penstock.checkpoint.catalog import Catalog
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.recipe import RAW, Plan, Way, check_part, decide, new_plan
 from penstock.checkpoint.tensors import Layout
+from penstock.compiling import Part
 from penstock.errors import ConfigError, FormatError
 from penstock.policy.retention import Scheme, reference_of
 
@@ -59,6 +60,26 @@ def test_references_are_those_of_the_paper_also_over_restarts(
         assert manifest is not None
         expected = reference_of(scheme, step, snap_dis)
         assert (manifest.reference and manifest.reference.step) == expected, step
+
+
+def test_a_snapshot_that_is_saved_before_the_codec_is_compiled_is_a_baseline(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its blocks are stored, also those that did not change: it needs no other, and no other stays for it."""
+    lines: list[str] = []
+    with monkeypatch.context() as uncompiled:
+        uncompiled.setattr(Part, "ask", lambda part: None)
+        catalog = saved(folder, [1, 2, 3], keep=2, report=lines.append)
+
+    assert catalog.steps() == [2, 3]
+    assert [copy.manifest and copy.manifest.reference for copy in catalog.on_tier(0)] == [None, None]
+    whole = "%), whole: no block is stored as a difference"
+    assert [line.endswith(whole) for line in lines] == [False, True, True]
+
+    manifest = saved(folder, [4], keep=2).manifest(0, 4)
+    assert manifest is not None
+    assert manifest.reference is not None
+    assert manifest.reference.step == 3
 
 
 def test_a_reference_that_is_damaged_torn_or_gone_makes_a_baseline(folder: Path) -> None:

@@ -228,7 +228,13 @@ class Elsewhere:
         answer = self._process.ask({"do": "write", "plan": plan.write(), **self._settings})
         self._raise_of(answer)
         stored = [Stored(read_layout(layout), 0, first) for *layout, first in answer["rows"]]
-        return WrittenPart(Part(*answer["part"]), stored, answer["encode_seconds"], answer["encoded_bytes"])
+        return WrittenPart(
+            Part(*answer["part"]),
+            stored,
+            answer["refers"],
+            answer["encode_seconds"],
+            answer["encoded_bytes"],
+        )
 
     def check(self, plan: Plan, part: Part) -> None:
         """Read a committed part back, as `check_part` does. Raises: FormatError, DataError."""
@@ -326,6 +332,7 @@ def _answered(request: Any) -> JSON:
     return {
         "part": [made.part.file, made.part.nbytes, made.part.table],
         "rows": [[*write_layout(one.layout), one.first_block] for one in made.stored],
+        "refers": made.refers,
         "encode_seconds": made.encode_seconds,
         "encoded_bytes": made.encoded_bytes,
     }

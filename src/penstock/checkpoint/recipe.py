@@ -108,6 +108,19 @@ class Plan:
     chain: tuple[Link, ...] = ()
     why_whole: str = ""
 
+    def as_baseline(self, why: str = "") -> Plan:
+        """Return the same snapshot as a baseline. why: it is not the delta that the scheme makes of it."""
+        return replace(self, reference=None, since_bytes=(), chain=(), why_whole=why)
+
+    def as_written(self, *, refers: bool) -> Plan:
+        """Return what the snapshot is, once its parts are written: a baseline where no block needs the reference.
+
+        So it is while the codec is compiled, and where a state has nothing in common with the one before.
+        """
+        if refers or self.reference is None:
+            return self
+        return self.as_baseline("no block is stored as a difference")
+
     def write(self) -> list[Any]:
         """Return it as JSON."""
         reference = self.reference and [self.reference.step, self.reference.uid]
@@ -160,10 +173,10 @@ def decide(catalog: Catalog, tier: int, new: Plan, way: Way, layouts: Iterable[L
     before, reference = found
     why_whole = _changed(reference, set(layouts))
     if why_whole:
-        return replace(new, why_whole=why_whole)
+        return new.as_baseline(why_whole)
     chain = _good_way(catalog, reference)
     if chain is None:
-        return replace(new, why_whole=f"step {reference.step} cannot be read")
+        return new.as_baseline(f"step {reference.step} cannot be read")
     since_bytes = (*before.since_bytes, before.stored_bytes)
     return replace(
         new, since_bytes=since_bytes, reference=Reference(reference.step, reference.uid), chain=chain
@@ -234,11 +247,13 @@ def _reference(catalog: Catalog, tier: int, new: Plan, way: Way) -> tuple[Manife
 class WrittenPart:
     """A rank's part, as it was written.
 
-    encode_seconds: of all threads together, for `encoded_bytes` of the state.
+    refers: whether a block of it needs the reference. encode_seconds: of all threads together, for `encoded_bytes` of the
+    state.
     """
 
     part: Part
     stored: Sequence[Stored]
+    refers: bool
     encode_seconds: float
     encoded_bytes: int
 
@@ -266,7 +281,9 @@ def write_part(
         tensors = TensorWriter(part, rank, references, coder, workers, written)
         for pieces in waves:
             tensors.write(pieces)
-        return WrittenPart(part.finish(), tensors.stored, tensors.encode_seconds, tensors.encoded_bytes)
+        return WrittenPart(
+            part.finish(), tensors.stored, tensors.refers, tensors.encode_seconds, tensors.encoded_bytes
+        )
     finally:
         writer.abandon()
 

@@ -239,7 +239,7 @@ class SnapshotWriter:
             if made.encode_seconds:
                 self.encode_bytes_per_second = made.encoded_bytes / made.encode_seconds
             rows = [[*write_layout(one.layout), one.first_block] for one in made.stored]
-            return [[part.file, part.nbytes, part.table], rows, job.rank_tree]
+            return [[part.file, part.nbytes, part.table], rows, job.rank_tree, made.refers]
 
         def check() -> None:
             if job.elsewhere is None:
@@ -247,16 +247,19 @@ class SnapshotWriter:
             else:
                 job.elsewhere.check(plan, written[0])
 
-        def commit(parts: Sequence[Any]) -> list[int]:
-            manifest = self._manifest(job, plan, parts)
+        def commit(parts: Sequence[Any]) -> list[Any]:
+            refers = any(part_refers for *_, part_refers in parts)
+            manifest = self._manifest(job, plan.as_written(refers=refers), parts)
             file = write_manifest(manifest)
             manifest = replace(manifest, file_bytes=len(file))
             draft.commit(file)
             self._catalog.add(self._number, manifest)
-            return [manifest.raw_bytes, manifest.stored_bytes]
+            return [manifest.raw_bytes, manifest.stored_bytes, refers]
 
         try:
-            raw_bytes, stored_bytes = ranks.together(f"the commit of step {plan.step}", write, commit)
+            raw_bytes, stored_bytes, refers = ranks.together(
+                f"the commit of step {plan.step}", write, commit
+            )
         except BaseException as error:
             if ranks.rank == 0:
                 draft.abort()
@@ -273,7 +276,10 @@ class SnapshotWriter:
                 job.waves = InOneWave(pieces[0])
             job.draft = self._tier.begin(folder_of(plan.step), plan.uid)
             job.note += f": step {plan.reference.step}, to which it was to be a difference, is damaged"
-            return self._write(job, replace(plan, reference=None, since_bytes=(), chain=()), workers)
+            return self._write(job, plan.as_baseline(), workers)
+        made = plan.as_written(refers=refers)
+        if made is not plan:
+            plan, job.note = made, f": {made.why_whole}{job.note}"
         now_seconds = time.monotonic()
         durable_seconds = now_seconds - job.begin_seconds
         self.bytes_per_second = raw_bytes / max(now_seconds - self._begin_seconds, 1e-9)
@@ -316,8 +322,8 @@ class SnapshotWriter:
 
     def _manifest(self, job: Job, plan: Plan, parts: Sequence[Any]) -> Manifest:
         entered = []
-        for number, (part, rows, _) in enumerate(parts):
+        for number, (part, rows, *_) in enumerate(parts):
             stored = [Stored(read_layout(layout), number, first) for *layout, first in rows]
             entered.append((Part(*part), stored))
-        rank_trees = [rank_tree for _, _, rank_tree in parts] if job.rank_trees is None else job.rank_trees
+        rank_trees = [rank_tree for _, _, rank_tree, _ in parts] if job.rank_trees is None else job.rank_trees
         return manifest_of(plan, self._way, job.tree, rank_trees, entered)

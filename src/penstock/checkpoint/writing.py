@@ -10,7 +10,15 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES, SLACK_BYTES, Coder, Kind, Pair, blocks_of
+from penstock.checkpoint.codecs.codec import (
+    BLOCK_VALUES,
+    NEEDS_REFERENCE,
+    SLACK_BYTES,
+    Coder,
+    Kind,
+    Pair,
+    blocks_of,
+)
 from penstock.checkpoint.manifest import Stored
 from penstock.checkpoint.parts import PartWriter, checksum_of, hash_of
 from penstock.checkpoint.tensors import Bytes, Layout, Tensor
@@ -142,6 +150,8 @@ class TensorWriter:
         self._seen: dict[int, int] = {}
         #: Where each tensor is, in their order.
         self.stored: list[Stored] = []
+        #: Whether any block needs the reference to be decoded.
+        self.refers = False
         #: Of all threads together, and of what they encoded.
         self.encode_seconds = 0.0
         self.encoded_bytes = 0
@@ -190,6 +200,7 @@ class TensorWriter:
             if first != here:
                 kind, payload = Kind.REPLICA, np.frombuffer(first.to_bytes(8, "little"), np.uint8)
                 checksum = checksum_of(payload)
+        self.refers = self.refers or kind in NEEDS_REFERENCE
         self._writer.append(kind, payload, checksum, block.values.size, made.raw_hash)
 
     def _encode(self, group: list[_Block]) -> tuple[list[_Block], list[_Encoded], _Room, float]:

@@ -68,6 +68,7 @@ from penstock.checkpoint.ranks import Ranks, ranks_of_this_job
 from penstock.checkpoint.reading import Chain, Wanted, parts_by_name, read_wanted, whole_layout
 from penstock.checkpoint.recipe import (
     Plan,
+    WrittenPart,
     check_part,
     check_written,
     decide,
@@ -256,16 +257,11 @@ class StoreWriter(StorageWriter):
                 results.append(WriteResult(item.index, 0, ["plain", _path(item.index.fqn, paths), node]))
         tensors = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
         if number is not None:
-            part, stored = self._write_part(snapshot, number, tensors, planner, paths)
-            for item, one in zip(tensors, stored, strict=True):
+            made = self._write_part(snapshot, number, tensors, planner, paths)
+            part = [made.part.file, made.part.nbytes, made.part.table]
+            for item, one in zip(tensors, made.stored, strict=True):
                 said = [*write_layout(one.layout), one.first_block]
-                row = [
-                    "tensor",
-                    _path(item.index.fqn, paths),
-                    number,
-                    said,
-                    [part.file, part.nbytes, part.table],
-                ]
+                row = ["tensor", _path(item.index.fqn, paths), number, said, part, made.refers]
                 results.append(WriteResult(item.index, one.layout.nbytes, row))
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
@@ -273,7 +269,7 @@ class StoreWriter(StorageWriter):
 
     def _write_part(
         self, snapshot: Plan, number: int, items: Sequence[WriteItem], planner: SavePlanner, paths: _Paths
-    ) -> tuple[Part, Sequence[Stored]]:
+    ) -> WrittenPart:
         sources = [_source(item, planner, paths) for item in items]
         # Training stands still for as long as this takes, so that nothing has to be staged but for the next difference.
         waves = waves_of(sources, None if self._holds_reference else _WAVE_BYTES)
@@ -303,7 +299,7 @@ class StoreWriter(StorageWriter):
         if self._holds_reference:
             self._held = snapshot.uid, pieces
             self._areas.reverse()
-        return made.part, made.stored
+        return made
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Make the parts a snapshot, then remove what nobody wants any more. Raises: DataError, FormatError."""
@@ -313,19 +309,22 @@ class StoreWriter(StorageWriter):
         parts: dict[int, Part] = {}
         tensors: dict[int, list[Stored]] = {}
         leaves: dict[_Path, Any] = {}
+        refers = False
         for result in (result for rank in results for result in rank):
             kind, path, *said = result.storage_data
             if kind == "plain":
                 leaves[tuple(path)] = said[0]
             else:
-                number, (*layout, first), part = said
+                number, (*layout, first), part, part_refers = said
+                refers = refers or part_refers
                 parts[number] = Part(*part)
                 stored = Stored(read_layout(layout), number, first)
                 tensors.setdefault(number, []).append(stored)
                 leaves[tuple(path)] = {"array": {"of": stored.layout.name, "kind": "torch"}}
         tree = _tree(leaves)
+        made = plan.as_written(refers=refers)
         manifest = manifest_of(
-            plan, self._way, tree, (), ((parts[number], tensors[number]) for number in sorted(parts))
+            made, self._way, tree, (), ((parts[number], tensors[number]) for number in sorted(parts))
         )
         read_tree(tree, [whole_layout(those) for those in parts_by_name(manifest).values()])
         written = write_manifest(manifest)
@@ -344,7 +343,7 @@ class StoreWriter(StorageWriter):
             self._catalog.mark_damaged(plan.step)
             raise
         self._upkeep.forget(time.time(), 0)
-        reference = plan.reference.step if plan.reference else None
+        reference = made.reference.step if made.reference else None
         raw_bytes, stored_bytes = manifest.raw_bytes, manifest.stored_bytes
         saved = Saved(
             plan.step, plan.uid, reference, raw_bytes, stored_bytes, seconds, seconds, self._tier.name
