@@ -3,6 +3,7 @@
 import math
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from penstock.units import (
     format_rate,
     format_ratio,
     format_seconds,
+    is_integer,
     parse_bytes,
     parse_mean_bytes,
     parse_rate,
@@ -225,3 +227,18 @@ def test_a_share_is_read_with_or_without_its_sign(text: str, expected: float) ->
 def test_a_share_that_is_none_or_may_mean_two_things_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         parse_share(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        *((kind(3), True) for kind in (int, np.int64, np.int8, np.uint64)),
+        *((value, False) for value in (True, np.True_, 3.0, np.float64(3.0), "3", None, np.array([3]))),
+    ],
+)
+def test_integers_of_numpy_are_integers_and_booleans_are_none(value: object, expected: bool) -> None:
+    assert is_integer(value) is expected
+
+
+def test_a_size_may_be_a_number_of_numpy() -> None:
+    assert type(parse_bytes(np.uint8(200))) is int  # type: ignore[arg-type]

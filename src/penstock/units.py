@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping
 from decimal import Context, Decimal
 from fractions import Fraction
+from numbers import Integral
+from typing import TypeGuard
 
 from penstock.errors import ConfigError
 
@@ -41,6 +43,15 @@ _SECONDS: _Units = {
     "min": Fraction(60),
     "h": Fraction(3600),
 }
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Return whether an argument is an integer, of Python or NumPy; a boolean is none.
+
+    >>> is_integer(3), is_integer(True), is_integer(3.0)
+    (True, False, False)
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def parse_bytes(value: str | int | float) -> int:
@@ -125,6 +136,8 @@ def parse_share(text: str) -> float:
 
 
 def _parse(value: object, units: _Units, example: str) -> Fraction | float:
+    if is_integer(value):
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ConfigError(f"{value!r} is not a quantity: write for example {example!r}")
     amount = _parse_text(value, units, example) if isinstance(value, str) else value

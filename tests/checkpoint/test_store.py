@@ -617,6 +617,14 @@ def test_an_argument_that_cannot_be_is_named(folder: Path, options: dict[str, An
         opened(folder, **options)
 
 
+def test_integers_of_numpy_are_taken_for_integers(folder: Path, tmp_path: Path) -> None:
+    one, most = np.int64(1), np.uint64(1 << 20)
+    numbers: dict[str, Any] = {"keep": one, "snap_dis": one, "kept_mantissa_bits": one, "threads": one}
+    save_all(folder, [1, 2], **numbers, fast=tmp_path / "fast", fast_bytes=most)
+
+    assert [one.step for one in opened(folder).list()] == [2]
+
+
 @pytest.mark.parametrize("call", [lambda store: store.save(2, {}), lambda store: store.delete(1)])
 def test_a_closed_store_says_so(folder: Path, call: Callable[[SnapshotStore], Any]) -> None:
     save_all(folder, [1])

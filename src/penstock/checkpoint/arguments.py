@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
-import numpy as np
-
 from penstock.checkpoint.ranks import Ranks, alone, ranks_of_this_job
 from penstock.checkpoint.state import Flat, flatten
 from penstock.checkpoint.tree import Framework
@@ -18,6 +16,7 @@ from penstock.errors import ConfigError
 from penstock.flow.recorder import Recorder
 from penstock.plan.saves import SaveSchedule, read_schedule
 from penstock.policy.keeping import Keep
+from penstock.units import is_integer
 
 #: A manifest and the name of a folder hold no larger one.
 _LARGEST_STEP = 2**63 - 1
@@ -87,16 +86,12 @@ def checked_keep(keep: Any) -> Keep:
     """Return which snapshots stay; a number is how many of the newest. Raises: ConfigError."""
     if isinstance(keep, Keep):
         return keep
-    try:
-        number = None if isinstance(keep, (bool, np.bool_)) else operator.index(keep)
-    except TypeError:
-        number = None
-    if number is None or number < 1:
-        raise ConfigError(
-            f"keep is {keep!r:.80}; give how many of the newest snapshots stay, 1 or more, or a Keep, such as "
-            "Keep(last=3, every_steps=1000)"
-        )
-    return Keep(last=number)
+    if is_integer(keep) and keep >= 1:
+        return Keep(last=int(keep))
+    raise ConfigError(
+        f"keep is {keep!r:.80}; give how many of the newest snapshots stay, 1 or more, or a Keep, such as "
+        "Keep(last=3, every_steps=1000)"
+    )
 
 
 def checked_reference(reference: Any) -> Literal["memory", "stored"]:

@@ -29,6 +29,7 @@ from penstock.policy.keeping import restorable
 from penstock.policy.retention import Scheme
 from penstock.policy.snap_distance import AutoDistance, SnapDistance, next_reference
 from penstock.trace.trace import JSON
+from penstock.units import is_integer
 
 #: The codec that stores blocks as they are; it is not asked.
 RAW = "stored"
@@ -68,7 +69,7 @@ def way_of(
     if scheme not in get_args(Scheme):
         raise ConfigError(f"scheme is {scheme!r}; the known ones are {', '.join(get_args(Scheme))}")
     distance = AutoDistance() if snap_dis == "auto" else snap_dis
-    if not isinstance(distance, AutoDistance) and not (is_whole(distance) and distance >= 1):
+    if not isinstance(distance, AutoDistance) and not (is_integer(distance) and distance >= 1):
         raise ConfigError(
             f"snap_dis is {snap_dis!r}; the first of at least 1 snapshots is a baseline: give a whole number, "
             '"auto", or an AutoDistance'
@@ -76,18 +77,19 @@ def way_of(
     codec_named(codec)
     most = max(dtype.mantissa_bits for dtype in DTYPES.values()) - 1
     if kept_mantissa_bits is not None and not (
-        is_whole(kept_mantissa_bits) and 0 <= kept_mantissa_bits <= most
+        is_integer(kept_mantissa_bits) and 0 <= kept_mantissa_bits <= most
     ):
         raise ConfigError(
             f"kept_mantissa_bits is {kept_mantissa_bits!r}; give a whole number from 0 to {most}, or None to keep "
             "floats as they are"
         )
-    return Way(scheme, distance, codec, kept_mantissa_bits)
-
-
-def is_whole(value: object) -> bool:
-    """Return whether an argument is a whole number, which a truth value is not."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    # Of Python: they are written as JSON.
+    return Way(
+        scheme,
+        distance if isinstance(distance, AutoDistance) else int(distance),
+        codec,
+        None if kept_mantissa_bits is None else int(kept_mantissa_bits),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +249,8 @@ def _reference(catalog: Catalog, tier: int, new: Plan, way: Way) -> tuple[Manife
 class WrittenPart:
     """A rank's part, as it was written.
 
-    refers: whether a block of it needs the reference. encode_seconds: of all threads together, for `encoded_bytes` of the
-    state.
+    refers: whether a block of it needs the reference. encode_seconds: time of all threads together, for `encoded_bytes`
+    of the state.
     """
 
     part: Part

@@ -43,7 +43,7 @@ from penstock.checkpoint.inspecting import Listed, inspect
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.manifest import bytes_beside, read_layout, write_layout
 from penstock.checkpoint.ranks import Ranks, alone, ranks_of_this_job
-from penstock.checkpoint.recipe import RAW, Way, is_whole, warm_up, way_of
+from penstock.checkpoint.recipe import RAW, Way, warm_up, way_of
 from penstock.checkpoint.replicas import digest_of, digests_of, told_apart
 from penstock.checkpoint.restoring import Restored, Restorer
 from penstock.checkpoint.saving import BackgroundSave, Saved, Saving, Waves
@@ -72,7 +72,7 @@ from penstock.policy.retention import Scheme
 from penstock.policy.snap_distance import AutoDistance, SnapDistance
 from penstock.policy.space import SpaceNeeded
 from penstock.trace.schema import Kind
-from penstock.units import parse_bytes, parse_rate
+from penstock.units import is_integer, parse_bytes, parse_rate
 
 #: File systems give out space in blocks of so many bytes.
 _DISK_BLOCK_BYTES = 4096
@@ -205,7 +205,7 @@ class SnapshotStore:
         room = checked_quantity("fast_bytes", parse_bytes, fast_bytes)
         drain_rate = checked_quantity("drain_bytes_per_second", parse_rate, drain_bytes_per_second)
         for name, value in (("staging_bytes", staging), ("threads", threads), ("fast_bytes", room)):
-            if value is not None and not (is_whole(value) and value >= 1):
+            if value is not None and not (is_integer(value) and value >= 1):
                 raise ConfigError(f"{name} is {value!r}; give a whole number of at least 1, or None")
         if reference == "memory" and staging is not None:
             raise ConfigError(
@@ -217,7 +217,7 @@ class SnapshotStore:
                 "fast_bytes and drain_bytes_per_second are of the fast tier: give its folder as fast="
             )
         self._staging_bytes = staging
-        self._threads = threads or default_coders()
+        self._threads = int(threads or default_coders())
         #: Why nothing can be written, where this process does not know which others do; or "".
         self._ranks, self._reads_only = ranks_or_reader(ranks)
         self._schedule = timing
@@ -260,7 +260,7 @@ class SnapshotStore:
                 SnapshotWriter(
                     self._catalog,
                     0,
-                    Way("complete", 1, name, kept_mantissa_bits),
+                    Way("complete", 1, name, way.kept_mantissa_bits),
                     self._upkeep,
                     self._ranks,
                     holds_reference=False,
@@ -372,7 +372,7 @@ class SnapshotStore:
         flat: builtins.list[Flat] = []
         if steps is None:
             steps = self._saves_until_old_ones_go()
-        elif not isinstance(steps, Sequence) or not all(map(is_whole, steps)):
+        elif not isinstance(steps, Sequence) or not all(map(is_integer, steps)):
             raise ConfigError(f"steps is {steps!r:.80}; give a range or a list of steps, or None")
 
         def check_space(_: Any) -> builtins.list[int]:

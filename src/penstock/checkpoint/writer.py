@@ -257,9 +257,7 @@ class SnapshotWriter:
             return [manifest.raw_bytes, manifest.stored_bytes, refers]
 
         try:
-            raw_bytes, stored_bytes, refers = ranks.together(
-                f"the commit of step {plan.step}", write, commit
-            )
+            raw_bytes, stored_bytes, refers = ranks.together(f"the commit of step {plan.step}", write, commit)
         except BaseException as error:
             if ranks.rank == 0:
                 draft.abort()

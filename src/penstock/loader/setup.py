@@ -21,12 +21,11 @@ from penstock.loader.transforms import compile_pipeline
 from penstock.loader.transforms.pipeline import Transform
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle, Order, Sequential
-from penstock.plan.orders import is_whole
 from penstock.policy import Placement, StagingLimits, place_by_frequency
 from penstock.policy.runnable import why_not_kept
 from penstock.store import MemoryTier, Source, open_source
 from penstock.store.calls import Calls
-from penstock.units import format_bytes, parse_bytes
+from penstock.units import format_bytes, is_integer, parse_bytes
 
 # More than any store rewards: a slip of the hand, and every thread costs a stack.
 _MOST_THREADS = 1024
@@ -160,7 +159,7 @@ def set_up(
     Raises: ConfigError naming the argument that cannot work.
     """
     for name, count in (("readers", readers), ("decoders", decoders)):
-        if count is not None and not (is_whole(count) and 1 <= count <= _MOST_THREADS):
+        if count is not None and not (is_integer(count) and 1 <= count <= _MOST_THREADS):
             raise ConfigError(f"{name} is {count!r}; it is a whole number of threads, 1 to {_MOST_THREADS}")
     memory_bytes = _memory_bytes(memory)
     cpus, cpu_reason = cpu_limit()

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, FormatError
 from penstock.plan import BundleShuffle, Order, Scattered
-from penstock.plan.orders import is_whole
 from penstock.plan.random import derive_key
+from penstock.units import is_integer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -207,7 +207,7 @@ def train_digits(
         ImportError without PyTorch or scikit-learn.
     """
     for name, value in (("seeds", seeds), ("epochs", epochs), ("batch_size", batch_size)):
-        if not is_whole(value) or value < 1:
+        if not is_integer(value) or value < 1:
             raise ConfigError(f"{name} is {value!r}; a training needs a whole number of at least 1: raise it")
     unknown = set(numberings) - set(NUMBERINGS)
     if unknown:

@@ -15,8 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
 from penstock.plan.bijection import as_ids
-from penstock.plan.orders import Order, RepeatingOrder, even_from, is_whole
+from penstock.plan.orders import Order, RepeatingOrder, even_from
 from penstock.plan.splits import Balanced, Split, as_split
+from penstock.units import is_integer
 
 Ids = NDArray[np.int64]
 
@@ -52,7 +53,7 @@ class AccessPlan:
     def __post_init__(self) -> None:
         for name in ("batch_size", "epochs", "ranks"):
             value = getattr(self, name)
-            if not is_whole(value) or value < 1:
+            if not is_integer(value) or value < 1:
                 raise ConfigError(f"{name} is {value!r}; a plan needs a whole number of at least 1: raise it")
         if not isinstance(self.drop_last, bool):
             raise ConfigError(f"drop_last is {self.drop_last!r}; it is True or False")
@@ -422,13 +423,13 @@ class AccessPlan:
         return wanted, np.broadcast_to(np.asarray(after, np.int64), wanted.shape)
 
     def _check_epoch(self, epoch: int) -> None:
-        if not is_whole(epoch) or not 0 <= epoch < self.epochs:
+        if not is_integer(epoch) or not 0 <= epoch < self.epochs:
             raise ConfigError(
                 f"epoch is {epoch!r}; the plan's epochs are [0, {self.epochs}): plan more epochs"
             )
 
     def _check_rank(self, rank: int) -> None:
-        if not is_whole(rank) or not 0 <= rank < self.ranks:
+        if not is_integer(rank) or not 0 <= rank < self.ranks:
             raise ConfigError(
                 f"rank is {rank!r}; the plan's ranks are [0, {self.ranks}): check the world size"
             )

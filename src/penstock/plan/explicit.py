@@ -17,8 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.errors import ConfigError
 from penstock.plan._recent import Recent
 from penstock.plan.bijection import as_ids
-from penstock.plan.orders import LARGEST_EPOCH, check_epoch, check_samples, is_whole
+from penstock.plan.orders import LARGEST_EPOCH, check_epoch, check_samples
 from penstock.trace.schema import Kind, Spans
+from penstock.units import is_integer
 
 Ids = NDArray[np.int64]
 #: int32 where the ids fit, else int64.
@@ -110,7 +111,7 @@ class Explicit:
                 f"{type(sampler).__name__} has no length, so an epoch of it has no end: pass horizon=, the "
                 "number of ids that make an epoch"
             )
-        if horizon is not None and (not is_whole(horizon) or horizon < 1):
+        if horizon is not None and (not is_integer(horizon) or horizon < 1):
             raise ConfigError(f"horizon is {horizon!r}; an epoch needs at least 1 id: raise it")
         drawn = []
         for epoch in range(epochs):

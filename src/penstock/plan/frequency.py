@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
 from penstock.plan.access import AccessPlan
-from penstock.plan.orders import RepeatingOrder, check_samples, is_whole
+from penstock.plan.orders import RepeatingOrder, check_samples
 from penstock.plan.splits import Split
+from penstock.units import is_integer
 
 Ids = NDArray[np.int64]
 
@@ -221,7 +222,7 @@ def threshold(epochs: int, ranks: int, delta: float) -> Fraction:
 
 def _check_counts(epochs: int, ranks: int) -> None:
     for name, value in (("epochs", epochs), ("ranks", ranks)):
-        if not is_whole(value) or value < 1:
+        if not is_integer(value) or value < 1:
             raise ConfigError(f"{name} is {value!r}; it is a whole number of at least 1: raise it")
 
 

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
 from penstock.plan.bijection import LARGEST_SAMPLES, BlockShuffle, as_ids
+from penstock.units import is_integer
 
 LARGEST_EPOCH = 2**32 - 1
 
@@ -236,7 +237,7 @@ class FullShuffle:
 
 def check_samples(samples: int) -> None:
     """Raise ConfigError unless samples is a whole number from 1 to 2**62."""
-    if not is_whole(samples) or not 1 <= samples <= LARGEST_SAMPLES:
+    if not is_integer(samples) or not 1 <= samples <= LARGEST_SAMPLES:
         raise ConfigError(
             f"samples is {samples!r}; an order needs a whole number of samples from 1 to 2**62: "
             "is the data set empty?"
@@ -245,7 +246,7 @@ def check_samples(samples: int) -> None:
 
 def check_seed(seed: int) -> None:
     """Raise ConfigError unless seed is a whole number from 0 to 2**64 - 1."""
-    if not is_whole(seed) or not 0 <= seed < 2**64:
+    if not is_integer(seed) or not 0 <= seed < 2**64:
         raise ConfigError(f"seed is {seed!r}; a seed is a whole number from 0 to 2**64 - 1: choose another")
 
 
@@ -256,10 +257,5 @@ def even_from(order: Order) -> int:
 
 def check_epoch(epoch: int) -> None:
     """Raise ConfigError unless epoch is a whole number from 0 to 2**32 - 1."""
-    if not is_whole(epoch) or not 0 <= epoch <= LARGEST_EPOCH:
+    if not is_integer(epoch) or not 0 <= epoch <= LARGEST_EPOCH:
         raise ConfigError(f"epoch is {epoch!r}; epochs count from 0 to 2**32 - 1: check the caller's counter")
-
-
-def is_whole(value: object) -> bool:
-    """Whether value is an integer and not a bool."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -20,7 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.errors import ConfigError
 from penstock.plan._recent import Recent
 from penstock.plan.bijection import FEISTEL_FROM, as_ids
-from penstock.plan.orders import check_epoch, check_samples, is_whole
+from penstock.plan.orders import check_epoch, check_samples
+from penstock.units import is_integer
 
 Ids = NDArray[np.int64]
 Table = NDArray[np.signedinteger[Any]]
@@ -170,9 +171,9 @@ class TorchDistributed:
 
     def __post_init__(self) -> None:
         check_samples(self.samples)
-        if not is_whole(self.ranks) or self.ranks < 1:
+        if not is_integer(self.ranks) or self.ranks < 1:
             raise ConfigError(f"ranks is {self.ranks!r}; a job has at least 1: pass num_replicas")
-        if not is_whole(self.seed) or not 0 <= self.seed < 2**63:
+        if not is_integer(self.seed) or not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed is {self.seed!r}; it is from 0 to 2**63 - 1: pass the sampler's")
 
     @property

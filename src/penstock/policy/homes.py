@@ -36,10 +36,10 @@ from penstock.plan.frequency import (
     steps_of_reads,
     uses_of,
 )
-from penstock.plan.orders import is_whole
 from penstock.plan.random import derive_key
 from penstock.policy.placement import Kept, fill_in_order, keep_by_frequency
 from penstock.trace.schema import SOURCE
+from penstock.units import is_integer
 
 Ids = NDArray[np.int64]
 
@@ -167,7 +167,7 @@ def as_capacities(capacities_bytes: ArrayLike, ranks: int, sizes_bytes: Ids) -> 
     sizes_bytes: int64[F], of `as_sizes`.
     Raises: ConfigError if it is neither, or negative.
     """
-    if not is_whole(ranks) or ranks < 1:
+    if not is_integer(ranks) or ranks < 1:
         raise ConfigError(f"ranks is {ranks!r}; samples are kept on a whole number of ranks, at least 1")
     capacities = np.asarray(capacities_bytes)
     if capacities.size == 0:
@@ -214,7 +214,7 @@ def as_sizes(sizes_bytes: ArrayLike, samples: int | None = None) -> Ids:
 
 def _are_whole(numbers: NDArray[Any]) -> bool:
     """Whether these are integers; NumPy keeps those beyond 64 bits as objects."""
-    return numbers.dtype.kind in "iu" or (numbers.dtype.kind == "O" and all(map(is_whole, numbers.flat)))
+    return numbers.dtype.kind in "iu" or (numbers.dtype.kind == "O" and all(map(is_integer, numbers.flat)))
 
 
 def _nowhere(samples: int) -> tuple[NDArray[np.int32], NDArray[np.int8]]:

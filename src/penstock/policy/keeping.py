@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
-from penstock.units import parse_bytes
+from penstock.units import is_integer, parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Keep:
         if age_seconds is not None and not isinstance(age_seconds, (int, float)):
             raise ConfigError(f"max_age_seconds is {age_seconds!r}; give seconds as a number, or None")
         for name, value in values.items():
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            if value is not None and not is_integer(value):
                 text = ', or text such as "50 GB"' if name == "max_bytes" else ""
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number{text}, or None")
         if self.last is not None and self.last < 1:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from penstock.errors import ConfigError
 from penstock.policy.retention import Scheme, needed_to_restore, reference_of
-from penstock.units import format_bytes
+from penstock.units import format_bytes, is_integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,7 @@ class AutoDistance:
                 f"restore_ratio is {self.restore_ratio!r}; a baseline and one difference can take 2: give that or more"
             )
         _check_distance("most", self.most)
-        is_whole = isinstance(self.useful_bytes, int) and not isinstance(self.useful_bytes, bool)
-        if self.useful_bytes is not None and not (is_whole and self.useful_bytes >= 1):
+        if self.useful_bytes is not None and not (is_integer(self.useful_bytes) and self.useful_bytes >= 1):
             raise ConfigError(
                 f"useful_bytes is {self.useful_bytes!r}; it must be a whole number of at least one byte, or None"
             )
@@ -184,7 +183,7 @@ def best_snap_dis(
 
 
 def _check_distance(field: str, value: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not is_integer(value) or value < 1:
         raise ConfigError(
             f"{field} is {value!r}; the first of at least 1 snapshots is a baseline: give a whole number"
         )

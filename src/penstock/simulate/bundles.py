@@ -29,9 +29,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Order
-from penstock.plan.orders import check_samples, is_whole
+from penstock.plan.orders import check_samples
 from penstock.plan.subsets import own_subset
 from penstock.simulate.caches import share_of
+from penstock.units import is_integer
 
 #: Share of its cache that the bundle paper's runs did without: 49 of 50 % explain its Table 1 (`implied_cache`).
 HEADROOM = 0.02
@@ -248,7 +249,7 @@ def batch_noise(samples: int, bundle: int, batch_size: int, between: float | Non
     finite populations' corrections.
     """
     _check_bundle(bundle, samples)
-    if not is_whole(batch_size) or not 1 <= batch_size <= samples:
+    if not is_integer(batch_size) or not 1 <= batch_size <= samples:
         raise ConfigError(
             f"batch_size is {batch_size!r}; of {samples:,} samples a batch takes a whole number from 1 to all: "
             "give the batch of the rank that shuffles"
@@ -509,15 +510,15 @@ def paper_means() -> tuple[float, float]:
 
 def _check_setting(samples: int, cache: int, epochs: int) -> None:
     check_samples(samples)
-    if not is_whole(cache) or cache < 0:
+    if not is_integer(cache) or cache < 0:
         raise ConfigError(f"cache is {cache!r}; it is a whole number of samples, 0 or more")
-    if not is_whole(epochs) or epochs < 1:
+    if not is_integer(epochs) or epochs < 1:
         raise ConfigError(f"epochs is {epochs!r}; a run has a whole number of epochs, at least 1")
 
 
 def _check_bundle(bundle: int, samples: int) -> None:
     check_samples(samples)
-    if not is_whole(bundle) or not 1 <= bundle <= samples:
+    if not is_integer(bundle) or not 1 <= bundle <= samples:
         raise ConfigError(
             f"bundle is {bundle!r}; of {samples:,} samples a bundle takes a whole number from 1 to all of them"
         )

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
-from penstock.plan.orders import is_whole
 from penstock.policy.eviction import check_eviction
 from penstock.trace.references import as_string, next_uses, number_objects
+from penstock.units import is_integer
 
 Ids = NDArray[np.int64]
 Hits = NDArray[np.bool_]
@@ -161,6 +161,6 @@ def _object_sizes(ids: Ids, objects: int, sizes_bytes: NDArray[Any]) -> Ids:
 
 
 def _checked_size(size: Any) -> int:
-    if not is_whole(size) or size < 0:
+    if not is_integer(size) or size < 0:
         raise ConfigError(f"cache size is {size!r}; it is a whole number, 0 or more")
     return min(int(size), LARGEST_CACHE)

@@ -24,9 +24,9 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, Order, RepeatingOrder, split_locally
 from penstock.plan.frequency import first_steps, readers_of_epoch, steps_of_reads
-from penstock.plan.orders import is_whole
 from penstock.policy.homes import Homes, place_by_hash, place_cover, place_frequency
 from penstock.policy.push import decide_min, decide_push
+from penstock.units import is_integer
 
 Ids = NDArray[np.int64]
 
@@ -247,7 +247,7 @@ def compare_schemes(
 
 def check_samples_held(samples_held: int) -> None:
     """Raise ConfigError unless ranks can hold so many samples."""
-    if not is_whole(samples_held) or samples_held < 0:
+    if not is_integer(samples_held) or samples_held < 0:
         raise ConfigError(
             f"samples_held is {samples_held!r}; ranks hold a whole number of samples, 0 or more"
         )

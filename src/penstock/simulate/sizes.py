@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError
 from penstock.plan.orders import check_samples, check_seed
 from penstock.plan.random import derive_key, generator_for
+from penstock.units import is_integer
 
 Sizes = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -113,7 +114,7 @@ class SizeDistribution:
         for bound, value in (("min_bytes", self.min_bytes), ("max_bytes", self.max_bytes)):
             if value is None and bound == "max_bytes":
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            if not is_integer(value):
                 raise ConfigError(f"{bound} is {value!r}; it must be a whole number of bytes")
             if not 0 <= value <= _LARGEST_BYTES:
                 raise ConfigError(f"{bound} is {value}; it must be from 0 to 2**53 bytes")

@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, FormatError
 from penstock.machine.ssd import Drive, PageOp, Ssd, Wear, Work
-from penstock.plan.orders import is_whole
 from penstock.plan.random import derive_key, generator_for
-from penstock.units import parse_bytes
+from penstock.units import is_integer, parse_bytes
 
 #: Runs of pages that are done at once: an interruption is noticed after each.
 _RUNS_AT_ONCE = 500_000
@@ -53,7 +52,7 @@ class WriteFile:
     line: int = 0
 
     def __post_init__(self) -> None:
-        if not is_whole(self.size_bytes) or self.size_bytes < 0:
+        if not is_integer(self.size_bytes) or self.size_bytes < 0:
             raise ConfigError(
                 f"{self.name!r} is to be of {self.size_bytes!r} bytes; a file has a whole number of them, zero or more"
             )
@@ -404,7 +403,7 @@ def run_stream(
     done: told how many operations are done, of `stream.length` times `repeat`.
     Raises: ConfigError naming the operation's line.
     """
-    if not is_whole(repeat) or repeat < 1:
+    if not is_integer(repeat) or repeat < 1:
         raise ConfigError(f"repeat is {repeat!r}; a stream runs a whole number of times, at least once")
     before = drive.erases()
     start = drive.copy() if phases_from_start else None
