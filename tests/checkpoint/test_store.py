@@ -380,10 +380,10 @@ def test_a_snapshot_or_the_parent_of_stores_named_in_place_of_a_store_is_told_as
         opened(inner)  # what it saved there would go with the snapshot
     lines: list[str] = []
     for step in (None, 1):
-        with pytest.raises(ConfigError, match=r"runs is no store, but stores lie below it: a, b$"):
+        with pytest.raises(ConfigError, match=r"runs is no store, but contains stores: a, b$"):
             opened(tmp_path / "runs", report=lines.append).restore(step)
     assert len(lines) == 2, "who looks whether there is something to restore is told when the store is opened"
-    assert lines[0].endswith("runs is no store, but stores lie below it: a, b")
+    assert lines[0].endswith("runs is no store, but contains stores: a, b")
 
 
 def test_a_number_to_keep_is_how_many_of_the_newest_stay(folder: Path) -> None:

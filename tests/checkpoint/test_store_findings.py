@@ -485,9 +485,11 @@ def test_why_there_is_no_room_on_the_fast_tier_is_told(folder: Path) -> None:
         store.save(2, state).wait()
         may_drain.set()
 
-    told = f"; written to {folder / 'slow'} at once: {folder / 'fast'} has no room for it: "
-    needed = "it needs up to 4.01 MB, and 7 MB are there, of which 4 MB hold what is not drained yet"
-    assert any(line.endswith(told + needed) for line in lines)
+    why = (
+        f"; written to {folder / 'slow'} at once: the snapshot takes up to 4.01 MB, and {folder / 'fast'} has space "
+        "for 7 MB, of which snapshots that are not drained yet take 4 MB"
+    )
+    assert any(line.endswith(why) for line in lines)
 
 
 # -- Types -----------------------------------------------------------------------------------------------------

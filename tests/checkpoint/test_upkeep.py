@@ -18,6 +18,7 @@ from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.recipe import Way
 from penstock.checkpoint.upkeep import Place, Upkeep
 from penstock.errors import ConfigError, DataError
+from penstock.units import format_bytes
 
 WAY = Way("progressive", 10, "balance")
 
@@ -266,8 +267,10 @@ def test_a_new_snapshot_goes_to_the_fast_tier_until_that_is_full_of_what_is_not_
     assert upkeep.place(50_000) == Place(0)
     refused = upkeep.place(50_001)
     assert refused.tier == 1
-    assert refused.why_not_nearer.startswith(f"{fast} has no room for it: ")
-    assert refused.why_not_nearer.endswith(" hold what is not drained yet")
+    assert refused.why_not_nearer.startswith(f"the snapshot takes up to 50 kB, and {fast} has space for ")
+    assert refused.why_not_nearer.endswith(
+        f", of which snapshots that are not drained yet take {format_bytes(held)}"
+    )
     assert upkeep.next_to_drain(0.0) == 3
     assert steps_in(fast) == [1, 2, 3]
 

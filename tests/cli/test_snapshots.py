@@ -288,7 +288,7 @@ def test_a_snapshot_is_no_store_and_its_store_is_named(
     assert run("list", ".") == 1
     assert ". is one snapshot of the store" in capsys.readouterr().err
     assert run("list", folder_of_snapshots.parent) == 1
-    assert f"stores lie below it: {folder_of_snapshots.name}" in capsys.readouterr().err
+    assert f"is no store, but contains stores: {folder_of_snapshots.name}" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_not_there_is_not_made_and_in_an_empty_one_nothing_is_verified(

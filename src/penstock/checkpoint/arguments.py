@@ -102,10 +102,10 @@ def checked_reference(reference: Any) -> Literal["memory", "stored"]:
 
 
 def ranks_or_reader(make: Any) -> tuple[Ranks, str]:
-    """Return the ranks that use a store together, and why it can only be read, or "".
+    """Return the ranks that use a store together, and why this process may only read it, or "".
 
-    make: None: the ranks of this job. A process that was started as one of several, and does not know the others yet,
-        reads for itself.
+    make: returns the ranks; None: the ranks of this job. A process that was started as one of several, and does not
+        know the others yet, reads by itself.
     Raises: ConfigError as `made_ranks`.
     """
     if make is not None:

@@ -22,9 +22,9 @@ from penstock.policy.keeping import StoredSnapshot
 
 T = TypeVar("T")
 
-#: Stores below a folder that a message names.
+#: How many stores below a folder a message names.
 _MOST_STORES = 5
-#: Folders that are looked into for stores, whenever a store is opened.
+#: How many folders are searched for stores when a store is opened.
 _MOST_LOOKED_INTO = 50
 #: How often one looks again because what was to be read was removed meanwhile: each time, a snapshot came and went.
 MOST_LOOKS = 10
@@ -407,7 +407,7 @@ class Catalog:
         if isinstance(last, LocalTier):
             if not last.path.exists():
                 return f"{last.name} does not exist"
-            if instead := told_of_no_store(last.path):
+            if instead := describe_mistaken_folder(last.path):
                 return f"{last.name} {instead}"
         return f"{' and '.join(tier.name for tier in self.tiers)} has none at all: nothing was saved there"
 
@@ -449,14 +449,14 @@ class Catalog:
         )
 
 
-def told_of_no_store(path: Path) -> str:
-    """Return what a folder is that was named in place of a store's: a snapshot, or the parent of stores; else ""."""
+def describe_mistaken_folder(path: Path) -> str:
+    """Return why a folder is no store: it is a snapshot, or the parent of stores; else ""."""
     path = path.absolute()
-    return told_of_snapshot(path) or _told_of_stores_below(path)
+    return describe_snapshot_folder(path) or _describe_stores_below(path)
 
 
-def told_of_snapshot(path: Path) -> str:
-    """Return what to say of a folder that is one snapshot of a store; else ""."""
+def describe_snapshot_folder(path: Path) -> str:
+    """Return which store's snapshot a folder is; "" if it is none."""
     path = path.absolute()
     step = step_of(path.name)
     if step is None or not (path / MANIFEST).exists():
@@ -464,7 +464,7 @@ def told_of_snapshot(path: Path) -> str:
     return f"is one snapshot of the store at {path.parent}: open that folder, where restore(step={step}) returns it"
 
 
-def _told_of_stores_below(path: Path) -> str:
+def _describe_stores_below(path: Path) -> str:
     folders = _folders_in(path)
     if any(step_of(name) is not None for name in folders):
         return ""
@@ -476,7 +476,7 @@ def _told_of_stores_below(path: Path) -> str:
     if not stores:
         return ""
     more = f" and {len(stores) - _MOST_STORES} more" if len(stores) > _MOST_STORES else ""
-    return f"is no store, but stores lie below it: {', '.join(stores[:_MOST_STORES])}{more}"
+    return f"is no store, but contains stores: {', '.join(stores[:_MOST_STORES])}{more}"
 
 
 def _folders_in(path: Path) -> list[str]:

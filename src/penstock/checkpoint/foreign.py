@@ -36,7 +36,7 @@ from penstock.checkpoint.tree import (
     Framework,
     MappingNode,
     Tree,
-    describe_whole,
+    describe_full,
     part_of,
     read_tree,
     write_node,
@@ -364,7 +364,7 @@ def _entries(source: Readable) -> tuple[list[Entry], dict[str, str]]:
             metadata[name] = owner
 
     def array(leaf: ArrayLeaf) -> dict[str, Any]:
-        return describe_whole(leaf, instead[leaf.name])
+        return describe_full(leaf, instead[leaf.name])
 
     if not is_plain:
         metadata[_TREE] = json.dumps(write_node(root, array), separators=(",", ":"))

@@ -28,8 +28,7 @@ _TABLE = re.compile(r"[0-9a-f]{32}")
 _PART_FILE = re.compile(r"part-\d{5,9}(-[0-9a-f]{32})?\.pst")
 _LARGEST = 2**63 - 1
 _MOST_DIMENSIONS = 64
-#: What a manifest and a part file have at most that is of no tensor, for each rank; what a manifest says at most of
-#: where one is.
+#: Most bytes for a rank that are of no tensor, in the manifest and in its part; most bytes for a tensor's place.
 _REST_BYTES, _PLACE_BYTES = 1024, 24
 
 
@@ -144,9 +143,9 @@ def write_layout(layout: Layout) -> list[Any]:
 
 
 def bytes_beside(tree: JSON, layouts: Sequence[Layout], own_bytes: Sequence[int] = (0,)) -> int:
-    """Return what a snapshot takes at most beside its blocks: its manifest, and the tables of its parts.
+    """Return the most bytes that a snapshot takes besides its blocks: its manifest, and the tables of its parts.
 
-    own_bytes: of each rank, what the tree of what it has for itself takes in the manifest.
+    own_bytes: bytes in the manifest of each rank's `per_rank` tree.
     """
     said = json.dumps([tree, [write_layout(layout) for layout in layouts]], separators=(",", ":"))
     blocks = sum(map(count_blocks, layouts))

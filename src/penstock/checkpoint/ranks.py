@@ -263,7 +263,7 @@ class Ranks:
     def _did_not_arrive(self, ranks: Sequence[int], what: str) -> str:
         return (
             f"{named_ranks(ranks)} of {self.size} did not arrive at {what} within {self._timeout_seconds:g} s; the log "
-            "there may say whether it ended or what it waits for; where one rank is to work by itself, give ranks=alone"
+            "there may say whether it ended or what it waits for; if one rank should work by itself, give ranks=alone"
         )
 
 

@@ -98,7 +98,7 @@ class Restored(Mapping[str, Any]):
         told = [f"{len(self.not_loaded)} not loaded"] if self.not_loaded else []
         told += [f"{len(self.not_found)} not found"] if self.not_found else []
         more = f"; {', '.join(told)}" if told else ""
-        # Of what DCP saved under the keys 0, 1, ... it is a list.
+        # A state that DCP saved under the keys 0, 1, ... is a list.
         is_mapping = isinstance(self.state, Mapping)
         parts = ", ".join(map(str, self.state)) if is_mapping else type(self.state).__name__
         return f"<Restored step {self.step}: {parts}{more}>"
@@ -296,7 +296,7 @@ class Restorer:
                 f"{_some(loading.not_loaded)}, and `into` has {_some(loading.not_found)}"
             )
         if strict and (loading.not_loaded or loading.not_found):
-            raise ConfigError(_told_of_difference(manifest.step, loading))
+            raise ConfigError(_describe_mismatch(manifest.step, loading))
         if framework == "numpy":
             _check_numpy(tree, only)
         own: Loading | None = None
@@ -339,16 +339,16 @@ def _check_numpy(tree: Tree, only: Iterable[str] | None) -> None:
                 )
 
 
-def _told_of_difference(step: int, loading: Loading) -> str:
-    """Return what to say where a state and the snapshot that is to be loaded into it have different names."""
-    told = []
+def _describe_mismatch(step: int, loading: Loading) -> str:
+    """Return which names only `into` or only the snapshot has."""
+    differences = []
     if loading.not_found:
-        told.append(f"missing in the snapshot: {_some(loading.not_found)}")
+        differences.append(f"missing in the snapshot: {_some(loading.not_found)}")
     if loading.not_loaded:
-        told.append(f"unexpected in the snapshot: {_some(loading.not_loaded)}")
+        differences.append(f"unexpected in the snapshot: {_some(loading.not_loaded)}")
     return (
-        f"`into` and the snapshot of step {step} differ in their names: {'; '.join(told)}. Nothing was changed. An "
-        "optimizer has no state before its first step: restore() without `into` and give it the result by "
+        f"`into` and the snapshot of step {step} differ in their names: {'; '.join(differences)}. Nothing was changed. "
+        "An optimizer has no state before its first step: restore() without `into` and give it the result by "
         "load_state_dict. Else name what to restore, such as only=['model/*'], or give strict=False, which leaves out "
         "what only one of them has"
     )

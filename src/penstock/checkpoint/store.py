@@ -35,7 +35,7 @@ from penstock.checkpoint.arguments import (
     ranks_or_reader,
     taken_apart,
 )
-from penstock.checkpoint.catalog import Catalog, told_of_no_store, told_of_snapshot
+from penstock.checkpoint.catalog import Catalog, describe_mistaken_folder, describe_snapshot_folder
 from penstock.checkpoint.codecs import DEFAULT
 from penstock.checkpoint.drain_process import Apart
 from penstock.checkpoint.draining import Drainer
@@ -55,7 +55,7 @@ from penstock.checkpoint.tensors import Layout
 from penstock.checkpoint.throttle import CappedTier
 from penstock.checkpoint.tier import Tier
 from penstock.checkpoint.tree import Framework
-from penstock.checkpoint.upkeep import Upkeep, told_of_little_space
+from penstock.checkpoint.upkeep import Upkeep, describe_little_space
 from penstock.checkpoint.wire import messages
 from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.checkpoint.writing import Piece
@@ -74,7 +74,7 @@ from penstock.policy.space import SpaceNeeded
 from penstock.trace.schema import Kind
 from penstock.units import is_integer, parse_bytes, parse_rate
 
-#: File systems give out space in blocks of so many bytes.
+#: Block size of file systems.
 _DISK_BLOCK_BYTES = 4096
 
 
@@ -218,7 +218,7 @@ class SnapshotStore:
             )
         self._staging_bytes = staging
         self._threads = int(threads or default_coders())
-        #: Why nothing can be written, where this process does not know which others do; or "".
+        #: Why this process cannot write: it does not know the other ranks of its job; else "".
         self._ranks, self._reads_only = ranks_or_reader(ranks)
         self._schedule = timing
         #: Of their own, for they decide while a save is under way; where the step alone does not decide.
@@ -229,8 +229,8 @@ class SnapshotStore:
         # No method of the store: what is told by threads must not keep a store alive that nobody has any more.
         self._told = quiet(telling if self._ranks.rank == 0 else None)
         main = open_tier(folder, storage_options)
-        # What is saved inside of a snapshot goes with it.
-        if isinstance(main, LocalTier) and (instead := told_of_snapshot(main.path)):
+        # A store inside a snapshot would be deleted with it.
+        if isinstance(main, LocalTier) and (instead := describe_snapshot_folder(main.path)):
             raise ConfigError(f"{main.name} {instead}")
         self._tiers: list[Tier] = [main]
         if fast is not None:
@@ -295,7 +295,7 @@ class SnapshotStore:
                 else None,
             )
         self._areas = (StagingArea(), StagingArea())
-        #: Whether it is known that there is space, or was told that there may be none.
+        #: Whether `prepare` or the first save has checked the free space.
         self._is_space_checked = False
         #: What was last told of floats that differ between ranks.
         self._told_apart = ""
@@ -308,13 +308,13 @@ class SnapshotStore:
         self._cost: SaveCost | None = None
         self._since_seconds = time.monotonic()
         self._is_closed = False
-        #: Kernels are compiled by another process while it is open: blocks are stored as they are until then.
+        #: While it is open another process compiles the codec, and blocks are stored as they are until it is done.
         self._lease = Lease(self._told)
         #: Which writes; those that are forked from it do not.
         self._process = os.getpid()
-        if told := told_of_little_space(main):
-            self._told(told)
-        if isinstance(main, LocalTier) and (instead := told_of_no_store(main.path)):
+        if warning := describe_little_space(main):
+            self._told(warning)
+        if isinstance(main, LocalTier) and (instead := describe_mistaken_folder(main.path)):
             self._told(f"{main.name} {instead}")
         # A store that nobody closes is not written by anybody any more: its folders are others'.
         weakref.finalize(self, _let_go_unclosed, os.getpid(), self._upkeep, self._drainer).atexit = False
@@ -398,11 +398,11 @@ class SnapshotStore:
 
     @property
     def _least_seconds(self) -> float:
-        """Return how long saves are apart at least; 0 where that is not known."""
+        """Return the shortest time between two saves, in seconds; 0 where it is not known."""
         return self._schedule.least_seconds if self._schedule is not None else 0.0
 
     def _saves_until_old_ones_go(self) -> range:
-        """Return the steps of saves, one after the other, of which the last ones take no more space."""
+        """Return steps 1, 2, ... of as many saves as it takes until the space that snapshots take grows no more."""
         distance = self._way.snap_dis
         longest = distance.most if isinstance(distance, AutoDistance) else distance
         stay, age_seconds = self._keep.last or 5, self._keep.max_age_seconds
@@ -411,9 +411,9 @@ class SnapshotStore:
         return range(1, 2 * (stay + longest) + 1)
 
     def _check_first(self, step: int, flat: Flat, layouts: Sequence[Layout]) -> None:
-        """Check before the first save, unless `prepare` did, whether there is space; all ranks call it.
+        """Check the free space before the first save, unless `prepare` did; all ranks call it.
 
-        Raises: ConfigError if there is none for this snapshot. That what is kept later may have none is told.
+        Reports that later snapshots may not fit. Raises: ConfigError if this one does not.
         """
         if self._is_space_checked:
             return
@@ -421,11 +421,11 @@ class SnapshotStore:
 
         def on_first() -> None:
             self._upkeep.open_for_writing()
-            told = self._upkeep.check_first(
+            warning = self._upkeep.check_first(
                 step, state_bytes, self._saves_until_old_ones_go(), self._way, self._least_seconds
             )
-            if told:
-                self._told(told)
+            if warning:
+                self._told(warning)
 
         self._ranks.ask_first(f"the check of space for step {step}", on_first)
         self._is_space_checked = True
@@ -440,9 +440,9 @@ class SnapshotStore:
         Returns: once the state is copied and may change; `wait()` of it returns once the snapshot is durable.
 
         Raises: ConfigError naming the value of the state that a snapshot does not hold, or that differs between
-            ranks, or if the state is no mapping, there is a snapshot of this step, or the first one of the store has
-            no space; FormatError if one of a newer
-            Penstock is there, beside which nothing is written; what the save before failed with.
+            ranks, or if the state is no mapping, there is a snapshot of this step, or there is no space for the
+            first snapshot of the store; FormatError if the store holds a snapshot of a newer Penstock; what the save
+            before failed with.
         """
         self._check_open()
         step = checked_step(step)
@@ -544,7 +544,7 @@ class SnapshotStore:
             self._upkeep.replace_damaged(job.step)
             if self._catalog.copies(job.step):
                 raise ConfigError(self._catalog.there_already(job.step))
-            # Each rank's part, the manifest and the folder end within a block.
+            # The folder, the manifest and each rank's part fill their last block only in part.
             files_bytes = _DISK_BLOCK_BYTES * (self._ranks.size + 2)
             beside_bytes = bytes_beside(job.tree, layouts, own_bytes) + files_bytes
             place = self._upkeep.place(sum(layout.nbytes for layout in layouts) + beside_bytes)

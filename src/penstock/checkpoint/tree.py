@@ -52,7 +52,7 @@ MOST_DEPTH = 100
 #: Of an array; NumPy's limit.
 MOST_DIMENSIONS = 64
 _KINDS = ("torch", "numpy", "bytes")
-#: What quantised tensors of torch are made of.
+#: Type of the integers of a quantised tensor of torch, by its own type.
 QUANTIZED = {"qint8": "int8", "quint8": "uint8", "qint32": "int32"}
 _MOST_NAMES = 5
 _LEAST_INT, _LARGEST_INT = -(1 << 63), (1 << 63) - 1
@@ -86,7 +86,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Quantizer:
-    """What the integers of a quantised tensor of torch stand for: (integer - zero point) * scale.
+    """Maps the integers of a quantised tensor of torch to its values: (integer - zero point) * scale.
 
     dtype: a name in `QUANTIZED`. axis: along which each channel has a scale and a zero point of its own; None: the
     tensor has one of each. zero_points: integers, or floats where the tensor is of `per_channel_affine_float_qparams`.
@@ -125,7 +125,7 @@ class ArrayLeaf:
 
     @property
     def type_name(self) -> str:
-        """Return what NumPy or torch call the array's type."""
+        """Return the name of the array's type in NumPy or torch."""
         if self.quantizer is not None:
             return self.quantizer.dtype
         return f"bytes{8 * self.text_bytes}" if self.text_bytes else self.view.dtype.name
@@ -252,14 +252,14 @@ def write_node(node: Node, array: Callable[[ArrayLeaf], JSON] | None = None) -> 
 
 def describe(leaf: ArrayLeaf) -> JSON:
     """Return what the tree says of an array."""
-    body = describe_whole(leaf, leaf.of)
+    body = describe_full(leaf, leaf.of)
     if not leaf.is_whole:
         body["view"] = write_view(leaf.view)
     return body
 
 
-def describe_whole(leaf: ArrayLeaf, of: str) -> dict[str, JSON]:
-    """Return what the tree says of an array that is all of a tensor. of: the tensor's name."""
+def describe_full(leaf: ArrayLeaf, of: str) -> dict[str, JSON]:
+    """Return the tree's entry of an array that is a full tensor, not a view of one. of: name of the tensor."""
     body: dict[str, JSON] = {"of": of, "kind": leaf.kind}
     flags = {"parameter": leaf.is_parameter, "grad": leaf.requires_grad, "big_endian": leaf.is_big_endian}
     body |= {flag: True for flag, is_set in flags.items() if is_set}
@@ -271,7 +271,7 @@ def describe_whole(leaf: ArrayLeaf, of: str) -> dict[str, JSON]:
 
 
 def write_quantizer(quantizer: Quantizer) -> dict[str, JSON]:
-    """Return what the tree says of a quantizer."""
+    """Return the tree's entry of a quantizer."""
     points = quantizer.zero_points
     return {
         "dtype": quantizer.dtype,

@@ -24,14 +24,14 @@ from penstock.policy.keeping import Keep, StoredSnapshot, dependents, to_forget
 from penstock.policy.space import MOST_SHARE, SpaceNeeded, check_space, space_needed
 from penstock.units import format_bytes
 
-#: Below that no snapshot has space, whatever its state.
+#: The smallest snapshot takes about as much, whatever its state.
 _LEAST_BYTES = 16 << 10
 
 
-def told_of_little_space(tier: Tier) -> str:
-    """Return what to say of a tier on which a snapshot as large as the last one has no space, or "".
+def describe_little_space(tier: Tier) -> str:
+    """Return a warning where a snapshot as large as the last one does not fit on a tier, or "".
 
-    Nothing fails because of it; what cannot be read is for others to tell.
+    A tier or manifest that cannot be read gives no warning: the save that needs it raises.
     """
     if not isinstance(tier, LocalTier):
         return ""
@@ -44,7 +44,7 @@ def told_of_little_space(tier: Tier) -> str:
     if free_bytes is None or free_bytes >= max(last_bytes, _LEAST_BYTES):
         return ""
     last = f", and the last snapshot there takes {format_bytes(last_bytes)}" if last_bytes else ""
-    return f"{tier.name} has {format_bytes(free_bytes)} free{last}: make room before the next save"
+    return f"{tier.name} has {format_bytes(free_bytes)} free{last}: free some space before the next save"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +222,11 @@ class Upkeep:
         return needed
 
     def _shares(self, way: Way) -> dict[bool, float]:
-        """Return what this training's snapshots took so far of a state, by whether one was whole."""
+        """Return the stored share of the last baseline (True) and of the last delta (False), where there is one."""
         shares: dict[bool, float] = {}
         for copy in self._catalog.on_tier(len(self._catalog.tiers) - 1):
             if copy.manifest is not None and copy.manifest.raw_bytes and copy.manifest.codec == way.codec:
-                # Tiny ones take more than their numbers.
+                # Tiny snapshots take more than their tensors.
                 share = min(MOST_SHARE, copy.manifest.stored_bytes / copy.manifest.raw_bytes)
                 shares[copy.manifest.reference is None] = share
         return shares
@@ -234,10 +234,11 @@ class Upkeep:
     def check_first(
         self, step: int, state_bytes: int, steps: Sequence[int], way: Way, seconds_between_saves: float
     ) -> str:
-        """Return what to say where the snapshots to come may have no space on the tier where they stay, or "".
+        """Return a warning where the snapshots to come may not fit on the last tier, or "".
 
-        steps: of so many saves as it takes until old snapshots go.
-        Raises: ConfigError if not even that of this step has space there, and there is no other tier; DataError.
+        step: training step of the first save. steps: steps of as many saves as it takes until old snapshots are
+            pruned.
+        Raises: ConfigError if there is one tier, and this snapshot does not fit on it; DataError.
         """
         tier = self._catalog.tiers[-1]
         free_bytes = tier.free_bytes()
@@ -248,7 +249,7 @@ class Upkeep:
         if one_bytes > free_bytes and len(self._catalog.tiers) == 1:
             raise ConfigError(
                 f"{tier.name} has {format_bytes(free_bytes)} free, and the snapshot of step {step} takes up to "
-                f"{format_bytes(one_bytes)}: make room, or save to another folder"
+                f"{format_bytes(one_bytes)}: free some space, or save to another folder"
             )
         try:
             self.check_space(state_bytes, steps, way, seconds_between_saves)
@@ -284,11 +285,14 @@ class Upkeep:
                 undrained_bytes = sum(
                     nbytes for step, nbytes in tiers.fast_bytes.items() if step not in tiers.on_slow
                 )
-                told = f"{format_bytes(capacity_bytes)} are there"
+                capacity = format_bytes(capacity_bytes)
                 if undrained_bytes:
-                    told += f", of which {format_bytes(undrained_bytes)} hold what is not drained yet"
+                    capacity += (
+                        f", of which snapshots that are not drained yet take {format_bytes(undrained_bytes)}"
+                    )
                 return Place(
-                    1, f"{fast.name} has no room for it: it needs up to {format_bytes(new_bytes)}, and {told}"
+                    1,
+                    f"the snapshot takes up to {format_bytes(new_bytes)}, and {fast.name} has space for {capacity}",
                 )
             going = self._catalog.take_out(0, admission.forget)
         self._remove(going)

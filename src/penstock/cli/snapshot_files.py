@@ -76,7 +76,7 @@ def check_store(folder: str, fast: Path | None = None) -> None:
 
     Raises: ConfigError if there is no such folder, or it is that of a snapshot or the parent of stores.
     """
-    from penstock.checkpoint.catalog import told_of_no_store
+    from penstock.checkpoint.catalog import describe_mistaken_folder
 
     for place in (folder, fast):
         if place is None or "://" in str(place):
@@ -84,7 +84,7 @@ def check_store(folder: str, fast: Path | None = None) -> None:
         path = Path(place).absolute()
         if not path.is_dir():
             raise ConfigError(f"{place} is no folder: name the one that a training saves its snapshots to")
-        if instead := told_of_no_store(path):
+        if instead := describe_mistaken_folder(path):
             raise ConfigError(f"{place} {instead}")
 
 

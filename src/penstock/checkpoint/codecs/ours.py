@@ -90,7 +90,7 @@ class _Scratch(threading.local):
         self._second = np.empty(0, np.uint8)
 
     def second(self, nbytes: int) -> Bytes:
-        """Return uint8[nbytes], where a block is encoded in another way, too."""
+        """Return uint8[nbytes] for a second encoding of the same block."""
         if self._second.size < nbytes:
             self._second = np.empty(nbytes, np.uint8)
         return self._second[:nbytes]
