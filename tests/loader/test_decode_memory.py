@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import subprocess
 import sys
 import threading
@@ -11,10 +13,12 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 from penstock.errors import ConfigError, DataError
 from penstock.loader import Loader
-from penstock.loader.transforms import Resize, ToTensor
+from penstock.loader.transforms import RandomHorizontalFlip, Resize, ToTensor
+from penstock.loader.transforms.jpeg import JpegHeader
 from penstock.loader.transforms.memory import DecodeMemory, Need
 from penstock.loader.transforms.sizes import read_size
 
@@ -35,16 +39,21 @@ def picture(nbytes: int) -> Need:
 
 def take(memory: DecodeMemory, buffers: Buffers, nbytes: int | None) -> threading.Event:
     """Take in a thread of its own, and return once it has or waits; the event says that it has."""
-    has = threading.Event()
+    has, has_or_waits = threading.Event(), threading.Event()
+    wait = memory._changed.wait
+
+    def note_and_wait() -> None:
+        has_or_waits.set()
+        wait()
 
     def run() -> None:
         memory.take(buffers, None if nbytes is None else picture(nbytes))
         has.set()
+        has_or_waits.set()
 
-    waiting = len(memory._waiting)
+    setattr(memory._changed, "wait", note_and_wait)  # noqa: B010 - mypy refuses the plain form
     threading.Thread(target=run).start()
-    while len(memory._waiting) == waiting and not has.is_set():
-        pass
+    assert has_or_waits.wait(20)
     return has
 
 
@@ -90,8 +99,22 @@ def test_a_picture_of_unknown_size_is_decoded_alone() -> None:
     has = take(memory, unknown, None)
 
     assert not has.is_set()
+    assert memory.alone == 1
     memory.give_back(busy)
     assert has.wait(10)
+
+
+def test_buffers_that_grew_after_a_picture_gave_its_memory_back_are_counted_at_its_end() -> None:
+    """Behind a user's callable, which runs without a reservation, a picture may be resampled once more."""
+    memory, first, second = DecodeMemory(100), Buffers(), Buffers()
+    memory.take(first, picture(40))
+    memory.give_back(first)
+    first.kept = picture(70)
+    memory.give_back(first)
+
+    memory.take(second, picture(40))
+
+    assert first.kept.total == 0, "its buffers were in the way"
 
 
 def test_a_picture_that_can_never_fit_says_what_it_takes() -> None:
@@ -99,16 +122,96 @@ def test_a_picture_that_can_never_fit_says_what_it_takes() -> None:
         DecodeMemory(100).take(Buffers(), picture(101))
 
 
-@pytest.mark.parametrize("extension", [".png", ".bmp", ".webp"])
-def test_the_size_of_other_formats_is_read_from_the_header(extension: str) -> None:
-    scene = np.random.default_rng(0).integers(0, 256, (37, 53, 3), np.uint8)
-    data = cv2.imencode(extension, scene)[1].tobytes()
+SCENE = np.random.default_rng(0).integers(0, 256, (37, 53, 3), np.uint8)
 
-    assert read_size(data) == (37, 53)
-    assert all(read_size(data[:cut]) is None for cut in range(20))
-    if extension == ".webp":
-        lossless = cv2.imencode(extension, scene, [cv2.IMWRITE_WEBP_QUALITY, 101])[1].tobytes()
-        assert read_size(lossless) == (37, 53)
+
+def encoded(kind: str, scene: np.ndarray = SCENE, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(scene).save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def turned(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(encoded("PNG"), id="PNG"),
+        pytest.param(encoded("BMP"), id="BMP"),
+        pytest.param(encoded("WEBP"), id="WebP"),
+        pytest.param(encoded("WEBP", lossless=True), id="lossless WebP"),
+        pytest.param(encoded("GIF"), id="GIF"),
+        pytest.param(encoded("PPM"), id="PPM"),
+        pytest.param(encoded("PPM", SCENE[:, :, 0]), id="PGM"),
+        pytest.param(
+            encoded("PPM").replace(b"\n53 37\n", b"\n# 1 2\n53 # 3 4\n37\n"), id="PPM with comments"
+        ),
+        pytest.param(encoded("TIFF"), id="TIFF"),
+        pytest.param(encoded("TIFF", compression="tiff_lzw"), id="compressed TIFF"),
+        pytest.param(encoded("TIFF", big_endian=True), id="TIFF of another byte order"),
+        pytest.param(encoded("TIFF", exif=turned(3)), id="TIFF upside down"),
+        pytest.param(encoded("TIFF", exif=turned(6)), id="TIFF on its side"),
+    ],
+)
+def test_the_size_of_other_formats_is_read_from_the_header_as_libraries_decode_it(data: bytes) -> None:
+    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    assert pixels is not None
+    size = pixels.shape[:2]
+
+    assert read_size(data) == size
+    assert read_size(memoryview(data)) == size
+    with Image.open(io.BytesIO(data)) as image:
+        assert (image.height, image.width) == size
+    assert all(read_size(data[:cut]) is None for cut in range(8))
+
+
+def test_a_header_that_makes_no_sense_tells_no_size() -> None:
+    assert read_size(b"II*\0" + b"\xff" * 60) is None
+    assert read_size(b"MM\0*" + bytes(60)) is None
+    assert read_size(b"GIF89a" + bytes(20)) is None
+    assert read_size(b"P6 0 0 255 ") is None
+    assert read_size(b"P6 " + b"#" * 10_000) is None
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "JPEG2000"])
+def test_pictures_whose_size_nothing_says_are_decoded_alone_and_reported_once(
+    tmp_path: Path, kind: str
+) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.png").write_bytes(encoded(kind))
+    lines: list[str] = []
+    options: dict[str, Any] = {"batch_size": 2, "epochs": 2, "memory": "40 MB", "report": lines.append}
+
+    with Loader(tmp_path, transforms=[Resize((8, 8)), ToTensor()], **options) as loader:
+        for _ in range(2):
+            assert sum(len(labels) for _, labels in loader) == 4
+
+    clauses = ["one at a time, as nothing says beforehand how large they are" in line for line in lines[-2:]]
+    assert clauses == [kind == "JPEG2000", False]
+
+
+def test_callables_that_wait_for_each_other_do_not_wait_for_memory_as_well(tmp_path: Path) -> None:
+    """There is memory for one picture at a time; a callable ran while its picture still had it."""
+    write(tmp_path / "large", 1500, 2000, [])
+    both, calls = threading.Barrier(2), itertools.count()
+
+    def meet(picture: np.ndarray) -> np.ndarray:
+        if next(calls) < 2:
+            both.wait(20)
+        return picture
+
+    options: dict[str, Any] = {"batch_size": 2, "epochs": 1, "memory": "72 MB", "decoders": 2, "report": None}
+    with Loader(
+        tmp_path / "large", transforms=[RandomHorizontalFlip(), meet, Resize((8, 8))], **options
+    ) as loader:
+        one = loader._work._pipeline.decode_bytes(1500, 2000, JpegHeader(1500, 2000, 3, 8, False, 16, True))  # type: ignore[union-attr]
+        assert loader.memory.decoding_bytes < 2 * one
+        assert sum(len(labels) for _, labels in loader) == 6
 
 
 SCRIPT = """

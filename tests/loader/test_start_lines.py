@@ -58,6 +58,7 @@ def setup_of(plan: AccessPlan, transforms: Any = TO_ARRAY, **fields: Any) -> Set
         False,
         placement,
         limits,
+        2,
         "one per core (cgroup limit)",
     )
     return replace(setup, **fields)

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import LoaderClosed, printable
 from penstock.flow import waits
+from penstock.flow.lock_use import ASK_EVERY_SECONDS, LockUse
 from penstock.flow.patience import Patience
 from penstock.flow.recorder import Recorder, Ring
 from penstock.flow.staging import Reference, StagingBuffer
@@ -204,6 +205,11 @@ class Engine:
 
         #: The sample that each worker is at and since when, by worker; for `waits` only.
         self._at: dict[int, tuple[int, float]] = {}
+        #: When each decode worker may ask for the interpreter's lock again; each writes its own entry.
+        self._next_ask: dict[int, float] = {}
+        #: Of Loads that ended while another ran, and when the last one ended. Under the lock.
+        self._lock_use = LockUse()
+        self._load_ended = 0.0
         self._first_decoder = _FIRST_WORKER + readers
         self._recent_read_seconds: deque[float] = deque(maxlen=_RECENT_READS)
         self._consumer_waits: tuple[int, int, float] | None = None
@@ -320,6 +326,11 @@ class Engine:
     def threads(self) -> ThreadFacts:
         """How many decode workers load at once, and why."""
         return self._scheduler.threads
+
+    @property
+    def lock_use(self) -> LockUse:
+        """What tells whether decode workers wait for the interpreter's lock, since the start."""
+        return self._lock_use
 
     @property
     def is_forked(self) -> bool:
@@ -493,8 +504,19 @@ class Engine:
         return self._scheduler.read_failed(read, now)
 
     def _load_done(
-        self, load: Load, result: LoadResult, seconds: tuple[float, float], now: float
+        self,
+        load: Load,
+        result: LoadResult,
+        seconds: tuple[float, float],
+        asked_seconds: float | None,
+        now: float,
     ) -> list[Instruction]:
+        wall_seconds, cpu_seconds = seconds
+        if self._scheduler.loads_running > 1:
+            # No longer than this Load: before it there may have been nothing to do.
+            since_last = min(now - self._load_ended, wall_seconds)
+            self._lock_use = self._lock_use.plus(since_last, cpu_seconds, asked_seconds)
+        self._load_ended = now
         for item, error in result.failed:
             waiters = [] if item.read is None else item.read.waiters
             self._note_failure(error, item.sample, [(load.batch, item.index), *waiters])
@@ -589,12 +611,23 @@ class Engine:
         def at(sample: int) -> None:
             self._at[worker] = (sample, self._clock())
 
+        asked_seconds = self._ask_for_lock(worker)
         begin, computed = self._clock(), time.thread_time()
         result = self._work.load(load, ring, at)
         seconds = self._clock() - begin, time.thread_time() - computed
         self._at.pop(worker, None)
         self._recent_read_seconds.extend(result.read_seconds)
-        self._inbox.append(partial(self._load_done, load, result, seconds))
+        self._inbox.append(partial(self._load_done, load, result, seconds, asked_seconds))
+
+    def _ask_for_lock(self, worker: int) -> float | None:
+        """Let go of the interpreter's lock and return how long it takes to have it again; None where it is not time."""
+        begin = self._clock()
+        if self._scheduler.loads_running < 2 or begin < self._next_ask.get(worker, begin):
+            return None
+        time.sleep(0)
+        end = self._clock()
+        self._next_ask[worker] = end + ASK_EVERY_SECONDS
+        return end - begin
 
 
 def _close_at_exit(reference: weakref.ref[Engine]) -> None:

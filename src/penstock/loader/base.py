@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 from penstock.compiling import Lease
 from penstock.errors import ConfigError, DataError, LoaderClosed, printable
 from penstock.flow.engine import Departure, Engine, Whole
+from penstock.flow.lock_use import LockUse
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import DeviceEvent, StagingBuffer, are_small
 from penstock.loader.budget import MemoryBudget
 from penstock.loader.dataset import DatasetWork, MapDataset
+from penstock.loader.images import ImageWork
 from penstock.loader.opening import Opening
 from penstock.loader.progress import Collector
 from penstock.loader.setup import open_any, order_of, read_machine, set_up, with_memory
@@ -132,8 +134,8 @@ class BaseLoader(ABC, Generic[Batch]):
             slices, whose sizes differ by one at most, the thesis' "uniform" ones, "strided" ... (see `AccessPlan`).
         dtype, layout: of the images, "float32", "float16", "bfloat16" or "uint8", "NCHW" or "NHWC".
         memory: bound on batch slots, bytes in passing, pictures being decoded and the memory tier together, as in
-            "8 GiB"; what callables of yours allocate is not in it. A quarter of what this process may use, shared by
-            the ranks of a host, unless given.
+            "8 GiB"; what callables of yours get and allocate is not in it. A quarter of what this process may use,
+            shared by the ranks of a host, unless given.
         machine: what reads cost here, or its file (see `penstock calibrate`); learned while running unless given.
         readers: reads in flight at most. decoders: threads that decode, or call a data set; unless given, one per
             core to begin with, then as many as raise the rate. Under torchrun, the ranks of a host share its cores.
@@ -235,6 +237,9 @@ class BaseLoader(ABC, Generic[Batch]):
         #: Batches that the pass has handed out.
         self._delivered = 0
         self._skipped: list[SkippedSample] = []
+        #: What shows whether threads wait for the interpreter's lock: when last judged, and what was seen then.
+        self._lock_use_before = self._lock_use = LockUse()
+        self._has_reported_alone = False
         self._is_closed = False
         #: The thread that is inside `iter` or `next`, None while none is.
         self._thread_inside: int | None = None
@@ -521,7 +526,9 @@ class BaseLoader(ABC, Generic[Batch]):
         metrics = None if ended is None else self._collector.epoch(ended)
         if ended is not None and metrics is not None and metrics.seconds and self._report is not None:
             line = limiting(metrics, self._work.read_from)
-            self._report(f"{self._name}: {line}{self._told_threads(metrics)}{self._told_skips(ended)}")
+            self._report(
+                f"{self._name}: {line}{self._lock_clause(metrics)}{self._alone_clause()}{self._told_skips(ended)}"
+            )
 
     def _judge(self, whole: Whole) -> tuple[list[int], list[SkippedSample], Exception | None]:
         """Return the places of a batch that can be handed out, what is skipped, and what is to be raised instead."""
@@ -545,17 +552,34 @@ class BaseLoader(ABC, Generic[Batch]):
 
     # Bookkeeping
 
-    def _told_threads(self, metrics: EpochMetrics) -> str:
+    def _lock_clause(self, metrics: EpochMetrics) -> str:
         """Name Python code that holds the interpreter's lock, where the training waited for it."""
-        facts = self._engine.threads
+        seen, cpus = self._engine.lock_use.since(self._lock_use_before), self._setup.cpus
+        if seen.is_enough:
+            self._lock_use_before = self._engine.lock_use
+            self._lock_use = seen
+        elif self._engine.threads.threads > 1:
+            self._lock_use = (
+                LockUse()
+            )  # of an earlier epoch; one thread, which shows nothing, may be there for it
         waited = stall_share(metrics.stall_seconds, metrics.own_seconds)
         calls_python = isinstance(self._work, DatasetWork) or self._work.calls_python
-        if not calls_python or not facts.holds_lock or facts.more is None or waited < NOTHING_TO_GAIN:
+        if not calls_python or not self._lock_use.is_by_lock(cpus) or waited < NOTHING_TO_GAIN:
             return ""
-        threads, ratio = facts.more
         return (
-            f"; its Python code holds the interpreter's lock: {format_count(threads, 'thread')} gave {ratio:.2f} x the "
-            "rate of one"
+            "; its Python code holds the interpreter's lock: threads that had work used "
+            f"{self._lock_use.processors:.2f} of {cpus} processors"
+        )
+
+    def _alone_clause(self) -> str:
+        """Report once that pictures are decoded one at a time."""
+        alone = self._work.decoded_alone if isinstance(self._work, ImageWork) else 0
+        if not alone or self._has_reported_alone:
+            return ""
+        self._has_reported_alone = True
+        return (
+            f"; decoded {format_count(alone, 'picture')} one at a time, as nothing says beforehand how large they are: "
+            "JPEG, PNG, BMP, WebP, GIF, PNM and TIFF are decoded by all threads at once"
         )
 
     def _told_skips(self, epoch: int) -> str:

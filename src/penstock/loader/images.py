@@ -73,12 +73,12 @@ class ImageWork:
         sizes_bytes: int64[samples], of the files. sample: tells how many pixels there are to a byte, and in which
             format; a photograph is assumed where it cannot be read.
         """
-        like: JpegHeader | None = JpegHeader(1, 8, 3, 8, is_lossless=False, unit_columns=16, has_end=True)
+        like: JpegHeader | bytes = JpegHeader(1, 8, 3, 8, is_lossless=False, unit_columns=16, has_end=True)
         height, width, nbytes = 3, 4, 2
         try:
             data = calls.one(self.describe(sample), lambda: self._source.read(sample))
-            like = read_header(data) if is_jpeg(data) else None
-            size = read_size(data) if like is None else (like.height, like.width)
+            like = read_header(data) if is_jpeg(data) else bytes(data[:4])
+            size = read_size(data) if isinstance(like, bytes) else (like.height, like.width)
             if size is not None:
                 (height, width), nbytes = size, len(data)
         except WaitTimeout:
@@ -97,6 +97,11 @@ class ImageWork:
     def limit_decoding(self, limit_bytes: int) -> None:
         """Say how much memory all threads may take to decode, before the first Load."""
         self._memory = DecodeMemory(limit_bytes)
+
+    @property
+    def decoded_alone(self) -> int:
+        """How many pictures were decoded one at a time so far: their headers do not say how large they are."""
+        return self._memory.alone if self._memory is not None else 0
 
     def attach(self, staging: StagingBuffer) -> None:
         """Say where decoded samples go, before the first Load."""

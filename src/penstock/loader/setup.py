@@ -45,6 +45,7 @@ class Setup:
     sizes_bytes: int64[samples], as stored; zeros for a data set, which does not tell.
     machine: with the memory budget as its storage classes.
     is_measured: whether the machine was given, rather than guessed until reads have been observed.
+    cpus: how many threads can compute at once.
     decoders_because: why there are as many decode threads, for people.
     """
 
@@ -57,6 +58,7 @@ class Setup:
     is_measured: bool
     placement: Placement
     limits: StagingLimits
+    cpus: int
     decoders_because: str
 
 
@@ -213,7 +215,9 @@ def set_up(
         tiers[1] = MemoryTier(budget.tier_bytes)
     placement = place_by_frequency(plan, rank, sizes_bytes, [tier.capacity_bytes for tier in on.storage[1:]])
     limits = StagingLimits(budget.slots, readers, decoders, budget.undecoded_bytes, most_decoders)
-    return Setup(plan, rank, sizes_bytes, work, budget, on, machine is not None, placement, limits, because)
+    return Setup(
+        plan, rank, sizes_bytes, work, budget, on, machine is not None, placement, limits, cpus, because
+    )
 
 
 def _memory_bytes(memory: str | int | None) -> int:

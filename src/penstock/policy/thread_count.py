@@ -55,11 +55,6 @@ class ThreadFacts:
     more: tuple[int, float] | None
     fewer: tuple[int, float] | None
 
-    @property
-    def holds_lock(self) -> bool:
-        """Whether threads mostly waited for each other: one of them alone was as fast as several."""
-        return self.threads == 1 and self.more is not None and self.more[1] < _WORTH_ONE
-
 
 @dataclass(slots=True)
 class _Sums:

@@ -22,15 +22,16 @@ from penstock.loader.transforms.geometry import Box
 from penstock.loader.transforms.jpeg import Encoded, JpegHeader, is_jpeg, read_header
 from penstock.loader.transforms.memory import Need
 from penstock.loader.transforms.pixels import Buffer, Pixels
-from penstock.loader.transforms.sizes import read_size
+from penstock.loader.transforms.sizes import is_tiff, read_size
 from penstock.loader.transforms.turbojpeg import EDGE_COLUMNS, TurboJpeg, find_library
 
 #: In the order of preference.
 JPEG_DECODERS = ("turbojpeg", "simplejpeg", "opencv", "pillow")
 
 #: Bytes that a library takes for a pixel of a whole picture, besides our buffer: its picture of three or four channels,
-#: and copies of it. Measured: tests/loader/test_decode_memory.py.
-_OPENCV, _PILLOW = 4, 14
+#: and copies of it; of a TIFF file, as much again as it stores, up to 8 bytes, if that is not compressed. Measured:
+#: tests/loader/test_decode_memory.py, and 6.4 for a TIFF file of 8 bits, 4.7 for a GIF file, 3.5 and less for others.
+_OPENCV, _OPENCV_TIFF, _PILLOW = 5, 12, 14
 
 
 class Picture:
@@ -41,7 +42,7 @@ class Picture:
     def __init__(
         self, data: Encoded, decoders: Decoders, reserve: Callable[[None], None] = lambda need: None
     ) -> None:
-        """reserve: called before anything is decoded whose size is unknown.
+        """reserve: called before anything is decoded whose size no header says.
 
         Raises: DataError if data is empty or no image.
         """
@@ -84,12 +85,15 @@ class Picture:
         return self._decoders.decode_jpeg(self._source, self._header, box, shrink)
 
     @classmethod
-    def imagined(cls, height: int, width: int, like: JpegHeader | None, decoders: Decoders) -> Picture:
-        """Return a picture without data, to ask what it would need: a JPEG like another one, or None for no JPEG."""
+    def imagined(cls, height: int, width: int, like: JpegHeader | bytes, decoders: Decoders) -> Picture:
+        """Return a picture without data, to ask what it would need: a JPEG like another one, or what a file of another
+        format begins with."""
         picture = cls.__new__(cls)
         picture._decoders, picture._source, picture._whole = decoders, b"", None
-        picture._header, picture._is_unseen = None, like is None
-        if like is not None:
+        picture._header, picture._is_unseen = None, False
+        if isinstance(like, bytes):
+            picture._source, picture._is_unseen = like, True
+        else:
             scale = height * width / (like.height * like.width)
             picture._header = like._replace(
                 height=height, width=width, coefficient_bytes=int(scale * like.coefficient_bytes)
@@ -102,7 +106,7 @@ class Picture:
         if self._header is not None:
             pixels, passing = self._decoders.bytes_for_jpeg(self._header, box, shrink)
         elif self._is_unseen:
-            pixels, passing = self._decoders.bytes_for_other(self.height, self.width)
+            pixels, passing = self._decoders.bytes_for_other(self._source, self.height, self.width)
         else:
             return None
         return Need(pixels, 0, passing + len(self._source))  # the thread may have read it itself
@@ -148,9 +152,10 @@ class Decoders:
             columns = min(columns, box.width // shrink + 2 + header.unit_columns + 2 * EDGE_COLUMNS)
         return Buffer.bytes_for(rows, columns), passing
 
-    def bytes_for_other(self, height: int, width: int) -> tuple[int, int]:
+    def bytes_for_other(self, data: Encoded, height: int, width: int) -> tuple[int, int]:
         """Return what `decode_other` takes at most: in the buffer, and in passing."""
-        return Buffer.bytes_for(height, width), (_OPENCV if self._has_opencv else _PILLOW) * height * width
+        per_pixel = (_OPENCV_TIFF if is_tiff(data) else _OPENCV) if self._has_opencv else _PILLOW
+        return Buffer.bytes_for(height, width), per_pixel * height * width
 
     @staticmethod
     def _is_for_pillow(header: JpegHeader) -> bool:

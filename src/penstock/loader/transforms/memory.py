@@ -83,7 +83,13 @@ class DecodeMemory:
         #: What each thread has: for its picture, or in its buffers while it decodes none.
         self._taken: dict[Buffers, int] = {}
         self._busy: set[Buffers] = set()
+        self._alone = 0
         self._waiting: deque[object] = deque()
+
+    @property
+    def alone(self) -> int:
+        """How many pictures were decoded alone, because their need was unknown."""
+        return self._alone
 
     def take(self, buffers: Buffers, need: Need | None) -> None:
         """Take what a picture needs, or wait for it. need: None if it is unknown, which takes everything.
@@ -97,6 +103,7 @@ class DecodeMemory:
                 'pictures out with on_error="skip"'
             )
         with self._changed:
+            self._alone += need is None
             if self._waiting or not self._fits(buffers, self._with_kept(buffers, need)):
                 self._wait_for(buffers, self._limit_bytes if need is None else need.total)
             else:
@@ -104,8 +111,11 @@ class DecodeMemory:
             self._busy.add(buffers)
 
     def give_back(self, buffers: Buffers) -> None:
-        """End a picture: only the buffers stay taken. Harmless where nothing was taken."""
-        if buffers not in self._busy:
+        """End a picture: only the buffers stay taken. Harmless where nothing was taken.
+
+        Once more after steps that used buffers without asking, as behind a user's callable, it counts them.
+        """
+        if buffers not in self._busy and self._taken.get(buffers, 0) == buffers.kept.total:
             return
         with self._changed:
             self._busy.discard(buffers)

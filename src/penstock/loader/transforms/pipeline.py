@@ -178,10 +178,10 @@ class Pipeline:
                 self._output_shape = self._finished(value).shape
         return self._output_shape
 
-    def decode_bytes(self, height: int, width: int, like: JpegHeader | None) -> int:
+    def decode_bytes(self, height: int, width: int, like: JpegHeader | bytes) -> int:
         """Return about how much memory it takes to decode a picture of this size, the most of a few random draws.
 
-        like: of a JPEG of the same kind; None for a picture that is no JPEG.
+        like: of a JPEG of the same kind; what the file begins with for a picture that is no JPEG.
         """
         if not self._is_visual:
             return 0

@@ -141,6 +141,7 @@ class Blended:
         return size + size // 4
 
     def take(self, size: int) -> NDArray[np.uint8]:
-        if size > self._bytes.size:
-            self._bytes = np.zeros(size + size // 4, np.uint8)
-        return self._bytes
+        found = self._bytes  # another thread may `drop` it at any time
+        if size > found.size:
+            found = self._bytes = np.zeros(size + size // 4, np.uint8)
+        return found

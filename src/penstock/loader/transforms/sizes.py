@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import re
 import struct
 
 from penstock.loader.transforms.jpeg import Encoded
 
+#: Of a PBM, PGM or PPM file, whose header is text with comments; so long a header is read at most.
+_PNM = re.compile(rb"P[1-6]" + 2 * rb"(?:\s|#[^\n\r]*[\n\r])+(\d{1,9})" + rb"[\s#]")
+_PNM_HEADER_BYTES = 4096
+#: Of a TIFF file's tags, and how their values are stored.
+_TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_ORIENTATION = 256, 257, 274
+_TIFF_TYPES = {3: "H", 4: "I"}
+
+
+def is_tiff(data: Encoded) -> bool:
+    return bytes(data[:4]) in (b"II*\0", b"MM\0*")
+
 
 def read_size(data: Encoded) -> tuple[int, int] | None:
-    """Return (height, width) of a PNG, BMP or WebP file; None for anything else, or where the header is damaged."""
+    """Return (height, width) of a PNG, BMP, WebP, GIF, PNM or TIFF file as it is decoded.
+
+    None for anything else, or where the header is damaged.
+    """
     head = bytes(data[:30])
     width = height = 0
-    if head[:8] == b"\x89PNG\r\n\x1a\n" and head[12:16] == b"IHDR" and len(head) >= 24:
+    if is_tiff(head):
+        width, height = _tiff_size(data)
+    elif head[:6] in (b"GIF87a", b"GIF89a") and len(head) >= 10:
+        width, height = struct.unpack("<HH", head[6:10])
+    elif match := _PNM.match(bytes(data[:_PNM_HEADER_BYTES]) if head[:1] == b"P" else b""):
+        width, height = int(match[1]), int(match[2])
+    elif head[:8] == b"\x89PNG\r\n\x1a\n" and head[12:16] == b"IHDR" and len(head) >= 24:
         width, height = struct.unpack(">II", head[16:24])
     elif head[:2] == b"BM" and len(head) >= 26 and struct.unpack("<I", head[14:18])[0] >= 40:
         width, height = (abs(size) for size in struct.unpack("<ii", head[18:26]))
@@ -25,3 +46,21 @@ def read_size(data: Encoded) -> tuple[int, int] | None:
             case b"VP8X":
                 width, height = (int.from_bytes(head[at : at + 3], "little") + 1 for at in (24, 27))
     return (height, width) if height > 0 and width > 0 else None
+
+
+def _tiff_size(data: Encoded) -> tuple[int, int]:
+    """Return (width, height) of the first picture; zeros where it cannot be told."""
+    order = "<" if bytes(data[:2]) == b"II" else ">"
+    tags: dict[int, int] = {}
+    try:
+        (directory,) = struct.unpack_from(f"{order}I", data, 4)
+        (count,) = struct.unpack_from(f"{order}H", data, directory)
+        for at in range(directory + 2, directory + 2 + 12 * count, 12):
+            tag, kind = struct.unpack_from(f"{order}HH", data, at)
+            if tag in (_TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_ORIENTATION):
+                (tags[tag],) = struct.unpack_from(order + _TIFF_TYPES[kind], data, at + 8)
+        width, height = tags[_TIFF_WIDTH], tags[_TIFF_HEIGHT]
+    except (struct.error, KeyError):
+        return 0, 0
+    # From 5 on rows and columns change places, which both Pillow and OpenCV do.
+    return (height, width) if tags.get(_TIFF_ORIENTATION, 1) >= 5 else (width, height)

@@ -72,7 +72,7 @@ class Scratch:
             self._memory.take(self, need)
 
     def end_picture(self) -> None:
-        """Give back what the picture took, but for the buffers."""
+        """Give back what the picture took, but for the buffers. More than once is harmless."""
         if self._memory is not None:
             self._memory.give_back(self)
 
@@ -209,6 +209,7 @@ def call_stage(function: Callable[..., Any], place: int, key: int, to_array: Sin
         if isinstance(value, Image):
             assert to_array is not None, "pictures are decoded only where a built-in asks for them"
             value = value.settled(to_array, scratch)
+        scratch.end_picture()  # the user's code may wait for another thread, which waits for this memory
         try:
             if takes_rng:
                 return function(value, rng=generator_for(key, draws.epoch, int(draws.samples[index])))

@@ -1,0 +1,53 @@
+"""Python code that holds the interpreter's lock, told from code that waits for a store or computes without it."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.flow.lock_use import LockUse
+
+
+def use(loads: int, cpu_seconds: float, asked_seconds: list[float]) -> LockUse:
+    """Loads of 10 ms on two threads, one of which ends every 5 ms."""
+    sums = LockUse()
+    for load in range(loads):
+        asked = asked_seconds[load % len(asked_seconds)] if asked_seconds else None
+        sums = sums.plus(0.005, cpu_seconds, asked)
+    return sums
+
+
+@pytest.mark.parametrize(
+    ("cpu_seconds", "asked_seconds", "cpus", "expected"),
+    [
+        pytest.param(0.005, [0.005, 0.00001], 2, True, id="Python code of two threads"),
+        pytest.param(0.005, [0.005, 0.00001], 1, False, id="on the only processor there is"),
+        pytest.param(
+            0.005, [0.00002], 2, False, id="half of the time in a store, which leaves the lock free"
+        ),
+        pytest.param(0.010, [0.005], 2, False, id="two processors in use, wanted by other programs too"),
+        pytest.param(0.001, [0.005], 2, False, id="the lock kept by another thread of the process"),
+        pytest.param(0.004, [0.005], 2, False, id="half of two processors in use by other programs"),
+        pytest.param(0.005, [], 2, False, id="nobody asked"),
+    ],
+)
+def test_the_lock_is_to_blame_where_it_is_kept_and_one_processor_is_used(
+    cpu_seconds: float, asked_seconds: list[float], cpus: int, expected: bool
+) -> None:
+    assert use(100, cpu_seconds, asked_seconds).is_by_lock(cpus) == expected
+
+
+def test_little_says_nothing() -> None:
+    assert not use(9, 0.005, [0.005]).is_enough
+    assert not use(9, 0.005, [0.005]).is_by_lock(2)
+    assert use(10, 0.005, [0.005]).is_by_lock(2)
+
+
+def test_a_part_of_a_run_is_judged_by_itself() -> None:
+    first = use(100, 0.010, [0.00001])
+    then = first
+    for _ in range(20):
+        then = then.plus(0.005, 0.005, 0.005)
+
+    assert not then.is_by_lock(2)
+    assert then.since(first).is_by_lock(2)
+    assert then.since(first).processors == pytest.approx(1.0)
