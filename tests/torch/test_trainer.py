@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -10,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.patience import patient
 from torch import nn
 
 with warnings.catch_warnings():
@@ -195,3 +199,25 @@ def test_what_is_no_store_or_no_trainer_is_refused(make: Callable[..., Trainer],
         SnapshotCallback(make(), "runs/a")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"^trainer is 3"):
         SnapshotCallback(3, open_store("2 steps"))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_two_ranks_that_are_killed_go_on_as_if_they_had_not_been(tmp_path: Path) -> None:
+    """Under torchrun, with a store opened after the Trainer and without ranks=; DDP with running statistics."""
+    job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = Path(__file__).with_name("trainer_torchrun.py")
+    killed, again = (
+        subprocess.run(
+            [*job, script, tmp_path, life], capture_output=True, text=True, timeout=patient(60), check=False
+        )
+        for life in ("killed", "again")
+    )
+
+    assert killed.returncode, "it was killed"
+    assert again.returncode == 0, again.stderr
+    for rank in range(2):
+        resumed, straight = json.loads((tmp_path / f"report-{rank}.json").read_text())
+        assert resumed["steps"] == [4, 5, 6, 7, 8]
+        assert straight["steps"] == [1, 2, 3, 4, 5, 6, 7, 8]
+        assert resumed["model"] == straight["model"]
+        assert not resumed["is alone"]

@@ -56,8 +56,8 @@ def digests_of(flat: Flat) -> dict[str, Said]:
     return said
 
 
-def told_apart(of_ranks: Sequence[dict[str, Said]]) -> str:
-    """Return what to say of floats that differ between ranks, or "": they may, as the means of a batch norm do.
+def differing_floats(of_ranks: Sequence[dict[str, Said]]) -> list[str]:
+    """Return the names of floats that differ between ranks: they may, as the means of a batch norm do.
 
     of_ranks: what `digests_of` returned on each.
     Raises: ConfigError naming what else differs, or is not on all ranks.
@@ -80,13 +80,17 @@ def told_apart(of_ranks: Sequence[dict[str, Said]]) -> str:
                 f"{_named([name for name in first if name in wrong])} between rank 0 and rank {rank}, and the state is "
                 "to be equal on all ranks: give what a rank has for itself as per_rank="
             )
-    floats = [
+    return [
         name
         for name in first
         if all(other[name][2] for other in of_ranks)
         and any(other[name][2] != first[name][2] for other in of_ranks)
     ]
-    return f"{_named(floats)} between ranks: kept as one of them has it" if floats else ""
+
+
+def describe_differing(floats: Sequence[str]) -> str:
+    """Return a line that names floats that differ between ranks; "" if there are none."""
+    return f"{_named(floats)} between ranks: kept as rank 0 has it" if floats else ""
 
 
 def _named(names: Sequence[str]) -> str:

@@ -44,7 +44,7 @@ from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.manifest import bytes_beside, read_layout, write_layout
 from penstock.checkpoint.ranks import Ranks, alone, ranks_of_this_job
 from penstock.checkpoint.recipe import RAW, Way, warm_up, way_of
-from penstock.checkpoint.replicas import digest_of, digests_of, told_apart
+from penstock.checkpoint.replicas import describe_differing, differing_floats, digest_of, digests_of
 from penstock.checkpoint.restoring import Restored, Restorer
 from penstock.checkpoint.saving import BackgroundSave, Saved, Saving, Waves
 from penstock.checkpoint.sharding import Assignment, assign, check_whole
@@ -297,8 +297,8 @@ class SnapshotStore:
         self._areas = (StagingArea(), StagingArea())
         #: Whether `prepare` or the first save has checked the free space.
         self._is_space_checked = False
-        #: What was last told of floats that differ between ranks.
-        self._told_apart = ""
+        #: The last report of floats that differ between ranks.
+        self._differing = ""
         #: Of all ranks, when they last agreed: a digest of each rank's layouts, and who writes what.
         self._agreed: tuple[builtins.list[str], tuple[Assignment, ...]] | None = None
         self._way = way
@@ -434,8 +434,8 @@ class SnapshotStore:
         """Copy a state, and write it in the background.
 
         state: nested mappings and lists of torch or NumPy arrays and plain values; equal on all ranks. Plain values
-            and small arrays in main memory are compared; of floats that differ a line is told, as of the running
-            means that each rank of a data-parallel training has for itself.
+            and small arrays in main memory are compared; floats that differ, such as the running means
+            of a batch norm, are reported and kept as rank 0 has them.
         per_rank: the same, of what this rank has for itself, such as its random generator.
         Returns: once the state is copied and may change; `wait()` of it returns once the snapshot is durable.
 
@@ -459,7 +459,10 @@ class SnapshotStore:
         # What differs in its layout is told first.
         layouts, mine = self._shared(flat, own, step, [of_layouts for of_layouts, _ in digests])
         if len({of_values for _, of_values in digests}) > 1:
-            self._compare(step, flat)
+            differing = self._compare(step, flat)
+            # As DDP broadcasts them at the next step: those of rank 0.
+            of_first = frozenset(layout for layout in layouts if layout.name in differing)
+            mine = mine | of_first if self._ranks.rank == 0 else mine - of_first
         self._check_first(step, flat, layouts)
         sources = [source for source in held if source.layout in mine]
         cuts = waves_of(sources, self._staging_bytes)
@@ -636,13 +639,17 @@ class SnapshotStore:
         digests = self._ranks.together(f"the state of step {step}", take_apart)
         return *taken[0], digests
 
-    def _compare(self, step: int, flat: Flat) -> None:
-        """Tell what differs between ranks. Raises: ConfigError, but for floats."""
-        of_ranks = self._ranks.all_gather(f"the values of step {step}", digests_of(flat))
-        alike = told_apart(of_ranks)
-        if alike and alike != self._told_apart:
-            self._told(f"step {step}: {alike}")
-        self._told_apart = alike
+    def _compare(self, step: int, flat: Flat) -> builtins.list[str]:
+        """Return the names of floats that differ between ranks, and report them.
+
+        Raises: ConfigError naming what else differs.
+        """
+        floats = differing_floats(self._ranks.all_gather(f"the values of step {step}", digests_of(flat)))
+        line = describe_differing(floats)
+        if line and line != self._differing:
+            self._told(f"step {step}: {line}")
+        self._differing = line
+        return floats
 
     def _shared(
         self, flat: Flat, own: Flat | None, step: int, digests: builtins.list[str]
