@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -36,6 +37,12 @@ from tests.patience import patient  # noqa: E402
 
 # pytest-timeout takes it from here: a limit in pyproject.toml would be the same on every machine.
 os.environ.setdefault("PYTEST_TIMEOUT", f"{patient(300):.0f}")
+
+# No test fails because the machine is busy: neither by what an example takes, nor by what drawing one does.
+settings.register_profile(
+    "patient", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("patient")
 
 SKIPS_FILE = Path(__file__).with_name("skips.txt")
 SHARED_MEMORY = Path("/dev/shm")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 SLOWNESS_VARIABLE = "PENSTOCK_TEST_SLOWNESS"
 _LOOPS = 200_000
@@ -17,6 +18,17 @@ _LOOP_SECONDS = 10e-3
 def patient(seconds: float) -> float:
     """Return a limit in seconds that suits a quiet machine, scaled to this one."""
     return seconds * float(os.environ[SLOWNESS_VARIABLE])
+
+
+def wait_until(holds: Callable[[], object], seconds: float = 20) -> None:
+    """Look again and again until something holds that nothing announces, and leave the processor to others meanwhile.
+
+    Raises: AssertionError if it does not within so many `patient` seconds.
+    """
+    deadline = time.monotonic() + patient(seconds)
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.001)
 
 
 def _measure_slowness() -> float:

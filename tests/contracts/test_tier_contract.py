@@ -166,7 +166,7 @@ class TestTierContract:
 
         assert torn == []
 
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
     @given(st.lists(st.tuples(st.integers(0, 8), st.binary(max_size=30)), max_size=20), st.integers(1, 120))
     def test_it_behaves_like_a_dictionary_of_bounded_size(
         self, build: Build, puts: list[tuple[int, bytes]], capacity_bytes: int

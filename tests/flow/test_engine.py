@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.patience import patient, wait_until
 
 from penstock.errors import DataError, LoaderClosed, StagingError, WaitTimeout
 from penstock.flow import waits
@@ -34,7 +35,7 @@ class NumberWork:
 
     def read(self, read: Read) -> int:
         if read.sample in self.shut:
-            self.gate.wait(20)
+            self.gate.wait(patient(20))
         if read.sample in self.broken:
             raise DataError(f"{self.describe(read.sample)} is broken")
         return read.sample
@@ -204,14 +205,12 @@ def test_a_slot_that_comes_back_and_is_lent_again_while_the_slots_are_counted_is
     engine, referred = running.engine, running.staging.is_referred_to
     gate = threading.Event()
     batch = running.take(0, 0)
-    engine._post(lambda _: [] if gate.wait(20) else None)  # no worker hears of what is dropped
-    while engine._loads.qsize():
-        pass
+    engine._post(lambda _: [] if gate.wait(patient(20)) else None)  # no worker hears of what is dropped
+    wait_until(lambda: not engine._loads.qsize())
 
     def look_when_it_has_arrived(slot: int) -> bool:
         gate.set()
-        while (0, 1) not in engine._arrived:
-            pass
+        wait_until(lambda: (0, 1) in engine._arrived)
         return referred(slot)
 
     monkeypatch.setattr(running.staging, "is_referred_to", look_when_it_has_arrived)
@@ -225,7 +224,7 @@ def test_a_wait_beyond_patience_says_who_waits_for_which_file_and_how_others_far
 ) -> None:
     work = NumberWork()
     work.shut = {3}
-    running = run(AccessPlan(Sequential(20), 5, 1), work, patience_seconds=0.05, timeout_seconds=0.2)
+    running = run(AccessPlan(Sequential(20), 5, 1), work, patience_seconds=0.05, timeout_seconds=patient(0.2))
 
     with pytest.raises(WaitTimeout) as caught:
         running.take(0, 0)
@@ -243,8 +242,7 @@ def test_all_waits_of_the_process_are_told_to_whoever_asks_by_its_id(run: Callab
     running = run(AccessPlan(Sequential(20), 5, 1), work)
     waiting = threading.Thread(target=running.take, args=(0, 0))
     waiting.start()
-    while "the training waits" not in waits.all_waits() or "sample 1" not in waits.all_waits():
-        pass
+    wait_until(lambda: "the training waits" in (told := waits.all_waits()) and "sample 1" in told)
 
     answer = waits.ask_waits(os.getpid())
     work.gate.set()
@@ -267,8 +265,7 @@ def test_a_name_that_no_terminal_should_see_reaches_no_line_raw(run: Callable[..
     work = OddNames()
     work.shut = {1}
     running = run(AccessPlan(Sequential(20), 5, 1), work, timeout_seconds=0.05, patience_seconds=0.01)
-    while "sample 1," not in waits.all_waits():
-        pass
+    wait_until(lambda: "sample 1," in waits.all_waits())
     with pytest.raises(WaitTimeout) as caught:
         running.take(0, 0)
     answers = [waits.all_waits(), waits.ask_waits(os.getpid())]
@@ -286,8 +283,7 @@ def test_what_cannot_be_described_does_not_end_the_answers(run: Callable[..., Ru
     work.shut = {0}
     run(AccessPlan(Sequential(20), 5, 1), work)
     line = "sample 0, which cannot be described (KeyError), since"
-    while line not in waits.all_waits():
-        pass
+    wait_until(lambda: line in waits.all_waits())
 
     for _ in range(2):
         answer = waits.ask_waits(os.getpid())
@@ -309,8 +305,7 @@ def test_a_waiter_that_cannot_say_what_it_waits_for_does_not_silence_the_others(
     waits.register(mute)
     try:
         run(AccessPlan(Sequential(20), 5, 1), work)
-        while "sample 1, /data/1.jpg" not in waits.ask_waits(os.getpid()):
-            pass
+        wait_until(lambda: "sample 1, /data/1.jpg" in waits.ask_waits(os.getpid()))
         assert "what waits here cannot be described: ZeroDivisionError\n" in waits.ask_waits(os.getpid())
     finally:
         work.gate.set()
@@ -375,8 +370,7 @@ def test_closing_while_a_read_hangs_warns_and_names_it(
     work = NumberWork()
     work.shut = {0}
     running = run(AccessPlan(Sequential(20), 5, 1), work)
-    while not running.engine._at:
-        pass
+    wait_until(lambda: running.engine._at)
 
     with pytest.warns(RuntimeWarning, match=r"/data/0\.jpg"):
         running.engine.close()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.patience import patient
 
 from penstock.flow.ordered import Workers, in_groups
 
@@ -42,7 +43,7 @@ def test_a_later_thing_that_is_done_first_waits_for_its_turn() -> None:
 
     def work(thing: int) -> int:
         if thing == 0:
-            assert second_is_done.wait(30)
+            assert second_is_done.wait(patient(30))
         else:
             second_is_done.set()
         return thing
@@ -130,7 +131,7 @@ def test_what_is_waited_for_when_an_interrupt_comes_is_finished_too() -> None:
 
     def work(_: int) -> None:
         interrupter.start()
-        assert interrupted.wait(30)
+        assert interrupted.wait(patient(30))
         threading.Event().wait(0.1)  # while the caller would go on
         finished.set()
 
@@ -177,7 +178,7 @@ def test_an_interrupted_close_does_not_take_living_threads_for_ended() -> None:
 
     def work(_: int) -> None:
         works.set()
-        assert goes_on.wait(30)
+        assert goes_on.wait(patient(30))
 
     workers = Workers(1, "test-interrupted")
 
@@ -186,7 +187,7 @@ def test_an_interrupted_close_does_not_take_living_threads_for_ended() -> None:
 
     consumer = threading.Thread(target=consume)
     consumer.start()
-    assert works.wait(30)
+    assert works.wait(patient(30))
     main = threading.main_thread().ident
     assert main is not None
     interrupter = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))

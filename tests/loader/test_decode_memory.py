@@ -14,6 +14,7 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
+from tests.patience import patient
 
 from penstock.errors import ConfigError, DataError
 from penstock.loader import Loader
@@ -53,7 +54,7 @@ def take(memory: DecodeMemory, buffers: Buffers, nbytes: int | None) -> threadin
 
     setattr(memory._changed, "wait", note_and_wait)  # noqa: B010 - mypy refuses the plain form
     threading.Thread(target=run).start()
-    assert has_or_waits.wait(20)
+    assert has_or_waits.wait(patient(20))
     return has
 
 
@@ -65,7 +66,7 @@ def test_a_picture_waits_until_there_is_memory_for_it() -> None:
 
     assert not has.is_set()
     memory.give_back(first)
-    assert has.wait(10)
+    assert has.wait(patient(10))
 
 
 def test_buffers_of_a_thread_that_decodes_nothing_are_dropped_for_one_that_waits() -> None:
@@ -88,8 +89,8 @@ def test_a_large_picture_is_not_passed_by_small_ones_for_ever() -> None:
 
     assert not has_small.is_set(), "10 would fit, but 80 was there first"
     memory.give_back(busy)
-    assert has_large.wait(10)
-    assert has_small.wait(10)
+    assert has_large.wait(patient(10))
+    assert has_small.wait(patient(10))
 
 
 def test_a_picture_of_unknown_size_is_decoded_alone() -> None:
@@ -101,7 +102,7 @@ def test_a_picture_of_unknown_size_is_decoded_alone() -> None:
     assert not has.is_set()
     assert memory.alone == 1
     memory.give_back(busy)
-    assert has.wait(10)
+    assert has.wait(patient(10))
 
 
 def test_buffers_that_grew_after_a_picture_gave_its_memory_back_are_counted_at_its_end() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.patience import patient, wait_until
 
 from penstock.errors import ConfigError, LoaderClosed
 from penstock.flow import waits
@@ -219,7 +220,7 @@ def test_ctrl_c_anywhere_in_the_construction_leaves_no_thread(stride: int) -> No
                 # Struck within Thread.start, before there was a thread: Python goes on to list it.
                 del threading._limbo[thread]  # type: ignore[attr-defined]
             elif thread.name.startswith("penstock"):
-                thread.join(20)
+                thread.join(patient(20))
                 assert not thread.is_alive(), thread.name
 
 
@@ -286,7 +287,7 @@ def test_the_wait_for_a_batch_that_is_skipped_whole_counts_as_stall() -> None:
         def __getitem__(self, index: int) -> Any:
             if index < BATCH:
                 if threading.current_thread().name.startswith("penstock-decode"):
-                    gate.wait(20)
+                    gate.wait(patient(20))
                 raise ValueError("broken")
             return np.full(5, index), f"number {index}"
 
@@ -317,7 +318,7 @@ def test_closing_in_another_thread_ends_a_wait(tmp_path: Path) -> None:
     class Stuck(Numbers):
         def __getitem__(self, index: int) -> Any:
             if index != 0:
-                gate.wait(20)
+                gate.wait(patient(20))
             return super().__getitem__(0)
 
     loader = make(Stuck(), epochs=1, shuffle=False, timeout_seconds=None)
@@ -331,11 +332,10 @@ def test_closing_in_another_thread_ends_a_wait(tmp_path: Path) -> None:
 
     consumer = threading.Thread(target=consume)
     consumer.start()
-    while "the training waits" not in waits.all_waits():
-        pass
+    wait_until(lambda: "the training waits" in waits.all_waits())
     closer = threading.Thread(target=loader.close)
     closer.start()
-    consumer.join(20)
+    consumer.join(patient(20))
     gate.set()
     closer.join()
 
@@ -348,10 +348,10 @@ def test_a_second_thread_in_a_pass_is_refused_and_the_first_goes_on() -> None:
     class Shut(Numbers):
         def __getitem__(self, index: int) -> Any:
             if threading.current_thread().name.startswith("penstock-decode"):
-                gate.wait(20)
+                gate.wait(patient(20))
             return np.full(5, index), f"number {index}"
 
-    with make(Shut(), epochs=2, timeout_seconds=5) as loader:
+    with make(Shut(), epochs=2, timeout_seconds=patient(5)) as loader:
         passes = iter(loader)
         seen: list[int] = []
 
@@ -361,13 +361,12 @@ def test_a_second_thread_in_a_pass_is_refused_and_the_first_goes_on() -> None:
 
         consumer = threading.Thread(target=consume, name="the consumer")
         consumer.start()
-        while "the training waits for the batch" not in waits.all_waits():
-            pass
+        wait_until(lambda: "the training waits for the batch" in waits.all_waits())
         for ask in (lambda: next(passes), lambda: iter(loader)):
             with pytest.raises(ConfigError, match=r"'the consumer' is inside .*queue\.Queue"):
                 ask()
         gate.set()
-        consumer.join(20)
+        consumer.join(patient(20))
 
         assert seen == expected(FullShuffle(SAMPLES, 0), 0, broken=None)
         assert seen_in(loader) == expected(FullShuffle(SAMPLES, 0), 1, broken=None)
@@ -448,7 +447,7 @@ def test_the_last_reference_may_go_in_a_worker_thread_of_the_loader_itself() -> 
     del iterator
     for thread in threading.enumerate():
         if thread.name.startswith("penstock"):
-            thread.join(20)
+            thread.join(patient(20))
     assert not held
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.patience import patient
 
 from penstock.flow.recorder import Recorder
 from penstock.loader.progress import Collector, RunningMetrics
@@ -104,7 +105,7 @@ def test_the_end_of_a_trace_comes_after_all_that_was_recorded_though_a_thread_st
     class SlowDisk(TraceWriter):
         def append(self, spans: Spans, dropped: int = 0) -> None:
             is_writing.set()
-            gate.wait(20)
+            gate.wait(patient(20))
             super().append(spans, dropped)
 
     recorder = Recorder(16)
@@ -113,7 +114,7 @@ def test_the_end_of_a_trace_comes_after_all_that_was_recorded_though_a_thread_st
     ring.record(Kind.READ, 0.0, 1.0, sample=1)
     worker = threading.Thread(target=collector.collect)
     worker.start()
-    is_writing.wait(20)
+    is_writing.wait(patient(20))
     ring.record(Kind.READ, 0.0, 2.0, sample=2)
     closer = threading.Thread(target=collector.close)
     closer.start()

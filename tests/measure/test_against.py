@@ -84,11 +84,12 @@ def test_a_real_run_is_predicted_from_its_file_alone(record: Callable[..., Path]
     assert first.predicted.reads_by_tier == first.measured.reads_by_tier == {SOURCE: IMAGES}
     assert second.predicted.reads_by_tier == second.measured.reads_by_tier == {}
     assert second.predicted.samples == second.measured.samples == IMAGES
-    # The training's own time is taken from the record; the store can be no faster than its wire.
+    # The training's own time is taken from the record; the store can be no faster than its wire, on either side.
     for each in comparison.epochs:
         assert each.predicted.own_seconds == pytest.approx(each.measured.own_seconds)
-    assert first.predicted.stall_seconds >= 0.8 * sizes.sum() / WIRE
-    assert first.measured.stall_seconds >= 0.8 * first.predicted.stall_seconds
+    for trace in (comparison.predicted, comparison.measured):
+        reads = trace.spans[trace.spans["kind"] == Kind.READ]
+        assert reads["end"].max() - reads["start"].min() >= sizes.sum() / WIRE
     assert sum(predicted for predicted, _ in comparison.causes.values()) == pytest.approx(
         comparison.stall_seconds[0]
     )
@@ -130,7 +131,6 @@ def test_a_step_time_that_was_assumed_beforehand_replaces_the_recorded_one(
     comparison = compare(record(), step_seconds=0.25)
 
     assert comparison.epochs[0].predicted.own_seconds == pytest.approx(5 * 0.25)
-    assert comparison.epochs[0].measured.own_seconds < 5 * 0.25
 
 
 def test_a_run_without_a_machine_asks_for_one_and_takes_it(

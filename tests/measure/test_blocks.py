@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.patience import patient, wait_until
 
 from penstock.errors import ConfigError
 from penstock.measure.blocks import record
@@ -255,7 +256,7 @@ def test_an_interruption_ends_the_command_and_keeps_what_was_recorded(
     recorder, program = start_recorder(tmp_path, by, "obedient")
     with recorder:
         recorder.send_signal(number)
-        assert recorder.wait(30) == status
+        assert recorder.wait(patient(30)) == status
 
     assert not is_alive(program)
     recording = read_recording(tmp_path / "out")
@@ -272,7 +273,7 @@ def test_a_second_interruption_kills_a_command_that_does_not_end(tmp_path: Path)
         assert recorder.stdout.readline() == "no\n"
         assert is_alive(program)
         recorder.send_signal(signal.SIGINT)
-        assert recorder.wait(30) == 128 + signal.SIGKILL
+        assert recorder.wait(patient(30)) == 128 + signal.SIGKILL
 
     assert not is_alive(program)
     assert not read_recording(tmp_path / "out").is_complete
@@ -284,10 +285,10 @@ def test_a_recorder_that_is_killed_leaves_a_recording_of_before_and_the_command_
 ) -> None:
     recorder, program = start_recorder(tmp_path, "strace", "obedient")
     with recorder:
-        while not recording_has_rows(tmp_path / "out"):
-            assert recorder.poll() is None
+        wait_until(lambda: recording_has_rows(tmp_path / "out") or recorder.poll() is not None)
+        assert recorder.poll() is None
         recorder.kill()
-        recorder.wait(30)
+        recorder.wait(patient(30))
     assert is_alive(program)
     os.kill(program, signal.SIGKILL)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.patience import patient
+from tests.patience import patient, wait_until
 
 from penstock.trace import read_trace
 
@@ -235,7 +235,7 @@ with Loader(Numbers(), **options) as loader:
 engine._JOIN_SECONDS = 1000
 loader = Loader(Stuck(), **options)
 while not loader._engine._at:
-    pass
+    time.sleep(0.001)
 tell_joins("now")
 loader.close()
 """,
@@ -453,8 +453,8 @@ def test_a_killed_training_can_be_run_again_at_once_twenty_times(
         killed = int(training.until(re.compile(r"\d+")))
         training.until("epoch 2")
         os.kill(killed, signal.SIGKILL)
-        while Path(f"/proc/{killed}").exists():
-            pass
+        process = Path(f"/proc/{killed}")
+        wait_until(lambda process=process: not process.exists())  # type: ignore[misc]
         assert f"penstock-waits-{killed}-" not in Path("/proc/net/unix").read_text()
 
     training.until("all is well")
@@ -616,8 +616,9 @@ def test_a_signal_prints_the_same_while_the_training_waits(stuck: tuple[Training
     wait_until_it_waits(training)
 
     training.process.send_signal(signal.SIGUSR1)
-    while f"reads sample 5, {pipe}, since" not in training.stderr:
-        assert training.process.poll() is None, training.stderr
+    line = f"reads sample 5, {pipe}, since"
+    wait_until(lambda: line in training.stderr or training.process.poll() is not None)
+    assert line in training.stderr
 
     assert "the training waits for the batch of epoch 0, step 1" in training.stderr
     go_on_without(training, pipe)

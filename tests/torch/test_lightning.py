@@ -18,6 +18,8 @@ with warnings.catch_warnings():
     from lightning.fabric.plugins.environments.mpi import MPIEnvironment
     from lightning.pytorch.callbacks import ModelCheckpoint
 
+from tests.patience import patient
+
 from penstock.checkpoint.store import SnapshotStore
 from penstock.errors import ConfigError, DataError
 from penstock.policy.keeping import Keep
@@ -239,7 +241,7 @@ def held_back(tmp_path: Path, may_end: threading.Event) -> Iterator[SnapshotStor
     """A store whose saves end when they may."""
 
     def report(_: str) -> None:
-        assert may_end.wait(60)
+        assert may_end.wait(patient(60))
 
     with SnapshotStore(tmp_path / "store", report=report, threads=1) as store:
         yield store

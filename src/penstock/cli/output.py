@@ -76,7 +76,7 @@ def print_table(table: Table) -> None:
 
     is_terminal = sys.stdout.isatty()
     shown = RichTable(
-        title=table.title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+        title=printable(table.title) or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
     )
     for index, column in enumerate(table.columns):
         shown.add_column(column, justify="right" if index else "left", no_wrap=not is_terminal)
@@ -92,10 +92,11 @@ def progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
         yield lambda _done: None
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(description, total=total)
+        task = bar.add_task(escape(printable(description)), total=total)
         yield lambda done: bar.update(task, completed=done)
 
 
