@@ -20,19 +20,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import compiling
+from penstock import compiling, kernel_cache
 from penstock.checkpoint.codecs.codec import SLACK_BYTES, Coder, Kind, Pair
 from penstock.checkpoint.codecs.ours import CODECS
 from penstock.checkpoint.dtypes import DTYPES
 from penstock.compiling import Lease, Part
+from penstock.errors import ConfigError
 
 ENOUGH_SECONDS = 60.0
 #: "Compiles" for as long as the test wants: until it writes to a pipe what shall become of it. Machine code is a file.
 MODULE = """
 import os
+import threading
 from pathlib import Path
 
 HERE = Path(__file__).parent
+LOCK = threading.Lock()  # as numba has one
 
 def compile_part(name):
     with (HERE / "loaded").open("a") as loaded:
@@ -40,12 +43,14 @@ def compile_part(name):
     code = HERE / f"{name}.code"
     if code.exists():
         return
-    with (HERE / "began").open("a") as began:
-        began.write(f"{os.getpid()}\\n")
-    what = (HERE / "pipe").read_text()
-    if what != "well":
-        raise ValueError(what)
-    code.touch()
+    with LOCK:
+        with (HERE / "began").open("a") as began:
+            began.write(f"{os.getpid()}\\n")
+        what = (HERE / "pipe").read_text()
+        exec("what = what")
+        if what != "well":
+            raise ValueError(what)
+        code.touch()
 """
 
 
@@ -66,9 +71,38 @@ class Kernels:
         (folder / f"{self.name}.py").write_text(MODULE)
         os.mkfifo(folder / "pipe")
 
-    def part(self) -> Part:
+    def part(self, *, loads_aside: bool = False) -> Part:
         """Return a part as each process has one."""
-        return Part(self.name, "loops", "loops", "NumPy serves")
+        return Part(self.name, "loops", "loops", "NumPy serves", loads_aside=loads_aside)
+
+    def cached_part(self) -> Part:
+        """Return a part with a mark that it was compiled, which a thread loads for as long as the test wants."""
+        part = self.part(loads_aside=True)
+        assert part.folder is not None
+        kernel_cache.mark_of(part.folder, "loops").touch()
+        return part
+
+    def program(self, text: str) -> subprocess.Popen[str]:
+        """Start a process with a part that loads aside, `until(found)`, and the text."""
+        head = f"""
+import os, signal, sys, threading, time
+from pathlib import Path
+from penstock.compiling import Lease, Part
+def until(found):
+    while not found():
+        time.sleep(0.01)
+lease = Lease(None)
+part = Part({self.name!r}, "loops", "loops", "NumPy serves", loads_aside=True)
+began = Path({str(self.folder / "began")!r})
+"""
+        return subprocess.Popen(
+            [sys.executable, "-c", head + text],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def go_on(self, what: str = "well") -> None:
         """Have the process that compiles end so; returns once it reads that."""
@@ -167,7 +201,7 @@ def test_threads_that_wait_for_one_part_load_it_once(kernels: Kernels, lease: Le
     until(earlier.ask)
     part = kernels.part()
 
-    with compiling._IMPORTING:
+    with compiling._LOADING:
         waiting = [threading.Thread(target=part.wait) for _ in range(3)]
         for thread in waiting:
             thread.start()
@@ -177,17 +211,20 @@ def test_threads_that_wait_for_one_part_load_it_once(kernels: Kernels, lease: Le
     assert kernels.loaded == 1 + 1, "once for the earlier part, once for all of the threads of this one"
 
 
-def test_what_takes_long_is_said_once(
+def test_compiling_that_takes_long_is_reported_once_on_a_host(
     kernels: Kernels, lease: Lease, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiling, "PATIENCE_SECONDS", 0.0)
-    part = kernels.part()
-    for _ in range(3):
-        part.ask()
+    part, other_rank = kernels.part(), kernels.part()
 
-    assert lines == ["compiling loops, once on this machine: NumPy serves until then"]
+    assert part.ask() is None
+    until(lambda: lines)  # without another call of `ask`: a store that saves once makes none
+    assert other_rank.ask() is None
     kernels.go_on()
     until(part.ask)
+    until(other_rank.ask)
+
+    assert lines == ["compiling loops, once on this machine: NumPy serves until then"]
 
 
 def test_without_a_lease_the_caller_waits_and_is_told(
@@ -258,22 +295,12 @@ def test_a_process_that_is_killed_leaves_the_plain_form(
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)", "pass"])
 def test_the_process_ends_with_the_training(kernels: Kernels, end: str) -> None:
     program = f"""
-import os, signal
-from penstock.compiling import Lease, Part
-lease = Lease(None)
-part = Part({kernels.name!r}, "loops", "loops", "NumPy serves")
 part.ask()
 print(part._process.pid, flush=True)
 input()
 {end}
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as training:
+    with kernels.program(program) as training:
         assert training.stdin is not None
         assert training.stdout is not None
         child = Path("/proc") / training.stdout.readline().strip()
@@ -282,6 +309,170 @@ input()
         training.stdin.close()
 
         until(lambda: not child.exists())
+
+
+def test_a_frozen_program_compiles_in_its_own_process(
+    kernels: Kernels, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its executable is no Python interpreter, but the training once more."""
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    writer = threading.Thread(target=kernels.go_on)
+    writer.start()
+
+    assert kernels.part().ask() is not None
+
+    writer.join()
+    assert kernels.began == [os.getpid()]
+
+
+def test_a_cache_that_takes_no_more_files_is_reported_as_such(
+    kernels: Kernels, lease: Lease, lines: list[str], tmp_path: Path
+) -> None:
+    part = kernels.part()
+    assert part.folder is not None
+    kernel_cache.mark_of(part.folder, "loops").symlink_to(tmp_path / "missing" / "file")
+    part.ask()
+    kernels.go_on()
+
+    until(part.ask)
+
+    assert len(lines) == 1
+    assert lines[0].startswith("the process that compiled loops failed (FileNotFoundError: ")
+
+
+def test_a_command_that_writes_what_stays_waits_for_the_compiler(kernels: Kernels, lease: Lease) -> None:
+    writer = threading.Thread(target=kernels.go_on)
+    writer.start()
+
+    with compiling.without_plain_forms():
+        assert kernels.part().ask() is not None
+
+    writer.join()
+
+
+class TestLoadingAside:
+    """What was compiled before is loaded by a thread, while the plain form serves."""
+
+    def test_the_plain_form_serves_until_it_is_loaded(self, kernels: Kernels, lease: Lease) -> None:
+        part = kernels.cached_part()
+
+        assert part.ask() is None
+        until(lambda: kernels.began)
+        assert part.ask() is None
+        kernels.go_on()
+
+        until(part.ask)
+        assert kernels.began == [os.getpid()]
+
+    def test_the_last_lease_waits_for_its_end(self, kernels: Kernels, lease: Lease) -> None:
+        part = kernels.cached_part()
+        part.ask()
+        writer = threading.Thread(target=kernels.go_on)
+        writer.start()
+
+        lease.close()
+
+        assert [thread for thread in threading.enumerate() if thread.name.startswith("penstock-load")] == []
+        writer.join()
+
+    def test_what_cannot_be_loaded_leaves_the_plain_form(
+        self, kernels: Kernels, lease: Lease, lines: list[str]
+    ) -> None:
+        part = kernels.cached_part()
+        part.ask()
+        kernels.go_on("no such type")
+        until(lambda: lines)
+
+        assert lines == ["loops cannot be compiled: NumPy serves from here on: no such type"]
+        assert part.ask() is None
+
+    def test_an_interrupt_meanwhile_ends_the_program_as_any_interrupt(self, kernels: Kernels) -> None:
+        """Shells and job managers look at the signal that a process died of; a second Ctrl-C prints nothing more."""
+        kernels.cached_part()
+        program = """
+part.ask()
+until(began.exists)
+os.kill(os.getpid(), signal.SIGINT)
+"""
+        with kernels.program(program) as training:
+            assert training.stderr is not None
+            said = "".join(iter(training.stderr.readline, "KeyboardInterrupt\n"))
+            until(lambda: _ignores(training.pid, signal.SIGINT))
+            training.send_signal(signal.SIGINT)
+            kernels.go_on()
+            said += training.stderr.read()
+
+        assert training.returncode == -signal.SIGINT
+        assert said.count("Traceback") == 1
+
+    @pytest.mark.parametrize("end", ["", "sys.exit(3)"])
+    def test_an_interrupt_that_was_handled_is_not_what_ends_the_program(
+        self, kernels: Kernels, end: str
+    ) -> None:
+        kernels.cached_part()
+        program = f"""
+part.ask()
+until(began.exists)
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except KeyboardInterrupt:
+    {end or "pass"}
+"""
+        with kernels.program(program) as training:
+            kernels.go_on()
+
+        assert training.returncode == (3 if end else 0)
+
+    def test_a_process_that_forks_waits_until_it_is_loaded(self, kernels: Kernels) -> None:
+        """As `multiprocessing` and DataLoader workers do: in the child, nobody would release numba's locks."""
+        kernels.cached_part()
+        program = """
+def fork():
+    if child := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    else:
+        signal.alarm(20)
+        part.wait()
+        sys.modules[part._module].LOCK.acquire()
+        os._exit(0)
+part.ask()
+until(began.exists)
+os.register_at_fork(before=lambda: print("forks", flush=True))
+forks = threading.Thread(target=fork)
+forks.start()
+forks.join()
+"""
+        with kernels.program(program) as training:
+            assert training.stdout is not None
+            assert training.stdout.readline() == "forks\n"
+            kernels.go_on()
+            assert training.stdout.read() == "0\n"
+
+    def test_a_process_that_was_forked_while_loading_hung_does_not_hang(
+        self, kernels: Kernels, lease: Lease, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(compiling, "_LOAD_SECONDS", 0.0)
+        part = kernels.cached_part()
+        part.ask()
+        kernels.first()
+
+        forked = os.fork()
+        if not forked:
+            with suppress(ConfigError):
+                part.wait()
+                os._exit(1)
+            os._exit(0 if part.ask() is None else 2)
+        assert os.waitpid(forked, 0)[1] == 0
+
+        kernels.go_on()
+        until(part.ask)
+
+
+def _ignores(process: int, number: signal.Signals) -> bool:
+    """Return whether a process ignores a signal, by the system's word."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    mask = next(line for line in lines if line.startswith("SigIgn:")).split()[1]
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def test_a_forked_process_leaves_it_alone(kernels: Kernels, lease: Lease) -> None:
@@ -329,10 +520,10 @@ class TestCache:
         return tmp_path
 
     def test_without_a_folder_of_ones_own_there_is_one_below_the_temporary_one(self, temporary: Path) -> None:
-        folder = compiling._writable_folder("version")
+        folder = kernel_cache._writable_folder("version")
 
         assert folder == temporary / f"penstock-{os.geteuid()}" / "kernels" / "version"
-        assert compiling._writable_folder("version") == folder
+        assert kernel_cache._writable_folder("version") == folder
 
     def test_a_process_that_put_its_rights_aside_has_the_folder_of_whom_it_acts_for(
         self, temporary: Path, monkeypatch: pytest.MonkeyPatch
@@ -340,7 +531,7 @@ class TestCache:
         """Folders are the effective user's; by the real one it would be a stranger's, and one made anew each time."""
         monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
 
-        assert compiling._writable_folder("version") == compiling._writable_folder("version")
+        assert kernel_cache._writable_folder("version") == kernel_cache._writable_folder("version")
         assert sorted(path.name for path in temporary.iterdir()) == ["file", f"penstock-{os.geteuid()}"]
 
     def test_what_an_image_brings_along_is_copied_where_it_cannot_be_written(
@@ -359,11 +550,50 @@ class TestCache:
 
         monkeypatch.setattr(os, "utime", refuse)
 
-        folder = compiling._writable_folder("version")
+        folder = kernel_cache._writable_folder("version")
 
         assert folder is not None
         assert folder.is_relative_to(tmp_path / "tmp")
         assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("loops", "machine code")]
+
+    def test_a_copy_is_as_new_as_its_use(self, tmp_path: Path) -> None:
+        """By its original's age another rank would remove it, before or after it has its name."""
+        (baked := tmp_path / "baked").mkdir()
+        os.utime(baked, (0, 0))
+        folder = tmp_path / "kernels" / "version"
+
+        kernel_cache._copy(baked, folder)
+        kernel_cache._remove_unused(folder.parent)
+
+        assert [path.name for path in folder.parent.iterdir()] == ["version"]
+
+    def test_what_another_rank_removes_meanwhile_is_no_failure(self, tmp_path: Path) -> None:
+        (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+        (tmp_path / "old").mkdir()
+        os.utime(tmp_path / "old", (0, 0))
+
+        kernel_cache._remove_unused(tmp_path)
+
+        assert not (tmp_path / "old").exists()
+
+    @pytest.mark.parametrize(
+        ("home", "place"), [("~/.cache", "tmp/penstock-USER"), ("{}/home/.cache", "home/.cache/penstock")]
+    )
+    def test_without_a_setting_it_is_at_home_and_without_a_home_below_the_temporary_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, place: str
+    ) -> None:
+        for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("PENSTOCK_CACHE", "")  # not the folder where the program was started
+        monkeypatch.setattr(os.path, "expanduser", lambda path: home.format(tmp_path))
+        (tmp_path / "tmp").mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+        monkeypatch.chdir(tmp_path)
+
+        folder = kernel_cache._writable_folder("version")
+
+        assert folder == tmp_path / place.replace("USER", str(os.geteuid())) / "kernels" / "version"
+        assert not (tmp_path / "~").exists()
 
     def test_where_even_that_is_a_strangers_the_folder_goes_with_the_process(self, tmp_path: Path) -> None:
         (tmp_path / f"penstock-{os.geteuid() + 1}").mkdir()
@@ -372,7 +602,7 @@ class TestCache:
         script = f"""
 import os
 os.geteuid = lambda: {os.geteuid() + 1}
-from penstock.compiling import _writable_folder
+from penstock.kernel_cache import _writable_folder
 folder = _writable_folder("version")
 child = os.fork()
 if child:

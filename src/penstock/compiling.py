@@ -1,18 +1,16 @@
-"""Compiling kernels ahead: once per machine, by another process, while a plain form of the same function serves.
+"""Compiling kernels ahead, once per machine, in a child process, while a plain form of the same function serves.
 
-A `Part` is the kernels of one module for one set of types, compiled ahead of their first call. While a `Lease` is
-open, a child process compiles, and `Part.ask` returns None until it has, so that the caller uses its plain form. All
-processes of a host wait for the same file lock, so one compiles and the others load its machine code from the cache:
+A `Part` is the kernels of one module for one set of types. While a `Lease` is open, a child process compiles it, and
+`Part.ask` returns None until it has, so that the caller uses its plain form. The children of a host wait for one file
+lock: the first compiles, and every process loads the machine code from the cache (`penstock.kernel_cache`):
 
-    rank 0   ask() -> None ... serves plain forms ... ask() -> module       (loaded from the cache)
-    process        lock, compile, write, mark, unlock
-    rank 1   ask() -> None ... serves plain forms ... ask() -> module
-    process        (waits for the lock)            finds the mark, ends
+    rank 0   ask() -> None ... plain form ... ask() -> module       (loaded from the cache)
+    child          lock, compile, write, mark, unlock
+    rank 1   ask() -> None ... plain form ... ask() -> module
+    child          (waits for the lock)       finds the mark, exits
 
-The cache is Penstock's own: $PENSTOCK_CACHE, else penstock in $NUMBA_CACHE_DIR, $XDG_CACHE_HOME or ~/.cache, else (not
-writable) a folder of the user below the system's temporary one, else one that goes with the process. What is found
-in the first and cannot be written there, in a read-only image, is copied to the next. Versions that nobody has used
-for thirty days are removed.
+Loading takes half a second, most of it numba's import. Where the plain form is good enough for that long, a thread
+loads, and `ask` returns None until it has.
 
 Decided in docs/decisions/0016-compiling-beside-the-training.md.
 """
@@ -23,12 +21,8 @@ import atexit
 import contextlib
 import fcntl
 import functools
-import hashlib
 import importlib
-import importlib.util
 import os
-import platform
-import shutil
 import signal
 import subprocess
 import sys
@@ -37,39 +31,48 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
-_UNUSED_SECONDS = 30 * 24 * 3600
-#: A wait that lasts longer is reported.
+from penstock.errors import ConfigError
+from penstock.kernel_cache import cache_folder, mark_of
+from penstock.report import print_report
+
+#: Compiling that lasts longer is reported.
 PATIENCE_SECONDS = 2.0
-_LOOK_SECONDS = 0.05
-#: How long the end of a process, or of a look at the cache, is waited for.
+_POLL_SECONDS = 0.05
+_POLL_PARENT_SECONDS = 0.3
+#: How long to wait for the end of a killed child, or for a thread that polls the cache.
 _STOP_SECONDS = 1.0
-_LOOK_FOR_PARENT_SECONDS = 0.3
-#: A quarter of a processor where training wants all of them: at 19 it would take minutes there.
-_NICENESS = 5
+#: How long to wait for a thread that loads: a second, unless a file system hangs.
+_LOAD_SECONDS = 10.0
+#: Of the child. Above 0, decoding threads that keep all processors busy would starve the compiler that speeds them up.
+_NICENESS = 0
 _PROGRAM = "from penstock.compiling import _serve; _serve()"
-#: A job's manager sends them to all of its processes; what they mean is the training's to say.
-_OF_THE_TRAINING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+#: A job's manager sends these to all processes of the job; the training decides what they mean.
+_SIGNALS_OF_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+#: The line on its standard error by which a child reports that it holds the lock and compiles.
+_COMPILES = "penstock compiles"
 
 
 # -- Parts -------------------------------------------------------------------------------------------------
 
 
 class Lease:
-    """While one is open, what it asks for is compiled by processes beside this one; they end with the last."""
+    """Child processes may compile while one is open; closing the last one ends them."""
 
     def __init__(self, report: Callable[[str], None] | None) -> None:
-        """report: is called with one line if compiling takes longer than PATIENCE_SECONDS; None: silence."""
+        """Open it.
+
+        report: called with one line if compiling takes longer than PATIENCE_SECONDS; None: report nothing.
+        """
         self.report = report
         with _LEASES_LOCK:
             _LEASES.add(self)
 
     def close(self) -> None:
-        """End the processes if nobody else waits for them; what they have compiled by now is kept. Idempotent."""
+        """End child processes and threads unless another lease is open. Finished kernels are kept. Idempotent."""
         if self._is_last():
             for part in PARTS:
                 part.stop()
@@ -89,54 +92,84 @@ class Lease:
 _LEASES: weakref.WeakSet[Lease] = weakref.WeakSet()
 #: Protects _LEASES. Reentrant: a lease may be collected while its holder changes them.
 _LEASES_LOCK = threading.RLock()
+_plain_forms_are_off = False
+
+
+@contextlib.contextmanager
+def without_plain_forms() -> Iterator[None]:
+    """Have `Part.ask` wait for the compiler in this block: for a command that writes what stays, such as an import."""
+    global _plain_forms_are_off
+    before, _plain_forms_are_off = _plain_forms_are_off, True
+    try:
+        yield
+    finally:
+        _plain_forms_are_off = before
 
 
 class Part:
     """Kernels of a module that are compiled together, once per machine."""
 
-    def __init__(self, module: str, name: str, what: str, meanwhile: str = "") -> None:
+    def __init__(
+        self, module: str, name: str, what: str, meanwhile: str = "", *, loads_aside: bool = False
+    ) -> None:
         """Compile nothing yet.
 
-        module: its full name; it has `compile_part(name)`, which compiles the kernels of this part ahead, or loads
-            them. what, meanwhile: for the report: what is compiled, and what serves until then.
+        module: full name of a module with `compile_part(name)`, which compiles the kernels of this part, or loads them
+            from the cache.
+        what, meanwhile: for the report: what is compiled, and what serves until then.
+        loads_aside: let a thread load compiled kernels while the plain form serves; else the caller of `ask` loads.
         """
         self._module, self._name, self.what, self._meanwhile = module, name, what, meanwhile
+        self._loads_aside = loads_aside
         self._ready: ModuleType | None = None
         #: Held by the thread that loads or compiles.
         self._making = threading.Lock()
-        #: Protects what follows: the process that compiles, what it wrote to standard error, and when it began.
+        #: Protects the fields below: the child, its standard error, the thread that watches it, the one that loads.
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
-        self._began_seconds = 0.0
+        self._watch: threading.Thread | None = None
+        self._is_watched = threading.Event()
+        self._loading: threading.Thread | None = None
+        #: Whether slow compiling was reported; whether no child may start; whether compiling or loading failed.
         self._is_reported = self._is_refused = self._is_broken = False
+        #: Whether this process was forked while another thread held numba's locks.
+        self._is_lost = False
         PARTS.append(self)
 
     def ask(self) -> ModuleType | None:
-        """Return the module if this part of it runs at once; None while a process beside this one compiles it.
+        """Return the module if this part of it is loaded; None while a child compiles it or a thread loads it.
 
-        Without an open lease, and where no folder can keep what is compiled, it is `wait`.
+        Without an open lease, within `without_plain_forms`, and where no folder can keep machine code, it is `wait`.
         """
         if self._ready is not None:
             return self._ready
-        if not _LEASES or self.folder is None:
+        if _plain_forms_are_off or not _LEASES or self.folder is None:
             return self.wait()
-        # Where another thread looks, nobody waits for what may be a slow file system.
+        # One thread at a time polls what may be a slow file system; the others use the plain form.
         if not self._lock.acquire(blocking=False):
             return self._ready
         try:
-            line, is_for_this_process = self._look()
+            line, is_for_this_thread = self._poll()
         finally:
             self._lock.release()
         if line:
-            self._say(line)
-        if is_for_this_process:
+            self._report(line)
+        if is_for_this_thread:
             self._try()
         return self._ready
 
     def wait(self) -> ModuleType:
-        """Return the module once this part of it is compiled: by this process, unless another has begun."""
+        """Return the module once this part is loaded. This process compiles it unless another one does already.
+
+        Raises: ConfigError in a process that was forked while another thread compiled.
+        """
         if self._ready is None:
+            if self._is_lost:
+                raise ConfigError(
+                    f"this process was forked while a thread compiled {self.what}, and cannot do so itself: "
+                    'run `penstock compile` before, or start processes by "spawn"'
+                )
             with self._making:
                 if self._ready is None:
                     with self._reported_late():
@@ -146,92 +179,127 @@ class Part:
     @property
     def is_cached(self) -> bool:
         """Return whether it was compiled on this machine before."""
-        return self.folder is not None and _mark(self.folder, self._name).exists()
+        return self.folder is not None and mark_of(self.folder, self._name).exists()
 
     @functools.cached_property
     def folder(self) -> Path | None:
-        """Return where its machine code is kept; None if no folder can be had."""
+        """Return the folder of its machine code; None if no folder can be written."""
         return cache_folder(self._module)
 
-    def _look(self) -> tuple[str, bool]:
-        """Return a line to report, or "", and whether this process is to load or compile the part now."""
-        if self._is_broken:
+    def _poll(self) -> tuple[str, bool]:
+        """Return a line to report, or "", and whether the calling thread has to load or compile the part now."""
+        if self._is_broken or self._loading is not None:
             return "", False
+        # Before the mark is looked for: a child that has exited has written it.
         code = None if self._process is None else self._process.poll()
         if self.is_cached:
             self.end_process()
-            return "", True
+            return "", not (self._loads_aside and self._start_loading())
         if self._is_refused:
             return "", False
         if self._process is None:
-            return "", not self._begin()
+            return "", not self._start_process()
         if code is None:
-            if self._is_reported or time.monotonic() - self._began_seconds <= PATIENCE_SECONDS:
-                return "", False
-            self._is_reported = True
-            return f"compiling {self.what}, once on this machine: {self._meanwhile} until then", False
-        if code < 0:
-            # Out of memory, or somebody's wish: not the time to begin anew in the training itself.
-            self.end_process()
-            self._is_refused = True
-            return f"the process that compiled {self.what} was killed: {self._meanwhile} from here on", False
-        assert self._errors is not None, "a process that was begun writes its errors somewhere"
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines() or [f"code {code}"]
+            return "", False
+        lines = [line for line in self._written() if line != _COMPILES] or [f"code {code}"]
         self.end_process()
+        self._is_refused = True
+        if code < 0:
+            # Out of memory, or the job is ending: not the time to compile in the training itself.
+            return f"the process that compiled {self.what} was killed: {self._meanwhile} from here on", False
         return f"the process that compiled {self.what} failed ({lines[-1]}): this process compiles it", True
 
     def _try(self) -> None:
-        """Load or compile the part; where that fails, report it, and let the plain form serve."""
+        """Load or compile the part. If that fails, report it and leave the work to the plain form."""
         try:
             self.wait()
         except Exception as error:
             self._is_broken = True
-            self._say(f"{self.what} cannot be compiled: {self._meanwhile} from here on: {error}")
+            self._report(f"{self.what} cannot be compiled: {self._meanwhile} from here on: {error}")
 
-    def _begin(self) -> bool:
-        """Begin the process that compiles; return False if none can be had, so that this one has to."""
+    def _start_loading(self) -> bool:
+        """Load in a thread; return False if no thread can be started."""
+        thread = threading.Thread(target=self._try, name=f"penstock-load-{self._name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        self._loading = thread
+        return True
+
+    def _start_process(self) -> bool:
+        """Start the child that compiles; return False if there can be none, so that this process has to compile."""
+        if not sys.executable or getattr(sys, "frozen", False):
+            return False  # the executable is the program itself
         # Entries of other types are legal there, and nothing is imported from them.
         places = [place for place in sys.path if isinstance(place, str) and place]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
         environment.pop("PYTHONINSPECT", None)
         words = [str(os.getpid()), self._module, self._name, str(self.folder)]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        # Inherited: until it ignores them, they wait.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_TRAINING)
+        # The child inherits the mask: signals stay pending until it ignores them.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS_OF_THE_JOB)
         try:
             self._process = subprocess.Popen(
-                [sys.executable or "python3", "-P", "-c", _PROGRAM, *words],
+                [sys.executable, "-P", "-c", _PROGRAM, *words],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
-                process_group=0,  # of its own: what is sent to the training's group is not for it
+                process_group=0,  # its own: signals to the training's group do not reach it
             )
-        except (OSError, ValueError):  # no more processes are allowed here, or this is no Python interpreter
+            self._is_watched = threading.Event()
+            self._watch = threading.Thread(
+                target=self._report_late, args=(self._process, self._is_watched), daemon=True
+            )
+            self._watch.start()
+        except (OSError, ValueError):  # no more processes are allowed, or this is no Python interpreter
             self.end_process()
             return False
-        except RuntimeError:  # this one is shutting down
+        except RuntimeError:  # this interpreter is shutting down, or no more threads are allowed
             self.end_process()
             self._is_refused = True
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        self._began_seconds = time.monotonic()
         return True
 
+    def _written(self) -> list[str]:
+        """Return the lines that the child wrote to standard error. The offset, which it shares, stays where it is."""
+        if self._errors is None:
+            return []
+        number = self._errors.fileno()
+        return os.pread(number, os.fstat(number).st_size, 0).decode(errors="replace").strip().splitlines()
+
+    def _report_late(self, process: subprocess.Popen[bytes], is_over: threading.Event) -> None:
+        """Report, once, that this process's child compiles. Children of other ranks only wait for the lock."""
+        while not is_over.wait(max(PATIENCE_SECONDS, _POLL_SECONDS)):
+            with self._lock:
+                if self._process is not process or process.poll() is not None:
+                    return
+                is_compiling = _COMPILES in self._written()
+            if is_compiling:
+                self._report_once(
+                    f"compiling {self.what}, once on this machine: {self._meanwhile} until then"
+                )
+                return
+
     def stop(self, *, for_good: bool = False) -> None:
-        """End the process that compiles, if there is one. for_good: begin no other."""
+        """End the child and wait for the thread that loads. for_good: start no other child."""
         self._is_refused = self._is_refused or for_good
-        # A thread that looks may hang in a file system: then no process begins any more all the same.
+        # A thread that polls may hang in a file system, and starts no child after that anyway.
         has_lock = self._lock.acquire(timeout=_STOP_SECONDS)
         self.end_process()
         if has_lock:
             self._lock.release()
+        for thread, seconds in ((self._watch, _STOP_SECONDS), (self._loading, _LOAD_SECONDS)):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(seconds)
 
     def end_process(self) -> None:
-        """Kill the process that compiles, if there is one."""
+        """Kill the child, if there is one."""
         process, self._process = self._process, None
         errors, self._errors = self._errors, None
+        self._is_watched.set()
         if process is not None:
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in a file system
@@ -239,22 +307,26 @@ class Part:
         if errors is not None:
             errors.close()
 
-    def after_fork(self) -> None:
-        """Leave the process to the parent; its lock may have been held by a thread that is not here."""
+    def after_fork(self, *, is_loading_elsewhere: bool) -> None:
+        """Leave child and threads to the parent, whose other threads may have held the locks.
+
+        is_loading_elsewhere: whether a thread of the parent was still loading, so that numba's locks stay held here.
+        """
         self._lock, self._making = threading.Lock(), threading.Lock()
+        self._watch = self._loading = None
+        self._is_lost = is_loading_elsewhere
+        self._is_broken = self._is_broken or is_loading_elsewhere
         if self._process is not None:
             self._process.returncode = 0  # else its end is waited for when it is collected
             self._process = None
 
     @contextlib.contextmanager
     def _reported_late(self) -> Iterator[None]:
-        if (
-            self.is_cached
-        ):  # it is only loaded, perhaps while the interpreter shuts down and starts no more threads
+        if self.is_cached:  # loading starts no timer: the interpreter may be shutting down
             yield
             return
         line = f"compiling {self.what}, once on this machine: waiting for it"
-        timer = threading.Timer(PATIENCE_SECONDS, self._report, [line])
+        timer = threading.Timer(PATIENCE_SECONDS, self._report_once, [line])
         timer.daemon = True
         timer.start()
         try:
@@ -263,57 +335,106 @@ class Part:
             timer.cancel()
             timer.join()
 
-    def _report(self, line: str) -> None:
-        """Say it once."""
+    def _report_once(self, line: str) -> None:
         if not self._is_reported:
             self._is_reported = True
-            self._say(line)
+            self._report(line)
 
-    def _say(self, line: str) -> None:
-        """Report a line to one of those who ask, or print it if nobody has a lease; never fail."""
+    def _report(self, line: str) -> None:
+        """Pass a line to the report of one of the leases; print it if there is no lease. Never fail."""
         with _LEASES_LOCK:
-            reports = {lease.report for lease in _LEASES} or {_print}
+            reports = {lease.report for lease in _LEASES} or {print_report}
         report = next(iter(reports - {None}), None)
         if report is not None:
             with contextlib.suppress(Exception):
                 report(line)
 
 
-#: All there are, in the order of their definition.
+#: All parts, in the order of their definition.
 PARTS: list[Part] = []
 
 
-def _print(line: str) -> None:
-    print(f"penstock: {line}", file=sys.stderr, flush=True)
+# -- The end of the process, and forks ---------------------------------------------------------------------
 
 
 @atexit.register
 def _at_exit() -> None:
+    with _interrupts_ignored():
+        for part in PARTS:
+            part.stop(for_good=True)
+    if _was_loaded_by_a_thread:
+        _end_by_interrupt_again()
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Ignore Ctrl-C for a wait that is bounded: raised in a function of `atexit`, it would print a traceback."""
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # this is not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+
+
+def _end_by_interrupt_again() -> None:
+    """Let the process end by SIGINT if an unhandled KeyboardInterrupt ends the program.
+
+    CPython remembers that in a flag that is reset whenever a string is executed, and numba's import executes strings.
+    The same function sets it again: run_eval_code_obj in Python/pythonrun.c, 3.8 to 3.14. An interactive
+    interpreter goes on after an interrupt, and ends as usual.
+    """
+    if getattr(sys, "last_type", None) is KeyboardInterrupt and not hasattr(sys, "ps1"):
+        with contextlib.suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt", {})
+
+
+_forking = threading.local()
+
+
+def _before_fork() -> None:
+    """Wait for a thread that loads: numba's locks, and those of imports, would stay held in the forked process."""
+    _forking.has_lock = _LOADING.acquire(timeout=_LOAD_SECONDS)
+
+
+def _after_fork_in_parent() -> None:
+    if _forking.has_lock:
+        _LOADING.release()
+
+
+def _after_fork_in_child() -> None:
+    global _LOADING, _LEASES_LOCK
+    _LOADING, _LEASES_LOCK = threading.RLock(), threading.RLock()
     for part in PARTS:
-        part.stop(for_good=True)
+        part.after_fork(is_loading_elsewhere=not _forking.has_lock)
 
 
-def _after_fork() -> None:
-    global _IMPORTING, _LEASES_LOCK
-    _IMPORTING, _LEASES_LOCK = threading.Lock(), threading.RLock()
-    for part in PARTS:
-        part.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)
 
 
 # -- Compiling ---------------------------------------------------------------------------------------------
 
 
-def _compile(module: str, name: str, folder: Path | None) -> ModuleType:
-    """Compile a part, or load it where another process compiled it, and return its module."""
+def _compile(
+    module: str, name: str, folder: Path | None, begin: Callable[[], None] = lambda: None
+) -> ModuleType:
+    """Compile a part, or load it if another process compiled it; return its module.
+
+    begin: called when it is this process that compiles, with the lock held.
+    """
     if folder is None:
         return _loaded(module, name, "")
-    mark = _mark(folder, name)
+    mark = mark_of(folder, name)
     with contextlib.ExitStack() as stack:
         if not mark.exists():
             stack.enter_context(_locked(folder / "lock", mark.exists))
+            if not mark.exists():
+                begin()
         loaded = _loaded(module, name, str(folder))
         if not mark.exists():
             with contextlib.suppress(OSError):  # a full disk: the next process compiles again
@@ -321,12 +442,17 @@ def _compile(module: str, name: str, folder: Path | None) -> ModuleType:
         return loaded
 
 
-_IMPORTING = threading.Lock()
+#: Held while a thread imports numba, loads or compiles. Reentrant: the thread that loads may fork.
+_LOADING = threading.RLock()
+_was_loaded_by_a_thread = False
 
 
 def _loaded(module: str, name: str, folder: str) -> ModuleType:
-    """Import a module whose kernels are kept in a folder, and have a part of it compiled or loaded."""
-    with _IMPORTING:
+    """Import a module whose kernels are kept in a folder, and compile or load a part of it."""
+    global _was_loaded_by_a_thread
+    with _LOADING:
+        if threading.current_thread() is not threading.main_thread():
+            _was_loaded_by_a_thread = True
         config: Any = importlib.import_module("numba").config
         before = config.CACHE_DIR
         config.CACHE_DIR = folder or before
@@ -340,14 +466,14 @@ def _loaded(module: str, name: str, folder: str) -> ModuleType:
 
 @contextlib.contextmanager
 def _locked(path: Path, is_done: Callable[[], bool]) -> Iterator[None]:
-    """Hold a lock that ends with its process, or go on without it once there is nothing left to do."""
+    """Hold a lock that ends with its process, or return without it once the work is done."""
     with path.open("ab") as file:
         while not is_done():
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                time.sleep(_LOOK_SECONDS)
-            except OSError:  # a file system without locks: two may compile, and each file is replaced whole
+                time.sleep(_POLL_SECONDS)
+            except OSError:  # a file system without locks: two may compile, and each replaces complete files
                 break
             else:
                 break
@@ -355,106 +481,19 @@ def _locked(path: Path, is_done: Callable[[], bool]) -> Iterator[None]:
 
 
 def _serve() -> None:
-    """Be the process that compiles: end with the training that began it, whatever is being compiled."""
-    for number in _OF_THE_TRAINING:
+    """Run the child that compiles. It ends with the training that started it, even in the middle of a kernel."""
+    for number in _SIGNALS_OF_THE_JOB:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
-    parent, module, name, folder = sys.argv[1:]
+    parent, module, name, place = sys.argv[1:]
     threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
-    _compile(module, name, Path(folder))
+    folder = Path(place)
+    _compile(module, name, folder, begin=lambda: print(_COMPILES, file=sys.stderr, flush=True))
+    mark_of(folder, name).touch()  # raises what the disk refuses, which the training reports
 
 
 def _end_with(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(_LOOK_FOR_PARENT_SECONDS)
+        time.sleep(_POLL_PARENT_SECONDS)
     os._exit(1)
-
-
-# -- The cache ---------------------------------------------------------------------------------------------
-
-
-def _mark(folder: Path, name: str) -> Path:
-    """Return the file that says that a part was compiled, for processors such as this one."""
-    return folder / f"{name}-{_processor()}"
-
-
-@functools.cache
-def _processor() -> str:
-    from llvmlite import binding
-
-    features = binding.get_host_cpu_features().flatten()
-    return hashlib.sha256(f"{binding.get_host_cpu_name()} {features}".encode()).hexdigest()[:16]
-
-
-def cache_folder(module: str) -> Path | None:
-    """Return where the kernels of a module, and of those beside it, are kept; None if no folder can be had."""
-    found = importlib.util.find_spec(module)
-    assert found is not None, f"{module} is a part of Penstock"
-    return _writable_folder(_version(Path(str(found.origin)).parent))
-
-
-@functools.cache
-def _version(sources: Path) -> str:
-    """Return a name for what the kernels in a folder of sources are compiled from, and with."""
-    settings = sorted(
-        f"{name}={value}"
-        for name, value in os.environ.items()
-        if name.startswith("NUMBA_") and name != "NUMBA_CACHE_DIR"
-    )
-    known = [str(sources), version("numba"), version("llvmlite"), platform.python_version(), *settings]
-    digest = hashlib.sha256("\n".join(known).encode())
-    for path in sorted(sources.glob("*kernels.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _writable_folder(name: str) -> Path | None:
-    base = os.environ.get("PENSTOCK_CACHE")
-    if base is None:
-        caches = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
-        base = os.path.join(caches or os.path.expanduser("~/.cache"), "penstock")
-    baked: Path | None = None
-    for parent in (Path(base), Path(tempfile.gettempdir()) / f"penstock-{os.geteuid()}"):
-        folder = parent / "kernels" / name
-        try:
-            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # The effective user, who makes the folder: a server may have put root's rights aside.
-            if parent.stat().st_uid not in (os.geteuid(), 0):
-                continue  # machine code from a stranger's folder is not run
-            if baked is not None and not folder.exists():
-                _copy(baked, folder)
-            folder.mkdir(parents=True, exist_ok=True)
-            os.utime(folder)
-        except OSError:
-            baked = folder if folder.is_dir() else baked
-            continue
-        _remove_unused(folder.parent)
-        return folder
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="penstock-kernels-"))
-    except OSError:
-        return None
-    atexit.register(_remove_own, folder, os.getpid())
-    return folder
-
-
-def _copy(baked: Path, folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    copy = Path(tempfile.mkdtemp(dir=folder.parent))
-    shutil.copytree(baked, copy, dirs_exist_ok=True)
-    with contextlib.suppress(OSError):  # another rank was there first
-        copy.rename(folder)
-    shutil.rmtree(copy, ignore_errors=True)
-
-
-def _remove_own(folder: Path, process: int) -> None:
-    if os.getpid() == process:  # not one that was forked from it
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_unused(folder: Path) -> None:
-    oldest = time.time() - _UNUSED_SECONDS
-    for entry in folder.iterdir():
-        if entry.stat().st_mtime < oldest:
-            shutil.rmtree(entry, ignore_errors=True)

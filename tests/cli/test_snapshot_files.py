@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
+from penstock import compiling
+from penstock.checkpoint.codecs import ours
 from penstock.checkpoint.foreign import read_state
 from penstock.checkpoint.store import SnapshotStore
 from penstock.cli import snapshot_files
@@ -42,6 +45,29 @@ def test_a_checkpoint_goes_in_and_out_again(tmp_path: Path, capsys: pytest.Captu
     assert torch.equal(read_state(out)["bias"], model.bias)
     with SnapshotStore(store, report=None) as opened:
         assert len(opened.list()) == 7
+
+
+def test_an_import_waits_for_the_codec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training encodes its next snapshot anyway; an import is stored once, and stays as it is."""
+    torch.save({"weight": torch.zeros(3)}, tmp_path / "m.pt")
+    loops = ours.KERNELS["encode", "u4"].wait()
+    waited: list[str] = []
+
+    class Slow:
+        def ask(self) -> ModuleType | None:
+            if compiling._plain_forms_are_off:
+                waited.append("for the compiler")
+                return loops
+            return None
+
+    monkeypatch.setitem(ours.KERNELS, ("encode", "u4"), Slow())
+
+    run("import", tmp_path / "m.pt", tmp_path / "store", "--step", 1)
+
+    assert waited
+    with SnapshotStore(tmp_path / "store", report=None) as store:
+        store.save(2, {"weight": torch.ones(3)})
+    assert len(waited) == 1, "that of a training does not"
 
 
 def test_a_checkpoint_whose_name_is_no_text_goes_in_and_out_and_reaches_no_terminal_raw(

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import tracemalloc
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys, load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from penstock import compiling
 from penstock.checkpoint.local import LocalDraft
 from penstock.checkpoint.store import SnapshotStore
 from penstock.cli.main import main
@@ -129,6 +131,18 @@ def test_a_state_comes_back_as_it_was_into_one_that_is_there(writer: StoreWriter
     state = saved_state()
     write(writer, 5, state)
     assert_same(read(tmp_path, empty_like(state), 5), state)
+
+
+def test_a_child_may_compile_until_the_writer_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first save in a new home waits for the codec, in the training's process."""
+    monkeypatch.setattr(compiling, "_LEASES", leases := weakref.WeakSet[compiling.Lease]())
+
+    with StoreWriter(tmp_path, report=None):
+        assert len(leases) == 1
+
+    assert not leases
 
 
 def test_the_snapshot_is_one_of_the_store(writer: StoreWriter, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +17,7 @@ from penstock.checkpoint.arguments import checked_report
 from penstock.checkpoint.mail import TIMEOUT_SECONDS, Mail, mail_of_this_job, pause_seconds
 from penstock.checkpoint.ranks import named_ranks
 from penstock.errors import ConfigError, RankError, WaitTimeout
+from penstock.report import print_report
 
 #: Between two looks for a signal or a letter while nobody is told to stop: twenty times what a look takes, so that
 #: thousands of ranks cost no core, within these bounds.
@@ -80,7 +80,7 @@ class StopOnSignal:
             )
         self._grace_seconds = grace_seconds
         self._signals = given
-        self._report = checked_report(report) or _print
+        self._report = checked_report(report) or print_report
         if mail is not None and not all(hasattr(mail, name) for name in ("rank", "size", "send", "receive")):
             raise ConfigError(
                 f"mail is {mail!r:.80}; give an object with rank, size, send and receive, or None for the ranks of "
@@ -259,7 +259,3 @@ class StopOnSignal:
 
 def _name(number: int) -> str:
     return signal.Signals(number).name
-
-
-def _print(line: str) -> None:
-    print(f"penstock: {line}", file=sys.stderr, flush=True)

@@ -17,6 +17,7 @@ from penstock.cli.plan import add_plan
 from penstock.cli.simulate import add_simulate
 from penstock.cli.snapshots import add_snapshots
 from penstock.errors import ConfigError, PenstockError, printable
+from penstock.report import print_report
 
 INTERRUPTED = 130
 
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (PenstockError, OSError) as error:
-        print(f"penstock: {printable(str(error))}", file=sys.stderr)
+        print_report(str(error))
         return 1
     except MemoryError as error:
         told = f": {printable(str(error))}" if str(error) else ""

@@ -92,6 +92,7 @@ def _import(options: argparse.Namespace) -> None:
     from penstock.checkpoint.foreign import read_state
     from penstock.checkpoint.ranks import alone
     from penstock.checkpoint.store import SnapshotStore
+    from penstock.compiling import without_plain_forms
     from penstock.policy.keeping import Keep
 
     state = read_state(options.file)
@@ -103,7 +104,10 @@ def _import(options: argparse.Namespace) -> None:
         )
     step = step_in(options.file.name) if options.step is None else options.step
     # What was there before stays: to forget is for the training to decide.
-    with SnapshotStore(options.folder, keep=Keep(last=None), ranks=alone, report=print) as store:
+    with (
+        without_plain_forms(),
+        SnapshotStore(options.folder, keep=Keep(last=None), ranks=alone, report=print) as store,
+    ):
         try:
             store.save(step, state)
         except ConfigError:

@@ -105,6 +105,8 @@ def _delete(options: argparse.Namespace) -> None:
 
 
 def _drain(options: argparse.Namespace) -> None:
+    from penstock.compiling import without_plain_forms
+
     rate = None if options.rate is None else parse_rate(options.rate)
     told: list[str] = []
 
@@ -113,7 +115,10 @@ def _drain(options: argparse.Namespace) -> None:
         print(line)
 
     _check_fast(options.folder, options.fast)
-    with open_store(options.folder, options.fast, drain_bytes_per_second=rate, report=tell) as store:
+    with (
+        without_plain_forms(),
+        open_store(options.folder, options.fast, drain_bytes_per_second=rate, report=tell) as store,
+    ):
         store.drain()
     if not told:
         print("nothing to drain")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -33,6 +32,7 @@ from penstock.machine import Machine
 from penstock.plan import AccessPlan, Order
 from penstock.plan.written import write_plan
 from penstock.policy import FetchCosts, Scheduler
+from penstock.report import print_report
 from penstock.simulate import predict
 from penstock.store import Source
 from penstock.trace import NOTHING_TO_GAIN, EpochMetrics, Trace, TraceWriter, limiting, stall_share
@@ -59,11 +59,6 @@ class SkippedSample:
     #: As the source describes it: a path that opens the file, be it printable or not.
     name: str
     error: str
-
-
-def print_report(line: str) -> None:
-    """Print a line of a loader's own to standard error."""
-    print(f"penstock: {line}", file=sys.stderr, flush=True)
 
 
 class LoaderOptions(TypedDict, total=False):

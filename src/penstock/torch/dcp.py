@@ -100,6 +100,7 @@ from penstock.checkpoint.tree import (
 )
 from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.writing import Piece
+from penstock.compiling import Lease
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
@@ -180,6 +181,8 @@ class StoreWriter(StorageWriter):
         self._plan: Plan | None = None
         self._draft: Draft | None = None
         self._begin_seconds = 0.0
+        #: Kernels are compiled by a child process while it is open: blocks are stored as they are until then.
+        self._lease = Lease(self._report)
         _writers[self._identity] = self
         weakref.finalize(self, self._upkeep.close)
 
@@ -363,6 +366,7 @@ class StoreWriter(StorageWriter):
         self._held = None
         self._areas = [StagingArea(), StagingArea()]
         self._upkeep.close()
+        self._lease.close()
         _unpickled.pop(self._identity, None)
 
     def __enter__(self) -> StoreWriter:

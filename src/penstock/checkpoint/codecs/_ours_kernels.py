@@ -486,7 +486,9 @@ def _choose_tables(
     if seen > 100 and contexts > few:
         # Where a context has many symbols it takes many values: few contexts say as much, and are soon joined.
         contexts = few
-        boundaries[:] = few_boundaries
+        # Not assigned as a slice: numba would compile the text of an error about shapes, for 4 s.
+        for context in range(boundaries.size):
+            boundaries[context] = few_boundaries[context]
     row = symbols + 1
     by_symbol = counts[: contexts * row]
     _bases_of(boundaries, contexts, row, bases)
@@ -648,7 +650,7 @@ def _sample(data: Bytes, values: Int, item: Int, stride: Int, sample: Words) -> 
 @kernel
 def _shift_of(ones: np.uint64, data: Bytes, values: Int, item: Int, words: Words) -> Int:
     """Return how many lowest bits are 0 in all words of a block. ones: bits that are 1 in some of them."""
-    first = 0
+    first = _FIRST
     # A few words say it, but where numbers were rounded to a narrower type.
     while (ones >> np.uint64(item_bytes(words) * 8 - 8 * item)) & _1 == _0 and first < values:
         size = min(values - first, CHUNK)

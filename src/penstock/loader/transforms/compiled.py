@@ -14,6 +14,7 @@ KERNELS = {
         name,
         f"how pictures are resampled ({name})",
         "NumPy does it, more slowly,",
+        loads_aside=True,
     )
     for name in ("float32", "table", "uint8")
 }
