@@ -703,9 +703,9 @@ def test_one_ctrl_c_ends_a_loader_that_its_store_keeps_from_being_made(
     if what == "listing alone":
         training.until("it hangs")
     else:
-        said = re.compile(rf"the loader is being made since .* waits for {re.escape(stuck)}, asked for .*")
+        said = re.compile(rf"the loader has been starting for .* waits for {re.escape(stuck)}, asked for .*")
         line = training.until(said)
-        while line.partition(" since")[0] not in (answer := penstock("ps", str(training.pid))).stdout:
+        while line.partition(" for ")[0] not in (answer := penstock("ps", str(training.pid))).stdout:
             assert training.process.poll() is None, training.stderr
         assert stuck in answer.stdout
 
@@ -724,7 +724,7 @@ def test_a_loader_that_its_store_keeps_from_being_made_times_out(
 
     assert training.end() == 1
     assert re.search(
-        r"WaitTimeout: the loader is being made since .* s and waits for /.*asked for", training.stderr
+        r"WaitTimeout: the loader has been starting for .* s and waits for /.*asked for", training.stderr
     )
     assert "Exception ignored" not in training.stderr
 

@@ -39,7 +39,7 @@ class Opening:
 
     def _line(self) -> str:
         waited_seconds = time.monotonic() - self._begin_seconds
-        return f"the loader is being made since {waited_seconds:.1f} s and waits for {self.calls.line()}"
+        return f"the loader has been starting for {waited_seconds:.1f} s and waits for {self.calls.line()}"
 
     def _watch(self) -> float:
         waited_seconds = time.monotonic() - self._begin_seconds

@@ -74,7 +74,7 @@ class DecodeMemory:
 
     A thread takes all that a picture needs at once, before it decodes it, and gives it back afterwards, but for its
     buffers. Where there is not enough, the buffers of threads that decode nothing are dropped, its own first, and it
-    waits for others to end, in the order of asking. Who waits has nothing, so that nobody waits for ever.
+    waits for others to end, in the order of asking. A thread that waits holds nothing: no two wait for each other.
     """
 
     def __init__(self, limit_bytes: int) -> None:
