@@ -292,11 +292,17 @@ def test_a_plan_shows_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("name", ["batch_size", "epochs", "ranks"])
-@pytest.mark.parametrize("value", [0, -3, 2.0, True])
-def test_sizes_that_cannot_be_are_refused(name: str, value: object) -> None:
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        *((value, f"{value}; a plan needs a whole number of at least 1") for value in (0, -3, 2.0, True)),
+        (10**40, "10,000,.*,000; a plan has at most 281,474,976,710,656: lower it"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(name: str, value: object, said: str) -> None:
     sizes: dict[str, object] = {"batch_size": 4, "epochs": 2, "ranks": 2, name: value}
 
-    with pytest.raises(ConfigError, match=f"{name} is {value}; a plan needs a whole number of at least 1"):
+    with pytest.raises(ConfigError, match=f"{name} is {said}"):
         AccessPlan(Sequential(10), **sizes)  # type: ignore[arg-type]
 
 

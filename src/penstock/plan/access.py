@@ -23,6 +23,8 @@ Ids = NDArray[np.int64]
 
 #: Samples handled at once where a whole run is listed: bounds the memory beside the result.
 _CHUNK = 1 << 20
+#: Batch size, epochs and ranks: lists of them are refused by the memory, not by what 64 bits can count.
+_MOST = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class AccessPlan:
             value = getattr(self, name)
             if not is_integer(value) or value < 1:
                 raise ConfigError(f"{name} is {value!r}; a plan needs a whole number of at least 1: raise it")
+            if value > _MOST:
+                raise ConfigError(f"{name} is {value:,}; a plan has at most {_MOST:,}: lower it")
         if not isinstance(self.drop_last, bool):
             raise ConfigError(f"drop_last is {self.drop_last!r}; it is True or False")
         object.__setattr__(self, "split", as_split(self.split, self.ranks))
