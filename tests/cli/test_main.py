@@ -194,9 +194,10 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_who_reads_the_output_may_stop_early() -> None:
-    command = "import sys; from penstock.cli.main import main; sys.exit(main(['simulate', 'frequency']))"
+    command = "import sys; from penstock.cli.main import main; sys.exit(main())"
+    arguments = ["simulate", "frequency", "--samples", "1000"]
     with subprocess.Popen(
-        [sys.executable, "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
         assert running.stdout is not None
         assert running.stderr is not None

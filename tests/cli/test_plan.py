@@ -183,15 +183,21 @@ def test_the_cheapest_machine_is_named_and_all_are_kept(
 
 
 def test_what_was_computed_before_is_not_computed_again(
-    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan(scenario, "--ram", "100MB", "--jobs", "1", "--json")
-    first = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr("penstock.cli.plan._LONG_SECONDS", 0.0)
+    arguments = (scenario, "--ranks", "1", "--ram", "100MB", "--ssd", "0", "--jobs", "1", "--json")
+    plan(*arguments)
+    told = capsys.readouterr()
+    first = json.loads(told.out)
     lines = (tmp_path / "plan-out" / "points.jsonl").read_bytes()
+    assert "scheduler predicts 1 row read by read: at most about 0 s on one core" in told.err
 
-    plan(scenario, "--ram", "100MB", "--jobs", "1", "--json")
+    plan(*arguments)
 
-    assert json.loads(capsys.readouterr().out) == first
+    told = capsys.readouterr()
+    assert json.loads(told.out) == first
+    assert told.err == ""
     assert (tmp_path / "plan-out" / "points.jsonl").read_bytes() == lines
 
 
@@ -371,7 +377,7 @@ def test_ctrl_c_says_what_is_kept_and_a_policy_of_ones_own_is_run(scenario: Path
     told, *traceback = errors.splitlines()
     assert (
         told
-        == "penstock: 3 of 4 predictions are done and kept in plan-out; the same command goes on from there"
+        == "penstock: 3 of 4 predictions are done and kept in plan-out; the same command continues from there"
     )
     assert traceback[-1] == "KeyboardInterrupt"  # of which `main` makes one line and the status 130
     with pytest.raises(ProcessLookupError):

@@ -461,7 +461,7 @@ def test_the_line_of_an_epoch_says_when_a_stall_fell_into_a_drain() -> None:
     rows = [SLOT, READ, DECODE, Row(1, 10), Row(10, 50, kind=Kind.STEP)]
 
     assert line_of(*rows, save_of(4, 14, Kind.DRAIN), save_of(40, 44, Kind.SAVE)).endswith(
-        "; without, 1.22 x as fast; saves held the training for 4 s of 49 s; 6 s of the waiting while a snapshot was "
+        "; without, 1.23 x as fast; saves held the training for 4 s of 49 s; 6 s of the waiting while a snapshot was "
         "drained: 60.0 % of that time, 7.7 % of the other"
     )
     assert line_of(*rows, save_of(4, 14, Kind.WRITE)).endswith(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.options import parsed, parsed_amount, parsed_names
 from penstock.cli.output import Table, add_output_options, needing, progress, show
 from penstock.errors import ConfigError
+from penstock.report import print_report
 from penstock.units import format_count
 
 if TYPE_CHECKING:
@@ -237,8 +238,8 @@ def _runner(options: argparse.Namespace) -> Runner:
 def _computed(sweep: Sweep, run: Runner, kept: Any, out: Path) -> dict[Task, Outcome]:
     from penstock.measure.sweep import run_sweep
 
-    total, finished = len(sweep.tasks), 0
-    _report_time(sweep)
+    total = len(sweep.tasks)
+    finished: int | None = None  # until what was kept before is counted
     try:
         # What Ray prints of its own while it works does not belong among the results.
         with (
@@ -248,15 +249,15 @@ def _computed(sweep: Sweep, run: Runner, kept: Any, out: Path) -> dict[Task, Out
 
             def done(tasks: int) -> None:
                 nonlocal finished
+                if finished is None and tasks < total:
+                    _report_time(sweep)
                 finished = tasks
                 show_done(tasks)
 
             return run_sweep(sweep, run, kept, done=done)
     except KeyboardInterrupt:
-        print(
-            f"penstock: {finished} of {total} predictions are done and kept in {out}; the same command goes on from "
-            "there",
-            file=sys.stderr,
+        print_report(
+            f"{finished or 0} of {total} predictions are done and kept in {out}; the same command continues from there"
         )
         raise
 
@@ -268,10 +269,9 @@ def _report_time(sweep: Sweep) -> None:
     reads = [sweep.scheduled_reads(task) for task in sweep.tasks if task.engine == "scheduler"]
     seconds = sum(reads) * SECONDS_PER_READ
     if seconds > _LONG_SECONDS:
-        print(
-            f"penstock: the loader's scheduler predicts {format_count(len(reads), 'row')} read by read: about "
-            f"{seconds:,.0f} s on one core",
-            file=sys.stderr,
+        print_report(
+            f"the loader's scheduler predicts {format_count(len(reads), 'row')} read by read: at most about "
+            f"{seconds:,.0f} s on one core"
         )
 
 

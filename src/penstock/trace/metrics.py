@@ -236,7 +236,9 @@ def limiting(metrics: EpochMetrics, source: str = "storage", *, is_cut: bool = F
         loaded = format_count(metrics.samples, "sample") if metrics.samples else batches
         loaded += f" in {format_seconds(seconds)}"
         return f"{line}no training between batches; {limit} limits it: {loaded}{causes}{saves}"
-    without = told_gain(1.0 / (1.0 - share), "without, {} as fast", metrics.own_seconds / metrics.steps)
+    without = told_gain(
+        seconds / metrics.own_seconds, "without, {} as fast", metrics.own_seconds / metrics.steps
+    )
     return f"{line}{limit} limits it: {waited}; {without}{saves}"
 
 
