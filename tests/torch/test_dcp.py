@@ -293,6 +293,22 @@ def test_what_a_snapshot_does_not_hold_is_refused_by_name(
     assert steps_in(tmp_path) == {1: None}
 
 
+@pytest.mark.filterwarnings("ignore:.*quantiz.*:DeprecationWarning", "ignore::UserWarning")
+def test_quantised_tensors_are_refused_by_name_and_type_by_saves_and_loads(
+    writer: StoreWriter, tmp_path: Path
+) -> None:
+    """DCP describes a tensor by its type and shape; the scales are neither."""
+    state = {"a": {"b": torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.qint8), "w": torch.ones(3)}}
+    with pytest.raises(CheckpointException, match=r"a/b is of qint8, .*: save it with SnapshotStore"):
+        write(writer, 1, state)
+    assert steps_in(tmp_path) == {}
+
+    with SnapshotStore(tmp_path / "own", report=None) as store:
+        store.save(1, state)
+    with pytest.raises(CheckpointException, match=r"a/b is of qint8, .*: restore it with SnapshotStore"):
+        load(state, storage_reader=StoreReader(tmp_path / "own"))
+
+
 def test_bytes_of_a_planner_of_ones_own_are_refused(writer: StoreWriter) -> None:
     from torch.distributed.checkpoint.planner import SavePlanner
 

@@ -59,7 +59,7 @@ def train(folder: Path, seed: int, last: int | None = None) -> dict[str, Any]:
     arguments = TrainingArguments(
         str(folder / "out"), max_steps=8, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True
     )
-    trainer = Trainer(Net(), arguments, train_dataset=data)  # type: ignore[arg-type]
+    trainer = Trainer(Net(), arguments, train_dataset=data)
     with SnapshotStore(folder / "store", schedule="3 steps", report=None, threads=1) as store:
         snapshots = SnapshotCallback(trainer, store)
         trainer.add_callback(snapshots)

@@ -87,6 +87,7 @@ from penstock.checkpoint.store import open_tier, quiet, tell
 from penstock.checkpoint.tensors import Box, Bytes, Layout
 from penstock.checkpoint.tier import Draft
 from penstock.checkpoint.tree import (
+    QUANTIZED,
     ArrayLeaf,
     MappingNode,
     Node,
@@ -638,8 +639,11 @@ def _layout(item: WriteItem, paths: _Paths) -> Layout:
     assert data is not None, "a tensor's item says what it is"
     name = _name(_path(item.index.fqn, paths))
     shape, whole, offsets = tuple(data.chunk.sizes), tuple(data.size), tuple(data.chunk.offsets)
+    type_name = str(data.properties.dtype).removeprefix("torch.")
+    if type_name in QUANTIZED:
+        raise ConfigError(f"{name} is of {type_name}, which DCP cannot describe: save it with SnapshotStore")
     try:
-        dtype = dtype_named(str(data.properties.dtype).removeprefix("torch."))
+        dtype = dtype_named(type_name)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
     return Layout(name, dtype, shape, None if shape == whole else Box(whole, offsets))
