@@ -28,6 +28,7 @@ from penstock import compiling
 from penstock.checkpoint.local import LocalDraft
 from penstock.checkpoint.store import SnapshotStore
 from penstock.cli.main import main
+from penstock.compiling import Part
 from penstock.errors import ConfigError
 from penstock.policy.keeping import Keep
 from penstock.torch.dcp import StoreReader, StoreWriter
@@ -496,6 +497,18 @@ def test_saves_are_differences_and_old_ones_go(tmp_path: Path, reference: Any) -
         "whole",
         "delta to step 3",
     ]
+
+
+def test_saves_before_the_codec_is_compiled_are_baselines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(Part, "ask", lambda part: None)
+    with StoreWriter(tmp_path, codec="balance", report=lines.append) as writer:
+        for step in range(2):
+            write(writer, step, saved_state(step))
+    assert steps_in(tmp_path) == {0: None, 1: None}
+    assert lines[1].endswith("whole: no block is stored as a difference")
 
 
 def test_a_writer_that_begins_anew_goes_on_with_differences(tmp_path: Path) -> None:
