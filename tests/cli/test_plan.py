@@ -11,7 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +25,8 @@ from penstock.errors import ConfigError, FormatError, PenstockError
 from penstock.loader import Loader
 from penstock.loader.transforms import Resize, ToTensor
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.measure.sweep import Finished, Outcome, Runner, Task
+from penstock.measure.sweep_processes import in_processes
 from penstock.measure.sweep_store import KeptPoints
 from penstock.simulate.scenario import scenario_named
 from penstock.simulate.sizes import SizeDistribution
@@ -35,12 +37,18 @@ pytestmark = pytest.mark.usefixtures("fonts")
 GB = 10**9
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _tracker() -> None:
-    """Python's own process for shared memory lives, with its pipe, as long as the process that spawned first."""
-    from multiprocessing import resource_tracker
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predict in turn: a process of its own for each command takes longer to begin than these small sweeps."""
 
-    resource_tracker.ensure_running()
+    def in_turn(tasks: Sequence[Task], work: Callable[[Task], Outcome]) -> Finished:
+        yield from ((task, work(task)) for task in tasks)
+
+    def checked(jobs: int) -> Runner:
+        in_processes(jobs)
+        return in_turn
+
+    monkeypatch.setattr("penstock.measure.sweep_processes.in_processes", checked)
 
 
 @pytest.fixture
