@@ -74,6 +74,8 @@ def make(source: Any, **options: Any) -> Loader:
             {"drop_last": True, "batch_size": COUNT + 1},
             r"drop_last leaves no batch: .* 10 samples.*batch_size \(11\)",
         ),
+        ({"machine": 5}, "machine is 5; give a Machine, or the path of its file"),
+        ({"machine": b"machine.toml"}, "machine is b'machine.toml'; give a Machine"),
         ({"memory": "0"}, "memory: '0' has no unit"),
         ({"memory": -1}, "memory: -1 cannot be"),
         ({"memory": 0}, "memory is 0 B"),

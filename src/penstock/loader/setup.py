@@ -122,10 +122,13 @@ def order_of(shuffle: bool | Order, samples: int, seed: int) -> Order:
 def read_machine(machine: Machine | str | os.PathLike[str] | None) -> Machine | None:
     """Return a machine, read from its file where a path is given.
 
-    Raises: DataError if the file cannot be read; ConfigError naming the file and the field that is wrong.
+    Raises: DataError if the file cannot be read; ConfigError naming the file and the field that is wrong, or what is
+        neither a machine nor a path.
     """
     if machine is None or isinstance(machine, Machine):
         return machine
+    if not isinstance(machine, str | os.PathLike):
+        raise ConfigError(f"machine is {machine!r}; give a Machine, or the path of its file")
     try:
         return Machine.from_toml(Path(machine).read_text("utf-8"))
     except OSError as error:
