@@ -3,6 +3,7 @@
     python benchmarks/snapshots/sequences.py            # once: trainings to measure on
     sh benchmarks/snapshots/set_up_peers.sh             # once: zipnn, pcodec, blosc2, zstandard
     python benchmarks/snapshots/compare_codecs.py [--quick] [--rounds N] [--only NAME...] [--plot PICTURE]
+    python benchmarks/snapshots/compare_codecs.py --sizes [--only NAME...]       # distances alone, nothing is timed
 
 Pairs: of every sequence two neighbouring snapshots early, in the middle and late; all floats of the model's type as
 one array, the one before as the reference, both in memory. Every codec must give back the same bits before it is
@@ -17,6 +18,9 @@ out (some hundred bytes).
 
 Methods: the paper's seven, at snap_dis 10, and how its chain's deltas grow with snap_dis 3, 5, 10.
 
+Distances: shares of `speed`, of DynRLE and of zipnn by how many steps the snapshots of a pair are apart; and of all
+blocks of the neighbours' weights and optimizer states, how many are larger as a difference than alone.
+
 Two threads: how many times as fast as one, on the wall clock, over the rounds in which no thread had to wait for a
 processor; how many these are is printed.
 
@@ -26,6 +30,7 @@ Ends with the targets, each met or not.
 from __future__ import annotations
 
 import argparse
+import math
 import platform
 import random
 import site
@@ -71,6 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--peers", type=Path, default=PEERS, metavar="FOLDER", help="that of set_up_peers.sh")
     parser.add_argument("--rounds", type=int, default=9, metavar="N")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these sequences")
+    parser.add_argument("--sizes", action="store_true", help="distances alone: nothing is timed")
     parser.add_argument(
         "--plot", type=Path, metavar="PICTURE", help="draw share against speed (.png, .svg, .pdf)"
     )
@@ -91,7 +97,10 @@ def main(arguments: list[str] | None = None) -> None:
         print(
             f"{date.today()}, {platform.processor() or platform.machine()}, Python {platform.python_version()}"
         )
-        compare(found, rounds, options.plot)
+        if options.sizes:
+            compare_distances(found)
+        else:
+            compare(found, rounds, options.plot)
 
 
 def compare(found: list[sequences.Sequence], rounds: int, plot: Path | None) -> None:
@@ -101,6 +110,7 @@ def compare(found: list[sequences.Sequence], rounds: int, plot: Path | None) -> 
         for sequence in found
         for group in sequences.GROUPS
     ]
+    compare_distances(found)
     states = [compare_states(sequence, group) for sequence in found for group in sequences.GROUPS]
     orders = [
         compare_methods(sequence, group)
@@ -132,11 +142,19 @@ def kinds_of(sequence: sequences.Sequence, snapshot: sequences.Snapshot) -> tupl
     return dtype, {kind: tensor.view(torch.uint8).numpy() for kind, tensor in whole.items()}
 
 
-def weights_of_pair(sequence: sequences.Sequence, group: str) -> tuple[DType, Bytes, Bytes]:
-    """Return two neighbouring snapshots' weights from the middle of a group: the new ones, and the reference."""
+def kinds_of_pair(
+    sequence: sequences.Sequence, group: str, apart: int = 1
+) -> tuple[DType, dict[str, Bytes], dict[str, Bytes]]:
+    """Return two snapshots from the middle of a group, so many places apart: the new one, and the reference."""
     snapshots = sequence.group(group)
-    place = len(snapshots) // 2
-    (dtype, new), (_, old) = (kinds_of(sequence, snapshots[index]) for index in (place, place - 1))
+    place = max(len(snapshots) // 2, apart)
+    (dtype, new), (_, old) = (kinds_of(sequence, snapshots[index]) for index in (place, place - apart))
+    return dtype, new, old
+
+
+def weights_of_pair(sequence: sequences.Sequence, group: str, apart: int = 1) -> tuple[DType, Bytes, Bytes]:
+    """Return the weights of `kinds_of_pair`."""
+    dtype, new, old = kinds_of_pair(sequence, group, apart)
     return dtype, new["model"], old["model"]
 
 
@@ -277,6 +295,62 @@ def time_pair(name: str, dtype: DType, values: Bytes, reference: Bytes, rounds: 
             f"{row.rate_out:11.2f}{low_out:7.2f}{high_out:7.2f}"
         )
     return Result(name, dtype, rows)
+
+
+# -- Distances -------------------------------------------------------------------------------------------------
+
+
+def compare_distances(found: list[sequences.Sequence]) -> None:
+    """Print shares by how far apart the snapshots of a pair are, and how many blocks are larger as differences."""
+    print(
+        f"\nDistances: shares of {QUICK}, DynRLE and zipnn, weights; blocks larger as a difference, whole states"
+    )
+    print(f"{'':24}{'steps':>6}{QUICK:>9}{'dynrle':>9}{'of it':>9}{'zipnn':>9}{'of it':>9}{'larger':>16}")
+    ratios: dict[int, list[tuple[float, float]]] = {}
+    for sequence in found:
+        for group in sequences.GROUPS:
+            distances = [apart for apart in (1, 2, 4, 9) if apart < len(sequence.group(group))]
+            for apart in distances:
+                dtype, values, reference = weights_of_pair(sequence, group, apart)
+                ours, dynrle, zipnn = shares_of_pair(dtype, values, reference)
+                name = f"{sequence.name} {group}"
+                larger = (
+                    "{} of {}".format(*count_larger(*kinds_of_pair(sequence, group))) if apart == 1 else ""
+                )
+                print(
+                    f"{name:24}{apart * sequence.unit:6}{ours:9.4f}{dynrle:9.4f}{ours / dynrle:9.3f}"
+                    f"{zipnn:9.4f}{ours / zipnn:9.3f}{larger:>16}"
+                )
+                ratios.setdefault(dtype.item_bytes, []).append((ours / dynrle, ours / zipnn))
+    for item_bytes, pairs in ratios.items():
+        of_dynrle, of_zipnn = zip(*pairs, strict=True)
+        print(
+            f"{8 * item_bytes} bits: {min(of_dynrle):.3f} to {max(of_dynrle):.3f} of DynRLE, "
+            f"{min(of_zipnn):.3f} to {max(of_zipnn):.3f} of zipnn"
+        )
+
+
+def shares_of_pair(dtype: DType, values: Bytes, reference: Bytes) -> tuple[float, float, float]:
+    """Return the shares of `speed`, of DynRLE and of zipnn; NaN where that is not installed."""
+    ours = (Stored(codec_named(name), dtype, values.size) for name in (QUICK, "dynrle"))
+    theirs = [peer for peer in peers(dtype, values.size)[0] if peer.name.startswith("zipnn")]
+    contenders: list[Contender] = [*ours, *theirs]
+    quick, dynrle, *zipnn = (one.size(one.encode(values, reference)) / values.size for one in contenders)
+    return quick, dynrle, zipnn[0] if zipnn else math.nan
+
+
+def count_larger(dtype: DType, new: dict[str, Bytes], old: dict[str, Bytes]) -> tuple[int, int]:
+    """Return how many blocks of a state any preset makes larger as a difference than alone, and of how many."""
+    larger = total = 0
+    for preset in PRESETS:
+        for kind, values in new.items():
+            one = Stored(codec_named(preset), dtype, values.size)
+            # Both lie in the same memory: sizes are taken before the next.
+            beside = [payload.size for _, payload in one.encode(values, old[kind])]
+            alone = [payload.size for _, payload in one.encode(values, None)]
+            larger += sum(with_it > without for with_it, without in zip(beside, alone, strict=True))
+            total += len(alone)
+    return larger, total
 
 
 # -- Whole states ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
@@ -123,6 +124,9 @@ def test_the_benchmark_of_codecs_checks_times_and_judges(
     printed = capsys.readouterr().out
     assert printed.count("MB of float32\n") == 3
     assert printed.count("whole states of") == 3
+    assert len(re.findall(r" 0 of \d+$", printed, re.MULTILINE)) == 3, (
+        "no block is larger as a difference than alone"
+    )
     assert printed.count("the paper's methods on 2 snapshots") == 3
     targets = printed.partition("\nTargets\n")[2].splitlines()
     assert sum(line.startswith(("  met", "  NOT MET")) for line in targets) > 10
