@@ -94,7 +94,7 @@ def plans(draw: st.DrawFn) -> AccessPlan:
 
 
 # A plan has many moving parts and its questions are cheap: try more of them than usual.
-thoroughly = settings(deadline=None, max_examples=250)
+thoroughly = settings(max_examples=250)
 
 
 @thoroughly

@@ -44,7 +44,7 @@ def network_by_the_book(value: int, size: int, keys: list[tuple[int, int]]) -> i
     return result if result < size else network_by_the_book(result, size, keys)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     size=st.one_of(
         st.integers(FEISTEL_FROM, FEISTEL_FROM + 1000),
@@ -87,7 +87,7 @@ def test_small_orders_are_the_ids_sorted_by_their_random_words() -> None:
     assert ids.tolist() == sorted(range(300), key=words)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data(), seed=st.integers(0, 100), epoch=st.integers(0, 3))
 def test_blocks_of_any_size_keep_their_own_ids(data: st.DataObject, seed: int, epoch: int) -> None:
     """Also those around the size from which the network serves, and a last block on the other side of it."""

@@ -6,7 +6,7 @@ from math import ceil, comb, floor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -139,7 +139,6 @@ def test_the_example_of_the_thesis_counts_about_329_samples() -> None:
 # Lemmas 3.1 and 3.2
 
 
-@settings(deadline=None)
 @given(st.integers(1, 60), st.integers(1, 30), st.integers(2, 6), st.integers(0, 99))
 def test_who_reads_a_sample_often_leaves_another_rank_that_reads_it_seldom(
     samples: int, epochs: int, ranks: int, seed: int
@@ -154,7 +153,6 @@ def test_who_reads_a_sample_often_leaves_another_rank_that_reads_it_seldom(
         assert np.delete(counts[:, sample], rank).min() <= at_most
 
 
-@settings(deadline=None)
 @given(st.integers(1, 60), st.integers(1, 30), st.integers(2, 6), st.integers(0, 99))
 def test_who_reads_a_sample_seldom_leaves_another_rank_that_reads_it_often(
     samples: int, epochs: int, ranks: int, seed: int
@@ -172,7 +170,6 @@ def test_who_reads_a_sample_seldom_leaves_another_rank_that_reads_it_often(
 # What a plan is asked
 
 
-@settings(deadline=None)
 @given(plans())
 def test_uses_are_those_of_the_access_string(plan: AccessPlan) -> None:
     for rank in range(plan.ranks):
@@ -185,7 +182,6 @@ def test_uses_are_those_of_the_access_string(plan: AccessPlan) -> None:
         assert plan.reads(rank) == len(string)
 
 
-@settings(deadline=None)
 @given(plans())
 def test_every_read_has_its_step_and_its_reader(plan: AccessPlan) -> None:
     reads = _all_reads(plan)
@@ -201,7 +197,6 @@ def test_every_read_has_its_step_and_its_reader(plan: AccessPlan) -> None:
         assert steps_of_reads(plan, rank).tolist() == [step for step, by, _ in reads if by == rank]
 
 
-@settings(deadline=None)
 @given(plans())
 def test_readers_of_a_sample_are_listed_in_the_order_of_time(plan: AccessPlan) -> None:
     wanted = np.arange(0, plan.samples, 2)
@@ -217,7 +212,6 @@ def test_readers_of_a_sample_are_listed_in_the_order_of_time(plan: AccessPlan) -
             assert listed == [rank for _, rank in sorted(steps)]
 
 
-@settings(deadline=None)
 @given(plans())
 def test_the_first_reader_of_a_sample_is_found(plan: AccessPlan) -> None:
     first = first_reads(plan)
@@ -233,7 +227,6 @@ def test_the_first_reader_of_a_sample_is_found(plan: AccessPlan) -> None:
             assert (earliest, first.rank_of[sample]) in steps
 
 
-@settings(deadline=None)
 @given(plans(), st.integers(1, 60))
 def test_histograms_of_all_ranks_are_those_of_each(plan: AccessPlan, at_once: int) -> None:
     told: list[int] = []

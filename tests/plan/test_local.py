@@ -5,7 +5,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
@@ -29,7 +29,6 @@ def held_plans(draw: st.DrawFn) -> tuple[AccessPlan, list[int]]:
     return plan, draw(st.lists(st.integers(-1, ranks - 1), min_size=samples, max_size=samples))
 
 
-@settings(deadline=None)
 @given(held_plans())
 def test_global_batches_and_local_sizes_stay_and_each_rank_reads_what_it_holds(
     case: tuple[AccessPlan, list[int]],
@@ -51,7 +50,6 @@ def test_global_batches_and_local_sizes_stay_and_each_rank_reads_what_it_holds(
                 assert len(own) == min(holders.count(rank), len(samples))
 
 
-@settings(deadline=None)
 @given(held_plans())
 def test_every_question_of_a_plan_is_answered_for_the_places_that_samples_have_now(
     case: tuple[AccessPlan, list[int]],
@@ -82,7 +80,6 @@ def test_blocks_give_the_same_as_all_at_once(monkeypatch: pytest.MonkeyPatch) ->
         assert in_blocks.string(rank).tolist() == at_once.string(rank).tolist() == strings[rank].tolist()
 
 
-@settings(deadline=None)
 @given(held_plans())
 def test_the_strings_of_all_ranks_are_those_of_each(case: tuple[AccessPlan, list[int]]) -> None:
     plan, rank_of = case

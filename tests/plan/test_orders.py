@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
@@ -27,7 +27,6 @@ ORDERS = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(order=ORDERS, epoch=st.integers(0, 2**32 - 1))
 def test_every_epoch_reads_each_sample_once_and_knows_where(order: Order, epoch: int) -> None:
     positions = np.arange(order.samples)

@@ -6,14 +6,13 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.plan import BundleShuffle, Explicit, FullShuffle, Order, RepeatingOrder, Scattered, Sequential
 
 
-@settings(deadline=None)
 @given(
     samples=st.integers(1, 2000),
     seed=st.integers(0, 2**64 - 1),

@@ -185,7 +185,7 @@ class ToldStore:
             assert set(lineage(self.committed, step)) <= set(self.slow)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.builds(
         Keep,

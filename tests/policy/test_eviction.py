@@ -54,7 +54,7 @@ PLAIN_RULES: dict[str, Callable[[History], Hashable]] = {
 
 
 @pytest.mark.parametrize("policy", PLAIN_RULES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(references=short_strings, capacity=st.integers(1, 9))
 def test_a_policy_evicts_whom_its_rule_names(policy: str, references: list[int], capacity: int) -> None:
     residents = Residents(eviction_of(policy), capacity)
@@ -87,7 +87,7 @@ def test_perfect_lfu_remembers_the_uses_of_what_it_evicted() -> None:
     assert in_cache.access("b").evicted == ["y"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(references=short_strings, frames=st.integers(1, 6))
 def test_clock_is_a_hand_over_a_ring_of_frames(references: list[int], frames: int) -> None:
     ring: list[list[int]] = []  # object, bit
@@ -110,7 +110,7 @@ def test_clock_is_a_hand_over_a_ring_of_frames(references: list[int], frames: in
     assert hits("clock", references, frames) == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(references=st.lists(st.integers(0, 4), max_size=12), capacity=st.integers(1, 3))
 def test_no_choice_of_victims_hits_more_often_than_min(references: list[int], capacity: int) -> None:
     string = tuple(references)
@@ -162,7 +162,7 @@ def test_min_keeps_no_more_than_its_residents_in_mind() -> None:
 
 
 @pytest.mark.parametrize("policy", EVICTIONS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     references=short_strings,
     capacity=st.integers(0, 20),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
@@ -51,7 +51,6 @@ def _check(homes: Homes, sizes: list[int], capacities: list[list[int]]) -> None:
         assert (rank, tier) == (-1, SOURCE) if not tiers else tiers[rank] == tier
 
 
-@settings(deadline=None)
 @given(jobs())
 def test_no_placement_overdraws_a_tier_or_loses_a_home(
     job: tuple[AccessPlan, list[int], list[list[int]]],
@@ -66,7 +65,6 @@ def test_no_placement_overdraws_a_tier_or_loses_a_home(
         _check(homes, sizes, capacities)
 
 
-@settings(deadline=None)
 @given(jobs())
 def test_cover_gives_every_sample_one_home_before_any_copy(
     job: tuple[AccessPlan, list[int], list[list[int]]],

@@ -301,7 +301,7 @@ def check_what_is_kept(snapshots: list[StoredSnapshot], keep: Keep, now: int, in
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(stores(), KEEPS, st.integers(0, 60), st.sets(st.integers(0, 40), max_size=2))
 @example(run_of(range(1, 9), "chain", 4), Keep(last=2, max_bytes=3 * KB), 0, set())
 def test_what_is_kept_is_what_a_slow_count_of_the_rules_keeps(
@@ -311,7 +311,7 @@ def test_what_is_kept_is_what_a_slow_count_of_the_rules_keeps(
 
 
 @pytest.mark.slow
-@settings(max_examples=5_000, deadline=None)
+@settings(max_examples=5_000)
 @given(stores(), KEEPS, st.integers(0, 60), st.sets(st.integers(0, 40), max_size=2))
 def test_what_is_kept_of_many_stores_is_what_a_slow_count_of_the_rules_keeps(
     snapshots: list[StoredSnapshot], keep: Keep, now: int, in_use: set[int]
@@ -319,7 +319,7 @@ def test_what_is_kept_of_many_stores_is_what_a_slow_count_of_the_rules_keeps(
     check_what_is_kept(snapshots, keep, now, in_use)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(stores(), KEEPS, st.integers(0, 60))
 def test_whatever_is_deleted_first_nothing_that_could_be_restored_and_is_left_cannot_any_more(
     snapshots: list[StoredSnapshot], keep: Keep, now: int
@@ -335,7 +335,7 @@ def test_whatever_is_deleted_first_nothing_that_could_be_restored_and_is_left_ca
     assert not fine or restorable(left)[-1] == fine[-1]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(stores(), KEEPS, st.integers(0, 60))
 def test_asking_again_forgets_nothing_more(snapshots: list[StoredSnapshot], keep: Keep, now: int) -> None:
     gone = to_forget(snapshots, keep, float(now))
@@ -344,7 +344,7 @@ def test_asking_again_forgets_nothing_more(snapshots: list[StoredSnapshot], keep
     assert to_forget(left, keep, float(now)) == []
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(stores(), KEEPS, st.integers(0, 60), st.integers(0, 5))
 def test_a_stricter_rule_or_a_later_hour_keeps_nothing_more(
     snapshots: list[StoredSnapshot], keep: Keep, now: int, more: int

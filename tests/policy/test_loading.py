@@ -66,7 +66,7 @@ def _by_rank(loading: Loading) -> dict[tuple[int, int], list[int]]:
 
 @pytest.mark.parametrize("preset", [PHYSICAL, THESIS], ids=["physical", "thesis"])
 @pytest.mark.parametrize("name", POLICY_NAMES)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_no_tier_is_overfilled_and_strings_keep_their_lengths(
     name: str, preset: object, data: st.DataObject
@@ -265,7 +265,7 @@ def test_lbann_leaves_out_what_unequal_sizes_push_out_of_a_tier() -> None:
 # -- Frequency (HDMLP)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 999), st.integers(1, 20), st.integers(1, 4), st.integers(10, 150), st.integers(10, 150))
 def test_frequency_keeps_what_is_read_most_in_the_fastest_tiers(
     seed: int, samples: int, ranks: int, first: int, second: int
@@ -404,7 +404,7 @@ def test_without_tiers_all_is_staged_from_the_store(policy: LoadingPolicy) -> No
 # -- Jobs
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(1, 30), st.integers(1, 5), st.integers(1, 9), st.integers(1, 12), st.booleans())
 def test_a_jobs_strings_are_the_plans(
     samples: int, ranks: int, batch: int, epochs: int, drop_last: bool

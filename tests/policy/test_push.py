@@ -112,7 +112,6 @@ def _receive(
     handed.given_up[wanted] = step
 
 
-@settings(deadline=None)
 @given(jobs())
 def test_what_waits_is_what_a_plain_simulation_keeps(job: Job) -> None:
     plan, sizes, capacities = job
@@ -126,7 +125,7 @@ def test_what_waits_is_what_a_plain_simulation_keeps(job: Job) -> None:
         assert handed.given_up.tolist() == expected.given_up.tolist()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 9), st.integers(1, 3), st.integers(0, 4), st.integers(0, 99))
 def test_no_other_choice_keeps_more_samples_of_equal_size(
     samples: int, ranks: int, room: int, seed: int
@@ -171,7 +170,6 @@ def test_one_rank_keeps_as_much_as_any_policy_can() -> None:
     assert int((handed.tiers > 0).sum()) == 5 * 30
 
 
-@settings(deadline=None)
 @given(jobs())
 def test_alone_a_rank_hits_as_often_as_min_does(job: Job) -> None:
     """Against MIN told another way: equal sizes, one tier, the cache as the set of next uses."""

@@ -159,7 +159,7 @@ def set_up(
     return plan, placement, FakeRuntime(plan, sizes, placement, limits, chance, seconds, broken)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(cases)
 def test_every_batch_arrives_whole_in_order_and_each_sample_once(
     case: tuple[int, int, int, int, int, int, int, int, float, int],
@@ -179,7 +179,7 @@ def test_every_batch_arrives_whole_in_order_and_each_sample_once(
     assert runtime.order == [(e, s) for e in range(plan.epochs) for s in range(plan.steps(e))]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(cases)
 def test_the_store_is_read_once_per_miss_which_is_the_bound_of_any_policy(
     case: tuple[int, int, int, int, int, int, int, int, float, int],
@@ -199,7 +199,7 @@ def test_the_store_is_read_once_per_miss_which_is_the_bound_of_any_policy(
     assert reads.total() <= bound
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(cases, st.sets(st.integers(0, 39), min_size=1, max_size=5))
 def test_a_broken_sample_fails_its_own_places_and_no_other(
     case: tuple[int, int, int, int, int, int, int, int, float, int], broken: set[int]
@@ -215,7 +215,7 @@ def test_a_broken_sample_fails_its_own_places_and_no_other(
             runtime.obey(runtime.scheduler.slot_freed(ready.slot, 0.0))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(cases, st.data())
 def test_after_a_seek_the_rest_of_the_run_is_as_if_nothing_had_been_staged(
     case: tuple[int, int, int, int, int, int, int, int, float, int], data: st.DataObject
@@ -244,7 +244,7 @@ def test_after_a_seek_the_rest_of_the_run_is_as_if_nothing_had_been_staged(
             runtime.obey(runtime.scheduler.slot_freed(ready.slot, 0.0))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(cases)
 def test_bytes_in_passing_stay_within_their_bound_but_for_one_read(
     case: tuple[int, int, int, int, int, int, int, int, float, int],

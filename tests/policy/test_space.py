@@ -105,7 +105,7 @@ def test_what_is_there_already_counts() -> None:
     assert found == SpaceNeeded(5 * MB, 4 * MB, MB)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @example(Keep(last=1, every_steps=13), "chain", AutoDistance(2.0, 3), 6, 1.0, 0)
 @example(Keep(last=1, every_steps=13), "chain", AutoDistance(2.0, 3), 7, 1.0, 0)
 @given(

@@ -90,7 +90,7 @@ def test_without_alternation_a_cache_below_all_but_a_bundle_hits_nothing(cache: 
     assert (expected > 0) == (cache > 2)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     samples=st.integers(200, 3000),
     cache_share=st.floats(0, 1),
@@ -313,7 +313,6 @@ def test_a_full_shuffle_freezes_nothing_and_a_bundle_per_batch_everything() -> N
     assert batch_noise(1, 1, 1).frozen_share == 0.0
 
 
-@settings(deadline=None)
 @given(labels=st.lists(st.integers(-3, 5), min_size=1, max_size=60), data=st.data())
 def test_the_variance_between_bundles_is_that_of_class_indicators(
     labels: list[int], data: st.DataObject
@@ -418,7 +417,6 @@ def test_even_bundles_go_from_all_samples_to_one_and_cut_evenly(samples: int) ->
     assert all((-samples) % bundle < -(-samples // bundle) for bundle in bundles)
 
 
-@settings(deadline=None)
 @given(samples=st.integers(1, 10**12), data=st.data())
 def test_the_ratio_of_a_bundle_gives_back_the_bundle(samples: int, data: st.DataObject) -> None:
     bundle = data.draw(st.integers(1, samples))

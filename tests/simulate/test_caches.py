@@ -56,14 +56,14 @@ def by_policy(string: Ids, capacity: int, policy: str) -> list[bool]:
 
 
 @pytest.mark.parametrize("policy", EVICTIONS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(string=strings(), capacity=st.integers(0, 90))
 def test_a_replay_equals_the_policy_request_by_request(policy: str, string: Ids, capacity: int) -> None:
     assert replay(string, capacity, policy).tolist() == by_policy(string, capacity, policy)
 
 
 @pytest.mark.parametrize("policy", ["lru", "fifo"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(string=strings(), capacity=st.integers(0, 300), seed=st.integers(0, 2**32))
 def test_a_replay_with_sizes_equals_the_policy_request_by_request(
     policy: str, string: Ids, capacity: int, seed: int
@@ -100,7 +100,7 @@ def by_libcachesim(string: Ids, capacity: int, policy: str, sizes: list[int]) ->
 
 
 @pytest.mark.parametrize("policy", THEIRS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(string=strings(), capacity=st.integers(1, 90))
 def test_a_replay_equals_libcachesim_request_by_request(policy: str, string: Ids, capacity: int) -> None:
     expected = by_libcachesim(string, capacity, policy, [1] * string.size)
@@ -109,7 +109,7 @@ def test_a_replay_equals_libcachesim_request_by_request(policy: str, string: Ids
 
 
 @pytest.mark.parametrize("policy", ["lru", "fifo"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(string=strings(), capacity=st.integers(1, 300), seed=st.integers(0, 2**32))
 def test_a_replay_with_sizes_equals_libcachesim_request_by_request(
     policy: str, string: Ids, capacity: int, seed: int
@@ -122,7 +122,7 @@ def test_a_replay_with_sizes_equals_libcachesim_request_by_request(
 
 
 @pytest.mark.parametrize("policy", WITH_DISTANCES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(string=strings())
 def test_a_request_hits_in_all_caches_from_its_stack_distance_on(policy: str, string: Ids) -> None:
     distances = stack_distances(string, policy)
@@ -155,7 +155,7 @@ def test_hit_ratios_are_those_of_one_replay_per_size_in_the_order_asked_for(poli
     assert ratios[2] == ratios[5] == 0.75
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(string=strings().filter(len), capacity=st.integers(0, 60))
 def test_no_policy_hits_more_often_than_min(string: Ids, capacity: int) -> None:
     best = replay(string, capacity, "min").sum()

@@ -140,7 +140,7 @@ def simulated(case: dict[str, float]) -> tuple[AccessPlan, np.ndarray, Trace]:
     return plan, sizes, run(plan, on, sizes, limits, case["step"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(runs)
 def test_a_run_is_never_faster_than_its_wire_its_decoders_or_its_steps(case: dict[str, float]) -> None:
     plan, sizes, trace = simulated(case)
@@ -154,7 +154,7 @@ def test_a_run_is_never_faster_than_its_wire_its_decoders_or_its_steps(case: dic
     assert end >= steps * case["step"] * (1 - 1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(runs)
 def test_every_sample_is_decoded_once_an_epoch_and_taken_from_one_place(case: dict[str, float]) -> None:
     plan, _, trace = simulated(case)
@@ -167,13 +167,13 @@ def test_every_sample_is_decoded_once_an_epoch_and_taken_from_one_place(case: di
     assert plan.samples <= reads <= plan.samples * plan.epochs
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(runs)
 def test_the_same_case_gives_the_same_trace(case: dict[str, float]) -> None:
     assert np.array_equal(simulated(case)[2].spans, simulated(case)[2].spans)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(runs)
 def test_a_longer_plan_never_costs_less(case: dict[str, float]) -> None:
     _, _, short = simulated(case)

@@ -879,7 +879,7 @@ def _assert_equal(model: _OneAfterTheOther | _AllAtOnce, result: LoadingResult) 
 _SEEDS = st.integers(0, 2**64 - 1)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(_SEEDS)
 def test_ranks_that_go_one_after_the_other_are_as_in_the_plain_model(seed: int) -> None:
     job, loading, assumed = _run(seed, "rank-by-rank")
@@ -889,7 +889,7 @@ def test_ranks_that_go_one_after_the_other_are_as_in_the_plain_model(seed: int) 
     _assert_equal(model, simulate_job(job, _Given(loading), assumed))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(_SEEDS)
 def test_ranks_that_share_one_time_are_as_in_the_plain_event_simulation(seed: int) -> None:
     job, loading, assumed = _run(seed, "together")
@@ -901,7 +901,7 @@ def test_ranks_that_share_one_time_are_as_in_the_plain_event_simulation(seed: in
         assert host.most_bytes <= max(job.machine.storage[0].capacity_bytes, int(job.sizes_bytes.max()))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(_SEEDS, st.sampled_from(["together", "rank-by-rank"]))
 def test_every_read_is_consumed_once_in_order_and_no_run_is_shorter_than_its_bound(
     seed: int, time: str
@@ -929,7 +929,7 @@ def test_every_read_is_consumed_once_in_order_and_no_run_is_shorter_than_its_bou
     assert result.run_seconds >= result.initial_stall_seconds + bound.run_seconds - 1e-9 * result.run_seconds
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(_SEEDS)
 def test_bytes_of_the_store_are_those_of_its_reads_and_fills(seed: int) -> None:
     job, loading, assumed = _run(seed, "together")

@@ -46,7 +46,6 @@ def _per_epoch_and_rank(plan: AccessPlan) -> list[list[tuple[int, int]]]:
     ]
 
 
-@settings(deadline=None)
 @given(plans(), st.integers(0, 60))
 def test_reads_from_agreed_homes_are_counted_as_they_happen(plan: AccessPlan, room: int) -> None:
     for homes in (
@@ -79,7 +78,6 @@ def test_reads_from_agreed_homes_are_counted_as_they_happen(plan: AccessPlan, ro
         assert not shares.filled.any()
 
 
-@settings(deadline=None)
 @given(plans(), st.integers(0, 60))
 def test_ranks_that_keep_by_frequency_each_fill_what_they_keep(plan: AccessPlan, room: int) -> None:
     homes = place_frequency(plan, np.ones(plan.samples, np.int64), [room])
@@ -98,7 +96,7 @@ def test_ranks_that_keep_by_frequency_each_fill_what_they_keep(plan: AccessPlan,
     assert shares.reads.sum() == sum(plan.length(epoch) for epoch in range(plan.epochs))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(plans(), st.integers(0, 20))
 def test_ranks_that_care_for_themselves_are_asked_for_what_they_have(plan: AccessPlan, room: int) -> None:
     """A rank has a sample from the step after its read until its next read, or until it gives it up."""
@@ -138,7 +136,7 @@ def _steps(plan: AccessPlan, rank: int) -> list[int]:
     return steps
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 4), st.integers(0, 120), st.integers(0, 99))
 def test_no_scheme_reads_the_store_less_often_than_the_bound(
     samples: int, epochs: int, ranks: int, held: int, seed: int

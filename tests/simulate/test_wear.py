@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, FormatError
@@ -143,7 +143,6 @@ def test_a_file_that_is_no_text_is_named(tmp_path_factory: pytest.TempPathFactor
 # -- Room for files --------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30 * 512)), max_size=40))
 def test_files_never_share_pages_and_all_room_comes_back(steps: list[tuple[bool, int]]) -> None:
     """Against a set of the pages that are taken."""

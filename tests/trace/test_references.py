@@ -240,7 +240,7 @@ def test_a_string_that_is_none_is_refused(fields: dict[str, Any]) -> None:
         References.of(**({"ids": [1, 2]} | fields))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.one_of(st.integers(0, 9), st.integers(-(2**63), 2**63 - 1), st.sampled_from([2**62, -1, 2**40])),

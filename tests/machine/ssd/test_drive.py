@@ -142,7 +142,7 @@ def drives(draw: st.DrawFn) -> Ssd:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_pages_lie_and_blocks_wear_as_the_plain_rules_say(data: st.DataObject) -> None:
     ssd = data.draw(drives())
@@ -174,7 +174,7 @@ def test_pages_lie_and_blocks_wear_as_the_plain_rules_say(data: st.DataObject) -
     )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(drives(), st.integers(0, 10**6))
 def test_long_random_traffic_is_followed_to_the_page(ssd: Ssd, seed: int) -> None:
     pages = np.random.default_rng(seed).integers(0, ssd.exported_pages, 150)
