@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from tests.checkpoint.snapshot_files import opened, same, save_all, training
+from tests.patience import patient
 
 from penstock.checkpoint import local, staging
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
@@ -384,7 +385,7 @@ def test_a_copy_that_is_interrupted_ends_the_save() -> None:
         ended = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(script)],
             capture_output=True,
-            timeout=6,
+            timeout=patient(6),
             text=True,
             check=False,
         )

@@ -18,6 +18,7 @@ from tests.checkpoint.ranks_jobs import reports_in, start_mpi_jobs, torch_job, w
 from tests.checkpoint.ranks_state import LAYERS, arrays_of
 from tests.checkpoint.test_ranks import Office, run
 from tests.forking import Forks
+from tests.patience import patient
 
 from penstock.checkpoint import store as store_module
 from penstock.checkpoint import writer as writer_module
@@ -84,7 +85,7 @@ def torchrun_reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
         store.save(1, {"w": np.arange(3)})
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     script = Path(__file__).with_name("store_torchrun.py")
-    ended = subprocess.run([*command, script, folder], capture_output=True, text=True, timeout=100)
+    ended = subprocess.run([*command, script, folder], capture_output=True, text=True, timeout=patient(100))
     assert ended.returncode == 0, ended.stderr
     return [json.loads((folder / f"report-{rank}.json").read_text()) for rank in range(2)]
 
