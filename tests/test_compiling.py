@@ -19,13 +19,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from penstock import compiling, kernel_cache
+from penstock import Loader, compiling, kernel_cache
 from penstock.checkpoint.codecs.codec import SLACK_BYTES, Coder, Kind, Pair
 from penstock.checkpoint.codecs.ours import CODECS
 from penstock.checkpoint.dtypes import DTYPES
 from penstock.compiling import Lease, Part
 from penstock.errors import ConfigError
+from penstock.loader.transforms import Resize
+from penstock.loader.transforms import compiled as resampling
 
 ENOUGH_SECONDS = 60.0
 #: "Compiles" for as long as the test wants: until it writes to a pipe what shall become of it. Machine code is a file.
@@ -91,6 +94,7 @@ from penstock.compiling import Lease, Part
 def until(found):
     while not found():
         time.sleep(0.01)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
 lease = Lease(None)
 part = Part({self.name!r}, "loops", "loops", "NumPy serves", loads_aside=True)
 began = Path({str(self.folder / "began")!r})
@@ -325,6 +329,40 @@ def test_a_frozen_program_compiles_in_its_own_process(
     assert kernels.began == [os.getpid()]
 
 
+def test_no_sample_is_skipped_because_kernels_cannot_be_compiled(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of `on_error="skip"`, which is about samples: NumPy resamples them all."""
+    (tmp_path / "broken_kernels.py").write_text(
+        "def compile_part(name): raise MemoryError('too little of it')"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "frozen", True, raising=False)  # at once, without a child that fails first
+    broken = Part("broken_kernels", "float32", "pictures", "NumPy resamples them")
+    monkeypatch.setitem(resampling.KERNELS, "float32", broken)
+    for number in range(6):
+        file = tmp_path / "images" / "a" / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 10), (number, 0, 0)).save(file)
+    lines: list[str] = []
+
+    with Loader(
+        tmp_path / "images",
+        batch_size=6,
+        epochs=1,
+        transforms=[Resize((5, 5))],
+        on_error="skip",
+        report=lines.append,
+    ) as loader:
+        (images, _) = next(iter(loader))
+        skipped = loader.skipped
+    compiling.PARTS.remove(broken)
+
+    assert sorted(np.asarray(images)[:, 0, 0, 0]) == list(range(6))
+    assert not skipped
+    assert "pictures cannot be compiled: NumPy resamples them from here on: too little of it" in lines
+
+
 def test_a_cache_that_takes_no_more_files_is_reported_as_such(
     kernels: Kernels, lease: Lease, lines: list[str], tmp_path: Path
 ) -> None:
@@ -396,7 +434,10 @@ os.kill(os.getpid(), signal.SIGINT)
 """
         with kernels.program(program) as training:
             assert training.stderr is not None
-            said = "".join(iter(training.stderr.readline, "KeyboardInterrupt\n"))
+            said = ""
+            while "\nKeyboardInterrupt" not in said:
+                said += (line := training.stderr.readline())
+                assert line, said
             until(lambda: _ignores(training.pid, signal.SIGINT))
             training.send_signal(signal.SIGINT)
             kernels.go_on()

@@ -47,8 +47,6 @@ _POLL_PARENT_SECONDS = 0.3
 _STOP_SECONDS = 1.0
 #: How long to wait for a thread that loads: a second, unless a file system hangs.
 _LOAD_SECONDS = 10.0
-#: Of the child. Above 0, decoding threads that keep all processors busy would starve the compiler that speeds them up.
-_NICENESS = 0
 _PROGRAM = "from penstock.compiling import _serve; _serve()"
 #: A job's manager sends these to all processes of the job; the training decides what they mean.
 _SIGNALS_OF_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -484,8 +482,7 @@ def _serve() -> None:
     """Run the child that compiles. It ends with the training that started it, even in the middle of a kernel."""
     for number in _SIGNALS_OF_THE_JOB:
         signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        os.nice(_NICENESS)
+    # Not nice: threads that decode on all processors would starve the compiler that speeds them up.
     parent, module, name, place = sys.argv[1:]
     threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     folder = Path(place)
