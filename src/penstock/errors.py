@@ -43,6 +43,14 @@ class DataError(PenstockError, OSError):
     """A sample or its file cannot be read or decoded."""
 
 
+def no_thread(error: RuntimeError) -> DataError:
+    """Return what to raise where the interpreter could not start the only thread that would have done the work."""
+    return DataError(
+        f"{error}: this user or container has as many as it may: raise `ulimit -u` or the container's limit of "
+        "processes, or end other threads"
+    )
+
+
 class FormatError(PenstockError, ValueError):
     """A file of Penstock's own formats is damaged, cut off in its header, or of an unknown version."""
 

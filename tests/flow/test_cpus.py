@@ -16,7 +16,7 @@ from penstock.flow.cpus import available_cpus, cpu_limit, default_readers, give_
 
 @pytest.fixture(autouse=True)
 def _a_host_of_eight_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
 
 
@@ -97,8 +97,27 @@ def test_what_limits_the_threads_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert cpu_limit(tmp_path, {}) == (8, "all of this host")
     assert cpu_limit(tmp_path, {"SLURM_CPUS_PER_TASK": "3"}) == (3, "SLURM_CPUS_PER_TASK")
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    # A mask may be of this rank alone: it is not shared out.
-    assert cpu_limit(tmp_path, {"LOCAL_WORLD_SIZE": "2"}) == (8, "affinity mask")
+    assert cpu_limit(tmp_path, {}) == (8, "affinity mask")
+
+
+def test_a_mask_is_shared_by_the_ranks_that_have_it_from_who_started_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    two_ranks = {"LOCAL_WORLD_SIZE": "2"}
+    masks = {0: set(range(8)), os.getppid(): set(range(8))}
+
+    def mask_of(pid: int) -> set[int]:
+        if pid not in masks:
+            raise ProcessLookupError
+        return masks[pid]
+
+    monkeypatch.setattr(os, "sched_getaffinity", mask_of)
+    assert cpu_limit(tmp_path, two_ranks) == (4, "affinity mask, shared by 2 ranks")
+    masks[os.getppid()] = set(range(16))
+    assert cpu_limit(tmp_path, two_ranks) == (8, "affinity mask")
+    del masks[os.getppid()]
+    assert cpu_limit(tmp_path, two_ranks) == (4, "affinity mask, shared by 2 ranks")
 
 
 def test_readers_outnumber_processors_within_bounds() -> None:

@@ -1,6 +1,8 @@
 """Real threads around the scheduler, with work that the test holds open."""
 
+import itertools
 import os
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -172,6 +174,40 @@ def test_decode_workers_are_started_when_wanted_parked_when_not_and_ended_with_t
     assert decoders_alive(running.engine) == 5
     running.engine.close()
     assert decoders_alive(running.engine) == 0
+
+
+def test_where_no_more_threads_can_be_started_those_that_run_do_the_work_and_are_judged_alone(
+    run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, decoders = threading.Thread.start, itertools.count()
+
+    def start_two(thread: threading.Thread) -> None:
+        if "decode" in thread.name and next(decoders) >= 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_two)
+    plan = AccessPlan(Sequential(40), 5, 1)
+    running = run(plan, limits=StagingLimits(3, 0, 4, 10**6, most_decoders=8))
+
+    assert [running.take(0, step).tolist() for step in range(8)] == np.arange(40).reshape(8, 5).tolist()
+    threads = running.engine.threads
+    assert (threads.threads, threads.most) == (2, 2)
+
+
+def test_where_no_thread_can_be_started_at_all_the_error_says_what_to_raise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    work = NumberWork()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        patched.setattr(waits, "register", lambda waiter: None)
+        with pytest.raises(DataError, match=r"can't start new thread: .* raise `ulimit -u`"):
+            Run(AccessPlan(Sequential(20), 5, 1), work)
+    assert work.is_closed
 
 
 def test_a_caller_that_keeps_batches_gets_more_slots_up_to_the_limit_and_then_the_reason(
@@ -366,6 +402,8 @@ def test_closing_twice_is_harmless_and_a_closed_engine_says_so(run: Callable[...
 def test_closing_while_a_read_hangs_warns_and_names_it(
     run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It says so after a second already: who pressed Ctrl-C waits at the prompt."""
+    monkeypatch.setattr("penstock.flow.engine._JOIN_SILENT_SECONDS", 0.05)
     monkeypatch.setattr("penstock.flow.engine._JOIN_SECONDS", 0.1)
     work = NumberWork()
     work.shut = {0}
@@ -374,6 +412,10 @@ def test_closing_while_a_read_hangs_warns_and_names_it(
 
     with pytest.warns(RuntimeWarning, match=r"/data/0\.jpg"):
         running.engine.close()
+    (said,) = running.said
+    assert re.fullmatch(
+        r"closing waits for 0\.1 s at most: thread \d+ (reads|loads) sample 0, /data/0\.jpg, since .* s", said
+    )
     work.gate.set()
     for thread in running.engine._threads:
         thread.join()

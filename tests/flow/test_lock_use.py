@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from penstock.flow.lock_use import LockUse
+from penstock.flow.lock_use import LockUse, ask_for_lock
 
 
 def use(loads: int, cpu_seconds: float, asked_seconds: list[float]) -> LockUse:
@@ -26,7 +28,8 @@ def use(loads: int, cpu_seconds: float, asked_seconds: list[float]) -> LockUse:
         ),
         pytest.param(0.010, [0.005], 2, False, id="two processors in use, wanted by other programs too"),
         pytest.param(0.001, [0.005], 2, False, id="the lock kept by another thread of the process"),
-        pytest.param(0.004, [0.005], 2, False, id="half of two processors in use by other programs"),
+        pytest.param(0.004, [0.005], 2, True, id="Python code of two threads, and other programs"),
+        pytest.param(0.004, [0.00001], 2, False, id="half of two processors in use by other programs"),
         pytest.param(0.005, [], 2, False, id="nobody asked"),
     ],
 )
@@ -34,6 +37,27 @@ def test_the_lock_is_to_blame_where_it_is_kept_and_one_processor_is_used(
     cpu_seconds: float, asked_seconds: list[float], cpus: int, expected: bool
 ) -> None:
     assert use(100, cpu_seconds, asked_seconds).is_by_lock(cpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("delayed", "expected_seconds"),
+    [("1 2000000 3", 0.005), ("1 6000000 3", 0.001), ("1 9000000 3", 0.0), (None, 0.005), ("none", 0.005)],
+)
+def test_the_wait_for_a_processor_is_none_for_the_lock(
+    tmp_path: Path, delayed: str | None, expected_seconds: float
+) -> None:
+    """The kernel counts in nanoseconds how long a thread that could run did not."""
+    schedstat = tmp_path / "schedstat"
+    if delayed is not None:
+        schedstat.write_text("1 2000000 3\n" if delayed[0].isdigit() else delayed)
+    times = [10.0, 10.005]
+
+    def clock() -> float:
+        if len(times) == 1 and delayed is not None:
+            schedstat.write_text(delayed)
+        return times.pop(0)
+
+    assert ask_for_lock(clock, schedstat) == pytest.approx(expected_seconds)
 
 
 def test_little_says_nothing() -> None:

@@ -188,3 +188,24 @@ def test_a_number_that_was_given_stays() -> None:
 
     assert run.moves == []
     assert run.count.threads == 3
+
+
+def test_numbers_that_cannot_be_started_are_not_judged() -> None:
+    run = Run(ThreadCount(4, 32))
+    run.go_on(CODES["a store that answers after 20 ms"], 0.3)
+    assert run.count.threads > 4 or run.count.facts.more is not None
+
+    run.count.limit(3)
+    run.go_on(CODES["a store that answers after 20 ms"], 3.0)
+
+    assert run.count.threads <= 3
+    assert run.count.facts.most == 3
+    assert run.count.facts.threads == 3
+
+
+def test_a_number_that_was_given_and_cannot_be_started_is_less() -> None:
+    count = ThreadCount(8, 8, 8)
+
+    count.limit(5)
+
+    assert count.threads == count.facts.least == count.facts.most == 5

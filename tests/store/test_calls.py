@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import DataError
 from penstock.store import open_source
 from penstock.store.calls import Calls
 
@@ -75,7 +77,7 @@ def test_a_caller_that_gives_up_leaves_a_call_that_hangs_and_names_it(gate: thre
 
     begun: list[int] = []
     calls = Calls(giving_up_once(is_stuck))
-    with pytest.warns(RuntimeWarning, match=r"/data/2, asked for 1\.\d s ago"), pytest.raises(GivenUp):
+    with pytest.warns(RuntimeWarning, match=r"/data/2, asked for \d+\.\d s ago"), pytest.raises(GivenUp):
         calls.each(call, range(10))
 
     assert begun == [0, 1]
@@ -95,6 +97,37 @@ def test_a_caller_that_gives_up_leaves_no_thread_where_the_store_answers(gate: t
         calls.each(call, [None])
 
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_at_the_limit_of_threads_those_that_run_make_all_calls(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    limit_threads(monkeypatch, threads)
+
+    def call(item: int) -> int:
+        threading.Event().wait(0.001)  # it waits more than it works, so that more threads would help
+        return item * item
+
+    assert Calls().each(call, range(24)) == [item * item for item in range(24)]
+
+
+def test_where_no_thread_can_be_started_the_error_says_what_to_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_threads(monkeypatch, 0)
+
+    with pytest.raises(DataError, match=r"can't start new thread: .* raise `ulimit -u` or the container's"):
+        Calls().one("/data", lambda: 0)
+
+
+def limit_threads(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    start, started = threading.Thread.start, itertools.count()
+
+    def start_some(thread: threading.Thread) -> None:
+        if next(started) >= most:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
 
 
 def test_a_line_names_the_oldest_call_and_how_many_there_are(gate: threading.Event) -> None:

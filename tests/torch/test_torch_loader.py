@@ -188,6 +188,21 @@ def test_operations_in_a_data_set_take_no_further_threads_and_all_others_as_many
     assert [torch.get_num_threads(), *elsewhere] == [usual, usual]
 
 
+def test_a_worker_that_starts_later_leaves_the_training_the_threads_that_it_has_chosen_since() -> None:
+    """The number was that of the loader's construction."""
+    usual, elsewhere = torch.get_num_threads(), []
+    begin = Loader._begin_thread()
+    torch.set_num_threads(usual + 1)
+    try:
+        for act in (begin, lambda: elsewhere.append(torch.get_num_threads())):
+            thread = threading.Thread(target=act)
+            thread.start()
+            thread.join()
+        assert elsewhere == [usual + 1]
+    finally:
+        torch.set_num_threads(usual)
+
+
 # Tensors over the slots
 
 

@@ -38,7 +38,8 @@ def cpu_limit(root: Path = _ROOT, environment: Mapping[str, str] = os.environ) -
     """Return how many threads can compute at once: the least of affinity, cgroup quota and SLURM's share.
 
     A quota of a fraction counts as the next whole number: threads that share 1.5 processors get more done by
-    two than by one. The ranks that torchrun starts on a host share its processors and their cgroup's quota.
+    two than by one. The ranks that torchrun starts on a host share its processors, their cgroup's quota, and the
+    affinity mask that torchrun has; one that is set for a rank is its own.
 
     root: where /proc and /sys are; for tests.
     Returns: at least 1.
@@ -47,15 +48,23 @@ def cpu_limit(root: Path = _ROOT, environment: Mapping[str, str] = os.environ) -
     affinity, host = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     ranks = ranks_on_this_host(environment)
     shared = f", shared by {ranks} ranks" if ranks > 1 else ""
-    # A mask that is narrower than the host may be of this rank alone: it is not shared out.
+    mask = "affinity mask" if affinity < host else "all of this host"
     limits: list[tuple[float, str]] = [
-        (affinity, "affinity mask") if affinity < host else (affinity / ranks, f"all of this host{shared}"),
+        (affinity, mask) if _has_own_mask() else (affinity / ranks, mask + shared),
         (_cgroup_cpus(root) / ranks, f"cgroup limit{shared}"),
     ]
     if (share := _count(environment, "SLURM_CPUS_PER_TASK")) is not None:
         limits.append((share, "SLURM_CPUS_PER_TASK"))
     count, reason = min(limits, key=itemgetter(0))
     return CpuLimit(max(1, math.ceil(count)), reason)
+
+
+def _has_own_mask() -> bool:
+    """Whether the affinity mask is this rank's alone: narrower than that of the process which started all ranks."""
+    try:
+        return os.sched_getaffinity(0) < os.sched_getaffinity(os.getppid())
+    except OSError:  # it has ended, or is of another container
+        return False
 
 
 def ranks_on_this_host(environment: Mapping[str, str] = os.environ) -> int:
@@ -71,7 +80,7 @@ def _count(environment: Mapping[str, str], name: str) -> int | None:
     if not text:
         return None
     if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"{name} is {text!r}; it must be a whole number of at least 1")
+        raise ConfigError(f"{name} is {text!r}; it must be an integer of at least 1")
     return int(text)
 
 

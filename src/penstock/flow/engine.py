@@ -34,17 +34,18 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import LoaderClosed, printable
+from penstock.errors import LoaderClosed, no_thread, printable
 from penstock.flow import waits
-from penstock.flow.lock_use import ASK_EVERY_SECONDS, LockUse
+from penstock.flow.lock_use import ASK_EVERY_SECONDS, LockUse, ask_for_lock
 from penstock.flow.patience import Patience
 from penstock.flow.recorder import Recorder, Ring
 from penstock.flow.staging import Reference, StagingBuffer
 from penstock.policy import Instruction, Load, Read, Ready, Scheduler, Staged, ThreadFacts
 from penstock.policy.scheduler import Item
 from penstock.trace.schema import SOURCE, Kind
+from penstock.units import format_count
 
-_JOIN_SECONDS = 5.0
+_JOIN_SILENT_SECONDS, _JOIN_SECONDS = 1.0, 5.0
 _POLL_HELD_SECONDS = 0.002
 _READER_SPANS = 1024
 _RECENT_READS = 256
@@ -233,8 +234,9 @@ class Engine:
             atexit.register(self._at_exit)
             for reader in range(self._readers):
                 self._start("read", reader, self._run_reader, _READER_SPANS)
-            for _ in range(self._scheduler.loads_allowed):
-                self._start_decoder()
+            with self._lock:
+                while self._decoders < self._scheduler.loads_allowed and self._start_decoder():
+                    pass
         except BaseException:
             self.close()
             raise
@@ -304,23 +306,33 @@ class Engine:
     def close(self) -> None:
         """Stop all threads and wait for them. Twice is harmless, and completes what Ctrl-C interrupted.
 
-        A read that hangs in the store cannot be stopped; after 5 s a warning names it and its thread is left.
+        A read that hangs in the store cannot be stopped; after 1 s it is reported, after 5 s a warning names it and its
+        thread is left.
         """
         self.end()
         if self.is_forked:
             return
         atexit.unregister(self._at_exit)
-        deadline = time.monotonic() + _JOIN_SECONDS
-        for thread in self._threads:
-            if thread.ident is not None and thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
-        if not any(thread.is_alive() for thread in self._threads):
+        is_over = self._join(_JOIN_SILENT_SECONDS)
+        if not is_over:
+            stuck = "; ".join(self._working_lines()) or "threads that are at no sample"
+            self._say(f"closing waits for {_JOIN_SECONDS:g} s at most: {stuck}")
+            is_over = self._join(_JOIN_SECONDS - _JOIN_SILENT_SECONDS)
+        if is_over:
             self._finish()
         elif os.getpid() == self._pid:
             alive = ", ".join(thread.name for thread in self._threads if thread.is_alive())
             self._when_finished()
             stuck = "; ".join(self._working_lines()) or "they are at no sample"
             warnings.warn(f"closed while threads hang ({alive}): {stuck}", RuntimeWarning, stacklevel=2)
+
+    def _join(self, seconds: float) -> bool:
+        """Wait for the other threads for so long at most; return whether all have ended."""
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            if thread.ident is not None and thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     @property
     def threads(self) -> ThreadFacts:
@@ -382,14 +394,15 @@ class Engine:
         wanted = set(self._samples_of(epoch, step).tolist())
         for sample, begin in [entry for entry in at if entry[0] in wanted][:1] or at[:1]:
             line += f"; longest under way: sample {sample}, {self._name_of(sample)}, for {now - begin:.1f} s"
-        return f"{line}; {len(at)} samples in work on {self._work.place}; {self._how_reads_fare()}"
+        return f"{line}; {format_count(len(at), 'sample')} in work on {self._work.place}; {self._how_reads_fare()}"
 
     def _how_reads_fare(self) -> str:
         recent = sorted(self._recent_read_seconds.copy())
         if not recent:
             return "no read has ended yet"
         median, slowest = recent[len(recent) // 2], recent[-1]
-        return f"the last {len(recent)} reads took {median * 1e3:.1f} ms (median), {slowest * 1e3:.1f} ms (slowest)"
+        reads = format_count(len(recent), "read")
+        return f"the last {reads} took {median * 1e3:.1f} ms (median), {slowest * 1e3:.1f} ms (slowest)"
 
     def _working_lines(self) -> list[str]:
         now = self._clock()
@@ -440,18 +453,22 @@ class Engine:
                 self._decoders_at_work += 1
                 self._parked.put(_PARK)
             elif not self._start_decoder():
-                break
+                return
 
     def _start_decoder(self) -> bool:
         spans = self._recorder.capacity_spans
         if not self._start("decode", self._readers + self._decoders, self._run_decoder, spans):
+            self._scheduler.limit_threads(self._decoders)
             return False
         self._decoders += 1
         self._decoders_at_work += 1
         return True
 
     def _start(self, role: str, number: int, loop: Callable[[int, Ring], None], spans: int) -> bool:
-        """Start one more thread; return False where there can be no more and others run."""
+        """Start one more thread; return False where there can be no more and others run.
+
+        Raises: DataError where none runs that could do the work.
+        """
         worker = _FIRST_WORKER + number
         thread = threading.Thread(
             target=self._run, args=(loop, worker, spans), name=f"penstock-{role}-{worker}", daemon=True
@@ -461,12 +478,12 @@ class Engine:
             self._running += 1
         try:
             thread.start()
-        except RuntimeError:  # the limit of threads, or the interpreter's end
+        except RuntimeError as error:  # the limit of threads, or the interpreter's end
             self._threads.remove(thread)
             with self._running_lock:
                 self._running -= 1
             if not self._decoders_at_work:
-                raise
+                raise no_thread(error) from error
             return False
         return True
 
@@ -620,14 +637,14 @@ class Engine:
         self._inbox.append(partial(self._load_done, load, result, seconds, asked_seconds))
 
     def _ask_for_lock(self, worker: int) -> float | None:
-        """Let go of the interpreter's lock and return how long it takes to have it again; None where it is not time."""
+        """Return what `ask_for_lock` does; None if it is not due, or no other Load runs."""
         begin = self._clock()
+        # Without `_lock`: a number that is a moment old does as well.
         if self._scheduler.loads_running < 2 or begin < self._next_ask.get(worker, begin):
             return None
-        time.sleep(0)
-        end = self._clock()
-        self._next_ask[worker] = end + ASK_EVERY_SECONDS
-        return end - begin
+        asked_seconds = ask_for_lock(self._clock)
+        self._next_ask[worker] = self._clock() + ASK_EVERY_SECONDS
+        return asked_seconds
 
 
 def _close_at_exit(reference: weakref.ref[Engine]) -> None:

@@ -1,12 +1,15 @@
 """Whether threads wait for the interpreter's lock, as two things show that can be seen from outside.
 
 Threads that run Python code take turns, so that together they use one processor, however many have work. Threads that
-wait for a store may use as little. But they leave the lock free: a thread that lets go of it and asks for it again has
+wait for a store may use as little. But they leave the lock free: a thread that releases it and asks for it again gets
 it at once, where Python code of another thread keeps it for milliseconds.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 #: A thread asks so often: a few of hundreds of samples then pay for it, with 0.1 ms at most where the lock is free.
@@ -15,19 +18,38 @@ ASK_EVERY_SECONDS = 0.02
 _KEPT_SECONDS = 1e-3
 # Fewer say nothing.
 _LEAST_ASKED = 10
-# Of the times that a thread asked. Measured with two threads on two processors: 0.54 where both run Python code; 0.02
-# where each does half of the time, 0.00 where they wait, 0.13 where other programs want the processors too.
-_KEPT_SHARE = 0.4
-# Of one processor: more is used where code works without the lock; less where another thread than these keeps it, or
-# where other programs take so much of the processors that nothing can be told.
-_LEAST_PROCESSORS, _MOST_PROCESSORS = 0.85, 1.15
+# Of the times that a thread asked. Measured with two threads on two processors: 0.54 to 0.79 where both run Python
+# code, 0.02 where each does so half of the time, 0.00 where they wait or compute without the lock.
+_KEPT_SHARE = 0.3
+# Of one processor: more is used where code works without the lock; less where another thread than these keeps it.
+_LEAST_PROCESSORS, _MOST_PROCESSORS = 0.6, 1.15
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+
+
+def ask_for_lock(clock: Callable[[], float], schedstat: Path = _SCHEDSTAT) -> float:
+    """Release the interpreter's lock and return the seconds until this thread has it back.
+
+    The wait for a processor, which other programs may want, is left out where the kernel counts it: in nanoseconds, as
+    the second number of `schedstat`.
+    """
+    delayed_before, begin = _delayed_seconds(schedstat), clock()
+    time.sleep(0)
+    waited_seconds = clock() - begin
+    return max(0.0, waited_seconds - (_delayed_seconds(schedstat) - delayed_before))
+
+
+def _delayed_seconds(schedstat: Path) -> float:
+    try:
+        return int(schedstat.read_bytes().split()[1]) * 1e-9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 class LockUse(NamedTuple):
     """What was seen while at least two threads had work at once, in sums.
 
     seconds: for how long they had. cpu_seconds: what they computed in that time, all together.
-    asked: how often one of them let go of the lock and asked for it. kept: how often it was kept from it.
+    asked: how often one of them released the lock and asked for it again. kept: how often it was kept from it.
     """
 
     seconds: float = 0.0

@@ -12,7 +12,7 @@ _LOOK_AGAIN_SECONDS = 60.0
 class Patience:
     """One wait of a training, looked at from time to time by the thread that waits.
 
-    patience_seconds: the wait is told to `say` whenever it has lasted that long again.
+    patience_seconds: `say` gets a line whenever the wait has lasted that long again.
     timeout_seconds: without an answer for so long, it raises; None for never.
     line: says who waits for what.
     """

@@ -71,7 +71,7 @@ def slot_bytes(fields: Sequence[Field], batch_size: int) -> int:
 
 
 def are_small(fields: Sequence[Field]) -> tuple[bool, ...]:
-    """Return, for each field, whether it is so small beside the others that a copy is better than an alias.
+    """Return, for each field, whether it is so small next to the others that a copy is better than an alias.
 
     >>> are_small((Field("images", (3, 224, 224), np.dtype("f4")), Field("labels", (), np.dtype("i8"))))
     (False, True)

@@ -112,7 +112,9 @@ class _Board:
 def _waits_of(waiter: Waiter) -> list[str]:
     try:
         return waiter.waits()
-    except Exception as error:  # a source's own `describe` may raise anything, and the others want to be told
+    except (
+        Exception
+    ) as error:  # a source's own `describe` may raise anything, and the others are asked for, too
         return [f"what waits here cannot be described: {type(error).__name__}"]
 
 

@@ -319,6 +319,10 @@ class Scheduler:
         """How many Loads were given out and are not done."""
         return self._loads_running
 
+    def limit_threads(self, most: int) -> None:
+        """Say that the driver has no more threads than these and can have no more."""
+        self._threads.limit(most)
+
     def is_wanted(self, number: int) -> bool:
         """Return whether a batch has a slot, is not whole yet, and was not given up."""
         batch = self._staged.get(number)

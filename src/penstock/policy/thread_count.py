@@ -157,6 +157,15 @@ class ThreadCount:
         else:
             self._candidate_window(window)
 
+    def limit(self, most: int) -> None:
+        """Take note that there can be no more threads than these, so that no number is judged that nobody tried."""
+        self._most = min(self._most, most)
+        self._least = min(self._least, self._most)
+        if max(self._settled, self._compared) > self._most:
+            self._settled = self._compared = min(self._settled, self._most)
+            self._pairs, self._window = 0, _Sums()
+            self._run_with(None)
+
     def _settled_window(self, window: _Sums, now: float) -> None:
         self._waiting = window.waiting
         if self._rising is not None:

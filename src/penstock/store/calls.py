@@ -12,6 +12,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from penstock.errors import no_thread
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -64,7 +66,7 @@ class Calls:
         return f"{place}, asked for {time.monotonic() - since:.1f} s ago{others}"
 
     def one(self, place: str, call: Callable[[], R]) -> R:
-        """Return what a call returns. Raises: what it raises, or `watch`."""
+        """Return what a call returns. Raises: as `each`."""
 
         def ask(_: None) -> R:
             self.at(place)
@@ -77,7 +79,8 @@ class Calls:
 
         Listing a local folder is bound by the processor and gets slower by threads; on a network file system
         nearly all of it is waiting. The first few calls tell.
-        Raises: what the earliest item's call raised that raised; what `watch` raises.
+        Raises: what the earliest item's call raised that raised; what `watch` raises; DataError if no thread can be
+            started.
         """
         todo = deque(enumerate(items))
         results: dict[int, R] = {}
@@ -93,13 +96,17 @@ class Calls:
             threads[-1].start()
 
         try:
-            start(True)
+            try:
+                start(True)
+            except RuntimeError as refusal:
+                raise no_thread(refusal) from refusal
             running = 1
             while running:
                 if self._wait(said):
-                    for _ in range(min(_THREADS - 1, len(todo))):
-                        start(False)
-                        running += 1
+                    with contextlib.suppress(RuntimeError):  # at the limit of threads, the others do it
+                        for _ in range(min(_THREADS - 1, len(todo))):
+                            start(False)
+                            running += 1
                 else:
                     running -= 1
         except BaseException:

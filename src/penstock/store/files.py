@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
+from penstock.units import format_count
 
 
 class FileSource:
@@ -41,7 +42,7 @@ class FileSource:
         return len(self._names)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.root!r}): {len(self)} samples, {len(self.classes)} classes"
+        return f"{type(self).__name__}({self.root!r}): {format_count(len(self), 'sample')}, {len(self.classes)} classes"
 
     def path_of(self, sample: int) -> str:
         if not 0 <= sample < len(self._names):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -46,7 +45,7 @@ class Loader(BaseLoader[Any]):
 
     A slot is filled again when no tensor refers to it any more and, where CUDA is in use, the copies that were
     enqueued on the current stream when the last one went have ended: `.to(device, non_blocking=True)` is safe.
-    Tensors of less than a 64th of a sample, as labels are beside images, are copies: to keep them keeps no slot.
+    Tensors of less than a 64th of a sample, as labels are next to images, are copies: to keep them keeps no slot.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class Loader(BaseLoader[Any]):
 
     @staticmethod
     def _begin_thread() -> Callable[[], None]:
-        return partial(_compute_alone, torch.get_num_threads())
+        return _compute_alone
 
     @staticmethod
     def _device_event() -> Callable[[], DeviceEvent | None] | None:
@@ -124,17 +123,17 @@ class Loader(BaseLoader[Any]):
 _intra_op = threading.Lock()
 
 
-def _compute_alone(usual: int) -> None:
+def _compute_alone() -> None:
     """Have the calling thread run PyTorch's operations by itself, as a DataLoader's workers do.
 
     Threads that each have helpers of their own, which spin while they wait for each other, are several times slower
     than threads without: processors are shared by samples, not inside them.
 
-    usual: of the process. PyTorch makes what a thread sets for itself the default of all threads that have not asked
-        yet; another thread sets it back.
+    PyTorch makes what a thread sets for itself the default of all threads that have not asked yet; another thread sets
+    it back to what it is now, which the training may have changed since the loader was made.
     """
     with _intra_op:
-        torch.get_num_threads()  # else the first operation asks, and sets this thread back as well
+        usual = torch.get_num_threads()  # the first operation would ask, too, and set this thread back
         torch.set_num_threads(1)
         restoring = threading.Thread(target=torch.set_num_threads, args=(usual,), daemon=True)
         restoring.start()
