@@ -324,7 +324,7 @@ def test_a_wait_that_gets_no_batch_is_part_of_the_trace_the_sums_and_the_line(
     assert metrics.stall_seconds == pytest.approx(sum(seconds))
     assert metrics.stall_by_cause[Cause.NO_BATCH] == pytest.approx(seconds[-1])
     assert metrics.steps == 2
-    assert limiting(metrics) in lines[-1]
+    assert limiting(metrics, "the data set", "the data set") in lines[-1]
 
 
 def test_an_epoch_whose_first_batch_never_came_is_told_too() -> None:
@@ -575,6 +575,8 @@ def test_an_error_in_a_users_transform_keeps_its_kind_and_tells_its_place(folder
         ({"dtype": "float12"}, "float12"),
         ({"layout": "HWCN"}, "HWCN"),
         ({"on_error": "ignore"}, "ignore"),
+        ({"epochs": 10**12}, "epochs is 1000000000000, and the order has fewer"),
+        ({"machine": {}}, r"machine is \{\}; give a Machine"),
         ({"readers": 0}, "readers is 0"),
         ({"decoders": 0}, "decoders is 0"),
         ({"timeout_seconds": 0}, "timeout_seconds"),
@@ -710,6 +712,18 @@ def test_the_epochs_line_tells_what_was_skipped(folder: Path) -> None:
             pass
 
     assert "skipped 2 samples, the first: " + source.path_of(3) in epoch_lines(lines)[0]
+
+
+def test_the_sample_that_was_skipped_is_named_where_its_error_does_not_name_it() -> None:
+    lines: list[str] = []
+
+    with make(
+        BreaksOff(), transforms=(), shuffle=False, on_error="skip", epochs=1, report=lines.append
+    ) as loader:
+        for _ in loader:
+            pass
+
+    assert "; skipped 4 samples, the first (BreaksOff[8]): " in epoch_lines(lines)[0]
 
 
 def test_an_epoch_in_which_every_sample_is_skipped_is_an_error(folder: Path) -> None:

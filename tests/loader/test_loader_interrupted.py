@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from tests.patience import patient, wait_until
 
+from penstock.compiling import Part
 from penstock.errors import ConfigError, LoaderClosed
 from penstock.flow import waits
 from penstock.loader import Loader
@@ -340,6 +341,42 @@ def test_closing_in_another_thread_ends_a_wait(tmp_path: Path) -> None:
     closer.join()
 
     assert [type(error) for error in raised] == [LoaderClosed]
+
+
+def test_close_ends_though_a_worker_hangs_where_machine_code_is_kept(
+    image_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home on a mount that does not answer: the threads that decode look there for compiled kernels."""
+    gate, is_stuck = threading.Event(), threading.Event()
+
+    def hang(part: Part) -> None:
+        if threading.current_thread().name.startswith("penstock-decode"):
+            with part._lock:
+                is_stuck.set()
+                gate.wait(patient(20))
+
+    monkeypatch.setattr(Part, "ask", hang)
+    monkeypatch.setattr("penstock.compiling._STOP_SECONDS", 0.05)
+    monkeypatch.setattr("penstock.flow.engine._JOIN_SILENT_SECONDS", 0.05)
+    monkeypatch.setattr("penstock.flow.engine._JOIN_SECONDS", 0.1)
+    lines: list[str] = []
+    loader = Loader(
+        image_folder(images=6),
+        batch_size=2,
+        epochs=1,
+        transforms=[Resize((8, 8)), ToTensor()],
+        report=lines.append,
+    )
+    try:
+        assert is_stuck.wait(patient(20))
+
+        with pytest.warns(RuntimeWarning, match="closed while threads hang"):
+            loader.close()
+    finally:
+        gate.set()
+        for thread in loader._engine._threads:
+            thread.join(patient(20))
+    assert "closing waits for 0.1 s at most: thread " in lines[-1]
 
 
 def test_a_second_thread_in_a_pass_is_refused_and_the_first_goes_on() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, PenstockError, WaitTimeout
 from penstock.flow.cpus import memory_limit_bytes
 from penstock.loader import Loader
 from penstock.loader.transforms import Resize, ToTensor
@@ -81,10 +82,10 @@ def make(source: Any, **options: Any) -> Loader:
         ({"memory": 0}, "memory is 0 B"),
         ({"memory": []}, r"memory: \[\] is not a quantity"),
         ({"memory": memory_limit_bytes() + 1}, "memory is .*, and this process may use .* in all"),
-        ({"readers": 1025}, "readers is 1025; it is a whole number of threads, 1 to 1024"),
-        ({"readers": 2.0}, "readers is 2.0; it is a whole number"),
-        ({"decoders": 10**9}, "decoders is 1000000000; it is a whole number"),
-        ({"decoders": True}, "decoders is True; it is a whole number"),
+        ({"readers": 1025}, "readers is 1025; it is an integer, 1 to 1024"),
+        ({"readers": 2.0}, "readers is 2.0; it is an integer"),
+        ({"decoders": 10**9}, "decoders is 1000000000; it is an integer"),
+        ({"decoders": True}, "decoders is True; it is an integer"),
     ],
 )
 def test_a_wrong_argument_says_what_it_is_and_may_be(
@@ -99,16 +100,17 @@ def test_a_wrong_argument_says_what_it_is_and_may_be(
     [
         (None, "source is None; it must be a folder, a list file"),
         (5, "source is 5; it must be"),
-        (b"/photos", "source is b'/photos'; it must be"),
+        (b"/photos", r"source is b'/photos'; a path is text: give os.fsdecode\("),
+        (bytearray(3), r"source is bytearray\(.*; it must be"),
         ("", "'' is not the path of a folder"),
-        (["a.jpg", "b.jpg"], "source is a list of paths: write them into a text file"),
-        ({"train": range(3)}, "source is a dict, of data sets or columns: give one"),
+        (["a.jpg", "b.jpg"], "source is of type list and holds paths: write them into a text file"),
+        ({"train": range(3)}, "source is of type dict, of data sets or columns: give one"),
         (iter(range(3)), "source is <range_iterator.*; it must be"),
         (TensorDataset, "source is the class TensorDataset: make an instance"),
-        (Stream(), "source is a Stream, which can only be iterated"),
+        (Stream(), "source is of type Stream, which can only be iterated"),
         (
             DataLoader(TensorDataset(torch.zeros(3))),
-            r"source is a DataLoader, itself a loader: .* its \.dataset",
+            r"source is of type DataLoader, itself a loader: .* its \.dataset",
         ),
     ],
 )
@@ -142,3 +144,26 @@ def test_a_home_folder_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_user_without_a_home_is_named_as_the_folder_that_is_missing() -> None:
     with pytest.raises(PenstockError, match=re.escape("~nobody-of-that-name/photos")):
         make("~nobody-of-that-name/photos")
+
+
+@pytest.mark.parametrize(
+    ("name", "hangs"),
+    [("machine", "penstock.loader.setup.Path.read_text"), ("trace", "penstock.loader.base.TraceWriter")],
+)
+def test_a_file_on_a_mount_that_does_not_answer_is_waited_for_with_patience(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, hangs: str
+) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(hangs, lambda *_: gate.wait(20))
+    path = tmp_path / "file"
+    try:
+        with (
+            pytest.warns(RuntimeWarning, match=f"left while .* {name} .*{path}"),
+            pytest.raises(WaitTimeout, match=f"the loader has been starting .* waits for {name} .*{path}"),
+        ):
+            make(folder, **{name: path}, timeout_seconds=0.05)
+    finally:
+        gate.set()
+        for thread in threading.enumerate():
+            if thread.name.startswith("penstock-ask"):
+                thread.join(20)

@@ -13,7 +13,7 @@ from penstock.loader.dataset import DatasetWork, numpy_leaf
 from penstock.loader.images import ImageWork
 from penstock.loader.setup import Setup, with_memory
 from penstock.loader.start_lines import start_lines
-from penstock.loader.transforms import Resize, ToTensor, compile_pipeline
+from penstock.loader.transforms import RandomHorizontalFlip, Resize, ToTensor, compile_pipeline
 from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Sequential
 from penstock.policy import StagingLimits, place_by_frequency
 from penstock.store.calls import Calls
@@ -60,6 +60,7 @@ def setup_of(plan: AccessPlan, transforms: Any = TO_ARRAY, **fields: Any) -> Set
         limits,
         2,
         "one per core (cgroup limit)",
+        "as readers= says",
     )
     return replace(setup, **fields)
 
@@ -68,9 +69,11 @@ def test_two_lines_say_what_is_read_in_which_order_by_what_and_in_how_much_memor
     assert start_lines(setup_of(AccessPlan(FullShuffle(COUNT, 7), 64, 90))) == [
         "reads 1,000 samples (100 MB) of Photos '/data/photos' in the order FullShuffle(seed=7): 90 epochs of 16 "
         "steps, 64 samples a step, 40 in the last of an epoch",
-        "starts with 2 decode threads, one per core (cgroup limit), and 32 reading threads; takes up to 100 MB of "
-        "memory: 4 batch slots of 5 MB, 5 MB for files being read, 9 MB for pictures being decoded, 25 MB to keep "
-        "25 % of the samples for later epochs, those used most (policy frequency)",
+        "starts with 2 decode threads, one per core (cgroup limit), and 32 reading threads, as readers= says; takes "
+        # 4 x 5 + 5 + 9 + 25
+        "59 MB of memory (up to 100 MB while batches are kept): 4 batch slots of 5 MB, 5 MB for files being read, 9 MB "
+        "for pictures being decoded, 25 MB to keep 25 % of the samples, those used most, for later epochs (policy "
+        "frequency)",
     ]
 
 
@@ -110,8 +113,26 @@ def test_memory_for_everything_and_for_nothing_reads_so() -> None:
     everything = start_lines(setup_of(plan, budget=replace(budget, tier_bytes=100_000_000)))[1]
     nothing = start_lines(setup_of(plan, budget=replace(budget, tier_bytes=0)))[1]
 
-    assert everything.endswith("9 MB for pictures being decoded, 100 MB to keep all samples for later epochs")
+    assert everything.endswith(
+        "9 MB for pictures being decoded, 100 MB to keep all samples for later epochs (policy frequency)"
+    )
     assert nothing.endswith("9 MB for pictures being decoded, none to keep samples for later epochs")
+
+
+def test_the_machine_file_and_the_seed_of_random_transforms_are_named() -> None:
+    plan = AccessPlan(Sequential(COUNT), 64, 1)
+    flips = compile_pipeline([RandomHorizontalFlip(), *TO_ARRAY], seed=7)
+
+    first, second = start_lines(
+        setup_of(plan, work=ImageWork(Photos(), flips, {}), machine_file="cluster.toml")
+    )[:2]
+    assert "in the order Sequential, transforms drawn with seed=7: 1 epoch" in first
+    assert "as readers= says; machine 'cluster.toml'; takes" in second
+    shuffled = AccessPlan(FullShuffle(COUNT, 7), 64, 1)
+    assert (
+        "in the order FullShuffle(seed=7): "
+        in start_lines(setup_of(shuffled, work=ImageWork(Photos(), flips, {})))[0]
+    )
 
 
 def test_numbers_from_0_to_255_in_a_float_type_get_a_line_of_their_own() -> None:
@@ -147,8 +168,8 @@ def test_a_data_set_is_named_by_its_type_and_promises_nothing_about_what_is_kept
     assert start_lines(setup) == [
         "reads 1,000 samples of Numbers in the order Sequential: 1 epoch of 16 steps, 64 samples a step, 40 in the "
         "last of an epoch",
-        "starts with 16 threads that call Numbers, as decoders= says; takes up to 100 MB of memory: 4 batch slots "
-        "of 5 MB",
+        "starts with 16 threads that call Numbers, as decoders= says; takes 20 MB of memory (up to 100 MB while "
+        "batches are kept): 4 batch slots of 5 MB",
     ]
 
 

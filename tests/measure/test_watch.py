@@ -215,6 +215,21 @@ def test_leaving_the_loop_ends_the_step_there_and_the_next_loop_is_a_new_epoch()
     assert len(lines) == 2
 
 
+def test_epochs_are_counted_through_though_each_is_watched_anew() -> None:
+    """As in `for epoch in range(3): for batch in watch(loader)`: every line said epoch 0."""
+    clock = Clock()
+    lines: list[str] = []
+    loader = KnownLoader(clock, [1.0])
+
+    for _ in range(3):
+        for _ in watch(loader, report=lines.append, clock=clock):
+            clock.advance(1.0)
+    for _ in watch(KnownLoader(clock, [1.0]), report=lines.append, clock=clock):
+        clock.advance(1.0)
+
+    assert [line.split(": ")[1] for line in lines] == ["epoch 0", "epoch 1", "epoch 2", "epoch 0"]
+
+
 def test_an_exception_in_the_loop_passes_and_the_measurement_ends_with_it() -> None:
     clock = Clock()
     watched = a_watch(KnownLoader(clock, [1.0, 1.0, 1.0], stop=0.5))

@@ -331,6 +331,7 @@ def test_a_training_of_which_every_batch_would_be_dropped_is_refused() -> None:
         (103, 10, 8, "balanced"),
         (103, 10, 8, "strided"),
         (13, 5, 2, (1, 0)),
+        (10_000, 256, 48, "balanced"),
     ],
 )
 def test_each_argument_that_the_refusal_of_an_idle_rank_names_makes_the_plan_work(
@@ -345,9 +346,16 @@ def test_each_argument_that_the_refusal_of_an_idle_rank_names_makes_the_plan_wor
     remedies = [replace(plan, drop_last=True)] if "drop_last=True" in named else []
     remedies += [replace(plan, split="balanced")] if 'split="balanced"' in named else []
     remedies += [replace(plan, batch_size=int(size)) for size in re.findall(r"batch_size=(\d+)", named)]
+    if "TorchDistributed" in named:
+        remedies.append(replace(plan, order=TorchDistributed(samples, ranks)))
     assert remedies
     for remedy in remedies:
         remedy.check_equal_steps()
+
+
+def test_padding_is_named_where_it_gives_every_rank_a_sample() -> None:
+    with pytest.raises(ConfigError, match=r"or an order that repeats samples .* as TorchDistributed does"):
+        AccessPlan(Sequential(10_000), 256, 3, 48).check_equal_steps()
 
 
 def test_fewer_samples_than_ranks_are_refused_whatever_the_batch_size() -> None:

@@ -428,5 +428,5 @@ def test_a_folder_that_could_be_either_is_asked_about(tmp_path: Path) -> None:
 def test_a_source_shows_what_it_is(tmp_path: Path) -> None:
     assert (
         repr(ImageFolder(write(tmp_path, "cat/a.jpg")))
-        == f"ImageFolder({str(tmp_path)!r}): 1 samples, 1 classes"
+        == f"ImageFolder({str(tmp_path)!r}): 1 sample, 1 class"
     )

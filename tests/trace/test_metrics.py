@@ -348,6 +348,22 @@ def test_a_loop_without_training_is_told_what_was_loaded_and_no_gain() -> None:
     )
 
 
+def test_a_loop_that_hardly_does_anything_but_wait_has_no_training_though_its_steps_are_long() -> None:
+    """A program beside it makes an empty step take 0.3 ms; "97.67 x as fast" is said of nothing."""
+    assert line_of(DECODE, Row(1, 10), Row(10, 10.0003, kind=Kind.STEP)).startswith(
+        "epoch 0: no training between batches; decode limits it: 1 sample in 9 s"
+    )
+    assert "a step itself takes 1.1 ms" in line_of(DECODE, Row(1, 10), Row(10, 10.0011, kind=Kind.STEP))
+
+
+def test_one_name_for_reading_and_decoding_sums_them_up() -> None:
+    (metrics,) = epoch_metrics(spans_of(SLOT, READ, DECODE, Row(1, 10), Row(10, 21, kind=Kind.STEP)))
+
+    assert limiting(metrics, "the data set", "the data set").startswith(
+        "epoch 0: the data set limits it: waited 45.0 % of 20 s (6 s in the data set, 2 s no free slot, 1 s hand-over)"
+    )
+
+
 def test_where_nearly_all_was_waiting_the_step_is_told_and_no_huge_factor() -> None:
     assert line_of(DECODE, Row(1, 10), Row(10, 10.05, kind=Kind.STEP)).endswith(
         "decode limits it: waited 99.4 % of 9.05 s (8 s decode, 1 s hand-over); a step itself takes 50 ms"

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.compiling import Lease
-from penstock.errors import ConfigError, DataError, LoaderClosed, printable
+from penstock.errors import ConfigError, DataError, LoaderClosed, WaitTimeout, printable
 from penstock.flow.engine import Departure, Engine, Whole
 from penstock.flow.lock_use import LockUse
 from penstock.flow.recorder import Recorder
@@ -25,7 +25,7 @@ from penstock.loader.dataset import DatasetWork, MapDataset
 from penstock.loader.images import ImageWork
 from penstock.loader.opening import Opening
 from penstock.loader.progress import Collector
-from penstock.loader.setup import open_any, order_of, read_machine, set_up, with_memory
+from penstock.loader.setup import POLICY, open_any, order_of, read_machine, set_up, with_memory
 from penstock.loader.start_lines import start_lines
 from penstock.loader.transforms.pipeline import Transform
 from penstock.machine import Machine
@@ -35,6 +35,7 @@ from penstock.policy import FetchCosts, Scheduler
 from penstock.report import print_report
 from penstock.simulate import predict
 from penstock.store import Source
+from penstock.store.calls import Calls
 from penstock.trace import NOTHING_TO_GAIN, EpochMetrics, Trace, TraceWriter, limiting, stall_share
 from penstock.trace.schema import NO_STEP, Kind
 from penstock.units import format_count
@@ -164,6 +165,7 @@ class BaseLoader(ABC, Generic[Batch]):
             order = order_of(shuffle, len(opened), seed)
             plan = AccessPlan(order, batch_size, epochs, world_size, split, drop_last)
             plan.check_equal_steps()
+            found_machine = read_machine(machine, opening.calls)
             self._setup = setup = set_up(
                 opened,
                 plan,
@@ -173,7 +175,8 @@ class BaseLoader(ABC, Generic[Batch]):
                 dtype=dtype,
                 layout=layout,
                 memory=memory,
-                machine=read_machine(machine),
+                machine=found_machine,
+                machine_file=None if machine is None or isinstance(machine, Machine) else os.fspath(machine),
                 readers=readers,
                 decoders=decoders,
                 as_array=self._as_array,
@@ -181,16 +184,17 @@ class BaseLoader(ABC, Generic[Batch]):
                 calls=opening.calls,
                 copy_leaves=self._copy_leaves,
             )
+            self._plan, self._rank, self._work = plan, rank, setup.work
+            self._name = setup.work.name if world_size == 1 else f"{setup.work.name}, rank {rank}"
+            writer = self._trace_writer(trace, opening.calls)
         finally:
             opening.close()
-        self._plan, self._rank, self._work = plan, rank, setup.work
         self._on_error = on_error
         self._report = report
-        self._name = setup.work.name if world_size == 1 else f"{setup.work.name}, rank {rank}"
 
         self._recorder = Recorder(_RING_SPANS, rank)
         self._ring = self._recorder.ring(_CONSUMER)
-        self._collector = Collector(self._recorder, self._trace_writer(trace), say)
+        self._collector = Collector(self._recorder, writer, say)
         staging = StagingBuffer(
             setup.work.fields, plan.max_local_batch(rank), setup.budget.staging_bytes, self._device_event()
         )
@@ -409,7 +413,7 @@ class BaseLoader(ABC, Generic[Batch]):
                 f"what a sample of {self._work.place} costs is known to its own code alone, so that nothing can be "
                 "predicted: give a folder or a source, with transforms, to have a prediction"
             )
-        given = read_machine(machine)
+        given = read_machine(machine, Calls())
         if given is None:
             if not setup.is_measured:
                 raise ConfigError(
@@ -472,8 +476,8 @@ class BaseLoader(ABC, Generic[Batch]):
             self._delivered += 1
             self._handed = (epoch, step, now, len(kept))
             return batch
-        if self._delivered == 0 and (told := self._told_skips(epoch)):
-            raise DataError(f"epoch {epoch} has no sample left{told}")
+        if self._delivered == 0 and (skips := self._skip_clause(epoch)):
+            raise DataError(f"epoch {epoch} has no sample left{skips}")
         if has_skipped_batch:
             self._end_wait_in_vain(epoch)
         self._asked = None
@@ -520,9 +524,10 @@ class BaseLoader(ABC, Generic[Batch]):
         self._collector.collect()
         metrics = None if ended is None else self._collector.epoch(ended)
         if ended is not None and metrics is not None and metrics.seconds and self._report is not None:
-            line = limiting(metrics, self._work.read_from)
+            of_dataset = isinstance(self._work, DatasetWork)  # which reads and computes in one
+            line = limiting(metrics, self._work.read_from, self._work.read_from if of_dataset else "decode")
             self._report(
-                f"{self._name}: {line}{self._lock_clause(metrics)}{self._alone_clause()}{self._told_skips(ended)}"
+                f"{self._name}: {line}{self._lock_clause(metrics)}{self._alone_clause()}{self._skip_clause(ended)}"
             )
 
     def _judge(self, whole: Whole) -> tuple[list[int], list[SkippedSample], Exception | None]:
@@ -577,11 +582,13 @@ class BaseLoader(ABC, Generic[Batch]):
             "JPEG, PNG, BMP, WebP, GIF, PNM and TIFF are decoded by all threads at once"
         )
 
-    def _told_skips(self, epoch: int) -> str:
+    def _skip_clause(self, epoch: int) -> str:
         skipped = [skip for skip in self._skipped if skip.epoch == epoch]
         if not skipped:
             return ""
-        return f"; skipped {format_count(len(skipped), 'sample')}, the first: {skipped[0].error}"
+        first = skipped[0]
+        name = "" if printable(first.name) in first.error else f" ({first.name})"
+        return f"; skipped {format_count(len(skipped), 'sample')}, the first{name}: {first.error}"
 
     def __repr__(self) -> str:
         epoch, step = self._position
@@ -592,11 +599,13 @@ class BaseLoader(ABC, Generic[Batch]):
     def __reduce__(self) -> NoReturn:
         raise TypeError("a loader has threads and cannot be copied or pickled: make one in each process")
 
-    def _trace_writer(self, trace: str | os.PathLike[str] | None) -> TraceWriter | None:
+    def _trace_writer(self, trace: str | os.PathLike[str] | None, calls: Calls) -> TraceWriter | None:
         if trace is None:
             return None
         try:
-            return TraceWriter(trace, self._about())
+            return calls.one(f"trace {os.fspath(trace)!r}", lambda: TraceWriter(trace, self._about()))
+        except WaitTimeout:
+            raise
         except (OSError, TypeError, ValueError) as error:
             raise DataError(f"trace is {trace!r}, which cannot be written: {error}") from error
 
@@ -612,7 +621,7 @@ class BaseLoader(ABC, Generic[Batch]):
             # As whole numbers: NumPy's, which arguments may be, are no JSON.
             "memory": {name: int(size) for name, size in asdict(setup.budget).items()},
             "limits": {name: int(count) for name, count in asdict(setup.limits).items()},
-            "placement": "frequency",
+            "placement": POLICY,
         }
 
 

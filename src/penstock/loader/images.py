@@ -131,6 +131,11 @@ class ImageWork:
         return self._pipeline.has_byte_values
 
     @property
+    def seed_of_draws(self) -> int | None:
+        """Seed of the random transforms; None where there are none."""
+        return self._pipeline.seed if self._pipeline.is_random else None
+
+    @property
     def calls_python(self) -> bool:
         """Whether a user's own code runs for each sample."""
         return self._pipeline.calls_python

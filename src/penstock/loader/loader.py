@@ -18,7 +18,7 @@ class Loader(BaseLoader[Any]):
     structure of its samples with an array in the place of each array or number. See `BaseLoader` for the rest.
 
     A slot is filled again when nothing refers to its arrays any more: copy the images that you keep. Arrays of less
-    than a 64th of a sample, as labels are beside images, are copies already.
+    than a 64th of a sample, as labels are next to images, are copies already.
     """
 
     def _present(self, batch: Any) -> Any:

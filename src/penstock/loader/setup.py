@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError, DataError, WaitTimeout
 from penstock.flow.cpus import cpu_limit, default_readers, memory_limit_bytes, ranks_on_this_host
 from penstock.flow.staging import slot_bytes
 from penstock.loader.budget import MemoryBudget, share_memory
@@ -25,10 +25,12 @@ from penstock.policy import Placement, StagingLimits, place_by_frequency
 from penstock.policy.runnable import why_not_kept
 from penstock.store import MemoryTier, Source, open_source
 from penstock.store.calls import Calls
-from penstock.units import format_bytes, is_integer, parse_bytes
+from penstock.units import format_bytes, format_count, is_integer, parse_bytes
 
 # More than any store rewards: a slip of the hand, and every thread costs a stack.
 _MOST_THREADS = 1024
+#: How samples are kept in memory, see `penstock.policy.place_by_frequency`.
+POLICY = "frequency"
 # Samples to try where the first cannot be had and its shape is wanted.
 _PROBES = 16
 
@@ -46,7 +48,8 @@ class Setup:
     machine: with the memory budget as its storage classes.
     is_measured: whether the machine was given, rather than guessed until reads have been observed.
     cpus: how many threads can compute at once.
-    decoders_because: why there are as many decode threads, for people.
+    decoders_because, readers_because: why there are as many decode and reading threads, for people.
+    machine_file: that the machine was read from; None where an object or none was given.
     """
 
     plan: AccessPlan
@@ -60,6 +63,8 @@ class Setup:
     limits: StagingLimits
     cpus: int
     decoders_because: str
+    readers_because: str = ""
+    machine_file: str | None = None
 
 
 def open_any(source: str | os.PathLike[str] | Source | MapDataset, calls: Calls) -> Source | MapDataset:
@@ -84,18 +89,18 @@ def _why_no_source(source: Any) -> str | None:
     if isinstance(source, Source):
         return None
     if hasattr(source, "dataset") and hasattr(source, "batch_size"):
-        return f"a {kind.__name__}, itself a loader: give the data set that it was made from, its .dataset"
-    if any(base.__name__ == "IterableDataset" for base in kind.__mro__):
-        return f"a {kind.__name__}, which can only be iterated; it must be {_SOURCES}"
-    if isinstance(source, Mapping):
-        return f"a {kind.__name__}, of data sets or columns: give one data set"
-    if isinstance(source, (list, tuple)) and source and isinstance(source[0], (str, bytes, os.PathLike)):
         return (
-            f"a {kind.__name__} of paths: write them into a text file, one a line, and give the path of that"
+            f"of type {kind.__name__}, itself a loader: give the data set that it was made from, its .dataset"
         )
-    if isinstance(source, (bytes, bytearray)) or not all(
-        hasattr(kind, name) for name in ("__len__", "__getitem__")
-    ):
+    if any(base.__name__ == "IterableDataset" for base in kind.__mro__):
+        return f"of type {kind.__name__}, which can only be iterated; it must be {_SOURCES}"
+    if isinstance(source, Mapping):
+        return f"of type {kind.__name__}, of data sets or columns: give one data set"
+    if isinstance(source, (list, tuple)) and source and isinstance(source[0], (str, bytes, os.PathLike)):
+        return f"of type {kind.__name__} and holds paths: write them into a text file, one a line, and give its path"
+    if isinstance(source, bytes):
+        return f"{source!r}; a path is text: give os.fsdecode(...) of it"
+    if isinstance(source, bytearray) or not all(hasattr(kind, name) for name in ("__len__", "__getitem__")):
         return f"{source!r}; it must be {_SOURCES}"
     return None
 
@@ -114,14 +119,16 @@ def order_of(shuffle: bool | Order, samples: int, seed: int) -> Order:
         )
     if shuffle.samples != samples:
         raise ConfigError(
-            f"shuffle is an order over {shuffle.samples} samples and the source has {samples}: make it for as many"
+            f"shuffle is an order over {format_count(shuffle.samples, 'sample')} and the source has {samples:,}: make "
+            "it for as many"
         )
     return shuffle
 
 
-def read_machine(machine: Machine | str | os.PathLike[str] | None) -> Machine | None:
+def read_machine(machine: Machine | str | os.PathLike[str] | None, calls: Calls) -> Machine | None:
     """Return a machine, read from its file where a path is given.
 
+    calls: what the file is read with.
     Raises: DataError if the file cannot be read; ConfigError naming the file and the field that is wrong, or what is
         neither a machine nor a path.
     """
@@ -130,7 +137,9 @@ def read_machine(machine: Machine | str | os.PathLike[str] | None) -> Machine | 
     if not isinstance(machine, str | os.PathLike):
         raise ConfigError(f"machine is {machine!r}; give a Machine, or the path of its file")
     try:
-        return Machine.from_toml(Path(machine).read_text("utf-8"))
+        return Machine.from_toml(calls.one(f"machine {machine!r}", lambda: Path(machine).read_text("utf-8")))
+    except WaitTimeout:
+        raise
     except OSError as error:
         raise DataError(f"machine: {error}; penstock calibrate writes such a file") from error
     except ConfigError as error:
@@ -150,6 +159,7 @@ def set_up(
     layout: str,
     memory: str | int | None,
     machine: Machine | None,
+    machine_file: str | None,
     readers: int | None,
     decoders: int | None,
     as_array: Callable[[Any], NDArray[Any] | None],
@@ -159,20 +169,28 @@ def set_up(
 ) -> Setup:
     """Compile the transforms and share the memory out. The arguments are those of `BaseLoader`.
 
-    calls: what the first sample is read with.
+    calls: what the first sample is read with. machine_file: that the machine was read from.
 
     Raises: ConfigError naming the argument that cannot work.
     """
     for name, count in (("readers", readers), ("decoders", decoders)):
         if count is not None and not (is_integer(count) and 1 <= count <= _MOST_THREADS):
-            raise ConfigError(f"{name} is {count!r}; it is a whole number of threads, 1 to {_MOST_THREADS}")
+            raise ConfigError(f"{name} is {count!r}; it is an integer, 1 to {_MOST_THREADS}")
     memory_bytes = _memory_bytes(memory)
     cpus, cpu_reason = cpu_limit()
     because = f"one per core ({cpu_reason})" if decoders is None else "as decoders= says"
     probes = plan.stream(rank, 0, 0, _PROBES).tolist()
     tiers: dict[int, MemoryTier] = {}
     work: ImageWork | DatasetWork
+    readers_because = ""
     if isinstance(opened, Source):
+        readers_because = (
+            "as readers= says"
+            if readers
+            else "as the machine has it"
+            if machine is not None
+            else "the usual number where no machine= is given"
+        )
         readers = readers or (machine.source.threads if machine is not None else default_readers(cpus))
         most_decoders = 0 if decoders else 2 * cpus
         sizes_bytes = opened.sizes_bytes
@@ -181,12 +199,13 @@ def set_up(
     else:
         if transforms:
             raise ConfigError(
-                f"transforms are given beside a {type(opened).__name__}, which makes its samples itself: "
+                f"transforms are given with the data set {type(opened).__name__}, which makes its samples itself: "
                 "give them to the data set, or give a folder here"
             )
         if readers is not None:
             raise ConfigError(
-                f"readers is {readers}, but a {type(opened).__name__} reads by itself, on the threads of decoders="
+                f"readers is {readers}, but the data set {type(opened).__name__} reads by itself, on the threads of "
+                "decoders="
             )
         if decoders is None:
             because += ", more while they wait and more load faster, fewer where they wait for each other"
@@ -219,7 +238,19 @@ def set_up(
     placement = place_by_frequency(plan, rank, sizes_bytes, [tier.capacity_bytes for tier in on.storage[1:]])
     limits = StagingLimits(budget.slots, readers, decoders, budget.undecoded_bytes, most_decoders)
     return Setup(
-        plan, rank, sizes_bytes, work, budget, on, machine is not None, placement, limits, cpus, because
+        plan,
+        rank,
+        sizes_bytes,
+        work,
+        budget,
+        on,
+        machine is not None,
+        placement,
+        limits,
+        cpus,
+        because,
+        readers_because,
+        machine_file,
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from penstock.loader.dataset import DatasetWork
 from penstock.loader.images import ImageWork
-from penstock.loader.setup import Setup
+from penstock.loader.setup import POLICY, Setup
 from penstock.plan import AccessPlan, Order
 from penstock.units import format_bytes, format_count
 
@@ -13,7 +14,7 @@ def start_lines(setup: Setup) -> list[str]:
 
     The numbers of the second line are those of this rank alone.
     """
-    lines = [f"{_data(setup)} in the order {_order(setup.plan.order)}: {_steps(setup.plan)}"]
+    lines = [f"{_data(setup)} in the order {_order(setup.plan.order)}{_draws(setup)}: {_steps(setup.plan)}"]
     lines.append(f"{_threads(setup)}; {_memory(setup)}")
     if isinstance(setup.work, ImageWork) and setup.work.has_byte_values:
         lines.append(
@@ -33,6 +34,14 @@ def _data(setup: Setup) -> str:
 def _order(order: Order) -> str:
     seed = getattr(order, "seed", None)
     return type(order).__name__ + ("" if seed is None else f"(seed={seed})")
+
+
+def _draws(setup: Setup) -> str:
+    """Name the seed of random transforms where the order does not name it."""
+    if not isinstance(setup.work, ImageWork) or setup.work.seed_of_draws is None:
+        return ""
+    seed = setup.work.seed_of_draws
+    return "" if seed == getattr(setup.plan.order, "seed", None) else f", transforms drawn with seed={seed}"
 
 
 def _steps(plan: AccessPlan) -> str:
@@ -66,23 +75,33 @@ def _threads(setup: Setup) -> str:
             f"starts with {format_count(limits.decoders, 'thread')} that call {setup.work.place}, {because}"
         )
     decoding = f"{format_count(limits.decoders, 'decode thread')}, {because}"
-    return f"starts with {decoding}, and {format_count(limits.readers, 'reading thread')}"
+    readers_because = f", {setup.readers_because}" if setup.readers_because else ""
+    machine = f"; machine {setup.machine_file!r}" if setup.machine_file else ""
+    return f"starts with {decoding}, and {format_count(limits.readers, 'reading thread')}{readers_because}{machine}"
 
 
 def _memory(setup: Setup) -> str:
     budget, total_bytes = setup.budget, int(setup.sizes_bytes.sum())
+    kept_bytes = min(budget.tier_bytes, total_bytes)
+    is_kept = f"for later epochs (policy {POLICY})"
     parts = [f"{format_count(budget.slots, 'batch slot')} of {format_bytes(budget.slot_bytes)}"]
     if isinstance(setup.work, ImageWork):
         parts.append(f"{format_bytes(budget.undecoded_bytes)} for files being read")
         parts.append(f"{format_bytes(budget.decoding_bytes)} for pictures being decoded")
     if budget.tier_bytes >= total_bytes > 0:
-        parts.append(f"{format_bytes(total_bytes)} to keep all samples for later epochs")
+        parts.append(f"{format_bytes(total_bytes)} to keep all samples {is_kept}")
     elif total_bytes and not budget.tier_bytes:
         parts.append("none to keep samples for later epochs")
     elif total_bytes:
         share = 100 * budget.tier_bytes / total_bytes
         parts.append(
-            f"{format_bytes(budget.tier_bytes)} to keep {share:.2g} % of the samples for later epochs, "
-            "those used most (policy frequency)"
+            f"{format_bytes(budget.tier_bytes)} to keep {share:.2g} % of the samples, those used most, {is_kept}"
         )
-    return f"takes up to {format_bytes(budget.limit_bytes)} of memory: {', '.join(parts)}"
+    taken_bytes = (
+        budget.slots * budget.slot_bytes + budget.undecoded_bytes + budget.decoding_bytes + kept_bytes
+    )
+    if isinstance(setup.work, DatasetWork):
+        taken_bytes = budget.slots * budget.slot_bytes
+    limit = f" (up to {format_bytes(budget.limit_bytes)} while batches are kept)"
+    more = limit if taken_bytes + budget.slot_bytes <= budget.limit_bytes else ""
+    return f"takes {format_bytes(taken_bytes)} of memory{more}: {', '.join(parts)}"

@@ -12,9 +12,11 @@ what a perfect loader would reach.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -24,7 +26,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.flow.recorder import Recorder
 from penstock.trace import NO_SAMPLE, NO_STEP, NOTHING_TO_GAIN, SPAN, Kind, Spans, Trace, stall_share
-from penstock.trace.metrics import NO_TRAINING_SECONDS, TOO_SHORT_SECONDS, told_gain
+from penstock.trace.metrics import TOO_SHORT_SECONDS, is_without_training, told_gain
 from penstock.units import format_ratio, format_seconds
 
 T = TypeVar("T")
@@ -118,7 +120,7 @@ class Verdict:
         if self.gpu_in_use:
             doubt = "or less: a GPU may have worked meanwhile; loop once over replay() to know"
             return f"{line}ceiling {format_ratio(self.ceiling)} {doubt}"
-        if self.own_seconds < NO_TRAINING_SECONDS * self.steps:
+        if is_without_training(self.stall_seconds - self.in_vain_seconds, self.own_seconds, self.steps):
             return line + "no training between batches"
         return line + told_gain(self.ceiling, "ceiling {}", self.own_seconds / self.steps)
 
@@ -159,9 +161,9 @@ class Watch(Generic[T]):
         self.watched = loader
         self._report = report
         self._clock = clock
+        self._epochs = _epochs_of(loader)
         self._recorder = Recorder(trace_spans, clock=clock)
         self._ring = self._recorder.ring(0)
-        self._epochs_begun = 0
         self._run = _Sums()
         self._hand_over_seconds: float | None = None
         self._replay_seconds: float | None = None
@@ -173,8 +175,8 @@ class Watch(Generic[T]):
         self._is_trace_complete = True
 
     def __iter__(self) -> Iterator[T]:
-        epoch = self._epochs_begun
-        self._epochs_begun += 1
+        epoch = self._epochs.begun
+        self._epochs.begun += 1
         begin = self._clock()
         iterator = iter(self.watched)
         return self._steps(iterator, epoch, self._clock() - begin)
@@ -300,6 +302,30 @@ class Watch(Generic[T]):
         self._kept.append(_copy(batch))
         self._batches_to_keep -= 1
         self._bytes_to_keep -= size_bytes
+
+
+class _Epochs:
+    """How many epochs of a loader were begun."""
+
+    __slots__ = ("begun",)
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+
+#: Of loaders that are watched, by identity: `watch` may be called anew for each epoch.
+_EPOCHS: dict[int, tuple[weakref.ref[Any], _Epochs]] = {}
+
+
+def _epochs_of(loader: object) -> _Epochs:
+    """Return the count of a loader's epochs, those of an earlier watch of it included."""
+    key = id(loader)
+    if key in _EPOCHS and _EPOCHS[key][0]() is loader:
+        return _EPOCHS[key][1]
+    epochs = _Epochs()
+    with contextlib.suppress(TypeError):  # a list, which cannot be referred to weakly
+        _EPOCHS[key] = weakref.ref(loader, lambda _: _EPOCHS.pop(key, None)), epochs
+    return epochs
 
 
 def _add(

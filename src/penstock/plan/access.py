@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,7 +18,7 @@ from penstock.errors import ConfigError
 from penstock.plan.bijection import as_ids
 from penstock.plan.orders import Order, RepeatingOrder, even_from
 from penstock.plan.splits import Balanced, Split, as_split
-from penstock.units import is_integer
+from penstock.units import format_count, is_integer
 
 Ids = NDArray[np.int64]
 
@@ -63,7 +64,10 @@ class AccessPlan:
             raise ConfigError(f"drop_last is {self.drop_last!r}; it is True or False")
         object.__setattr__(self, "split", as_split(self.split, self.ranks))
         self._split.size(self.ranks - 1, self.ranks, self.batch_size)
-        self.order.length(self.epochs - 1)
+        try:
+            self.order.length(self.epochs - 1)
+        except ConfigError as error:
+            raise ConfigError(f"epochs is {self.epochs}, and the order has fewer: {error}") from error
 
     @property
     def samples(self) -> int:
@@ -165,18 +169,20 @@ class AccessPlan:
         """
         lengths = self.epochs_by_length()
         if not any(lengths):
+            samples = format_count(self.order.length(0), "sample")
             raise ConfigError(
-                f"drop_last leaves no batch: an epoch reads {self.order.length(0):,} samples, fewer than batch_size "
+                f"drop_last leaves no batch: an epoch reads {samples}, fewer than batch_size "
                 f"({self.batch_size:,}): make batch_size smaller, or leave drop_last out"
             )
         for epoch in (epoch for length, (epoch, _) in lengths.items() if length):
             for step in sorted({0, self.steps(epoch) - 1}):
                 sizes = [self.local_batch_size(rank, epoch, step) for rank in range(self.ranks)]
                 if not all(sizes):
+                    samples = format_count(self.batch_length(epoch, step), "sample")
                     raise ConfigError(
-                        f"the batch of epoch {epoch}, step {step} has {self.batch_length(epoch, step)} samples and "
-                        f"leaves none for rank {sizes.index(0)} of {self.ranks}, which would end its epoch early, "
-                        f"while the others wait for it forever: use {self._remedies()} (batch_size counts the samples "
+                        f"the batch of epoch {epoch}, step {step} has {samples} and leaves none for rank "
+                        f"{sizes.index(0)} of {self.ranks}, which would end its epoch early, while the others "
+                        f"wait for it forever: use {self._remedies()} (batch_size counts the samples "
                         "of all ranks)"
                     )
 
@@ -184,11 +190,15 @@ class AccessPlan:
         """The arguments that give every rank samples in every step, each by itself."""
         lengths = replace(self, drop_last=False).epochs_by_length()
 
-        def is_remedy(batch_size: int, split: Split, drop_last: bool) -> bool:
+        def is_remedy_for(
+            lengths: dict[int, tuple[int, int]], batch_size: int, split: Split, drop_last: bool
+        ) -> bool:
             batches = _batch_sizes(lengths, batch_size, drop_last)
             return bool(batches) and all(
                 split.size(rank, self.ranks, batch) for batch in batches for rank in range(self.ranks)
             )
+
+        is_remedy = partial(is_remedy_for, lengths)
 
         found = []
         if is_remedy(self.batch_size, self._split, True):
@@ -200,6 +210,13 @@ class AccessPlan:
         for size in (size for size in larger if is_remedy(size, self._split, self.drop_last)):
             found.append(f"batch_size={size}")
             break
+        padded = -(-max(lengths) // self.ranks) * self.ranks
+        if max(lengths) >= self.ranks and is_remedy_for(
+            {padded: (0, 1)}, self.batch_size, self._split, self.drop_last
+        ):
+            found.append(
+                "an order that repeats samples so that ranks get equally many, as TorchDistributed does"
+            )
         return " or ".join(found) or 'fewer ranks, or split="balanced" with more samples in a batch'
 
     def first_read_from(self, rank: int, epoch: int, step: int) -> tuple[int, int]:

@@ -42,7 +42,8 @@ class FileSource:
         return len(self._names)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.root!r}): {format_count(len(self), 'sample')}, {len(self.classes)} classes"
+        classes = "1 class" if len(self.classes) == 1 else f"{len(self.classes)} classes"
+        return f"{type(self).__name__}({self.root!r}): {format_count(len(self), 'sample')}, {classes}"
 
     def path_of(self, sample: int) -> str:
         if not 0 <= sample < len(self._names):

@@ -66,6 +66,10 @@ _HARDLY_WAITED = 0.05
 TOO_SHORT_SECONDS = 0.1
 #: Time of a step below which nothing is trained in it: an empty loop takes a few microseconds.
 NO_TRAINING_SECONDS = 100e-6
+#: Time of a step below which a loop that hardly does anything but wait has no training in it either: a program beside
+#: it makes an empty step that long.
+_LITTLE_TRAINING_SECONDS = 1e-3
+_LITTLE_TRAINING_SHARE = 0.05
 #: Times as fast from which on the step's own time says more than their number.
 _MOST_TIMES = 100.0
 
@@ -187,10 +191,13 @@ def is_of_snapshots(spans: Spans) -> NDArray[np.bool_]:
     return beside
 
 
-def limiting(metrics: EpochMetrics, source: str = "storage", *, is_cut: bool = False) -> str:
+def limiting(
+    metrics: EpochMetrics, source: str = "storage", decode: str = "decode", *, is_cut: bool = False
+) -> str:
     """Say in one line what limited an epoch, and by how much.
 
-    source: what to name where reads of the source limited it.
+    source, decode: what to name where reads of the source, or decoding, limited it; one name where nobody can tell
+        them apart, as inside a data set.
     is_cut: the trace may break off within the epoch; the line then speaks of what was recorded alone.
 
     Below one part in twenty of waiting, the training itself is named: no loader could make it much faster. Saves that
@@ -213,9 +220,16 @@ def limiting(metrics: EpochMetrics, source: str = "storage", *, is_cut: bool = F
     if in_vain > NOTHING_TO_GAIN * (seconds + in_vain):
         line += f"waited {format_seconds(in_vain)} and got no batch; otherwise "
     by_cause = {cause: part for cause, part in metrics.stall_by_cause.items() if cause != Cause.NO_BATCH}
+    by_limit: dict[str, float] = {}
+    by_name: dict[str, float] = {}
+    for cause, part in by_cause.items():
+        limit = {Cause.SOURCE_READ: source, Cause.DECODE: decode}.get(cause) or _LIMIT_OF[cause]
+        by_limit[limit] = by_limit.get(limit, 0.0) + part
+        name = f"in {limit}" if limit == source == decode else str(cause)
+        by_name[name] = by_name.get(name, 0.0) + part
     told = ", ".join(
-        f"{format_seconds(part)} {cause}"
-        for cause, part in sorted(by_cause.items(), key=lambda each: -each[1])
+        f"{format_seconds(part)} {name}"
+        for name, part in sorted(by_name.items(), key=lambda each: -each[1])
         if part > 0.0
     )
     causes = f" ({told})" if told else ""
@@ -226,12 +240,8 @@ def limiting(metrics: EpochMetrics, source: str = "storage", *, is_cut: bool = F
         return f"{line}too short to judge: {waited}{saves}"
     if share < _HARDLY_WAITED:
         return f"{line}the training itself limits it: {waited}{saves}"
-    by_limit: dict[str, float] = {}
-    for cause, part in by_cause.items():
-        limit = source if cause is Cause.SOURCE_READ else _LIMIT_OF[cause]
-        by_limit[limit] = by_limit.get(limit, 0.0) + part
     limit = max(by_limit, key=by_limit.__getitem__)
-    if metrics.own_seconds < NO_TRAINING_SECONDS * metrics.steps:
+    if is_without_training(stall_seconds, metrics.own_seconds, metrics.steps):
         batches = "1 batch" if metrics.steps == 1 else f"{metrics.steps:,} batches"
         loaded = format_count(metrics.samples, "sample") if metrics.samples else batches
         loaded += f" in {format_seconds(seconds)}"
@@ -240,6 +250,14 @@ def limiting(metrics: EpochMetrics, source: str = "storage", *, is_cut: bool = F
         seconds / metrics.own_seconds, "without, {} as fast", metrics.own_seconds / metrics.steps
     )
     return f"{line}{limit} limits it: {waited}; {without}{saves}"
+
+
+def is_without_training(stall_seconds: float, own_seconds: float, steps: int) -> bool:
+    """Whether a loop trains nothing between its batches: it says what a loader delivers, and no gain."""
+    if own_seconds < NO_TRAINING_SECONDS * steps:
+        return True
+    is_little = 1.0 - stall_share(stall_seconds, own_seconds) < _LITTLE_TRAINING_SHARE
+    return is_little and own_seconds < _LITTLE_TRAINING_SECONDS * steps
 
 
 def told_gain(ratio: float, sentence: str, step_seconds: float) -> str:

@@ -36,6 +36,7 @@ from penstock.loader.transforms.stages import (
     normalize_array,
     normalize_stage,
     picture_stage,
+    takes_rng,
     tensor_stage,
     to_tensor_array,
 )
@@ -141,6 +142,15 @@ class Pipeline:
     def has_byte_values(self) -> bool:
         """Whether pictures come as numbers from 0 to 255 in a type of more than a byte: no step divides them."""
         return self.dtype != "uint8" and all(isinstance(step, PictureStep) for step in self.transforms)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a step draws random numbers."""
+        random = RandomResizedCrop | RandomHorizontalFlip | RandomVerticalFlip
+        return any(
+            isinstance(step, random) or (not _is_built_in(step) and takes_rng(step))
+            for step in self.transforms
+        )
 
     @property
     def calls_python(self) -> bool:
@@ -288,7 +298,7 @@ class Pipeline:
             shaping = [step for step in self.transforms if not isinstance(step, ToTensor | Normalize)]
             after = f" after {name_of(shaping[-1])}" if shaping else ""
             raise ConfigError(
-                f"the sample has shape {shape}{after}, and the batch has room for {out.shape}: all must have one "
+                f"the sample has shape {shape}{after}, and the batch has space for {out.shape}: all must have one "
                 "shape (Resize((height, width)) or CenterCrop sees to it)"
             )
 

@@ -49,7 +49,7 @@ def read_size(data: Encoded) -> tuple[int, int] | None:
 
 
 def _tiff_size(data: Encoded) -> tuple[int, int]:
-    """Return (width, height) of the first picture; zeros where it cannot be told."""
+    """Return (width, height) of the first picture; zeros where the tags do not give it."""
     order = "<" if bytes(data[:2]) == b"II" else ">"
     tags: dict[int, int] = {}
     try:

@@ -202,7 +202,7 @@ def call_stage(function: Callable[..., Any], place: int, key: int, to_array: Sin
 
     It is called with an array of its own, or bytes; with `rng=` where its signature has that name.
     """
-    takes_rng = _takes_rng(function)
+    is_random = takes_rng(function)
     name = name_of(function)
 
     def run(value: Value, draws: Draws, index: int, scratch: Scratch) -> Value:
@@ -211,7 +211,7 @@ def call_stage(function: Callable[..., Any], place: int, key: int, to_array: Sin
             value = value.settled(to_array, scratch)
         scratch.end_picture()  # the user's code may wait for another thread, which waits for this memory
         try:
-            if takes_rng:
+            if is_random:
                 return function(value, rng=generator_for(key, draws.epoch, int(draws.samples[index])))
             return function(value)
         except Exception as error:
@@ -316,7 +316,8 @@ def name_of(step: object) -> str:
     return getattr(step, "__qualname__", type(step).__name__)
 
 
-def _takes_rng(function: Callable[..., Any]) -> bool:
+def takes_rng(function: Callable[..., Any]) -> bool:
+    """Whether a callable wants a random generator."""
     try:
         return "rng" in inspect.signature(function).parameters
     except (TypeError, ValueError):  # a built-in without a signature
