@@ -23,6 +23,7 @@ import fcntl
 import functools
 import importlib
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -127,7 +128,8 @@ class Part:
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
         self._watch: threading.Thread | None = None
-        self._is_watched = threading.Event()
+        #: Ends the watch. Not an Event: a Ctrl-C within its methods leaves its lock held.
+        self._end_of_watch: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._loading: threading.Thread | None = None
         #: Whether slow compiling was reported; whether no child may start; whether compiling or loading failed.
         self._is_reported = self._is_refused = self._is_broken = False
@@ -246,9 +248,9 @@ class Part:
                 stderr=self._errors,
                 process_group=0,  # its own: signals to the training's group do not reach it
             )
-            self._is_watched = threading.Event()
+            self._end_of_watch = queue.SimpleQueue()
             self._watch = threading.Thread(
-                target=self._report_late, args=(self._process, self._is_watched), daemon=True
+                target=self._report_late, args=(self._process, self._end_of_watch), daemon=True
             )
             self._watch.start()
         except (OSError, ValueError):  # no more processes are allowed, or this is no Python interpreter
@@ -268,9 +270,12 @@ class Part:
         number = self._errors.fileno()
         return os.pread(number, os.fstat(number).st_size, 0).decode(errors="replace").strip().splitlines()
 
-    def _report_late(self, process: subprocess.Popen[bytes], is_over: threading.Event) -> None:
+    def _report_late(self, process: subprocess.Popen[bytes], end: queue.SimpleQueue[None]) -> None:
         """Report, once, that this process's child compiles. Children of other ranks only wait for the lock."""
-        while not is_over.wait(max(PATIENCE_SECONDS, _POLL_SECONDS)):
+        while True:
+            with contextlib.suppress(queue.Empty):
+                end.get(timeout=max(PATIENCE_SECONDS, _POLL_SECONDS))
+                return
             with self._lock:
                 if self._process is not process or process.poll() is not None:
                     return
@@ -297,7 +302,7 @@ class Part:
         """Kill the child, if there is one."""
         process, self._process = self._process, None
         errors, self._errors = self._errors, None
-        self._is_watched.set()
+        self._end_of_watch.put(None)
         if process is not None:
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in a file system
