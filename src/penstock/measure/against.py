@@ -23,6 +23,7 @@ from penstock.plan import AccessPlan
 from penstock.plan.written import read_plan
 from penstock.policy import StagingLimits
 from penstock.simulate import predict
+from penstock.store.calls import Calls
 from penstock.trace import NO_STEP, Cause, EpochMetrics, Kind, Spans, Trace, read_trace
 from penstock.trace.metrics import is_of_snapshots
 
@@ -239,7 +240,7 @@ def _machine_of(
     limits: StagingLimits,
     ranks: int,
 ) -> Machine:
-    given = read_machine(machine)
+    given = read_machine(machine, Calls())
     if given is not None:
         return with_memory(given, _made(MemoryBudget, meta, "memory"), limits.decoders, ranks)
     written = meta.get("machine")
