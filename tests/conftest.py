@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 # For the processes that tests start: threads that they do not use take NumPy as long to start as it takes itself.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# A shell starts jobs in the background with Ctrl-C ignored, and all that they start inherits it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 ROOT = str(Path(__file__).parents[1])
 if ROOT not in sys.path:  # where pytest was not started as `python -m pytest`
     sys.path.insert(0, ROOT)

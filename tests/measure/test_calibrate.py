@@ -8,11 +8,9 @@ import math
 import os
 import pty
 import re
-import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -208,15 +206,6 @@ def test_a_source_with_too_few_samples_is_refused(samples: int) -> None:
         calibrate(FakeSource(samples))
 
 
-@pytest.fixture
-def keyboard() -> Iterator[None]:
-    """Let Ctrl-C interrupt, also where this was started in the background, which makes the shell ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("keyboard")
 def test_ctrl_c_ends_the_readers() -> None:
     """Somebody presses Ctrl-C while all read; no thread goes on for the minute, which every test is checked for."""
 
@@ -235,7 +224,6 @@ def test_ctrl_c_ends_the_readers() -> None:
         calibrate(Interrupted(100_000), max_seconds=60)
 
 
-@pytest.mark.usefixtures("keyboard")
 def test_ctrl_c_ends_a_calibration_whose_store_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
 
