@@ -203,6 +203,38 @@ def test_a_worker_that_starts_later_leaves_the_training_the_threads_that_it_has_
         torch.set_num_threads(usual)
 
 
+@pytest.mark.parametrize("free", range(7))
+def test_at_the_limit_of_all_threads_a_training_goes_on_or_is_told_what_to_raise(
+    monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    """The thread that sets PyTorch's number back could not be started, and all new threads had one from then on."""
+    usual, elsewhere = torch.get_num_threads(), []
+    start, lock, most = threading.Thread.start, threading.Lock(), threading.active_count() + free
+
+    def start_some(thread: threading.Thread) -> None:
+        with lock:
+            if threading.active_count() >= most:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+    def train() -> int:
+        with make(ThreadsOfOperations(), decoders=4, epochs=1) as loader:
+            return sum(len(batch) for batch in loader)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start_some)
+        if free > 1:
+            assert train() == 40
+        else:
+            with pytest.raises(DataError, match=r"can't start new thread: .* raise `ulimit -u`"):
+                train()
+
+    new = threading.Thread(target=lambda: elsewhere.append(torch.get_num_threads()))
+    new.start()
+    new.join()
+    assert elsewhere == [usual]
+
+
 # Tensors over the slots
 
 

@@ -101,7 +101,11 @@ class _Board:
         self._thread = threading.Thread(
             target=_serve, args=(server, self), name="penstock-waits", daemon=True
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the limit of threads: likewise
+            self._thread = self._server = None
+            server.close()
 
     def report(self) -> str:
         waiters = [reference() for reference in self._waiters.copy().values()]
@@ -112,9 +116,8 @@ class _Board:
 def _waits_of(waiter: Waiter) -> list[str]:
     try:
         return waiter.waits()
-    except (
-        Exception
-    ) as error:  # a source's own `describe` may raise anything, and the others are asked for, too
+    # A source's own `describe` may raise anything; the report still has to name the other waits.
+    except Exception as error:
         return [f"what waits here cannot be described: {type(error).__name__}"]
 
 

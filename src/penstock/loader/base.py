@@ -559,9 +559,8 @@ class BaseLoader(ABC, Generic[Batch]):
             self._lock_use_before = self._engine.lock_use
             self._lock_use = seen
         elif self._engine.threads.threads > 1:
-            self._lock_use = (
-                LockUse()
-            )  # of an earlier epoch; one thread, which shows nothing, may be there for it
+            # Of an earlier epoch. One thread shows nothing and may be there for it, so that it is kept then.
+            self._lock_use = LockUse()
         waited = stall_share(metrics.stall_seconds, metrics.own_seconds)
         calls_python = isinstance(self._work, DatasetWork) or self._work.calls_python
         if not calls_python or not self._lock_use.is_by_lock(cpus) or waited < NOTHING_TO_GAIN:

@@ -130,13 +130,24 @@ def _compute_alone() -> None:
     than threads without: processors are shared by samples, not inside them.
 
     PyTorch makes what a thread sets for itself the default of all threads that have not asked yet; another thread sets
-    it back to what it is now, which the training may have changed since the loader was made.
+    it back to what it is now, which the training may have changed since the loader was made. At the limit of threads
+    there is no other thread, and nothing is set.
     """
     with _intra_op:
         usual = torch.get_num_threads()  # the first operation would ask, too, and set this thread back
+        is_set = threading.Event()
+
+        def restore() -> None:
+            is_set.wait()
+            torch.set_num_threads(usual)
+
+        restoring = threading.Thread(target=restore, daemon=True)
+        try:
+            restoring.start()
+        except RuntimeError:
+            return
         torch.set_num_threads(1)
-        restoring = threading.Thread(target=torch.set_num_threads, args=(usual,), daemon=True)
-        restoring.start()
+        is_set.set()
         restoring.join()
 
 
