@@ -22,7 +22,7 @@ from penstock.loader.transforms.geometry import Box
 from penstock.loader.transforms.jpeg import Encoded, JpegHeader, is_jpeg, read_header
 from penstock.loader.transforms.memory import Need
 from penstock.loader.transforms.pixels import Buffer, Pixels
-from penstock.loader.transforms.sizes import is_tiff, read_size
+from penstock.loader.transforms.sizes import is_tiff, is_webp, read_size
 from penstock.loader.transforms.turbojpeg import EDGE_COLUMNS, TurboJpeg, find_library
 
 #: In the order of preference.
@@ -31,7 +31,8 @@ JPEG_DECODERS = ("turbojpeg", "simplejpeg", "opencv", "pillow")
 #: Bytes that a library takes for a pixel of a whole picture, besides our buffer: its picture of three or four channels,
 #: and copies of it; of a TIFF file, as much again as it stores, up to 8 bytes, if that is not compressed. Measured:
 #: tests/loader/test_decode_memory.py, and 6.4 for a TIFF file of 8 bits, 4.7 for a GIF file, 3.5 and less for others.
-_OPENCV, _OPENCV_TIFF, _PILLOW = 5, 12, 14
+#: WebP files take more: OpenCV 8, Pillow 22 and a copy of the file, which has up to 4 where it is lossless.
+_OPENCV, _OPENCV_TIFF, _OPENCV_WEBP, _PILLOW, _PILLOW_WEBP = 5, 12, 9, 14, 27
 
 
 class Picture:
@@ -154,7 +155,12 @@ class Decoders:
 
     def bytes_for_other(self, data: Encoded, height: int, width: int) -> tuple[int, int]:
         """Return what `decode_other` takes at most: in the buffer, and in passing."""
-        per_pixel = (_OPENCV_TIFF if is_tiff(data) else _OPENCV) if self._has_opencv else _PILLOW
+        if is_webp(data):
+            per_pixel = _OPENCV_WEBP if self._has_opencv else _PILLOW_WEBP
+        elif self._has_opencv:
+            per_pixel = _OPENCV_TIFF if is_tiff(data) else _OPENCV
+        else:
+            per_pixel = _PILLOW
         return Buffer.bytes_for(height, width), per_pixel * height * width
 
     @staticmethod
