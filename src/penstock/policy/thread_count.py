@@ -93,6 +93,32 @@ class ThreadCount:
         `least` smaller.
     """
 
+    __slots__ = (
+        "_beaten",
+        "_candidate",
+        "_candidate_latest",
+        "_compared",
+        "_fewer",
+        "_first",
+        "_least",
+        "_mixed",
+        "_more",
+        "_most",
+        "_other_windows",
+        "_pause_ends",
+        "_pause_seconds",
+        "_rising",
+        "_settled",
+        "_settled_before",
+        "_since",
+        "_then",
+        "_tries",
+        "_waiting",
+        "_window",
+        "_with_candidate",
+        "_with_settled",
+    )
+
     def __init__(self, first: int, most: int, least: int = 1) -> None:
         self._least, self._most = min(least, first), max(first, most)
         self._settled = first
@@ -163,7 +189,7 @@ class ThreadCount:
         self._least = min(self._least, self._most)
         if max(self._settled, self._compared) > self._most:
             self._settled = self._compared = min(self._settled, self._most)
-            self._pairs, self._window = 0, _Sums()
+            self._tries, self._window = 0, _Sums()
             self._run_with(None)
 
     def _settled_window(self, window: _Sums, now: float) -> None:
