@@ -23,14 +23,12 @@ from penstock.plan import AccessPlan
 from penstock.plan.written import read_plan
 from penstock.policy import StagingLimits
 from penstock.simulate import predict
+from penstock.simulate.one_rank import MOST_READS
 from penstock.store.calls import Calls
 from penstock.trace import NO_STEP, Cause, EpochMetrics, Kind, Spans, Trace, read_trace
 from penstock.trace.metrics import is_of_snapshots
 
 Made = TypeVar("Made", StagingLimits, MemoryBudget)
-
-#: The scheduler takes hours for as many.
-_MOST_READS = 10**9
 
 #: The running number of each (epoch, step) in which a rank reads anything.
 _Numbers = dict[tuple[int, int], int]
@@ -132,9 +130,9 @@ def lay_over(
     rank = int(_field(meta, "rank", int))
     written = _field(meta, "plan", dict)
     plan, rank = read_plan(written, rank, trace.spans)
-    if (reads := plan.reads(rank)) > _MOST_READS:
+    if (reads := plan.reads(rank)) > MOST_READS:
         raise ConfigError(
-            f"its plan has {reads:,} reads, and at most {_MOST_READS:,} are predicted: record a shorter run"
+            f"its plan has {reads:,} reads, and at most {MOST_READS:,} are predicted: record a shorter run"
         )
     limits = _made(StagingLimits, meta, "limits")
     check_threads("limits.decoders", limits.decoders)
