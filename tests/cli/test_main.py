@@ -56,6 +56,17 @@ def test_trace_sums_a_recorded_run_up(trace: Path, capsys: pytest.CaptureFixture
     assert line.startswith("epoch 0: storage limits it: waited 50.0 % of 3 s")
 
 
+def test_a_trace_of_a_data_set_names_that_as_the_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with TraceWriter(tmp_path / "run.trace", {"reads": "data set"}) as writer:
+        writer.append(SPANS)
+
+    assert main(["trace", str(tmp_path / "run.trace")]) == 0
+
+    assert capsys.readouterr().out.startswith("epoch 0: the data set limits it: waited 50.0 % of 3 s")
+
+
 def test_a_cut_off_trace_counts_what_came_before_and_says_so(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

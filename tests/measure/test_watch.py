@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.measure.watch import Verdict, Watch, watch
+from penstock.measure.watch import _EPOCHS, Verdict, Watch, watch
 from penstock.trace import NO_STEP, Cause, Kind
 
 
@@ -102,6 +102,10 @@ def test_a_verdict_reads_as_one_line() -> None:
 def test_a_loop_without_training_and_an_epoch_of_milliseconds_are_told_so() -> None:
     assert str(Verdict(100, 1.0, 0.001, 0.0)) == "waited 100 % of 1 s; no training between batches"
     assert str(Verdict(100, 1.0, 0.0, 0.0)) == "waited 100 % of 1 s; no training between batches"
+    assert (
+        str(Verdict(100, 1.0, 0.03, 0.0))
+        == "waited 97 % of 1.03 s; hardly any time between batches (300 us a step)"
+    )
     assert str(Verdict(10, 0.05, 0.02, 0.0)) == "waited 71 % of 70 ms; too short to judge"
 
 
@@ -228,6 +232,19 @@ def test_epochs_are_counted_through_though_each_is_watched_anew() -> None:
         clock.advance(1.0)
 
     assert [line.split(": ")[1] for line in lines] == ["epoch 0", "epoch 1", "epoch 2", "epoch 0"]
+
+
+def test_counting_the_epochs_of_a_loader_leaves_no_callback_on_it_and_nothing_behind() -> None:
+    """What a signal handler raises in a callback written in Python is dropped: a Ctrl-C was lost there."""
+    loader = KnownLoader(Clock(), [1.0])
+    watch(loader, quiet=True)
+
+    assert [reference.__callback__ for reference in weakref.getweakrefs(loader)] == [None]
+    gone = id(loader)
+    del loader
+    kept = [KnownLoader(Clock(), [1.0])]
+    watch(kept[0], quiet=True)
+    assert gone not in _EPOCHS or gone == id(kept[0])
 
 
 def test_an_exception_in_the_loop_passes_and_the_measurement_ends_with_it() -> None:

@@ -150,8 +150,11 @@ def _trace(options: argparse.Namespace) -> None:
 
     trace = read_trace(options.trace)
     epochs = trace.epochs()
+    # A data set reads and computes in one.
+    source, decode = ("the data set",) * 2 if trace.meta.get("reads") == "data set" else ("storage", "decode")
     for epoch in epochs:
-        print(limiting(epoch, is_cut=not trace.is_complete and epoch is epochs[-1]))
+        is_cut = not trace.is_complete and epoch is epochs[-1]
+        print(limiting(epoch, source, decode, is_cut=is_cut))
     if not epochs:
         print("no batch was consumed yet")
     if not trace.is_complete:

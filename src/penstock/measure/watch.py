@@ -26,7 +26,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.flow.recorder import Recorder
 from penstock.trace import NO_SAMPLE, NO_STEP, NOTHING_TO_GAIN, SPAN, Kind, Spans, Trace, stall_share
-from penstock.trace.metrics import TOO_SHORT_SECONDS, is_without_training, told_gain
+from penstock.trace.metrics import TOO_SHORT_SECONDS, is_without_training, told_gain, told_idle
 from penstock.units import format_ratio, format_seconds
 
 T = TypeVar("T")
@@ -121,7 +121,7 @@ class Verdict:
             doubt = "or less: a GPU may have worked meanwhile; loop once over replay() to know"
             return f"{line}ceiling {format_ratio(self.ceiling)} {doubt}"
         if is_without_training(self.stall_seconds - self.in_vain_seconds, self.own_seconds, self.steps):
-            return line + "no training between batches"
+            return line + told_idle(self.own_seconds, self.steps)
         return line + told_gain(self.ceiling, "ceiling {}", self.own_seconds / self.steps)
 
 
@@ -323,8 +323,12 @@ def _epochs_of(loader: object) -> _Epochs:
     if key in _EPOCHS and _EPOCHS[key][0]() is loader:
         return _EPOCHS[key][1]
     epochs = _Epochs()
+    # No callback: what a signal handler raises in one that is written in Python is dropped.
+    for other, (reference, _) in list(_EPOCHS.items()):
+        if reference() is None:
+            _EPOCHS.pop(other, None)
     with contextlib.suppress(TypeError):  # a list, which cannot be referred to weakly
-        _EPOCHS[key] = weakref.ref(loader, lambda _: _EPOCHS.pop(key, None)), epochs
+        _EPOCHS[key] = weakref.ref(loader), epochs
     return epochs
 
 

@@ -67,7 +67,7 @@ TOO_SHORT_SECONDS = 0.1
 #: Time of a step below which nothing is trained in it: an empty loop takes a few microseconds.
 NO_TRAINING_SECONDS = 100e-6
 #: Time of a step below which a loop that hardly does anything but wait has no training in it either: a program beside
-#: it makes an empty step that long.
+#: it makes an empty step that long. It may also be a step that a GPU is asked for and does by itself.
 _LITTLE_TRAINING_SECONDS = 1e-3
 _LITTLE_TRAINING_SHARE = 0.05
 #: Times as fast from which on the step's own time says more than their number.
@@ -245,7 +245,7 @@ def limiting(
         batches = "1 batch" if metrics.steps == 1 else f"{metrics.steps:,} batches"
         loaded = format_count(metrics.samples, "sample") if metrics.samples else batches
         loaded += f" in {format_seconds(seconds)}"
-        return f"{line}no training between batches; {limit} limits it: {loaded}{causes}{saves}"
+        return f"{line}{told_idle(metrics.own_seconds, metrics.steps)}; {limit} limits it: {loaded}{causes}{saves}"
     without = told_gain(
         seconds / metrics.own_seconds, "without, {} as fast", metrics.own_seconds / metrics.steps
     )
@@ -253,11 +253,18 @@ def limiting(
 
 
 def is_without_training(stall_seconds: float, own_seconds: float, steps: int) -> bool:
-    """Whether a loop trains nothing between its batches: it says what a loader delivers, and no gain."""
+    """Whether a loop trains nothing between its batches, or may not: it says what a loader delivers, and no gain."""
     if own_seconds < NO_TRAINING_SECONDS * steps:
         return True
     is_little = 1.0 - stall_share(stall_seconds, own_seconds) < _LITTLE_TRAINING_SHARE
     return is_little and own_seconds < _LITTLE_TRAINING_SECONDS * steps
+
+
+def told_idle(own_seconds: float, steps: int) -> str:
+    """Return what a loop `is_without_training` does between its batches: nothing, or hardly anything."""
+    if own_seconds < NO_TRAINING_SECONDS * steps:
+        return "no training between batches"
+    return f"hardly any time between batches ({format_seconds(own_seconds / steps)} a step)"
 
 
 def told_gain(ratio: float, sentence: str, step_seconds: float) -> str:
