@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from tests.patience import patient
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 from penstock.errors import ConfigError, PenstockError, WaitTimeout
@@ -154,16 +155,16 @@ def test_a_file_on_a_mount_that_does_not_answer_is_waited_for_with_patience(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, hangs: str
 ) -> None:
     gate = threading.Event()
-    monkeypatch.setattr(hangs, lambda *_: gate.wait(20))
+    monkeypatch.setattr(hangs, lambda *_: gate.wait(patient(20)))
     path = tmp_path / "file"
     try:
         with (
             pytest.warns(RuntimeWarning, match=f"left while .* {name} .*{path}"),
             pytest.raises(WaitTimeout, match=f"the loader has been starting .* waits for {name} .*{path}"),
         ):
-            make(folder, **{name: path}, timeout_seconds=0.05)
+            make(folder, **{name: path}, timeout_seconds=patient(0.05))
     finally:
         gate.set()
         for thread in threading.enumerate():
             if thread.name.startswith("penstock-ask"):
-                thread.join(20)
+                thread.join(patient(20))

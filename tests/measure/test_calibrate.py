@@ -384,7 +384,9 @@ def test_what_was_measured_in_a_moment_is_said_to_be() -> None:
         for seconds, time in ((0.5, VirtualTime()), (10.0, VirtualTime()))
     )
 
-    assert re.search(r"# CAUTION: all of this was read within \d+ ms, .* --seconds", briefly)
+    assert re.search(
+        r"# CAUTION: all of this was read within \d+ ms, so that other users .* --seconds", briefly
+    )
     assert "was read within" not in long
 
 

@@ -89,8 +89,8 @@ class Calibration:
         read_seconds = sum(level.reads * level.mean_bytes / level.bytes_per_second for level in self.levels)
         if read_seconds < _FEW_SECONDS:
             lines.append(
-                f"CAUTION: all of this was read within {format_seconds(read_seconds)}, a moment in which other users "
-                "of the store decide: give more --seconds, or a folder with more samples."
+                f"CAUTION: all of this was read within {format_seconds(read_seconds)}, so that other users of the "
+                "store may have changed the rates: give more --seconds, or a folder with more samples."
             )
         if self.unreadable:
             lines.append(f"{self.unreadable} reads failed and were left out.")
