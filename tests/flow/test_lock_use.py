@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from penstock.flow.lock_use import LockUse, ask_for_lock
+from penstock.flow.lock_use import LockUse, RunDelay, ask_for_lock
 
 
 def use(loads: int, cpu_seconds: float, asked_seconds: list[float]) -> LockUse:
@@ -57,7 +58,8 @@ def test_the_wait_for_a_processor_is_none_for_the_lock(
             schedstat.write_text(delayed)
         return times.pop(0)
 
-    assert ask_for_lock(clock, schedstat) == pytest.approx(expected_seconds)
+    with closing(RunDelay(schedstat)) as delay:
+        assert ask_for_lock(clock, delay) == pytest.approx(expected_seconds)
 
 
 def test_little_says_nothing() -> None:

@@ -812,6 +812,18 @@ def test_a_child_that_is_forked_while_the_threads_start_can_close_its_copy(folde
         loader.close()
 
 
+def test_the_line_of_an_epoch_names_the_number_of_threads_once_it_has_changed(folder: Path) -> None:
+    lines: list[str] = []
+    with make(folder, epochs=2, decoders=3, report=lines.append) as loader:
+        loader._reported_threads = 2
+        for _ in range(2):
+            list(loader)
+
+    first, second = (line for line in lines if "epoch 0:" in line or "epoch 1:" in line)
+    assert "; loads with 3 threads now" in first
+    assert "threads now" not in second
+
+
 def test_the_keys_of_a_data_sets_samples_decide_not_their_order() -> None:
     class Unordered:
         def __len__(self) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import torch
 from tests.patience import patient
 
 from penstock import SnapshotStore
@@ -17,7 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "howto" / "ddp-under-torchrun.md"
 COUNT = 70
 
 
-def test_the_script_of_the_page_trains_on_two_ranks(tmp_path: Path) -> None:
+def test_the_script_of_the_page_trains_on_two_ranks_and_resumes(tmp_path: Path) -> None:
     for number in range(COUNT):
         place = tmp_path / "photos" / "train" / ("cat", "dog")[number % 2]
         place.mkdir(parents=True, exist_ok=True)
@@ -27,17 +28,23 @@ def test_the_script_of_the_page_trains_on_two_ranks(tmp_path: Path) -> None:
     (command,) = re.findall(r"```console\ntorchrun (.*?)\n```", text)
     (tmp_path / "train.py").write_text(script)
 
-    ended = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *command.split()],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=patient(120),
-        check=False,
-    )
+    def run() -> list[str]:
+        ended = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", *command.split()],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=patient(120),
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return [line for line in ended.stderr.splitlines() if line.startswith("penstock: train")]
 
-    assert ended.returncode == 0, ended.stderr
-    lines = [line for line in ended.stderr.splitlines() if line.startswith("penstock: train")]
+    def saved() -> list[int]:
+        return [listed.step for listed in SnapshotStore(tmp_path / "runs" / "ddp", report=None).list()]
+
+    lines = run()
+
     starts = [line for line in lines if "reads 70 samples" in line]
     assert len(starts) == 1, "one rank reports for the job"
     assert "rank 0" in starts[0]
@@ -49,8 +56,16 @@ def test_the_script_of_the_page_trains_on_two_ranks(tmp_path: Path) -> None:
         for epoch in range(3):
             assert sum(f"rank {rank}: epoch {epoch}:" in line for line in lines) == 1
     # A snapshot of the job, not of each rank.
-    assert [listed.step for listed in SnapshotStore(tmp_path / "runs" / "ddp", report=None).list()] == [
-        1,
-        2,
-        3,
-    ]
+    assert saved() == [1, 2, 3]
+
+    # As if it had been killed in its last epoch.
+    with SnapshotStore(tmp_path / "runs" / "ddp", report=None) as store:
+        before = store.restore(2)["model"]
+        after = store.restore(3)["model"]
+        store.delete(3)
+    run()
+
+    assert saved() == [1, 2, 3]
+    again = SnapshotStore(tmp_path / "runs" / "ddp", report=None).restore(3)["model"]
+    assert all(torch.equal(again[name], after[name]) for name in after)
+    assert not all(torch.equal(before[name], after[name]) for name in after)

@@ -107,5 +107,6 @@ def needing(what: str, extra: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{what} needs {error.name}, which is not installed: pip install 'penstock[{extra}]'"
+            f"{what} needs {error.name}, which is not installed: pip install 'penstock[{extra}]', or '.[{extra}]' in a "
+            "checkout"
         ) from error

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import LoaderClosed, no_thread, printable
 from penstock.flow import waits
-from penstock.flow.lock_use import ASK_EVERY_SECONDS, LockUse, ask_for_lock
+from penstock.flow.lock_use import ASK_EVERY_SECONDS, LockUse, RunDelay, ask_for_lock
 from penstock.flow.patience import Patience
 from penstock.flow.recorder import Recorder, Ring
 from penstock.flow.staging import Reference, StagingBuffer
@@ -602,9 +602,13 @@ class Engine:
 
     def _run_decoder(self, worker: int, ring: Ring) -> None:
         self._begin()
+        with contextlib.closing(RunDelay()) as delay:
+            self._decode(worker, ring, delay)
+
+    def _decode(self, worker: int, ring: Ring, delay: RunDelay) -> None:
         while (message := self._loads.get()) is not None and not self._closed:
             if isinstance(message, Load):
-                self._load(message, worker, ring)
+                self._load(message, worker, ring, delay)
             elif isinstance(message, _Owner):
                 self.end()
             elif isinstance(message, _Park):
@@ -624,25 +628,26 @@ class Engine:
                 self._collect()
         self._loads.put(None)  # for the next one
 
-    def _load(self, load: Load, worker: int, ring: Ring) -> None:
+    def _load(self, load: Load, worker: int, ring: Ring, delay: RunDelay) -> None:
         def at(sample: int) -> None:
             self._at[worker] = (sample, self._clock())
 
-        asked_seconds = self._ask_for_lock(worker)
-        begin, computed = self._clock(), time.thread_time()
+        asked_seconds = self._ask_for_lock(worker, delay)
+        begin, computed, delayed = self._clock(), time.thread_time(), delay.seconds()
         result = self._work.load(load, ring, at)
-        seconds = self._clock() - begin, time.thread_time() - computed
+        # Other programs on the processors are no reason for more threads or fewer.
+        seconds = self._clock() - begin - (delay.seconds() - delayed), time.thread_time() - computed
         self._at.pop(worker, None)
         self._recent_read_seconds.extend(result.read_seconds)
         self._inbox.append(partial(self._load_done, load, result, seconds, asked_seconds))
 
-    def _ask_for_lock(self, worker: int) -> float | None:
+    def _ask_for_lock(self, worker: int, delay: RunDelay) -> float | None:
         """Return what `ask_for_lock` does; None if it is not due, or no other Load runs."""
         begin = self._clock()
         # Without `_lock`: a number that is a moment old does as well.
         if self._scheduler.loads_running < 2 or begin < self._next_ask.get(worker, begin):
             return None
-        asked_seconds = ask_for_lock(self._clock)
+        asked_seconds = ask_for_lock(self._clock, delay)
         self._next_ask[worker] = self._clock() + ASK_EVERY_SECONDS
         return asked_seconds
 

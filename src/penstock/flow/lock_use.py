@@ -7,6 +7,8 @@ it at once, where Python code of another thread keeps it for milliseconds.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,23 +28,37 @@ _LEAST_PROCESSORS, _MOST_PROCESSORS = 0.6, 1.15
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
-def ask_for_lock(clock: Callable[[], float], schedstat: Path = _SCHEDSTAT) -> float:
-    """Release the interpreter's lock and return the seconds until this thread has it back.
+class RunDelay:
+    """How long a thread that could run waited for a processor, which other programs may want, too.
 
-    The wait for a processor, which other programs may want, is left out where the kernel counts it: in nanoseconds, as
-    the second number of `schedstat`.
+    schedstat: of the thread that makes it; the kernel counts there, in nanoseconds, as the second number.
     """
-    delayed_before, begin = _delayed_seconds(schedstat), clock()
+
+    def __init__(self, schedstat: Path = _SCHEDSTAT) -> None:
+        self._number = -1
+        with contextlib.suppress(OSError):
+            self._number = os.open(schedstat, os.O_RDONLY | os.O_CLOEXEC)
+
+    def seconds(self) -> float:
+        """Return the sum so far; 0 where the kernel does not count."""
+        try:
+            return int(os.pread(self._number, 96, 0).split()[1]) * 1e-9
+        except (OSError, IndexError, ValueError):
+            return 0.0
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        number, self._number = self._number, -1
+        if number >= 0:
+            os.close(number)
+
+
+def ask_for_lock(clock: Callable[[], float], delay: RunDelay) -> float:
+    """Release the interpreter's lock and return the seconds until this thread has it back, but for its run delay."""
+    delayed_before, begin = delay.seconds(), clock()
     time.sleep(0)
     waited_seconds = clock() - begin
-    return max(0.0, waited_seconds - (_delayed_seconds(schedstat) - delayed_before))
-
-
-def _delayed_seconds(schedstat: Path) -> float:
-    try:
-        return int(schedstat.read_bytes().split()[1]) * 1e-9
-    except (OSError, IndexError, ValueError):
-        return 0.0
+    return max(0.0, waited_seconds - (delay.seconds() - delayed_before))
 
 
 class LockUse(NamedTuple):

@@ -239,6 +239,7 @@ class BaseLoader(ABC, Generic[Batch]):
         #: What shows whether threads wait for the interpreter's lock: when last judged, and what was seen then.
         self._lock_use_before = self._lock_use = LockUse()
         self._has_reported_alone = False
+        self._reported_threads = self._setup.limits.decoders
         self._is_closed = False
         #: The thread that is inside `iter` or `next`, None while none is.
         self._thread_inside: int | None = None
@@ -526,9 +527,13 @@ class BaseLoader(ABC, Generic[Batch]):
         if ended is not None and metrics is not None and metrics.seconds and self._report is not None:
             of_dataset = isinstance(self._work, DatasetWork)  # which reads and computes in one
             line = limiting(metrics, self._work.read_from, self._work.read_from if of_dataset else "decode")
-            self._report(
-                f"{self._name}: {line}{self._lock_clause(metrics)}{self._alone_clause()}{self._skip_clause(ended)}"
+            clauses = (
+                self._threads_clause(),
+                self._lock_clause(metrics),
+                self._alone_clause(),
+                self._skip_clause(ended),
             )
+            self._report(f"{self._name}: {line}{''.join(clauses)}")
 
     def _judge(self, whole: Whole) -> tuple[list[int], list[SkippedSample], Exception | None]:
         """Return the places of a batch that can be handed out, what is skipped, and what is to be raised instead."""
@@ -569,6 +574,14 @@ class BaseLoader(ABC, Generic[Batch]):
             "; its Python code holds the interpreter's lock: threads that had work used "
             f"{self._lock_use.processors:.2f} of {cpus} processors"
         )
+
+    def _threads_clause(self) -> str:
+        """Report the number of threads where it is not what the line before, or that of the start, said."""
+        threads = self._engine.threads.threads
+        if threads == self._reported_threads:
+            return ""
+        self._reported_threads = threads
+        return f"; loads with {format_count(threads, 'thread')} now"
 
     def _alone_clause(self) -> str:
         """Report once that pictures are decoded one at a time."""

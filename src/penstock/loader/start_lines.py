@@ -102,6 +102,6 @@ def _memory(setup: Setup) -> str:
     )
     if isinstance(setup.work, DatasetWork):
         taken_bytes = budget.slots * budget.slot_bytes
-    limit = f" (up to {format_bytes(budget.limit_bytes)} while batches are kept)"
+    limit = f" ({format_bytes(budget.limit_bytes)} while batches are kept)"
     more = limit if taken_bytes + budget.slot_bytes <= budget.limit_bytes else ""
-    return f"takes {format_bytes(taken_bytes)} of memory{more}: {', '.join(parts)}"
+    return f"takes at most {format_bytes(taken_bytes)} of memory{more}: {', '.join(parts)}"

@@ -264,7 +264,7 @@ class Scheduler:
 
         failed: the items whose bytes could not be read or decoded.
         read_seconds: of each read that the worker did by itself and that succeeded.
-        wall_seconds, cpu_seconds: that the Load took, and that its thread computed meanwhile.
+        wall_seconds, cpu_seconds: that the Load took, but for waiting for a processor, and that its thread computed.
         """
         out: list[Instruction] = []
         self._loads_running -= 1

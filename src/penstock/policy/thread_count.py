@@ -33,6 +33,8 @@ _WORTH_KEEPING = 0.98
 # What was settled is asked again after this long, which doubles each time, or when rate or waiting are other than then.
 _FIRST_PAUSE_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 640.0
+# With fewer threads than processors, which may be a mistake, made while other programs ran, that halves the rate.
+_LONGEST_PAUSE_BELOW_SECONDS = 16.0
 _OTHER_RATE = 2.0
 _OTHER_WAITING = 0.3
 _OTHER_WINDOWS = 5
@@ -162,7 +164,8 @@ class ThreadCount:
     ) -> None:
         """Take note that a Load ended.
 
-        wall_seconds, cpu_seconds: from its begin to its end, and what its thread computed meanwhile.
+        wall_seconds, cpu_seconds: from its begin to its end, but for waiting for a processor, and what its thread
+            computed meanwhile.
         were_busy: whether all threads had work since the last Load ended; what the consumer or the store limits says
             nothing about threads.
         """
@@ -296,6 +299,8 @@ class ThreadCount:
         elif now < self._pause_ends:
             return
         else:
-            self._pause_seconds = min(2.0 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
+            is_below = self._settled < self._first
+            longest = _LONGEST_PAUSE_BELOW_SECONDS if is_below else _LONGEST_PAUSE_SECONDS
+            self._pause_seconds = min(2.0 * self._pause_seconds, longest)
         self._beaten.clear()
         self._then = None
