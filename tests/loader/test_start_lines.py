@@ -69,9 +69,9 @@ def test_two_lines_say_what_is_read_in_which_order_by_what_and_in_how_much_memor
     assert start_lines(setup_of(AccessPlan(FullShuffle(COUNT, 7), 64, 90))) == [
         "reads 1,000 samples (100 MB) of Photos '/data/photos' in the order FullShuffle(seed=7): 90 epochs of 16 "
         "steps, 64 samples a step, 40 in the last of an epoch",
-        "starts with 2 decode threads, one per core (cgroup limit), and 32 reading threads, as readers= says; takes at most "
+        "starts with 2 decode threads, one per core (cgroup limit), and 32 reading threads, as readers= says; takes "
         # 4 x 5 + 5 + 9 + 25
-        "59 MB of memory (100 MB while batches are kept): 4 batch slots of 5 MB, 5 MB for files being read, 9 MB "
+        "at most 59 MB of memory (100 MB while batches are kept): 4 batch slots of 5 MB, 5 MB for files being read, 9 MB "
         "for pictures being decoded, 25 MB to keep 25 % of the samples, those used most, for later epochs (policy "
         "frequency)",
     ]
