@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import os
 import runpy
 import signal
@@ -14,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,8 @@ from penstock.loader.transforms import Resize
 from penstock.loader.transforms import compiled as resampling
 
 ENOUGH_SECONDS = 60.0
+#: After these instructions CPython 3.11 looks for signals.
+INTERRUPTIBLE = ("CALL", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD")
 #: "Compiles" for as long as the test wants: until it writes to a pipe what shall become of it. Machine code is a file.
 MODULE = """
 import os
@@ -265,6 +269,163 @@ def test_with_the_last_lease_the_process_ends_and_lets_others_compile(kernels: K
     again.close()
 
 
+def test_a_lease_that_is_collected_ends_the_process_and_its_finaliser_waits_for_nothing(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[threading.Thread] = []
+    wait = subprocess.Popen.wait
+
+    def noted(process: Any, timeout: float | None = None) -> int:
+        waiting.append(threading.current_thread())
+        return wait(process, timeout)
+
+    lease = Lease(None)
+    kernels.part().ask()
+    child = kernels.first()
+    monkeypatch.setattr(subprocess.Popen, "wait", noted)
+
+    del lease
+
+    until(lambda: not Path(f"/proc/{child}").exists())
+    assert threading.main_thread() not in waiting
+
+
+def test_no_process_starts_where_the_last_lease_closes_meanwhile(
+    kernels: Kernels, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+    popen, mark_of = subprocess.Popen, kernel_cache.mark_of
+
+    def note(*words: Any, **options: Any) -> Any:
+        started.append(words)
+        return popen(*words, **options)
+
+    def close_before(folder: Path, name: str) -> Path:
+        lease.close()
+        return mark_of(folder, name)
+
+    monkeypatch.setattr(subprocess, "Popen", note)
+    monkeypatch.setattr(compiling, "mark_of", close_before)
+    part = kernels.part()
+
+    assert part.ask() is None
+    part.stop()
+
+    assert started == []
+
+
+def test_at_the_limit_of_threads_the_plain_form_serves_and_closing_and_waiting_work(
+    kernels: Kernels, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    part, cached = kernels.part(), kernels.part(loads_aside=True)
+
+    assert part.ask() is None
+    lease.close()
+    (kernels.folder / "loops.code").touch()
+    assert part.wait() is not None
+    again = Lease(None)
+    assert cached.ask() is not None, "what is cached is loaded without a thread"
+    again.close()
+
+
+def test_an_interrupt_after_any_call_leaves_no_lock_held_and_no_process(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python raises KeyboardInterrupt there: each run raises it one call later than the run before."""
+    monkeypatch.setattr(compiling, "_PROGRAM", "import time; time.sleep(3600)")
+    children: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def note(*words: Any, **options: Any) -> Any:
+        children.append(popen(*words, **options))
+        return children[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", note)
+    calls, is_raised = 0, True
+    while is_raised:
+        calls += 1
+        compiling.PARTS.clear()
+        part = kernels.part()
+        lease = None
+        try:
+            with _Interrupt(calls) as interrupt:
+                lease = Lease(None)
+                part.ask()
+                part.ask()
+                lease.close()
+        except KeyboardInterrupt:
+            pass
+        is_raised = interrupt.where != ""
+        if lease is not None:
+            lease.close()
+        del lease
+
+        assert _is_free(compiling._LEASES_LOCK), interrupt.where
+        until(lambda: all(child.returncode is not None for child in children))
+
+    assert calls > 20
+
+
+class _Interrupt:
+    """Raise KeyboardInterrupt after the Nth call in `compiling`, or in a join of threads, where Python may raise it."""
+
+    def __init__(self, calls: int) -> None:
+        self.where = ""
+        self._calls = calls
+        self._before: dict[FrameType, int] = {}
+
+    def __enter__(self) -> _Interrupt:
+        self._outer = sys.gettrace()
+        sys.settrace(self._enter)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(self._outer)
+        self._before.clear()
+
+    def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
+        code = frame.f_code
+        if code.co_filename != compiling.__file__ and code.co_name not in ("join", "_wait_for_tstate_lock"):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event == "opcode":
+            before, self._before[frame] = self._before.get(frame), frame.f_lasti
+            if before is not None and _names(frame.f_code).get(before) in INTERRUPTIBLE:
+                self._calls -= 1
+                if not self._calls:
+                    self.where = f"{frame.f_code.co_name}, line {frame.f_lineno}"
+                    sys.settrace(self._outer)
+                    raise KeyboardInterrupt
+        return self._step
+
+
+def _is_free(lock: Any) -> bool:
+    """Return whether another thread gets a reentrant lock."""
+    got: list[bool] = []
+
+    def take() -> None:
+        got.append(lock.acquire(timeout=ENOUGH_SECONDS))
+        if got[0]:
+            lock.release()
+
+    other = threading.Thread(target=take)
+    other.start()
+    other.join()
+    return got[0]
+
+
+@functools.cache
+def _names(code: CodeType) -> dict[int, str]:
+    return {instruction.offset: instruction.opname for instruction in dis.get_instructions(code)}
+
+
 def test_a_process_that_fails_leaves_the_work_to_this_one(
     kernels: Kernels, lease: Lease, lines: list[str]
 ) -> None:
@@ -300,15 +461,12 @@ def test_a_process_that_is_killed_leaves_the_plain_form(
 def test_the_process_ends_with_the_training(kernels: Kernels, end: str) -> None:
     program = f"""
 part.ask()
-print(part._process.pid, flush=True)
 input()
 {end}
 """
     with kernels.program(program) as training:
         assert training.stdin is not None
-        assert training.stdout is not None
-        child = Path("/proc") / training.stdout.readline().strip()
-        until(lambda: kernels.began)
+        child = Path(f"/proc/{kernels.first()}")
         training.stdin.write("\n")
         training.stdin.close()
 
@@ -490,9 +648,10 @@ forks.join()
             assert training.stdout.read() == "0\n"
 
     def test_a_process_that_was_forked_while_loading_hung_does_not_hang(
-        self, kernels: Kernels, lease: Lease, monkeypatch: pytest.MonkeyPatch
+        self, kernels: Kernels, lease: Lease, lines: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(compiling, "_LOAD_SECONDS", 0.0)
+        monkeypatch.setattr(compiling, "PATIENCE_SECONDS", 0.0)
+        monkeypatch.setattr(compiling, "_LOAD_SECONDS", 0.01)
         part = kernels.cached_part()
         part.ask()
         kernels.first()
@@ -504,9 +663,34 @@ forks.join()
                 os._exit(1)
             os._exit(0 if part.ask() is None else 2)
         assert os.waitpid(forked, 0)[1] == 0
+        assert lines == ["a fork waits for a thread that compiles or loads kernels, 0 s at most"]
 
         kernels.go_on()
         until(part.ask)
+
+    def test_an_interrupt_while_a_fork_waits_ends_the_wait_and_is_raised_after_it(
+        self, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Python prints what a hook of `os.fork` raises, and drops it."""
+
+        class Interrupted:
+            def acquire(self, timeout: float) -> bool:
+                raise KeyboardInterrupt
+
+            def _is_owned(self) -> bool:
+                return False
+
+        part = kernels.part()
+        monkeypatch.setattr(compiling, "_LOADING", Interrupted())
+        forked = -1
+
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            forked = os.fork()
+            if not forked:
+                os._exit(0 if part._is_lost else 1)
+            time.sleep(ENOUGH_SECONDS)
+
+        assert os.waitpid(forked, 0)[1] == 0
 
 
 def _ignores(process: int, number: signal.Signals) -> bool:
@@ -608,12 +792,36 @@ class TestCache:
 
         assert [path.name for path in folder.parent.iterdir()] == ["version"]
 
+    def test_a_copy_that_fails_leaves_nothing(self, tmp_path: Path) -> None:
+        (tmp_path / "baked").mkdir()
+        (tmp_path / "baked" / "loops").symlink_to(tmp_path / "nowhere")
+
+        with pytest.raises(OSError, match="No such file"):
+            kernel_cache._copy(tmp_path / "baked", tmp_path / "kernels" / "version")
+
+        assert list((tmp_path / "kernels").iterdir()) == []
+
+    def test_a_cache_serves_where_no_temporary_folder_can_be_written(
+        self, kernels: Kernels, lease: Lease, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As in a container whose root is read-only."""
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/1"])
+        part = kernels.part()
+
+        assert part.ask() is None
+        kernels.go_on()
+
+        until(part.ask)
+        assert kernels.began != [os.getpid()]
+
     def test_what_another_rank_removes_meanwhile_is_no_failure(self, tmp_path: Path) -> None:
         (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
         (tmp_path / "old").mkdir()
         os.utime(tmp_path / "old", (0, 0))
 
         kernel_cache._remove_unused(tmp_path)
+        kernel_cache._remove_unused(tmp_path / "gone")
 
         assert not (tmp_path / "old").exists()
 

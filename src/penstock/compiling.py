@@ -12,6 +12,9 @@ lock: the first compiles, and every process loads the machine code from the cach
 Loading takes half a second, most of it numba's import. Where the plain form is good enough for that long, a thread
 loads, and `ask` returns None until it has.
 
+Each part has one thread, which starts the child, watches it, ends it and loads. No other thread touches the child:
+Python raises KeyboardInterrupt in the main thread only, so that a Ctrl-C neither loses a child nor leaves a lock held.
+
 Decided in docs/decisions/0016-compiling-beside-the-training.md.
 """
 
@@ -27,14 +30,13 @@ import queue
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any
+from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.kernel_cache import cache_folder, mark_of
@@ -44,7 +46,7 @@ from penstock.report import print_report
 PATIENCE_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 _POLL_PARENT_SECONDS = 0.3
-#: How long to wait for the end of a killed child, or for a thread that polls the cache.
+#: How long to wait for a part's thread, which ends the child; it may hang in a file system.
 _STOP_SECONDS = 1.0
 #: How long to wait for a thread that loads: a second, unless a file system hangs.
 _LOAD_SECONDS = 10.0
@@ -71,25 +73,21 @@ class Lease:
             _LEASES.add(self)
 
     def close(self) -> None:
-        """End child processes and threads unless another lease is open. Finished kernels are kept. Idempotent."""
-        if self._is_last():
+        """End child processes and threads unless another lease is open. Finished kernels are kept. Idempotent.
+
+        A lease that is collected is closed, too; nothing waits for that.
+        """
+        with _LEASES_LOCK:
+            _LEASES.discard(self)
+            is_last = not _LEASES
+        if is_last:
             for part in PARTS:
                 part.stop()
 
-    def __del__(self) -> None:
-        """Close it with its owner, without a part's lock: the thread that collects it may hold that."""
-        if self._is_last():
-            for part in PARTS:
-                part.end_process()
 
-    def _is_last(self) -> bool:
-        with _LEASES_LOCK:
-            _LEASES.discard(self)
-            return not _LEASES
-
-
+#: Those that are open. Without one, the parts' threads end their children.
 _LEASES: weakref.WeakSet[Lease] = weakref.WeakSet()
-#: Protects _LEASES. Reentrant: a lease may be collected while its holder changes them.
+#: Protects _LEASES, and which thread a part has. Reentrant: a report may close a lease.
 _LEASES_LOCK = threading.RLock()
 _plain_forms_are_off = False
 
@@ -123,16 +121,14 @@ class Part:
         self._ready: ModuleType | None = None
         #: Held by the thread that loads or compiles.
         self._making = threading.Lock()
-        #: Protects the fields below: the child, its standard error, the thread that watches it, the one that loads.
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._errors: IO[bytes] | None = None
-        self._watch: threading.Thread | None = None
-        #: Ends the watch. Not an Event: a Ctrl-C within its methods leaves its lock held.
-        self._end_of_watch: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._loading: threading.Thread | None = None
-        #: Whether slow compiling was reported; whether no child may start; whether compiling or loading failed.
-        self._is_reported = self._is_refused = self._is_broken = False
+        #: The thread that has this part compiled and loads it, while it runs.
+        self._thread: threading.Thread | None = None
+        #: Has the thread look at once whether it is still wanted. Not an Event: a Ctrl-C in it leaves its lock held.
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_loading = False
+        #: Whether the next caller of `ask` compiles or loads; whether slow compiling was reported; whether no child may
+        #: start; whether compiling or loading failed.
+        self._is_for_caller = self._is_reported = self._is_refused = self._is_broken = False
         #: Whether this process was forked while another thread held numba's locks.
         self._is_lost = False
         PARTS.append(self)
@@ -146,16 +142,7 @@ class Part:
             return self._ready
         if _plain_forms_are_off or not _LEASES or self.folder is None:
             return self.wait()
-        # One thread at a time polls what may be a slow file system; the others use the plain form.
-        if not self._lock.acquire(blocking=False):
-            return self._ready
-        try:
-            line, is_for_this_thread = self._poll()
-        finally:
-            self._lock.release()
-        if line:
-            self._report(line)
-        if is_for_this_thread:
+        if self._thread is None and not self._is_broken and (self._is_for_this_thread() or not self._start()):
             self._try()
         return self._ready
 
@@ -179,35 +166,46 @@ class Part:
     @property
     def is_cached(self) -> bool:
         """Return whether it was compiled on this machine before."""
-        return self.folder is not None and mark_of(self.folder, self._name).exists()
+        return self.folder is not None and os.path.exists(mark_of(self.folder, self._name))
 
     @functools.cached_property
     def folder(self) -> Path | None:
         """Return the folder of its machine code; None if no folder can be written."""
         return cache_folder(self._module)
 
-    def _poll(self) -> tuple[str, bool]:
-        """Return a line to report, or "", and whether the calling thread has to load or compile the part now."""
-        if self._is_broken or self._loading is not None:
-            return "", False
-        # Before the mark is looked for: a child that has exited has written it.
-        code = None if self._process is None else self._process.poll()
-        if self.is_cached:
-            self.end_process()
-            return "", not (self._loads_aside and self._start_loading())
-        if self._is_refused:
-            return "", False
-        if self._process is None:
-            return "", not self._start_process()
-        if code is None:
-            return "", False
-        lines = [line for line in self._written() if line != _COMPILES] or [f"code {code}"]
-        self.end_process()
-        self._is_refused = True
-        if code < 0:
-            # Out of memory, or the job is ending: not the time to compile in the training itself.
-            return f"the process that compiled {self.what} was killed: {self._meanwhile} from here on", False
-        return f"the process that compiled {self.what} failed ({lines[-1]}): this process compiles it", True
+    def _is_for_this_thread(self) -> bool:
+        """Return whether the caller of `ask` has to compile or load. What loads aside asks no file system here."""
+        return self._is_for_caller or not _has_interpreter() or (not self._loads_aside and self.is_cached)
+
+    def _start(self) -> bool:
+        """Start the part's thread; return False if there can be none, and compiled kernels wait to be loaded."""
+        with _LEASES_LOCK:
+            if self._thread is not None or self._ready is not None or not self._is_wanted():
+                return True
+            self._thread = _started(self._run, f"penstock-load-{self._name}", *self._child())
+        # No more threads are allowed, or the interpreter is shutting down: loading can do without.
+        return self._thread is not None or not self.is_cached
+
+    def _run(self, command: list[str], environment: dict[str, str]) -> None:
+        """Have the part compiled, and load it where that is done aside: what the part's thread does."""
+        with _LEASES_LOCK:
+            self._thread = threading.current_thread()  # also if an interrupt kept `_start` from noting it
+        try:
+            if not self.is_cached:
+                self._run_child(command, environment)
+            if self._is_for_caller or not self.is_cached:
+                return
+            # In this order: `stop`, after the last lease, looks whether to wait for loading.
+            self._is_loading = self._loads_aside
+            if self._is_loading and self._is_wanted():
+                self._try()
+        finally:
+            self._is_loading = False
+            with _LEASES_LOCK:
+                self._thread = None
+
+    def _is_wanted(self) -> bool:
+        return bool(_LEASES) and not self._is_refused
 
     def _try(self) -> None:
         """Load or compile the part. If that fails, report it and leave the work to the plain form."""
@@ -215,113 +213,95 @@ class Part:
             self.wait()
         except Exception as error:
             self._is_broken = True
-            self._report(f"{self.what} cannot be compiled: {self._meanwhile} from here on: {error}")
+            _report(f"{self.what} cannot be compiled: {self._meanwhile} from here on: {error}")
 
-    def _start_loading(self) -> bool:
-        """Load in a thread; return False if no thread can be started."""
-        thread = threading.Thread(target=self._try, name=f"penstock-load-{self._name}", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            return False
-        self._loading = thread
-        return True
-
-    def _start_process(self) -> bool:
-        """Start the child that compiles; return False if there can be none, so that this process has to compile."""
-        if not sys.executable or getattr(sys, "frozen", False):
-            return False  # the executable is the program itself
+    def _child(self) -> tuple[list[str], dict[str, str]]:
+        """Return command and environment of the child that compiles."""
         # Entries of other types are legal there, and nothing is imported from them.
         places = [place for place in sys.path if isinstance(place, str) and place]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
         environment.pop("PYTHONINSPECT", None)
         words = [str(os.getpid()), self._module, self._name, str(self.folder)]
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        return [sys.executable, "-P", "-c", _PROGRAM, *words], environment
+
+    def _run_child(self, command: list[str], environment: dict[str, str]) -> None:
+        """Compile in a child until it ends, or until nobody wants it any more; note what follows from how it ended."""
+        if not self._is_wanted():
+            return
         # The child inherits the mask: signals stay pending until it ignores them.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS_OF_THE_JOB)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS_OF_THE_JOB)
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM, *words],
+            process = subprocess.Popen(
+                command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=self._errors,
+                stderr=subprocess.PIPE,  # needs no folder for temporary files
+                bufsize=0,
                 process_group=0,  # its own: signals to the training's group do not reach it
             )
-            self._end_of_watch = queue.SimpleQueue()
-            self._watch = threading.Thread(
-                target=self._report_late, args=(self._process, self._end_of_watch), daemon=True
-            )
-            self._watch.start()
         except (OSError, ValueError):  # no more processes are allowed, or this is no Python interpreter
-            self.end_process()
-            return False
-        except RuntimeError:  # this interpreter is shutting down, or no more threads are allowed
-            self.end_process()
+            self._is_for_caller = True
+            return
+        except RuntimeError:  # this interpreter is shutting down
+            return
+        with process:
+            try:
+                code, written = self._watch(process)
+            finally:
+                process.kill()
+        if code is None or self.is_cached:
+            return
+        if code < 0:
+            # Out of memory, or the job is ending: not the time to compile in the training itself.
             self._is_refused = True
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        return True
+            line = f"the process that compiled {self.what} was killed: {self._meanwhile} from here on"
+        else:
+            self._is_for_caller = True
+            lines = [line for line in written if line != _COMPILES] or [f"code {code}"]
+            line = f"the process that compiled {self.what} failed ({lines[-1]}): this process compiles it"
+        _report(line)
 
-    def _written(self) -> list[str]:
-        """Return the lines that the child wrote to standard error. The offset, which it shares, stays where it is."""
-        if self._errors is None:
-            return []
-        number = self._errors.fileno()
-        return os.pread(number, os.fstat(number).st_size, 0).decode(errors="replace").strip().splitlines()
+    def _watch(self, process: subprocess.Popen[bytes]) -> tuple[int | None, list[str]]:
+        """Return the child's exit code and what it wrote, by lines; a code of None if nobody wants it any more.
 
-    def _report_late(self, process: subprocess.Popen[bytes], end: queue.SimpleQueue[None]) -> None:
-        """Report, once, that this process's child compiles. Children of other ranks only wait for the lock."""
-        while True:
+        Report, once, that it compiles. Children of other ranks only wait for the lock.
+        """
+        assert process.stderr is not None
+        os.set_blocking(process.stderr.fileno(), False)
+        late, written, code = time.monotonic() + PATIENCE_SECONDS, b"", None
+        while code is None and self._is_wanted():
             with contextlib.suppress(queue.Empty):
-                end.get(timeout=max(PATIENCE_SECONDS, _POLL_SECONDS))
-                return
-            with self._lock:
-                if self._process is not process or process.poll() is not None:
-                    return
-                is_compiling = _COMPILES in self._written()
-            if is_compiling:
+                self._wake.get(timeout=_POLL_SECONDS)
+            code = process.poll()
+            written += process.stderr.read() or b""
+            if time.monotonic() >= late and f"{_COMPILES}\n".encode() in written:
                 self._report_once(
                     f"compiling {self.what}, once on this machine: {self._meanwhile} until then"
                 )
-                return
+        return code, written.decode(errors="replace").strip().splitlines()
 
     def stop(self, *, for_good: bool = False) -> None:
-        """End the child and wait for the thread that loads. for_good: start no other child."""
-        self._is_refused = self._is_refused or for_good
-        # A thread that polls may hang in a file system, and starts no child after that anyway.
-        has_lock = self._lock.acquire(timeout=_STOP_SECONDS)
-        self.end_process()
-        if has_lock:
-            self._lock.release()
-        for thread, seconds in ((self._watch, _STOP_SECONDS), (self._loading, _LOAD_SECONDS)):
-            if thread is not None and thread is not threading.current_thread():
-                thread.join(seconds)
+        """Wait until the part's thread has ended the child or has loaded. for_good: start no other child.
 
-    def end_process(self) -> None:
-        """Kill the child, if there is one."""
-        process, self._process = self._process, None
-        errors, self._errors = self._errors, None
-        self._end_of_watch.put(None)
-        if process is not None:
-            process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in a file system
-                process.wait(_STOP_SECONDS)
-        if errors is not None:
-            errors.close()
+        The thread ends by itself, too, once no lease is open.
+        """
+        self._is_refused = self._is_refused or for_good
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            self._wake.put(None)
+            # A thread that hangs in a file system starts no child after that.
+            thread.join(_LOAD_SECONDS if self._is_loading else _STOP_SECONDS)
 
     def after_fork(self, *, is_loading_elsewhere: bool) -> None:
         """Leave child and threads to the parent, whose other threads may have held the locks.
 
         is_loading_elsewhere: whether a thread of the parent was still loading, so that numba's locks stay held here.
         """
-        self._lock, self._making = threading.Lock(), threading.Lock()
-        self._watch = self._loading = None
+        self._making, self._wake = threading.Lock(), queue.SimpleQueue()
+        self._thread, self._is_loading = None, False
         self._is_lost = is_loading_elsewhere
         self._is_broken = self._is_broken or is_loading_elsewhere
-        if self._process is not None:
-            self._process.returncode = 0  # else its end is waited for when it is collected
-            self._process = None
 
     @contextlib.contextmanager
     def _reported_late(self) -> Iterator[None]:
@@ -329,32 +309,56 @@ class Part:
             yield
             return
         line = f"compiling {self.what}, once on this machine: waiting for it"
-        timer = threading.Timer(PATIENCE_SECONDS, self._report_once, [line])
-        timer.daemon = True
-        timer.start()
+        end: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+        def report() -> None:
+            try:
+                end.get(timeout=PATIENCE_SECONDS)
+            except queue.Empty:
+                self._report_once(line)
+
+        thread = None
         try:
+            thread = _started(report, f"penstock-report-{self._name}")
             yield
         finally:
-            timer.cancel()
-            timer.join()
+            end.put(None)
+            if thread is not None:
+                thread.join()
 
     def _report_once(self, line: str) -> None:
         if not self._is_reported:
             self._is_reported = True
-            self._report(line)
-
-    def _report(self, line: str) -> None:
-        """Pass a line to the report of one of the leases; print it if there is no lease. Never fail."""
-        with _LEASES_LOCK:
-            reports = {lease.report for lease in _LEASES} or {print_report}
-        report = next(iter(reports - {None}), None)
-        if report is not None:
-            with contextlib.suppress(Exception):
-                report(line)
+            _report(line)
 
 
 #: All parts, in the order of their definition.
 PARTS: list[Part] = []
+
+
+def _report(line: str) -> None:
+    """Pass a line to the report of one of the leases; print it if there is no lease. Never fail."""
+    with _LEASES_LOCK:
+        reports = {lease.report for lease in _LEASES} or {print_report}
+    report = next(iter(reports - {None}), None)
+    if report is not None:
+        with contextlib.suppress(Exception):
+            report(line)
+
+
+def _has_interpreter() -> bool:
+    """Return whether there is one for a child: the executable of a frozen program is the program itself."""
+    return bool(sys.executable) and not getattr(sys, "frozen", False)
+
+
+def _started(work: Callable[..., None], name: str, *words: Any) -> threading.Thread | None:
+    """Start a thread; return None if there can be none: no more are allowed, or the interpreter is shutting down."""
+    thread = threading.Thread(target=work, name=name, args=words, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
 
 
 # -- The end of the process, and forks ---------------------------------------------------------------------
@@ -399,20 +403,41 @@ _forking = threading.local()
 
 
 def _before_fork() -> None:
-    """Wait for a thread that loads: numba's locks, and those of imports, would stay held in the forked process."""
-    _forking.has_lock = _LOADING.acquire(timeout=_LOAD_SECONDS)
+    """Wait for a thread that loads: numba's locks, and those of imports, would stay held in the forked process.
+
+    What a hook raises is printed and dropped, so an interrupt ends the wait, and is raised after the fork.
+    """
+    _forking.has_lock = _forking.is_interrupted = False
+    try:
+        patience = min(PATIENCE_SECONDS, _LOAD_SECONDS)
+        _forking.has_lock = _LOADING.acquire(timeout=patience)
+        if not _forking.has_lock and (seconds := _LOAD_SECONDS - patience) > 0:
+            _report(f"a fork waits for a thread that compiles or loads kernels, {seconds:.0f} s at most")
+            _forking.has_lock = _LOADING.acquire(timeout=seconds)
+    except KeyboardInterrupt:
+        _forking.is_interrupted = True
+        _forking.has_lock = _LOADING._is_owned()  # type: ignore[attr-defined]  # raised after acquire, before the name
 
 
 def _after_fork_in_parent() -> None:
-    if _forking.has_lock:
+    if getattr(_forking, "has_lock", False):
         _LOADING.release()
+    if getattr(_forking, "is_interrupted", False):
+        _started(_interrupt_soon, "penstock-interrupt")
+
+
+def _interrupt_soon() -> None:
+    """Raise KeyboardInterrupt in the main thread again, once it is through the hooks."""
+    time.sleep(_POLL_SECONDS)
+    # To that thread: a signal to the process would not end a sleep in it.
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def _after_fork_in_child() -> None:
     global _LOADING, _LEASES_LOCK
     _LOADING, _LEASES_LOCK = threading.RLock(), threading.RLock()
     for part in PARTS:
-        part.after_fork(is_loading_elsewhere=not _forking.has_lock)
+        part.after_fork(is_loading_elsewhere=not getattr(_forking, "has_lock", False))
 
 
 os.register_at_fork(

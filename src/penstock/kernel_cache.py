@@ -69,9 +69,11 @@ def _parents() -> list[Path]:
     if not own:
         caches = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
         own = os.path.join(caches or os.path.expanduser("~/.cache"), "penstock")
-    temporary = Path(tempfile.gettempdir()) / f"penstock-{os.geteuid()}"
     # Without $HOME, a user whom the system does not know has no home: the tilde stays.
-    return [temporary] if own.startswith("~") else [Path(own), temporary]
+    parents = [] if own.startswith("~") else [Path(own)]
+    with contextlib.suppress(OSError):  # there is no temporary folder that can be written
+        parents.append(Path(tempfile.gettempdir()) / f"penstock-{os.geteuid()}")
+    return parents
 
 
 def _writable_folder(name: str) -> Path | None:
@@ -106,11 +108,13 @@ def _copy(baked: Path, folder: Path) -> None:
     draft = Path(tempfile.mkdtemp(dir=folder.parent))
     # One level down: a copy has its original's age, and another rank removes what looks unused.
     copy = draft / folder.name
-    shutil.copytree(baked, copy)
-    os.utime(copy)
-    with contextlib.suppress(OSError):
-        copy.rename(folder)
-    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        shutil.copytree(baked, copy)
+        os.utime(copy)
+        with contextlib.suppress(OSError):
+            copy.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _remove_own(folder: Path, process: int) -> None:
@@ -120,7 +124,10 @@ def _remove_own(folder: Path, process: int) -> None:
 
 def _remove_unused(folder: Path) -> None:
     oldest = time.time() - _UNUSED_SECONDS
-    for entry in folder.iterdir():
+    entries: list[Path] = []
+    with contextlib.suppress(OSError):  # a folder that may be written but not read
+        entries = list(folder.iterdir())
+    for entry in entries:
         with contextlib.suppress(OSError):  # another process removes it, too
             if entry.stat().st_mtime < oldest:
                 shutil.rmtree(entry, ignore_errors=True)

@@ -351,9 +351,8 @@ def test_close_ends_though_a_worker_hangs_where_machine_code_is_kept(
 
     def hang(part: Part) -> None:
         if threading.current_thread().name.startswith("penstock-decode"):
-            with part._lock:
-                is_stuck.set()
-                gate.wait(patient(20))
+            is_stuck.set()
+            gate.wait(patient(20))
 
     monkeypatch.setattr(Part, "ask", hang)
     monkeypatch.setattr("penstock.compiling._STOP_SECONDS", 0.05)
