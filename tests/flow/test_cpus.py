@@ -120,6 +120,24 @@ def test_a_mask_is_shared_by_the_ranks_that_have_it_from_who_started_them(
     assert cpu_limit(tmp_path, two_ranks) == (4, "affinity mask, shared by 2 ranks")
 
 
+def test_a_mask_that_a_shell_between_torchrun_and_the_rank_has_too_is_the_ranks_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with `numactl --cpunodebind=$LOCAL_RANK bash run.sh` for each rank."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "getppid", lambda: 70)
+    masks = {0: 8, 70: 8, 60: 8, 50: 16}  # the rank, two shells, torchrun
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(masks[pid])))
+    host(tmp_path, {"proc/70/stat": "70 (a (b) c) S 60 70", "proc/60/stat": "60 (bash) S 50 60"})
+    for pid, environment in ((70, "LOCAL_RANK=0\0HOME=/"), (60, "HOME=/\0LOCAL_RANK=0"), (50, "HOME=/")):
+        host(tmp_path, {f"proc/{pid}/environ": environment})
+    two_ranks = {"LOCAL_WORLD_SIZE": "2"}
+
+    assert cpu_limit(tmp_path, two_ranks) == (8, "affinity mask")
+    masks[50] = 8
+    assert cpu_limit(tmp_path, two_ranks) == (4, "affinity mask, shared by 2 ranks")
+
+
 def test_readers_outnumber_processors_within_bounds() -> None:
     assert [default_readers(cpus) for cpus in (1, 2, 24, 128)] == [32, 32, 48, 64]
 

@@ -50,7 +50,7 @@ def cpu_limit(root: Path = _ROOT, environment: Mapping[str, str] = os.environ) -
     shared = f", shared by {ranks} ranks" if ranks > 1 else ""
     mask = "affinity mask" if affinity < host else "all of this host"
     limits: list[tuple[float, str]] = [
-        (affinity, mask) if _has_own_mask() else (affinity / ranks, mask + shared),
+        (affinity, mask) if _has_own_mask(root) else (affinity / ranks, mask + shared),
         (_cgroup_cpus(root) / ranks, f"cgroup limit{shared}"),
     ]
     if (share := _count(environment, "SLURM_CPUS_PER_TASK")) is not None:
@@ -59,12 +59,21 @@ def cpu_limit(root: Path = _ROOT, environment: Mapping[str, str] = os.environ) -
     return CpuLimit(max(1, math.ceil(count)), reason)
 
 
-def _has_own_mask() -> bool:
-    """Whether the affinity mask is this rank's alone: narrower than that of the process which started all ranks."""
+def _has_own_mask(root: Path) -> bool:
+    """Whether the affinity mask is this rank's alone: narrower than that of the process which started all ranks.
+
+    There may be shells between the two, as of `numactl bash run.sh`, with the rank's mask and environment.
+    """
+    mask, pid = os.sched_getaffinity(0), os.getppid()
     try:
-        return os.sched_getaffinity(0) < os.sched_getaffinity(os.getppid())
-    except OSError:  # it has ended, or is of another container
+        while not mask < os.sched_getaffinity(pid):
+            if b"\0LOCAL_RANK=" not in b"\0" + (root / f"proc/{pid}/environ").read_bytes():
+                return False
+            # Behind the name, which may hold anything: the state, and who started it.
+            pid = int(_text(root / f"proc/{pid}/stat").rpartition(")")[2].split()[1])
+    except (OSError, IndexError):  # it has ended, or is of another container or user
         return False
+    return True
 
 
 def ranks_on_this_host(environment: Mapping[str, str] = os.environ) -> int:
