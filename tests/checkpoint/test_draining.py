@@ -393,7 +393,7 @@ def test_what_has_no_room_on_the_fast_tier_goes_to_the_slow_one_and_its_line_say
 
     assert [one.tier for one in saved] == [str(top / "fast")] * 2 + [str(top / "slow")] * 2
     assert all("the snapshot takes up to" in line and "at once" in line for line in told(store)[2:])
-    assert told(store)[0].endswith("whole")
+    assert told(store)[0].endswith("baseline")
     assert steps_in(top / "slow") == [3, 4]
     for step in (1, 2, 3, 4):
         assert_is(store.restore(step=step), step)

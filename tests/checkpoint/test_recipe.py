@@ -73,7 +73,7 @@ def test_a_snapshot_that_is_saved_before_the_codec_is_compiled_is_a_baseline(
 
     assert catalog.steps() == [2, 3]
     assert [copy.manifest and copy.manifest.reference for copy in catalog.on_tier(0)] == [None, None]
-    whole = "%), whole: no block is stored as a difference"
+    whole = "%), baseline: no block is stored as a difference"
     assert [line.endswith(whole) for line in lines] == [False, True, True]
 
     manifest = saved(folder, [4], keep=2).manifest(0, 4)

@@ -114,7 +114,7 @@ def test_save_returns_before_anything_is_written_and_wait_when_it_is_durable(
         assert 0 <= saved.blocked_seconds <= saved.durable_seconds
         assert told == [str(saved)]
         assert told[0].startswith("step 1: blocked ")
-        assert told[0].endswith("%), whole")
+        assert told[0].endswith("%), baseline")
 
 
 def store_steps(folder: Path) -> list[int]:
@@ -593,7 +593,7 @@ def test_a_line_tells_what_was_written_of_what() -> None:
     saved = Saved(300, "u", 200, 2_000_000, 500_000, 0.25, 1.5, "here", "; and more")
     line = "step 300: blocked 250 ms, durable after 1.5 s, wrote 500 kB of 2 MB (25.0%), delta to step 200; and more"
     assert str(saved) == line
-    assert "whole" in str(Saved(1, "u", None, 0, 88, 0.0, 0.0, "here"))
+    assert "baseline" in str(Saved(1, "u", None, 0, 88, 0.0, 0.0, "here"))
 
 
 def test_a_report_that_fails_makes_no_failure_of_what_was_done(folder: Path) -> None:

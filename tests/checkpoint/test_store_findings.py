@@ -147,9 +147,9 @@ def test_a_small_tensor_that_comes_or_goes_starts_no_baseline(
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"extra": np.ones(100)}, ", whole: extra is new"),
-        ({"weight": np.ones(5)}, ", whole: weight has another shape, type or part"),
-        ({"extra": np.ones(100), "more": np.ones(50)}, ", whole: extra is new and 1 more changed"),
+        ({"extra": np.ones(100)}, ", baseline: extra is new"),
+        ({"weight": np.ones(5)}, ", baseline: weight has another shape, type or part"),
+        ({"extra": np.ones(100), "more": np.ones(50)}, ", baseline: extra is new and 1 more changed"),
     ],
 )
 def test_what_starts_a_baseline_is_told(folder: Path, change: dict[str, Any], told: str) -> None:

@@ -491,10 +491,10 @@ def test_saves_are_differences_and_old_ones_go(tmp_path: Path, reference: Any) -
     assert steps_in(tmp_path) == {3: None, 4: 3}
     assert_same(read(tmp_path, empty_like(saved_state(4)), 4), saved_state(4))
     assert [line.rpartition(", ")[2] for line in lines] == [
-        "whole",
+        "baseline",
         "delta to step 0",
         "delta to step 1",
-        "whole",
+        "baseline",
         "delta to step 3",
     ]
 
@@ -508,7 +508,7 @@ def test_saves_before_the_codec_is_compiled_are_baselines(
         for step in range(2):
             write(writer, step, saved_state(step))
     assert steps_in(tmp_path) == {0: None, 1: None}
-    assert lines[1].endswith("whole: no block is stored as a difference")
+    assert lines[1].endswith("baseline: no block is stored as a difference")
 
 
 def test_a_writer_that_begins_anew_goes_on_with_differences(tmp_path: Path) -> None:

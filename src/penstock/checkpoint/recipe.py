@@ -96,8 +96,8 @@ def way_of(
 class Plan:
     """What rank 0 decided of a snapshot before anything of it is written.
 
-    created_seconds, clock_seconds: see `Manifest`. reference: to which it is a difference; None: whole. chain: the
-        copies that the reference is made of, the one that needs none first. why_whole: where it is whole
+    created_seconds, clock_seconds: see `Manifest`. reference: to which it is a difference; None: a baseline. chain: the
+        copies that the reference is made of, the one that needs none first. why_baseline: where it is a baseline
         and need not be by the scheme, or "".
     """
 
@@ -108,11 +108,11 @@ class Plan:
     since_bytes: tuple[int, ...]
     reference: Reference | None
     chain: tuple[Link, ...] = ()
-    why_whole: str = ""
+    why_baseline: str = ""
 
     def as_baseline(self, why: str = "") -> Plan:
         """Return the same snapshot as a baseline. why: it is not the delta that the scheme makes of it."""
-        return replace(self, reference=None, since_bytes=(), chain=(), why_whole=why)
+        return replace(self, reference=None, since_bytes=(), chain=(), why_baseline=why)
 
     def as_written(self, *, refers: bool) -> Plan:
         """Return what the snapshot is, once its parts are written: a baseline where no block needs the reference.
@@ -134,16 +134,16 @@ class Plan:
             self.since_bytes,
             reference,
             self.chain,
-            self.why_whole,
+            self.why_baseline,
         ]
 
     @classmethod
     def read(cls, written: Any) -> Plan:
         """Return what `write` wrote."""
-        step, uid, created_seconds, clock_seconds, since_bytes, reference, chain, why_whole = written
+        step, uid, created_seconds, clock_seconds, since_bytes, reference, chain, why_baseline = written
         links = tuple(Link(*each) for each in chain)
         made = reference and Reference(*reference)
-        return cls(step, uid, created_seconds, clock_seconds, tuple(since_bytes), made, links, why_whole)
+        return cls(step, uid, created_seconds, clock_seconds, tuple(since_bytes), made, links, why_baseline)
 
 
 def new_plan(step: int, catalog: Catalog) -> Plan:
@@ -173,9 +173,9 @@ def decide(catalog: Catalog, tier: int, new: Plan, way: Way, layouts: Iterable[L
     if found is None:
         return new
     before, reference = found
-    why_whole = _changed(reference, set(layouts))
-    if why_whole:
-        return new.as_baseline(why_whole)
+    why_baseline = _changed(reference, set(layouts))
+    if why_baseline:
+        return new.as_baseline(why_baseline)
     chain = _good_way(catalog, reference)
     if chain is None:
         return new.as_baseline(f"step {reference.step} cannot be read")

@@ -49,7 +49,7 @@ class Saved:
     def told(self, what: str) -> str:
         """Return a line that begins with what was done."""
         share = f" ({self.stored_bytes / self.raw_bytes:.1%})" if self.raw_bytes else ""
-        kind = "whole" if self.reference_step is None else f"delta to step {self.reference_step}"
+        kind = "baseline" if self.reference_step is None else f"delta to step {self.reference_step}"
         return (
             f"step {self.step}: {what} after {format_seconds(self.durable_seconds)}, wrote "
             f"{format_bytes(self.stored_bytes)} of {format_bytes(self.raw_bytes)}{share}, {kind}"

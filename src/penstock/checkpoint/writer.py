@@ -174,8 +174,8 @@ class SnapshotWriter:
 
         what = f"the beginning of step {job.step}"
         job.plan = Plan.read(self._ranks.together(what, get_ready, decide_first))
-        if job.plan.why_whole:
-            job.note = f": {job.plan.why_whole}{job.note}"
+        if job.plan.why_baseline:
+            job.note = f": {job.plan.why_baseline}{job.note}"
 
     def give_up(self, job: Job) -> None:
         """Take back a beginning that nobody will write."""
@@ -277,7 +277,7 @@ class SnapshotWriter:
             return self._write(job, plan.as_baseline(), workers)
         made = plan.as_written(refers=refers)
         if made is not plan:
-            plan, job.note = made, f": {made.why_whole}{job.note}"
+            plan, job.note = made, f": {made.why_baseline}{job.note}"
         now_seconds = time.monotonic()
         durable_seconds = now_seconds - job.begin_seconds
         self.bytes_per_second = raw_bytes / max(now_seconds - self._begin_seconds, 1e-9)

@@ -352,7 +352,7 @@ class StoreWriter(StorageWriter):
         saved = Saved(
             plan.step, plan.uid, reference, raw_bytes, stored_bytes, seconds, seconds, self._tier.name
         )
-        self._report(saved.told("durable") + (f": {made.why_whole}" if made.why_whole else ""))
+        self._report(saved.told("durable") + (f": {made.why_baseline}" if made.why_baseline else ""))
 
     def _abort(self) -> None:
         if self._draft is not None:
