@@ -71,8 +71,8 @@ def test_two_lines_say_what_is_read_in_which_order_by_what_and_in_how_much_memor
         "steps, 64 samples a step, 40 in the last of an epoch",
         "starts with 2 decode threads, one per core (cgroup limit), and 32 reading threads, as readers= says; takes "
         # 4 x 5 + 5 + 9 + 25
-        "at most 59 MB of memory (100 MB while batches are kept): 4 batch slots of 5 MB, 5 MB for files being read, 9 MB "
-        "for pictures being decoded, 25 MB to keep 25 % of the samples, those used most, for later epochs (policy "
+        "at most 59 MB of memory (100 MB while batches are kept): 4 batch slots of 5 MB, 5 MB for files being read, "
+        "9 MB for pictures being decoded, 25 MB to keep 25 % of the samples, those used most, for later epochs (policy "
         "frequency)",
     ]
 
