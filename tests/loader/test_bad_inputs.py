@@ -151,7 +151,7 @@ def test_a_label_folder_without_files_is_named(image_folder: Callable[..., Path]
     root = image_folder()
     (root / "empty").mkdir()
 
-    with pytest.raises(DataError, match=r"images/empty has no files: add some or remove it"):
+    with pytest.raises(DataError, match=r"images/empty has no files: add some, or remove the folder"):
         make(root)
 
 

@@ -295,7 +295,7 @@ def test_a_plan_shows_what_it_is() -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        *((value, f"{value}; a plan needs a whole number of at least 1") for value in (0, -3, 2.0, True)),
+        *((value, f"{value}; give an integer of at least 1") for value in (0, -3, 2.0, True)),
         (10**40, "10,000,.*,000; a plan has at most 281,474,976,710,656: lower it"),
     ],
 )

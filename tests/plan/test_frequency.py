@@ -104,7 +104,7 @@ def test_a_threshold_takes_numbers_of_numpy(delta: float) -> None:
 
 @pytest.mark.parametrize(("epochs", "ranks", "field"), [(0, 2, "epochs"), (5, 0, "ranks"), (5, 1.5, "ranks")])
 def test_a_threshold_needs_epochs_and_ranks(epochs: int, ranks: int, field: str) -> None:
-    with pytest.raises(ConfigError, match=f"{field} is .*; it is a whole number of at least 1"):
+    with pytest.raises(ConfigError, match=f"{field} is .*; give an integer of at least 1"):
         threshold(epochs, ranks, 0.1)
 
 

@@ -212,7 +212,7 @@ def test_the_scenarios_are_those_of_section_5_2(
 def test_the_scenarios_names_are_listed() -> None:
     assert scenario_names() == ["scenario1", "scenario2", "scenario3", "scenario4"]
     with pytest.raises(
-        ConfigError, match=r"did you mean scenario1\? The known ones are scenario1, scenario2"
+        ConfigError, match=r"Did you mean scenario1\? The known ones are scenario1, scenario2"
     ):
         scenario_named("scenaro1")
     with pytest.raises(ConfigError, match=r"'\.\./escape' is no built-in scenario"):
@@ -290,6 +290,12 @@ STAGING = StorageClass("staging", 10**9, 2, Curve.flat(1e9))
 
 @given(scenarios())
 def test_a_scenario_written_down_is_read_back_equal(scenario: Scenario) -> None:
+    assert Scenario.from_toml(scenario.to_toml()) == scenario
+
+
+def test_the_largest_seed_is_read_back() -> None:
+    scenario = replace(Scenario.from_toml(scenario_text("scenario1")), seed=2**64 - 1)
+
     assert Scenario.from_toml(scenario.to_toml()) == scenario
 
 

@@ -125,7 +125,7 @@ def test_other_extensions_can_be_asked_for(tmp_path: Path) -> None:
 def test_a_label_folder_without_files_is_named(tmp_path: Path) -> None:
     (write(tmp_path, "cat/a.jpg") / "dog").mkdir()
 
-    with pytest.raises(DataError, match=f"{tmp_path}/dog has no files: add some or remove it"):
+    with pytest.raises(DataError, match=f"{tmp_path}/dog has no files: add some, or remove the folder"):
         ImageFolder(tmp_path)
 
 

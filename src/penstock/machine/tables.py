@@ -142,10 +142,10 @@ def flag(value: object) -> bool:
 
 
 def whole(value: object) -> int:
-    """Return a whole number of any sign, of 64 bits."""
+    """Return an integer of any sign, of 64 bits; above 2**63 for seeds."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{value!r} is not a whole number")
-    if not -(2**63) <= value < 2**63:
+    if not -(2**63) <= value < 2**64:
         raise OverflowError
     return value
 

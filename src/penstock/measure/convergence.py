@@ -208,7 +208,7 @@ def train_digits(
     """
     for name, value in (("seeds", seeds), ("epochs", epochs), ("batch_size", batch_size)):
         if not is_integer(value) or value < 1:
-            raise ConfigError(f"{name} is {value!r}; a training needs a whole number of at least 1: raise it")
+            raise ConfigError(f"{name} is {value!r}; give an integer of at least 1")
     unknown = set(numberings) - set(NUMBERINGS)
     if unknown:
         raise ConfigError(f"numberings are {', '.join(NUMBERINGS)}; there is no {sorted(unknown)[0]!r}")

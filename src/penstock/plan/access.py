@@ -57,7 +57,7 @@ class AccessPlan:
         for name in ("batch_size", "epochs", "ranks"):
             value = getattr(self, name)
             if not is_integer(value) or value < 1:
-                raise ConfigError(f"{name} is {value!r}; a plan needs a whole number of at least 1: raise it")
+                raise ConfigError(f"{name} is {value!r}; give an integer of at least 1")
             if value > _MOST:
                 raise ConfigError(f"{name} is {value:,}; a plan has at most {_MOST:,}: lower it")
         if not isinstance(self.drop_last, bool):

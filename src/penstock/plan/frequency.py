@@ -223,7 +223,7 @@ def threshold(epochs: int, ranks: int, delta: float) -> Fraction:
 def _check_counts(epochs: int, ranks: int) -> None:
     for name, value in (("epochs", epochs), ("ranks", ranks)):
         if not is_integer(value) or value < 1:
-            raise ConfigError(f"{name} is {value!r}; it is a whole number of at least 1: raise it")
+            raise ConfigError(f"{name} is {value!r}; give an integer of at least 1")
 
 
 def _binomial(samples: int, epochs: int, ranks: int) -> NDArray[np.float64]:

@@ -145,8 +145,8 @@ def scenario_text(name: str) -> str:
     names = scenario_names()
     if name not in names:
         close = get_close_matches(name, names, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise ConfigError(f"{name!r} is no built-in scenario; {hint}The known ones are {', '.join(names)}")
+        hint = f"Did you mean {close[0]}? " if close else ""
+        raise ConfigError(f"{name!r} is no built-in scenario. {hint}The known ones are {', '.join(names)}")
     return (_folder() / f"{name}.toml").read_text("utf-8")
 
 

@@ -199,7 +199,7 @@ def _choose(folder: str, names: list[str], extensions: Collection[str] | None) -
     if chosen:
         return chosen
     if not names:
-        raise DataError(f"{folder} has no files: add some or remove it")
+        raise DataError(f"{folder} has no files: add some, or remove the folder")
     found = Counter(os.path.splitext(name)[1].lower() for name in names)
     (commonest, count), *_ = found.most_common(1)
     raise DataError(
