@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -194,18 +195,16 @@ def test_a_record_that_does_not_say_enough_is_told_so(
 
 def test_a_header_that_was_tampered_with_is_an_error_of_ours(record: Callable[..., Path]) -> None:
     trace = read_trace(record(epochs=1))
+    limits: Any = trace.meta["limits"]
+    plan: Any = trace.meta["plan"]
 
     for field, value, said in (
         ("limits", {"slots": 3, "wheels": 4}, "limits = "),
-        ("limits", {**trace.meta["limits"], "decoders": None}, "limits = "),  # type: ignore[dict-item]
-        ("limits", {**trace.meta["limits"], "decoders": 0}, "limits.decoders is 0"),  # type: ignore[dict-item]
-        ("limits", {**trace.meta["limits"], "slots": 0}, "limits.slots is 0"),  # type: ignore[dict-item]
-        ("limits", {**trace.meta["limits"], "slots": 10**12}, "limits.slots is 1000000000000; .* at most"),  # type: ignore[dict-item]
-        (
-            "plan",
-            {**trace.meta["plan"], "epochs": 84_000},
-            "its plan has 2,016,000 reads, and at most 2,000,000 are",
-        ),  # type: ignore[dict-item]
+        ("limits", {**limits, "decoders": None}, "limits = "),
+        ("limits", {**limits, "decoders": 0}, "limits.decoders is 0"),
+        ("limits", {**limits, "slots": 0}, "limits.slots is 0"),
+        ("limits", {**limits, "slots": 10**12}, "limits.slots is 1000000000000; .* at most"),
+        ("plan", {**plan, "epochs": 84_000}, "its plan has 2,016,000 reads, and at most 2,000,000 are"),
         ("plan", {"order": None}, "not one that this Penstock wrote"),
         ("rank", 7, "rank is 7"),
         ("machine", "ranks = 'one'", "source is missing"),
