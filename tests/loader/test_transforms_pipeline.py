@@ -283,7 +283,9 @@ class TestCallables:
 
         pipeline = compile_pipeline([ragged], 0)
         pipeline.probe(b"abc")
-        with pytest.raises(ConfigError, match=r"the sample has shape \(4,\) after .*ragged.*space for \(3,\)"):
+        with pytest.raises(
+            ConfigError, match=r"the sample has shape \(4,\) after .*ragged.*space for \(3,\)"
+        ):
             run(pipeline, b"abcd", sample=41)
 
     def test_its_own_error_carries_its_place(self) -> None:
