@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dis
-import functools
 import os
 import runpy
 import signal
@@ -13,15 +11,17 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from tests.interrupting import every_place
+from tests.patience import wait_until
 
 from penstock import Loader, compiling, kernel_cache
 from penstock.checkpoint.codecs.codec import SLACK_BYTES, Coder, Kind, Pair
@@ -33,8 +33,6 @@ from penstock.loader.transforms import Resize
 from penstock.loader.transforms import compiled as resampling
 
 ENOUGH_SECONDS = 60.0
-#: After these instructions CPython 3.11 looks for signals.
-INTERRUPTIBLE = ("CALL", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD")
 #: "Compiles" for as long as the test wants: until it writes to a pipe what shall become of it. Machine code is a file.
 MODULE = """
 import os
@@ -98,7 +96,6 @@ from penstock.compiling import Lease, Part
 def until(found):
     while not found():
         time.sleep(0.01)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
 lease = Lease(None)
 part = Part({self.name!r}, "loops", "loops", "NumPy serves", loads_aside=True)
 began = Path({str(self.folder / "began")!r})
@@ -130,7 +127,7 @@ began = Path({str(self.folder / "began")!r})
 
     def first(self) -> int:
         """Return the first process that begins to compile, once it does."""
-        until(lambda: self.began)
+        wait_until(lambda: self.began)
         return self.began[0]
 
 
@@ -159,22 +156,14 @@ def lease(lines: list[str]) -> Iterator[Lease]:
     lease.close()
 
 
-def until(found: Callable[[], object]) -> object:
-    """Look until there is something."""
-    deadline = time.monotonic() + ENOUGH_SECONDS
-    while not (value := found()):
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.01)
-    return value
-
-
 def test_a_plain_form_serves_until_another_process_has_compiled(kernels: Kernels, lease: Lease) -> None:
     part = kernels.part()
 
     assert part.ask() is None
     kernels.go_on()
 
-    module = until(part.ask)
+    wait_until(part.ask)
+    module = part.ask()
     assert isinstance(module, ModuleType)
     assert module.__name__ == kernels.name
     assert os.getpid() not in kernels.began
@@ -189,7 +178,7 @@ def test_one_process_compiles_for_all_that_ask(kernels: Kernels, lease: Lease) -
     kernels.go_on()
 
     for rank in ranks:
-        until(rank.ask)
+        wait_until(rank.ask)
     assert len(kernels.began) == 1
 
 
@@ -197,7 +186,7 @@ def test_the_next_process_finds_it_compiled(kernels: Kernels, lease: Lease) -> N
     part = kernels.part()
     part.ask()
     kernels.go_on()
-    until(part.ask)
+    wait_until(part.ask)
 
     assert kernels.part().ask() is not None
 
@@ -206,7 +195,7 @@ def test_threads_that_wait_for_one_part_load_it_once(kernels: Kernels, lease: Le
     earlier = kernels.part()
     earlier.ask()
     kernels.go_on()
-    until(earlier.ask)
+    wait_until(earlier.ask)
     part = kernels.part()
 
     with compiling._LOADING:
@@ -226,11 +215,11 @@ def test_compiling_that_takes_long_is_reported_once_on_a_host(
     part, other_rank = kernels.part(), kernels.part()
 
     assert part.ask() is None
-    until(lambda: lines)  # without another call of `ask`: a store that saves once makes none
+    wait_until(lambda: lines)  # without another call of `ask`: a store that saves once makes none
     assert other_rank.ask() is None
     kernels.go_on()
-    until(part.ask)
-    until(other_rank.ask)
+    wait_until(part.ask)
+    wait_until(other_rank.ask)
 
     assert lines == ["compiling loops, once on this machine: NumPy serves until then"]
 
@@ -263,9 +252,9 @@ def test_with_the_last_lease_the_process_ends_and_lets_others_compile(kernels: K
 
     again = Lease(None)
     assert part.ask() is None
-    until(lambda: len(kernels.began) == 2)
+    wait_until(lambda: len(kernels.began) == 2)
     kernels.go_on()
-    until(part.ask)
+    wait_until(part.ask)
     again.close()
 
 
@@ -286,7 +275,7 @@ def test_a_lease_that_is_collected_ends_the_process_and_its_finaliser_waits_for_
 
     del lease
 
-    until(lambda: not Path(f"/proc/{child}").exists())
+    wait_until(lambda: not Path(f"/proc/{child}").exists())
     assert threading.main_thread() not in waiting
 
 
@@ -345,65 +334,32 @@ def test_an_interrupt_after_any_call_leaves_no_lock_held_and_no_process(
         return children[-1]
 
     monkeypatch.setattr(subprocess, "Popen", note)
-    calls, is_raised = 0, True
-    while is_raised:
-        calls += 1
+    places = 0
+    for places, interrupter in enumerate(every_place(_is_traced)):  # noqa: B007
         compiling.PARTS.clear()
         part = kernels.part()
         lease = None
         try:
-            with _Interrupt(calls) as interrupt:
+            with interrupter:
                 lease = Lease(None)
                 part.ask()
                 part.ask()
                 lease.close()
         except KeyboardInterrupt:
             pass
-        is_raised = interrupt.where != ""
         if lease is not None:
             lease.close()
         del lease
 
-        assert _is_free(compiling._LEASES_LOCK), interrupt.where
-        until(lambda: all(child.returncode is not None for child in children))
+        assert _is_free(compiling._LEASES_LOCK), interrupter.where
+        wait_until(lambda: all(child.returncode is not None for child in children))
 
-    assert calls > 20
+    assert places > 20
 
 
-class _Interrupt:
-    """Raise KeyboardInterrupt after the Nth call in `compiling`, or in a join of threads, where Python may raise it."""
-
-    def __init__(self, calls: int) -> None:
-        self.where = ""
-        self._calls = calls
-        self._before: dict[FrameType, int] = {}
-
-    def __enter__(self) -> _Interrupt:
-        self._outer = sys.gettrace()
-        sys.settrace(self._enter)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        sys.settrace(self._outer)
-        self._before.clear()
-
-    def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
-        code = frame.f_code
-        if code.co_filename != compiling.__file__ and code.co_name not in ("join", "_wait_for_tstate_lock"):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._step
-
-    def _step(self, frame: FrameType, event: str, argument: object) -> Any:
-        if event == "opcode":
-            before, self._before[frame] = self._before.get(frame), frame.f_lasti
-            if before is not None and _names(frame.f_code).get(before) in INTERRUPTIBLE:
-                self._calls -= 1
-                if not self._calls:
-                    self.where = f"{frame.f_code.co_name}, line {frame.f_lineno}"
-                    sys.settrace(self._outer)
-                    raise KeyboardInterrupt
-        return self._step
+def _is_traced(code: CodeType) -> bool:
+    """Of `compiling`, and of a join of threads, where it waits."""
+    return code.co_filename == compiling.__file__ or code.co_name in ("join", "_wait_for_tstate_lock")
 
 
 def _is_free(lock: Any) -> bool:
@@ -421,11 +377,6 @@ def _is_free(lock: Any) -> bool:
     return got[0]
 
 
-@functools.cache
-def _names(code: CodeType) -> dict[int, str]:
-    return {instruction.offset: instruction.opname for instruction in dis.get_instructions(code)}
-
-
 def test_a_process_that_fails_leaves_the_work_to_this_one(
     kernels: Kernels, lease: Lease, lines: list[str]
 ) -> None:
@@ -434,7 +385,7 @@ def test_a_process_that_fails_leaves_the_work_to_this_one(
     kernels.go_on("no such type")
     (kernels.folder / "loops.code").touch()
 
-    until(part.ask)
+    wait_until(part.ask)
 
     assert lines == [
         "the process that compiled loops failed (ValueError: no such type): this process compiles it"
@@ -450,7 +401,7 @@ def test_a_process_that_is_killed_leaves_the_plain_form(
     child = kernels.first()
 
     os.kill(child, signal.SIGKILL)
-    until(lambda: part.ask() is None and bool(lines))
+    wait_until(lambda: part.ask() is None and bool(lines))
 
     assert lines == ["the process that compiled loops was killed: NumPy serves from here on"]
     assert part.ask() is None
@@ -470,7 +421,7 @@ input()
         training.stdin.write("\n")
         training.stdin.close()
 
-        until(lambda: not child.exists())
+        wait_until(lambda: not child.exists())
 
 
 def test_a_frozen_program_compiles_in_its_own_process(
@@ -495,6 +446,9 @@ def test_no_sample_is_skipped_because_kernels_cannot_be_compiled(
         "def compile_part(name): raise MemoryError('too little of it')"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(
+        compiling, "_LEASES", weakref.WeakSet()
+    )  # one of them is told: not that of an earlier test
     monkeypatch.setattr(sys, "frozen", True, raising=False)  # at once, without a child that fails first
     broken = Part("broken_kernels", "float32", "pictures", "NumPy resamples them")
     monkeypatch.setitem(resampling.KERNELS, "float32", broken)
@@ -516,7 +470,7 @@ def test_no_sample_is_skipped_because_kernels_cannot_be_compiled(
         skipped = loader.skipped
         # Once a thread has found that no child can be started, the next ask compiles.
         line = "pictures cannot be compiled: NumPy resamples them from here on: too little of it"
-        until(lambda: broken.ask() is not None or line in lines)
+        wait_until(lambda: broken.ask() is not None or line in lines)
     compiling.PARTS.remove(broken)
 
     assert sorted(np.asarray(images)[:, 0, 0, 0]) == list(range(6))
@@ -533,7 +487,7 @@ def test_a_cache_that_takes_no_more_files_is_reported_as_such(
     part.ask()
     kernels.go_on()
 
-    until(part.ask)
+    wait_until(part.ask)
 
     assert len(lines) == 1
     assert lines[0].startswith("the process that compiled loops failed (FileNotFoundError: ")
@@ -556,11 +510,11 @@ class TestLoadingAside:
         part = kernels.cached_part()
 
         assert part.ask() is None
-        until(lambda: kernels.began)
+        wait_until(lambda: kernels.began)
         assert part.ask() is None
         kernels.go_on()
 
-        until(part.ask)
+        wait_until(part.ask)
         assert kernels.began == [os.getpid()]
 
     def test_the_last_lease_waits_for_its_end(self, kernels: Kernels, lease: Lease) -> None:
@@ -580,7 +534,7 @@ class TestLoadingAside:
         part = kernels.cached_part()
         part.ask()
         kernels.go_on("no such type")
-        until(lambda: lines)
+        wait_until(lambda: lines)
 
         assert lines == ["loops cannot be compiled: NumPy serves from here on: no such type"]
         assert part.ask() is None
@@ -599,7 +553,7 @@ os.kill(os.getpid(), signal.SIGINT)
             while "\nKeyboardInterrupt" not in said:
                 said += (line := training.stderr.readline())
                 assert line, said
-            until(lambda: _ignores(training.pid, signal.SIGINT))
+            wait_until(lambda: _ignores(training.pid, signal.SIGINT))
             training.send_signal(signal.SIGINT)
             kernels.go_on()
             said += training.stderr.read()
@@ -669,7 +623,7 @@ forks.join()
         assert lines == ["a fork waits for a thread that compiles or loads kernels, 0 s at most"]
 
         kernels.go_on()
-        until(part.ask)
+        wait_until(part.ask)
 
     def test_an_interrupt_while_a_fork_waits_ends_the_wait_and_is_raised_after_it(
         self, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
@@ -716,7 +670,7 @@ def test_a_forked_process_leaves_it_alone(kernels: Kernels, lease: Lease) -> Non
 
     assert Path(f"/proc/{child}").exists()
     kernels.go_on()
-    until(part.ask)
+    wait_until(part.ask)
 
 
 class TestBlocksBeforeTheCodecIsCompiled:
@@ -815,7 +769,7 @@ class TestCache:
         assert part.ask() is None
         kernels.go_on()
 
-        until(part.ask)
+        wait_until(part.ask)
         assert kernels.began != [os.getpid()]
 
     def test_what_another_rank_removes_meanwhile_is_no_failure(self, tmp_path: Path) -> None:

@@ -392,7 +392,7 @@ def _end_by_interrupt_again() -> None:
 
     CPython remembers that in a flag that is reset whenever a string is executed, and numba's import executes strings.
     The same function sets it again: run_eval_code_obj in CPython 3.11's Python/pythonrun.c. An interactive
-    interpreter goes on after an interrupt, and ends as usual.
+    interpreter survives an interrupt, and ends as usual.
     """
     if getattr(sys, "last_type", None) is KeyboardInterrupt and not hasattr(sys, "ps1"):
         with contextlib.suppress(KeyboardInterrupt):

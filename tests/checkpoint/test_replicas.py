@@ -55,7 +55,7 @@ def test_what_a_rank_has_for_itself_is_no_part_of_the_state_of_all(folder: Path,
 
 
 def test_floats_that_differ_are_reported_and_kept_as_rank_0_has_them(folder: Path) -> None:
-    """The running means of a batch norm: each rank has seen other batches, and DDP goes on with those of rank 0.
+    """The running means of a batch norm: each rank has seen other batches, and DDP sends those of rank 0 to all.
 
     The large array, which all ranks have alike, is written by rank 0: who writes least would write the means.
     """

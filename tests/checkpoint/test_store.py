@@ -382,7 +382,7 @@ def test_a_snapshot_or_the_parent_of_stores_named_in_place_of_a_store_is_told_as
     for step in (None, 1):
         with pytest.raises(ConfigError, match=r"runs is no store, but contains stores: a, b$"):
             opened(tmp_path / "runs", report=lines.append).restore(step)
-    assert len(lines) == 2, "who looks whether there is something to restore is told when the store is opened"
+    assert len(lines) == 2, "one line when a store is opened"
     assert lines[0].endswith("runs is no store, but contains stores: a, b")
 
 

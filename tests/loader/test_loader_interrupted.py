@@ -1,20 +1,17 @@
 """A loop that is broken off by an error or by Ctrl-C, wherever that may be, and begun again."""
 
-import dis
 import gc
 import os
 import resource
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from functools import cache
-from itertools import count
+from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.interrupting import every_place
 from tests.patience import patient, wait_until
 
 from penstock.compiling import Part
@@ -67,90 +64,19 @@ def seen_in(loader: Loader) -> list[int]:
     return seen
 
 
+def _is_elsewhere(code: CodeType) -> bool:
+    return code.co_filename != __file__
+
+
 def expected(order: FullShuffle, epoch: int, broken: int | None = BROKEN) -> list[int]:
     return [number for number in order.at(epoch, np.arange(SAMPLES)).tolist() if number != broken]
-
-
-#: After these instructions the interpreter looks for signals, and raises what a handler raises.
-SIGNALS_COME_AFTER = {
-    number
-    for name, number in dis.opmap.items()
-    if name.startswith("CALL") or name in ("RESUME", "JUMP_BACKWARD")
-}
-
-
-@cache
-def handlers(code: CodeType) -> dict[int, int]:
-    """Return where an exception goes from each instruction that something catches, by offset."""
-    return {
-        offset: entry.target
-        for entry in dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
-        for offset in range(entry.start, entry.end, 2)
-    }
-
-
-class Interrupter:
-    """Raises KeyboardInterrupt in the n-th place at which this thread may meet a signal, outside of this file.
-
-    The interpreter would raise it one instruction earlier than a trace function can. Places where that makes a
-    difference to who catches it, as at the end of a `with`, are left out.
-    """
-
-    def __init__(self, place: int) -> None:
-        self._left = place
-        #: The offset of the last instruction of each frame.
-        self._last: dict[FrameType, int] = {}
-
-    @property
-    def has_struck(self) -> bool:
-        return self._left < 0
-
-    def __enter__(self) -> "Interrupter":
-        self._tracer_before = sys.gettrace()
-        sys.settrace(self._enter_frame)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(self._tracer_before)
-        self._last.clear()
-
-    def _enter_frame(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename == __file__:
-            return None
-        frame.f_trace_opcodes = True
-        return self._see
-
-    def _see(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "return":
-            self._last.pop(frame, None)
-        if event != "opcode" or self.has_struck:
-            return self._see
-        code, now = frame.f_code, frame.f_lasti
-        before = self._last.get(frame)
-        self._last[frame] = now
-        if before is None or code.co_code[before] not in SIGNALS_COME_AFTER:
-            return self._see
-        if handlers(code).get(before) == handlers(code).get(now):
-            self._left -= 1
-            if self.has_struck:
-                raise KeyboardInterrupt
-        return self._see
-
-
-def every_place(stride: int) -> Iterator[Interrupter]:
-    """Yield interrupters that strike later and later, until one strikes no more."""
-    for place in count(0, stride):
-        interrupter = Interrupter(place)
-        yield interrupter
-        if not interrupter.has_struck:
-            return
 
 
 @pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_after_ctrl_c_anywhere_in_a_loop_the_next_loop_runs_whole(stride: int) -> None:
     order = FullShuffle(SAMPLES, 0)
     with make(Numbers(), epochs=100_000, on_error="skip") as loader:
-        for interrupter in every_place(stride):
+        for interrupter in every_place(_is_elsewhere, stride):
             with interrupter:
                 try:
                     seen_in(loader)
@@ -167,7 +93,7 @@ def test_after_ctrl_c_anywhere_in_a_loop_the_next_loop_runs_whole(stride: int) -
 def test_after_ctrl_c_anywhere_in_leaving_a_loop_the_next_loop_runs_whole(stride: int) -> None:
     order = FullShuffle(SAMPLES, 0)
     with make(Numbers(), epochs=100_000, on_error="skip") as loader:
-        for interrupter in every_place(stride):
+        for interrupter in every_place(_is_elsewhere, stride):
             passes = iter(loader)
             next(passes)
             with interrupter:
@@ -184,7 +110,7 @@ def test_after_ctrl_c_anywhere_in_leaving_a_loop_the_next_loop_runs_whole(stride
 def test_ctrl_c_anywhere_in_close_leaves_nothing_that_a_second_close_does_not_end(
     stride: int, tmp_path: Path
 ) -> None:
-    for interrupter in every_place(stride):
+    for interrupter in every_place(_is_elsewhere, stride):
         loader = make(Numbers(), epochs=2, on_error="skip", trace=tmp_path / "trace")
         seen_in(loader)
         with interrupter:
@@ -206,7 +132,7 @@ def test_ctrl_c_anywhere_in_the_construction_leaves_no_thread(stride: int) -> No
     make(
         Numbers(), epochs=2, on_error="skip"
     ).close()  # modules that the first one imports have thousands of places
-    for interrupter in every_place(stride):
+    for interrupter in every_place(_is_elsewhere, stride):
         with interrupter:
             try:
                 make(Numbers(), epochs=2, on_error="skip").close()

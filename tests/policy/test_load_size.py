@@ -1,4 +1,4 @@
-"""How many samples a Load takes, told of Loads that take as long as a formula says."""
+"""How many samples a Load takes, where a formula says how long each takes."""
 
 from __future__ import annotations
 
