@@ -75,7 +75,7 @@ class Interrupter:
             return self._see
         if handlers(code).get(before) == handlers(code).get(now):
             self._left -= 1
-            if self.has_struck:
+            if self._left < 0:
                 self.where = f"{code.co_name}, line {frame.f_lineno}"
                 raise KeyboardInterrupt
         return self._see

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from penstock import kernel as kernel_module
 from penstock.errors import ConfigError
+from penstock.machine_code import Loop, MachineCode, Signature
 
 
 def test_kernels_are_compiled_anew_where_no_folder_can_keep_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +59,75 @@ print(njit(lambda values: np.dot(values, values))(2 * np.eye(2)).tolist())
     assert ended.stdout.splitlines() == ["False", "[[4.0, 0.0], [0.0, 4.0]]"]
 
 
+@kernel_module.entry
+def _scaled(values: Any, place: Any, is_doubled: bool, out: Any) -> tuple[int, float]:
+    row, factor = place
+    total = 0
+    for column in range(values.shape[1]):
+        out[column] = values[row, column] * (2 * factor if is_doubled else factor)
+        total += values[row, column]
+    return total, factor
+
+
+SCALED = Signature(
+    ("int32[:, :]", ("int64", "float64"), "boolean", "float64[:]"), results=("int64", "float64")
+)
+
+
+@pytest.fixture(scope="module")
+def scaled() -> Loop:
+    code = MachineCode.from_bytes(kernel_module.machine_code(_scaled, SCALED).to_bytes())
+    assert code is not None
+    return Loop(code, SCALED)
+
+
+class TestMachineCode:
+    @pytest.mark.parametrize("is_doubled", [False, True])
+    def test_it_takes_arrays_tuples_and_numbers_and_returns_numbers(
+        self, scaled: Loop, is_doubled: bool
+    ) -> None:
+        values = np.arange(12, dtype=np.int32).reshape(3, 4)
+        values.flags.writeable = False
+        out = np.zeros(4)
+
+        assert scaled(values, (np.int64(2), 0.5), np.bool_(is_doubled), out) == (8 + 9 + 10 + 11, 0.5)
+
+        assert out.tolist() == (values[2] * (1.0 if is_doubled else 0.5)).tolist()
+
+    @pytest.mark.parametrize(
+        "values", [np.zeros((3, 4)), np.zeros(3, np.int32), np.zeros((4, 3), np.int32).T], ids=str
+    )
+    def test_another_kind_of_array_is_refused(self, scaled: Loop, values: NDArray[Any]) -> None:
+        with pytest.raises(TypeError, match="expected"):
+            scaled(values, (0, 1.0), False, np.zeros(4))
+
+    def test_too_few_arguments_are_refused(self, scaled: Loop) -> None:
+        with pytest.raises(ValueError, match="argument"):
+            scaled(np.zeros((3, 4), np.int32), (0, 1.0))
+
+    def test_what_needs_numba_when_it_runs_is_refused(self) -> None:
+        @kernel_module.entry
+        def allocates(size: int) -> int:
+            return int(np.zeros(size).sum())
+
+        with pytest.raises(TypeError, match="allocates needs NRT_"):
+            kernel_module.machine_code(allocates, Signature(("int64",), ("int64",)))
+
+    def test_what_fails_is_an_error(self) -> None:
+        @kernel_module.entry
+        def fails(size: int) -> int:
+            return 1 // size
+
+        loop = Loop(
+            kernel_module.machine_code(fails, signature := Signature(("int64",), ("int64",))), signature
+        )
+
+        assert loop(1) == 1
+        with pytest.raises(RuntimeError, match="status"):
+            loop(0)
+
+
 def test_a_kernel_where_numba_is_switched_off_is_refused_so_that_the_plain_form_serves() -> None:
     """Its loops use what only machine code has, and would be no faster than the plain form."""
     with pytest.raises(ConfigError, match="unset NUMBA_DISABLE_JIT"):
-        kernel_module.compile_for(abs)
+        kernel_module.machine_code(abs, Signature(()))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from peer_protocol import BATCH, MEAN, SIZE, STD, arguments, serve
 
 from penstock.loader.transforms import RandomResizedCrop
-from penstock.loader.transforms.compiled import resampler
+from penstock.loader.transforms.compiled import most_taps, resampler
 from penstock.loader.transforms.draws import draw_crops, place_crop
 from penstock.loader.transforms.jpeg import read_header
 from penstock.loader.transforms.turbojpeg import find_library
@@ -76,7 +76,7 @@ def main() -> None:
 
     def worker() -> Callable[[int, NDArray[np.float32]], None]:
         handle = slow.tj3Init(1)
-        storage, blended = np.empty(4 << 20, np.uint8), np.zeros(2 << 20, np.uint8)
+        storage, scratch = np.empty(4 << 20, np.uint8), np.zeros(4 << 20, np.uint8)
         address = storage.ctypes.data
         encoded = np.empty(1 << 20, np.uint8)
         source, views = encoded.ctypes.data, [encoded.data]
@@ -100,7 +100,8 @@ def main() -> None:
                     across,
                     down,
                     antialias,
-                    blended,
+                    most_taps(width / SIZE, region.h / SIZE),
+                    scratch,
                     scale,
                     bias,
                     out,

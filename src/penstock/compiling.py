@@ -1,19 +1,18 @@
 """Compiling kernels ahead, once per machine, in a child process, while a plain form of the same function serves.
 
-A `Part` is the kernels of one module for one set of types. While a `Lease` is open, a child process compiles it, and
-`Part.ask` returns None until it has, so that the caller uses its plain form. The children of a host wait for one file
-lock: the first compiles, and every process loads the machine code from the cache (`penstock.kernel_cache`):
+A `Part` is one kernel for one set of types. While a `Lease` is open, a child process compiles it, and `Part.ask`
+returns None until it has, so that the caller uses its plain form. The children of a host wait for one file lock: the
+first compiles, and every process loads the machine code from the cache (`penstock.kernel_cache`):
 
-    rank 0   ask() -> None ... plain form ... ask() -> module       (loaded from the cache)
-    child          lock, compile, write, mark, unlock
-    rank 1   ask() -> None ... plain form ... ask() -> module
-    child          (waits for the lock)       finds the mark, exits
+    rank 0   ask() -> None ... plain form ... ask() -> loop       (loaded from the cache)
+    child          lock, compile, write, unlock
+    rank 1   ask() -> None ... plain form ... ask() -> loop
+    child          (waits for the lock)  finds the file, exits
 
-Loading takes half a second, most of it numba's import. Where the plain form is good enough for that long, a thread
-loads, and `ask` returns None until it has.
+Loading takes no numba (`penstock.machine_code`): at a second start `ask` returns the loop at once.
 
-Each part has one thread, which starts the child, watches it, ends it and loads. No other thread touches the child:
-Python raises KeyboardInterrupt in the main thread only, so that a Ctrl-C neither loses a child nor leaves a lock held.
+Each part has one thread, which starts the child, watches it and ends it. No other thread touches that child: Python
+raises KeyboardInterrupt in the main thread only, so that a Ctrl-C neither loses a child nor leaves a lock held.
 
 Decided in docs/decisions/0016-compiling-beside-the-training.md.
 """
@@ -35,11 +34,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.kernel_cache import cache_folder, mark_of
+from penstock.files import write_whole
+from penstock.kernel_cache import cache_folder, file_of
+from penstock.machine_code import Loop, MachineCode, Signature
 from penstock.report import print_report
 
 #: Compiling that lasts longer is reported.
@@ -48,7 +48,7 @@ _POLL_SECONDS = 0.05
 _POLL_PARENT_SECONDS = 0.3
 #: How long to wait for a part's thread, which ends the child; it may hang in a file system.
 _STOP_SECONDS = 1.0
-#: How long to wait for a thread that loads: a second, unless a file system hangs.
+#: How long a fork waits for a thread that loads, which takes 0.1 s, or compiles where no child can.
 _LOAD_SECONDS = 10.0
 _PROGRAM = "from penstock.compiling import _serve; _serve()"
 #: A job's manager sends these to all processes of the job; the training decides what they mean.
@@ -104,165 +104,188 @@ def without_plain_forms() -> Iterator[None]:
 
 
 class Part:
-    """Kernels of a module that are compiled together, once per machine."""
+    """A kernel that is compiled once per machine."""
 
-    def __init__(
-        self, module: str, name: str, what: str, meanwhile: str = "", *, loads_aside: bool = False
-    ) -> None:
+    def __init__(self, module: str, name: str, signature: Signature, what: str, meanwhile: str = "") -> None:
         """Compile nothing yet.
 
-        module: full name of a module with `compile_part(name)`, which compiles the kernels of this part, or loads them
-            from the cache.
+        module: full name of a module with `compile_part(name)`, which returns the machine code.
         what, meanwhile: for the report: what is compiled, and what serves until then.
-        loads_aside: let a thread load compiled kernels while the plain form serves; else the caller of `ask` loads.
         """
-        self._module, self._name, self.what, self._meanwhile = module, name, what, meanwhile
-        self._loads_aside = loads_aside
-        self._ready: ModuleType | None = None
-        #: Held by the thread that loads or compiles.
+        self._module, self._name, self._signature = module, name, signature
+        self.what, self._meanwhile = what, meanwhile
+        self._loop: Loop | None = None
+        #: Held by the thread that has it compiled and waits for it.
         self._making = threading.Lock()
-        #: The thread that has this part compiled and loads it, while it runs.
+        #: The thread that has this part compiled while others use the plain form.
         self._thread: threading.Thread | None = None
         #: Has the thread look at once whether it is still wanted. Not an Event: a Ctrl-C in it leaves its lock held.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._is_loading = False
-        #: Whether the next caller of `ask` compiles or loads; whether slow compiling was reported; whether no child may
+        #: Whether this process compiles, as children cannot; whether slow compiling was reported; whether no child may
         #: start; whether compiling or loading failed.
-        self._is_for_caller = self._is_reported = self._is_refused = self._is_broken = False
-        #: Whether this process was forked while another thread held numba's locks.
+        self._is_for_this_process = self._is_reported = self._is_refused = self._is_broken = False
+        #: Whether this process was forked while another thread loaded or compiled.
         self._is_lost = False
         PARTS.append(self)
 
-    def ask(self) -> ModuleType | None:
-        """Return the module if this part of it is loaded; None while a child compiles it or a thread loads it.
+    def ask(self) -> Loop | None:
+        """Return the loop if it is compiled; None while a child compiles it.
 
         Without an open lease, within `without_plain_forms`, and where no folder can keep machine code, it is `wait`.
         """
-        if self._ready is not None:
-            return self._ready
+        if self._loop is not None:
+            return self._loop
         if _plain_forms_are_off or not _LEASES or self.folder is None:
             return self.wait()
-        if self._thread is None and not self._is_broken and (self._is_for_this_thread() or not self._start()):
-            self._try()
-        return self._ready
+        if self._thread is None and not self._is_broken:
+            try:
+                if self._load() is None:
+                    if self._is_for_this_process or not _has_interpreter():
+                        self.wait()
+                    else:
+                        self._start()
+            except Exception as error:
+                self._is_broken = True
+                _report(f"{self.what} cannot be compiled: {self._meanwhile} from here on: {error}")
+        return self._loop
 
-    def wait(self) -> ModuleType:
-        """Return the module once this part is loaded. This process compiles it unless another one does already.
+    def wait(self) -> Loop:
+        """Return the loop once a child has compiled it, or this process where no child can.
 
         Raises: ConfigError in a process that was forked while another thread compiled.
         """
-        if self._ready is None:
+        if self._loop is None:
             if self._is_lost:
                 raise ConfigError(
                     f"this process was forked while a thread compiled {self.what}, and cannot do so itself: "
                     'run `penstock compile` before, or start processes by "spawn"'
                 )
             with self._making:
-                if self._ready is None:
-                    with self._reported_late():
-                        self._ready = _compile(self._module, self._name, self.folder)
-        return self._ready
+                if self._load() is None and not self._is_for_this_process:
+                    self._run_child(is_waited_for=True)
+                return self._load() or self._compile()
+        return self._loop
 
     @property
     def is_cached(self) -> bool:
         """Return whether it was compiled on this machine before."""
-        return self.folder is not None and os.path.exists(mark_of(self.folder, self._name))
+        return self._file is not None and self._file.exists()
 
     @functools.cached_property
     def folder(self) -> Path | None:
         """Return the folder of its machine code; None if no folder can be written."""
         return cache_folder(self._module)
 
-    def _is_for_this_thread(self) -> bool:
-        """Return whether the caller of `ask` has to compile or load. What loads aside asks no file system here."""
-        return self._is_for_caller or not _has_interpreter() or (not self._loads_aside and self.is_cached)
+    @property
+    def _file(self) -> Path | None:
+        return None if self.folder is None else file_of(self.folder, self._name, self._signature)
 
-    def _start(self) -> bool:
-        """Start the part's thread; return False if there can be none, and compiled kernels wait to be loaded."""
+    def _load(self) -> Loop | None:
+        """Return the loop if it was compiled on this machine. Raises: OSError, RuntimeError."""
+        if self._loop is None and self._file is not None:
+            try:
+                data = self._file.read_bytes()
+            except FileNotFoundError:
+                return None
+            if (code := MachineCode.from_bytes(data)) is None:  # power was lost, or a disk is failing
+                self._file.unlink(missing_ok=True)
+                return None
+            with _LOADING:
+                self._loop = self._loop or Loop(code, self._signature)
+        return self._loop
+
+    def _compile(self) -> Loop:
+        """Compile in this process: no child can, or no folder keeps what it would write."""
+        self._report_once(f"compiling {self.what} in this process: waiting for it")
+        with _LOADING:
+            code = _compiled(self._module, self._name, self.folder)
+            if self._file is not None:
+                with contextlib.suppress(OSError):  # a full disk: the next process compiles again
+                    write_whole(self._file, code.to_bytes())
+            self._loop = Loop(code, self._signature)
+        return self._loop
+
+    def _start(self) -> None:
+        """Start the part's thread. If no more threads are allowed, the plain form serves until a later call can."""
         with _LEASES_LOCK:
-            if self._thread is not None or self._ready is not None or not self._is_wanted():
-                return True
-            self._thread = _started(self._run, f"penstock-load-{self._name}", *self._child())
-        # No more threads are allowed, or the interpreter is shutting down: loading can do without.
-        return self._thread is not None or not self.is_cached
+            if self._thread is None and self._loop is None and self._is_wanted():
+                thread = threading.Thread(
+                    target=self._run, name=f"penstock-compile-{self._name}", daemon=True
+                )
+                with contextlib.suppress(
+                    RuntimeError
+                ):  # no more are allowed, or the interpreter is shutting down
+                    thread.start()
+                    self._thread = thread
 
-    def _run(self, command: list[str], environment: dict[str, str]) -> None:
-        """Have the part compiled, and load it where that is done aside: what the part's thread does."""
+    def _run(self) -> None:
+        """Have the part compiled: what its thread does. Whoever asks next loads it."""
         with _LEASES_LOCK:
             self._thread = threading.current_thread()  # also if an interrupt kept `_start` from noting it
         try:
-            if not self.is_cached:
-                self._run_child(command, environment)
-            if self._is_for_caller or not self.is_cached:
-                return
-            # In this order: `stop`, after the last lease, looks whether to wait for loading.
-            self._is_loading = self._loads_aside
-            if self._is_loading and self._is_wanted():
-                self._try()
+            self._run_child(is_waited_for=False)
         finally:
-            self._is_loading = False
             with _LEASES_LOCK:
                 self._thread = None
 
     def _is_wanted(self) -> bool:
         return bool(_LEASES) and not self._is_refused
 
-    def _try(self) -> None:
-        """Load or compile the part. If that fails, report it and leave the work to the plain form."""
-        try:
-            self.wait()
-        except Exception as error:
-            self._is_broken = True
-            _report(f"{self.what} cannot be compiled: {self._meanwhile} from here on: {error}")
+    def _run_child(self, *, is_waited_for: bool) -> None:
+        """Compile in a child until it ends, or until nobody wants it any more; note what follows from how it ended.
 
-    def _child(self) -> tuple[list[str], dict[str, str]]:
-        """Return command and environment of the child that compiles."""
+        is_waited_for: whether the caller cannot do without.
+        """
+        if not is_waited_for and not self._is_wanted():
+            return
+        if not _has_interpreter():
+            self._is_for_this_process = True
+            return
         # Entries of other types are legal there, and nothing is imported from them.
         places = [place for place in sys.path if isinstance(place, str) and place]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
         environment.pop("PYTHONINSPECT", None)
-        words = [str(os.getpid()), self._module, self._name, str(self.folder)]
-        return [sys.executable, "-P", "-c", _PROGRAM, *words], environment
-
-    def _run_child(self, command: list[str], environment: dict[str, str]) -> None:
-        """Compile in a child until it ends, or until nobody wants it any more; note what follows from how it ended."""
-        if not self._is_wanted():
-            return
+        words = [str(os.getpid()), self._module, self._name, str(self._file)]
+        process = None
         # The child inherits the mask: signals stay pending until it ignores them.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS_OF_THE_JOB)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS_OF_THE_JOB)
         try:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,  # needs no folder for temporary files
-                bufsize=0,
-                process_group=0,  # its own: signals to the training's group do not reach it
-            )
-        except (OSError, ValueError):  # no more processes are allowed, or this is no Python interpreter
-            self._is_for_caller = True
-            return
-        except RuntimeError:  # this interpreter is shutting down
-            return
-        with process:
             try:
-                code, written = self._watch(process)
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _PROGRAM, *words],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,  # needs no folder for temporary files
+                    bufsize=0,
+                    process_group=0,  # its own: signals to the training's group do not reach it
+                )
+            except (OSError, ValueError):  # no more processes are allowed, or this is no Python interpreter
+                self._is_for_this_process = True
+                return
+            except RuntimeError:  # this interpreter is shutting down
+                return
             finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            code, written = self._watch(process, is_waited_for)
+        finally:
+            if process is not None:
                 process.kill()
+                with process:
+                    pass
         if code is None or self.is_cached:
             return
-        if code < 0:
+        if code < 0 and not is_waited_for:
             # Out of memory, or the job is ending: not the time to compile in the training itself.
             self._is_refused = True
             line = f"the process that compiled {self.what} was killed: {self._meanwhile} from here on"
         else:
-            self._is_for_caller = True
+            self._is_for_this_process = True
             lines = [line for line in written if line != _COMPILES] or [f"code {code}"]
             line = f"the process that compiled {self.what} failed ({lines[-1]}): this process compiles it"
         _report(line)
 
-    def _watch(self, process: subprocess.Popen[bytes]) -> tuple[int | None, list[str]]:
+    def _watch(self, process: subprocess.Popen[bytes], is_waited_for: bool) -> tuple[int | None, list[str]]:
         """Return the child's exit code and what it wrote, by lines; a code of None if nobody wants it any more.
 
         Report, once, that it compiles. Children of other ranks only wait for the lock.
@@ -270,19 +293,18 @@ class Part:
         assert process.stderr is not None
         os.set_blocking(process.stderr.fileno(), False)
         late, written, code = time.monotonic() + PATIENCE_SECONDS, b"", None
-        while code is None and self._is_wanted():
+        what = "waiting for it" if is_waited_for else f"{self._meanwhile} until then"
+        while code is None and (is_waited_for or self._is_wanted()):
             with contextlib.suppress(queue.Empty):
                 self._wake.get(timeout=_POLL_SECONDS)
             code = process.poll()
             written += process.stderr.read() or b""
-            if time.monotonic() >= late and f"{_COMPILES}\n".encode() in written:
-                self._report_once(
-                    f"compiling {self.what}, once on this machine: {self._meanwhile} until then"
-                )
+            if time.monotonic() >= late and (is_waited_for or f"{_COMPILES}\n".encode() in written):
+                self._report_once(f"compiling {self.what}, once on this machine: {what}")
         return code, written.decode(errors="replace").strip().splitlines()
 
     def stop(self, *, for_good: bool = False) -> None:
-        """Wait until the part's thread has ended the child or has loaded. for_good: start no other child.
+        """Wait until the part's thread has ended the child. for_good: start no other child.
 
         The thread ends by itself, too, once no lease is open.
         """
@@ -291,40 +313,17 @@ class Part:
         if thread is not None and thread is not threading.current_thread():
             self._wake.put(None)
             # A thread that hangs in a file system starts no child after that.
-            thread.join(_LOAD_SECONDS if self._is_loading else _STOP_SECONDS)
+            thread.join(_STOP_SECONDS)
 
     def after_fork(self, *, is_loading_elsewhere: bool) -> None:
         """Leave child and threads to the parent, whose other threads may have held the locks.
 
-        is_loading_elsewhere: whether a thread of the parent was still loading, so that numba's locks stay held here.
+        is_loading_elsewhere: whether a thread of the parent was still loading or compiling, whose locks stay held here.
         """
         self._making, self._wake = threading.Lock(), queue.SimpleQueue()
-        self._thread, self._is_loading = None, False
+        self._thread = None
         self._is_lost = is_loading_elsewhere
         self._is_broken = self._is_broken or is_loading_elsewhere
-
-    @contextlib.contextmanager
-    def _reported_late(self) -> Iterator[None]:
-        if self.is_cached:  # loading starts no timer: the interpreter may be shutting down
-            yield
-            return
-        line = f"compiling {self.what}, once on this machine: waiting for it"
-        end: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-        def report() -> None:
-            try:
-                end.get(timeout=PATIENCE_SECONDS)
-            except queue.Empty:
-                self._report_once(line)
-
-        thread = None
-        try:
-            thread = _started(report, f"penstock-report-{self._name}")
-            yield
-        finally:
-            end.put(None)
-            if thread is not None:
-                thread.join()
 
     def _report_once(self, line: str) -> None:
         if not self._is_reported:
@@ -351,16 +350,6 @@ def _has_interpreter() -> bool:
     return bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
-def _started(work: Callable[..., None], name: str, *words: Any) -> threading.Thread | None:
-    """Start a thread; return None if there can be none: no more are allowed, or the interpreter is shutting down."""
-    thread = threading.Thread(target=work, name=name, args=words, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        return None
-    return thread
-
-
 # -- The end of the process, and forks ---------------------------------------------------------------------
 
 
@@ -369,8 +358,6 @@ def _at_exit() -> None:
     with _interrupts_ignored():
         for part in PARTS:
             part.stop(for_good=True)
-    if _was_loaded_by_a_thread:
-        _end_by_interrupt_again()
 
 
 @contextlib.contextmanager
@@ -387,33 +374,17 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
-def _end_by_interrupt_again() -> None:
-    """Let the process end by SIGINT if an unhandled KeyboardInterrupt ends the program.
-
-    CPython remembers that in a flag that is reset whenever a string is executed, and numba's import executes strings.
-    The same function sets it again: run_eval_code_obj in CPython 3.11's Python/pythonrun.c. An interactive
-    interpreter survives an interrupt, and ends as usual.
-    """
-    if getattr(sys, "last_type", None) is KeyboardInterrupt and not hasattr(sys, "ps1"):
-        with contextlib.suppress(KeyboardInterrupt):
-            exec("raise KeyboardInterrupt", {})
-
-
 _forking = threading.local()
 
 
 def _before_fork() -> None:
-    """Wait for a thread that loads: numba's locks, and those of imports, would stay held in the forked process.
+    """Wait for a thread that loads or compiles: its locks would stay held in the forked process.
 
     What a hook raises is printed and dropped, so an interrupt ends the wait, and is raised after the fork.
     """
     _forking.has_lock = _forking.is_interrupted = False
     try:
-        patience = min(PATIENCE_SECONDS, _LOAD_SECONDS)
-        _forking.has_lock = _LOADING.acquire(timeout=patience)
-        if not _forking.has_lock and (seconds := _LOAD_SECONDS - patience) > 0:
-            _report(f"a fork waits for a thread that compiles or loads kernels, {seconds:.0f} s at most")
-            _forking.has_lock = _LOADING.acquire(timeout=seconds)
+        _forking.has_lock = _LOADING.acquire(timeout=_LOAD_SECONDS)
     except KeyboardInterrupt:
         _forking.is_interrupted = True
         _forking.has_lock = _LOADING._is_owned()  # type: ignore[attr-defined]  # raised after acquire, before the name
@@ -423,7 +394,8 @@ def _after_fork_in_parent() -> None:
     if getattr(_forking, "has_lock", False):
         _LOADING.release()
     if getattr(_forking, "is_interrupted", False):
-        _started(_interrupt_soon, "penstock-interrupt")
+        with contextlib.suppress(RuntimeError):  # no more threads are allowed
+            threading.Thread(target=_interrupt_soon, name="penstock-interrupt", daemon=True).start()
 
 
 def _interrupt_soon() -> None:
@@ -447,49 +419,21 @@ os.register_at_fork(
 
 # -- Compiling ---------------------------------------------------------------------------------------------
 
-
-def _compile(
-    module: str, name: str, folder: Path | None, begin: Callable[[], None] = lambda: None
-) -> ModuleType:
-    """Compile a part, or load it if another process compiled it; return its module.
-
-    begin: called when it is this process that compiles, with the lock held.
-    """
-    if folder is None:
-        return _loaded(module, name, "")
-    mark = mark_of(folder, name)
-    with contextlib.ExitStack() as stack:
-        if not mark.exists():
-            stack.enter_context(_locked(folder / "lock", mark.exists))
-            if not mark.exists():
-                begin()
-        loaded = _loaded(module, name, str(folder))
-        if not mark.exists():
-            with contextlib.suppress(OSError):  # a full disk: the next process compiles again
-                mark.touch()
-        return loaded
-
-
-#: Held while a thread imports numba, loads or compiles. Reentrant: the thread that loads may fork.
+#: Held while a thread loads or compiles. Reentrant: that thread may fork.
 _LOADING = threading.RLock()
-_was_loaded_by_a_thread = False
 
 
-def _loaded(module: str, name: str, folder: str) -> ModuleType:
-    """Import a module whose kernels are kept in a folder, and compile or load a part of it."""
-    global _was_loaded_by_a_thread
-    with _LOADING:
-        if threading.current_thread() is not threading.main_thread():
-            _was_loaded_by_a_thread = True
-        config: Any = importlib.import_module("numba").config
-        before = config.CACHE_DIR
-        config.CACHE_DIR = folder or before
-        try:
-            loaded = importlib.import_module(module)
-        finally:
-            config.CACHE_DIR = before
-        loaded.compile_part(name)
-        return loaded
+def _compiled(module: str, name: str, folder: Path | None) -> MachineCode:
+    """Compile a part. folder: keeps its callees, so that a process that takes over need not begin anew."""
+    config: Any = importlib.import_module("numba").config
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(folder or before)
+    try:
+        kernels: Any = importlib.import_module(module)
+    finally:
+        config.CACHE_DIR = before
+    code: MachineCode = kernels.compile_part(name)
+    return code
 
 
 @contextlib.contextmanager
@@ -515,9 +459,11 @@ def _serve() -> None:
     # Not nice: threads that decode on all processors would starve the compiler that speeds them up.
     parent, module, name, place = sys.argv[1:]
     threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
-    folder = Path(place)
-    _compile(module, name, folder, begin=lambda: print(_COMPILES, file=sys.stderr, flush=True))
-    mark_of(folder, name).touch()  # raises what the disk refuses, which the training reports
+    file = Path(place)
+    with _locked(file.parent / "lock", file.exists):
+        if not file.exists():
+            print(_COMPILES, file=sys.stderr, flush=True)
+            write_whole(file, _compiled(module, name, file.parent).to_bytes())
 
 
 def _end_with(parent: int) -> None:

@@ -11,10 +11,14 @@ import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.core.cgutils import alloca_once, memset
 from numba.core.dispatcher import Dispatcher
+from numba.extending import intrinsic
 
 from penstock.errors import ConfigError
+from penstock.machine_code import MachineCode, Signature
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,23 +33,98 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     return compiled
 
 
+def entry(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile a kernel that is called as machine code only (`machine_code`), which the caller keeps."""
+    options: Any = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    compiled: Callable[P, R] = njit(**options)(function)
+    return compiled
+
+
 def inlined(function: Callable[P, R]) -> Callable[P, R]:
     """Compile a small function into each kernel that calls it, where a call with many arrays would cost more."""
     compiled: Callable[P, R] = njit(nogil=True, inline="always")(function)
     return compiled
 
 
-def compile_for(function: Callable[..., Any], *types: Any, only: bool = False) -> None:
-    """Compile a kernel for one signature, or load it from the cache.
+def machine_code(function: Callable[..., Any], signature: Signature) -> MachineCode:
+    """Compile a kernel as a function that is called without numba. function: made by `entry`.
 
-    only: raise TypeError when the kernel is called with other types, instead of compiling it for them.
-    Raises: ConfigError where numba is switched off.
+    Raises: ConfigError where numba is switched off; TypeError naming what the kernel calls that a process without numba
+        does not have, as what allocates an array does, and where numba's calling convention is another.
     """
     if not isinstance(function, Dispatcher):
         raise ConfigError("numba is switched off: unset NUMBA_DISABLE_JIT")
-    function.compile(types)
-    if only:
-        function.disable_compile()
+    known: Any = types
+
+    def numba_type(kind: str | tuple[str, ...]) -> Any:
+        if isinstance(kind, tuple):
+            return known.Tuple([numba_type(each) for each in kind])
+        item, dimensions = Signature.array_of(kind)
+        return known.Array(getattr(known, item), dimensions, "C") if dimensions else getattr(known, kind)
+
+    arguments = tuple(map(numba_type, signature.arguments))
+    function.compile(arguments)
+    compiled: Any = function.overloads[arguments]
+    name, module = compiled.fndesc.llvm_func_name, compiled.library._final_module
+    needed = {each.name for each in module.functions if each.is_declaration}
+    if missing := sorted(name for name in needed - _OF_THE_C_LIBRARY if not name.startswith("llvm.")):
+        raise TypeError(f"{function.py_func.__name__} needs {', '.join(missing)}, which only numba has")
+    (declared,) = (line for line in signature.called_by(name).splitlines() if line.startswith("declare i32"))
+    expected = declared.partition("(")[2]
+    if (found := str(module.get_function(name).global_value_type)) != f"i32 ({expected}":
+        raise TypeError(f"this release of numba has {found} where Penstock expects i32 ({expected}")
+    return MachineCode(name, compiled.library._get_compiled_object())
+
+
+#: What a loop may call; `penstock.machine_code` has the last one.
+_OF_THE_C_LIBRARY = frozenset(["memset", "memcpy", "memmove", "log2", "NRT_MemInfo_call_dtor"])
+
+
+def _bare_array(context: Any, builder: Any, kind: Any, address: Any, shape: list[Any]) -> Any:
+    """Return a C-contiguous array whose memory somebody else owns."""
+    array = context.make_array(kind)(context, builder)
+    item = context.get_constant(types.intp, kind.dtype.bitwidth // 8)
+    strides = [item]
+    for length in reversed(shape[1:]):
+        strides.insert(0, builder.mul(strides[0], length))
+    data = builder.bitcast(address, context.get_data_type(kind.dtype).as_pointer())
+    context.populate_array(
+        array, data=data, shape=shape, strides=strides, itemsize=item, meminfo=None, parent=None
+    )
+    return array._getvalue()
+
+
+def _array_at(typing: Any, address: Any, shape: Any, dtype: Any) -> Any:
+    known: Any = types
+    kind = known.Array(dtype.dtype, len(shape), "C")
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        lengths = [builder.extract_value(arguments[1], i) for i in range(len(shape))]
+        place = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+        return _bare_array(context, builder, kind, place, lengths)
+
+    return kind(address, shape, dtype), generate
+
+
+def _stack_zeros(typing: Any, dtype: Any, length: Any) -> Any:
+    known: Any = types
+    kind = known.Array(dtype.dtype, 1, "C")
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        room = ir.Constant(ir.IntType(64), length.literal_value)
+        place: Any = alloca_once(builder, context.get_data_type(dtype.dtype), size=room)  # type: ignore[no-untyped-call]
+        nbytes = ir.Constant(ir.IntType(64), length.literal_value * dtype.dtype.bitwidth // 8)
+        memset(builder, place, nbytes, 0)  # type: ignore[no-untyped-call]
+        return _bare_array(context, builder, kind, place, [room])
+
+    return kind(dtype, length), generate
+
+
+#: Return a C-contiguous array of a shape and dtype at an address.
+array_at: Callable[..., Any] = intrinsic(_array_at)
+#: Return zeros of a dtype and a constant length. The array ends with the kernel that calls this, which must not return
+#: it: it is on the stack, where numba's own arrays need numba.
+stack_zeros: Callable[..., Any] = intrinsic(prefer_literal=True)(_stack_zeros)
 
 
 def _import_without_scipy() -> None:

@@ -5,7 +5,7 @@ The folder is Penstock's own: $PENSTOCK_CACHE, else `penstock` in $NUMBA_CACHE_D
 the process ends. Kernels found in a folder that cannot be written, as in a read-only image, are copied to the next one.
 
 Each set of sources, numba version and settings has a folder of its own (`_version`). One that nobody has used for 30
-days is removed. A mark in it says which part was compiled for which processor.
+days is removed. A file in it holds the machine code of one part for one kind of processor.
 
 Decided in docs/decisions/0016-compiling-beside-the-training.md.
 """
@@ -25,6 +25,8 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+from penstock.machine_code import Signature
+
 _UNUSED_SECONDS = 30 * 24 * 3600
 
 
@@ -35,9 +37,10 @@ def cache_folder(module: str) -> Path | None:
     return _writable_folder(_version(Path(str(found.origin)).parent))
 
 
-def mark_of(folder: Path, part: str) -> Path:
-    """Return the file whose presence says that a part was compiled for a processor such as this one."""
-    return folder / f"{part}-{_processor()}"
+def file_of(folder: Path, part: str, signature: Signature) -> Path:
+    """Return the file of a part's machine code for a processor such as this one."""
+    types = hashlib.sha256(repr(signature).encode()).hexdigest()[:8]
+    return folder / f"{part}-{types}-{_processor()}".replace(" ", "-")
 
 
 @functools.cache
@@ -58,7 +61,7 @@ def _version(sources: Path) -> str:
     )
     known = [str(sources), version("numba"), version("llvmlite"), platform.python_version(), *settings]
     digest = hashlib.sha256("\n".join(known).encode())
-    for path in sorted(sources.glob("*kernels.py")):
+    for path in (*sorted(sources.glob("*kernel*.py")), Path(__file__).with_name("kernel.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

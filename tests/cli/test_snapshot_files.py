@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from penstock.checkpoint.store import SnapshotStore
 from penstock.cli import snapshot_files
 from penstock.cli.main import main
 from penstock.errors import ConfigError, DataError
+from penstock.machine_code import Loop
 
 
 def run(*arguments: object) -> None:
@@ -50,14 +50,14 @@ def test_a_checkpoint_goes_in_and_out_again(tmp_path: Path, capsys: pytest.Captu
 def test_an_import_waits_for_the_codec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training encodes its next snapshot anyway; an import is stored once, and stays as it is."""
     torch.save({"weight": torch.zeros(3)}, tmp_path / "m.pt")
-    loops = ours.KERNELS["encode", "u4"].wait()
+    loop = ours.KERNELS["encode", "u4"].wait()
     waited: list[str] = []
 
     class Slow:
-        def ask(self) -> ModuleType | None:
+        def ask(self) -> Loop | None:
             if compiling._plain_forms_are_off:
                 waited.append("for the compiler")
-                return loops
+                return loop
             return None
 
     monkeypatch.setitem(ours.KERNELS, ("encode", "u4"), Slow())

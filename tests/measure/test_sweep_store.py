@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError, FormatError
+from penstock.files import write_whole
 from penstock.measure.sweep import Outcome, Point, Task
-from penstock.measure.sweep_store import NAME, KeptPoints, write_whole
+from penstock.measure.sweep_store import NAME, KeptPoints
 
 TASK = Task(Point(4, 1, 2, 3), "frequency")
 DONE = Outcome("done", run_seconds=1.5, stall_seconds=0.25, took_seconds=3.0)

@@ -133,9 +133,10 @@ def _plan(options: argparse.Namespace) -> None:
 
 
 def _plan_sweep(options: argparse.Namespace) -> None:
+    from penstock.files import write_whole
     from penstock.measure.sweep_answer import answer_values, judge, parquet_of, price_decimals
     from penstock.measure.sweep_ranges import parse_prices
-    from penstock.measure.sweep_store import KeptPoints, write_whole
+    from penstock.measure.sweep_store import KeptPoints
     from penstock.units import parse_seconds, parse_share
 
     within = parsed("--within", parse_share, options.within)

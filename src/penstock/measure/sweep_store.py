@@ -102,16 +102,6 @@ class KeptPoints:
         return kept
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that is either whole or the one that was there before."""
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    try:
-        unfinished.write_bytes(data)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
 def _force_entry(folder: Path) -> None:
     """Make sure that the file's name survives a crash, as its bytes do."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -9,15 +9,12 @@ Measured: docs/decisions/0012-own-codec.md.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numba import types
 from numpy.typing import NDArray
 
 from penstock.checkpoint.codecs._bits_kernels import item_bytes, left, prefetch, store_word
 from penstock.checkpoint.codecs._tans_kernels import (
-    MOST_TABLE_LOG,
     Int,
     Words,
     build_reading,
@@ -27,10 +24,6 @@ from penstock.checkpoint.codecs._tans_kernels import (
     write,
 )
 from penstock.checkpoint.codecs._words_kernels import (
-    CHUNK,
-    FINEST,
-    MOST_EXACT,
-    PLANE_KEYS,
     Bytes,
     from_differences,
     from_planes,
@@ -44,38 +37,46 @@ from penstock.checkpoint.codecs._words_kernels import (
     to_planes,
 )
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, Kind
-from penstock.kernel import compile_for, inlined, kernel
+from penstock.checkpoint.codecs.kernel_sizes import (
+    BAD_FREQUENCIES,
+    BAD_HEADER,
+    BAD_LENGTH,
+    BAD_STREAM,
+    BAD_SYMBOLS,
+    CHUNK,
+    COUNTS,
+    FINEST,
+    HEADER_BYTES,
+    MOST_CONTEXTS,
+    MOST_EXACT,
+    MOST_EXACT_KEYS,
+    MOST_EXPONENTS,
+    MOST_GROUPS,
+    MOST_IN_GROUPS,
+    MOST_KEYS,
+    MOST_STATES,
+    MOST_SYMBOLS,
+    MOST_TABLE_LOG,
+    NEARLY_EQUAL,
+    PAD_BYTES,
+    PLANE_KEYS,
+    ROOM,
+    SIGNATURES,
+    STATES_BYTES,
+    TABLES_COUNTS,
+    WELL,
+)
+from penstock.kernel import entry, inlined, kernel, machine_code, stack_zeros
+from penstock.machine_code import MachineCode
 
-#: Keys of a context: the exact ones, and those of longer 64-bit differences.
-MOST_KEYS = (1 << MOST_EXACT) + ((64 - MOST_EXACT) << FINEST)
-#: Tables of a block: contexts by the reference's exponent times groups of what came before.
-MOST_CONTEXTS, MOST_GROUPS = 16, 4
 #: Values of a run that is looked at, and how many blocks of fewer values are looked at whole.
 RUN = 256
 WHOLE = 16 * RUN
-#: Fixed part of a payload, what ends the tables (four states, bits in the stream), and what follows the stream.
-HEADER_BYTES, STATES_BYTES, PAD_BYTES = 10, 12, 8
 
 STORED, EQUAL, PLANE, DIFFERENCE = (
     int(kind) for kind in (Kind.STORED, Kind.EQUAL, Kind.PLANE, Kind.DIFFERENCE)
 )
-#: Exponents are at most of 11 bits.
-MOST_EXPONENTS = 2048
 NO_SYMBOL = 65535
-#: Estimates of a block's size that differ by less may be wrong about which is smaller: they are made from one value in
-#: 16 or 64, and count no tables.
-NEARLY_EQUAL = 0.02
-#: A chunk, and a value of each lane before it.
-ROOM = CHUNK + 4
-#: Sizes of scratch arrays.
-SCRATCH = 3 * ROOM + MOST_EXPONENTS + 2 * MOST_KEYS + 2 * BLOCK_VALUES
-TABLES_COUNTS = MOST_CONTEXTS * (MOST_KEYS + MOST_GROUPS)
-COUNTS = PLANE_KEYS + 1 + 2 * TABLES_COUNTS + 2 * MOST_KEYS + 1
-STATES = (MOST_CONTEXTS + 1) << MOST_TABLE_LOG
-STEPS = MOST_CONTEXTS * MOST_KEYS
-#: Three chunks, and the runs that are looked at of values and reference, all of a block at most.
-BUFFER = 3 * ROOM + 2 * BLOCK_VALUES
-TABLE = MOST_CONTEXTS << MOST_TABLE_LOG
 
 _0, _1 = np.uint64(0), np.uint64(1)
 #: A bare number as an argument would have the called loop compiled for itself.
@@ -191,7 +192,7 @@ def _choose_symbols(
             bit += 1
         highest = bit
     exact = FINEST
-    finenesses, sums = np.zeros(65, np.int64), np.empty(most_exact, np.int64)
+    finenesses, sums = stack_zeros(np.int64, 65), stack_zeros(np.int64, MOST_EXACT_KEYS)
     rest_bits = 0.0
     for bit in range(highest + 1):
         if bit < MOST_EXACT:
@@ -313,7 +314,7 @@ def _gain_of_groups(
     _count_symbols(
         some, exponents[: some.size], symbol_of_key, bases, thresholds, symbols - 1, symbols, counts
     )
-    together = np.zeros(symbols, np.uint32)
+    together = stack_zeros(np.uint32, MOST_SYMBOLS)[:symbols]
     bits, total = 0.0, 0
     for group in range(groups):
         of_group = counts[group * symbols : (group + 1) * symbols]
@@ -395,8 +396,8 @@ def _merge_contexts(
     Returns: how many are left, and what symbols and tables cost, in bits of the block.
     """
     symbols = by_symbol.size // contexts
-    costs, gains = np.zeros(MOST_CONTEXTS), np.zeros(MOST_CONTEXTS)
-    joined = np.zeros(symbols, np.uint32)
+    costs, gains = stack_zeros(np.float64, MOST_CONTEXTS), stack_zeros(np.float64, MOST_CONTEXTS)
+    joined = stack_zeros(np.uint32, MOST_IN_GROUPS)[:symbols]
     first, last = 0, contexts - 1
     for context in range(contexts):
         own = by_symbol[context * symbols : (context + 1) * symbols]
@@ -449,19 +450,21 @@ def _choose_tables(
     symbol_of_key: NDArray[np.uint16],
     symbol_of_finest: NDArray[np.uint16],
     rests: Bytes,
+    boundaries: NDArray[np.uint16],
+    few_boundaries: NDArray[np.uint16],
+    group_starts: NDArray[np.uint16],
 ) -> tuple[Int, float, Int, Int, NDArray[np.uint16], NDArray[np.uint16], NDArray[np.uint32]]:
     """Choose the symbols, contexts and groups of differences.
 
     sampled_keys, sampled_exponents, key_counts: of the values looked at, of `size`, from `_count_differences`.
     bases: uint16[exponents], scratch; of one exponent where there are no contexts. counts: scratch; key_counts is at
         its 2 * TABLES_COUNTS. symbol_of_key, symbol_of_finest, rests: overwritten, as in `_choose_symbols`.
+    boundaries, few_boundaries, group_starts: uint16[MOST_CONTEXTS] twice and uint16[MOST_GROUPS], zeros, scratch.
     Returns: how many symbols; the bits of the values looked at; the logarithm of how many keys are exact; how many
-        symbols were seen; the boundaries of contexts; the first symbols of groups but the first; what was seen,
-        uint32[contexts * groups * symbols], a part of `counts`.
+        symbols were seen; the boundaries of contexts and the first symbols of groups but the first, parts of the last
+        arguments; what was seen, uint32[contexts * groups * symbols], a part of `counts`.
     """
     contexts, few, exact, bits_of_symbol = 1, 1, FINEST, 0.0
-    boundaries, few_boundaries = np.zeros(MOST_CONTEXTS, np.uint16), np.zeros(MOST_CONTEXTS, np.uint16)
-    group_starts = np.zeros(MOST_GROUPS - 1, np.uint16)
     thresholds = group_starts[:0]
     scale = size / sampled_keys.size
     # A frequency takes some 10 bits, and misses by some more what it is in all of the block (Rissanen: half a
@@ -803,10 +806,10 @@ def _put_tables(
     groups = thresholds.size + 1
     tables = contexts * groups
     symbols = by_symbol.size // tables
-    spread = np.empty(1 << table_log, np.uint16)
-    frequencies = np.empty(symbols, np.int64)
-    counted = np.empty(symbols, np.int64)
-    steps_of_symbol = np.zeros(symbols, np.uint64)
+    spread = stack_zeros(np.uint16, MOST_STATES)
+    frequencies = stack_zeros(np.int64, MOST_SYMBOLS)[:symbols]
+    counted = stack_zeros(np.int64, MOST_SYMBOLS)[:symbols]
+    steps_of_symbol = stack_zeros(np.uint64, MOST_SYMBOLS)[:symbols]
     for context in range(tables):
         total = 0
         for symbol in range(symbols):
@@ -885,7 +888,7 @@ def _add_groups(
         places[i] += step * ((key >= first) + (key >= second) + (key >= third))
 
 
-@kernel
+@entry
 def encode(
     values: Bytes,
     reference: Bytes,
@@ -970,9 +973,14 @@ def encode(
 
     # As differences: to the reference, or to zero where there is none and the values are no floats.
     difference_bits, symbols, contexts, exact, seen = np.inf, 0, 1, FINEST, 0
-    boundaries, thresholds = np.zeros(0, np.uint16), np.zeros(0, np.uint16)
+    boundary_room, few_boundaries = (
+        stack_zeros(np.uint16, MOST_CONTEXTS),
+        stack_zeros(np.uint16, MOST_CONTEXTS),
+    )
+    group_starts = stack_zeros(np.uint16, MOST_GROUPS)
+    boundaries, thresholds = boundary_room[:0], group_starts[:0]
     width = 256 if is_byte else MOST_KEYS
-    rests = np.zeros(MOST_KEYS + MOST_GROUPS, np.uint8)
+    rests = stack_zeros(np.uint8, MOST_SYMBOLS)
     sampled_keys = sampled[: sample.size]
     sampled_exponents = sampled[BLOCK_VALUES : BLOCK_VALUES + sample.size]
     by_symbol = counts[PLANE_KEYS + 1 :]
@@ -1007,6 +1015,9 @@ def encode(
             symbol_of_key,
             symbol_of_finest,
             rests,
+            boundary_room,
+            few_boundaries,
+            group_starts,
         )
         contexts = boundaries.size + 1
         if not is_byte:
@@ -1051,7 +1062,7 @@ def encode(
         table_log = 12
     at = _put_header(table_log, shift, first_lead, boundaries, thresholds, rests[:symbols], out)
     # From here on what a key says, not what its symbol says.
-    first_keys = np.zeros(groups - 1, np.uint16)
+    first_keys = stack_zeros(np.uint16, MOST_GROUPS)[: groups - 1]
     for group in range(groups - 1):
         key = 0
         while symbol_of_key[key] < thresholds[group]:
@@ -1074,13 +1085,13 @@ def encode(
     )
     if at + STATES_BYTES + PAD_BYTES >= values.size:
         return STORED, values.size, alone_bytes
-    before = np.zeros(4, np.uint16)
+    before = stack_zeros(np.uint16, 4)
 
-    writer = np.zeros(7, np.uint64)
+    writer = stack_zeros(np.uint64, 7)
     for i in range(4):
         writer[i] = 1 << table_log
     writer[4] = at + STATES_BYTES
-    soon = np.zeros(3, np.uint64)
+    soon = stack_zeros(np.uint64, 3)
     soon[2] = item
     end = size
     while end > 0:
@@ -1141,11 +1152,7 @@ def encode(
     return kind, length + PAD_BYTES, alone_bytes
 
 
-#: What `decode` returns: all is well, or what is wrong.
-WELL, BAD_HEADER, BAD_SYMBOLS, BAD_FREQUENCIES, BAD_LENGTH, BAD_STREAM = range(6)
-
-
-@kernel
+@entry
 def decode(
     payload: Bytes,
     kind: Int,
@@ -1188,14 +1195,14 @@ def decode(
     ):
         return BAD_HEADER
 
-    boundaries = np.zeros(MOST_CONTEXTS, np.uint16)
+    boundaries = stack_zeros(np.uint16, MOST_CONTEXTS)
     at = np.int64(HEADER_BYTES)
     for context in range(contexts - 1):
         boundaries[context] = _short_at(payload, at)
         if context > 0 and boundaries[context] >= boundaries[context - 1]:
             return BAD_HEADER
         at += 2
-    group_of = np.zeros(symbols + groups, np.uint8)
+    group_of = stack_zeros(np.uint8, MOST_SYMBOLS)[: symbols + groups]
     for group in range(1, groups):
         start = _short_at(payload, at)
         at += 2
@@ -1205,8 +1212,8 @@ def decode(
             group_of[symbol] += 1
         for symbol in range(symbols + group, symbols + groups):
             group_of[symbol] += 1
-    rests = np.zeros(symbols + groups, np.uint8)
-    leads = np.zeros(symbols + groups, np.uint32)
+    rests = stack_zeros(np.uint8, MOST_SYMBOLS)[: symbols + groups]
+    leads = stack_zeros(np.uint32, MOST_SYMBOLS)[: symbols + groups]
     first, symbol = _0, 0
     for run in range(runs):
         rest, same = np.int64(payload[at]), np.int64(payload[at + 1])
@@ -1224,8 +1231,8 @@ def decode(
         return BAD_SYMBOLS
     for symbol in range(symbols, symbols + groups):
         rests[symbol] = word_bits - shift
-    spread = np.empty(1 << table_log, np.uint16)
-    frequencies = np.empty(symbols + groups, np.int64)
+    spread = stack_zeros(np.uint16, MOST_STATES)
+    frequencies = stack_zeros(np.int64, MOST_SYMBOLS)[: symbols + groups]
     for context in range(contexts * groups):
         at = _take_frequencies(payload, at, frequencies)
         total = 0
@@ -1236,7 +1243,7 @@ def decode(
         build_reading(frequencies, table_log, rests, leads, group_of, table[context << table_log :], spread)
     if at + STATES_BYTES + PAD_BYTES > payload.size:
         return BAD_LENGTH
-    reader = np.zeros(5, np.uint64)
+    reader = stack_zeros(np.uint64, 5)
     for i in range(4):
         reader[i] = _short_at(payload, at + 2 * i)
         if reader[i] >> np.uint64(table_log) != _0:
@@ -1251,7 +1258,7 @@ def decode(
     words, new, old = buffer[:CHUNK], buffer[CHUNK : 2 * CHUNK], buffer[2 * CHUNK : 3 * CHUNK]
     for i in range(CHUNK):
         firsts[i], old[i] = 0, 0
-    soon = np.zeros(3, np.uint64)
+    soon = stack_zeros(np.uint64, 3)
     soon[2] = item
     begin = _FIRST
     while begin < size:
@@ -1287,23 +1294,6 @@ def decode(
     return WELL if is_end else BAD_STREAM
 
 
-def compile_part(name: str) -> None:
-    """Compile what encodes or decodes words of one size: "encode u4", "encode u8", "decode u4" or "decode u8"."""
-    what, word = name.split()
-    known: Any = types
-    octets, shorts, counts, table, words = (
-        known.Array(item, 1, "C")
-        for item in (
-            known.uint8,
-            known.uint16,
-            known.uint32,
-            known.uint64,
-            known.uint32 if word == "u4" else known.uint64,
-        )
-    )
-    form = (known.int64,) * 5
-    if what == "encode":
-        limits = (known.int64,) * 3
-        compile_for(encode, octets, octets, *form, *limits, words, shorts, counts, shorts, table, octets)
-    else:
-        compile_for(decode, octets, known.int64, octets, *form, words, shorts, table, octets)
+def compile_part(name: str) -> MachineCode:
+    """Return what encodes or decodes words of one size: "encode u4", "encode u8", "decode u4" or "decode u8"."""
+    return machine_code(encode if name.startswith("encode") else decode, SIGNATURES[name])

@@ -30,15 +30,14 @@ from penstock.checkpoint.codecs._bits_kernels import (
     prefetch,
     store_word,
 )
-from penstock.kernel import inlined, kernel
+from penstock.checkpoint.codecs.kernel_sizes import MOST_SYMBOLS
+from penstock.kernel import inlined, kernel, stack_zeros
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint32] | NDArray[np.uint64]
 #: A count: int in Python, int64 in a loop, where every result of arithmetic has another static type.
 Int = Any
 
-#: A table has at most 2 ** 12 states.
-MOST_TABLE_LOG = 12
 #: No value takes more bits than these: 64 of its own and 12 of the state.
 MOST_VALUE_BITS = 76
 
@@ -117,7 +116,7 @@ def build_writing(
     """
     size = 1 << table_log
     _spread(frequencies, table_log, spread)
-    place = np.empty(frequencies.size, np.int64)
+    place = stack_zeros(np.int64, MOST_SYMBOLS)
     before = 0
     for symbol in range(frequencies.size):
         frequency = frequencies[symbol]
@@ -156,7 +155,9 @@ def build_reading(
     """
     size = 1 << table_log
     _spread(frequencies, table_log, spread)
-    following = frequencies.copy()
+    following = stack_zeros(np.int64, MOST_SYMBOLS)
+    for symbol in range(frequencies.size):
+        following[symbol] = frequencies[symbol]
     for slot in range(size):
         symbol = spread[slot]
         state = following[symbol]

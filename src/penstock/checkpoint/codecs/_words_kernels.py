@@ -19,20 +19,13 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint.codecs._bits_kernels import item_bytes, leading_zeros, left, right
 from penstock.checkpoint.codecs._tans_kernels import Int, Words
+from penstock.checkpoint.codecs.kernel_sizes import FINEST, PLANE_KEYS
 from penstock.kernel import kernel
 
 Bytes = NDArray[np.uint8]
 
-#: Values that go through all loops together: what is between them stays in the first-level cache.
-CHUNK = 2048
-#: Bits of a difference below its leading one that a key tells apart, where it does not tell all: its sign and two more.
-FINEST = 3
-#: Words below 2 to this are told apart wholly, where that pays.
-MOST_EXACT = 11
 #: Bytes that are compared at once.
 _PIECE = 1024
-#: Keys of a plane: exponent, highest bit of the mantissa, sign.
-PLANE_KEYS = 1024
 
 
 @kernel

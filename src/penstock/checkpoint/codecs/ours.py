@@ -21,16 +21,14 @@ A payload, all numbers little-endian:
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
+from penstock.checkpoint.codecs import kernel_sizes as sizes
 from penstock.checkpoint.codecs.codec import Codec, Coder, Decoder, Kind, Pair
 from penstock.checkpoint.dtypes import DTYPES, DType
 from penstock.checkpoint.tensors import Bytes
@@ -79,14 +77,13 @@ _FORMS = {dtype: _form_of(dtype) for dtype in DTYPES.values()}
 class _Scratch(threading.local):
     """What the loops write to beside their results, kept by each thread that encodes or decodes."""
 
-    def __init__(self, kernels: Any) -> None:
-        """kernels: the module, whose loops say how much they need."""
-        self.buffers = {word: np.empty(kernels.BUFFER, word) for word in ("u4", "u8")}
-        self.shorts = np.empty(kernels.SCRATCH, np.uint16)
-        self.counts = np.empty(kernels.COUNTS, np.uint32)
-        self.states = np.empty(kernels.STATES, np.uint16)
-        self.steps = np.empty(kernels.STEPS, np.uint64)
-        self.table = np.empty(kernels.TABLE, np.uint64)
+    def __init__(self) -> None:
+        self.buffers = {word: np.empty(sizes.BUFFER, word) for word in ("u4", "u8")}
+        self.shorts = np.empty(sizes.SCRATCH, np.uint16)
+        self.counts = np.empty(sizes.COUNTS, np.uint32)
+        self.states = np.empty(sizes.STATES, np.uint16)
+        self.steps = np.empty(sizes.STEPS, np.uint64)
+        self.table = np.empty(sizes.TABLE, np.uint64)
         self._second = np.empty(0, np.uint8)
 
     def second(self, nbytes: int) -> Bytes:
@@ -94,15 +91,6 @@ class _Scratch(threading.local):
         if self._second.size < nbytes:
             self._second = np.empty(nbytes, np.uint8)
         return self._second[:nbytes]
-
-
-def _writable(data: Bytes) -> Bytes:
-    """Return the same bytes as numba's loops are compiled for: contiguous and not marked as read-only."""
-    if data.flags.c_contiguous and data.flags.writeable:
-        return data
-    if not data.flags.c_contiguous or data.size == 0:
-        return data.copy()
-    return np.ctypeslib.as_array((ctypes.c_uint8 * data.size).from_address(data.ctypes.data))
 
 
 _NOTHING = np.empty(0, np.uint8)
@@ -113,6 +101,7 @@ KERNELS = {
     (what, word): Part(
         "penstock.checkpoint.codecs._ours_kernels",
         f"{what} {word}",
+        sizes.SIGNATURES[f"{what} {word}"],
         f"how snapshots are {what}d ({8 * int(word[1])} bits)",
         meanwhile,
     )
@@ -121,9 +110,7 @@ KERNELS = {
 }
 
 
-@functools.cache
-def _scratch(kernels: ModuleType) -> _Scratch:
-    return _Scratch(kernels)
+_scratch = functools.cache(_Scratch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +127,15 @@ class _OwnCoder:
     def encode(self, pair: Pair, out: Bytes) -> tuple[Kind, int]:
         """Encode a block, as `Coder` says; STORED while another process compiles the loops."""
         form = _FORMS[pair.dtype]
-        kernels: Any = KERNELS["encode", form.word].ask()
-        if kernels is None:
+        loop = KERNELS["encode", form.word].ask()
+        if loop is None:
             # Not even EQUAL: a snapshot of which hardly any block is encoded would keep the one before it.
             return Kind.STORED, pair.values.size
-        scratch = _scratch(kernels)
+        scratch = _scratch()
 
         def encode(reference: Bytes, out: Bytes) -> tuple[int, int, float]:
-            encoded: tuple[int, int, float] = kernels.encode(
-                _writable(pair.values),
+            encoded: tuple[int, int, float] = loop(
+                np.ascontiguousarray(pair.values),
                 reference,
                 form.item,
                 form.exponent_bits,
@@ -167,9 +154,9 @@ class _OwnCoder:
             )
             return encoded
 
-        reference = _NOTHING if pair.reference is None else _writable(pair.reference)
+        reference = _NOTHING if pair.reference is None else np.ascontiguousarray(pair.reference)
         kind, length, alone_bytes = encode(reference, out)
-        if kind in (Kind.DIFFERENCE, Kind.STORED) and alone_bytes * (1 - kernels.NEARLY_EQUAL) < length:
+        if kind in (Kind.DIFFERENCE, Kind.STORED) and alone_bytes * (1 - sizes.NEARLY_EQUAL) < length:
             # By the estimate it may be smaller without a reference: that is known once both are encoded.
             second = scratch.second(out.size)
             other_kind, other_length, _ = encode(_NOTHING, second)
@@ -204,18 +191,18 @@ CODECS: tuple[Codec, ...] = (
 def _decode_as(kind: Kind) -> Decoder:
     def decode(payload: Bytes, dtype: DType, reference: Bytes | None, out: Bytes) -> None:
         form = _FORMS[dtype]
-        kernels: Any = KERNELS["decode", form.word].wait()
-        scratch = _scratch(kernels)
+        loop = KERNELS["decode", form.word].wait()
+        scratch = _scratch()
         if kind == Kind.DIFFERENCE:
             if reference is None or reference.size != out.size:
                 raise FormatError(
                     "a block is a difference to a reference that is not given: restore that first"
                 )
-            old = _writable(reference)
+            old = np.ascontiguousarray(reference)
         else:
             old = _NOTHING
-        status = kernels.decode(
-            _writable(payload),
+        status = loop(
+            np.ascontiguousarray(payload),
             int(kind),
             old,
             form.item,
@@ -241,13 +228,12 @@ def model_bits(pair: Pair, kind: Kind, payload: Bytes) -> float:
         its symbols, and the bits beside them, which nobody can compress. Tables are not counted. For benchmarks; slow.
     """
     form = _FORMS[pair.dtype]
-    kernels: Any = KERNELS["encode", form.word].wait()
     from penstock.checkpoint.codecs import _words_kernels as loops
 
     size = pair.values.size // form.item
     new, old, words = (np.zeros(size, form.word) for _ in range(3))
     keys, exponents = np.zeros(size, np.uint16), np.zeros(size, np.uint16)
-    loops.load(_writable(pair.values), 0, form.item, new)
+    loops.load(np.array(pair.values), 0, form.item, new)
     shift, contexts = int(payload[1]), int(payload[2])
     symbols, runs, lead = (int(short) for short in payload[4:10].copy().view("<u2"))
     if kind == Kind.PLANE and form.exponent_bits:
@@ -255,13 +241,13 @@ def model_bits(pair: Pair, kind: Kind, payload: Bytes) -> float:
         loops.to_planes(new, shift, rest_bits, lead, words, keys)
     else:
         if kind == Kind.DIFFERENCE and pair.reference is not None:
-            loops.load(_writable(pair.reference), 0, form.item, old)
+            loops.load(np.array(pair.reference), 0, form.item, old)
         is_float, is_byte = form.exponent_bits > 0, form.item == 1
         places = (form.exponent_at, form.exponent_mask)
         loops.to_differences(
-            new, old, shift, is_float, is_byte, *places, loops.FINEST, words, keys, exponents
+            new, old, shift, is_float, is_byte, *places, sizes.FINEST, words, keys, exponents
         )
-    at = kernels.HEADER_BYTES
+    at = sizes.HEADER_BYTES
     boundaries = payload[at : at + 2 * (contexts - 1)].copy().view("<u2")
     at += 2 * (contexts - 1)
     groups = int(payload[3]) + 1

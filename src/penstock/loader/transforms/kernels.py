@@ -26,7 +26,9 @@ from numba.core.cgutils import alloca_once_value, for_range
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from penstock.kernel import compile_for, inlined, kernel
+from penstock.kernel import array_at, entry, inlined, kernel, machine_code
+from penstock.loader.transforms.compiled import SIGNATURES, SPARE_BYTES
+from penstock.machine_code import MachineCode
 
 _BITS = 22
 _ONE = 1 << _BITS
@@ -45,22 +47,27 @@ def weigh(
     window_length: int,
     is_flipped: bool,
     antialias: bool,
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return which pixels of one axis make up each pixel of the result, and with which weights.
+    firsts: NDArray[np.int32],
+    weights: NDArray[np.int32],
+    shares: NDArray[np.float64],
+) -> int:
+    """Say which pixels of one axis make up each pixel of the result, and with which weights.
 
     start, extent: the part of the axis that is resampled, in pixels; fractions are allowed.
     length: pixels of the axis that may contribute, from 0.
     resized: pixels that `extent` becomes; of them window_length from window_start on are wanted.
-    Returns: int32[window_length], the first contributing pixel; int32[window_length, taps], weights that sum
-        to 2**22 within rounding, zeros after the last; taps is 2, or 4 or more.
+    firsts: int32[window_length], written: the first contributing pixel.
+    weights: int32[window_length * `most_taps`], written as [window_length, taps]: they sum to 2**22 within rounding,
+        zeros after the last. shares: float64[`most_taps`], scratch.
+    Returns: taps, 2, or 4 or more.
     """
     scale = extent / resized
     stretch = max(scale, 1.0) if antialias else 1.0
-    taps = max(int(np.ceil(stretch)) * 2 + 1, _SOME)
-    firsts = np.zeros(window_length, np.int32)
-    weights = np.zeros((window_length, taps), np.int32)
-    shares = np.empty(taps, np.float64)
     widest = 0
+    for place in range(window_length):
+        center = start + (window_start + place + 0.5) * scale
+        widest = max(widest, min(length, int(center + stretch + 0.5)) - max(0, int(center - stretch + 0.5)))
+    taps = _FEW if widest <= _FEW else max(widest, _SOME)
     for place in range(window_length):
         center = start + (window_start + place + 0.5) * scale
         first = max(0, int(center - stretch + 0.5))
@@ -71,10 +78,9 @@ def weigh(
             total += shares[tap]
         target = window_length - 1 - place if is_flipped else place
         firsts[target] = first
-        for tap in range(count):
-            weights[target, tap] = int(0.5 + shares[tap] / total * _ONE)
-        widest = max(widest, count)
-    return firsts, weights[:, : _FEW if widest <= _FEW else max(widest, _SOME)].copy()
+        for tap in range(taps):
+            weights[target * taps + tap] = int(0.5 + shares[tap] / total * _ONE) if tap < count else 0
+    return taps
 
 
 @inlined
@@ -194,32 +200,92 @@ def blend_rows(blended: Any, first: int, weights: Any, totals: Any, line: Any) -
 
 
 @inlined
+def _after(place: Any, size: Any) -> Any:
+    """Return the first address of a cache line that is not before `place` and so many bytes."""
+    return (place + uint64(size + 63)) & ~uint64(63)
+
+
+@inlined
 def _prepare(
-    pixels: Any, offset: Any, stride: Any, across: Any, down: Any, antialias: Any, blended: Any
+    pixels: Any,
+    offset: Any,
+    stride: Any,
+    across: Any,
+    down: Any,
+    antialias: Any,
+    most_taps: Any,
+    scratch: Any,
 ) -> Any:
-    """Weigh both axes and blend the columns of the rows that are needed."""
+    """Weigh both axes and blend the columns of the rows that are needed.
+
+    Returns: what `blend_rows` takes: the blended rows, the first of them for each row of the result, its weights,
+        totals, and a line.
+    """
+    columns, rows = across[5], down[5]
+    place, end = uint64(scratch.ctypes.data), uint64(scratch.ctypes.data) + uint64(scratch.size)
+    if scratch.size < 8 * most_taps + 4 * (columns + rows) * (1 + most_taps) + 20 * columns + SPARE_BYTES:
+        raise MemoryError
+    shares = array_at(place, (most_taps,), np.float64)
+    place = _after(place, 8 * most_taps)
+    column_firsts = array_at(place, (columns,), np.int32)
+    place = _after(place, 4 * columns)
+    weights = array_at(place, (columns * most_taps,), np.int32)
     start, extent, length, resized, window_start, window_length, is_flipped = across
-    column_firsts, column_weights = weigh(
-        start, extent, length, resized, window_start, window_length, is_flipped, antialias
+    taps = weigh(
+        start,
+        extent,
+        length,
+        resized,
+        window_start,
+        window_length,
+        is_flipped,
+        antialias,
+        column_firsts,
+        weights,
+        shares,
     )
+    column_weights = array_at(place, (columns, taps), np.int32)
+    place = _after(place, 4 * columns * most_taps)
+    row_firsts = array_at(place, (rows,), np.int32)
+    place = _after(place, 4 * rows)
+    weights = array_at(place, (rows * most_taps,), np.int32)
     start, extent, length, resized, window_start, window_length, is_flipped = down
-    row_firsts, row_weights = weigh(
-        start, extent, length, resized, window_start, window_length, is_flipped, antialias
+    taps = weigh(
+        start,
+        extent,
+        length,
+        resized,
+        window_start,
+        window_length,
+        is_flipped,
+        antialias,
+        row_firsts,
+        weights,
+        shares,
     )
+    row_weights = array_at(place, (rows, taps), np.int32)
+    place = _after(place, 4 * rows * most_taps)
+    totals = array_at(place, (4 * columns,), np.int32)
+    place = _after(place, 16 * columns)
+    line = array_at(place, (4 * columns,), np.uint8)
+    place = _after(place, 4 * columns)
     lowest, highest = row_firsts[0], row_firsts[0]  # a loop: numba compiles `min` and `max` for a second
-    for row in range(row_firsts.size):
+    for row in range(rows):
         lowest, highest = min(lowest, row_firsts[row]), max(highest, row_firsts[row])
-    highest = min(length, highest + row_weights.shape[1])
-    row_firsts -= lowest
-    rows_needed = highest - lowest + row_weights.shape[1]
-    flat = blended[: rows_needed * 4 * column_firsts.size].reshape(rows_needed, 4 * column_firsts.size)
+    highest = min(length, highest + taps)
+    for row in range(rows):
+        row_firsts[row] -= lowest
+    # What weighs nothing may lie beyond the last.
+    blended = array_at(place, (highest - lowest + taps, 4 * columns), np.uint8)
+    if place + uint64(blended.size) > end:
+        raise MemoryError
     blend_columns(
-        pixels, offset + lowest * stride, stride, highest - lowest, column_firsts, column_weights, flat
+        pixels, offset + lowest * stride, stride, highest - lowest, column_firsts, column_weights, blended
     )
-    return flat, row_firsts, row_weights
+    return blended, row_firsts, row_weights, totals, line
 
 
-@kernel
+@entry
 def resample_to_float32(
     pixels: Any,
     offset: int,
@@ -227,7 +293,8 @@ def resample_to_float32(
     across: Any,
     down: Any,
     antialias: bool,
-    blended: Any,
+    most_taps: int,
+    scratch: Any,
     scale: Any,
     bias: Any,
     out: Any,
@@ -236,18 +303,18 @@ def resample_to_float32(
     """Write byte * scale + bias, by channel, of the resampled picture.
 
     pixels, offset, stride: as in `blend_columns`.
-    across, down: the arguments of `weigh` for columns and rows, but the last.
-    blended: uint8[>= 4 * columns * (rows that contribute + 2 * taps)], scratch.
+    across, down: the first seven arguments of `weigh` for columns and rows.
+    most_taps, scratch: of `most_taps`; uint8[>= `scratch_bytes`].
     scale, bias: float32[3].
     out: float32[3, height, width], or float32[height, width, 3] where channels_last; all of it is written.
 
     Measured (AMD Zen 5, 320 x 300 to 224 x 224): 110 us antialiased, 70 without; cv2.resize INTER_LINEAR 60
     and INTER_AREA 380, Pillow 472, none of which normalises (52 more). See decisions/0004.
     """
-    rows, row_firsts, row_weights = _prepare(pixels, offset, stride, across, down, antialias, blended)
-    line = np.empty(rows.shape[1], np.uint8)
-    totals = np.empty(rows.shape[1], np.int32)
-    columns = rows.shape[1] // 4
+    rows, row_firsts, row_weights, totals, line = _prepare(
+        pixels, offset, stride, across, down, antialias, most_taps, scratch
+    )
+    columns = line.size // 4
     scale0, scale1, scale2 = scale[0], scale[1], scale[2]
     bias0, bias1, bias2 = bias[0], bias[1], bias[2]
     for row in range(row_firsts.size):
@@ -265,7 +332,7 @@ def resample_to_float32(
                 blue[column] = np.float32(line[4 * column + 2]) * scale2 + bias2
 
 
-@kernel
+@entry
 def resample_to_table(
     pixels: Any,
     offset: int,
@@ -273,7 +340,8 @@ def resample_to_table(
     across: Any,
     down: Any,
     antialias: bool,
-    blended: Any,
+    most_taps: int,
+    scratch: Any,
     table: Any,
     out: Any,
     channels_last: bool,
@@ -282,10 +350,10 @@ def resample_to_table(
 
     Other arguments as in `resample_to_float32`; out: uint16.
     """
-    rows, row_firsts, row_weights = _prepare(pixels, offset, stride, across, down, antialias, blended)
-    line = np.empty(rows.shape[1], np.uint8)
-    totals = np.empty(rows.shape[1], np.int32)
-    columns = rows.shape[1] // 4
+    rows, row_firsts, row_weights, totals, line = _prepare(
+        pixels, offset, stride, across, down, antialias, most_taps, scratch
+    )
+    columns = line.size // 4
     table0, table1, table2 = table[0], table[1], table[2]
     for row in range(row_firsts.size):
         blend_rows(rows, row_firsts[row], row_weights[row], totals, line)
@@ -302,7 +370,7 @@ def resample_to_table(
                 blue[column] = table2[line[4 * column + 2]]
 
 
-@kernel
+@entry
 def resample_to_uint8(
     pixels: Any,
     offset: int,
@@ -310,15 +378,16 @@ def resample_to_uint8(
     across: Any,
     down: Any,
     antialias: bool,
-    blended: Any,
+    most_taps: int,
+    scratch: Any,
     out: Any,
     channels_last: bool,
 ) -> None:
     """Write the bytes of the resampled picture. Arguments as in `resample_to_float32`; out: uint8."""
-    rows, row_firsts, row_weights = _prepare(pixels, offset, stride, across, down, antialias, blended)
-    line = np.empty(rows.shape[1], np.uint8)
-    totals = np.empty(rows.shape[1], np.int32)
-    columns = rows.shape[1] // 4
+    rows, row_firsts, row_weights, totals, line = _prepare(
+        pixels, offset, stride, across, down, antialias, most_taps, scratch
+    )
+    columns = line.size // 4
     for row in range(row_firsts.size):
         blend_rows(rows, row_firsts[row], row_weights[row], totals, line)
         if channels_last:
@@ -334,27 +403,11 @@ def resample_to_uint8(
                 blue[column] = line[4 * column + 2]
 
 
-def compile_part(name: str) -> None:
-    """Compile one kernel for the types that callers use and for no other, so that nothing compiles while samples run.
-
-    name: what it writes, "float32", "table" or "uint8".
-    """
-    known: Any = types
+def compile_part(name: str) -> MachineCode:
+    """Return the machine code of one kernel: what it writes is "float32", "table" or "uint8"."""
     settings: Any = config
-    flat = known.Array(known.uint8, 1, "C")
-    number, size = known.float64, known.int64
-    axis = known.Tuple((number, number, size, size, size, size, known.boolean))
-    floats, table = known.Array(known.float32, 1, "C"), known.Array(known.uint16, 2, "C")
-    compiled: Any
-    compiled, item, parameters = {
-        "float32": (resample_to_float32, known.float32, (floats, floats)),
-        "table": (resample_to_table, known.uint16, (table,)),
-        "uint8": (resample_to_uint8, known.uint8, ()),
-    }[name]
-    out = known.Array(item, 3, "C")
-    arguments = (flat, size, size, axis, axis, known.boolean, flat, *parameters, out, known.boolean)
     before, settings.SLP_VECTORIZE = settings.SLP_VECTORIZE, 1
     try:
-        compile_for(compiled, *arguments, only=True)
+        return machine_code(globals()[f"resample_to_{name}"], SIGNATURES[name])
     finally:
         settings.SLP_VECTORIZE = before

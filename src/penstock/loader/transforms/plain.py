@@ -20,7 +20,7 @@ _STRIP_ROWS = 64
 def weigh(axis: Any, antialias: bool) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Return which pixels of one axis make up each pixel of the result: int64[pixels], and int32[pixels, taps].
 
-    axis: the arguments of `kernels.weigh`, but the last.
+    axis: the first seven arguments of `kernels.weigh`.
     """
     start, extent, length, resized, window_start, window_length, is_flipped = axis
     scale = extent / resized
@@ -47,7 +47,8 @@ def resample_to_float32(
     across: Any,
     down: Any,
     antialias: bool,
-    blended: Any,
+    most_taps: int,
+    scratch: Any,
     scale: NDArray[np.float32],
     bias: NDArray[np.float32],
     out: NDArray[np.float32],
@@ -66,7 +67,8 @@ def resample_to_table(
     across: Any,
     down: Any,
     antialias: bool,
-    blended: Any,
+    most_taps: int,
+    scratch: Any,
     table: NDArray[np.uint16],
     out: NDArray[np.uint16],
     channels_last: bool,
@@ -84,7 +86,8 @@ def resample_to_uint8(
     across: Any,
     down: Any,
     antialias: bool,
-    blended: Any,
+    most_taps: int,
+    scratch: Any,
     out: NDArray[np.uint8],
     channels_last: bool,
 ) -> None:

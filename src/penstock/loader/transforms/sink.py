@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.loader.transforms.compiled import resampler
+from penstock.loader.transforms.compiled import most_taps, resampler, scratch_bytes
 from penstock.loader.transforms.geometry import Geometry
 from penstock.loader.transforms.pixels import Pixels
 from penstock.loader.transforms.steps import Normalize, ToTensor
@@ -105,7 +104,7 @@ class Sink:
         )
         stride = 3 * pixels.columns
         offset = (first_row - pixels.top) * stride + 3 * (first_column - pixels.left)
-        taps = 2 * math.ceil(max(1.0, down[1] / geometry.resized[0])) + 4
+        taps = most_taps(across[1] / geometry.resized[1], down[1] / geometry.resized[0])
         resampler(self._item)(
             pixels.storage,
             offset,
@@ -113,7 +112,8 @@ class Sink:
             across,
             down,
             geometry.antialias,
-            blended.take(4 * window.width * (down[2] + taps)),
+            taps,
+            blended.take(scratch_bytes(window.width, window.height, down[2], taps)),
             *self._parameters,
             out if self._view is None else out.view(self._view),
             self._channels_last,
@@ -121,7 +121,7 @@ class Sink:
 
 
 class Blended:
-    """Scratch of the kernels: rows that are resampled in one direction."""
+    """Scratch of the kernels: weights, and rows that are resampled in one direction."""
 
     def __init__(self) -> None:
         self._bytes = np.empty(0, np.uint8)
@@ -136,8 +136,9 @@ class Blended:
     @staticmethod
     def bytes_for(geometry: Geometry, shrink: int) -> int:
         """Return what `Sink.write` takes at most."""
-        rows = geometry.box.height // shrink + 2
-        size = 4 * geometry.window.width * (rows + 2 * math.ceil(max(1.0, rows / geometry.resized[0])) + 4)
+        rows, columns = geometry.box.height // shrink + 2, geometry.box.width // shrink + 2
+        taps = most_taps(columns / geometry.resized[1], rows / geometry.resized[0])
+        size = scratch_bytes(geometry.window.width, geometry.window.height, rows, taps)
         return size + size // 4
 
     def take(self, size: int) -> NDArray[np.uint8]:
