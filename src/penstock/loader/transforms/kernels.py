@@ -230,39 +230,13 @@ def _prepare(
     column_firsts = array_at(place, (columns,), np.int32)
     place = _after(place, 4 * columns)
     weights = array_at(place, (columns * most_taps,), np.int32)
-    start, extent, length, resized, window_start, window_length, is_flipped = across
-    taps = weigh(
-        start,
-        extent,
-        length,
-        resized,
-        window_start,
-        window_length,
-        is_flipped,
-        antialias,
-        column_firsts,
-        weights,
-        shares,
-    )
+    taps = weigh(*across, antialias, column_firsts, weights, shares)
     column_weights = array_at(place, (columns, taps), np.int32)
     place = _after(place, 4 * columns * most_taps)
     row_firsts = array_at(place, (rows,), np.int32)
     place = _after(place, 4 * rows)
     weights = array_at(place, (rows * most_taps,), np.int32)
-    start, extent, length, resized, window_start, window_length, is_flipped = down
-    taps = weigh(
-        start,
-        extent,
-        length,
-        resized,
-        window_start,
-        window_length,
-        is_flipped,
-        antialias,
-        row_firsts,
-        weights,
-        shares,
-    )
+    taps = weigh(*down, antialias, row_firsts, weights, shares)
     row_weights = array_at(place, (rows, taps), np.int32)
     place = _after(place, 4 * rows * most_taps)
     totals = array_at(place, (4 * columns,), np.int32)
@@ -272,7 +246,7 @@ def _prepare(
     lowest, highest = row_firsts[0], row_firsts[0]  # a loop: numba compiles `min` and `max` for a second
     for row in range(rows):
         lowest, highest = min(lowest, row_firsts[row]), max(highest, row_firsts[row])
-    highest = min(length, highest + taps)
+    highest = min(down[2], highest + taps)
     for row in range(rows):
         row_firsts[row] -= lowest
     # What weighs nothing may lie beyond the last.
