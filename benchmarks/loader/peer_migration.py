@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from penstock.torch import Loader
 
 BATCH = 64
 SLEEP_SECONDS = 0.02
+#: Whole epochs, at least one: what is timed, and what Penstock has before, to find its number of threads.
+_TIMED_SECONDS, _SETTLING_SECONDS = 1.0, 3.0
 ROW_NUMBERS = 256
 
 Sample = tuple[torch.Tensor, int]
@@ -183,20 +185,25 @@ def main() -> None:
             persistent_workers=options.workers > 0,
             worker_init_fn=one_thread,
         )
-        serve(lambda: sum(len(numbers) for _, numbers in loader))
+        serve(lambda: run_for(_TIMED_SECONDS, loader))
         return
 
     fixed = {"decoders": options.workers} if options.workers else {}
     loaders: list[Loader] = []
 
     def prepare() -> None:
-        loaders[:] = [Loader(source, batch_size=BATCH, epochs=3, report=None, **fixed, **settings)]
-        run_epoch()
+        loaders[:] = [Loader(source, batch_size=BATCH, epochs=1000, report=None, **fixed, **settings)]
+        run_for(_SETTLING_SECONDS, loaders[0])
 
-    def run_epoch() -> int:
-        return sum(len(numbers) for _, numbers in loaders[0])
+    serve(lambda: run_for(_TIMED_SECONDS, loaders[0]), prepare, lambda: loaders[0].close())
 
-    serve(run_epoch, prepare, lambda: loaders[0].close())
+
+def run_for(seconds: float, loader: Iterable[tuple[Any, Any]]) -> int:
+    """Run whole epochs until so many seconds have passed; return how many samples."""
+    begin, samples = time.perf_counter(), 0
+    while time.perf_counter() < begin + seconds:
+        samples += sum(len(numbers) for _, numbers in loader)
+    return samples
 
 
 def one_thread(worker: int) -> None:

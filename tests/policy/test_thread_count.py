@@ -209,3 +209,16 @@ def test_a_number_that_was_given_and_cannot_be_started_is_less() -> None:
     count.limit(5)
 
     assert count.threads == count.facts.least == count.facts.most == 5
+
+
+def test_of_samples_that_take_microseconds_fewer_threads_are_tried_before_more() -> None:
+    """Files of 4 KB in the page cache: threads wait for each other's Python code alone."""
+    run = Run(ThreadCount(4, 32))
+
+    tried = set()
+    for _ in range(100):
+        run.go_on(Code(locked=30e-6, crowding=0.2), 0.01)
+        tried.add(run.count.threads)
+
+    assert run.count.facts.threads < 4
+    assert max(tried) == 4

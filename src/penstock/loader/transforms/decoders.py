@@ -32,7 +32,7 @@ JPEG_DECODERS = ("turbojpeg", "simplejpeg", "opencv", "pillow")
 #: and copies of it; of a TIFF file, as much again as it stores, up to 8 bytes, if that is not compressed. Measured:
 #: tests/loader/test_decode_memory.py, and 6.4 for a TIFF file of 8 bits, 4.7 for a GIF file, 3.5 and less for others.
 #: WebP files take more: OpenCV 8, Pillow 22 and a copy of the file, which has up to 4 where it is lossless.
-_OPENCV, _OPENCV_TIFF, _OPENCV_WEBP, _PILLOW, _PILLOW_WEBP = 5, 12, 9, 14, 27
+_OPENCV, _OPENCV_TIFF, _OPENCV_WEBP, _PILLOW, _PILLOW_WEBP = 7, 15, 9, 15, 27
 
 
 class Picture:
