@@ -26,7 +26,7 @@ from penstock.torch import Loader
 BATCH = 64
 SLEEP_SECONDS = 0.02
 #: Whole epochs, at least one: what is timed, and what Penstock has before, to find its number of threads.
-_TIMED_SECONDS, _SETTLING_SECONDS = 1.0, 3.0
+_TIMED_SECONDS, _SETTLING_SECONDS = 1.0, 5.0
 ROW_NUMBERS = 256
 
 Sample = tuple[torch.Tensor, int]
