@@ -230,13 +230,14 @@ def _prepare(
     column_firsts = array_at(place, (columns,), np.int32)
     place = _after(place, 4 * columns)
     weights = array_at(place, (columns * most_taps,), np.int32)
-    taps = weigh(*across, antialias, column_firsts, weights, shares)
+    # mypy takes a star for any number of arguments.
+    taps = weigh(*across, antialias, column_firsts, weights, shares)  # type: ignore[call-arg]
     column_weights = array_at(place, (columns, taps), np.int32)
     place = _after(place, 4 * columns * most_taps)
     row_firsts = array_at(place, (rows,), np.int32)
     place = _after(place, 4 * rows)
     weights = array_at(place, (rows * most_taps,), np.int32)
-    taps = weigh(*down, antialias, row_firsts, weights, shares)
+    taps = weigh(*down, antialias, row_firsts, weights, shares)  # type: ignore[call-arg]
     row_weights = array_at(place, (rows, taps), np.int32)
     place = _after(place, 4 * rows * most_taps)
     totals = array_at(place, (4 * columns,), np.int32)
