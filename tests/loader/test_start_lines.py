@@ -16,6 +16,7 @@ from penstock.loader.start_lines import start_lines
 from penstock.loader.transforms import RandomHorizontalFlip, Resize, ToTensor, compile_pipeline
 from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Sequential
 from penstock.policy import StagingLimits, place_by_frequency
+from penstock.policy.loading import Frequency
 from penstock.store.calls import Calls
 
 COUNT = 1000
@@ -56,6 +57,7 @@ def setup_of(plan: AccessPlan, transforms: Any = TO_ARRAY, **fields: Any) -> Set
         budget,
         machine,
         False,
+        Frequency(),
         placement,
         limits,
         2,

@@ -32,6 +32,7 @@ from penstock.machine import Machine
 from penstock.plan import AccessPlan, Order
 from penstock.plan.written import write_plan
 from penstock.policy import FetchCosts, Scheduler
+from penstock.policy.loading import LoadingPolicy
 from penstock.report import print_report
 from penstock.simulate import predict
 from penstock.store import Source
@@ -73,6 +74,7 @@ class LoaderOptions(TypedDict, total=False):
     layout: str
     memory: str | int | None
     machine: Machine | str | os.PathLike[str] | None
+    policy: str | LoadingPolicy
     readers: int | None
     decoders: int | None
     on_error: OnError
@@ -109,6 +111,7 @@ class BaseLoader(ABC, Generic[Batch]):
         layout: str = "NCHW",
         memory: str | int | None = None,
         machine: Machine | str | os.PathLike[str] | None = None,
+        policy: str | LoadingPolicy = POLICY,
         readers: int | None = None,
         decoders: int | None = None,
         on_error: OnError = "raise",
@@ -133,6 +136,8 @@ class BaseLoader(ABC, Generic[Batch]):
             "8 GiB"; what callables of yours get and allocate is not in it. A quarter of what this process may use,
             shared by the ranks of a host, unless given.
         machine: what reads cost here, or its file (see `penstock calibrate`); learned while running unless given.
+        policy: which samples of a folder or `Source` stay in memory: "frequency", "staging" (none), or an object of
+            yours, see `penstock.policy.loading.LoadingPolicy`.
         readers: reads in flight at most. decoders: threads that decode, or call a data set; unless given, one per
             core to begin with, then as many as raise the rate. Under torchrun, the ranks of a host share its cores.
         on_error: "raise", "skip", or a function of the error and the sample that returns one of them.
@@ -177,6 +182,7 @@ class BaseLoader(ABC, Generic[Batch]):
                 memory=memory,
                 machine=found_machine,
                 machine_file=None if machine is None or isinstance(machine, Machine) else os.fspath(machine),
+                policy=policy,
                 readers=readers,
                 decoders=decoders,
                 as_array=self._as_array,
@@ -429,7 +435,7 @@ class BaseLoader(ABC, Generic[Batch]):
             on,
             setup.sizes_bytes,
             limits=setup.limits,
-            placement=setup.placement,
+            policy=setup.policy,
             rank=self._rank,
             step_seconds=step_seconds,
         )
@@ -633,7 +639,7 @@ class BaseLoader(ABC, Generic[Batch]):
             # As whole numbers: NumPy's, which arguments may be, are no JSON.
             "memory": {name: int(size) for name, size in asdict(setup.budget).items()},
             "limits": {name: int(count) for name, count in asdict(setup.limits).items()},
-            "placement": POLICY,
+            "policy": setup.policy.name,
         }
 
 

@@ -21,15 +21,17 @@ from penstock.loader.transforms import compile_pipeline
 from penstock.loader.transforms.pipeline import Transform
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle, Order, Sequential
-from penstock.policy import Placement, StagingLimits, place_by_frequency
-from penstock.policy.runnable import why_not_kept
+from penstock.policy import Placement, StagingLimits
+from penstock.policy.loading import Job, LoadingPolicy, Staging
+from penstock.policy.runnable import placement_of, why_not_kept
+from penstock.simulate.policies import policy_named
 from penstock.store import MemoryTier, Source, open_source
 from penstock.store.calls import Calls
 from penstock.units import format_bytes, format_count, is_integer, parse_bytes
 
 # More than any store rewards: a slip of the hand, and every thread costs a stack.
 _MOST_THREADS = 1024
-#: How samples are kept in memory, see `penstock.policy.place_by_frequency`.
+#: How samples are kept in memory, unless another policy is given.
 POLICY = "frequency"
 # Samples to try where the first cannot be had and its shape is wanted.
 _PROBES = 16
@@ -59,6 +61,7 @@ class Setup:
     budget: MemoryBudget
     machine: Machine
     is_measured: bool
+    policy: LoadingPolicy
     placement: Placement
     limits: StagingLimits
     cpus: int
@@ -160,6 +163,7 @@ def set_up(
     memory: str | int | None,
     machine: Machine | None,
     machine_file: str | None,
+    policy: str | LoadingPolicy,
     readers: int | None,
     decoders: int | None,
     as_array: Callable[[Any], NDArray[Any] | None],
@@ -177,6 +181,7 @@ def set_up(
         if count is not None and not (is_integer(count) and 1 <= count <= _MOST_THREADS):
             raise ConfigError(f"{name} is {count!r}; it is an integer, 1 to {_MOST_THREADS}")
     memory_bytes = _memory_bytes(memory)
+    chosen = chosen_policy(policy)
     cpus, cpu_reason = cpu_limit()
     because = f"one per core ({cpu_reason})" if decoders is None else "as decoders= says"
     probes = plan.stream(rank, 0, 0, _PROBES).tolist()
@@ -207,6 +212,11 @@ def set_up(
                 f"readers is {readers}, but the data set {type(opened).__name__} reads by itself, on the threads of "
                 "decoders="
             )
+        if chosen.name != POLICY:
+            raise ConfigError(
+                f"policy is {chosen.name!r}, but the data set {type(opened).__name__} reads by itself, so that nothing "
+                "is kept: leave it out"
+            )
         if decoders is None:
             because += ", more while they wait and more load faster, fewer where they wait for each other"
         # Its own code reads and decodes in one go: the threads may be as many as those that wait for a store.
@@ -225,7 +235,7 @@ def set_up(
         local_batch=local_batch,
         readers=readers,
         largest_sample_bytes=int(sizes_bytes.max(initial=0)),
-        keep_bytes=_most_kept_bytes(machine, sizes_bytes),
+        keep_bytes=0 if isinstance(chosen, Staging) else _most_kept_bytes(machine, sizes_bytes),
         picture_bytes=picture_bytes,
         large_picture_bytes=large_picture_bytes,
         decoders=max(decoders, most_decoders),
@@ -235,7 +245,7 @@ def set_up(
     on = with_memory(machine, budget, decoders, plan.ranks)
     if budget.tier_bytes:
         tiers[1] = MemoryTier(budget.tier_bytes)
-    placement = place_by_frequency(plan, rank, sizes_bytes, [tier.capacity_bytes for tier in on.storage[1:]])
+    placement = placement_of(chosen, Job(plan, sizes_bytes, on, seed, rank), rank)
     limits = StagingLimits(budget.slots, readers, decoders, budget.undecoded_bytes, most_decoders)
     return Setup(
         plan,
@@ -245,6 +255,7 @@ def set_up(
         budget,
         on,
         machine is not None,
+        chosen,
         placement,
         limits,
         cpus,
@@ -252,6 +263,23 @@ def set_up(
         readers_because,
         machine_file,
     )
+
+
+def chosen_policy(policy: str | LoadingPolicy) -> LoadingPolicy:
+    """Return the policy of a name, or one's own.
+
+    Raises: ConfigError that lists the known ones, or says what an object lacks.
+    """
+    if isinstance(policy, str):
+        return policy_named(policy)
+    if isinstance(policy, type) or not (
+        isinstance(getattr(policy, "name", None), str) and callable(getattr(policy, "prepare", None))
+    ):
+        raise ConfigError(
+            f"policy is {policy!r}; it is a name, such as {POLICY!r}, or an object with a name and prepare(job): see "
+            "penstock.policy.loading.LoadingPolicy"
+        )
+    return policy
 
 
 def _memory_bytes(memory: str | int | None) -> int:

@@ -83,7 +83,7 @@ def _threads(setup: Setup) -> str:
 def _memory(setup: Setup) -> str:
     budget, total_bytes = setup.budget, int(setup.sizes_bytes.sum())
     kept_bytes = min(budget.tier_bytes, total_bytes)
-    is_kept = f"for later epochs (policy {POLICY})"
+    is_kept = f"for later epochs (policy {setup.policy.name})"
     parts = [f"{format_count(budget.slots, 'batch slot')} of {format_bytes(budget.slot_bytes)}"]
     if isinstance(setup.work, ImageWork):
         parts.append(f"{format_bytes(budget.undecoded_bytes)} for files being read")
@@ -94,8 +94,9 @@ def _memory(setup: Setup) -> str:
         parts.append("none to keep samples for later epochs")
     elif total_bytes:
         share = 100 * budget.tier_bytes / total_bytes
+        those = ", those used most" if setup.policy.name == POLICY else ""
         parts.append(
-            f"{format_bytes(budget.tier_bytes)} to keep {share:.2g} % of the samples, those used most, {is_kept}"
+            f"{format_bytes(budget.tier_bytes)} to keep {share:.2g} % of the samples{those}, {is_kept}"
         )
     taken_bytes = (
         budget.slots * budget.slot_bytes + budget.undecoded_bytes + budget.decoding_bytes + kept_bytes

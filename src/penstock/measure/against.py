@@ -24,6 +24,7 @@ from penstock.plan.written import read_plan
 from penstock.policy import StagingLimits
 from penstock.simulate import predict
 from penstock.simulate.one_rank import MOST_READS
+from penstock.simulate.policies import POLICY_NAMES
 from penstock.store.calls import Calls
 from penstock.trace import NO_STEP, Cause, EpochMetrics, Kind, Spans, Trace, read_trace
 from penstock.trace.metrics import is_of_snapshots
@@ -143,11 +144,17 @@ def lay_over(
     recorded = _steps_of(number, waits, trace.spans)
     begin = float(trace.spans["start"][~is_of_snapshots(trace.spans)].min())
     seconds = recorded.until_next if step_seconds is None else np.full(recorded.until_next.size, step_seconds)
+    policy = _field(meta, "policy", str)
+    if policy not in POLICY_NAMES:
+        raise ConfigError(
+            f"its header says policy = {policy!r}, a class of somebody's own: predict such a run by loader.predict()"
+        )
     whole = predict(
         plan,
         on,
         sizes_bytes,
         limits=limits,
+        policy=policy,
         rank=rank,
         step_seconds=seconds.tolist(),
         first_ask_seconds=float(waits["start"].min()) - begin,

@@ -254,7 +254,7 @@ def predict_loading(scenario: Scenario, policy: str, engine: Engine) -> Outcome:
     Raises: ConfigError where the policy cannot run the scenario.
     """
     if engine == "scheduler":
-        return _outcome_of_spans(predict_one_rank(scenario).spans)
+        return _outcome_of_spans(predict_one_rank(scenario, policy).spans)
     from penstock.simulate.requests import simulate_loading
 
     result = simulate_loading(scenario, find_policy(policy, scenario.assumptions))

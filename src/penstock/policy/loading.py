@@ -29,7 +29,7 @@ from penstock.plan.frequency import check_partition, uses_of
 from penstock.plan.local import split_locally
 from penstock.plan.random import derive_key, draw_uniform
 from penstock.policy.homes import as_sizes, place_by_hash, place_cover
-from penstock.policy.placement import Kept, fill_in_order
+from penstock.policy.placement import Kept, fill_in_order, keep_by_frequency
 from penstock.policy.push import decide_push
 from penstock.trace.schema import SOURCE
 
@@ -44,11 +44,17 @@ class Job:
     """What a policy may know: all of it, before the run.
 
     plan: who reads what, when. sizes_bytes: int64[F], as stored. machine: of every rank; tiers are
-    machine.storage[1:], and a tier's number is its index there.
+    machine.storage[1:], and a tier's number is its index there. rank: the one rank that asks, as in a run, where each
+    decides for itself; None: all, as in a simulation.
     """
 
     def __init__(
-        self, plan: AccessPlan, sizes_bytes: NDArray[np.int64], machine: Machine, seed: int = 0
+        self,
+        plan: AccessPlan,
+        sizes_bytes: NDArray[np.int64],
+        machine: Machine,
+        seed: int = 0,
+        rank: int | None = None,
     ) -> None:
         if machine.ranks != plan.ranks:
             raise ConfigError(
@@ -58,11 +64,17 @@ class Job:
         self.sizes_bytes = as_sizes(sizes_bytes, plan.samples)
         self.machine = machine
         self.seed = seed
+        self.rank = rank
 
     @property
     def ranks(self) -> int:
         """N."""
         return self.plan.ranks
+
+    @property
+    def asking(self) -> range:
+        """The ranks that need to know what they keep. A policy may leave out the fills of all others."""
+        return range(self.ranks) if self.rank is None else range(self.rank, self.rank + 1)
 
     @cached_property
     def strings(self) -> list[Ids]:
@@ -421,8 +433,12 @@ class Frequency:
     def prepare(self, job: Job) -> Loading:
         """See `LoadingPolicy.prepare`."""
         fills: list[Fill] = []
-        spares: list[Ids] = []
-        for rank in range(job.ranks):
+        spares: list[Ids] = [np.empty(0, np.int64) for _ in range(job.ranks)]
+        for rank in job.asking:
+            if self == Frequency(stages_from_peers=self.stages_from_peers):
+                kept = keep_by_frequency(job.plan, rank, job.sizes_bytes, job.capacities_bytes())
+                fills += _fills_of(rank, kept, "store")
+                continue
             uses = uses_of(job.plan, rank)
             order = np.argsort(-uses.counts, kind="stable")
             listed, first_use = uses.samples[order], uses.first[order]
@@ -436,13 +452,13 @@ class Frequency:
                 sorted_pieces = _sort_pieces(job, listed, first_use)
                 listed, first_use = listed[sorted_pieces], first_use[sorted_pieces]
             tiers = fill_in_order(job.sizes_bytes[listed], job.capacities_bytes())
-            kept = listed[: tiers.size]
+            listed_kept = listed[: tiers.size]
             if self.cleanup_read:
-                spares.append(listed[tiers.size :])
+                spares[rank] = listed[tiers.size :]
             if self.in_order and self.pieces == "tiers":
                 by_first_use = np.argsort(first_use[: tiers.size], kind="stable")
-                kept, tiers = kept[by_first_use], tiers[by_first_use]
-            fills += _fills_of(rank, Kept(kept, tiers), "store")
+                listed_kept, tiers = listed_kept[by_first_use], tiers[by_first_use]
+            fills += _fills_of(rank, Kept(listed_kept, tiers), "store")
         return Loading(
             fills,
             stages_from_peers=self.stages_from_peers,

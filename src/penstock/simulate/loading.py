@@ -28,9 +28,11 @@ from penstock.policy import (
     Scheduler,
     Staged,
     StagingLimits,
-    place_by_frequency,
 )
+from penstock.policy.loading import Job, LoadingPolicy
+from penstock.policy.runnable import placement_of
 from penstock.policy.scheduler import Item
+from penstock.simulate.policies import policy_named
 from penstock.trace import Trace
 from penstock.trace.schema import NO_TIER, SOURCE, SPAN, STAGING, Kind, Spans
 
@@ -277,7 +279,8 @@ def predict(
     sizes_bytes: NDArray[np.int64],
     *,
     limits: StagingLimits,
-    placement: Placement | None = None,
+    policy: str | LoadingPolicy = "frequency",
+    seed: int = 0,
     rank: int = 0,
     step_seconds: float | Sequence[float] | None = None,
     first_ask_seconds: float = 0.0,
@@ -287,19 +290,18 @@ def predict(
     machine: what a read, a decode and a tier cost here; its storage classes after the first are the tiers.
     sizes_bytes: int64[samples], as stored.
     limits: slots, readers and decode workers of the real run.
-    placement: what the tiers keep; by frequency (thesis, section 3.2) unless given.
+    policy: what the tiers keep, as the loader's `policy`; what it draws follows from `seed`.
     step_seconds: of the training for each batch, or for the rank's batches one after the other; by default
         machine.compute says.
     first_ask_seconds: how long after the start of prefetching the training asks for its first batch.
 
     Raises: ConfigError where neither step_seconds nor machine.compute is known, or a list of them has another length
-    than the run.
+    than the run; what `placement_of` raises for a policy.
     Source: thesis, section 3.1; reads in flight share a place's bandwidth here, as they do in a real store, where
     the thesis gives each thread a full share.
     """
-    if placement is None:
-        capacities_bytes = [tier.capacity_bytes for tier in machine.storage[1:]]
-        placement = place_by_frequency(plan, rank, sizes_bytes, capacities_bytes)
+    chosen = policy_named(policy) if isinstance(policy, str) else policy
+    placement = placement_of(chosen, Job(plan, sizes_bytes, machine, seed, rank), rank)
     compute = machine.compute
     if step_seconds is None and compute is None:
         raise ConfigError(
@@ -324,4 +326,4 @@ def predict(
         return compute.seconds(samples.size, int(sizes_bytes[samples].sum()))
 
     run = _Run(plan, rank, machine, sizes_bytes, placement, limits, seconds_for)
-    return Trace(run.spans(first_ask_seconds), {"time": "virtual", "rank": rank})
+    return Trace(run.spans(first_ask_seconds), {"time": "virtual", "rank": rank, "policy": chosen.name})

@@ -34,14 +34,18 @@ def is_scheduled(scenario: Scenario, policy: str) -> bool:
     )
 
 
-def predict_one_rank(scenario: Scenario) -> Trace:
+def predict_one_rank(scenario: Scenario, policy: str) -> Trace:
     """Run a scenario for which `is_scheduled` holds as the loader would, with as many readers as the store rewards.
 
     Time: about 25 us a read. Raises: ConfigError if the machine's compute is unknown.
     """
     plan, sizes_bytes, machine = scenario.plan(), scenario.sizes_bytes(), scenario.machine
     return predict(
-        plan, machine, sizes_bytes, limits=limits_of(plan, machine, sizes_bytes, machine.source.threads)
+        plan,
+        machine,
+        sizes_bytes,
+        limits=limits_of(plan, machine, sizes_bytes, machine.source.threads),
+        policy=policy,
     )
 
 
