@@ -477,6 +477,23 @@ def test_a_frozen_program_compiles_in_its_own_process(
     assert kernels.began == [os.getpid()]
 
 
+def test_where_no_folder_can_be_written_the_process_compiles_for_itself(
+    kernels: Kernels, lease: Lease, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(compiling, "cache_folder", lambda module: None)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    writer = kernels.writer()
+
+    loop = kernels.part().ask()
+
+    writer.join()
+    assert loop is not None
+    assert loop(21) == 42
+    assert kernels.began == [os.getpid()]
+    assert list((tmp_path / "here").iterdir()) == []
+
+
 def test_no_sample_is_skipped_because_kernels_cannot_be_compiled(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,7 +161,7 @@ class Part:
                     'run `penstock compile` before, or start processes by "spawn"'
                 )
             with self._making:
-                if self._load() is None and not self._is_for_this_process:
+                if self._load() is None and self._file is not None and not self._is_for_this_process:
                     self._run_child(is_waited_for=True)
                 return self._load() or self._compile()
         return self._loop
@@ -176,7 +176,7 @@ class Part:
         """Return the folder of its machine code; None if no folder can be written."""
         return cache_folder(self._module)
 
-    @property
+    @functools.cached_property
     def _file(self) -> Path | None:
         return None if self.folder is None else file_of(self.folder, self._name, self._signature)
 
@@ -212,9 +212,7 @@ class Part:
                 thread = threading.Thread(
                     target=self._run, name=f"penstock-compile-{self._name}", daemon=True
                 )
-                with contextlib.suppress(
-                    RuntimeError
-                ):  # no more are allowed, or the interpreter is shutting down
+                with contextlib.suppress(RuntimeError):  # no more are allowed, or Python is shutting down
                     thread.start()
                     self._thread = thread
 
