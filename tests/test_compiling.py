@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -28,6 +31,7 @@ from penstock import Loader, compiling, kernel_cache
 from penstock.checkpoint.codecs.codec import SLACK_BYTES, Coder, Kind, Pair
 from penstock.checkpoint.codecs.ours import CODECS
 from penstock.checkpoint.dtypes import DTYPES
+from penstock.cli import main as cli_main
 from penstock.compiling import Lease, Part
 from penstock.errors import ConfigError
 from penstock.kernel_cache import file_of
@@ -427,7 +431,8 @@ def test_a_process_that_fails_leaves_the_work_to_this_one(
 
     writer.join()
     assert lines == [
-        "the process that compiled loops failed (ValueError: no such type): this process compiles it",
+        f"the process that compiled loops failed (ValueError: no such type; kept in {part.folders.kept}): "
+        "this process compiles it",
         "compiling loops in this process: waiting for it",
     ]
 
@@ -480,7 +485,7 @@ def test_a_frozen_program_compiles_in_its_own_process(
 def test_where_no_folder_can_be_written_the_process_compiles_for_itself(
     kernels: Kernels, lease: Lease, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(compiling, "cache_folder", lambda module: None)
+    monkeypatch.setattr(compiling, "folders_of", lambda module: kernel_cache.Folders((), None, ""))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     writer = kernels.writer()
@@ -538,8 +543,8 @@ def test_a_cache_that_takes_no_more_files_is_reported_as_such(
     kernels: Kernels, lease: Lease, lines: list[str]
 ) -> None:
     part = kernels.part()
-    assert part.folder is not None
-    (part.folder / "lock").mkdir()
+    assert part.folders.kept is not None
+    (part.folders.kept / "lock").mkdir()
     part.ask()
     wait_until(lambda: lines)
     writer = kernels.writer()
@@ -686,10 +691,10 @@ class TestCache:
         return tmp_path
 
     def test_without_a_folder_of_ones_own_there_is_one_below_the_temporary_one(self, temporary: Path) -> None:
-        folder = kernel_cache._writable_folder("version")
+        folder = kernel_cache._folders("version").kept
 
         assert folder == temporary / f"penstock-{os.geteuid()}" / "kernels" / "version"
-        assert kernel_cache._writable_folder("version") == folder
+        assert kernel_cache._folders("version").kept == folder
 
     def test_a_process_that_put_its_rights_aside_has_the_folder_of_whom_it_acts_for(
         self, temporary: Path, monkeypatch: pytest.MonkeyPatch
@@ -697,50 +702,67 @@ class TestCache:
         """Folders are the effective user's; by the real one it would be a stranger's, and one made anew each time."""
         monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
 
-        assert kernel_cache._writable_folder("version") == kernel_cache._writable_folder("version")
+        assert kernel_cache._folders("version").kept == kernel_cache._folders("version").kept
         assert sorted(path.name for path in temporary.iterdir()) == ["file", f"penstock-{os.geteuid()}"]
 
-    def test_what_an_image_brings_along_is_copied_where_it_cannot_be_written(
-        self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_what_an_image_brings_along_is_used_where_it_cannot_be_written(
+        self, kernels: Kernels, lease: Lease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        (baked := cache / "kernels" / "version").mkdir(parents=True)
-        (baked / "loops").write_text("machine code")
+        """An earlier start may have left a folder below the temporary one, with nothing or little in it."""
+        baked = kernels.cached_part()
         (tmp_path / "tmp").mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
         touch = os.utime
 
         def refuse(path: Path, **options: Any) -> None:
-            if path == baked:
-                raise PermissionError
+            if path == baked.folders.kept:
+                raise PermissionError(errno.EROFS, "Read-only file system")
             touch(path, **options)
 
         monkeypatch.setattr(os, "utime", refuse)
 
-        folder = kernel_cache._writable_folder("version")
+        part = kernels.part()
 
-        assert folder is not None
-        assert folder.is_relative_to(tmp_path / "tmp")
-        assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("loops", "machine code")]
+        assert part.folders.kept is not None
+        assert part.folders.kept.is_relative_to(tmp_path / "tmp")
+        assert part.ask() is not None
+        assert kernels.began == []
 
-    def test_a_copy_is_as_new_as_its_use(self, tmp_path: Path) -> None:
-        """By its original's age another rank would remove it, before or after it has its name."""
-        (baked := tmp_path / "baked").mkdir()
-        os.utime(baked, (0, 0))
-        folder = tmp_path / "kernels" / "version"
+    @pytest.mark.parametrize("is_full", [False, True])
+    def test_a_setting_that_cannot_be_followed_is_said_and_the_command_refuses_it(
+        self,
+        kernels: Kernels,
+        lease: Lease,
+        lines: list[str],
+        cache: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        is_full: bool,
+    ) -> None:
+        if is_full:
+            sizes = os.statvfs_result((4096, 4096, 9, 2, 2, 9, 9, 9, 0, 255))
+            status = os.statvfs
+            monkeypatch.setattr(
+                os, "statvfs", lambda path: sizes if path.is_relative_to(cache) else status(path)
+            )
+        else:
+            cache.write_text("a file")
+        problem = "is full" if is_full else "cannot be written: (File exists|Not a directory)"
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        monkeypatch.setattr(compiling, "PATIENCE_SECONDS", 0.0)
+        part = kernels.part()
 
-        kernel_cache._copy(baked, folder)
-        kernel_cache._remove_unused(folder.parent)
+        part.ask()
+        wait_until(lambda: lines)
+        kernels.go_on()
+        wait_until(part.ask)
 
-        assert [path.name for path in folder.parent.iterdir()] == ["version"]
-
-    def test_a_copy_that_fails_leaves_nothing(self, tmp_path: Path) -> None:
-        (tmp_path / "baked").mkdir()
-        (tmp_path / "baked" / "loops").symlink_to(tmp_path / "nowhere")
-
-        with pytest.raises(OSError, match="No such file"):
-            kernel_cache._copy(tmp_path / "baked", tmp_path / "kernels" / "version")
-
-        assert list((tmp_path / "kernels").iterdir()) == []
+        note = f"PENSTOCK_CACHE is '{cache}', which {problem}"
+        assert re.search(rf"until then \({note}: kept in {tmp_path}/penstock-", lines[0])
+        monkeypatch.setitem(resampling.KERNELS, "float32", kernels_not_compiled := kernels.part())
+        monkeypatch.setattr(type(kernels_not_compiled), "is_cached", False)
+        with pytest.raises(ConfigError, match=note):
+            cli_main._compile(argparse.Namespace())
 
     def test_a_cache_serves_where_no_temporary_folder_can_be_written(
         self, kernels: Kernels, lease: Lease, monkeypatch: pytest.MonkeyPatch
@@ -780,7 +802,7 @@ class TestCache:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
         monkeypatch.chdir(tmp_path)
 
-        folder = kernel_cache._writable_folder("version")
+        folder = kernel_cache._folders("version").kept
 
         assert folder == tmp_path / place.replace("USER", str(os.geteuid())) / "kernels" / "version"
         assert not (tmp_path / "~").exists()
@@ -792,8 +814,8 @@ class TestCache:
         script = f"""
 import os
 os.geteuid = lambda: {os.geteuid() + 1}
-from penstock.kernel_cache import _writable_folder
-folder = _writable_folder("version")
+from penstock.kernel_cache import _folders
+folder = _folders("version").kept
 child = os.fork()
 if child:
     os.waitpid(child, 0)

@@ -38,12 +38,14 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.files import write_whole
-from penstock.kernel_cache import cache_folder, file_of
+from penstock.kernel_cache import Folders, file_of, folders_of
 from penstock.machine_code import Loop, MachineCode, Signature
 from penstock.report import print_report
 
 #: Compiling that lasts longer is reported.
 PATIENCE_SECONDS = 2.0
+#: So is a wait for another process that compiles, if it lasts longer by this.
+_PATIENCE_WITH_OTHERS_SECONDS = 8.0
 _POLL_SECONDS = 0.05
 _POLL_PARENT_SECONDS = 0.3
 #: How long to wait for a part's thread, which ends the child; it may hang in a file system.
@@ -135,7 +137,7 @@ class Part:
         """
         if self._loop is not None:
             return self._loop
-        if _plain_forms_are_off or not _LEASES or self.folder is None:
+        if _plain_forms_are_off or not _LEASES or self._file is None:
             return self.wait()
         if self._thread is None and not self._is_broken:
             try:
@@ -145,8 +147,9 @@ class Part:
                     else:
                         self._start()
             except Exception as error:
-                self._is_broken = True
-                _report(f"{self.what} cannot be compiled: {self._meanwhile} from here on: {error}")
+                was_broken, self._is_broken = self._is_broken, True
+                if not was_broken:
+                    _report(f"{self.what} cannot be compiled: {self._meanwhile} from here on: {error}")
         return self._loop
 
     def wait(self) -> Loop:
@@ -169,36 +172,43 @@ class Part:
     @property
     def is_cached(self) -> bool:
         """Return whether it was compiled on this machine before."""
-        return self._file is not None and self._file.exists()
+        return any(file.exists() for file in self._files)
 
     @functools.cached_property
-    def folder(self) -> Path | None:
-        """Return the folder of its machine code; None if no folder can be written."""
-        return cache_folder(self._module)
+    def folders(self) -> Folders:
+        """Return where its machine code may be, and where it is written to."""
+        return folders_of(self._module)
 
     @functools.cached_property
     def _file(self) -> Path | None:
-        return None if self.folder is None else file_of(self.folder, self._name, self._signature)
+        """Where it is written to; None if no folder can be written."""
+        return None if self.folders.kept is None else file_of(self.folders.kept, self._name, self._signature)
+
+    @functools.cached_property
+    def _files(self) -> list[Path]:
+        """Where it may be."""
+        return [file_of(folder, self._name, self._signature) for folder in self.folders.read]
 
     def _load(self) -> Loop | None:
-        """Return the loop if it was compiled on this machine. Raises: OSError, RuntimeError."""
-        if self._loop is None and self._file is not None:
-            try:
-                data = self._file.read_bytes()
-            except FileNotFoundError:
-                return None
-            if (code := MachineCode.from_bytes(data)) is None:  # power was lost, or a disk is failing
-                self._file.unlink(missing_ok=True)
-                return None
-            with _LOADING:
-                self._loop = self._loop or Loop(code, self._signature)
+        """Return the loop if it was compiled on this machine. Raises: RuntimeError."""
+        for file in self._files:
+            if self._loop is not None:
+                break
+            with contextlib.suppress(OSError):
+                if (
+                    code := MachineCode.from_bytes(file.read_bytes())
+                ) is None:  # power was lost, or a disk is failing
+                    file.unlink()
+                    continue
+                with _LOADING:
+                    self._loop = self._loop or Loop(code, self._signature)
         return self._loop
 
     def _compile(self) -> Loop:
         """Compile in this process: no child can, or no folder keeps what it would write."""
-        self._report_once(f"compiling {self.what} in this process: waiting for it")
+        self._report_once(f"compiling {self.what} in this process: waiting for it{self._note()}")
         with _LOADING:
-            code = _compiled(self._module, self._name, self.folder)
+            code = _compiled(self._module, self._name, self.folders.kept)
             if self._file is not None:
                 with contextlib.suppress(OSError):  # a full disk: the next process compiles again
                     write_whole(self._file, code.to_bytes())
@@ -225,6 +235,11 @@ class Part:
         finally:
             with _LEASES_LOCK:
                 self._thread = None
+
+    def _note(self) -> str:
+        """Say, behind the line that it is compiled, that this is not kept where somebody wanted it."""
+        where = self.folders.kept or "no folder, as none can be written"
+        return f" ({self.folders.note}: kept in {where})" if self.folders.note else ""
 
     def _is_wanted(self) -> bool:
         return bool(_LEASES) and not self._is_refused
@@ -280,7 +295,8 @@ class Part:
         else:
             self._is_for_this_process = True
             lines = [line for line in written if line != _COMPILES] or [f"code {code}"]
-            line = f"the process that compiled {self.what} failed ({lines[-1]}): this process compiles it"
+            where = f"kept in {self.folders.kept}"
+            line = f"the process that compiled {self.what} failed ({lines[-1]}; {where}): this process compiles it"
         _report(line)
 
     def _watch(self, process: subprocess.Popen[bytes], is_waited_for: bool) -> tuple[int | None, list[str]]:
@@ -297,8 +313,11 @@ class Part:
                 self._wake.get(timeout=_POLL_SECONDS)
             code = process.poll()
             written += process.stderr.read() or b""
-            if time.monotonic() >= late and (is_waited_for or f"{_COMPILES}\n".encode() in written):
-                self._report_once(f"compiling {self.what}, once on this machine: {what}")
+            now, compiles = time.monotonic(), f"{_COMPILES}\n".encode() in written
+            if now >= late and compiles:
+                self._report_once(f"compiling {self.what}, once on this machine: {what}{self._note()}")
+            elif now >= late + _PATIENCE_WITH_OTHERS_SECONDS and is_waited_for:
+                self._report_once(f"another process compiles {self.what}: waiting for it")
         return code, written.decode(errors="replace").strip().splitlines()
 
     def stop(self, *, for_good: bool = False) -> None:

@@ -1,8 +1,8 @@
 """Where compiled kernels are kept on disk.
 
 The folder is Penstock's own: $PENSTOCK_CACHE, else `penstock` in $NUMBA_CACHE_DIR, $XDG_CACHE_HOME or ~/.cache, else
-(not writable, or there is no home) a folder of the user below the system's temporary one, else one that is removed when
-the process ends. Kernels found in a folder that cannot be written, as in a read-only image, are copied to the next one.
+(not writable, full, or no home) a folder of the user below the system's temporary one, else one that is removed when
+the process ends. Kernels in a folder that cannot be written, as in a read-only image, are used where they are.
 
 Each set of sources, numba version and settings has a folder of its own (`_version`). One that nobody has used for 30
 days is removed. A file in it holds the machine code of one part for one kind of processor.
@@ -24,17 +24,32 @@ import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.machine_code import Signature
 
 _UNUSED_SECONDS = 30 * 24 * 3600
+#: All kernels and numba's own files take 5 MB.
+_LEAST_BYTES = 16 << 20
 
 
-def cache_folder(module: str) -> Path | None:
-    """Return the folder for the kernels of a module and of those next to it; None if no folder can be written."""
+class Folders(NamedTuple):
+    """Where the kernels of a package are.
+
+    read: looked for in these, the first one first. kept: written to this one; None if no folder can be written.
+    note: why $PENSTOCK_CACHE is not the one that is written, or "".
+    """
+
+    read: tuple[Path, ...]
+    kept: Path | None
+    note: str
+
+
+def folders_of(module: str) -> Folders:
+    """Return where the kernels of a module, and of those next to it, are kept."""
     found = importlib.util.find_spec(module)
     assert found is not None, f"{module} is a part of Penstock"
-    return _writable_folder(_version(Path(str(found.origin)).parent))
+    return _folders(_version(Path(str(found.origin)).parent))
 
 
 def file_of(folder: Path, part: str, signature: Signature) -> Path:
@@ -79,45 +94,48 @@ def _parents() -> list[Path]:
     return parents
 
 
-def _writable_folder(name: str) -> Path | None:
-    baked: Path | None = None
+def _folders(name: str) -> Folders:
+    read: list[Path] = []
+    kept: Path | None = None
+    asked, note = os.environ.get("PENSTOCK_CACHE"), ""
     for parent in _parents():
         folder = parent / "kernels" / name
-        try:
-            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # The effective user, who makes the folder: a server may have put root's rights aside.
-            if parent.stat().st_uid not in (os.geteuid(), 0):
-                continue  # machine code from a stranger's folder is not run
-            if baked is not None and not folder.exists():
-                _copy(baked, folder)
-            folder.mkdir(parents=True, exist_ok=True)
-            os.utime(folder)
-        except OSError:
-            baked = folder if folder.is_dir() else baked
-            continue
-        _remove_unused(folder.parent)
-        return folder
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="penstock-kernels-"))
-    except OSError:
-        return None
-    atexit.register(_remove_own, folder, os.getpid())
-    return folder
-
-
-def _copy(baked: Path, folder: Path) -> None:
-    """Copy a folder under its final name at once. Other ranks may do the same: the first one wins."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(dir=folder.parent))
-    # One level down: a copy has its original's age, and another rank removes what looks unused.
-    copy = draft / folder.name
-    try:
-        shutil.copytree(baked, copy)
-        os.utime(copy)
+        problem = _why_not_written(parent, folder)
+        # Machine code from a stranger's folder is not run.
+        if _is_own(parent) and folder.is_dir():
+            read.append(folder)
+        if problem and asked and str(parent) == asked:
+            note = f"PENSTOCK_CACHE is {asked!r}, which {problem}"
+        if not problem and kept is None:
+            kept = folder
+            _remove_unused(folder.parent)
+    if kept is None:
         with contextlib.suppress(OSError):
-            copy.rename(folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+            kept = Path(tempfile.mkdtemp(prefix="penstock-kernels-"))
+            atexit.register(_remove_own, kept, os.getpid())
+            read.append(kept)
+    return Folders(tuple(read), kept, note)
+
+
+def _why_not_written(parent: Path, folder: Path) -> str:
+    """Return what keeps kernels from being written to a folder, or "" if nothing does; make the folder."""
+    try:
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_own(parent):
+            return "belongs to another user"
+        folder.mkdir(parents=True, exist_ok=True)
+        os.utime(folder)
+        system = os.statvfs(folder)
+    except OSError as error:
+        return f"cannot be written: {error.strerror or error}"
+    return "is full" if system.f_bavail * system.f_frsize < _LEAST_BYTES else ""
+
+
+def _is_own(parent: Path) -> bool:
+    # The effective user, who makes the folder: a server may have put root's rights aside.
+    with contextlib.suppress(OSError):
+        return parent.stat().st_uid in (os.geteuid(), 0)
+    return False
 
 
 def _remove_own(folder: Path, process: int) -> None:

@@ -147,6 +147,31 @@ def test_a_user_without_a_home_is_named_as_the_folder_that_is_missing() -> None:
         make("~nobody-of-that-name/photos")
 
 
+def test_a_data_set_whose_length_does_not_come_is_waited_for_with_patience() -> None:
+    """As one that lists its files when it is asked."""
+    gate = threading.Event()
+
+    class Lists:
+        def __len__(self) -> int:
+            gate.wait(patient(20))
+            return 1
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    try:
+        with (
+            pytest.warns(RuntimeWarning, match=r"left while .* the length of Lists"),
+            pytest.raises(WaitTimeout, match=r"the loader has been starting .* waits for the length of Lists"),
+        ):
+            Loader(Lists(), batch_size=1, epochs=1, timeout_seconds=0.1, report=None)
+    finally:
+        gate.set()
+        for thread in threading.enumerate():
+            if thread.name.startswith("penstock-ask"):
+                thread.join(patient(20))
+
+
 @pytest.mark.parametrize(
     ("name", "hangs"),
     [("machine", "penstock.loader.setup.Path.read_text"), ("trace", "penstock.loader.base.TraceWriter")],

@@ -42,8 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read the output, head for example, has seen enough; nor shall the interpreter try to flush the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (PenstockError, OSError) as error:
+    except PenstockError as error:
         print_report(str(error))
+        return 1
+    except OSError as error:
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        print_report(f"{where}{error.strerror or error}")
         return 1
     except MemoryError as error:
         told = f": {printable(str(error))}" if str(error) else ""
@@ -141,8 +145,16 @@ def _compile(options: argparse.Namespace) -> None:
     from penstock.loader.transforms import compiled
 
     for part in (*compiled.KERNELS.values(), *ours.KERNELS.values()):
+        kept, note = part.folders.kept, part.folders.note
+        if part.is_cached:
+            print(f"already compiled: {part.what}")
+            continue
+        if note or kept is None:
+            raise ConfigError(
+                f"{note or 'no folder can be written'}: give a folder that can be, as PENSTOCK_CACHE"
+            )
         part.wait()
-        print(f"compiled {part.what}, kept in {part.folder or 'no folder: none is writable'}")
+        print(f"compiled {part.what}, kept in {kept}")
 
 
 def _trace(options: argparse.Namespace) -> None:

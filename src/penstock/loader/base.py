@@ -167,7 +167,8 @@ class BaseLoader(ABC, Generic[Batch]):
         opening = Opening(patience_seconds, timeout_seconds, say)
         try:
             opened = open_any(source, opening.calls)
-            order = order_of(shuffle, len(opened), seed)
+            length = opening.calls.one(f"the length of {type(opened).__name__}", lambda: len(opened))
+            order = order_of(shuffle, length, seed)
             plan = AccessPlan(order, batch_size, epochs, world_size, split, drop_last)
             plan.check_equal_steps()
             found_machine = read_machine(machine, opening.calls)
