@@ -162,7 +162,9 @@ def test_a_data_set_whose_length_does_not_come_is_waited_for_with_patience() -> 
     try:
         with (
             pytest.warns(RuntimeWarning, match=r"left while .* the length of Lists"),
-            pytest.raises(WaitTimeout, match=r"the loader has been starting .* waits for the length of Lists"),
+            pytest.raises(
+                WaitTimeout, match=r"the loader has been starting .* waits for the length of Lists"
+            ),
         ):
             Loader(Lists(), batch_size=1, epochs=1, timeout_seconds=0.1, report=None)
     finally:
