@@ -286,7 +286,7 @@ class Part:
                 process.kill()
                 with process:
                     pass
-        if code is None or self.is_cached:
+        if code is None or self.is_cached or not (is_waited_for or self._is_wanted()):
             return
         if code < 0 and not is_waited_for:
             # Out of memory, or the job is ending: not the time to compile in the training itself.
@@ -314,6 +314,8 @@ class Part:
             code = process.poll()
             written += process.stderr.read() or b""
             now, compiles = time.monotonic(), f"{_COMPILES}\n".encode() in written
+            if not is_waited_for and not self._is_wanted():
+                break  # nobody is left to be told
             if now >= late and compiles:
                 self._report_once(f"compiling {self.what}, once on this machine: {what}{self._note()}")
             elif now >= late + _PATIENCE_WITH_OTHERS_SECONDS and is_waited_for:
