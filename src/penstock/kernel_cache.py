@@ -100,7 +100,7 @@ def _folders(name: str) -> Folders:
     asked, note = os.environ.get("PENSTOCK_CACHE"), ""
     for parent in _parents():
         folder = parent / "kernels" / name
-        problem = _why_not_written(parent, folder)
+        problem = "" if kept is not None else _why_not_written(parent, folder)
         # Machine code from a stranger's folder is not run.
         if _is_own(parent) and folder.is_dir():
             read.append(folder)
