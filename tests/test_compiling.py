@@ -507,9 +507,8 @@ def test_no_sample_is_skipped_because_kernels_cannot_be_compiled(
         "def compile_part(name): raise MemoryError('too little of it')"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(
-        compiling, "_LEASES", weakref.WeakSet()
-    )  # one of them is told: not that of an earlier test
+    # A line goes to one lease: an earlier test may have left one open.
+    monkeypatch.setattr(compiling, "_LEASES", weakref.WeakSet())
     monkeypatch.setattr(sys, "frozen", True, raising=False)  # at once, without a child that fails first
     broken = Part(
         "broken_kernels", "float32", resampling.SIGNATURES["float32"], "pictures", "NumPy resamples them"

@@ -95,7 +95,9 @@ class TestMachineCode:
         assert out.tolist() == (values[2] * (1.0 if is_doubled else 0.5)).tolist()
 
     @pytest.mark.parametrize(
-        "values", [np.zeros((3, 4)), np.zeros(3, np.int32), np.zeros((4, 3), np.int32).T], ids=str
+        "values",
+        [np.zeros((3, 4)), np.zeros(3, np.int32), np.array(3, np.int32), np.zeros((4, 3), np.int32).T],
+        ids=str,
     )
     def test_another_kind_of_array_is_refused(self, scaled: Loop, values: NDArray[Any]) -> None:
         with pytest.raises(TypeError, match="expected"):

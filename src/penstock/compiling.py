@@ -142,7 +142,7 @@ class Part:
         if self._thread is None and not self._is_broken:
             try:
                 if self._load() is None:
-                    if self._is_for_this_process or not _has_interpreter():
+                    if self._compiles_here:
                         self.wait()
                     else:
                         self._start()
@@ -164,7 +164,7 @@ class Part:
                     'run `penstock compile` before, or start processes by "spawn"'
                 )
             with self._making:
-                if self._load() is None and self._file is not None and not self._is_for_this_process:
+                if self._load() is None and not self._compiles_here:
                     self._run_child(is_waited_for=True)
                 return self._load() or self._compile()
         return self._loop
@@ -189,15 +189,19 @@ class Part:
         """Where it may be."""
         return [file_of(folder, self._name, self._signature) for folder in self.folders.read]
 
+    @property
+    def _compiles_here(self) -> bool:
+        """Whether this process compiles: no child can, or none could leave what it compiled."""
+        return self._is_for_this_process or self._file is None or not _has_interpreter()
+
     def _load(self) -> Loop | None:
         """Return the loop if it was compiled on this machine. Raises: RuntimeError."""
         for file in self._files:
             if self._loop is not None:
                 break
             with contextlib.suppress(OSError):
-                if (
-                    code := MachineCode.from_bytes(file.read_bytes())
-                ) is None:  # power was lost, or a disk is failing
+                code = MachineCode.from_bytes(file.read_bytes())
+                if code is None:  # power was lost, or a disk is failing
                     file.unlink()
                     continue
                 with _LOADING:
@@ -250,9 +254,6 @@ class Part:
         is_waited_for: whether the caller cannot do without.
         """
         if not is_waited_for and not self._is_wanted():
-            return
-        if not _has_interpreter():
-            self._is_for_this_process = True
             return
         # Entries of other types are legal there, and nothing is imported from them.
         places = [place for place in sys.path if isinstance(place, str) and place]

@@ -32,7 +32,7 @@ _PACKED = {
 #: Where an array's fields begin in its object: address, rank, shape, strides, base, dtype, flags.
 _ARRAY = object.__basicsize__
 _C_CONTIGUOUS = 1
-#: What a call returns where an array is not C-contiguous or has another rank. numba's own are below 3 or from 1,000 on.
+#: What a call returns where an array is not C-contiguous. numba's own are below 3 or from 1,000 on.
 _BAD_ARRAY = 100
 
 
@@ -90,8 +90,6 @@ class Signature:
                 # numpy/ndarraytypes.h: PyArrayObject_fields.
                 data, shape_at = loaded("ptr", word, _ARRAY), loaded("ptr", word, _ARRAY + 16)
                 flag = value(f"and i32 {loaded('i32', word, _ARRAY + 48)}, {_C_CONTIGUOUS}")
-                has_rank = value(f"icmp eq i32 {loaded('i32', word, _ARRAY + 8)}, {dimensions}")
-                is_well = value(f"and i1 {is_well}, {has_rank}")
                 is_well = value(f"and i1 {is_well}, {value(f'icmp ne i32 {flag}, 0')}")
                 shape = [loaded("i64", shape_at, 8 * axis) for axis in range(dimensions)]
                 strides = [str(np.dtype(item).itemsize)]
@@ -159,14 +157,14 @@ class Loop:
 
         _check_layout()
         self._signature = signature
-        #: Of each argument: None for a number, True for a tuple; of an array its dtype.
-        self._kinds: list[bool | np.dtype[Any] | None] = []
+        #: Of each argument: None for a number, True for a tuple; of an array its dtype and rank.
+        self._kinds: list[bool | tuple[np.dtype[Any], int] | None] = []
         for kind in signature.arguments:
             if isinstance(kind, tuple):
                 self._kinds.append(True)
             else:
                 item, dimensions = signature.array_of(kind)
-                self._kinds.append(np.dtype(item) if dimensions else None)
+                self._kinds.append((np.dtype(item), dimensions) if dimensions else None)
         engine = binding.create_mcjit_compiler(
             binding.parse_assembly(signature.called_by(code.symbol)), target_machine()
         )
@@ -193,15 +191,14 @@ class Loop:
             elif kind is True:
                 words += value
             else:
-                if not isinstance(value, np.ndarray) or value.dtype != kind:
-                    raise TypeError(
-                        f"expected an array of {kind}, not {getattr(value, 'dtype', type(value))}"
-                    )
+                # The rank first: a call reads as many numbers of the shape.
+                if not isinstance(value, np.ndarray) or (value.dtype, value.ndim) != kind:
+                    raise TypeError(f"expected an array of dtype and rank {kind}, not {value!r}")
                 words.append(id(value))
         results = self._results()
         if status := self._call(results, self._pack(*words)):
             if status == _BAD_ARRAY:
-                raise TypeError(f"expected C-contiguous arrays and numbers: {self._signature.arguments}")
+                raise TypeError(f"expected C-contiguous arrays: {self._signature.arguments}")
             raise RuntimeError(f"a loop ended with status {status}: this is a bug in Penstock")
         found: tuple[Any, ...] = self._unpack(results)
         return found if len(found) > 1 else found[0] if found else None

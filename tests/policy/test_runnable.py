@@ -64,7 +64,7 @@ def job(ranks: int = 1, tiers: int = 1) -> Job:
 
 @dataclass
 class Keeps:
-    """A policy of one's own: what it is told to keep, on every rank."""
+    """A policy of one's own, which keeps the given samples on every rank."""
 
     fills: Sequence[tuple[int, Sequence[int]]] = ()
     options: dict[str, object] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from penstock.plan import AccessPlan, FullShuffle, Order, Sequential
 from penstock.policy import Placement, StagingLimits
 from penstock.policy.loading import Job, LoadingPolicy, Staging
 from penstock.policy.runnable import placement_of, why_not_kept
-from penstock.simulate.policies import policy_named
+from penstock.simulate.policies import policy_of
 from penstock.store import MemoryTier, Source, open_source
 from penstock.store.calls import Calls
 from penstock.units import format_bytes, format_count, is_integer, parse_bytes
@@ -181,7 +181,7 @@ def set_up(
         if count is not None and not (is_integer(count) and 1 <= count <= _MOST_THREADS):
             raise ConfigError(f"{name} is {count!r}; it is an integer, 1 to {_MOST_THREADS}")
     memory_bytes = _memory_bytes(memory)
-    chosen = chosen_policy(policy)
+    chosen = policy_of(policy)
     cpus, cpu_reason = cpu_limit()
     because = f"one per core ({cpu_reason})" if decoders is None else "as decoders= says"
     probes = plan.stream(rank, 0, 0, _PROBES).tolist()
@@ -263,23 +263,6 @@ def set_up(
         readers_because,
         machine_file,
     )
-
-
-def chosen_policy(policy: str | LoadingPolicy) -> LoadingPolicy:
-    """Return the policy of a name, or one's own.
-
-    Raises: ConfigError that lists the known ones, or says what an object lacks.
-    """
-    if isinstance(policy, str):
-        return policy_named(policy)
-    if isinstance(policy, type) or not (
-        isinstance(getattr(policy, "name", None), str) and callable(getattr(policy, "prepare", None))
-    ):
-        raise ConfigError(
-            f"policy is {policy!r}; it is a name, such as {POLICY!r}, or an object with a name and prepare(job): see "
-            "penstock.policy.loading.LoadingPolicy"
-        )
-    return policy
 
 
 def _memory_bytes(memory: str | int | None) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from penstock.errors import ConfigError, PenstockError
 from penstock.policy.loading import Job, Loading, LoadingPolicy
 from penstock.simulate.assumptions import Assumptions
-from penstock.simulate.policies import policy_named
+from penstock.simulate.policies import is_policy, policy_named
 
 
 def find_policy(name: str, assumptions: Assumptions) -> LoadingPolicy:
@@ -40,7 +40,7 @@ def find_policy(name: str, assumptions: Assumptions) -> LoadingPolicy:
         policy = kind()
     except TypeError as error:
         raise ConfigError(f"policy {name!r} is made without arguments: {error}") from error
-    if not (isinstance(getattr(policy, "name", None), str) and callable(getattr(policy, "prepare", None))):
+    if not is_policy(policy):
         raise ConfigError(
             f"policy {name!r} lacks a name (text) or a prepare(job): see penstock.policy.loading.LoadingPolicy"
         )

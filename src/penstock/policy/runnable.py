@@ -110,7 +110,9 @@ def _check_fits(
     if fill.samples.min() < 0 or fill.samples.max() >= job.plan.samples:
         raise ConfigError(f"{where} with a sample outside 0 to {job.plan.samples - 1:,}")
     twice = fill.samples[tier_of[fill.samples] != SOURCE]
-    if twice.size or np.unique(fill.samples).size < fill.samples.size:
+    listed = np.zeros(job.plan.samples, np.bool_)
+    listed[fill.samples] = True
+    if twice.size or np.count_nonzero(listed) < fill.samples.size:
         raise ConfigError(f"{where} with a sample that is already kept: a rank keeps a sample once")
     kept = np.flatnonzero(tier_of == fill.tier)
     nbytes = int(job.sizes_bytes[fill.samples].sum()) + int(job.sizes_bytes[kept].sum())

@@ -32,7 +32,7 @@ from penstock.policy import (
 from penstock.policy.loading import Job, LoadingPolicy
 from penstock.policy.runnable import placement_of
 from penstock.policy.scheduler import Item
-from penstock.simulate.policies import policy_named
+from penstock.simulate.policies import policy_of
 from penstock.trace import Trace
 from penstock.trace.schema import NO_TIER, SOURCE, SPAN, STAGING, Kind, Spans
 
@@ -300,7 +300,7 @@ def predict(
     Source: thesis, section 3.1; reads in flight share a place's bandwidth here, as they do in a real store, where
     the thesis gives each thread a full share.
     """
-    chosen = policy_named(policy) if isinstance(policy, str) else policy
+    chosen = policy_of(policy)
     placement = placement_of(chosen, Job(plan, sizes_bytes, machine, seed, rank), rank)
     compute = machine.compute
     if step_seconds is None and compute is None:

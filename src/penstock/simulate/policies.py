@@ -54,6 +54,27 @@ def policy_named(name: str, assumptions: Assumptions = PHYSICAL) -> LoadingPolic
     return _MAKERS[name](assumptions)
 
 
+def policy_of(policy: str | LoadingPolicy) -> LoadingPolicy:
+    """Return the policy of a name, or an object that is one.
+
+    Raises: ConfigError that lists the known names, or says what an object lacks.
+    """
+    if isinstance(policy, str):
+        return policy_named(policy)
+    if not is_policy(policy):
+        raise ConfigError(
+            f"policy is {policy!r}; it is a name, such as 'frequency', or an object with a name and prepare(job): see "
+            "penstock.policy.loading.LoadingPolicy"
+        )
+    return policy
+
+
+def is_policy(policy: object) -> bool:
+    """Return whether an object, not its class, has what `LoadingPolicy` asks for."""
+    has_name = isinstance(getattr(policy, "name", None), str)
+    return not isinstance(policy, type) and has_name and callable(getattr(policy, "prepare", None))
+
+
 def _frequency(assumed: Assumptions, *, in_order: bool = True, cleanup_read: bool = False) -> Frequency:
     return Frequency(
         in_order,

@@ -11,7 +11,7 @@ CHUNK = 2048
 ROOM = CHUNK + 4
 #: Bits of a difference below its leading one that a key tells apart, where it does not tell all: its sign and two more.
 FINEST = 3
-#: Words below 2 to this are told apart wholly, where that pays.
+#: Words below 2 to this have a key each, where that pays.
 MOST_EXACT = 11
 MOST_EXACT_KEYS = 1 << MOST_EXACT
 #: Keys of a plane: exponent, highest bit of the mantissa, sign.

@@ -206,6 +206,18 @@ def _after(place: Any, size: Any) -> Any:
 
 
 @inlined
+def _weigh_axis(axis: Any, antialias: Any, most_taps: Any, shares: Any, place: Any) -> Any:
+    """Weigh an axis; return firsts, weights[window_length, taps], and the place after what they may take."""
+    length = axis[5]
+    firsts = array_at(place, (length,), np.int32)
+    place = _after(place, 4 * length)
+    flat = array_at(place, (length * most_taps,), np.int32)
+    # mypy takes a star for any number of arguments.
+    taps = weigh(*axis, antialias, firsts, flat, shares)  # type: ignore[call-arg]
+    return firsts, array_at(place, (length, taps), np.int32), _after(place, 4 * length * most_taps)
+
+
+@inlined
 def _prepare(
     pixels: Any,
     offset: Any,
@@ -227,19 +239,9 @@ def _prepare(
         raise MemoryError
     shares = array_at(place, (most_taps,), np.float64)
     place = _after(place, 8 * most_taps)
-    column_firsts = array_at(place, (columns,), np.int32)
-    place = _after(place, 4 * columns)
-    weights = array_at(place, (columns * most_taps,), np.int32)
-    # mypy takes a star for any number of arguments.
-    taps = weigh(*across, antialias, column_firsts, weights, shares)  # type: ignore[call-arg]
-    column_weights = array_at(place, (columns, taps), np.int32)
-    place = _after(place, 4 * columns * most_taps)
-    row_firsts = array_at(place, (rows,), np.int32)
-    place = _after(place, 4 * rows)
-    weights = array_at(place, (rows * most_taps,), np.int32)
-    taps = weigh(*down, antialias, row_firsts, weights, shares)  # type: ignore[call-arg]
-    row_weights = array_at(place, (rows, taps), np.int32)
-    place = _after(place, 4 * rows * most_taps)
+    column_firsts, column_weights, place = _weigh_axis(across, antialias, most_taps, shares, place)
+    row_firsts, row_weights, place = _weigh_axis(down, antialias, most_taps, shares, place)
+    taps = row_weights.shape[1]
     totals = array_at(place, (4 * columns,), np.int32)
     place = _after(place, 16 * columns)
     line = array_at(place, (4 * columns,), np.uint8)
