@@ -42,12 +42,13 @@ def main(arguments: list[str] | None = None) -> None:
         "record, one span": (lambda: ring.record(Kind.READ, 1.0, 2.0, 5, 100, 1, 2, SOURCE), calls, "span"),
         "  bound: struct.pack_into alone": (bare_pack(), calls, "span"),
         "record_samples, batches of 64": (record_batch(ring, 64), calls // 10, "sample"),
-        "  bound: copy of 64 x 48 bytes": (bare_copy(64), calls // 10, "sample"),
+        "  bound: copy of 64 x 64 bytes": (bare_copy(64), calls // 10, "sample"),
         "record_samples, batches of 256": (record_batch(ring, 256), calls // 10, "sample"),
+        "record + record_ids, groups of 64": (record_group(ring, 64), calls, "sample"),
         "drain of a full ring": (fill_and_drain(other), 1, "span"),
         f"epoch_metrics of {spans.size} spans": (lambda: epoch_metrics(spans), 1, "span"),
     }
-    units = [1, 1, 64, 64, 256, RING_SPANS, spans.size]
+    units = [1, 1, 64, 64, 256, 64, RING_SPANS, spans.size]
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds + 1):
         for (name, (call, count, _)), unit in zip(contenders.items(), units, strict=True):
@@ -69,13 +70,15 @@ def a_run(epochs: int, steps: int, batch: int) -> Spans:
     for epoch in range(epochs):
         for step in range(steps):
             asked = float(epoch * steps + step)
-            rows.append((asked, asked + 0.25, -1, 0, epoch, step, Kind.WAIT, -128, 0, 0))
-            rows.append((asked + 0.25, asked + 1.0, -1, 0, epoch, step, Kind.STEP, -128, 0, 0))
+            rows.append((asked, asked + 0.25, -1, 0, 0, epoch, step, batch, -1, Kind.WAIT, -128, 0, 0))
+            rows.append((asked + 0.25, asked + 1.0, -1, 0, 0, epoch, step, batch, -1, Kind.STEP, -128, 0, 0))
             for place in range(batch):
                 sample = step * batch + place
                 ready = asked + 0.25 * (place + 1) / batch
-                rows.append((ready - 0.1, ready, sample, 110_000, epoch, step, Kind.READ, SOURCE, 1, 0))
-                rows.append((ready, ready, sample, 0, epoch, step, Kind.DECODE, -128, 2, 0))
+                rows.append(
+                    (ready - 0.1, ready, sample, 110_000, 0, epoch, step, 1, -1, Kind.READ, SOURCE, 1, 0)
+                )
+                rows.append((ready, ready, sample, 0, 0, epoch, step, 1, -1, Kind.DECODE, -128, 2, 0))
     return np.array(rows, SPAN)
 
 
@@ -97,10 +100,22 @@ def record_batch(ring: Ring, batch: int) -> Callable[[], object]:
     return lambda: ring.record_samples(Kind.DECODE, starts, ends, samples, 0, 1, 2)
 
 
+def record_group(ring: Ring, group: int) -> Callable[[], object]:
+    """Return a call that records the read of one group and which samples it is."""
+    ids = np.arange(group)
+
+    def call() -> None:
+        ring.record_ids(7, ids)
+        ring.record(Kind.READ, 1.0, 2.0, 0, 100 * group, 1, 2, SOURCE, samples=group, flow=7)
+        ring.drain_ids()
+
+    return call
+
+
 def bare_pack() -> Callable[[], object]:
     """Return a call that writes the bytes of one span and does nothing else."""
-    pack, buffer = struct.Struct("<ddqqiiBb").pack_into, bytearray(SPAN.itemsize)
-    return lambda: pack(buffer, 0, 1.0, 2.0, 5, 100, 1, 2, 2, -1)
+    pack, buffer = struct.Struct("<ddqqQiiIiBb").pack_into, bytearray(SPAN.itemsize)
+    return lambda: pack(buffer, 0, 1.0, 2.0, 5, 100, 0, 1, 2, 1, -1, 2, -1)
 
 
 def bare_copy(batch: int) -> Callable[[], object]:

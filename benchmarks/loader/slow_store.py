@@ -177,7 +177,7 @@ def main() -> None:
             stalls = [epoch.stall_seconds for epoch in metrics]
             stalls[0] += construction
             predicted = sum(epoch.stall_seconds for epoch in prediction.epochs())
-            reads = sum(epoch.reads_by_tier.get(SOURCE, 0) for epoch in metrics)
+            reads = sum(epoch.reads_by_place.get(SOURCE, 0) for epoch in metrics)
             ours[name].append((stalls, predicted, reads))
         print(f"round {round_number + 1} of {options.rounds} done")
 

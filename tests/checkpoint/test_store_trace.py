@@ -17,7 +17,7 @@ from penstock.flow.recorder import Recorder
 from penstock.loader import Loader
 from penstock.trace import Kind, read_trace
 from penstock.trace.metrics import limiting
-from penstock.trace.schema import NO_TIER
+from penstock.trace.schema import NO_PLACE
 
 BEGIN_SECONDS = 0.1
 
@@ -30,7 +30,7 @@ def rows(spans: Any, kind: Kind) -> list[tuple[int, int, int]]:
     """Return step, tier and bytes of the spans of a kind, pieces of one snapshot joined."""
     found: dict[tuple[int, int], int] = {}
     for span in spans[spans["kind"] == kind]:
-        key = int(span["step"]), int(span["tier"])
+        key = int(span["step"]), int(span["place"])
         found[key] = found.get(key, 0) + int(span["bytes"])
     return [(step, tier, nbytes) for (step, tier), nbytes in found.items()]
 
@@ -54,7 +54,7 @@ def test_each_save_write_drain_and_restore_is_a_span_with_its_bytes_step_and_tie
         store.restore(step=2)
 
     spans = recorder.drain()
-    assert rows(spans, Kind.SAVE) == [(1, NO_TIER, 40_000), (2, NO_TIER, 40_000)]
+    assert rows(spans, Kind.SAVE) == [(1, NO_PLACE, 40_000), (2, NO_PLACE, 40_000)]
     written = {}
     for kind, tier in ((Kind.WRITE, 0), (Kind.DRAIN, 1)):
         written[kind] = rows(spans, kind)
@@ -149,4 +149,4 @@ def test_a_stall_in_a_drain_is_told_as_such(
     assert "of the waiting while a snapshot was drained" in limiting(epoch) or (
         "a snapshot was drained nearly all the time" in limiting(epoch)
     )
-    assert rows(trace.spans, Kind.SAVE) == [(3, NO_TIER, 40_000)]
+    assert rows(trace.spans, Kind.SAVE) == [(3, NO_PLACE, 40_000)]

@@ -6,21 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
+from tests.spans import spans_of
 
 from penstock.cli.main import main
 from penstock.machine import Machine
-from penstock.trace import NO_TIER, SOURCE, SPAN, Kind, Spans, TraceWriter
+from penstock.trace import NO_PLACE, SOURCE, Kind, Spans, TraceWriter
 
-SPANS = np.array(
+SPANS = spans_of(
     [
         (0.0, 1.0, 3, 100, 0, 0, Kind.READ, SOURCE, 2, 0),
-        (1.0, 1.5, 3, 0, 0, 0, Kind.DECODE, NO_TIER, 3, 0),
-        (0.0, 1.5, -1, 0, 0, 0, Kind.WAIT, NO_TIER, 0, 0),
-        (1.5, 3.0, -1, 1, 0, 0, Kind.STEP, NO_TIER, 0, 0),
-    ],
-    SPAN,
+        (1.0, 1.5, 3, 0, 0, 0, Kind.DECODE, NO_PLACE, 3, 0),
+        (0.0, 1.5, -1, 0, 0, 0, Kind.WAIT, NO_PLACE, 0, 0),
+        (1.5, 3.0, -1, 0, 0, 0, Kind.STEP, NO_PLACE, 0, 0),
+    ]
 )
 
 

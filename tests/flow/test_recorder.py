@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.spans import spans_of
 
 from penstock.errors import ConfigError
 from penstock.flow.recorder import Recorder
-from penstock.trace.schema import NO_TIER, SOURCE, SPAN, Kind, Spans
+from penstock.trace.schema import NO_PLACE, SOURCE, SPAN, Kind, Spans
 
 
 def a_clock_standing_at(seconds: float) -> Callable[[], float]:
@@ -23,10 +24,26 @@ def a_clock_standing_at(seconds: float) -> Callable[[], float]:
 def test_a_recorded_span_comes_back_field_by_field_in_seconds_since_the_origin() -> None:
     recorder = Recorder(4, rank=7, clock=a_clock_standing_at(100.0))
 
-    recorder.ring(3).record(Kind.READ, 101.5, 103.25, 42, 118_304, 2, 9, SOURCE)
+    recorder.ring(3).record(
+        Kind.READ, 101.5, 103.25, 42, 118_304, 2, 9, SOURCE, samples=64, peer=5, flow=2**63
+    )
 
-    (span,) = recorder.drain().tolist()
-    assert span == (1.5, 3.25, 42, 118_304, 2, 9, Kind.READ, SOURCE, 3, 7)
+    (span,) = recorder.drain()
+    assert dict(zip(SPAN.names or (), span.tolist(), strict=True)) == {
+        "start": 1.5,
+        "end": 3.25,
+        "sample": 42,
+        "bytes": 118_304,
+        "flow": 2**63,
+        "epoch": 2,
+        "step": 9,
+        "samples": 64,
+        "peer": 5,
+        "kind": Kind.READ,
+        "place": SOURCE,
+        "worker": 3,
+        "rank": 7,
+    }
 
 
 def test_what_a_span_does_not_name_is_marked_as_not_applying() -> None:
@@ -34,15 +51,17 @@ def test_what_a_span_does_not_name_is_marked_as_not_applying() -> None:
 
     recorder.ring(0).record(Kind.WAIT, 0.0, 1.0, epoch=1, step=2)
 
-    (span,) = recorder.drain().tolist()
-    assert span == (0.0, 1.0, -1, 0, 1, 2, Kind.WAIT, NO_TIER, 0, 0)
+    assert (
+        recorder.drain().tolist()
+        == spans_of([(0.0, 1.0, -1, 0, 1, 2, Kind.WAIT, NO_PLACE, 0, 0, 1)]).tolist()
+    )
 
 
 def test_arrays_and_scalars_mix_in_one_call_per_batch() -> None:
     recorder = Recorder(8, clock=a_clock_standing_at(0.0))
 
     recorder.ring(1).record_samples(
-        Kind.DECODE, [1.0, 2.0, 3.0], [1.5, 2.5, 3.5], np.array([30, 10, 20]), [5, 6, 7], 4, 8
+        Kind.DECODE, [1.0, 2.0, 3.0], [1.5, 2.5, 3.5], np.array([30, 10, 20]), [5, 6, 7], 4, 8, flow=[1, 1, 2]
     )
 
     spans = recorder.drain()
@@ -51,7 +70,10 @@ def test_arrays_and_scalars_mix_in_one_call_per_batch() -> None:
     assert spans["start"].tolist() == [1.0, 2.0, 3.0]
     assert set(spans["epoch"]) == {4}
     assert set(spans["step"]) == {8}
-    assert set(spans["tier"]) == {NO_TIER}
+    assert set(spans["place"]) == {NO_PLACE}
+    assert spans["samples"].tolist() == [1, 1, 1]
+    assert spans["peer"].tolist() == [-1, -1, -1]
+    assert spans["flow"].tolist() == [1, 1, 2]
     assert set(spans["worker"]) == {1}
 
 
@@ -214,6 +236,38 @@ def test_a_ring_without_room_and_numbers_outside_their_fields_are_refused() -> N
         Recorder(1, rank=-1)
     with pytest.raises(ConfigError, match="worker is 65536"):
         Recorder(1).ring(65536)
+
+
+def test_the_ids_of_groups_come_once_by_their_flows() -> None:
+    recorder = Recorder(8)
+    first, second = recorder.next_flow(), recorder.next_flow()
+    ids = np.array([5, 3, 9])
+    recorder.ring(1).record_ids(first, ids)
+    ids[:] = 0  # the caller's array is the caller's
+    recorder.ring(2).record_ids(second, [7])
+
+    drained = [(flow, ids.tolist()) for flow, ids in recorder.drain_ids()]
+
+    assert 0 < first < second
+    assert drained == [(first, [5, 3, 9]), (second, [7])]
+    assert recorder.drain_ids() == []
+
+
+def test_ids_that_nobody_drains_are_bounded_and_a_drain_is_due_long_before() -> None:
+    recorder = Recorder(100)
+    ring = recorder.ring(0)
+    due = []
+    for flow in range(1, 200):
+        ring.record_ids(flow, np.arange(1000))
+        due.append(ring.is_half_full)
+
+    kept = recorder.drain_ids()
+    ring.record_ids(200, [1])
+
+    assert due.index(True) == 65  # of 131, each of 1000 ids, that are kept
+    assert [flow for flow, _ in kept] == list(range(1, 132))
+    assert not ring.is_half_full
+    assert [flow for flow, _ in recorder.drain_ids()] == [200]
 
 
 def test_a_ring_says_when_a_drain_is_due() -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from penstock.flow.recorder import Recorder
 from penstock.flow.snapshot_spans import SnapshotSpan
-from penstock.trace.schema import NO_TIER, Kind
+from penstock.trace.schema import NO_PLACE, Kind
 
-FIELDS = ["kind", "start", "end", "bytes", "epoch", "step", "tier"]
+FIELDS = ["kind", "start", "end", "bytes", "epoch", "step", "place"]
 
 
 class Clock:
@@ -28,7 +28,7 @@ def test_a_save_is_one_span_however_long_it_takes() -> None:
             span.add(10)
 
     spans = recorder.drain()
-    assert spans[FIELDS].tolist() == [(Kind.SAVE, 0.0, 15.0, 30, -1, 1000, NO_TIER)]
+    assert spans[FIELDS].tolist() == [(Kind.SAVE, 0.0, 15.0, 30, -1, 1000, NO_PLACE)]
     assert spans["rank"].tolist() == [3]
 
 

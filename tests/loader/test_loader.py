@@ -206,7 +206,7 @@ def test_memory_for_half_of_the_data_set_halves_the_reads_as_far_as_any_cache_ca
         for _ in range(epochs):
             for _ in loader:
                 pass
-        traced = sum(epoch.reads_by_tier.get(SOURCE, 0) for epoch in loader.metrics)
+        traced = sum(epoch.reads_by_place.get(SOURCE, 0) for epoch in loader.metrics)
 
     bound = COUNT + (epochs - 1) * (COUNT - COUNT // 2)
     seen = 1  # to see how large a picture is
@@ -378,7 +378,7 @@ def test_the_trace_file_holds_the_run_and_its_sums_are_the_loaders(folder: Path,
     assert trace.is_complete
     for ours, theirs in zip(metrics, trace.epochs(), strict=True):
         assert ours.samples == theirs.samples == COUNT
-        assert ours.reads_by_tier == theirs.reads_by_tier
+        assert ours.reads_by_place == theirs.reads_by_place
         assert ours.stall_seconds == pytest.approx(theirs.stall_seconds)
         assert ours.stall_by_cause == pytest.approx(theirs.stall_by_cause)
 
@@ -398,7 +398,7 @@ def test_a_prediction_has_the_reads_and_the_shape_of_the_run(folder: Path) -> No
         measured = loader.metrics
 
     assert [epoch.samples for epoch in predicted] == [epoch.samples for epoch in measured]
-    assert [epoch.reads_by_tier for epoch in predicted] == [epoch.reads_by_tier for epoch in measured]
+    assert [epoch.reads_by_place for epoch in predicted] == [epoch.reads_by_place for epoch in measured]
     assert all(epoch.own_seconds == pytest.approx(0.06) for epoch in predicted)
 
 
@@ -695,7 +695,9 @@ def test_spans_of_a_long_step_of_the_training_are_not_lost(
             pass
         for _ in loader:
             pass
-        reads = sum(epoch.reads_by_tier[SOURCE] for epoch in loader.metrics if SOURCE in epoch.reads_by_tier)
+        reads = sum(
+            epoch.reads_by_place[SOURCE] for epoch in loader.metrics if SOURCE in epoch.reads_by_place
+        )
 
         assert loader._recorder.dropped == 0
         assert reads >= COUNT

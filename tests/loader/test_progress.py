@@ -9,13 +9,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.patience import patient
+from tests.spans import spans_of
 
 from penstock.flow.recorder import Recorder
 from penstock.loader.progress import Collector, RunningMetrics
 from penstock.trace import (
     NO_EPOCH,
-    NO_TIER,
-    SPAN,
+    NO_PLACE,
     Kind,
     Meanwhile,
     Spans,
@@ -31,15 +31,15 @@ def a_run_with_saves(waits: list[int], saves: list[tuple[Kind, int, int]]) -> Sp
     now = 0.0
     for number, wait in enumerate(waits):
         epoch, step = divmod(number, 4)
-        rows.append((now, now + wait, -1, 0, epoch, step, Kind.WAIT, NO_TIER, 0, 0))
-        rows.append((now + wait, now + wait + 2, -1, 0, epoch, step, Kind.STEP, NO_TIER, 0, 0))
+        rows.append((now, now + wait, -1, 0, epoch, step, Kind.WAIT, NO_PLACE, 0, 0))
+        rows.append((now + wait, now + wait + 2, -1, 0, epoch, step, Kind.STEP, NO_PLACE, 0, 0))
         now += wait + 2
     for kind, begin, length in saves:
         rows += [
             (begin + piece + 0.125, begin + piece + 0.625, -1, 5, NO_EPOCH, 1000, kind, 0, 9, 0)
             for piece in range(length)
         ]
-    spans: Spans = np.array(rows, SPAN)
+    spans: Spans = spans_of(rows)
     return spans[np.argsort(spans["end"], kind="stable")]
 
 
@@ -80,13 +80,12 @@ def test_what_ran_beside_is_kept_only_as_long_as_it_may_matter() -> None:
     running = RunningMetrics()
     for step in range(1000):
         running.add(
-            np.array(
+            spans_of(
                 [
-                    (3.0 * step, 3.0 * step + 1, -1, 0, 0, step, Kind.WAIT, NO_TIER, 0, 0),
-                    (3.0 * step + 1, 3.0 * step + 3, -1, 0, 0, step, Kind.STEP, NO_TIER, 0, 0),
+                    (3.0 * step, 3.0 * step + 1, -1, 0, 0, step, Kind.WAIT, NO_PLACE, 0, 0),
+                    (3.0 * step + 1, 3.0 * step + 3, -1, 0, 0, step, Kind.STEP, NO_PLACE, 0, 0),
                     (3.0 * step, 3.0 * step + 1, -1, 5, NO_EPOCH, 0, Kind.DRAIN, 0, 9, 0),
-                ],
-                SPAN,
+                ]
             ),
             0,
             step,

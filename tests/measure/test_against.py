@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.spans import spans_of
 
 from penstock.errors import ConfigError
 from penstock.loader import Loader
@@ -18,10 +19,9 @@ from penstock.plan import Explicit, Order
 from penstock.store import ImageFolder, SlowSource
 from penstock.trace import (
     NO_EPOCH,
+    NO_PLACE,
     NO_STEP,
-    NO_TIER,
     SOURCE,
-    SPAN,
     Cause,
     Kind,
     Spans,
@@ -82,8 +82,8 @@ def test_a_real_run_is_predicted_from_its_file_alone(record: Callable[..., Path]
     first, second = comparison.epochs
     sizes = comparison.measured.spans["bytes"][comparison.measured.spans["kind"] == Kind.READ]
     assert (first.measured.steps, first.predicted.steps) == (5, 5)
-    assert first.predicted.reads_by_tier == first.measured.reads_by_tier == {SOURCE: IMAGES}
-    assert second.predicted.reads_by_tier == second.measured.reads_by_tier == {}
+    assert first.predicted.reads_by_place == first.measured.reads_by_place == {SOURCE: IMAGES}
+    assert second.predicted.reads_by_place == second.measured.reads_by_place == {}
     assert second.predicted.samples == second.measured.samples == IMAGES
     # The training's own time is taken from the record; the store can be no faster than its wire, on either side.
     for each in comparison.epochs:
@@ -144,8 +144,8 @@ def test_a_run_without_a_machine_asks_for_one_and_takes_it(
 
     comparison = compare(run, machine=tmp_path / "machine.toml")
 
-    assert comparison.epochs[0].predicted.reads_by_tier == {SOURCE: IMAGES}
-    assert comparison.epochs[1].predicted.reads_by_tier == {}
+    assert comparison.epochs[0].predicted.reads_by_place == {SOURCE: IMAGES}
+    assert comparison.epochs[1].predicted.reads_by_place == {}
 
 
 def test_another_machine_predicts_another_run(record: Callable[..., Path]) -> None:
@@ -171,14 +171,14 @@ def test_a_run_over_a_data_set_of_ones_own_cannot_be_predicted(tmp_path: Path) -
         compare(tmp_path / "own.trace")
 
 
-WAIT = (0.0, 1.0, -1, 0, 0, 0, Kind.WAIT, NO_TIER, 0, 0)
+WAIT = (0.0, 1.0, -1, 0, 0, 0, Kind.WAIT, NO_PLACE, 0, 0)
 
 
 @pytest.mark.parametrize(
     ("spans", "meta", "said"),
     [
         ([], {}, "no batch was consumed"),
-        ([(0.0, 1.0, -1, 0, 0, NO_STEP, Kind.WAIT, NO_TIER, 0, 0)], {}, "no batch was consumed"),
+        ([(0.0, 1.0, -1, 0, 0, NO_STEP, Kind.WAIT, NO_PLACE, 0, 0)], {}, "no batch was consumed"),
         ([WAIT], {}, "does not say what was run"),
         ([WAIT], {"plan": {}, "rank": None}, "rank = None"),
     ],
@@ -187,7 +187,7 @@ def test_a_record_that_does_not_say_enough_is_told_so(
     tmp_path: Path, spans: list[tuple[float, ...]], meta: dict[str, None], said: str
 ) -> None:
     with TraceWriter(tmp_path / "poor.trace", meta) as writer:
-        writer.append(np.array(spans, SPAN))
+        writer.append(spans_of(spans))
 
     with pytest.raises(ConfigError, match=rf"poor\.trace: .*{said}"):
         compare(tmp_path / "poor.trace")
@@ -235,13 +235,12 @@ def test_sizes_that_a_cut_off_record_does_not_tell_are_guessed_and_said(record: 
 
 def test_saves_and_a_restore_long_before_the_run_change_no_prediction(record: Callable[..., Path]) -> None:
     trace = read_trace(record(epochs=1))
-    of_snapshots = np.array(
+    of_snapshots = spans_of(
         [
             (-50.0, -40.0, -1, 10**9, NO_EPOCH, 900, Kind.LOAD, 0, 9, 0),
-            (0.0, 0.001, -1, 10**9, NO_EPOCH, 1000, Kind.SAVE, NO_TIER, 9, 0),
+            (0.0, 0.001, -1, 10**9, NO_EPOCH, 1000, Kind.SAVE, NO_PLACE, 9, 0),
             (0.001, 9.0, -1, 10**9, NO_EPOCH, 1000, Kind.DRAIN, 1, 9, 0),
-        ],
-        SPAN,
+        ]
     )
 
     plain = lay_over(trace)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from sklearn.datasets import load_digits
+from tests.spans import spans_of
 
 import penstock.torch as pt
 from penstock.errors import ConfigError, DataError
@@ -21,7 +22,7 @@ from penstock.measure.demo import (
     write_digits,
 )
 from penstock.store import ImageFolder, open_source
-from penstock.trace import NO_TIER, SOURCE, SPAN, Kind, Trace
+from penstock.trace import NO_PLACE, SOURCE, Kind, Trace
 
 
 @pytest.fixture(scope="module")
@@ -101,11 +102,11 @@ def test_the_table_fits_a_terminal_and_its_counts_add_up() -> None:
         (0.0, 0.1, 1, 100, 0, -1, Kind.READ, SOURCE, 1, 0),
         (0.1, 0.2, 1, 100, 0, 0, Kind.HIT, 1, 1, 0),
         *((0.5 + e, 0.6 + e, k, 100, e, 0, Kind.HIT, 1, 1, 0) for e in (1, 2) for k in (0, 1)),
-        *((0.6 + e, 0.7 + e, k, 0, e, 0, Kind.DECODE, NO_TIER, 1, 0) for e in range(3) for k in (0, 1)),
+        *((0.6 + e, 0.7 + e, k, 0, e, 0, Kind.DECODE, NO_PLACE, 1, 0) for e in range(3) for k in (0, 1)),
     ]
-    waits = [(float(e), 12.34 + e, -1, 0, e, 0, Kind.WAIT, NO_TIER, 0, 0) for e in range(3)]
-    watched = Trace(np.array(waits, SPAN), {}, True)
-    traced = Trace(np.array(taken + waits, SPAN), {}, True)
+    waits = [(float(e), 12.34 + e, -1, 0, e, 0, Kind.WAIT, NO_PLACE, 0, 0) for e in range(3)]
+    watched = Trace(spans_of(waits), {}, True)
+    traced = Trace(spans_of(taken + waits), {}, True)
     text = io.StringIO()
 
     table = _table([DemoRun("PyTorch, 16 workers", watched, 0.975), DemoRun("Penstock", traced, 0.975)])
@@ -128,6 +129,6 @@ def test_the_whole_demonstration(tmp_path: Path) -> None:
     assert ours.accuracy is not None
     assert ours.accuracy > 0.97
     assert ours.stall_seconds < theirs.stall_seconds
-    assert predicted.epochs[0].reads_by_tier == ours.epochs[0].reads_by_tier
+    assert predicted.epochs[0].reads_by_place == ours.epochs[0].reads_by_place
     assert (tmp_path / "demo.png").stat().st_size > 10_000
     assert "the same 276 batches in the same order" in text.getvalue()

@@ -13,11 +13,12 @@ from matplotlib.colors import to_hex
 from matplotlib.container import BarContainer
 from matplotlib.patches import StepPatch
 from PIL import Image
+from tests.spans import spans_of
 
 from penstock.errors import ConfigError
 from penstock.measure.plot import COLOUR_OF, OWN_COLOUR, SAVE_COLOURS, draw, plot_trace
 from penstock.measure.watch import watch
-from penstock.trace import NO_EPOCH, NO_STEP, NO_TIER, SOURCE, SPAN, Cause, Kind, Trace
+from penstock.trace import NO_EPOCH, NO_PLACE, NO_STEP, SOURCE, SPAN, Cause, Kind, Trace
 
 pytestmark = pytest.mark.usefixtures("fonts")
 
@@ -34,14 +35,14 @@ def a_run(stalls: list[list[float]], decode: float = 0.0, stop: float = 0.0) -> 
             ready = now + wait
             rows += [
                 (now, ready - decode, step, 10, epoch, step, Kind.READ, SOURCE, 1, 0),
-                (ready - decode, ready, step, 0, epoch, step, Kind.DECODE, NO_TIER, 1, 0),
-                (now, ready, -1, 0, epoch, step, Kind.WAIT, NO_TIER, 0, 0),
-                (ready, ready + 1.0, -1, 0, epoch, step, Kind.STEP, NO_TIER, 0, 0),
+                (ready - decode, ready, step, 0, epoch, step, Kind.DECODE, NO_PLACE, 1, 0),
+                (now, ready, -1, 0, epoch, step, Kind.WAIT, NO_PLACE, 0, 0),
+                (ready, ready + 1.0, -1, 0, epoch, step, Kind.STEP, NO_PLACE, 0, 0),
             ]
             now = ready + 1.0
-        rows.append((now, now + stop, -1, 0, epoch, NO_STEP, Kind.WAIT, NO_TIER, 0, 0))
+        rows.append((now, now + stop, -1, 0, epoch, NO_STEP, Kind.WAIT, NO_PLACE, 0, 0))
         now += stop
-    return Trace(np.array(rows, SPAN))
+    return Trace(spans_of(rows))
 
 
 def bars_of(axes: Axes) -> dict[str, list[tuple[float, float]]]:
@@ -146,7 +147,7 @@ def test_every_cause_has_a_colour_of_its_own() -> None:
 
 def with_saves(trace: Trace, *saves: tuple[Kind, float, float]) -> Trace:
     rows = [(begin, end, -1, 9, NO_EPOCH, 1000, kind, 0, 9, 0) for kind, begin, end in saves]
-    return Trace(np.concatenate([trace.spans, np.array(rows, SPAN)]))
+    return Trace(np.concatenate([trace.spans, spans_of(rows)]))
 
 
 def test_saves_are_a_part_of_the_bars_and_lanes_over_the_strip() -> None:
@@ -179,7 +180,7 @@ def test_every_colour_of_a_snapshot_is_its_own_too() -> None:
 
 
 def test_an_epoch_that_was_only_read_ahead_for_is_not_drawn() -> None:
-    ahead = np.array([(0.0, 1.0, 5, 10, 1, 0, Kind.READ, SOURCE, 1, 0)], SPAN)
+    ahead = spans_of([(0.0, 1.0, 5, 10, 1, 0, Kind.READ, SOURCE, 1, 0)])
     trace = a_run([[1.0]])
 
     figure = draw([("", Trace(np.concatenate([trace.spans, ahead])))])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.spans import spans_of
 
 from penstock.errors import ConfigError
 from penstock.plan import Explicit, Order, RepeatingOrder
@@ -196,7 +197,7 @@ def span(kind: Kind, epoch: int, step: int, rank: int, sample: int, start: float
 
 def test_a_recorded_run_is_read_again_step_by_step() -> None:
     """Epochs 2 and 3 of a resumed run; spans come in the order of their end, workers overtake each other."""
-    spans = np.array(
+    spans = spans_of(
         [
             span(Kind.READ, 2, -1, 0, 7, 0.0),
             span(Kind.READ, 2, 0, 0, 4, 0.0),
@@ -207,22 +208,20 @@ def test_a_recorded_run_is_read_again_step_by_step() -> None:
             span(Kind.WAIT, 2, 0, 0, -1, 0.0),
             span(Kind.DECODE, 3, 0, 0, 2, 20.0),
             span(Kind.DECODE, 3, 0, 0, 2, 21.0),
-        ],
-        SPAN,
+        ]
     )
 
     assert epochs_of(Explicit.from_trace(spans, samples=8), 2) == [[4, 3, 5, 2], [2, 2]]
 
 
 def test_a_recorded_run_without_decoding_is_told_by_its_reads_and_hits() -> None:
-    spans = np.array(
+    spans = spans_of(
         [
             span(Kind.HIT, 0, 1, 0, 6, 5.0),
             span(Kind.READ, 0, 0, 0, 1, 0.0),
             span(Kind.READ, 0, -1, 0, 7, 0.5),
             span(Kind.HIT, 0, 0, 0, 3, 1.0),
-        ],
-        SPAN,
+        ]
     )
 
     assert epochs_of(Explicit.from_trace(spans, samples=8), 1) == [[1, 3, 6]]

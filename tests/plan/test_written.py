@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import ArrayLike, NDArray
+from tests.spans import spans_of
 
 from penstock.errors import ConfigError
 from penstock.plan import (
@@ -24,7 +25,7 @@ from penstock.plan import (
     TwisterState,
 )
 from penstock.plan.written import read_plan, write_plan
-from penstock.trace import NO_TIER, SPAN, Kind, Spans
+from penstock.trace import NO_PLACE, SPAN, Kind, Spans
 
 NOTHING = np.empty(0, SPAN)
 
@@ -94,7 +95,7 @@ def test_what_is_no_function_of_a_few_numbers_is_replayed_from_the_spans(order: 
     """The rank's part alone, as the only rank of a job: each step has the samples that it had."""
     plan = AccessPlan(order, 4, 2, ranks=2, split=split)
     rows = [
-        (now, now + 1, int(sample), 0, epoch, step, Kind.DECODE, NO_TIER, 3, 1)
+        (now, now + 1, int(sample), 0, epoch, step, Kind.DECODE, NO_PLACE, 3, 1)
         for now, (epoch, step, sample) in enumerate(
             (epoch, step, sample)
             for epoch in range(2)
@@ -103,7 +104,7 @@ def test_what_is_no_function_of_a_few_numbers_is_replayed_from_the_spans(order: 
         )
     ]
 
-    read, rank = through_json(plan, 1, np.array(rows, SPAN))
+    read, rank = through_json(plan, 1, spans_of(rows))
 
     assert rank == 0
     assert read.ranks == 1

@@ -163,7 +163,7 @@ def test_every_sample_is_decoded_once_an_epoch_and_taken_from_one_place(case: di
         assert epoch.samples == plan.samples
         assert epoch.steps == plan.steps(epoch.epoch)
         assert sum(epoch.stall_by_cause.values()) == pytest.approx(epoch.stall_seconds)
-    reads = sum(epoch.reads_by_tier.get(SOURCE, 0) for epoch in trace.epochs())
+    reads = sum(epoch.reads_by_place.get(SOURCE, 0) for epoch in trace.epochs())
     assert plan.samples <= reads <= plan.samples * plan.epochs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
 from typing import NamedTuple
@@ -10,10 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests import spans
 
 from penstock.trace import (
     NO_EPOCH,
-    NO_TIER,
+    NO_FLOW,
+    NO_PEER,
+    NO_PLACE,
     SOURCE,
     SPAN,
     Cause,
@@ -28,7 +32,7 @@ from penstock.trace.metrics import overlap_seconds
 
 
 class Row(NamedTuple):
-    """One span, field by field as in `SPAN`."""
+    """One span, field by field as in `tests.spans`."""
 
     start: float
     end: float
@@ -37,13 +41,16 @@ class Row(NamedTuple):
     epoch: int = 0
     step: int = 0
     kind: int = Kind.WAIT
-    tier: int = NO_TIER
+    place: int = NO_PLACE
     worker: int = 0
     rank: int = 0
+    samples: int = 1
+    peer: int = NO_PEER
+    flow: int = NO_FLOW
 
 
 def spans_of(*rows: Row) -> Spans:
-    return np.array([tuple(row) for row in rows], SPAN)
+    return spans.spans_of(rows)
 
 
 def causes_of(*rows: Row) -> dict[Cause, float]:
@@ -55,7 +62,7 @@ def causes_of(*rows: Row) -> dict[Cause, float]:
 # A batch of one sample, whose life takes ten seconds: slot wanted at 1, granted at 3, read from 5 to 7,
 # decoded from 8 to 9, handed over at 10.
 SLOT = Row(1, 3, kind=Kind.SLOT)
-READ = Row(5, 7, sample=4, bytes=100, kind=Kind.READ, tier=SOURCE, worker=1)
+READ = Row(5, 7, sample=4, bytes=100, kind=Kind.READ, place=SOURCE, worker=1)
 DECODE = Row(8, 9, sample=4, kind=Kind.DECODE)
 
 
@@ -90,7 +97,7 @@ def test_time_before_the_loader_even_wanted_a_slot_is_the_loaders_own() -> None:
 
 
 def test_a_read_from_a_tier_is_told_apart_from_a_read_of_the_source() -> None:
-    from_disk = READ._replace(tier=2)
+    from_disk = READ._replace(place=2)
 
     assert causes_of(SLOT, from_disk, DECODE, Row(3, 9)) == {Cause.TIER_READ: 4, Cause.DECODE: 2}
 
@@ -107,27 +114,27 @@ def test_without_a_slot_span_the_read_is_waited_for_from_the_beginning() -> None
 
 def test_a_sample_in_memory_that_waited_for_a_thread_counts_as_decode() -> None:
     """All is cached and decoding too slow: samples have a slot, but no thread for them."""
-    taken_at_once = Row(7, 7, sample=4, kind=Kind.HIT, tier=1)
+    taken_at_once = Row(7, 7, sample=4, kind=Kind.HIT, place=1)
 
     assert causes_of(SLOT, taken_at_once, DECODE, Row(3, 9)) == {Cause.DECODE: 6}
 
 
 def test_a_hit_that_takes_time_counts_as_a_read_of_its_tier() -> None:
-    copied_out = Row(5, 7, sample=4, kind=Kind.HIT, tier=1)
+    copied_out = Row(5, 7, sample=4, kind=Kind.HIT, place=1)
 
     assert causes_of(SLOT, copied_out, DECODE, Row(3, 9)) == {Cause.TIER_READ: 4, Cause.DECODE: 2}
 
 
 def test_a_hit_on_a_sample_that_a_background_fill_was_still_reading_waited_for_the_source() -> None:
     background = READ._replace(step=-1)
-    hit = Row(7.5, 7.5, sample=4, kind=Kind.HIT, tier=1)
+    hit = Row(7.5, 7.5, sample=4, kind=Kind.HIT, place=1)
 
     assert causes_of(SLOT, background, hit, DECODE, Row(3, 9)) == {Cause.SOURCE_READ: 4, Cause.DECODE: 2}
 
 
 def test_a_read_of_an_earlier_epoch_is_no_reason_to_wait_in_this_one() -> None:
-    earlier = Row(0, 1, sample=4, kind=Kind.READ, tier=SOURCE, epoch=-3)
-    later = Row(100, 101, sample=4, kind=Kind.READ, tier=SOURCE, epoch=-3)
+    earlier = Row(0, 1, sample=4, kind=Kind.READ, place=SOURCE, epoch=-3)
+    later = Row(100, 101, sample=4, kind=Kind.READ, place=SOURCE, epoch=-3)
     metrics = epoch_metrics(spans_of(earlier, later, SLOT, DECODE, Row(3, 9)))[-1]
 
     assert metrics.stall_by_cause[Cause.DECODE] == 6
@@ -135,13 +142,13 @@ def test_a_read_of_an_earlier_epoch_is_no_reason_to_wait_in_this_one() -> None:
 
 def test_what_happened_after_the_decoding_is_no_part_of_the_life() -> None:
     """The sample is read once more for a later batch, and the batch asked for again after a `break`."""
-    again = [SLOT._replace(start=9.2, end=9.4), READ._replace(start=9.4, end=9.8, tier=2, step=7)]
+    again = [SLOT._replace(start=9.2, end=9.4), READ._replace(start=9.4, end=9.8, place=2, step=7)]
 
     assert causes_of(SLOT, READ, DECODE, *again, Row(3, 10)) == causes_of(SLOT, READ, DECODE, Row(3, 10))
 
 
 def test_the_sample_that_was_decoded_last_decides() -> None:
-    quick = [Row(3, 4, 1, 10, kind=Kind.READ, tier=SOURCE), Row(4, 5, 1, kind=Kind.DECODE)]
+    quick = [Row(3, 4, 1, 10, kind=Kind.READ, place=SOURCE), Row(4, 5, 1, kind=Kind.DECODE)]
 
     assert causes_of(*quick, SLOT, READ, DECODE, Row(3, 9)) == {Cause.SOURCE_READ: 4, Cause.DECODE: 2}
     assert causes_of(SLOT, READ, DECODE, *quick, Row(3, 9)) == {Cause.SOURCE_READ: 4, Cause.DECODE: 2}
@@ -169,14 +176,14 @@ def test_an_epoch_is_summed_up() -> None:
         Row(5, 5.5, step=1),
         Row(5.5, 7, step=1, kind=Kind.STEP),
         Row(7, 8, step=-1),
-        Row(0, 1, 7, 100, kind=Kind.READ, tier=SOURCE),
-        Row(0, 1, 8, 50, step=-1, kind=Kind.READ, tier=SOURCE),
-        Row(2, 3, 9, 25, step=1, kind=Kind.READ, tier=2),
-        Row(3, 3, 8, 50, step=1, kind=Kind.HIT, tier=1),
+        Row(0, 1, 7, 100, kind=Kind.READ, place=SOURCE),
+        Row(0, 1, 8, 50, step=-1, kind=Kind.READ, place=SOURCE),
+        Row(2, 3, 9, 25, step=1, kind=Kind.READ, place=2),
+        Row(3, 3, 8, 50, step=1, kind=Kind.HIT, place=1),
         Row(1, 2, 7, kind=Kind.DECODE),
         Row(3, 4, 8, step=1, kind=Kind.DECODE),
         Row(4, 4.5, 9, step=1, kind=Kind.DECODE),
-        Row(10, 11, 5, 60, epoch=1, kind=Kind.READ, tier=SOURCE),
+        Row(10, 11, 5, 60, epoch=1, kind=Kind.READ, place=SOURCE),
     )
 
     whole, begun = Trace(spans).epochs()
@@ -184,19 +191,39 @@ def test_an_epoch_is_summed_up() -> None:
     assert (whole.epoch, whole.seconds, whole.steps, whole.samples) == (0, 8.0, 2, 3)
     assert (whole.stall_seconds, whole.own_seconds) == (3.5, 4.5)
     assert sum(whole.stall_by_cause.values()) == 3.5
-    assert whole.reads_by_tier == {SOURCE: 2, 2: 1}
-    assert whole.bytes_by_tier == {SOURCE: 150, 1: 50, 2: 25}
-    assert whole.hits_by_tier == {1: 1}
+    assert whole.reads_by_place == {SOURCE: 2, 2: 1}
+    assert whole.bytes_by_place == {SOURCE: 150, 1: 50, 2: 25}
+    assert whole.hits_by_place == {1: 1}
     assert whole.samples_per_second == 3 / 8
-    assert (begun.epoch, begun.seconds, begun.steps, begun.reads_by_tier) == (1, 0.0, 0, {SOURCE: 1})
+    assert (begun.epoch, begun.seconds, begun.steps, begun.reads_by_place) == (1, 0.0, 0, {SOURCE: 1})
     assert begun.samples_per_second == 0.0
+
+
+def test_a_group_counts_as_its_samples_and_is_found_by_its_flow_whatever_its_first_sample() -> None:
+    """64 samples read by one call and loaded by two: the later half was waited for, and its own first id was never
+    read as such. An earlier read of that id is no part of it."""
+    group = Row(0, 6, 100, 6400, kind=Kind.READ, place=SOURCE, samples=64, flow=9, worker=1)
+    halves = [
+        Row(6, 7, 100, kind=Kind.DECODE, samples=32, flow=9, worker=2),
+        Row(6, 8, 132, kind=Kind.DECODE, samples=32, flow=9, worker=3),
+    ]
+    earlier = Row(0, 5, 132, 100, epoch=-5, kind=Kind.READ, place=2, flow=3, worker=1)
+
+    _, metrics = epoch_metrics(spans_of(group, *halves, earlier, Row(0, 8, samples=64)))
+
+    assert (metrics.samples, metrics.steps) == (64, 1)
+    assert (metrics.reads_by_place, metrics.bytes_by_place) == ({SOURCE: 64}, {SOURCE: 6400})
+    assert {cause: part for cause, part in metrics.stall_by_cause.items() if part} == {
+        Cause.SOURCE_READ: 6,
+        Cause.DECODE: 2,
+    }
 
 
 def test_bytes_are_added_as_integers() -> None:
     huge = 2**60 + 1
-    (metrics,) = epoch_metrics(spans_of(*[Row(0, 1, 1, huge, kind=Kind.READ, tier=SOURCE)] * 3))
+    (metrics,) = epoch_metrics(spans_of(*[Row(0, 1, 1, huge, kind=Kind.READ, place=SOURCE)] * 3))
 
-    assert metrics.bytes_by_tier == {SOURCE: 3 * huge}
+    assert metrics.bytes_by_place == {SOURCE: 3 * huge}
 
 
 def test_a_trace_without_spans_has_no_epochs() -> None:
@@ -224,8 +251,11 @@ def slow_causes(rows: list[Row], wait: Row) -> dict[Cause, float]:
     if critical is None:
         return {**causes, Cause.UNSEEN: wait.end - wait.start}
     slot = last(Kind.SLOT, ("rank", "epoch", "step"), wait, critical.end)
-    read = last(Kind.READ, ("rank", "sample"), critical, critical.end)
-    hit = last(Kind.HIT, ("rank", "sample"), critical, critical.end)
+    read, hit = (
+        (critical.flow and last(kind, ("rank", "flow"), critical, critical.end))
+        or last(kind, ("rank", "sample"), critical, critical.end)
+        for kind in (Kind.READ, Kind.HIT)
+    )
     for second in range(int(wait.start), int(wait.end)):
         if slot and second < slot.start:
             cause = Cause.HAND_OVER
@@ -234,7 +264,7 @@ def slow_causes(rows: list[Row], wait: Row) -> dict[Cause, float]:
         elif read and read.worker == critical.worker and second < read.start and second < read.end:
             cause = Cause.DECODE
         elif read and second < read.end:
-            cause = Cause.SOURCE_READ if read.tier == SOURCE else Cause.TIER_READ
+            cause = Cause.SOURCE_READ if read.place == SOURCE else Cause.TIER_READ
         elif hit and second < hit.end:
             cause = Cause.TIER_READ
         elif second < critical.end:
@@ -259,10 +289,16 @@ def random_row() -> st.SearchStrategy[Row]:
         epoch=mostly_zero,
         step=st.sampled_from([0, 0, 0, 1, -1]),
         kind=st.sampled_from(OF_BATCHES).map(int),
-        tier=st.sampled_from([SOURCE, 1, 2]),
+        place=st.sampled_from([SOURCE, 1, 2]),
         rank=mostly_zero,
         worker=mostly_zero,
+        samples=st.sampled_from([1, 1, 5]),
+        flow=st.sampled_from([0, 0, 1, 2]),
     )
+
+
+def samples_of(rows: Iterable[Row]) -> int:
+    return sum(row.samples for row in rows)
 
 
 @settings(max_examples=300)
@@ -289,12 +325,14 @@ def test_the_vectorised_sums_equal_those_of_a_slow_count(rows: list[Row]) -> Non
         first = min((row.start for row in consumer), default=0)
         assert found.seconds == max((row.end for row in consumer), default=0) - first
         assert found.steps == sum(row.step != -1 for row in waits)
-        assert found.samples == sum(row.kind == Kind.DECODE for row in here)
-        for tier in (SOURCE, 1, 2):
-            assert found.reads_by_tier.get(tier, 0) == sum(row.tier == tier for row in reads)
-            assert found.hits_by_tier.get(tier, 0) == sum(row.tier == tier for row in hits)
-            taken = sum(row.bytes for row in reads + hits if row.tier == tier)
-            assert found.bytes_by_tier.get(tier, 0) == taken
+        assert found.samples == samples_of(row for row in here if row.kind == Kind.DECODE)
+        for place in (SOURCE, 1, 2):
+            assert found.reads_by_place.get(place, 0) == samples_of(
+                row for row in reads if row.place == place
+            )
+            assert found.hits_by_place.get(place, 0) == samples_of(row for row in hits if row.place == place)
+            taken = sum(row.bytes for row in reads + hits if row.place == place)
+            assert found.bytes_by_place.get(place, 0) == taken
 
 
 @given(st.lists(random_row(), max_size=30), st.randoms(use_true_random=False))
@@ -304,7 +342,7 @@ def test_the_order_of_spans_that_end_apart_does_not_matter(rows: list[Row], rand
 
     for one, other in zip(epoch_metrics(spans_of(*apart)), epoch_metrics(spans_of(*shuffled)), strict=True):
         assert one.stall_by_cause == pytest.approx(other.stall_by_cause, abs=1e-9)
-        assert one.reads_by_tier == other.reads_by_tier
+        assert one.reads_by_place == other.reads_by_place
 
 
 def line_of(*rows: Row) -> str:
@@ -402,9 +440,9 @@ def test_an_epoch_of_which_nothing_was_consumed_says_so() -> None:
 def test_reads_of_source_and_tiers_count_together_as_storage() -> None:
     waits = [Row(0, 3, step=0), Row(3, 6, step=1), Row(6, 10, step=2)]
     lives = [
-        Row(0, 3, 1, step=0, kind=Kind.READ, tier=SOURCE),
+        Row(0, 3, 1, step=0, kind=Kind.READ, place=SOURCE),
         Row(3, 3, 1, step=0, kind=Kind.DECODE),
-        Row(3, 6, 2, step=1, kind=Kind.READ, tier=2),
+        Row(3, 6, 2, step=1, kind=Kind.READ, place=2),
         Row(6, 6, 2, step=1, kind=Kind.DECODE),
         Row(6, 10, 3, step=2, kind=Kind.DECODE),
     ]
@@ -420,7 +458,7 @@ def test_reads_of_source_and_tiers_count_together_as_storage() -> None:
 
 def save_of(start: float, end: float, kind: Kind, rank: int = 0) -> Row:
     """As a store records it: of no epoch, with the step of the run."""
-    return Row(start, end, epoch=NO_EPOCH, step=1000, bytes=10**9, kind=kind, tier=0, rank=rank)
+    return Row(start, end, epoch=NO_EPOCH, step=1000, bytes=10**9, kind=kind, place=0, rank=rank)
 
 
 def test_a_save_is_of_no_epoch_and_no_read_or_wait() -> None:

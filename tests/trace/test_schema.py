@@ -6,19 +6,19 @@ import struct
 
 import numpy as np
 
-from penstock.trace.schema import NO_EPOCH, NO_TIER, SOURCE, SPAN, Kind
+from penstock.trace.schema import NO_EPOCH, NO_FLOW, NO_PEER, NO_PLACE, SOURCE, SPAN, STAGING, Kind
 
 
-def test_a_span_is_48_bytes_little_endian_without_padding() -> None:
+def test_a_span_is_64_bytes_little_endian_without_padding() -> None:
     span = np.zeros(1, SPAN)
     for number, name in enumerate(SPAN.names or (), start=1):
         span[name] = number
 
-    assert span.tobytes() == struct.pack("<ddqqiiBbHI", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
-    assert SPAN.itemsize == 48
+    assert span.tobytes() == struct.pack("<ddqqQiiIiBbHI", *range(1, 14))
+    assert SPAN.itemsize == 64
 
 
-def test_the_numbers_of_kinds_and_special_tiers_never_change() -> None:
+def test_the_numbers_of_kinds_and_special_places_never_change() -> None:
     assert {kind.name: int(kind) for kind in Kind} == {
         "WAIT": 0,
         "STEP": 1,
@@ -31,4 +31,4 @@ def test_the_numbers_of_kinds_and_special_tiers_never_change() -> None:
         "DRAIN": 8,
         "LOAD": 9,
     }
-    assert (SOURCE, NO_TIER, NO_EPOCH) == (-1, -128, -1)
+    assert (SOURCE, STAGING, NO_PLACE, NO_EPOCH, NO_PEER, NO_FLOW) == (-1, 0, -128, -1, -1, 0)

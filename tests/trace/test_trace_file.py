@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.spans import spans_of
 
 from penstock.errors import ConfigError, FormatError
-from penstock.trace import JSON, NO_TIER, SOURCE, SPAN, Kind, Spans, Trace, TraceWriter, read_trace
+from penstock.trace import JSON, NO_PLACE, SOURCE, SPAN, Kind, Spans, Trace, TraceWriter, read_trace
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "trace-v1.penstock"
+GOLDEN = Path(__file__).parent.parent / "golden" / "trace-v2.penstock"
 META: dict[str, JSON] = {"loader": "penstock", "batch_size": 2, "note": "zwölf"}
 
 
@@ -40,7 +41,7 @@ def checked(head: bytes) -> bytes:
 def by_the_book(meta: dict[str, JSON], *chunks: bytes) -> bytes:
     """A trace file as the module's description has it, put together without the module."""
     text = json.dumps(meta, sort_keys=True, ensure_ascii=False).encode()
-    data = checked(b"PENTRACE" + struct.pack("<III", 1, len(text), zlib.crc32(text))) + text
+    data = checked(b"PENTRACE" + struct.pack("<III", 2, len(text), zlib.crc32(text))) + text
     for chunk in chunks:
         data += checked(b"SPAN" + struct.pack("<II", len(chunk), zlib.crc32(chunk))) + chunk
     return data + THE_END
@@ -50,31 +51,32 @@ def by_the_book(meta: dict[str, JSON], *chunks: bytes) -> bytes:
 THE_END = checked(b"DONE" + struct.pack("<II", 8, zlib.crc32(bytes(8)))) + bytes(8)
 
 
-#: Two batches of one sample, as the golden file holds them: in two chunks, of five spans and of three.
+#: Two batches, as the golden file holds them: in two chunks, of five spans and of three. One of a sample that was read;
+#: one of 64, taken from a tier of rank 5.
 GOLDEN_ROWS = [
-    (0.0, 0.125, -1, 0, 0, 0, Kind.SLOT, NO_TIER, 0, 3),
-    (0.125, 0.5, 1_796, 118_304, 0, 0, Kind.READ, SOURCE, 1, 3),
-    (0.5, 0.75, 1_796, 0, 0, 0, Kind.DECODE, NO_TIER, 2, 3),
-    (0.0, 0.8125, -1, 0, 0, 0, Kind.WAIT, NO_TIER, 0, 3),
-    (0.8125, 1.5, -1, 0, 0, 0, Kind.STEP, NO_TIER, 0, 3),
-    (0.25, 0.25, 2**40, 7, 0, 1, Kind.HIT, 1, 65_535, 3),
-    (0.75, 1.0, 2**40, 0, 0, 1, Kind.DECODE, NO_TIER, 2, 3),
-    (1.5, 1.5, -1, 0, 0, 1, Kind.WAIT, NO_TIER, 0, 3),
+    (0.0, 0.125, -1, 0, 0, 0, Kind.SLOT, NO_PLACE, 0, 3),
+    (0.125, 0.5, 1_796, 118_304, 0, 0, Kind.READ, SOURCE, 1, 3, 1, -1, 1),
+    (0.5, 0.75, 1_796, 0, 0, 0, Kind.DECODE, NO_PLACE, 2, 3, 1, -1, 1),
+    (0.0, 0.8125, -1, 0, 0, 0, Kind.WAIT, NO_PLACE, 0, 3, 1),
+    (0.8125, 1.5, -1, 0, 0, 0, Kind.STEP, NO_PLACE, 0, 3, 1),
+    (0.25, 0.25, 2**40, 7, 0, 1, Kind.HIT, 1, 65_535, 3, 64, 5, 2**64 - 1),
+    (0.75, 1.0, 2**40, 0, 0, 1, Kind.DECODE, NO_PLACE, 2, 3, 64, -1, 2**64 - 1),
+    (1.5, 1.5, -1, 0, 0, 1, Kind.WAIT, NO_PLACE, 0, 3, 64),
 ]
 
 
 def test_the_golden_file_reads_as_it_always_did() -> None:
     trace = read_trace(GOLDEN)
 
-    assert trace.spans.tolist() == GOLDEN_ROWS
+    assert trace.spans.tolist() == spans_of(GOLDEN_ROWS).tolist()
     assert trace.meta == META
     assert trace.is_complete
     (epoch,) = trace.epochs()
-    assert (epoch.stall_seconds, epoch.own_seconds, epoch.reads_by_tier) == (0.8125, 0.6875, {SOURCE: 1})
+    assert (epoch.stall_seconds, epoch.own_seconds, epoch.reads_by_place) == (0.8125, 0.6875, {SOURCE: 1})
 
 
 def test_the_golden_file_is_written_as_it_always_was(tmp_path: Path) -> None:
-    spans = np.array(GOLDEN_ROWS, SPAN)
+    spans = spans_of(GOLDEN_ROWS)
 
     assert written(tmp_path / "trace", spans[:5], spans[5:]) == GOLDEN.read_bytes()
 
@@ -87,7 +89,7 @@ def test_the_writer_follows_the_description_of_the_format(tmp_path: Path) -> Non
 
 def test_what_is_written_comes_back_bit_for_bit_whatever_its_length(tmp_path: Path) -> None:
     generator = np.random.default_rng(5)
-    random = np.frombuffer(generator.bytes(150_000 * 48), SPAN).copy()
+    random = np.frombuffer(generator.bytes(150_000 * 64), SPAN).copy()
     for name in ("start", "end"):
         random[name] = generator.normal(0.0, 1e9, random.size)
 
@@ -113,7 +115,7 @@ def test_every_cut_leaves_all_whole_chunks_before_it_and_says_that_it_is_cut(tmp
     chunks = [numbered_spans(10 * n, count) for n, count in enumerate(counts)]
     data = written(path, *chunks)
     header_bytes = len(by_the_book(META)) - len(THE_END)
-    ends = np.cumsum([header_bytes, *(16 + 48 * count for count in counts)])
+    ends = np.cumsum([header_bytes, *(16 + 64 * count for count in counts)])
     assert ends[-1] + len(THE_END) == len(data)
 
     for cut in range(header_bytes, len(data)):
@@ -152,7 +154,7 @@ def test_every_flipped_bit_is_found_and_its_chunk_named(tmp_path: Path) -> None:
         path.write_bytes(flipped)
         with pytest.raises(FormatError, match=str(path)):
             read_trace(path)
-    second_chunk = len(by_the_book(META)) - len(THE_END) + 16 + 48
+    second_chunk = len(by_the_book(META)) - len(THE_END) + 16 + 64
     damaged = bytearray(data)
     damaged[second_chunk + 20] ^= 1
     path.write_bytes(damaged)
@@ -173,9 +175,9 @@ def test_bytes_after_the_end_are_an_error(tmp_path: Path) -> None:
 
 def test_a_file_of_a_later_version_is_refused_by_its_number(tmp_path: Path) -> None:
     path = tmp_path / "trace"
-    path.write_bytes(checked(b"PENTRACE" + struct.pack("<III", 2, 0, 0)) + b"whatever version 2 may hold")
+    path.write_bytes(checked(b"PENTRACE" + struct.pack("<III", 3, 0, 0)) + b"whatever version 3 may hold")
 
-    with pytest.raises(FormatError, match=r"version 2 \(offset 8\); this Penstock reads version 1"):
+    with pytest.raises(FormatError, match=r"version 3 \(offset 8\); this Penstock reads version 2"):
         read_trace(path)
 
 
@@ -249,7 +251,7 @@ def test_a_disk_that_fills_up_within_a_chunk_costs_that_chunk_alone(tmp_path: Pa
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b"[]", b"nothing", b"9" * 5000, b"\xff"])
 def test_a_header_that_is_no_json_object_is_damage(tmp_path: Path, text: bytes) -> None:
-    prelude = struct.pack("<8sIII", b"PENTRACE", 1, len(text), zlib.crc32(text))
+    prelude = struct.pack("<8sIII", b"PENTRACE", 2, len(text), zlib.crc32(text))
     (tmp_path / "trace").write_bytes(checked(prelude) + text + THE_END)
 
     with pytest.raises(FormatError, match="its meta is no JSON") as caught:

@@ -497,7 +497,12 @@ class Engine:
                 self._deliver(instruction)
             case Staged():
                 self._ring.record(
-                    Kind.SLOT, instruction.due_seconds, now, epoch=instruction.epoch, step=instruction.step
+                    Kind.SLOT,
+                    instruction.due_seconds,
+                    now,
+                    epoch=instruction.epoch,
+                    step=instruction.step,
+                    samples=0,
                 )
 
     def _deliver(self, ready: Ready) -> None:

@@ -6,21 +6,26 @@ overwrites before it was drained is counted, never waited for: a trace must not 
 
 from __future__ import annotations
 
+import itertools
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from datetime import datetime
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
-from penstock.trace.schema import NO_TIER, SPAN, Kind, Spans
+from penstock.trace.schema import NO_FLOW, NO_PEER, NO_PLACE, SPAN, Kind, Spans
 
-# The fields up to `tier`; worker and rank, which follow, never change within a ring and are written once.
-_PACK = struct.Struct("<ddqqiiBb").pack_into
+# The fields up to `place`; worker and rank, which follow, never change within a ring and are written once.
+_PACK = struct.Struct("<ddqqQiiIiBb").pack_into
 _SPAN_BYTES = SPAN.itemsize
-_FIELDS = ("start", "end", "sample", "bytes", "epoch", "step", "kind", "tier")
+_FIELDS = ("start", "end", "sample", "bytes", "flow", "epoch", "step", "samples", "peer", "kind", "place")
+#: Ids of groups that a ring holds until they are drained: 1 MiB.
+_MOST_IDS = 1 << 17
 
 
 class Ring:
@@ -31,7 +36,19 @@ class Ring:
     overwrite before it does so, and the drainer throws away what was overwritten while it copied.
     """
 
-    __slots__ = ("_buffer", "_capacity", "_claimed", "_columns", "_drained", "_lost", "_spans", "_written")
+    __slots__ = (
+        "_buffer",
+        "_capacity",
+        "_claimed",
+        "_columns",
+        "_drained",
+        "_groups",
+        "_ids_drained",
+        "_ids_written",
+        "_lost",
+        "_spans",
+        "_written",
+    )
 
     def __init__(self, capacity_spans: int, worker: int, rank: int) -> None:
         self._capacity = capacity_spans
@@ -47,6 +64,10 @@ class Ring:
         self._drained = 0
         #: Spans overwritten before a drain copied them.
         self._lost = 0
+        #: The ids of groups, by flow; how many of them came, moved by the writer, and went, by the drainer.
+        self._groups: deque[tuple[int, NDArray[np.int64]]] = deque()
+        self._ids_written = 0
+        self._ids_drained = 0
 
     def record(
         self,
@@ -57,11 +78,16 @@ class Ring:
         nbytes: int = 0,
         epoch: int = 0,
         step: int = -1,
-        tier: int = NO_TIER,
+        place: int = NO_PLACE,
+        samples: int = 1,
+        peer: int = NO_PEER,
+        flow: int = NO_FLOW,
     ) -> None:
         """Record one span.
 
         start, end: readings of the recorder's clock.
+        sample, samples: the first sample of the group and how many they are; 0 of them where none is concerned.
+        flow: what `Recorder.next_flow` returned for this group.
         The other fields as in `penstock.trace.schema.Kind`.
 
         Raises: struct.error when a value does not fit its field of `SPAN`; nothing is recorded then.
@@ -75,10 +101,13 @@ class Ring:
             end,
             sample,
             nbytes,
+            flow,
             epoch,
             step,
+            samples,
+            peer,
             kind,
-            tier,
+            place,
         )
         self._written = written + 1
 
@@ -91,7 +120,9 @@ class Ring:
         nbytes: ArrayLike = 0,
         epoch: ArrayLike = 0,
         step: ArrayLike = -1,
-        tier: ArrayLike = NO_TIER,
+        place: ArrayLike = NO_PLACE,
+        peer: ArrayLike = NO_PEER,
+        flow: ArrayLike = NO_FLOW,
     ) -> None:
         """Record one span per sample, as arrays.
 
@@ -100,7 +131,7 @@ class Ring:
 
         Raises: ValueError when an array has another length; nothing is recorded then.
         """
-        fields = (starts, ends, samples, nbytes, epoch, step, int(kind), tier)
+        fields = (starts, ends, samples, nbytes, flow, epoch, step, 1, peer, int(kind), place)
         values = [np.asarray(field) for field in fields]
         count = values[_FIELDS.index("sample")].size
         for value in values:
@@ -120,6 +151,23 @@ class Ring:
                 column[wrapped] = value[count - kept :] if value.ndim else value
         self._written = written + count
 
+    def record_ids(self, flow: int, ids: ArrayLike) -> None:
+        """Record which samples a group is, before the first span of its flow. They are copied.
+
+        ids: int64[n]. Not kept where that many more were never drained; the group is then known by its first sample.
+        """
+        copied = np.array(ids, np.int64)
+        if self._ids_written - self._ids_drained + copied.size > _MOST_IDS:
+            return
+        self._ids_written += copied.size
+        self._groups.append((flow, copied))
+
+    def drain_ids(self) -> list[tuple[int, NDArray[np.int64]]]:
+        """Return flow and ids of the groups recorded since the last time, in the order they were recorded."""
+        groups = [self._groups.popleft() for _ in range(len(self._groups))]
+        self._ids_drained += sum(ids.size for _, ids in groups)
+        return groups
+
     def drain(self) -> Spans:
         """Return the spans recorded since the last drain, in the order they were recorded, as a copy."""
         written = self._written
@@ -133,8 +181,11 @@ class Ring:
 
     @property
     def is_half_full(self) -> bool:
-        """Whether a drain is due, lest the oldest spans be overwritten."""
-        return 2 * (self._written - self._drained) >= self._capacity
+        """Whether a drain is due, lest the oldest spans be overwritten or ids be left out."""
+        return (
+            2 * (self._written - self._drained) >= self._capacity
+            or 2 * (self._ids_written - self._ids_drained) >= _MOST_IDS
+        )
 
     @property
     def lost(self) -> int:
@@ -145,8 +196,8 @@ class Ring:
 class Recorder:
     """The rings of one process, and the clock that their spans are read from.
 
-    Any thread may ask for its ring; one thread at a time drains. Memory: `capacity_spans` x 48 bytes per
-    ring, taken when the ring is made.
+    Any thread may ask for its ring; one thread at a time drains. Memory: `capacity_spans` x 64 bytes per
+    ring, taken when the ring is made, and at most 1 MiB for ids of groups.
 
     >>> recorder = Recorder(1024)
     >>> ring = recorder.ring(worker=0)
@@ -177,6 +228,9 @@ class Recorder:
         self.rank = rank
         self.capacity_spans = capacity_spans
         self.origin = clock()
+        #: What a clock on the wall showed at the origin, with its zone.
+        self.started = datetime.now().astimezone()
+        self._flows = itertools.count(NO_FLOW + 1)
         self._rings: dict[int, Ring] = {}
         self._rings_lock = threading.Lock()
 
@@ -195,6 +249,17 @@ class Recorder:
             if worker not in self._rings:
                 self._rings[worker] = Ring(capacity_spans or self.capacity_spans, worker, self.rank)
             return self._rings[worker]
+
+    def next_flow(self) -> int:
+        """Return a number that no other group of this rank has: 1, 2, ... Any thread may ask."""
+        return next(self._flows)
+
+    def drain_ids(self) -> list[tuple[int, NDArray[np.int64]]]:
+        """Return flow and ids of the groups recorded in any ring since the last time.
+
+        Those of every span that an earlier `drain` returned are among them, or were before.
+        """
+        return [group for ring in self._all_rings() for group in ring.drain_ids()]
 
     def drain(self) -> Spans:
         """Return the spans of all rings since the last drain, sorted by end, in seconds since the origin.

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from penstock.flow.recorder import Recorder
-from penstock.trace.schema import NO_EPOCH, NO_SAMPLE, NO_TIER, Kind
+from penstock.trace.schema import NO_EPOCH, NO_PLACE, NO_SAMPLE, Kind
 
 #: What goes on beside the training comes in pieces, see `penstock.trace.Kind`.
 _PIECE_SECONDS = {Kind.WRITE: 1.0, Kind.DRAIN: 1.0}
@@ -29,7 +29,7 @@ class SnapshotSpan:
     [(6, 600000000, 1000)]
     """
 
-    def __init__(self, recorder: Recorder | None, kind: Kind, step: int, tier: int = NO_TIER) -> None:
+    def __init__(self, recorder: Recorder | None, kind: Kind, step: int, tier: int = NO_PLACE) -> None:
         """recorder: of the trace; None records nothing. kind: `SAVE`, `WRITE`, `DRAIN` or `LOAD`.
 
         step: of the snapshot. tier: of the store, 0 the one that is written first.
@@ -62,4 +62,6 @@ class SnapshotSpan:
             return
         begin, self._begin = self._begin, self._recorder.clock()
         nbytes, self._bytes = self._bytes, 0
-        self._ring.record(self._kind, begin, self._begin, NO_SAMPLE, nbytes, NO_EPOCH, self._step, self._tier)
+        self._ring.record(
+            self._kind, begin, self._begin, NO_SAMPLE, nbytes, NO_EPOCH, self._step, self._tier, samples=0
+        )

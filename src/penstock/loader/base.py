@@ -478,7 +478,7 @@ class BaseLoader(ABC, Generic[Batch]):
                 continue
             now = self._recorder.clock()
             assert self._asked is not None, "a wait that got no batch has not ended yet"
-            self._ring.record(Kind.WAIT, self._asked, now, epoch=epoch, step=step)
+            self._ring.record(Kind.WAIT, self._asked, now, epoch=epoch, step=step, samples=len(kept))
             self._asked = None
             self._collector.consumed = (epoch, step)
             self._delivered += 1
@@ -497,7 +497,7 @@ class BaseLoader(ABC, Generic[Batch]):
         if self._asked is None:
             return
         begin, self._asked = self._asked, None
-        self._ring.record(Kind.WAIT, begin, self._recorder.clock(), epoch=epoch, step=NO_STEP)
+        self._ring.record(Kind.WAIT, begin, self._recorder.clock(), epoch=epoch, step=NO_STEP, samples=0)
         self._collector.consumed = max(self._collector.consumed, (epoch, NO_STEP))
 
     def _end_step(self) -> None:
@@ -508,7 +508,7 @@ class BaseLoader(ABC, Generic[Batch]):
         self._handed = None
         left = None if self._departure is None else self._departure.seconds
         end = self._recorder.clock() if left is None else left
-        self._ring.record(Kind.STEP, since, end, nbytes=samples, epoch=epoch, step=step)
+        self._ring.record(Kind.STEP, since, end, epoch=epoch, step=step, samples=samples)
         self._undrained_samples += samples
         now = self._recorder.clock()
         if self._undrained_samples >= _DRAIN_SAMPLES or now - self._drained >= _DRAIN_SECONDS:

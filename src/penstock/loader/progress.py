@@ -132,9 +132,9 @@ def _joined(first: EpochMetrics, then: EpochMetrics) -> EpochMetrics:
         stall_seconds=first.stall_seconds + then.stall_seconds,
         stall_by_cause=_added(first.stall_by_cause, then.stall_by_cause),
         own_seconds=first.own_seconds + then.own_seconds,
-        reads_by_tier=_added(first.reads_by_tier, then.reads_by_tier),
-        bytes_by_tier=_added(first.bytes_by_tier, then.bytes_by_tier),
-        hits_by_tier=_added(first.hits_by_tier, then.hits_by_tier),
+        reads_by_place=_added(first.reads_by_place, then.reads_by_place),
+        bytes_by_place=_added(first.bytes_by_place, then.bytes_by_place),
+        hits_by_place=_added(first.hits_by_place, then.hits_by_place),
         save_seconds=first.save_seconds + then.save_seconds,
         meanwhile=_added(first.meanwhile, then.meanwhile),
     )

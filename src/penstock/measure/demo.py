@@ -365,7 +365,7 @@ def _table(runs: list[DemoRun]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         epochs = run.epochs
-        reads = sum(epoch.reads_by_tier.get(SOURCE, 0) for epoch in epochs)
+        reads = sum(epoch.reads_by_place.get(SOURCE, 0) for epoch in epochs)
         samples = sum(epoch.samples for epoch in epochs)
         seconds = sum(epoch.stall_seconds + epoch.own_seconds for epoch in epochs)
         traced = samples > 0

@@ -18,8 +18,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, Protocol
 
-import numpy as np
-
 import penstock
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, StorageClass
@@ -278,15 +276,14 @@ def _outcome_of_spans(spans: Spans) -> Outcome:
     kinds = spans["kind"]
     waits, reads, steps = (spans[kinds == kind] for kind in (Kind.WAIT, Kind.READ, Kind.STEP))
     stall_seconds = float((waits["end"] - waits["start"]).sum())
-    hits = int(np.count_nonzero(kinds == Kind.HIT))
+    hits = int(spans["samples"][kinds == Kind.HIT].sum())
     return Outcome(
         "done",
         run_seconds=float(steps["end"].max()),
         initial_stall_seconds=0.0,
         stall_seconds=stall_seconds,
         longest_stall_seconds=stall_seconds,
-        store_reads_share=1.0
-        - hits / max(1, int(steps["bytes"].sum())),  # the bytes of a step are its samples
+        store_reads_share=1.0 - hits / max(1, int(steps["samples"].sum())),
         store_bytes=float(reads["bytes"].sum()),
     )
 

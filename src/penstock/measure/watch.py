@@ -56,7 +56,7 @@ def watch(
     quiet: report nothing; `Watch.verdict` still answers.
     keep_batches, keep_bytes: how many of the first batches are kept, as copies, for `Watch.replay`, and how
         many bytes of them. They are kept as long as the watch. 0 keeps none.
-    trace_spans: how many spans the trace holds, the newest; two per step, 48 bytes each.
+    trace_spans: how many spans the trace holds, the newest; two per step, 64 bytes each.
     clock: seconds, monotonic.
 
     >>> watched = watch([1, 2, 3], quiet=True)
@@ -251,7 +251,7 @@ class Watch(Generic[T]):
                     gets_batch = False
                     raise
                 begun = received = clock()
-                record(_WAIT, asked, received, NO_SAMPLE, 0, epoch, step)
+                record(_WAIT, asked, received, NO_SAMPLE, 0, epoch, step, samples=0)
                 _add(sums, run, 1, received - asked, 0.0)
                 if self._batches_to_keep:
                     self._keep(handed[0])
@@ -261,13 +261,13 @@ class Watch(Generic[T]):
                     yield handed.pop()
                 finally:
                     asked = clock()
-                    record(_STEP, begun, asked, NO_SAMPLE, 0, epoch, step)
+                    record(_STEP, begun, asked, NO_SAMPLE, 0, epoch, step, samples=0)
                     _add(sums, run, 0, 0.0, asked - begun)
         finally:
             # Dropping the iterator stops the loader's workers, for which the caller waits.
             del iterator
             ended = clock()
-            record(_WAIT, asked, ended, NO_SAMPLE, 0, epoch, NO_STEP)
+            record(_WAIT, asked, ended, NO_SAMPLE, 0, epoch, NO_STEP, samples=0)
             _add(sums, run, 0, ended - asked, 0.0, in_vain_seconds=0.0 if gets_batch else ended - asked)
             if self._report is not None and (sums.steps or sums.in_vain_seconds):
                 self._report(f"penstock.watch: epoch {epoch}: {self._verdict_on(sums)}")

@@ -34,7 +34,7 @@ from penstock.policy.runnable import placement_of
 from penstock.policy.scheduler import Item
 from penstock.simulate.policies import policy_of
 from penstock.trace import Trace
-from penstock.trace.schema import NO_TIER, SOURCE, SPAN, STAGING, Kind, Spans
+from penstock.trace.schema import NO_FLOW, NO_PEER, NO_PLACE, SOURCE, SPAN, STAGING, Kind, Spans
 
 _READER, _DECODER = 2, 3
 
@@ -142,7 +142,7 @@ class _Run:
             machine.source.latency_seconds,
             lambda reads: reads * machine.source_rate(machine.ranks, reads),
         )
-        self._spans: list[tuple[float, float, int, int, int, int, int, int, int, int]] = []
+        self._spans: list[tuple[float, float, int, int, int, int, int, int, int, int, int, int, int]] = []
         self._packed: list[Spans] = []
         self._whole: dict[tuple[int, int], Ready] = {}
         self._asked: tuple[int, int, float] | None = None
@@ -172,10 +172,27 @@ class _Run:
         step: int,
         sample: int = -1,
         nbytes: int = 0,
-        tier: int = NO_TIER,
+        place: int = NO_PLACE,
         worker: int = _DECODER,
+        samples: int = 1,
     ) -> None:
-        self._spans.append((start, end, sample, nbytes, epoch, step, kind, tier, worker, self._rank))
+        self._spans.append(
+            (
+                start,
+                end,
+                sample,
+                nbytes,
+                NO_FLOW,
+                epoch,
+                step,
+                samples,
+                NO_PEER,
+                kind,
+                place,
+                worker,
+                self._rank,
+            )
+        )
         if len(self._spans) >= _LOOSE_SPANS:
             self._pack()
 
@@ -197,11 +214,11 @@ class _Run:
         epoch, step, since = self._asked
         ready = self._whole.pop((epoch, step))
         self._asked = None
-        self._record(Kind.WAIT, since, now, epoch, step)
+        self._record(Kind.WAIT, since, now, epoch, step, samples=ready.samples.size)
         # The training's name for the last batch is bound anew only now: until here it kept that slot.
         freed, self._slot_in_use = self._slot_in_use, ready.slot
         end = now + self._step_seconds(ready.samples)
-        self._record(Kind.STEP, now, end, epoch, step, nbytes=ready.samples.size)
+        self._record(Kind.STEP, now, end, epoch, step, samples=ready.samples.size)
         self._clock.at(end, self._ask)
         if freed is not None:
             self._obey(self._scheduler.slot_freed(freed, now), now)
@@ -216,7 +233,14 @@ class _Run:
                 case Load():
                     self._load(instruction, 0, [], now, now)
                 case Staged():
-                    self._record(Kind.SLOT, instruction.due_seconds, now, instruction.epoch, instruction.step)
+                    self._record(
+                        Kind.SLOT,
+                        instruction.due_seconds,
+                        now,
+                        instruction.epoch,
+                        instruction.step,
+                        samples=0,
+                    )
                 case Ready():
                     self._whole[instruction.epoch, instruction.step] = instruction
         self._deliver(now)

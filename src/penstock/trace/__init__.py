@@ -11,16 +11,30 @@ from penstock.trace.metrics import (
     stall_causes,
     stall_share,
 )
-from penstock.trace.schema import NO_EPOCH, NO_SAMPLE, NO_STEP, NO_TIER, SOURCE, SPAN, STAGING, Kind, Spans
+from penstock.trace.schema import (
+    NO_EPOCH,
+    NO_FLOW,
+    NO_PEER,
+    NO_PLACE,
+    NO_SAMPLE,
+    NO_STEP,
+    SOURCE,
+    SPAN,
+    STAGING,
+    Kind,
+    Spans,
+)
 from penstock.trace.trace import JSON, Trace
 
 __all__ = [
     "JSON",
     "NOTHING_TO_GAIN",
     "NO_EPOCH",
+    "NO_FLOW",
+    "NO_PEER",
+    "NO_PLACE",
     "NO_SAMPLE",
     "NO_STEP",
-    "NO_TIER",
     "SOURCE",
     "SPAN",
     "STAGING",

@@ -22,10 +22,10 @@ from penstock.trace.chunks import ChunkWriter, Format, damaged, read_chunks
 from penstock.trace.schema import SPAN, Spans
 from penstock.trace.trace import JSON, Trace
 
-_FORMAT = Format(b"PENTRACE", 1, "a trace", "that a loader wrote with trace=", "spans")
+_FORMAT = Format(b"PENTRACE", 2, "a trace", "that a loader wrote with trace=", "spans")
 _DROPPED = struct.Struct("<Q")
 _SPANS, _END = b"SPAN", b"DONE"
-#: Bounds what a crash within one append can lose, and what a reader checks at once: 3 MiB.
+#: Bounds what a crash within one append can lose, and what a reader checks at once: 4 MiB.
 _CHUNK_SPANS = 65_536
 #: More than any run takes, and few enough that sums of them are finite.
 _MOST_SECONDS = 1e12
@@ -110,6 +110,6 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
             (dropped,) = _DROPPED.unpack(chunk.payload)
         else:
             raise damaged(
-                path, chunk.offset, f"version 1 knows no chunk {chunk.tag!r} of {len(chunk.payload)} bytes"
+                path, chunk.offset, f"version 2 knows no chunk {chunk.tag!r} of {len(chunk.payload)} bytes"
             )
     return Trace(np.concatenate(spans), meta, is_complete=is_ended and not dropped)

@@ -7,9 +7,11 @@ Every number is a sum over spans. The one judgement is the cause of a wait, by t
       |--no free slot--|--source or tier read--|--tier read--|--decode--|--hand-over--|
                  |<------------------- the consumer's wait, anywhere on it ---------->|
 
-The critical item of a batch is the sample whose decoding ended last. Each phase counts as far as it overlaps
-the wait. Waiting for a read to begin counts as the read; waiting for a thread that decodes counts as decode,
-also where that thread reads by itself. A wait that ended without a batch has no such item and is a cause of its own.
+The critical item of a batch is the group whose decoding ended last; a group is one sample or many, which one call
+moved or loaded. What brought its bytes is the read or hit of its flow or, where there is none, of its first sample.
+Each phase counts as far as it overlaps the wait. Waiting for a read to begin counts as the read; waiting for a thread
+that decodes counts as decode, also where that thread reads by itself. A wait that ended without a batch has no such
+item and is a cause of its own.
 
 Snapshots that are written and drained beside the training take from what reads and decodes: how much of the waiting
 fell into such times is told beside the causes, for it is no cause of its own.
@@ -20,14 +22,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.trace.schema import NO_STEP, SOURCE, Kind, Spans
+from penstock.trace.schema import NO_FLOW, NO_STEP, SOURCE, Kind, Spans
 from penstock.units import format_count, format_ratio, format_seconds
 
 _BATCH = ("rank", "epoch", "step")
+_FLOW = ("rank", "flow")
 _SAMPLE = ("rank", "sample")
 # As plain numbers: NumPy looks for its protocols on an enumeration's members, which runs Python code, and swallows a
 # Ctrl-C that comes there.
@@ -102,12 +106,12 @@ class EpochMetrics:
     stall_by_cause: Mapping[Cause, float]
     #: Time that consumers spent between receiving a batch and asking for the next.
     own_seconds: float
-    #: Physical reads per tier they came from, background fills included.
-    reads_by_tier: Mapping[int, int]
-    #: Bytes taken from each tier, by reads and by hits.
-    bytes_by_tier: Mapping[int, int]
+    #: Samples read from each place, background fills included.
+    reads_by_place: Mapping[int, int]
+    #: Bytes taken from each place, by reads and by hits.
+    bytes_by_place: Mapping[int, int]
     #: Samples taken from each memory tier.
-    hits_by_tier: Mapping[int, int]
+    hits_by_place: Mapping[int, int]
     #: The part of `own_seconds` for which saves held the training.
     save_seconds: float = 0.0
     #: By `Kind.WRITE` and `Kind.DRAIN`, what happened while some snapshot was written or drained, on whichever rank;
@@ -140,11 +144,8 @@ def epoch_metrics(spans: Spans) -> list[EpochMetrics]:
     np.maximum.at(last, group[consumed], spans["end"][consumed])
     seconds = np.maximum(last - first, 0.0)
 
-    def total(groups: NDArray[np.intp], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    def total(groups: NDArray[np.intp], weights: NDArray[Any]) -> NDArray[np.float64]:
         return np.bincount(groups, weights, epochs.size).astype(np.float64)
-
-    def count(groups: NDArray[np.intp]) -> NDArray[np.int64]:
-        return np.bincount(groups, minlength=epochs.size).astype(np.int64)
 
     held = total(step_group, _held_by_saves(steps, of_snapshots))
     meanwhile = {
@@ -158,10 +159,11 @@ def epoch_metrics(spans: Spans) -> list[EpochMetrics]:
     stall = total(wait_group, waits["end"] - waits["start"])
     own = total(step_group, steps["end"] - steps["start"])
     causes = {cause: total(wait_group, part) for cause, part in stall_causes(spans, waits).items()}
-    samples, batches = count(group[kind == _DECODE]), count(wait_group[waits["step"] != NO_STEP])
-    reads = _by_tier(spans, group, kind == _READ, epochs.size)
-    hits = _by_tier(spans, group, kind == _HIT, epochs.size)
-    taken = _by_tier(spans, group, (kind == _READ) | (kind == _HIT), epochs.size)
+    samples = total(group[kind == _DECODE], spans["samples"][kind == _DECODE])
+    batches = np.bincount(wait_group[waits["step"] != NO_STEP], minlength=epochs.size)
+    reads = _by_place(spans, group, kind == _READ, epochs.size)
+    hits = _by_place(spans, group, kind == _HIT, epochs.size)
+    taken = _by_place(spans, group, (kind == _READ) | (kind == _HIT), epochs.size)
     return [
         EpochMetrics(
             epoch=int(epoch),
@@ -171,9 +173,9 @@ def epoch_metrics(spans: Spans) -> list[EpochMetrics]:
             stall_seconds=float(stall[row]),
             stall_by_cause={cause: float(parts[row]) for cause, parts in causes.items()},
             own_seconds=float(own[row]),
-            reads_by_tier={tier: spans_there for tier, (spans_there, _) in reads[row].items()},
-            bytes_by_tier={tier: size for tier, (_, size) in taken[row].items()},
-            hits_by_tier={tier: spans_there for tier, (spans_there, _) in hits[row].items()},
+            reads_by_place={place: read for place, (read, _) in reads[row].items()},
+            bytes_by_place={place: size for place, (_, size) in taken[row].items()},
+            hits_by_place={place: hit for place, (hit, _) in hits[row].items()},
             save_seconds=float(held[row]),
             meanwhile={
                 run: Meanwhile(float(waited[row]), float(worked[row]))
@@ -320,12 +322,15 @@ def stall_causes(spans: Spans, waits: Spans) -> dict[Cause, NDArray[np.float64]]
     decoded = np.where(seen, critical["end"], -np.inf)
     has_slot, slot = _latest(slots, _BATCH, waits, decoded)
 
-    moving = ((kind == _READ) | (kind == _HIT)) & np.isin(spans["sample"], critical["sample"][seen])
+    moving = (kind == _READ) | (kind == _HIT)
+    moving &= np.isin(spans["sample"], critical["sample"][seen]) | np.isin(
+        spans["flow"], critical["flow"][seen & (critical["flow"] != NO_FLOW)]
+    )
     of_critical, moving_kind = spans[moving], kind[moving]
-    was_read, read = _latest(of_critical[moving_kind == _READ], _SAMPLE, critical, decoded)
+    was_read, read = _latest_move(of_critical[moving_kind == _READ], critical, decoded)
     # A hit without duration was not queued for: until then the sample waited for a thread to decode it.
     timed_hits = (moving_kind == _HIT) & (of_critical["end"] > of_critical["start"])
-    was_hit, hit = _latest(of_critical[timed_hits], _SAMPLE, critical, decoded)
+    was_hit, hit = _latest_move(of_critical[timed_hits], critical, decoded)
 
     wanted = np.where(has_slot, slot["start"], -np.inf)
     granted = np.where(has_slot, slot["end"], -np.inf)
@@ -342,7 +347,7 @@ def stall_causes(spans: Spans, waits: Spans) -> dict[Cause, NDArray[np.float64]]
     read_begin = np.where(own_read, np.clip(read["start"], granted, read_end), granted)
 
     reading = overlap(read_begin, read_end)
-    from_source = was_read & (read["tier"] == SOURCE)
+    from_source = was_read & (read["place"] == SOURCE)
     parts = {
         Cause.SOURCE_READ: np.where(from_source, reading, 0.0),
         Cause.TIER_READ: np.where(from_source, 0.0, reading) + overlap(read_end, hit_end),
@@ -419,21 +424,36 @@ def _latest(
     return found, answers
 
 
-def _by_tier(
+def _latest_move(
+    moves: Spans, critical: Spans, deadlines: NDArray[np.float64]
+) -> tuple[NDArray[np.bool_], Spans]:
+    """Find what brought the bytes of each critical item: the move of its flow or, where there is none, of its
+    first sample."""
+    found, answers = _latest(moves, _SAMPLE, critical, deadlines)
+    has_flow = critical["flow"] != NO_FLOW
+    if has_flow.any():
+        by_flow, moved = _latest(moves, _FLOW, critical, deadlines)
+        by_flow &= has_flow
+        found, answers = found | by_flow, np.where(by_flow, moved, answers)
+    return found, answers
+
+
+def _by_place(
     spans: Spans, group: NDArray[np.intp], which: NDArray[np.bool_], epochs: int
 ) -> list[dict[int, tuple[int, int]]]:
-    """Count chosen spans and add up their bytes: per epoch, {tier: (spans, bytes)}, only tiers that occur."""
-    tiers, tier_of = np.unique(spans["tier"][which], return_inverse=True)
-    cell = group[which] * tiers.size + tier_of
-    counts = np.bincount(cell, minlength=epochs * tiers.size).reshape(epochs, tiers.size)
+    """Add up the samples and bytes of chosen spans: per epoch, {place: (samples, bytes)}, only places that occur."""
+    places, place_of = np.unique(spans["place"][which], return_inverse=True)
+    cell = group[which] * places.size + place_of
+    spans_there = np.bincount(cell, minlength=epochs * places.size)
     # In integers: float64 weights of bincount would round above 2**53 bytes.
-    sizes = np.zeros(epochs * tiers.size, np.int64)
+    samples, sizes = np.zeros((2, epochs * places.size), np.int64)
+    np.add.at(samples, cell, spans["samples"][which])
     np.add.at(sizes, cell, spans["bytes"][which])
     return [
         {
-            int(tier): (int(counts[row, column]), int(sizes[row * tiers.size + column]))
-            for column, tier in enumerate(tiers)
-            if counts[row, column]
+            int(place): (int(samples[cell]), int(sizes[cell]))
+            for cell, place in enumerate(places, start=row * places.size)
+            if spans_there[cell]
         }
         for row in range(epochs)
     ]

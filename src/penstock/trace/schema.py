@@ -15,27 +15,35 @@ from numpy.typing import NDArray
 class Kind(IntEnum):
     """What a span measures, and so which of its fields carry a meaning.
 
-    | kind     | from .. to                                                      | sample, bytes | tier |
-    |----------|-----------------------------------------------------------------|---------------|------|
-    | `WAIT`   | the consumer asks for batch (epoch, step) .. has it             | -1, 0         | none |
-    | `STEP`   | the consumer has batch (epoch, step) .. asks for the next       | -1, 0         | none |
-    | `READ`   | one physical read of `sample`                                   | both          | origin |
-    | `HIT`    | `sample` taken from a memory tier, start == end allowed         | both          | origin |
-    | `DECODE` | the bytes of `sample` .. its place in the slot is filled        | sample        | none |
-    | `SLOT`   | batch (epoch, step) wants a slot .. is granted one              | -1, 0         | none |
-    | `SAVE`   | the training stands still for a save .. goes on                 | -1, of the state | none |
-    | `WRITE`  | a piece of a snapshot is encoded and written .. is              | -1, written   | written to |
-    | `DRAIN`  | a piece of a snapshot is copied to the slow tier .. is          | -1, written   | copied to |
-    | `LOAD`   | a snapshot is wanted back .. its state is there                 | -1, read      | read from |
+    | kind     | from .. to                                                | sample | samples | bytes   | place |
+    |----------|-----------------------------------------------------------|--------|---------|---------|-------|
+    | `WAIT`   | the consumer asks for batch (epoch, step) .. has it       | -1     | of batch | 0      | none |
+    | `STEP`   | the consumer has batch (epoch, step) .. asks for the next | -1     | of batch | 0      | none |
+    | `READ`   | one call that reads a group of samples                    | first  | count   | read    | origin |
+    | `HIT`    | a group taken from a memory tier, start == end allowed    | first  | count   | taken   | origin |
+    | `DECODE` | the bytes of a group .. their places in the slot are filled | first | count  | 0       | none |
+    | `SLOT`   | batch (epoch, step) wants a slot .. is granted one        | -1     | 0       | 0       | none |
+    | `SAVE`   | the training stands still for a save .. goes on           | -1     | 0       | of the state | none |
+    | `WRITE`  | a piece of a snapshot is encoded and written .. is        | -1     | 0       | written | written to |
+    | `DRAIN`  | a piece of a snapshot is copied to the slow tier .. is    | -1     | 0       | written | copied to |
+    | `LOAD`   | a snapshot is wanted back .. its state is there           | -1     | 0       | read    | read from |
+
+    A group is what one call moved or loaded: one sample or many, all of one batch. `sample` is the first of them; the
+    ids of the others are those recorded for its `flow`, if they were. A wait
+    or step of a loader that does not tell its batch's size has 0 samples.
 
     Epoch and step are those of the batch that the work is for. A read that fills a tier in the background has
     step -1, and so has a wait that got no batch: the consumer asks, and learns that the epoch is over, gets an error,
     or is interrupted.
 
+    `flow` links what was done with the same bytes: the `READ` or `HIT` of a group and the `DECODE` of what it brought
+    have the same number, and no other group of that rank has it. It is 0 where nothing is linked. The spans of one
+    batch are linked by rank, epoch and step. `peer` is the rank whose tier `place` is, -1 for this rank's own.
+
     The last four are of snapshots, of which a loader knows nothing: their epoch is -1, their step the snapshot's,
-    counted over the run, and their tier a tier of the snapshots' store, 0 the one that is written first. `WRITE` and
-    `DRAIN` happen beside the training. They come in pieces of about a second at most: what is summed up while a run
-    goes on is then known in time.
+    counted over the run, and their place a tier of the snapshots' store, 0 the one that is written first. `WRITE` and
+    `DRAIN` run while the training goes on. They come in pieces of about a second at most: what is summed up during a
+    run is then known in time.
     """
 
     WAIT = 0
@@ -50,20 +58,24 @@ class Kind(IntEnum):
     LOAD = 9
 
 
-#: Tier number of the source, the data set's home.
+#: Place of the source, the data set's home.
 SOURCE = -1
-#: Tier number of the staging buffer; 1, 2, ... are the tiers in the machine's order.
+#: Place of the staging buffer; 1, 2, ... are the tiers in the machine's order.
 STAGING = 0
-#: Tier number of a span that touches no tier.
-NO_TIER = -128
-#: Sample of a span that belongs to a whole batch.
+#: Place of a span that takes bytes from nowhere.
+NO_PLACE = -128
+#: Sample of a span that belongs to a complete batch.
 NO_SAMPLE = -1
+#: Peer of a span that concerns this rank alone.
+NO_PEER = -1
+#: Flow of a span that is linked to no other.
+NO_FLOW = 0
 #: Step of what is for no batch: a background read, a wait that got none.
 NO_STEP = -1
 #: Epoch of what is of no epoch: saves and restores.
 NO_EPOCH = -1
 
-#: One span: 48 bytes, little-endian, without padding. `start` and `end` are seconds since the trace's origin;
+#: One span: 64 bytes, little-endian, without padding. `start` and `end` are seconds since the trace's origin;
 #: `step` counts within the epoch; `worker` is the thread that recorded it, `rank` the process of the job.
 SPAN = np.dtype(
     [
@@ -71,10 +83,13 @@ SPAN = np.dtype(
         ("end", "<f8"),
         ("sample", "<i8"),
         ("bytes", "<i8"),
+        ("flow", "<u8"),
         ("epoch", "<i4"),
         ("step", "<i4"),
+        ("samples", "<u4"),
+        ("peer", "<i4"),
         ("kind", "u1"),
-        ("tier", "i1"),
+        ("place", "i1"),
         ("worker", "<u2"),
         ("rank", "<u4"),
     ]
