@@ -262,6 +262,7 @@ def pytest_sessionstart() -> None:
     from penstock.checkpoint.codecs import ours  # noqa: F401
     from penstock.compiling import PARTS
     from penstock.loader.transforms import compiled  # noqa: F401
+    from penstock.store import files  # noqa: F401
 
     for part in PARTS:
         if not part.is_cached:

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from llvmlite import ir
 from numba import njit, types
-from numba.core.cgutils import alloca_once, memset
+from numba.core.cgutils import alloca_once, get_or_insert_function, memset
 from numba.core.dispatcher import Dispatcher
 from numba.extending import intrinsic
 
@@ -77,7 +77,36 @@ def machine_code(function: Callable[..., Any], signature: Signature) -> MachineC
 
 
 #: What a loop may call; `penstock.machine_code` has the last one.
-_OF_THE_C_LIBRARY = frozenset(["memset", "memcpy", "memmove", "log2", "NRT_MemInfo_call_dtor"])
+_OF_THE_C_LIBRARY = frozenset(
+    ["memset", "memcpy", "memmove", "log2", "open", "preadv", "close", "NRT_MemInfo_call_dtor"]
+)
+
+
+def c_function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    """Return how a loop calls a function of the C library whose number of arguments is fixed.
+
+    result, arguments: numba's types; an address is an `intp`.
+    """
+    known: Any = types
+    function: Callable[..., Any] = known.ExternalFunction(name, result(*arguments))
+    return function
+
+
+def _open_file(typing: Any, path: Any, flags: Any) -> Any:
+    known: Any = types
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number, text = ir.IntType(32), ir.IntType(8).as_pointer()
+        # Variable arguments: some processors pass them otherwise than those of a prototype.
+        kind = ir.FunctionType(number, [text, number], var_arg=True)
+        function: Any = get_or_insert_function(builder.module, kind, "open")  # type: ignore[no-untyped-call]
+        return builder.call(function, [builder.inttoptr(arguments[0], text), arguments[1]])
+
+    return known.int32(known.intp, known.int32), generate
+
+
+#: The C library's `open(path, flags)`; path: address of bytes closed by a NUL.
+open_file: Callable[..., int] = intrinsic(_open_file)
 
 
 def _bare_array(context: Any, builder: Any, kind: Any, address: Any, shape: list[Any]) -> Any:

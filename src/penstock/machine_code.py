@@ -5,7 +5,7 @@ half a second, but llvmlite, which takes 0.06 s. The file:
 
     SHA-256 of what follows (32 bytes) | name of the function in the object | newline | object (ELF)
 
-The function takes addresses, lengths and numbers, allocates nothing, and calls nothing but the C library's arithmetic.
+The function takes addresses, lengths and numbers, allocates nothing, and calls nothing but the C library.
 
 Decided in docs/decisions/0016-compiling-beside-the-training.md.
 """

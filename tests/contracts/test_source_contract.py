@@ -7,13 +7,14 @@ import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from penstock.errors import ConfigError, DataError
-from penstock.store import FileList, FlatFolder, ImageFolder, SlowSource, Source
+from penstock.store import FileList, FlatFolder, ImageFolder, SlowSource, Source, read_group
 
 # Sizes round the borders of pages and pipes, and one that takes a while to read.
 SIZES = (1, 2, 100, 4095, 4096, 4097, 65_536, 65_537, 300_000)
@@ -116,6 +117,21 @@ class TestSourceContract:
     def test_a_buffer_that_is_too_small_is_refused(self, opened: Opened) -> None:
         with pytest.raises(ConfigError, match="4,095 bytes cannot hold"):
             opened.source.read_into(4, memoryview(bytearray(4095)))
+
+    def test_a_group_is_read_at_once_and_a_bad_file_does_not_spoil_its_neighbours(
+        self, opened: Opened
+    ) -> None:
+        opened.files[3].unlink()
+        ids = np.array([5, 3, 0, 5, 8])
+        begins = np.concatenate(([0], np.cumsum(opened.source.sizes_bytes[ids])))
+        into = np.zeros(begins[-1], np.uint8)
+
+        ((index, error),) = read_group(opened.source, ids, into, begins)
+
+        assert (index, type(error)) == (1, DataError)
+        assert str(error).startswith(f"{opened.files[3]} has vanished")
+        for sample, (begin, end) in zip(ids.tolist(), pairwise(begins), strict=True):
+            assert sample == 3 or into[begin:end].tobytes() == opened.contents[sample]
 
     def test_many_threads_read_at_once(self, opened: Opened) -> None:
         samples = list(range(len(SIZES))) * 40

@@ -20,5 +20,9 @@ def test_the_benchmark_checks_its_answers_and_prints_each_cost_beside_its_bound(
         "read_into",
         "read",
         "keep in a fresh memory tier",
+        "read_group, threads: 1",
+        "read, threads: 1",
+        "read_group, threads: 2",
+        "read, threads: 2",
     ]
-    assert sum("bound: " in line for line in lines) == 2
+    assert sum("bound: " in line for line in lines) in (2, 4)  # without or with a C compiler

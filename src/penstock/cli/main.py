@@ -143,8 +143,9 @@ def _ps(options: argparse.Namespace) -> None:
 def _compile(options: argparse.Namespace) -> None:
     from penstock.checkpoint.codecs import ours
     from penstock.loader.transforms import compiled
+    from penstock.store.files import READ_FILES
 
-    for part in (*compiled.KERNELS.values(), *ours.KERNELS.values()):
+    for part in (READ_FILES, *compiled.KERNELS.values(), *ours.KERNELS.values()):
         kept, note = part.folders.kept, part.folders.note
         if part.is_cached:
             print(f"already compiled: {part.what}")

@@ -1,6 +1,7 @@
 """Where bytes live: sources, which hold the whole data set, and tiers, which keep some of it near."""
 
 from penstock.store.folder import FileList, FlatFolder, ImageFolder, open_source
+from penstock.store.group import read_group
 from penstock.store.memory import MemoryTier
 from penstock.store.slow import SlowSource
 from penstock.store.source import FileBacked, Source
@@ -16,4 +17,5 @@ __all__ = [
     "SlowSource",
     "Source",
     "open_source",
+    "read_group",
 ]

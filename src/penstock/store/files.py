@@ -9,12 +9,32 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.compiling import Part
 from penstock.errors import ConfigError, DataError
+from penstock.machine_code import Signature
+from penstock.store.group import check_group, read_one_by_one
 from penstock.units import format_count
+
+SIGNATURE = Signature(
+    ("uint8[:]", "uint8[:]", "int64[:]", "int64[:]", "int64[:]", "uint8[:]", "int64[:]", "int64[:]"),
+    results=("int64",),
+)
+READ_FILES = Part(
+    "penstock.store._files_kernels",
+    "read_files",
+    SIGNATURE,
+    "how files are read",
+    "Python reads them, more slowly,",
+)
+
+#: A file that became a pipe since it was listed is no reason to wait for somebody who writes into it.
+OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class FileSource:
     """Samples that are one file each; made to be used by what lists the files, such as `ImageFolder`.
+
+    It takes 24 bytes per sample and the length of its name.
 
     root: absolute path of the folder that `names` are relative to.
     names: path of each sample's file.
@@ -35,20 +55,26 @@ class FileSource:
         self.sizes_bytes = sizes_bytes
         self.labels = labels
         self.classes = classes
-        self._names = names
+        #: uint8[...], the names, each closed by a NUL. int64[samples], where each begins.
+        self._names = np.frombuffer(os.fsencode("\0".join(names)) + b"\0", np.uint8)
+        self._starts = np.concatenate(([0], np.flatnonzero(self._names == 0) + 1))[: len(names)]
+        #: Put before a name that is not absolute.
         self._prefix = os.path.join(root, "")
+        self._prefix_bytes = np.frombuffer(os.fsencode(self._prefix), np.uint8)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return self._starts.size
 
     def __repr__(self) -> str:
         classes = "1 class" if len(self.classes) == 1 else f"{len(self.classes)} classes"
         return f"{type(self).__name__}({self.root!r}): {format_count(len(self), 'sample')}, {classes}"
 
     def path_of(self, sample: int) -> str:
-        if not 0 <= sample < len(self._names):
+        if not 0 <= sample < len(self):
             raise IndexError(f"there is no sample {sample}: {self!r}")
-        name = self._names[sample]
+        begin = int(self._starts[sample])
+        end = int(self._starts[sample + 1]) if sample + 1 < len(self) else self._names.size
+        name = os.fsdecode(self._names[begin : end - 1].tobytes())
         return name if name.startswith("/") else self._prefix + name
 
     def describe(self, sample: int) -> str:
@@ -61,6 +87,25 @@ class FileSource:
         path, size = self.path_of(sample), int(self.sizes_bytes[sample])
         read_file_into(path, size, buffer)
         return size
+
+    def read_group(
+        self, ids: NDArray[np.int64], into: NDArray[np.uint8], begins: NDArray[np.int64]
+    ) -> list[tuple[int, Exception]]:
+        """Read samples without the interpreter's lock; see `penstock.store.read_group`."""
+        loop = READ_FILES.ask()
+        if loop is None:
+            return read_one_by_one(self, ids, into, begins)
+        failed = np.empty(ids.size, np.int64)
+        files = self._prefix_bytes, self._names, self._starts, self.sizes_bytes
+        count = loop(*files, ids, into, begins, failed)
+        if not count:
+            return []
+        if count < 0:
+            check_group(self, ids, into, begins)
+            raise AssertionError("the compiled loop refuses a group that check_group accepts")
+        # Read again by Python: errors are described in one place, and a store that recalls a file from tape only for
+        # those who wait for it is waited for.
+        return read_one_by_one(self, ids, into, begins, failed[:count].tolist())
 
 
 def read_file(path: str, size: int) -> bytes:
@@ -125,7 +170,12 @@ def _open(path: str, size: int) -> int:
             f"{path} is empty (0 bytes when the data set was listed): remove it or write it again"
         )
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(path, OPEN_FLAGS)
+        except BlockingIOError:  # another process has a lease on the file, and gives it back
+            return os.open(path, OPEN_FLAGS & ~os.O_NONBLOCK)
+        os.set_blocking(descriptor, True)
+        return descriptor
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -152,4 +202,6 @@ def _unreadable(path: str, error: OSError) -> DataError:
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return DataError(f"{path}: too many open files: raise `ulimit -n` or use fewer readers")
+    if error.errno == errno.ESPIPE:
+        return DataError(f"{path} is not a regular file any more: restore it, or open the data set again")
     return DataError(f"{path} cannot be read: {error.strerror}; check the store that holds it")

@@ -1,0 +1,94 @@
+"""Reading a group of samples into one array, by a source that does so in one call or by any other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError, DataError
+from penstock.store.source import Source
+
+Ids = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+Failed = list[tuple[int, Exception]]
+
+
+def read_group(source: Source, ids: Ids, into: Bytes | memoryview, begins: Ids) -> Failed:
+    """Read samples into one array; return those that failed, ascending: index in the group and error of each.
+
+    The others are complete. A source that has a method `read_group(ids, into, begins)` does it in one call, as sources
+    of files do without the interpreter's lock; of any other each sample is read by `read_into`, or by `read` where it
+    has nothing else.
+
+    ids: int64[n]; a sample may be among them more than once.
+    into: uint8[...], contiguous, writable. begins: int64[n + 1], ascending. Sample k goes to the front of
+        into[begins[k]:begins[k + 1]]; of one that failed, what is there is undefined.
+    Raises: TypeError for arrays of another dtype or shape; IndexError if there is no such sample; ConfigError if a
+        sample does not fit its place. Then nothing was read.
+    """
+    array = np.asarray(into)
+    if not array.flags.writeable:
+        raise TypeError("into is read-only: samples are written there")
+    one_call: Any = getattr(source, "read_group", None)
+    if one_call is None:
+        return read_one_by_one(source, ids, array, begins)
+    failed: Failed = one_call(ids, array, begins)
+    return failed
+
+
+def read_one_by_one(
+    source: Source, ids: Ids, into: Bytes, begins: Ids, which: Iterable[int] | None = None
+) -> Failed:
+    """Read samples of a group one after the other; as `read_group`. which: indices in the group; None: all."""
+    check_group(source, ids, into, begins)
+    buffer, sizes, failed = into.data, source.sizes_bytes, Failed()
+    for index in range(ids.size) if which is None else which:
+        sample = int(ids[index])
+        begin, size = int(begins[index]), int(sizes[sample])
+        try:
+            _read(source, sample, buffer[begin : begin + size])
+        except Exception as error:
+            failed.append((index, error))
+    return failed
+
+
+def _read(source: Source, sample: int, buffer: memoryview) -> None:
+    if hasattr(source, "read_into"):
+        found = source.read_into(sample, buffer)
+    else:
+        data = memoryview(source.read(sample)).cast("B")
+        found = len(data)
+        if found == len(buffer):
+            buffer[:] = data
+    if found != len(buffer):
+        raise DataError(
+            f"{source.describe(sample)}: has {found:,} bytes where the source's sizes_bytes says {len(buffer):,}: "
+            f"correct the source"
+        )
+
+
+def check_group(source: Source, ids: Ids, into: Bytes, begins: Ids) -> None:
+    """Raise what `read_group` raises."""
+    for name, array, dtype in (
+        ("ids", ids, np.int64),
+        ("into", into, np.uint8),
+        ("begins", begins, np.int64),
+    ):
+        if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
+            raise TypeError(f"expected {name} of dtype {np.dtype(dtype)}, contiguous, of one dimension")
+    if begins.size != ids.size + 1:
+        raise TypeError(f"begins has {begins.size} items; for {ids.size} samples it has one more than these")
+    wrong = (ids < 0) | (ids >= len(source))
+    if wrong.any():
+        raise IndexError(f"there is no sample {ids[wrong][0]}: {source!r}")
+    begin, end = begins[:-1], begins[1:]
+    wrong = (begin < 0) | (end < begin) | (end > into.size) | (end - begin < source.sizes_bytes[ids])
+    if wrong.any():
+        index = int(wrong.argmax())
+        raise ConfigError(
+            f"into[{begins[index]}:{begins[index + 1]}] of {into.size:,} bytes cannot hold "
+            f"{source.describe(int(ids[index]))} ({source.sizes_bytes[ids[index]]:,} bytes): make it larger"
+        )
