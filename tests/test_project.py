@@ -44,6 +44,7 @@ PUBLIC_NAMES = [
     "BundleShuffle",
     "FullShuffle",
     "Loader",
+    "LoaderConfig",
     "Machine",
     "PenstockError",
     "SnapshotStore",

@@ -11,12 +11,11 @@ if TYPE_CHECKING:
     from penstock.checkpoint import SnapshotStore
     from penstock.errors import PenstockError
     from penstock.flow.waits import report_waits_on
-    from penstock.loader import Loader
+    from penstock.loader import Loader, LoaderConfig, predict
     from penstock.machine import Machine, StorageClass
     from penstock.measure.calibrate import calibrate
     from penstock.measure.watch import watch
     from penstock.plan import AccessPlan, BundleShuffle, FullShuffle
-    from penstock.simulate import predict
     from penstock.store import open_source
     from penstock.trace import Trace, read_trace
 
@@ -25,6 +24,7 @@ __all__ = [
     "BundleShuffle",
     "FullShuffle",
     "Loader",
+    "LoaderConfig",
     "Machine",
     "PenstockError",
     "SnapshotStore",
@@ -43,6 +43,7 @@ _HOMES = {
     "BundleShuffle": "penstock.plan",
     "FullShuffle": "penstock.plan",
     "Loader": "penstock.loader",
+    "LoaderConfig": "penstock.loader",
     "Machine": "penstock.machine",
     "PenstockError": "penstock.errors",
     "SnapshotStore": "penstock.checkpoint",
@@ -50,7 +51,7 @@ _HOMES = {
     "Trace": "penstock.trace",
     "calibrate": "penstock.measure.calibrate",
     "open_source": "penstock.store",
-    "predict": "penstock.simulate",
+    "predict": "penstock.loader",
     "read_trace": "penstock.trace",
     "report_waits_on": "penstock.flow.waits",
     "watch": "penstock.measure.watch",

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from tests.patience import wait_until
 
+import penstock.torch
 from penstock.errors import ConfigError, DataError, LoaderClosed, StagingError
 from penstock.flow.cpus import CpuLimit
 from penstock.flow.engine import Engine
@@ -155,6 +156,159 @@ def run_on(source: Any, transforms: list[Any]) -> list[np.ndarray]:
 
 def noisy(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return (image // 2 + rng.integers(0, 100, image.shape)).astype(np.uint8)
+
+
+# Where it starts
+
+RANDOM = (RandomResizedCrop(6), RandomHorizontalFlip(), ToTensor())
+
+
+def rest_of(loader: Loader) -> list[list[Any]]:
+    """Return what is left of the run: bytes and labels of each batch, by epoch."""
+    rest = []
+    while loader.position[0] < loader.plan.epochs:
+        rest.append([(np.asarray(images).tobytes(), labels.tolist()) for images, labels in loader])
+    return rest
+
+
+@pytest.mark.parametrize("front", [Loader, penstock.torch.Loader])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shuffle": False, "drop_last": True, "policy": "staging", "readers": 1, "decoders": 1},
+        {"shuffle": BundleShuffle(COUNT, 1, 0.3), "seed": 5, "memory": "96 KiB"},
+        {"rank": 1, "world_size": 2, "split": "strided"},
+        {"rank": 2, "world_size": 3, "batch_size": 7, "split": "balanced", "drop_last": True},
+        {"shuffle": Explicit([range(9), [1, 2], range(22, 3, -1)], COUNT), "drop_last": True},
+    ],
+    ids=["full", "in order, dropped", "bundles", "strided", "three ranks", "an empty epoch"],
+)
+def test_a_loader_that_starts_within_the_run_gives_the_rest_of_one_that_began_with_it(
+    folder: Path, front: Any, options: dict[str, Any]
+) -> None:
+    settings = {
+        "batch_size": BATCH,
+        "epochs": 3,
+        "transforms": RANDOM,
+        "memory": SMALL,
+        "report": None,
+        **options,
+    }
+    with front(folder, **settings) as whole:
+        plan = whole.plan
+        run = rest_of(whole)
+
+    assert sum(map(len, run)) >= 6
+    begun = [epoch for epoch in range(3) if plan.steps(epoch)]
+    for epoch in range(3):
+        for step in {0, 1, plan.steps(epoch) - 1, plan.steps(epoch)} & set(range(plan.steps(epoch) + 1)):
+            with front(folder, **settings) as loader:
+                loader.start(epoch, step)
+                expected = [run[begun.index(epoch)][step:] if epoch in begun else []]
+                expected += [run[begun.index(later)] for later in begun if later > epoch]
+                assert (
+                    loader.preview(COUNT).tolist()
+                    == plan.stream(loader.config.rank, epoch, step, COUNT).tolist()
+                )
+                assert rest_of(loader) == [batches for batches in expected if batches]
+
+
+def threads_of_penstock() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")]
+
+
+def test_nothing_is_read_ahead_before_the_start_and_all_that_fits_after_it(folder: Path) -> None:
+    counting = CountingSource(ImageFolder(folder))
+    with make(counting, seed=3) as loader:
+        assert threads_of_penstock() == []
+        assert counting.calls == [loader.preview(1)[0]], "one, to see how large a picture is"
+        loader.start()
+        wait_until(lambda: set(counting.calls) == set(range(COUNT)))
+
+        loader.start()
+        assert [
+            k for images, _ in loader for k in ids_of(ImageFolder(folder), numbers(images))
+        ] == FullShuffle(COUNT, 3).at(0, np.arange(COUNT)).tolist()
+        with pytest.raises(
+            ConfigError, match=r"was started already and is at epoch 1, step 0: start\(\) comes before"
+        ):
+            loader.start()
+
+
+def test_a_loop_that_took_no_batch_leaves_the_rest_of_the_epoch_to_the_next_and_one_that_did_ends_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    with make(folder, epochs=4, shuffle=False, report=lines.append, trace=tmp_path / "trace") as loader:
+        loader.start(1, 3)
+        assert lines == loader.start_lines
+        assert (loader.position, len(loader)) == ((1, 3), 6)
+        iter(loader)
+        assert loader.position == (1, 3)
+        source = ImageFolder(folder)
+        assert [ids_of(source, numbers(images))[0] for images, _ in loader] == [12, 16, 20]
+        assert loader.position == (2, 0)
+        for _ in loader:
+            break
+        assert loader.position == (3, 0)
+    spans = read_trace(tmp_path / "trace").spans
+    steps = spans[spans["kind"] == Kind.STEP]
+
+    assert [(int(step["epoch"]), int(step["step"])) for step in steps] == [(1, 3), (1, 4), (1, 5), (2, 0)]
+    assert ["epoch 1:" in line for line in epoch_lines(lines)] == [True, False]
+
+
+def test_the_end_of_a_run_is_a_place_to_start_at_too(folder: Path) -> None:
+    for position in ((2, 0), (1, 6)):
+        with make(folder) as loader:
+            loader.start(*position)
+            with pytest.raises(LoaderClosed, match="all 2 epochs of this loader were read"):
+                iter(loader)
+
+
+@pytest.mark.parametrize(
+    ("position", "message"),
+    [
+        ((3, 0), "epoch is 3; this loader has the epochs 0 to 1"),
+        ((-1, 0), "epoch is -1"),
+        ((1, 7), "step is 7; epoch 1 has 6 steps, from 0"),
+        ((2, 1), "step is 1; epoch 2 has 0 steps"),
+        ((0, 1.0), "step is 1.0"),
+        (("0", 0), "epoch is '0'"),
+    ],
+)
+def test_a_place_that_the_plan_has_not_is_refused_and_starts_nothing(
+    folder: Path, position: tuple[Any, Any], message: str
+) -> None:
+    with make(folder) as loader:
+        with pytest.raises(ConfigError, match=message):
+            loader.start(*position)
+        assert threads_of_penstock() == []
+        assert sum(len(labels) for _, labels in loader) == COUNT
+        with pytest.raises(ConfigError, match="was started already"):
+            loader.start(1, 0)
+    with pytest.raises(LoaderClosed, match="closed"):
+        loader.start()
+
+
+def test_a_loader_that_was_never_started_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
+    with make(folder, trace=tmp_path / "trace"):
+        pass
+    assert read_trace(tmp_path / "trace").is_complete
+
+    loader = make(folder)
+    gone = weakref.ref(loader._engine)
+    del loader
+
+    def is_gone() -> bool:
+        gc.collect()
+        return gone() is None
+
+    wait_until(is_gone)
+
+
+# Leaving
 
 
 def test_leaving_a_loop_early_ends_that_epoch_and_the_next_loop_runs_the_next(folder: Path) -> None:
@@ -802,6 +956,7 @@ def test_a_child_that_is_forked_while_the_threads_start_can_close_its_copy(folde
     """A lock that some thread holds at that moment is held for ever in the child."""
     for _ in range(20):
         loader = make(folder)
+        loader.start()
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", DeprecationWarning

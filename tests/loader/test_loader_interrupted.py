@@ -15,7 +15,7 @@ from tests.interrupting import every_place
 from tests.patience import patient, wait_until
 
 from penstock.compiling import Part
-from penstock.errors import ConfigError, LoaderClosed
+from penstock.errors import ConfigError, DataError, LoaderClosed
 from penstock.flow import waits
 from penstock.loader import Loader
 from penstock.loader.transforms import Resize, ToTensor
@@ -128,27 +128,57 @@ def test_ctrl_c_anywhere_in_close_leaves_nothing_that_a_second_close_does_not_en
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # a file between open() and `with`
 @pytest.mark.parametrize("stride", [151, pytest.param(7, marks=pytest.mark.slow)])
-def test_ctrl_c_anywhere_in_the_construction_leaves_no_thread(stride: int) -> None:
-    make(
-        Numbers(), epochs=2, on_error="skip"
-    ).close()  # modules that the first one imports have thousands of places
+def test_ctrl_c_anywhere_in_the_construction_or_the_start_leaves_no_thread(stride: int) -> None:
+    def make_and_start() -> None:
+        with make(Numbers(), epochs=2, on_error="skip") as loader:
+            loader.start()
+
+    make_and_start()  # modules that the first one imports have thousands of places
     for interrupter in every_place(_is_elsewhere, stride):
         with interrupter:
             try:
-                make(Numbers(), epochs=2, on_error="skip").close()
-            except (
-                KeyboardInterrupt,
-                RuntimeError,
-            ):  # Thread.start may turn it into an error about its own lock
+                make_and_start()
+            except STRUCK:
                 assert interrupter.has_struck
         gc.collect()
-        for thread in threading.enumerate():
-            if thread.name.startswith("penstock") and thread.ident is None:
-                # Struck within Thread.start, before there was a thread: Python goes on to list it.
-                del threading._limbo[thread]  # type: ignore[attr-defined]
-            elif thread.name.startswith("penstock"):
-                thread.join(patient(20))
-                assert not thread.is_alive(), thread.name
+        for thread in penstocks_threads():
+            thread.join(patient(20))
+            assert not thread.is_alive(), thread.name
+
+
+#: What Ctrl-C may come out as: Thread.start may turn it into an error about its own lock.
+STRUCK = (KeyboardInterrupt, RuntimeError, DataError)
+
+
+def penstocks_threads() -> list[threading.Thread]:
+    for thread in threading.enumerate():
+        if thread.name.startswith("penstock") and thread.ident is None:
+            # Struck within Thread.start, before there was a thread: Python goes on to list it.
+            del threading._limbo[thread]  # type: ignore[attr-defined]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
+
+
+@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("first", [(0, 0), (1, 1)])
+def test_after_ctrl_c_anywhere_in_the_start_the_loop_runs_whole_from_where_it_was_to_start(
+    stride: int, first: tuple[int, int]
+) -> None:
+    order = FullShuffle(SAMPLES, 0)
+    for interrupter in every_place(_is_elsewhere, stride):
+        with make(Numbers(), epochs=2, on_error="skip") as loader:
+            with interrupter:
+                try:
+                    loader.start(*first)
+                except STRUCK:
+                    assert interrupter.has_struck
+
+            # A start that had not begun when it was struck is made by the loop, at the beginning.
+            epoch, step = loader.position
+            assert (epoch, step) in ((0, 0), first)
+            places = order.at(epoch, np.arange(step * BATCH, SAMPLES)).tolist()
+            assert seen_in(loader) == [number for number in places if number != BROKEN]
+        for thread in penstocks_threads():
+            thread.join(patient(20))
 
 
 def test_an_error_in_the_first_batch_comes_again_and_again_and_costs_no_slot() -> None:
@@ -293,6 +323,7 @@ def test_close_ends_though_a_worker_hangs_where_machine_code_is_kept(
         report=lines.append,
     )
     try:
+        loader.start()
         assert is_stuck.wait(patient(20))
 
         with pytest.warns(RuntimeWarning, match="closed while threads hang"):
@@ -379,7 +410,10 @@ def test_a_loader_that_the_collector_takes_while_another_begins_blocks_nothing(
     """The collector may run anywhere, here while the new loader holds the lock of those who wait."""
     gc.disable()
     try:
-        in_cycle(make(Numbers(), epochs=1, on_error="skip"))
+        dropped = make(Numbers(), epochs=1, on_error="skip")
+        dropped.start()
+        in_cycle(dropped)
+        del dropped
         register = waits.register
 
         def collecting_register(waiter: waits.Waiter) -> None:
@@ -445,6 +479,7 @@ def test_a_forked_child_may_close_its_copy_and_the_parents_trace_stays_whole(tmp
 
 def test_a_forked_child_may_have_a_loader_of_its_own_and_answers_for_it_alone() -> None:
     with make(Numbers(), epochs=1, on_error="skip") as loader:
+        loader.start()
 
         def run_there() -> None:
             with make(Numbers(), epochs=1, on_error="skip") as own:
@@ -454,6 +489,20 @@ def test_a_forked_child_may_have_a_loader_of_its_own_and_answers_for_it_alone() 
         assert in_child(run_there) == 0
         assert f"process {os.getpid()}" in waits.ask_waits(os.getpid())
         assert len(seen_in(loader)) == SAMPLES - 1
+
+
+def test_a_loader_that_was_made_before_a_fork_starts_in_the_parent_alone(tmp_path: Path) -> None:
+    with make(Numbers(), epochs=1, on_error="skip", trace=tmp_path / "trace") as loader:
+
+        def begin_there() -> None:
+            for begin in (loader.start, lambda: iter(loader)):
+                with pytest.raises(LoaderClosed, match="make a loader of its own here"):
+                    begin()
+            loader.close()
+
+        assert in_child(begin_there) == 0
+        assert len(seen_in(loader)) == SAMPLES - 1
+    assert read_trace(tmp_path / "trace").is_complete
 
 
 def truncate(path: Path) -> None:

@@ -103,7 +103,6 @@ def test_a_wrong_argument_says_what_it_is_and_may_be(
         (5, "source is 5; it must be"),
         (b"/photos", r"source is b'/photos'; a path is text: give os.fsdecode\("),
         (bytearray(3), r"source is bytearray\(.*; it must be"),
-        ("", "'' is not the path of a folder"),
         (["a.jpg", "b.jpg"], "source is of type list and holds paths: write them into a text file"),
         ({"train": range(3)}, "source is of type dict, of data sets or columns: give one"),
         (iter(range(3)), "source is <range_iterator.*; it must be"),
@@ -118,6 +117,11 @@ def test_a_wrong_argument_says_what_it_is_and_may_be(
 def test_what_is_no_source_says_what_it_is_instead(source: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         make(source, transforms=())
+
+
+def test_an_empty_path_is_no_folder() -> None:
+    with pytest.raises(PenstockError, match="'' is not the path of a folder"):
+        make("")
 
 
 def test_the_sampler_that_the_message_speaks_of_becomes_an_order(folder: Path) -> None:

@@ -175,7 +175,7 @@ def test_a_data_set_is_named_by_its_type_and_promises_nothing_about_what_is_kept
     ]
 
 
-def test_the_first_rank_reports_at_the_construction_and_each_can_be_asked() -> None:
+def test_the_first_rank_reports_at_the_start_and_each_can_be_asked() -> None:
     lines: dict[int, list[str]] = {0: [], 1: []}
     asked = {}
     for rank in (0, 1):
@@ -189,6 +189,8 @@ def test_the_first_rank_reports_at_the_construction_and_each_can_be_asked() -> N
             report=lines[rank].append,
         ) as loader:
             asked[rank] = loader.start_lines
+            assert not lines[rank]
+            loader.start()
 
     assert lines == {0: asked[0], 1: []}
     assert asked[0][0].startswith("Numbers, rank 0: reads 1,000 samples of Numbers")

@@ -234,6 +234,7 @@ with Loader(Numbers(), **options) as loader:
         + """
 engine._JOIN_SECONDS = 1000
 loader = Loader(Stuck(), **options)
+loader.start()
 while not loader._engine._at:
     time.sleep(0.001)
 tell_joins("now")
@@ -754,7 +755,8 @@ def test_penstock_ps_tells_another_user_only_whose_process_it_is(stuck: tuple[Tr
 def test_nobody_can_take_the_name_that_a_training_answers_by(train: Callable[..., Training]) -> None:
     """Nor does it matter that containers which share a network number their processes apart."""
     training = train(
-        "sys.stdin.readline()\nwith Loader(Numbers(), **options) as loader:\n    say('now')\n    sys.stdin.readline()\n"
+        "sys.stdin.readline()\nwith Loader(Numbers(), **options) as loader:\n    loader.start()\n    say('now')\n"
+        "    sys.stdin.readline()\n"
     )
     names = [f"\0penstock-waits-{training.pid}{more}" for more in ("", "-0", f"-{'0' * 16}")]
     with contextlib.ExitStack() as squatters:

@@ -1,8 +1,20 @@
 """A plan of reads, run for a training loop: the loader, its memory and its transforms."""
 
-from penstock.loader.base import BaseLoader, SkippedSample
+from penstock.loader.base import Loader, SkippedSample
 from penstock.loader.budget import MemoryBudget
-from penstock.loader.loader import Loader
+from penstock.loader.config import LoaderArguments, LoaderConfig
+from penstock.loader.front_end import NUMPY, FrontEnd
+from penstock.loader.prediction import predict
 from penstock.report import print_report
 
-__all__ = ["BaseLoader", "Loader", "MemoryBudget", "SkippedSample", "print_report"]
+__all__ = [
+    "NUMPY",
+    "FrontEnd",
+    "Loader",
+    "LoaderArguments",
+    "LoaderConfig",
+    "MemoryBudget",
+    "SkippedSample",
+    "predict",
+    "print_report",
+]

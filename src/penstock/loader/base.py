@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from threading import current_thread, get_ident
 from threading import enumerate as enumerate_threads
-from typing import Any, Generic, Literal, NoReturn, Self, TypedDict, TypeVar
+from typing import Any, NoReturn, Self, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,31 +18,28 @@ from penstock.errors import ConfigError, DataError, LoaderClosed, WaitTimeout, p
 from penstock.flow.engine import Departure, Engine, Whole
 from penstock.flow.lock_use import LockUse
 from penstock.flow.recorder import Recorder
-from penstock.flow.staging import DeviceEvent, StagingBuffer, are_small
+from penstock.flow.staging import StagingBuffer, are_small
 from penstock.loader.budget import MemoryBudget
+from penstock.loader.config import LoaderArguments, LoaderConfig, config_of
 from penstock.loader.dataset import DatasetWork, MapDataset
+from penstock.loader.front_end import NUMPY, FrontEnd
 from penstock.loader.images import ImageWork
 from penstock.loader.opening import Opening
+from penstock.loader.prediction import predict_run
 from penstock.loader.progress import Collector
-from penstock.loader.setup import POLICY, open_any, order_of, read_machine, set_up, with_memory
+from penstock.loader.setup import set_up
 from penstock.loader.start_lines import start_lines
-from penstock.loader.transforms.pipeline import Transform
+from penstock.loader.starting import Starter
 from penstock.machine import Machine
-from penstock.plan import AccessPlan, Order
+from penstock.plan import AccessPlan
 from penstock.plan.written import write_plan
 from penstock.policy import FetchCosts, Scheduler
-from penstock.policy.loading import LoadingPolicy
 from penstock.report import print_report
-from penstock.simulate import predict
 from penstock.store import Source
 from penstock.store.calls import Calls
 from penstock.trace import NOTHING_TO_GAIN, EpochMetrics, Trace, TraceWriter, limiting, stall_share
 from penstock.trace.schema import NO_STEP, Kind
-from penstock.units import format_count
-
-Batch = TypeVar("Batch")
-
-OnError = Literal["raise", "skip"] | Callable[[Exception, int], Literal["raise", "skip"]]
+from penstock.units import format_count, is_integer
 
 _CONSUMER = 0
 _RING_SPANS = 4096
@@ -63,181 +59,107 @@ class SkippedSample:
     error: str
 
 
-class LoaderOptions(TypedDict, total=False):
-    """The arguments of `BaseLoader` that mean the same in every front end."""
+class Loader:
+    """Batches of a training run, prefetched in the order that the seed fixes: as NumPy arrays, the large ones over the
+    staging buffer without a copy.
 
-    transforms: Sequence[Transform]
-    shuffle: bool | Order
-    seed: int
-    drop_last: bool
-    split: str
-    layout: str
-    memory: str | int | None
-    machine: Machine | str | os.PathLike[str] | None
-    policy: str | LoadingPolicy
-    readers: int | None
-    decoders: int | None
-    on_error: OnError
-    patience_seconds: float
-    timeout_seconds: float | None
-    trace: str | os.PathLike[str] | None
-    report: Callable[[str], None] | None
+    A folder gives tuples of images, [batch, channels, height, width] or channels last, of the chosen dtype
+    (bfloat16 as its bits in uint16), and labels, int64[batch], -1 where there is none. A data set gives the
+    structure of its samples with an array in the place of each array or number.
 
+    A slot is filled again when nothing refers to its arrays any more: copy the images that you keep. Arrays of less
+    than a 64th of a sample, as labels are next to images, are copies already.
 
-class BaseLoader(ABC, Generic[Batch]):
-    """Batches of a training run, prefetched in the order that the seed fixes.
+    Prefetching begins with `start`, or with the first loop. Each `for batch in loader` runs one epoch, the next one;
+    leaving a loop early ends its epoch. Close it, or use it as a context manager, to end its threads at once; they end
+    with the last reference at the latest.
 
-    A front end says how a batch is presented; see `penstock.loader.Loader` and `penstock.torch.Loader`.
-
-    Prefetching begins with the construction. Each `for batch in loader` runs one epoch, the next one; leaving a
-    loop early ends its epoch. Close it, or use it as a context manager, to end its threads at once; they end with
-    the last reference at the latest.
+    It is used as it is: what differs between frameworks is a `FrontEnd`, and `penstock.torch.Loader` adds to this class
+    a constructor and nothing else.
     """
 
+    @overload
+    def __init__(
+        self,
+        source: LoaderConfig,
+        *,
+        front_end: FrontEnd = NUMPY,
+        trace: str | os.PathLike[str] | None = None,
+        report: Callable[[str], None] | None = print_report,
+    ) -> None: ...
+
+    @overload
     def __init__(
         self,
         source: str | os.PathLike[str] | Source | MapDataset,
         *,
-        batch_size: int,
-        epochs: int,
-        transforms: Sequence[Transform] = (),
-        shuffle: bool | Order = True,
-        seed: int = 0,
-        drop_last: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-        split: str = "balanced",
-        dtype: str = "float32",
-        layout: str = "NCHW",
-        memory: str | int | None = None,
-        machine: Machine | str | os.PathLike[str] | None = None,
-        policy: str | LoadingPolicy = POLICY,
-        readers: int | None = None,
-        decoders: int | None = None,
-        on_error: OnError = "raise",
-        patience_seconds: float = 60.0,
-        timeout_seconds: float | None = None,
+        front_end: FrontEnd = NUMPY,
         trace: str | os.PathLike[str] | None = None,
         report: Callable[[str], None] | None = print_report,
-    ) -> None:
-        """Open the source and begin to prefetch.
+        **arguments: Unpack[LoaderArguments],
+    ) -> None: ...
 
-        source: a folder or list file (see `penstock.open_source`), a `Source`, or a map-style data set.
-        batch_size: samples of a global batch, over all ranks.
-        epochs: how many times the data are read; fixes how far ahead the plan looks.
-        transforms: what happens to each sample of a folder or `Source`; a data set does its own.
-        shuffle: True for a new uniform permutation per epoch, False for the stored order, or an `Order`.
-        seed: of the order and of every random transform.
-        drop_last: leave out an epoch's short last batch.
-        rank, world_size: this process among those that train together. split: how they share a batch: "balanced"
-            slices, whose sizes differ by one at most, the thesis' "uniform" ones, "strided" ... (see `AccessPlan`).
-        dtype, layout: of the images, "float32", "float16", "bfloat16" or "uint8", "NCHW" or "NHWC".
-        memory: bound on batch slots, bytes in passing, pictures being decoded and the memory tier together, as in
-            "8 GiB"; what callables of yours get and allocate is not in it. A quarter of what this process may use,
-            shared by the ranks of a host, unless given.
-        machine: what reads cost here, or its file (see `penstock calibrate`); learned while running unless given.
-        policy: which samples of a folder or `Source` stay in memory: "frequency", "staging" (none), or an object of
-            yours, see `penstock.policy.loading.LoadingPolicy`.
-        readers: reads in flight at most. decoders: threads that decode, or call a data set; unless given, one per
-            core to begin with, then as many as raise the rate. Under torchrun, the ranks of a host share its cores.
-        on_error: "raise", "skip", or a function of the error and the sample that returns one of them.
-        patience_seconds: a wait that lasts longer is reported. timeout_seconds: one that lasts longer raises.
+    def __init__(
+        self,
+        source: LoaderConfig | str | os.PathLike[str] | Source | MapDataset,
+        *,
+        front_end: FrontEnd = NUMPY,
+        trace: str | os.PathLike[str] | None = None,
+        report: Callable[[str], None] | None = print_report,
+        **arguments: Any,
+    ) -> None:
+        """Open the source and make ready to prefetch. The first sample is read where its shape has to be known.
+
+        source, arguments: those of `LoaderConfig`; or such a configuration alone.
+        front_end: what becomes of batches and of a data set's samples.
         trace: a file to record every span in.
         report: gets the lines about the start (on rank 0), epochs and long waits; None for silence.
 
         Raises: ConfigError naming the argument; DataError if the source cannot be opened; WaitTimeout if it does not
             answer.
         """
-        if on_error not in ("raise", "skip") and not callable(on_error):
-            raise ConfigError(
-                f'on_error is {on_error!r}; it is "raise", "skip" or a function that returns one'
-            )
+        self._config = config = config_of(source, arguments)
         if report is not None and not callable(report):
             raise ConfigError(f"report is {report!r}; give a function that takes a line, or None for silence")
         report = None if report is None else partial(_report_printable, report)
-        waits = {"patience_seconds": patience_seconds}
-        if timeout_seconds is not None:
-            waits["timeout_seconds"] = timeout_seconds
-        for name, seconds in waits.items():
-            if not isinstance(seconds, (int, float)) or not seconds > 0:
-                raise ConfigError(f"{name} is {seconds!r}; it is a number of seconds above zero")
         say = report if report is not None else _keep_silent
         #: Kernels are compiled by another process while it is open.
         self._lease = Lease(report)
-        opening = Opening(patience_seconds, timeout_seconds, say)
+        opening = Opening(config.patience_seconds, config.timeout_seconds, say)
         try:
-            opened = open_any(source, opening.calls)
-            length = opening.calls.one(f"the length of {type(opened).__name__}", lambda: len(opened))
-            order = order_of(shuffle, length, seed)
-            plan = AccessPlan(order, batch_size, epochs, world_size, split, drop_last)
-            plan.check_equal_steps()
-            found_machine = read_machine(machine, opening.calls)
-            self._setup = setup = set_up(
-                opened,
-                plan,
-                rank,
-                transforms=transforms,
-                seed=seed,
-                dtype=dtype,
-                layout=layout,
-                memory=memory,
-                machine=found_machine,
-                machine_file=None if machine is None or isinstance(machine, Machine) else os.fspath(machine),
-                policy=policy,
-                readers=readers,
-                decoders=decoders,
-                as_array=self._as_array,
-                on_error_raise=on_error == "raise",
-                calls=opening.calls,
-                copy_leaves=self._copy_leaves,
-            )
-            self._plan, self._rank, self._work = plan, rank, setup.work
-            self._name = setup.work.name if world_size == 1 else f"{setup.work.name}, rank {rank}"
+            self._setup = setup = set_up(config, front_end, opening.calls)
+            self._plan, self._rank, self._work = setup.plan, setup.rank, setup.work
+            self._name = self._work.name if self._plan.ranks == 1 else f"{self._work.name}, rank {self._rank}"
             writer = self._trace_writer(trace, opening.calls)
         finally:
             opening.close()
-        self._on_error = on_error
+        self._front_end = front_end
+        #: Number format of images, None for a data set.
+        self._dtype = None if config.is_of_data_set else config.dtype
         self._report = report
 
-        self._recorder = Recorder(_RING_SPANS, rank)
+        self._recorder = Recorder(_RING_SPANS, self._rank)
         self._ring = self._recorder.ring(_CONSUMER)
         self._collector = Collector(self._recorder, writer, say)
-        staging = StagingBuffer(
-            setup.work.fields, plan.max_local_batch(rank), setup.budget.staging_bytes, self._device_event()
-        )
-        for _ in range(setup.limits.slots):
-            staging.grow()
-        setup.work.attach(staging)
-        costs = FetchCosts(setup.machine)
-        engine = Engine(
-            Scheduler(plan, rank, setup.sizes_bytes, setup.placement, costs, setup.limits),
-            setup.work,
-            staging,
-            self._recorder,
-            readers=setup.limits.readers,
-            begin=self._begin_thread(),
-            patience_seconds=patience_seconds,
-            timeout_seconds=timeout_seconds,
-            say=say,
-            collect=self._collector.collect,
-            finish=self._collector.close,
-            samples_of=partial(plan.local_batch, rank),
-        )
-        self._engine = engine
-        self._staging = staging
+        self._staging = self._make_staging()
+        self._engine = engine = self._make_engine(say)
+        self._starter = Starter(engine.start)
         #: Which of a batch's arrays are handed out as copies, so that kept labels keep no slot.
         self._are_copied = are_small(setup.work.fields)
 
         #: (epoch, step) of the next batch to hand out; the batch handed out last, and when.
-        self._position = self._plan.first_read_from(rank, 0, 0)
+        self._position = self._plan.first_read_from(self._rank, 0, 0)
         self._handed: tuple[int, int, float, int] | None = None
+        #: Where prefetching began; None before.
+        self._started_at: tuple[int, int] | None = None
         #: Since when the caller waits for a batch; None while it has one.
         self._asked: float | None = None
         self._undrained_samples, self._drained = 0, self._recorder.clock()
         #: Counts `iter` calls: an iterator that is not of the latest is over.
         self._iteration = 0
-        #: The epoch that a pass is in, None between passes.
+        #: The epoch that a pass is in, None between passes; and at which step the pass began.
         self._inside_epoch: int | None = None
+        self._first_step = 0
         #: Tells when the pass was dropped: a `for` loop that is left drops its iterator at once.
         self._departure: Departure | None = None
         #: Batches that the pass has handed out.
@@ -245,50 +167,79 @@ class BaseLoader(ABC, Generic[Batch]):
         self._skipped: list[SkippedSample] = []
         #: What shows whether threads wait for the interpreter's lock: when last judged, and what was seen then.
         self._lock_use_before = self._lock_use = LockUse()
-        self._has_reported_alone = False
+        self._has_reported_start = self._has_reported_alone = False
         self._reported_threads = self._setup.limits.decoders
         self._is_closed = False
-        #: The thread that is inside `iter` or `next`, None while none is.
+        #: The thread that is inside `start`, `iter` or `next`, None while none is.
         self._thread_inside: int | None = None
         engine.end_with(self)
-        engine.start()
-        if rank == 0 and report is not None:
-            for line in self.start_lines:
-                report(line)
 
-    # What a front end says
+    def _make_staging(self) -> StagingBuffer:
+        setup = self._setup
+        rows = setup.plan.max_local_batch(setup.rank)
+        staging = StagingBuffer(
+            setup.work.fields, rows, setup.budget.staging_bytes, self._front_end.device_event()
+        )
+        for _ in range(setup.limits.slots):
+            staging.grow()
+        setup.work.attach(staging)
+        return staging
 
-    @abstractmethod
-    def _present(self, batch: Any) -> Batch:
-        """Turn a structure of NumPy arrays, most of them over a slot, into what the caller gets, without a copy."""
-
-    @staticmethod
-    @abstractmethod
-    def _as_array(leaf: Any) -> NDArray[Any] | None:
-        """Turn a part of a data set's sample into an array; None for what is neither array nor number."""
-
-    @staticmethod
-    def _device_event() -> Callable[[], DeviceEvent | None] | None:
-        """Return the `device_event` of `StagingBuffer`; None where memory that nobody refers to is free at once."""
-        return None
-
-    @staticmethod
-    def _copy_leaves(leaves: Sequence[Any], place: NDArray[Any]) -> bool:
-        """Copy what is neither number nor NumPy array, as `DatasetWork` has it."""
-        return False
-
-    @staticmethod
-    def _begin_thread() -> Callable[[], None]:
-        """Return what each thread that decodes does first."""
-        return _do_nothing
+    def _make_engine(self, say: Callable[[str], None]) -> Engine:
+        """Join what decides, what does the work and where it ends up."""
+        setup, plan, rank = self._setup, self._plan, self._rank
+        costs = FetchCosts(setup.machine)
+        return Engine(
+            Scheduler(plan, rank, setup.sizes_bytes, setup.placement, costs, setup.limits),
+            setup.work,
+            self._staging,
+            self._recorder,
+            readers=setup.limits.readers,
+            begin=self._front_end.begin_thread,
+            patience_seconds=self._config.patience_seconds,
+            timeout_seconds=self._config.timeout_seconds,
+            say=say,
+            collect=self._collector.collect,
+            finish=self._collector.close,
+            samples_of=partial(plan.local_batch, rank),
+        )
 
     # The loop
 
-    def __iter__(self) -> Iterator[Batch]:
+    def start(self, epoch: int = 0, step: int = 0) -> None:
+        """Begin to prefetch, before the first loop does. That loop runs the rest of `epoch` from `step` on.
+
+        Its batches are those that a loader which began with epoch 0 gives there, bit for bit. A step after the last one
+        of an epoch is the first of the next epoch; epoch = epochs, step 0 is the end. Twice the same is harmless until
+        the first batch is asked for.
+
+        Raises: ConfigError if the plan has no such step, if it was started elsewhere before (the first loop starts it,
+            too), or while another thread is inside; LoaderClosed after `close`, or in a forked process; DataError if no
+            thread can be started.
+        """
+        me = get_ident()
+        inside = self._thread_inside  # as in `__iter__`
+        if inside is not None and inside != me:
+            raise _used_by(inside)
+        self._thread_inside = me
+        try:
+            self._check_open()
+            first = self._first_position(epoch, step)
+            if self._started_at is not None and not self._started_at == self._position == first:
+                raise ConfigError(
+                    f"this loader was started already and is at epoch {self._position[0]}, step {self._position[1]}: "
+                    "start() comes before the first loop, which starts at epoch 0 without it"
+                )
+            self._position = first
+            self._ensure_started()
+        finally:
+            self._thread_inside = None
+
+    def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch.
 
         Raises: LoaderClosed after the last epoch or after `close`; ConfigError while another thread is inside `iter` or
-            `next`.
+            `next`; DataError if no thread can be started.
         """
         me = get_ident()
         # No call from here to the `try`: neither Ctrl-C nor another thread can come between.
@@ -301,17 +252,51 @@ class BaseLoader(ABC, Generic[Batch]):
         finally:
             self._thread_inside = None
 
-    def _begin_epoch(self) -> Iterator[Batch]:
+    def _first_position(self, epoch: int, step: int) -> tuple[int, int]:
+        """Return (epoch, step) of the rank's first batch from a step on."""
+        plan = self._plan
+        if not is_integer(epoch) or not 0 <= epoch <= plan.epochs:
+            raise ConfigError(f"epoch is {epoch!r}; this loader has the epochs 0 to {plan.epochs - 1}")
+        steps = plan.steps(epoch) if epoch < plan.epochs else 0
+        if not is_integer(step) or not 0 <= step <= steps:
+            raise ConfigError(f"step is {step!r}; epoch {epoch} has {format_count(steps, 'step')}, from 0")
+        return plan.first_read_from(self._rank, int(epoch), int(step))
+
+    def _ensure_started(self) -> None:
+        """Start the threads, and report it, unless that was done."""
+        if not self._starter.is_started:
+            if self._engine.is_forked:
+                raise LoaderClosed(
+                    "this loader was made in the process that this one was forked from: make a loader of its own here"
+                )
+            self._started_at = self._position
+            if self._position != self._plan.first_read_from(self._rank, 0, 0):
+                self._engine.seek(
+                    *self._position
+                )  # before there are threads: it is the first that they are told
+            self._starter.ensure_started()
+        if not self._has_reported_start:
+            self._has_reported_start = True
+            if self._rank == 0 and self._report is not None:
+                for line in self.start_lines:
+                    self._report(line)
+
+    def _check_open(self) -> None:
         if self._is_closed:
             raise LoaderClosed("this loader is closed: make a new one to read on")
+
+    def _begin_epoch(self) -> Iterator[Any]:
+        self._check_open()
+        self._ensure_started()
         if self._inside_epoch is not None:
-            self._leave_epoch(self._inside_epoch)
+            self._leave_epoch()
         epoch = self._position[0]
         if epoch >= self._plan.epochs:
             raise LoaderClosed(
                 f"all {self._plan.epochs} epochs of this loader were read: give a larger epochs= to plan for more"
             )
         self._iteration += 1
+        self._first_step = self._position[1]
         self._inside_epoch = epoch
         self._delivered = 0
         begun = _Epoch(self, self._iteration, epoch)
@@ -319,7 +304,7 @@ class BaseLoader(ABC, Generic[Batch]):
         return begun
 
     def __len__(self) -> int:
-        """Return the number of batches of the epoch that is under way or comes next."""
+        """Return the number of batches of the epoch that is under way or comes next, wherever in it `start` began."""
         return self._plan.local_steps(self._rank, min(self._position[0], self._plan.epochs - 1))
 
     def __enter__(self) -> Self:
@@ -347,6 +332,11 @@ class BaseLoader(ABC, Generic[Batch]):
     # What a user may ask
 
     @property
+    def config(self) -> LoaderConfig:
+        """What the loader was given, but for trace= and report=."""
+        return self._config
+
+    @property
     def plan(self) -> AccessPlan:
         """Who reads which sample when."""
         return self._plan
@@ -360,7 +350,7 @@ class BaseLoader(ABC, Generic[Batch]):
     def position(self) -> tuple[int, int]:
         """(epoch, step) of the batch that comes next; after a loop that was left early, the next epoch's first."""
         is_left = self._departure is not None and self._departure() is None
-        if is_left and self._position[0] == self._inside_epoch and self._position[1]:
+        if is_left and self._is_begun():
             return self._plan.first_read_from(self._rank, self._position[0] + 1, 0)
         return self._position
 
@@ -371,7 +361,7 @@ class BaseLoader(ABC, Generic[Batch]):
 
     @property
     def start_lines(self) -> list[str]:
-        """What rank 0 reports at the construction: data, order, steps, threads and memory of this rank."""
+        """What rank 0 reports at the start: data, order, steps, threads and memory of this rank."""
         return [f"{self._name}: {line}" for line in start_lines(self._setup)]
 
     @property
@@ -407,7 +397,7 @@ class BaseLoader(ABC, Generic[Batch]):
     def predict(
         self, *, machine: Machine | str | os.PathLike[str] | None = None, step_seconds: float | None = None
     ) -> Trace:
-        """Return the trace that this run should leave, from the same plan and scheduler in virtual time.
+        """Return the trace that this run, from epoch 0 on, should leave; see `penstock.predict`.
 
         machine: with measured costs, or its file; this loader's memory is put in the place of its storage classes.
             The one that the loader was made with unless given.
@@ -415,35 +405,11 @@ class BaseLoader(ABC, Generic[Batch]):
 
         Raises: ConfigError if one of the two is not known, or for a data set, whose costs are its own code's.
         """
-        setup = self._setup
-        if isinstance(self._work, DatasetWork):
-            raise ConfigError(
-                f"what a sample of {self._work.place} costs is known to its own code alone, so that nothing can be "
-                "predicted: give a folder or a source, with transforms, to have a prediction"
-            )
-        given = read_machine(machine, Calls())
-        if given is None:
-            if not setup.is_measured:
-                raise ConfigError(
-                    "machine is not known, here or at the construction: penstock calibrate measures one, and machine= "
-                    "takes the file that it writes"
-                )
-            on = setup.machine
-        else:
-            on = with_memory(given, setup.budget, setup.limits.decoders, self._plan.ranks)
-        return predict(
-            self._plan,
-            on,
-            setup.sizes_bytes,
-            limits=setup.limits,
-            policy=setup.policy,
-            rank=self._rank,
-            step_seconds=step_seconds,
-        )
+        return predict_run(self._setup, machine, step_seconds)
 
     # One batch
 
-    def _next(self, epoch: int) -> Batch:
+    def _next(self, epoch: int) -> Any:
         self._end_step()
         self._asked = self._recorder.clock()
         try:
@@ -452,7 +418,7 @@ class BaseLoader(ABC, Generic[Batch]):
             self._end_wait_in_vain(epoch)
             raise
 
-    def _wait_for_batch(self, epoch: int) -> Batch:
+    def _wait_for_batch(self, epoch: int) -> Any:
         has_skipped_batch = False
         while self._position[0] == epoch:
             step = self._position[1]
@@ -468,7 +434,11 @@ class BaseLoader(ABC, Generic[Batch]):
                 array.copy() if is_copied else array
                 for array, is_copied in zip(whole.keep(kept), self._are_copied, strict=True)
             )
-            batch = self._present(self._work.finish(whole.ready.slot, arrays, kept)) if kept else None
+            batch = (
+                self._front_end.present(self._work.finish(whole.ready.slot, arrays, kept), self._dtype)
+                if kept
+                else None
+            )
             # Ctrl-C before this line, and the same batch comes again; after it, the next one.
             self._position = self._plan.first_read_from(self._rank, epoch, step + 1)
             self._engine.let_go(epoch, step)
@@ -489,7 +459,7 @@ class BaseLoader(ABC, Generic[Batch]):
         if has_skipped_batch:
             self._end_wait_in_vain(epoch)
         self._asked = None
-        self._leave_epoch(epoch)
+        self._leave_epoch()
         raise StopIteration
 
     def _end_wait_in_vain(self, epoch: int) -> None:
@@ -515,14 +485,19 @@ class BaseLoader(ABC, Generic[Batch]):
             self._undrained_samples, self._drained = 0, now
             self._collector.collect()
 
-    def _leave_epoch(self, ended: int) -> None:
-        epoch, step = self._position
-        if epoch == ended and step:  # left early: what is staged of this epoch is not wanted
+    def _leave_epoch(self) -> None:
+        epoch = self._position[0]
+        if self._is_begun():  # left early: what is staged of this epoch is not wanted
             following = self._plan.first_read_from(self._rank, epoch + 1, 0)
             self._engine.seek(*following)
             self._position = following
             self._collector.consumed = (epoch, self._plan.steps(epoch))
         self._end_epoch()
+
+    def _is_begun(self) -> bool:
+        """Whether the pass has handed out some, not all, of its epoch's batches."""
+        epoch, step = self._position
+        return epoch == self._inside_epoch and step != self._first_step
 
     def _end_epoch(self) -> None:
         """Close the sums of the epoch that a pass was in, and report them."""
@@ -544,12 +519,12 @@ class BaseLoader(ABC, Generic[Batch]):
 
     def _judge(self, whole: Whole) -> tuple[list[int], list[SkippedSample], Exception | None]:
         """Return the places of a batch that can be handed out, what is skipped, and what is to be raised instead."""
-        ready = whole.ready
+        ready, on_error = whole.ready, self._config.on_error
         skipped: list[SkippedSample] = []
         for index in ready.failed:
             sample = int(ready.samples[index])
             error, traceback = whole.errors[sample]
-            decision = self._on_error(error, sample) if callable(self._on_error) else self._on_error
+            decision = on_error(error, sample) if callable(on_error) else on_error
             if decision == "raise":
                 # Without the traceback of an earlier time that it was raised, which refers to the caller's batches.
                 placed = _placed(error.with_traceback(traceback), ready.epoch, ready.step)
@@ -644,16 +619,16 @@ class BaseLoader(ABC, Generic[Batch]):
         }
 
 
-class _Epoch(Iterator[Batch]):
+class _Epoch(Iterator[Any]):
     """One pass of a loader over one epoch; over when the loader begins another."""
 
-    def __init__(self, loader: BaseLoader[Batch], iteration: int, epoch: int) -> None:
+    def __init__(self, loader: Loader, iteration: int, epoch: int) -> None:
         self._loader = loader
         self._iteration = iteration
         self._epoch = epoch
         self._is_over = False
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Any:
         if self._is_over:
             raise StopIteration
         loader = self._loader
@@ -663,7 +638,7 @@ class _Epoch(Iterator[Batch]):
                 "loader runs one epoch at a time; make a second loader to read in two places at once"
             )
         me = get_ident()
-        inside = loader._thread_inside  # as in `BaseLoader.__iter__`
+        inside = loader._thread_inside  # as in `Loader.__iter__`
         if inside is not None and inside != me:
             raise _used_by(inside)
         loader._thread_inside = me
@@ -679,10 +654,6 @@ class _Epoch(Iterator[Batch]):
 def _report_printable(report: Callable[[str], None], line: str) -> None:
     """Report a line that may name files, or quote an error of somebody's own code."""
     report(printable(line))
-
-
-def _do_nothing() -> None:
-    """Where threads need nothing to begin."""
 
 
 def _keep_silent(_: str) -> None:

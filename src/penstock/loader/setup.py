@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,24 +15,23 @@ from penstock.errors import ConfigError, DataError, WaitTimeout
 from penstock.flow.cpus import cpu_limit, default_readers, memory_limit_bytes, ranks_on_this_host
 from penstock.flow.staging import slot_bytes
 from penstock.loader.budget import MemoryBudget, share_memory
+from penstock.loader.config import LoaderConfig, check_machine
 from penstock.loader.dataset import DatasetWork, MapDataset
+from penstock.loader.front_end import FrontEnd
 from penstock.loader.images import ImageWork
 from penstock.loader.transforms import compile_pipeline
-from penstock.loader.transforms.pipeline import Transform
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
-from penstock.plan import AccessPlan, FullShuffle, Order, Sequential
+from penstock.plan import AccessPlan, FullShuffle, Sequential
 from penstock.policy import Placement, StagingLimits
 from penstock.policy.loading import Job, LoadingPolicy, Staging
 from penstock.policy.runnable import placement_of, why_not_kept
 from penstock.simulate.policies import policy_of
 from penstock.store import MemoryTier, Source, open_source
 from penstock.store.calls import Calls
-from penstock.units import format_bytes, format_count, is_integer, parse_bytes
+from penstock.units import format_bytes, format_count, parse_bytes
 
-# More than any store rewards: a slip of the hand, and every thread costs a stack.
-_MOST_THREADS = 1024
-#: How samples are kept in memory, unless another policy is given.
-POLICY = "frequency"
+R = TypeVar("R")
+
 # Samples to try where the first cannot be had and its shape is wanted.
 _PROBES = 16
 
@@ -52,6 +51,7 @@ class Setup:
     cpus: how many threads can compute at once.
     decoders_because, readers_because: why there are as many decode and reading threads, for people.
     machine_file: that the machine was read from; None where an object or none was given.
+    seed: of the order, the policy and every random transform.
     """
 
     plan: AccessPlan
@@ -68,64 +68,33 @@ class Setup:
     decoders_because: str
     readers_because: str = ""
     machine_file: str | None = None
+    seed: int = 0
 
 
-def open_any(source: str | os.PathLike[str] | Source | MapDataset, calls: Calls) -> Source | MapDataset:
-    """Open what a path names; a source or data set is taken as it is.
+def open_source_of(config: LoaderConfig, calls: Calls) -> Source | MapDataset:
+    """Open what a path names; a source or data set is taken as it is. Raises: what `open_source` raises."""
+    source = config.source
+    return open_source(source, calls=calls) if isinstance(source, (str, os.PathLike)) else source
 
-    Raises: ConfigError for anything else; what `open_source` raises.
+
+def plan_of(config: LoaderConfig, samples: int) -> AccessPlan:
+    """Return who reads which of so many samples when.
+
+    Raises: ConfigError if the order is over another number of samples, or an epoch has no step that all ranks share.
     """
-    if isinstance(source, (str, os.PathLike)):
-        return open_source(source, calls=calls)
-    if reason := _why_no_source(source):
-        raise ConfigError(f"source is {reason}")
-    return source
-
-
-_SOURCES = "a folder, a list file, a Source or a data set with a length and samples by number"
-
-
-def _why_no_source(source: Any) -> str | None:
-    kind = type(source)
-    if isinstance(source, type):
-        return f"the class {source.__name__}: make an instance of it"
-    if isinstance(source, Source):
-        return None
-    if hasattr(source, "dataset") and hasattr(source, "batch_size"):
-        return (
-            f"of type {kind.__name__}, itself a loader: give the data set that it was made from, its .dataset"
-        )
-    if any(base.__name__ == "IterableDataset" for base in kind.__mro__):
-        return f"of type {kind.__name__}, which can only be iterated; it must be {_SOURCES}"
-    if isinstance(source, Mapping):
-        return f"of type {kind.__name__}, of data sets or columns: give one data set"
-    if isinstance(source, (list, tuple)) and source and isinstance(source[0], (str, bytes, os.PathLike)):
-        return f"of type {kind.__name__} and holds paths: write them into a text file, one a line, and give its path"
-    if isinstance(source, bytes):
-        return f"{source!r}; a path is text: give os.fsdecode(...) of it"
-    if isinstance(source, bytearray) or not all(hasattr(kind, name) for name in ("__len__", "__getitem__")):
-        return f"{source!r}; it must be {_SOURCES}"
-    return None
-
-
-def order_of(shuffle: bool | Order, samples: int, seed: int) -> Order:
-    """Return the order that `shuffle` stands for.
-
-    Raises: ConfigError if it is no order, or one over another number of samples.
-    """
-    if isinstance(shuffle, bool):
-        return FullShuffle(samples, seed) if shuffle else Sequential(samples)
-    if isinstance(shuffle, type) or not isinstance(shuffle, Order):
+    order = config.shuffle
+    if isinstance(order, bool):
+        order = FullShuffle(samples, config.seed) if order else Sequential(samples)
+    elif order.samples != samples:
         raise ConfigError(
-            f"shuffle is {shuffle!r}; it is True, False or an order of penstock.plan; a sampler of torch or a list of "
-            "ids becomes one by Explicit.from_sampler(sampler, samples, epochs) or Explicit(ids, samples)"
-        )
-    if shuffle.samples != samples:
-        raise ConfigError(
-            f"shuffle is an order over {format_count(shuffle.samples, 'sample')} and the source has {samples:,}: make "
+            f"shuffle is an order over {format_count(order.samples, 'sample')} and the source has {samples:,}: make "
             "it for as many"
         )
-    return shuffle
+    plan = AccessPlan(
+        order, config.batch_size, config.epochs, config.world_size, config.split, config.drop_last
+    )
+    plan.check_equal_steps()
+    return plan
 
 
 def read_machine(machine: Machine | str | os.PathLike[str] | None, calls: Calls) -> Machine | None:
@@ -137,8 +106,7 @@ def read_machine(machine: Machine | str | os.PathLike[str] | None, calls: Calls)
     """
     if machine is None or isinstance(machine, Machine):
         return machine
-    if not isinstance(machine, str | os.PathLike):
-        raise ConfigError(f"machine is {machine!r}; give a Machine, or the path of its file")
+    check_machine(machine)
     try:
         return Machine.from_toml(calls.one(f"machine {machine!r}", lambda: Path(machine).read_text("utf-8")))
     except WaitTimeout:
@@ -151,37 +119,31 @@ def read_machine(machine: Machine | str | os.PathLike[str] | None, calls: Calls)
         raise DataError(f"machine: {machine!r} cannot be read as text: {error}") from error
 
 
-def set_up(
-    opened: Source | MapDataset,
-    plan: AccessPlan,
-    rank: int,
-    *,
-    transforms: Sequence[Transform],
-    seed: int,
-    dtype: str,
-    layout: str,
-    memory: str | int | None,
-    machine: Machine | None,
-    machine_file: str | None,
-    policy: str | LoadingPolicy,
-    readers: int | None,
-    decoders: int | None,
-    as_array: Callable[[Any], NDArray[Any] | None],
-    on_error_raise: bool,
-    calls: Calls,
-    copy_leaves: Callable[[Sequence[Any], NDArray[Any]], bool],
-) -> Setup:
-    """Compile the transforms and share the memory out. The arguments are those of `BaseLoader`.
+class _NothingRead(Calls):
+    """For a prediction: no sample is asked for."""
 
-    calls: what the first sample is read with. machine_file: that the machine was read from.
+    def one(self, place: str, call: Callable[[], R]) -> R:
+        raise DataError(f"{place} is not read for a prediction")
 
-    Raises: ConfigError naming the argument that cannot work.
+
+def set_up(config: LoaderConfig, front_end: FrontEnd, calls: Calls, *, runs: bool = True) -> Setup:
+    """Open the source, compile the transforms and share the memory out.
+
+    calls: what the source and its first sample are read with.
+    runs: False for a prediction. Then nothing is read but the source's listing, and the first sample is taken for a
+        photograph; a data set cannot be predicted.
+
+    Raises: ConfigError naming the argument that cannot work; DataError if the source cannot be opened.
     """
-    for name, count in (("readers", readers), ("decoders", decoders)):
-        if count is not None and not (is_integer(count) and 1 <= count <= _MOST_THREADS):
-            raise ConfigError(f"{name} is {count!r}; it is an integer, 1 to {_MOST_THREADS}")
-    memory_bytes = _memory_bytes(memory)
-    chosen = policy_of(policy)
+    if not runs and config.is_of_data_set:
+        raise not_predictable(type(config.source).__name__)
+    opened = open_source_of(config, calls)
+    plan = plan_of(config, calls.one(f"the length of {type(opened).__name__}", lambda: len(opened)))
+    machine = read_machine(config.machine, calls)
+    rank, readers, decoders = config.rank, config.readers, config.decoders
+    on_error_raise = config.on_error == "raise"
+    memory_bytes = _memory_bytes(config.memory, is_taken=runs)
+    chosen = policy_of(config.policy)
     cpus, cpu_reason = cpu_limit()
     because = f"one per core ({cpu_reason})" if decoders is None else "as decoders= says"
     probes = plan.stream(rank, 0, 0, _PROBES).tolist()
@@ -199,35 +161,29 @@ def set_up(
         readers = readers or (machine.source.threads if machine is not None else default_readers(cpus))
         most_decoders = 0 if decoders else 2 * cpus
         sizes_bytes = opened.sizes_bytes
-        work = ImageWork(opened, compile_pipeline(transforms, seed=seed, dtype=dtype, layout=layout), tiers)
-        work.learn_shape(probes, on_error_raise, calls)
+        pipeline = compile_pipeline(config.transforms, config.seed, config.dtype, config.layout, runs=runs)
+        work = ImageWork(opened, pipeline, tiers)
+        if runs:
+            work.learn_shape(probes, on_error_raise, calls)
+        elif pipeline.needs_probe:
+            raise ConfigError(
+                "transforms do not fix the shape of a sample, and no sample is read for a prediction: put "
+                "Resize((height, width)) or a crop among them, or make a loader and ask its predict()"
+            )
     else:
-        if transforms:
-            raise ConfigError(
-                f"transforms are given with the data set {type(opened).__name__}, which makes its samples itself: "
-                "give them to the data set, or give a folder here"
-            )
-        if readers is not None:
-            raise ConfigError(
-                f"readers is {readers}, but the data set {type(opened).__name__} reads by itself, on the threads of "
-                "decoders="
-            )
-        if chosen.name != POLICY:
-            raise ConfigError(
-                f"policy is {chosen.name!r}, but the data set {type(opened).__name__} reads by itself, so that nothing "
-                "is kept: leave it out"
-            )
         if decoders is None:
             because += ", more while they wait and more load faster, fewer where they wait for each other"
         # Its own code reads and decodes in one go: the threads may be as many as those that wait for a store.
         readers, most_decoders = 0, 0 if decoders else default_readers(cpus)
         sizes_bytes = np.zeros(len(opened), np.int64)
-        work = DatasetWork(opened, probes, as_array, on_error_raise, calls, copy_leaves)
+        work = DatasetWork(opened, probes, front_end.as_array, on_error_raise, calls, front_end.copy_leaves)
 
     decoders = decoders or cpus
     local_batch = plan.max_local_batch(rank)
     picture_bytes, large_picture_bytes = (
-        work.picture_bytes(sizes_bytes, probes[0], calls) if isinstance(work, ImageWork) else (0, 0)
+        work.picture_bytes(sizes_bytes, probes[0], calls if runs else _NothingRead())
+        if isinstance(work, ImageWork)
+        else (0, 0)
     )
     budget = share_memory(
         memory_bytes,
@@ -243,9 +199,9 @@ def set_up(
     if isinstance(work, ImageWork):
         work.limit_decoding(budget.decoding_bytes)
     on = with_memory(machine, budget, decoders, plan.ranks)
-    if budget.tier_bytes:
+    if budget.tier_bytes and runs:
         tiers[1] = MemoryTier(budget.tier_bytes)
-    placement = placement_of(chosen, Job(plan, sizes_bytes, on, seed, rank), rank)
+    placement = placement_of(chosen, Job(plan, sizes_bytes, on, config.seed, rank), rank)
     limits = StagingLimits(budget.slots, readers, decoders, budget.undecoded_bytes, most_decoders)
     return Setup(
         plan,
@@ -261,19 +217,25 @@ def set_up(
         cpus,
         because,
         readers_because,
-        machine_file,
+        config.machine if isinstance(config.machine, str) else None,
+        config.seed,
     )
 
 
-def _memory_bytes(memory: str | int | None) -> int:
+def not_predictable(place: str) -> ConfigError:
+    """Return what to raise where a data set is to be predicted."""
+    return ConfigError(
+        f"what a sample of {place} costs is known to its own code alone, so that nothing can be predicted: give a "
+        "folder or a source, with transforms, to have a prediction"
+    )
+
+
+def _memory_bytes(memory: str | int | None, is_taken: bool) -> int:
     limit_bytes = memory_limit_bytes()
     if memory is None:
         return limit_bytes // 4 // ranks_on_this_host()
-    try:
-        memory_bytes = parse_bytes(memory)
-    except ConfigError as error:
-        raise ConfigError(f"memory: {error}") from error
-    if memory_bytes > limit_bytes:
+    memory_bytes = parse_bytes(memory)
+    if is_taken and memory_bytes > limit_bytes:
         raise ConfigError(
             f"memory is {format_bytes(memory_bytes)}, and this process may use {format_bytes(limit_bytes)} in all "
             "(the machine's memory or its control group's limit): give less"

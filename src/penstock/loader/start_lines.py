@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from penstock.loader.config import POLICY
 from penstock.loader.dataset import DatasetWork
 from penstock.loader.images import ImageWork
-from penstock.loader.setup import POLICY, Setup
+from penstock.loader.setup import Setup
 from penstock.plan import AccessPlan, Order
 from penstock.units import format_bytes, format_count
 

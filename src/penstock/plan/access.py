@@ -55,11 +55,7 @@ class AccessPlan:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "epochs", "ranks"):
-            value = getattr(self, name)
-            if not is_integer(value) or value < 1:
-                raise ConfigError(f"{name} is {value!r}; give an integer of at least 1")
-            if value > _MOST:
-                raise ConfigError(f"{name} is {value:,}; a plan has at most {_MOST:,}: lower it")
+            check_count(name, getattr(self, name))
         if not isinstance(self.drop_last, bool):
             raise ConfigError(f"drop_last is {self.drop_last!r}; it is True or False")
         object.__setattr__(self, "split", as_split(self.split, self.ranks))
@@ -450,10 +446,21 @@ class AccessPlan:
             )
 
     def _check_rank(self, rank: int) -> None:
-        if not is_integer(rank) or not 0 <= rank < self.ranks:
-            raise ConfigError(
-                f"rank is {rank!r}; the plan's ranks are [0, {self.ranks}): check the world size"
-            )
+        check_rank(rank, self.ranks)
+
+
+def check_count(name: str, value: object) -> None:
+    """Raise ConfigError unless a batch size, or a number of epochs or ranks, is one that a plan can have."""
+    if not is_integer(value) or value < 1:
+        raise ConfigError(f"{name} is {value!r}; give an integer of at least 1")
+    if value > _MOST:
+        raise ConfigError(f"{name} is {value:,}; a plan has at most {_MOST:,}: lower it")
+
+
+def check_rank(rank: object, ranks: int) -> None:
+    """Raise ConfigError unless there is such a rank among so many."""
+    if not is_integer(rank) or not 0 <= rank < ranks:
+        raise ConfigError(f"rank is {rank!r}; the plan's ranks are [0, {ranks}): check the world size")
 
 
 def _batch_sizes(lengths: Collection[int], batch_size: int, drop_last: bool) -> set[int]:

@@ -5,39 +5,35 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Any, Unpack, final, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from penstock import loader
 from penstock.errors import ConfigError
 from penstock.flow.staging import DeviceEvent
-from penstock.loader.base import BaseLoader, LoaderOptions
+from penstock.loader.config import LoaderArguments, LoaderConfig, config_of
 from penstock.loader.dataset import MapDataset, numpy_leaf
-from penstock.loader.images import ImageWork
+from penstock.loader.front_end import FrontEnd
+from penstock.report import print_report
 from penstock.store import Source
 
-#: What becomes of the arguments of PyTorch's DataLoader.
-_ADVICE = {
-    "num_workers": "threads are counted by this machine; decoders= and readers= change that",
-    "collate_fn": "arrays and numbers are stacked, anything else comes in lists",
-    "pin_memory": "copy with .to(device, non_blocking=True)",
-    "prefetch_factor": "memory= says how much is staged",
-    "persistent_workers": "threads live as long as the loader",
-    "sampler": "give an order as shuffle=, such as penstock.plan.Explicit.from_sampler(sampler, ...)",
-    "batch_sampler": "give an order as shuffle=, and batch_size=",
-    "generator": "give seed=, or its order as shuffle=penstock.plan.TorchShuffle(len(dataset), generator.get_state())",
-    "timeout": "timeout_seconds=",
-    "worker_init_fn": "there are no worker processes",
-    "multiprocessing_context": "there are no worker processes",
-}
+
+class TorchArguments(LoaderArguments, total=False):
+    """The arguments of a loader, as users of PyTorch may give them."""
+
+    dtype: str | torch.dtype  # type: ignore[misc]
+    rank: int | None  # type: ignore[misc]
+    world_size: int | None  # type: ignore[misc]
 
 
-class Loader(BaseLoader[Any]):
+@final
+class Loader(loader.Loader):
     """Batches as tensors, the large ones over the staging buffer without a copy.
 
-    Takes the arguments of `penstock.loader.BaseLoader`; dtype may be a torch.dtype. rank and world_size are those
+    Takes a `penstock.LoaderConfig` or its arguments; dtype may be a torch.dtype. rank and world_size are those
     of torch.distributed where it is initialised, unless given.
 
     A folder gives tuples of images, [batch, channels, height, width] (or channels last) and labels, int64[batch].
@@ -48,76 +44,89 @@ class Loader(BaseLoader[Any]):
     Tensors of less than a 64th of a sample, as labels are next to images, are copies: to keep them keeps no slot.
     """
 
+    @overload
+    def __init__(
+        self,
+        source: LoaderConfig,
+        *,
+        trace: str | os.PathLike[str] | None = None,
+        report: Callable[[str], None] | None = print_report,
+    ) -> None: ...
+
+    @overload
     def __init__(
         self,
         source: str | os.PathLike[str] | Source | MapDataset,
         *,
-        batch_size: int,
-        epochs: int,
-        dtype: str | torch.dtype = "float32",
-        rank: int | None = None,
-        world_size: int | None = None,
-        **options: Unpack[LoaderOptions],
+        trace: str | os.PathLike[str] | None = None,
+        report: Callable[[str], None] | None = print_report,
+        **arguments: Unpack[TorchArguments],
+    ) -> None: ...
+
+    def __init__(
+        self,
+        source: LoaderConfig | str | os.PathLike[str] | Source | MapDataset,
+        *,
+        trace: str | os.PathLike[str] | None = None,
+        report: Callable[[str], None] | None = print_report,
+        **arguments: Any,
     ) -> None:
-        for name in options.keys() - LoaderOptions.__annotations__.keys():
-            advice = _ADVICE.get(name, "see penstock.loader.BaseLoader for the arguments there are")
-            raise ConfigError(f"{name} is no argument of a loader: {advice}")
-        if (rank is None) != (world_size is None):
-            raise ConfigError("rank and world_size belong together: give both or neither")
-        if rank is None or world_size is None:
-            distributed = torch.distributed
-            if distributed.is_available() and distributed.is_initialized():
-                rank, world_size = distributed.get_rank(), distributed.get_world_size()
-            elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
-                raise ConfigError(
-                    f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but torch.distributed is not initialised, so that each "
-                    "rank would read everything: call init_process_group before, or give rank= and world_size="
-                )
-            else:
-                rank, world_size = 0, 1
-        name = str(dtype).removeprefix("torch.")
-        super().__init__(
-            source,
-            batch_size=batch_size,
-            epochs=epochs,
-            dtype=name,
-            rank=rank,
-            world_size=world_size,
-            **options,
+        """Open the source and make ready to prefetch, as `penstock.Loader`.
+
+        Raises: as `penstock.Loader`; ConfigError if there are ranks and nobody says which this is.
+        """
+        if not isinstance(source, LoaderConfig):
+            arguments["rank"], arguments["world_size"] = _place(**arguments)
+            if isinstance(dtype := arguments.get("dtype"), torch.dtype):
+                arguments["dtype"] = _name_of(dtype)
+        config = config_of(source, arguments)
+        super().__init__(config, front_end=TORCH, trace=trace, report=report)
+
+
+def _place(rank: int | None = None, world_size: int | None = None, **_: Any) -> tuple[int, int]:
+    """Return the rank and world_size of this process, by PyTorch unless they are given."""
+    if (rank is None) != (world_size is None):
+        raise ConfigError("rank and world_size belong together: give both or neither")
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but torch.distributed is not initialised, so that each "
+            "rank would read everything: call init_process_group before, or give rank= and world_size="
         )
-        self._images_are_bfloat16 = name == "bfloat16" and isinstance(self._work, ImageWork)
+    return 0, 1
 
-    def _present(self, batch: Any) -> Any:
-        if self._images_are_bfloat16:
-            images, labels = batch
-            batch = images.view(_marked(torch.bfloat16)), labels
-        return _tensors(batch)
 
-    @staticmethod
-    def _as_array(leaf: Any) -> NDArray[Any] | None:
-        return _array(leaf) if isinstance(leaf, torch.Tensor) else numpy_leaf(leaf)
+def _present(batch: Any, dtype: str | None) -> Any:
+    if dtype == "bfloat16":
+        images, labels = batch
+        batch = images.view(_marked(torch.bfloat16)), labels
+    return _tensors(batch)
 
-    @staticmethod
-    def _copy_leaves(leaves: Sequence[Any], place: NDArray[Any]) -> bool:
-        if place.dtype.names is not None or any(type(leaf) is not torch.Tensor for leaf in leaves):
+
+def _as_array(leaf: Any) -> NDArray[Any] | None:
+    return _array(leaf) if isinstance(leaf, torch.Tensor) else numpy_leaf(leaf)
+
+
+def _copy_leaves(leaves: Sequence[Any], place: NDArray[Any]) -> bool:
+    if place.dtype.names is not None or any(type(leaf) is not torch.Tensor for leaf in leaves):
+        return False
+    out = torch.from_numpy(place)
+    dtype, shape = out.dtype, out.shape[1:]
+    for leaf in leaves:
+        if leaf.dtype is not dtype or leaf.shape != shape or leaf.requires_grad:
             return False
-        out = torch.from_numpy(place)
-        dtype, shape = out.dtype, out.shape[1:]
-        for leaf in leaves:
-            if leaf.dtype is not dtype or leaf.shape != shape or leaf.requires_grad:
-                return False
-            if not leaf.is_cpu or leaf.layout is not torch.strided:
-                return False
-        torch.stack(list(leaves), out=out)
-        return True
+        if not leaf.is_cpu or leaf.layout is not torch.strided:
+            return False
+    torch.stack(list(leaves), out=out)
+    return True
 
-    @staticmethod
-    def _begin_thread() -> Callable[[], None]:
-        return _compute_alone
 
-    @staticmethod
-    def _device_event() -> Callable[[], DeviceEvent | None] | None:
-        return cuda_event if torch.backends.cuda.is_built() else None  # type: ignore[no-untyped-call]
+def _device_event() -> Callable[[], DeviceEvent | None] | None:
+    return cuda_event if torch.backends.cuda.is_built() else None  # type: ignore[no-untyped-call]
 
 
 _intra_op = threading.Lock()
@@ -164,8 +173,12 @@ def cuda_event() -> DeviceEvent | None:
 _BITS = {1: (torch.uint8, "u1"), 2: (torch.int16, "i2")}
 
 
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _marked(dtype: torch.dtype) -> np.dtype[Any]:
-    return np.dtype([(str(dtype).removeprefix("torch."), _BITS[dtype.itemsize][1])])
+    return np.dtype([(_name_of(dtype), _BITS[dtype.itemsize][1])])
 
 
 def _array(tensor: torch.Tensor) -> NDArray[Any] | None:
@@ -196,3 +209,7 @@ def _tensors(batch: Any) -> Any:
     if isinstance(batch, (tuple, list)):
         return type(batch)(_tensors(part) for part in batch)
     return batch
+
+
+#: Batches as tensors.
+TORCH = FrontEnd(_present, _as_array, _copy_leaves, _compute_alone, _device_event)

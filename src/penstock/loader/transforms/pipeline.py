@@ -57,8 +57,20 @@ _DRAWS = 32
 Transform = Any  # a built-in step or a callable
 
 
+def check_transforms(transforms: Sequence[Transform], dtype: str, layout: str) -> tuple[Transform, ...]:
+    """Return transforms as `compile_pipeline` takes them. Raises: ConfigError if they cannot follow each other."""
+    steps = _as_list(transforms)
+    _check(steps, dtype, layout)
+    return steps
+
+
 def compile_pipeline(
-    transforms: Sequence[Transform], seed: int, dtype: str = "float32", layout: str = "NCHW"
+    transforms: Sequence[Transform],
+    seed: int,
+    dtype: str = "float32",
+    layout: str = "NCHW",
+    *,
+    runs: bool = True,
 ) -> Pipeline:
     """Check transforms and bring everything in that running them needs (OpenCV, compiled kernels).
 
@@ -76,15 +88,17 @@ def compile_pipeline(
     dtype: "float32", "float16", "bfloat16" (stored as its bits in uint16) or "uint8"; behind a callable, any
         number type of NumPy. Without `ToTensor`, values are 0 to 255 in every dtype.
     layout: of a sample with three axes, "NCHW" or "NHWC", unless it is taken as it is.
+    runs: False if only its shapes and sizes are asked for: then nothing is brought in.
 
     Raises: ConfigError if the transforms cannot follow each other or no image decoder is installed.
 
     >>> compile_pipeline([CenterCrop(224), ToTensor()], seed=0).output_shape
     (3, 224, 224)
     """
-    transforms = _as_list(transforms)
-    _check(transforms, dtype, layout)
-    return Pipeline(transforms, seed, dtype, layout)
+    pipeline = Pipeline(check_transforms(transforms, dtype, layout), seed, dtype, layout)
+    if runs:
+        pipeline.prepare()
+    return pipeline
 
 
 class Pipeline:
@@ -116,12 +130,9 @@ class Pipeline:
             return tuple(
                 call_stage(step, place, self._keys[place], None) for place, step in enumerate(transforms)
             )
-        if importlib.util.find_spec("cv2") is not None:
-            importlib.import_module("cv2")
         to_array, to_tensor = Sink("uint8", "NHWC"), Sink("float32", "NCHW", (ToTensor(),))
         if self.dtype in IMAGE_DTYPES:
             self._sink = Sink(self.dtype, self.layout, self._tail)
-            self._sink.prepare()
         stages: list[Stage] = []
         for place, step in enumerate(transforms):
             if isinstance(step, ToTensor):
@@ -133,6 +144,15 @@ class Pipeline:
             else:
                 stages.append(call_stage(step, place, self._keys[place], to_array))
         return tuple(stages)
+
+    def prepare(self) -> None:
+        """Bring in what running it needs: OpenCV, and compiled kernels or a process that compiles them."""
+        if not self._is_visual:
+            return
+        if importlib.util.find_spec("cv2") is not None:
+            importlib.import_module("cv2")
+        if self.dtype in IMAGE_DTYPES:
+            self._sink.prepare()
 
     def __repr__(self) -> str:
         steps = ", ".join(repr(step) for step in self.transforms)

@@ -1,0 +1,295 @@
+"""What a loader is asked to do, as a value: printed, compared and predicted without a loader."""
+
+from __future__ import annotations
+
+import os
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, MISSING, dataclass, fields
+from typing import Any, Literal, Required, TypedDict
+
+from penstock.errors import ConfigError
+from penstock.loader.dataset import MapDataset
+from penstock.loader.transforms.pipeline import Transform, check_transforms
+from penstock.machine import Machine
+from penstock.plan import AccessPlan, Order, Sequential
+from penstock.plan.access import check_count, check_rank
+from penstock.plan.orders import check_seed
+from penstock.policy.loading import LoadingPolicy
+from penstock.simulate.policies import policy_of
+from penstock.store import Source
+from penstock.units import is_integer, parse_bytes
+
+OnError = Literal["raise", "skip"] | Callable[[Exception, int], Literal["raise", "skip"]]
+
+#: How samples are kept in memory, unless another policy is given.
+POLICY = "frequency"
+# More than any store rewards: a slip of the hand, and every thread costs a stack.
+_MOST_THREADS = 1024
+
+
+class LoaderArguments(TypedDict, total=False):
+    """The arguments of a loader, see `LoaderConfig`."""
+
+    batch_size: Required[int]
+    epochs: Required[int]
+    transforms: Sequence[Transform]
+    shuffle: bool | Order
+    seed: int
+    drop_last: bool
+    rank: int
+    world_size: int
+    split: str
+    dtype: str
+    layout: str
+    memory: str | int | None
+    machine: Machine | str | os.PathLike[str] | None
+    policy: str | LoadingPolicy
+    readers: int | None
+    decoders: int | None
+    on_error: OnError
+    patience_seconds: float
+    timeout_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class LoaderConfig:
+    """What is loaded, and how: everything that a loader is given but where it writes (`report=`, `trace=`).
+
+    source: a folder or list file (see `penstock.open_source`), a `Source`, or a map-style data set.
+    batch_size: samples of a global batch, over all ranks.
+    epochs: how many times the data are read; fixes how far ahead the plan looks.
+    transforms: what happens to each sample of a folder or `Source`; a data set does its own. Kept as a tuple.
+    shuffle: True for a new uniform permutation per epoch, False for the stored order, or an `Order`.
+    seed: of the order and of every random transform.
+    drop_last: leave out an epoch's short last batch.
+    rank, world_size: this process among those that train together. split: how they share a batch: "balanced"
+        slices, whose sizes differ by one at most, the thesis' "uniform" ones, "strided" ... (see `AccessPlan`).
+    dtype, layout: of the images, "float32", "float16", "bfloat16" or "uint8", "NCHW" or "NHWC".
+    memory: bound on batch slots, bytes in passing, pictures being decoded and the memory tier together, as in
+        "8 GiB"; what callables of yours get and allocate is not in it. A quarter of what this process may use,
+        shared by the ranks of a host, unless given.
+    machine: what reads cost here, or its file (see `penstock calibrate`); learned while running unless given.
+    policy: which samples of a folder or `Source` stay in memory: "frequency", "staging" (none), or an object of
+        yours, see `penstock.policy.loading.LoadingPolicy`.
+    readers: reads in flight at most. decoders: threads that decode, or call a data set; unless given, one per
+        core to begin with, then as many as raise the rate. Under torchrun, the ranks of a host share its cores.
+    on_error: "raise", "skip", or a function of the error and the sample that returns one of them.
+    patience_seconds: a wait that lasts longer is reported. timeout_seconds: one that lasts longer raises.
+
+    Two configurations are equal if all of their values are. A source that is an object is equal to itself alone.
+
+    Raises: ConfigError naming the argument. What depends on the data, such as an order's length, is checked by who
+        opens the source.
+
+    >>> from penstock.loader.transforms import Resize, ToTensor
+    >>> LoaderConfig("photos/train", batch_size=64, epochs=90, transforms=[Resize((8, 8)), ToTensor()], seed=0)
+    LoaderConfig('photos/train', batch_size=64, epochs=90, transforms=(Resize(size=(8, 8), interpolation='bilinear',
+    antialias=True), ToTensor()))
+    """
+
+    source: str | os.PathLike[str] | Source | MapDataset
+    _: KW_ONLY
+    batch_size: int
+    epochs: int
+    transforms: Sequence[Transform] = ()
+    shuffle: bool | Order = True
+    seed: int = 0
+    drop_last: bool = False
+    rank: int = 0
+    world_size: int = 1
+    split: str = "balanced"
+    dtype: str = "float32"
+    layout: str = "NCHW"
+    memory: str | int | None = None
+    machine: Machine | str | os.PathLike[str] | None = None
+    policy: str | LoadingPolicy = POLICY
+    readers: int | None = None
+    decoders: int | None = None
+    on_error: OnError = "raise"
+    patience_seconds: float = 60.0
+    timeout_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("source", "machine"):
+            if isinstance(path := getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(path))
+        if reason := _why_no_source(self.source):
+            raise ConfigError(f"source is {reason}")
+        self._check_reads()
+        self._check_means()
+        self._check_waits()
+        if self.is_of_data_set:
+            self._check_data_set()
+        steps = () if self.is_of_data_set else check_transforms(self.transforms, self.dtype, self.layout)
+        object.__setattr__(self, "transforms", steps)
+        for each in fields(self):
+            if is_integer(value := getattr(self, each.name)):  # NumPy's are no JSON, and print otherwise
+                object.__setattr__(self, each.name, int(value))
+
+    def _check_reads(self) -> None:
+        """Check what fixes who reads what, as far as it can be without the number of samples."""
+        check_count("world_size", self.world_size)
+        check_rank(self.rank, self.world_size)
+        check_seed(self.seed)
+        order = self.shuffle
+        if isinstance(order, bool):
+            order = Sequential(1)
+        elif isinstance(order, type) or not isinstance(order, Order):
+            raise ConfigError(
+                f"shuffle is {order!r}; it is True, False or an order of penstock.plan; a sampler of torch or a list "
+                "of ids becomes one by Explicit.from_sampler(sampler, samples, epochs) or Explicit(ids, samples)"
+            )
+        AccessPlan(order, self.batch_size, self.epochs, self.world_size, self.split, self.drop_last)
+
+    def _check_means(self) -> None:
+        """Check what the samples are loaded with."""
+        for name in ("readers", "decoders"):
+            count = getattr(self, name)
+            if count is not None and not (is_integer(count) and 1 <= count <= _MOST_THREADS):
+                raise ConfigError(f"{name} is {count!r}; it is an integer, 1 to {_MOST_THREADS}")
+        if self.memory is not None:
+            try:
+                parse_bytes(self.memory)
+            except ConfigError as error:
+                raise ConfigError(f"memory: {error}") from error
+        if self.machine is not None:
+            check_machine(self.machine)
+        policy_of(self.policy)
+
+    def _check_waits(self) -> None:
+        if self.on_error not in ("raise", "skip") and not callable(self.on_error):
+            raise ConfigError(
+                f'on_error is {self.on_error!r}; it is "raise", "skip" or a function that returns one'
+            )
+        waits = {"patience_seconds": self.patience_seconds}
+        if self.timeout_seconds is not None:
+            waits["timeout_seconds"] = self.timeout_seconds
+        for name, seconds in waits.items():
+            if not isinstance(seconds, (int, float)) or not seconds > 0:
+                raise ConfigError(f"{name} is {seconds!r}; it is a number of seconds above zero")
+
+    def _check_data_set(self) -> None:
+        kind = type(self.source).__name__
+        if self.transforms:
+            raise ConfigError(
+                f"transforms are given with the data set {kind}, which makes its samples itself: give them to the data "
+                "set, or give a folder here"
+            )
+        if self.readers is not None:
+            raise ConfigError(
+                f"readers is {self.readers}, but the data set {kind} reads by itself, on the threads of decoders="
+            )
+        if (name := policy_of(self.policy).name) != POLICY:
+            raise ConfigError(
+                f"policy is {name!r}, but the data set {kind} reads by itself, so that nothing is kept: leave it out"
+            )
+
+    @property
+    def is_of_data_set(self) -> bool:
+        """Whether the source is a map-style data set, whose own code reads and decodes."""
+        return not isinstance(self.source, (str, os.PathLike, Source))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LoaderConfig):
+            return NotImplemented
+        is_path = isinstance(self.source, str)
+        return (self.source == other.source if is_path else self.source is other.source) and all(
+            _is_same(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)[1:]
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.batch_size, self.epochs, self.seed, self.rank, self.world_size))
+
+    def __repr__(self) -> str:
+        """Return the call that makes an equal one, without what has its default."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        given = [
+            f"{each.name}={_BRIEF.repr(values[each.name])}"
+            for each in fields(self)[1:]
+            if each.default is MISSING or not _is_same(values[each.name], each.default)
+        ]
+        return f"LoaderConfig({', '.join([_BRIEF.repr(self.source), *given])})"
+
+
+#: A source may be a list of a million samples, an order a table.
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 200
+_BRIEF.maxtuple = 32
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Compare two values of a field; whatever has no yes or no for an answer, as an array, is equal to itself alone."""
+    is_same = one is other or one == other
+    return isinstance(is_same, bool) and is_same
+
+
+_SOURCES = "a folder, a list file, a Source or a data set with a length and samples by number"
+
+
+def _why_no_source(source: Any) -> str | None:
+    kind = type(source)
+    if isinstance(source, str):
+        return None
+    if isinstance(source, type):
+        return f"the class {source.__name__}: make an instance of it"
+    if isinstance(source, Source):
+        return None
+    if hasattr(source, "dataset") and hasattr(source, "batch_size"):
+        return (
+            f"of type {kind.__name__}, itself a loader: give the data set that it was made from, its .dataset"
+        )
+    if any(base.__name__ == "IterableDataset" for base in kind.__mro__):
+        return f"of type {kind.__name__}, which can only be iterated; it must be {_SOURCES}"
+    if isinstance(source, Mapping):
+        return f"of type {kind.__name__}, of data sets or columns: give one data set"
+    if isinstance(source, (list, tuple)) and source and isinstance(source[0], (str, bytes, os.PathLike)):
+        return f"of type {kind.__name__} and holds paths: write them into a text file, one a line, and give its path"
+    if isinstance(source, bytes):
+        return f"{source!r}; a path is text: give os.fsdecode(...) of it"
+    if isinstance(source, bytearray) or not all(hasattr(kind, name) for name in ("__len__", "__getitem__")):
+        return f"{source!r}; it must be {_SOURCES}"
+    return None
+
+
+def check_machine(machine: object) -> None:
+    """Raise ConfigError unless it is a machine, or may be the path of its file."""
+    if not isinstance(machine, Machine | str | os.PathLike):
+        raise ConfigError(f"machine is {machine!r}; give a Machine, or the path of its file")
+
+
+#: What becomes of the arguments of PyTorch's DataLoader.
+_ADVICE = {
+    "num_workers": "threads are counted by this machine; decoders= and readers= change that",
+    "collate_fn": "arrays and numbers are stacked, anything else comes in lists",
+    "pin_memory": "copy with .to(device, non_blocking=True)",
+    "prefetch_factor": "memory= says how much is staged",
+    "persistent_workers": "threads live as long as the loader",
+    "sampler": "give an order as shuffle=, such as penstock.plan.Explicit.from_sampler(sampler, ...)",
+    "batch_sampler": "give an order as shuffle=, and batch_size=",
+    "generator": "give seed=, or its order as shuffle=penstock.plan.TorchShuffle(len(dataset), generator.get_state())",
+    "timeout": "timeout_seconds=",
+    "worker_init_fn": "there are no worker processes",
+    "multiprocessing_context": "there are no worker processes",
+}
+
+
+def config_of(
+    source: LoaderConfig | str | os.PathLike[str] | Source | MapDataset, arguments: Mapping[str, Any]
+) -> LoaderConfig:
+    """Return the configuration that a loader was given, as one value or argument by argument.
+
+    Raises: ConfigError for an argument beside a configuration, or one that there is not; what `LoaderConfig` raises.
+    """
+    if isinstance(source, LoaderConfig):
+        if arguments:
+            names = ", ".join(arguments)
+            raise ConfigError(
+                f"{names} given beside a LoaderConfig, which has all arguments: change it by "
+                f"dataclasses.replace(config, {names}=...)"
+            )
+        return source
+    for name in arguments.keys() - LoaderArguments.__annotations__.keys():
+        advice = _ADVICE.get(name, "see penstock.LoaderConfig for the arguments there are")
+        raise ConfigError(f"{name} is no argument of a loader: {advice}")
+    return LoaderConfig(source, **arguments)

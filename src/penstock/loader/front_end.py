@@ -1,0 +1,47 @@
+"""What a framework has its own way of, as a value: how samples come in, how batches go out, what threads need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from penstock.flow.staging import DeviceEvent
+from penstock.loader.dataset import numpy_leaf
+
+
+def _copies_nothing(leaves: Sequence[Any], place: NDArray[Any]) -> bool:
+    return False
+
+
+def _do_nothing() -> None:
+    """Where threads need nothing to begin."""
+
+
+def _no_device() -> None:
+    """Where memory that nobody refers to is free at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEnd:
+    """A framework's functions, called by a `Loader`. The first two each framework has; the others may be left out.
+
+    present: present(batch, dtype) turns a structure of NumPy arrays, most of them over a slot, into what the caller
+        gets, without a copy. dtype: number format of the images, None for the batch of a data set.
+    as_array: turns a part of a data set's sample into an array; None for what is neither array nor number.
+    copy_leaves: copies parts of samples that are neither numbers nor NumPy arrays, see `DatasetWork`.
+    begin_thread: what each thread that decodes does first.
+    device_event: asked when a loader is made for the `device_event` of its `StagingBuffer`.
+    """
+
+    present: Callable[[Any, str | None], Any]
+    as_array: Callable[[Any], NDArray[Any] | None]
+    copy_leaves: Callable[[Sequence[Any], NDArray[Any]], bool] = _copies_nothing
+    begin_thread: Callable[[], None] = _do_nothing
+    device_event: Callable[[], Callable[[], DeviceEvent | None] | None] = _no_device
+
+
+#: Batches as they are: NumPy arrays.
+NUMPY = FrontEnd(present=lambda batch, dtype: batch, as_array=numpy_leaf)

@@ -1,0 +1,72 @@
+"""What a loader will do, on a virtual clock: its plan and scheduler, on a machine's costs."""
+
+from __future__ import annotations
+
+import os
+
+from penstock.errors import ConfigError
+from penstock.loader.config import LoaderConfig
+from penstock.loader.dataset import DatasetWork
+from penstock.loader.front_end import NUMPY
+from penstock.loader.setup import Setup, not_predictable, read_machine, set_up, with_memory
+from penstock.machine import Machine
+from penstock.simulate import loading
+from penstock.store.calls import Calls
+from penstock.trace import Trace
+
+
+def predict(
+    config: LoaderConfig,
+    machine: Machine | str | os.PathLike[str] | None = None,
+    *,
+    step_seconds: float | None = None,
+) -> Trace:
+    """Return the trace that a loader of this configuration should leave, without making one.
+
+    Nothing is read but the source's listing, no thread stays, and no kernel is compiled. `Loader.predict` returns the
+    same, but for what the loader learned from its first sample: here that is taken for a photograph, so that a little
+    more or less memory is reserved for decoding. Where memory is short, this shifts the share of samples that is kept.
+
+    config: its memory may be more than this computer has.
+    machine: with measured costs, or its file; the loader's memory is put in the place of its storage classes.
+        config.machine unless given.
+    step_seconds: that the training takes for each batch; machine.compute says unless given.
+
+    Raises: ConfigError if one of the two is not known, for a data set, whose costs are its own code's, and for
+        transforms that do not fix the shape of a sample; DataError if the source or the file cannot be read.
+    """
+    if not isinstance(config, LoaderConfig):
+        raise ConfigError(
+            f"config is of type {type(config).__name__}; it is a LoaderConfig. What reads a plan without a source, or "
+            "sizes of your own, is penstock.simulate.predict(plan, machine, sizes_bytes, limits=...)"
+        )
+    return predict_run(set_up(config, NUMPY, Calls(), runs=False), machine, step_seconds)
+
+
+def predict_run(
+    setup: Setup, machine: Machine | str | os.PathLike[str] | None, step_seconds: float | None
+) -> Trace:
+    """Return the trace of a run that was set up. Arguments and errors are those of `predict`."""
+    if isinstance(setup.work, DatasetWork):
+        raise not_predictable(setup.work.place)
+    given = read_machine(machine, Calls())
+    if given is None and not setup.is_measured:
+        raise ConfigError(
+            "machine is not known, here or in the configuration: penstock calibrate measures one, and machine= takes "
+            "the file that it writes"
+        )
+    on = (
+        setup.machine
+        if given is None
+        else with_memory(given, setup.budget, setup.limits.decoders, setup.plan.ranks)
+    )
+    return loading.predict(
+        setup.plan,
+        on,
+        setup.sizes_bytes,
+        limits=setup.limits,
+        policy=setup.policy,
+        seed=setup.seed,
+        rank=setup.rank,
+        step_seconds=step_seconds,
+    )

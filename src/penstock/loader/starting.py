@@ -1,0 +1,50 @@
+"""Starting a loader's threads where Ctrl-C cannot come between them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from penstock.errors import no_thread
+
+
+class Starter:
+    """Calls a function once, on a thread of its own, for callers that Ctrl-C may interrupt anywhere.
+
+    Threads that are started one by one from the training's thread could be left half started. An interrupted caller
+    asks again: it waits for the call that is under way, or has it made.
+
+    start: runs under a lock that nothing else takes.
+    """
+
+    def __init__(self, start: Callable[[], None]) -> None:
+        self._start: Callable[[], None] | None = start
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the call was made."""
+        return self._start is None
+
+    def ensure_started(self) -> None:
+        """Return once the call was made. Raises: what it raised; DataError if no thread can be started."""
+        if self._start is not None:
+            thread = threading.Thread(target=self._start_once, name="penstock-start", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as refusal:  # the limit of threads
+                raise no_thread(refusal) from refusal
+            thread.join()
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+
+    def _start_once(self) -> None:
+        with self._lock:
+            if self._start is None:
+                return
+            try:
+                self._start()
+            except BaseException as error:
+                self._error = error
+            self._start = None
