@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.arena import Arena
 from penstock.errors import StagingError
 from penstock.units import format_bytes
 
@@ -39,12 +38,10 @@ class Field:
 
 
 class _Slot:
-    """One batch's memory: an anonymous mapping, its arrays one after the other, each on a 64-byte boundary."""
+    """One batch's memory: an arena, its arrays one after the other, each on a 64-byte boundary."""
 
     def __init__(self, fields: Sequence[Field], batch_size: int, nbytes: int) -> None:
-        self.memory = mmap.mmap(-1, nbytes)
-        with contextlib.suppress(OSError):  # huge pages only save page faults; a kernel without them is fine
-            self.memory.madvise(mmap.MADV_HUGEPAGE)
+        self.arena = Arena(nbytes, huge_pages=True)
         self.fields = fields
         self.offsets: list[int] = []
         offset = 0
@@ -56,7 +53,7 @@ class _Slot:
 
     def view(self, rows: int) -> tuple[NDArray[Any], ...]:
         return tuple(
-            np.ndarray((rows, *field.shape), field.dtype, buffer=self.memory, offset=offset)
+            np.ndarray((rows, *field.shape), field.dtype, buffer=self.arena.mapping, offset=offset)
             for field, offset in zip(self.fields, self.offsets, strict=True)
         )
 
