@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, LoaderClosed
 from penstock.store import MemoryTier, SizedTier
@@ -17,6 +18,15 @@ from penstock.store import MemoryTier, SizedTier
 TIERS = [MemoryTier]
 
 Build = Callable[[int], SizedTier]
+
+
+def ids_of(*samples: int) -> NDArray[np.int64]:
+    return np.array(samples, np.int64)
+
+
+def fill(tier: SizedTier, begins: NDArray[np.int64], contents: list[bytes]) -> None:
+    for begin, content in zip(begins.tolist(), contents, strict=False):
+        tier.array[begin : begin + len(content)] = np.frombuffer(content, np.uint8)
 
 
 @pytest.fixture(params=TIERS, ids=lambda tier: tier.__name__)
@@ -165,6 +175,156 @@ class TestTierContract:
             looking.result()
 
         assert torn == []
+
+    def test_a_group_arrives_in_the_tiers_memory_and_is_found_once_it_is_kept(self, build: Build) -> None:
+        tier = build(100)
+        begins = tier.take_room(ids_of(7, 2, 90_000), ids_of(5, 0, 3))
+        assert begins is not None
+        fill(tier, begins, [b"seven", b"", b"far"])
+
+        assert not tier.contains(7)
+        assert tier.places_of(ids_of(7, 2)).tolist() == [[-1, -1], [-1, -1]]
+        assert tier.used_bytes == 8
+        tier.keep(ids_of(7, 2))
+
+        assert bytes(tier.view(7)) == b"seven"
+        found = tier.places_of(ids_of(90_000, 7, 5, -3, 2, 10**12, 7))
+        seven = [begins[0], begins[1]]
+        assert found.tolist() == [
+            [-1, -1],
+            seven,
+            [-1, -1],
+            [-1, -1],
+            [begins[1], begins[1]],
+            [-1, -1],
+            seven,
+        ]
+
+    def test_a_group_of_which_one_is_here_or_arrives_or_is_there_twice_gets_no_room(
+        self, build: Build
+    ) -> None:
+        tier = build(100)
+        tier.put(1, b"here")
+        tier.take_room(ids_of(2), ids_of(5))
+
+        for ids in (ids_of(3, 1), ids_of(2, 3), ids_of(3, 3)):
+            assert tier.take_room(ids, ids_of(1, 1)) is None
+
+        assert tier.used_bytes == 9
+        assert tier.take_room(ids_of(3), ids_of(1)) is not None
+
+    def test_a_group_that_does_not_fit_gets_no_room_at_all(self, build: Build) -> None:
+        tier = build(10)
+
+        assert tier.take_room(ids_of(1, 2, 3), ids_of(4, 4, 4)) is None
+
+        assert tier.used_bytes == 0
+        assert tier.take_room(ids_of(1, 2), ids_of(4, 6)) is not None
+
+    def test_room_of_what_did_not_arrive_is_given_back(self, build: Build) -> None:
+        tier = build(10)
+        tier.take_room(ids_of(1, 2), ids_of(4, 6))
+
+        tier.drop(ids_of(1))
+        tier.keep(ids_of(2))
+
+        assert tier.used_bytes == 6
+        assert not tier.contains(1)
+        assert tier.put(1, b"1234")
+        assert not tier.put(3, b"1")
+
+    def test_only_what_has_room_can_be_kept_or_dropped(self, build: Build) -> None:
+        tier = build(10)
+        tier.put(1, b"one")
+        tier.take_room(ids_of(2), ids_of(3))
+
+        for call in (tier.keep, tier.drop):
+            for sample in (1, 3, -1, 10**12):
+                with pytest.raises(KeyError, match=f"no room was taken for sample {sample}"):
+                    call(ids_of(2, sample))
+
+        assert not tier.contains(2)
+        with pytest.raises(IndexError, match="no sample -4"):
+            tier.take_room(ids_of(5, -4), ids_of(1, 1))
+        with pytest.raises(IndexError, match="no sample -4"):
+            tier.put(-4, b"")
+
+    def test_a_closed_tier_takes_no_groups_and_has_none(self, build: Build) -> None:
+        tier = build(10)
+        tier.put(1, b"data")
+        tier.take_room(ids_of(2), ids_of(3))
+        tier.close()
+
+        for call in (
+            lambda: tier.take_room(ids_of(4), ids_of(1)),
+            lambda: tier.keep(ids_of(2)),
+            lambda: tier.drop(ids_of(2)),
+            lambda: tier.array,
+        ):
+            with pytest.raises(LoaderClosed):
+                call()
+        assert tier.places_of(ids_of(1, 2)).tolist() == [[-1, -1], [-1, -1]]
+
+    def test_groups_of_many_threads_are_found_whole(self, build: Build) -> None:
+        groups, size = [np.arange(16) * 40 + first for first in range(40)], 1000
+        tier, done = build(size * 16 * 40), threading.Event()
+        torn: list[int] = []
+
+        def look() -> None:
+            ids = np.arange(16 * 40)
+            while not done.is_set():
+                for sample, (begin, end) in enumerate(tier.places_of(ids).tolist()):
+                    if begin >= 0 and (tier.array[begin:end] != sample % 251 + 1).any():
+                        torn.append(sample)
+
+        def take(ids: NDArray[np.int64]) -> bool:
+            begins = tier.take_room(ids, np.full(16, size))
+            if begins is None:
+                return False
+            fill(tier, begins, [bytes([sample % 251 + 1]) * size for sample in ids.tolist()])
+            tier.keep(ids)
+            return True
+
+        with ThreadPoolExecutor(5) as pool:
+            looking = pool.submit(look)
+            kept = sum(pool.map(take, groups + groups))
+            done.set()
+            looking.result()
+
+        assert (kept, torn) == (40, [])
+        assert tier.used_bytes == tier.capacity_bytes
+
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+    @given(st.data(), st.integers(1, 120))
+    def test_groups_behave_like_a_dictionary_of_bounded_size(
+        self, build: Build, data: st.DataObject, capacity_bytes: int
+    ) -> None:
+        """No two samples ever share a byte, whatever was dropped before."""
+        tier, kept, arriving = build(capacity_bytes), dict[int, bytes](), dict[int, bytes]()
+        for step in range(data.draw(st.integers(0, 12))):
+            ids = data.draw(st.lists(st.integers(0, 12), max_size=5))
+            contents = [bytes([step]) * data.draw(st.integers(0, 30)) for _ in ids]
+            begins = tier.take_room(np.array(ids, np.int64), np.array([len(c) for c in contents], np.int64))
+            if begins is None:
+                total = tier.used_bytes + sum(map(len, contents))
+                is_new = len({*ids}) == len(ids) and not {*ids} & {*kept, *arriving}
+                # What is free may lie in pieces.
+                assert not is_new or total > capacity_bytes or len(kept) + len(arriving) > 0
+            else:
+                fill(tier, begins, contents)
+                arriving |= dict(zip(ids, contents, strict=True))
+            ending = data.draw(st.lists(st.sampled_from(sorted(arriving)), unique=True)) if arriving else []
+            if data.draw(st.booleans()):
+                tier.keep(np.array(ending, np.int64))
+                kept |= {sample: arriving[sample] for sample in ending}
+            else:
+                tier.drop(np.array(ending, np.int64))
+            arriving = {sample: content for sample, content in arriving.items() if sample not in ending}
+
+            places = tier.places_of(np.arange(13)).tolist()
+            found = {s: tier.array[b:e].tobytes() for s, (b, e) in enumerate(places) if b >= 0}
+            assert found == kept
+            assert tier.used_bytes == sum(map(len, [*kept.values(), *arriving.values()])) <= capacity_bytes
 
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
     @given(st.lists(st.tuples(st.integers(0, 8), st.binary(max_size=30)), max_size=20), st.integers(1, 120))

@@ -1,13 +1,12 @@
 """What is particular to samples in this process's memory."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
+from penstock.arena import Arena
 from penstock.errors import ConfigError
 from penstock.store import MemoryTier
 
@@ -51,38 +50,48 @@ def test_more_than_the_address_space_is_refused() -> None:
             MemoryTier(capacity_bytes)
 
 
-class HeldOpen:
-    """An arena into which a copy goes only when it is let."""
-
-    def __init__(self, arena: NDArray[np.uint8]) -> None:
-        self.arena = arena
-        self.begun, self.may_end = threading.Event(), threading.Event()
-
-    def __setitem__(self, place: slice, content: NDArray[np.uint8]) -> None:
-        self.begun.set()
-        self.may_end.wait()
-        self.arena[place] = content
-
-    def __getitem__(self, place: slice) -> NDArray[np.uint8]:
-        return self.arena[place]
-
-
 def test_a_sample_on_its_way_is_not_seen_and_not_given_room_twice() -> None:
     """Two reads of one sample end at the same time, and somebody asks for it in between."""
     tier = MemoryTier(100)
-    held = HeldOpen(tier._open_arena())
-    tier._arena = held  # type: ignore[assignment]
+    ids = np.array([1])
+    begins = tier.take_room(ids, np.array([8]))
+    assert begins is not None
+    tier.array[begins[0] : begins[1]] = list(b"12345678")
 
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(tier.put, 1, b"12345678")
-        held.begun.wait()
-        try:
-            assert not tier.contains(1)
-            assert tier.put(1, b"12345678")
-            assert tier.used_bytes == 8
-        finally:
-            held.may_end.set()
-        assert first.result()
+    assert not tier.contains(1)
+    assert tier.put(1, b"12345678")
+    assert tier.take_room(ids, np.array([8])) is None
+    assert (tier.used_bytes, len(tier)) == (8, 0)
+    tier.keep(ids)
 
     assert bytes(tier.view(1)) == b"12345678"
+    assert len(tier) == 1
+    tier.close()
+
+
+def test_room_that_is_given_back_serves_others() -> None:
+    """A store fails for a while: what was to be kept is read again, and all of it fits."""
+    tier = MemoryTier(100)
+    for _ in range(50):
+        assert tier.take_room(np.arange(10), np.full(10, 10)) is not None
+        tier.drop(np.array([1, 5, 4, 0]))
+        assert tier.take_room(np.array([7]), np.array([1])) is None
+        assert tier.take_room(np.array([20, 21]), np.array([15, 5])) is not None
+        assert tier.used_bytes == 80
+        tier.drop(np.array([20, 21, 9, 8, 7, 6, 3, 2]))
+        assert tier.used_bytes == 0
+
+    assert tier.put(1, bytes(100))
+    assert tier._places.nbytes < 100_000
+    tier.close()
+
+
+def test_another_process_can_map_it() -> None:
+    tier = MemoryTier(100, is_shared=True)
+    tier.put(5, b"abc")
+    ((begin, end),) = tier.places_of(np.array([5])).tolist()
+
+    with Arena.attach(os.dup(tier.arena.descriptor)) as theirs:
+        assert bytes(theirs.array[begin:end]) == b"abc"
+
     tier.close()

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+
 
 class SizedTier(Protocol):
     """A bounded place for whole samples, whose content a placement decided beforehand: it never evicts.
 
-    Any thread may call any method at any time. A sample is seen by `contains` and `view` only when it is
-    whole.
+    A group is read into the tier's own memory: room is taken, samples arrive there, and are kept, or dropped if they
+    could not be read:
+
+        begins = tier.take_room(ids, sizes)
+        failed = read_group(source, ids, tier.array, begins)
+
+    `put` does this for a sample whose bytes are elsewhere. Any thread may call any method at any time. A sample is
+    found only once it is kept.
     """
 
     @property
@@ -20,6 +31,38 @@ class SizedTier(Protocol):
     @property
     def used_bytes(self) -> int:
         """Bytes of the samples that it holds or is being given."""
+        ...
+
+    @property
+    def array(self) -> NDArray[np.uint8]:
+        """uint8[capacity_bytes], the tier's memory. Write only where room was taken. Raises: LoaderClosed."""
+        ...
+
+    def take_room(self, ids: Ids, sizes: Ids) -> Ids | None:
+        """Take room for a group, whole or not at all; return int64[n + 1], where each sample begins, and the last ends.
+
+        ids: int64[n]. sizes: int64[n], bytes of each.
+        None: it does not fit, or one of them is here, is arriving, or is among the ids twice.
+        Raises: LoaderClosed after `close`; IndexError for an id below 0.
+        """
+        ...
+
+    def keep(self, ids: Ids) -> None:
+        """Let samples be found, for which room was taken and which are there whole by now. ids: int64[n].
+
+        Raises: KeyError naming one that no room was taken for, or that is kept; then none is. LoaderClosed.
+        """
+        ...
+
+    def drop(self, ids: Ids) -> None:
+        """Give room back that was taken for samples which do not arrive. ids, and what is raised: as `keep`."""
+        ...
+
+    def places_of(self, ids: Ids) -> Ids:
+        """Return where samples lie in `array`: int64[n, 2], begin and end; -1, -1 for one that is not here.
+
+        ids: int64[n], any numbers. After `close` nothing is here.
+        """
         ...
 
     def put(self, sample: int, data: bytes | bytearray | memoryview) -> bool:
