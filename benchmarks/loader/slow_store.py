@@ -90,7 +90,7 @@ def run_torch(source: Source, workers: int) -> list[float]:
 def run_penstock(
     source: Source, machine: Machine, memory_bytes: int, trace: Path | None
 ) -> tuple[list[EpochMetrics], float, Any]:
-    """Return the sums of each epoch, the seconds of construction and the prediction."""
+    """Return the sums of each epoch, the seconds of construction and start, and the prediction."""
     begin = time.perf_counter()
     loader = pt.Loader(
         slow(source),
@@ -102,6 +102,7 @@ def run_penstock(
         trace=trace,
         report=None,
     )
+    loader.start()
     construction = time.perf_counter() - begin
     with loader:
         train(loader)

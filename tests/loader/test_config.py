@@ -22,7 +22,7 @@ from penstock.loader import Loader, LoaderArguments, LoaderConfig
 from penstock.loader.transforms import Normalize, RandomHorizontalFlip, Resize, ToTensor
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, BundleShuffle, Explicit, Sequential
-from penstock.policy.loading import Staging
+from penstock.policy.loading import Job, Loading, Staging
 from penstock.store import FlatFolder, ImageFolder
 from penstock.trace import SOURCE, Kind
 
@@ -193,6 +193,24 @@ def test_a_configuration_is_predicted_as_its_loader_is_and_nothing_is_started_or
     assert predicted.meta == expected.meta
     assert np.array_equal(predicted.spans, expected.spans)
     assert predicted.spans.size
+
+
+def test_a_policy_draws_from_the_loaders_seed_where_it_runs_and_where_it_is_predicted(
+    image_folder: Callable[..., Path],
+) -> None:
+    asked: list[int] = []
+
+    class Draws(Staging):
+        def prepare(self, job: Job) -> Loading:
+            asked.append(job.seed)
+            return super().prepare(job)
+
+    config = of_photos(image_folder(), seed=7, policy=Draws(), memory="32 MiB", machine=machine())
+    with Loader(config, report=None) as loader:
+        loader.predict(step_seconds=0.01)
+    penstock.predict(config, step_seconds=0.01)
+
+    assert set(asked) == {7}
 
 
 def test_a_prediction_takes_the_machine_of_the_configuration_and_its_file(

@@ -223,7 +223,7 @@ def test_at_the_limit_of_all_threads_a_training_goes_on_or_is_told_what_to_raise
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start_some)
-        if free > 2:  # one that starts the others, one that tells `penstock ps`, one that loads
+        if free > 1:
             assert train() == 40
         else:
             with pytest.raises(DataError, match=r"can't start new thread: .* raise `ulimit -u`"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 
 from penstock.errors import no_thread
 
@@ -30,21 +32,22 @@ class Starter:
     def ensure_started(self) -> None:
         """Return once the call was made. Raises: what it raised; DataError if no thread can be started."""
         if self._start is not None:
-            thread = threading.Thread(target=self._start_once, name="penstock-start", daemon=True)
+            over: SimpleQueue[None] = SimpleQueue()
             try:
-                thread.start()
+                # Not a threading.Thread: Ctrl-C in its start() can leave a lock held, and the new thread behind it.
+                _thread.start_new_thread(self._start_once, (over,))
             except RuntimeError as refusal:  # the limit of threads
                 raise no_thread(refusal) from refusal
-            thread.join()
+            over.get()
         if self._error is not None:
             raise self._error.with_traceback(None)
 
-    def _start_once(self) -> None:
+    def _start_once(self, over: SimpleQueue[None]) -> None:
         with self._lock:
-            if self._start is None:
-                return
-            try:
-                self._start()
-            except BaseException as error:
-                self._error = error
-            self._start = None
+            if self._start is not None:
+                try:
+                    self._start()
+                except BaseException as error:
+                    self._error = error
+                self._start = None
+        over.put(None)

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 import penstock.torch as pt
 from penstock.errors import ConfigError, DataError
 from penstock.flow.cpus import available_cpus
+from penstock.loader import LoaderConfig, predict
 from penstock.loader.transforms import CenterCrop, Normalize, Resize, Scratch, ToTensor, compile_pipeline
 from penstock.loader.transforms.pipeline import Transform
 from penstock.machine import Machine
@@ -271,20 +272,18 @@ class Exercise:
         return DemoRun(name, watched.trace(), training.accuracy(self.test_list)), training
 
     def predict(self, machine: Machine, step_seconds: float) -> DemoRun:
-        with self._loader(
-            open_source(self.train_list), machine, None
-        ) as loader:  # the slow store is not touched
-            return DemoRun("Penstock, predicted", loader.predict(step_seconds=step_seconds), None)
+        config = self._config(open_source(self.train_list), machine)  # the slow store is not touched
+        return DemoRun("Penstock, predicted", predict(config, step_seconds=step_seconds), None)
 
     def run_penstock(self, machine: Machine, trace: Path) -> tuple[DemoRun, Training]:
         training = Training(self.classes)
-        with self._loader(self.slow_store(), machine, trace) as loader:
+        with pt.Loader(self._config(self.slow_store(), machine), trace=trace, report=None) as loader:
             training.run(loader, self.epochs)
         return DemoRun("Penstock", read_trace(trace), training.accuracy(self.test_list)), training
 
-    def _loader(self, source: Source, machine: Machine, trace: Path | None) -> pt.Loader:
+    def _config(self, source: Source, machine: Machine) -> LoaderConfig:
         state = torch.Generator().manual_seed(0).get_state()
-        return pt.Loader(
+        return LoaderConfig(
             source,
             batch_size=BATCH_SIZE,
             epochs=self.epochs,
@@ -292,8 +291,6 @@ class Exercise:
             transforms=TRANSFORMS,
             memory="256 MiB",
             machine=machine,
-            trace=trace,
-            report=None,
         )
 
 
