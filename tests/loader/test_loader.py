@@ -2,19 +2,24 @@
 
 import contextlib
 import gc
+import importlib.metadata
 import os
 import pickle
+import platform
+import socket
 import threading
 import time
 import warnings
 import weakref
 from collections import Counter
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 import cv2
 import numpy as np
+import PIL
 import pytest
 from tests.patience import wait_until
 
@@ -917,6 +922,33 @@ def test_a_trace_is_on_the_disk_every_few_seconds_however_slow_the_steps(
         spans = read_trace(tmp_path / "run.trace").spans
 
     assert np.count_nonzero(spans["kind"] == Kind.WAIT) == 1
+
+
+def test_a_trace_says_what_ran_where_and_when_and_what_its_slowest_samples_are_called(
+    folder: Path, tmp_path: Path
+) -> None:
+    before = datetime.now(UTC)
+    with make(folder, epochs=1, trace=tmp_path / "run.trace") as loader:
+        for _ in loader:
+            pass
+        source = loader._work.place
+        names = {sample: loader._work.describe(sample) for sample in range(COUNT)}
+    trace = read_trace(tmp_path / "run.trace")
+    meta: dict[str, Any] = dict(trace.meta)
+
+    assert (meta["source"], meta["host"], meta["rank"]) == (source, socket.gethostname(), 0)
+    assert meta["policy"] == "frequency"
+    versions = meta["versions"]
+    assert versions["penstock"] == importlib.metadata.version("penstock")
+    assert versions["python"] == platform.python_version()
+    assert (versions["numpy"], versions["pillow"]) == (np.__version__, PIL.__version__)
+    started = datetime.fromisoformat(meta["started"])
+    assert started.utcoffset() is not None
+    assert before - timedelta(seconds=1) < started < datetime.now(UTC) + timedelta(seconds=1)
+    assert trace.hosts == {0: socket.gethostname()}
+    slowest = trace.slowest()
+    assert set(slowest["sample"][slowest["kind"] == Kind.READ].tolist()) <= set(trace.names)
+    assert trace.names.items() <= names.items()
 
 
 def test_saves_that_are_recorded_with_the_loaders_recorder_are_in_its_trace_and_its_sums(

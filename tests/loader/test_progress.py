@@ -3,96 +3,18 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 from tests.patience import patient
-from tests.spans import spans_of
 
 from penstock.flow.recorder import Recorder
-from penstock.loader.progress import Collector, RunningMetrics
-from penstock.trace import (
-    NO_EPOCH,
-    NO_PLACE,
-    Kind,
-    Meanwhile,
-    Spans,
-    TraceWriter,
-    epoch_metrics,
-    read_trace,
-)
-
-
-def a_run_with_saves(waits: list[int], saves: list[tuple[Kind, int, int]]) -> Spans:
-    """Steps of two seconds, each waited for; what is beside them, in pieces within a second; sorted by end."""
-    rows: list[tuple[float, float, int, int, int, int, int, int, int, int]] = []
-    now = 0.0
-    for number, wait in enumerate(waits):
-        epoch, step = divmod(number, 4)
-        rows.append((now, now + wait, -1, 0, epoch, step, Kind.WAIT, NO_PLACE, 0, 0))
-        rows.append((now + wait, now + wait + 2, -1, 0, epoch, step, Kind.STEP, NO_PLACE, 0, 0))
-        now += wait + 2
-    for kind, begin, length in saves:
-        rows += [
-            (begin + piece + 0.125, begin + piece + 0.625, -1, 5, NO_EPOCH, 1000, kind, 0, 9, 0)
-            for piece in range(length)
-        ]
-    spans: Spans = spans_of(rows)
-    return spans[np.argsort(spans["end"], kind="stable")]
-
-
-@given(
-    st.lists(st.integers(0, 3), min_size=1, max_size=12),
-    st.lists(
-        st.tuples(
-            st.sampled_from([Kind.SAVE, Kind.WRITE, Kind.DRAIN]), st.integers(0, 30), st.integers(1, 9)
-        ),
-        max_size=4,
-    ),
-)
-def test_snapshots_beside_a_run_are_summed_up_as_it_goes_as_from_its_whole_trace(
-    waits: list[int], saves: list[tuple[Kind, int, int]]
-) -> None:
-    """Collected every second, by whichever thread: in the middle of waits and steps as well."""
-    spans = a_run_with_saves(waits, saves)
-    running = RunningMetrics()
-    steps = spans[spans["kind"] == Kind.STEP]
-    epoch, step = 0, -1
-    for second in range(int(spans["end"].max()) + 1):
-        now = second + 0.75
-        for ended in steps[(steps["end"] > now - 1) & (steps["end"] <= now)]:
-            epoch, step = int(ended["epoch"]), int(ended["step"])
-        running.add(spans[(spans["end"] > now - 1) & (spans["end"] <= now)], epoch, step)
-    found, whole = running.epochs(), epoch_metrics(spans)
-
-    assert [each.epoch for each in found] == [each.epoch for each in whole]
-    for each, expected in zip(found, whole, strict=True):
-        assert each.stall_seconds == expected.stall_seconds
-        assert each.save_seconds == expected.save_seconds
-        for kind in (Kind.WRITE, Kind.DRAIN):
-            nothing = Meanwhile(0.0, 0.0)
-            assert each.meanwhile.get(kind, nothing) == expected.meanwhile.get(kind, nothing)
-
-
-def test_what_ran_beside_is_kept_only_as_long_as_it_may_matter() -> None:
-    running = RunningMetrics()
-    for step in range(1000):
-        running.add(
-            spans_of(
-                [
-                    (3.0 * step, 3.0 * step + 1, -1, 0, 0, step, Kind.WAIT, NO_PLACE, 0, 0),
-                    (3.0 * step + 1, 3.0 * step + 3, -1, 0, 0, step, Kind.STEP, NO_PLACE, 0, 0),
-                    (3.0 * step, 3.0 * step + 1, -1, 5, NO_EPOCH, 0, Kind.DRAIN, 0, 9, 0),
-                ]
-            ),
-            0,
-            step,
-        )
-
-    assert running.epochs()[0].meanwhile == {Kind.DRAIN: Meanwhile(1000.0, 0.0)}
-    assert running._beside.size == 0
+from penstock.loader.progress import Collector
+from penstock.trace import NO_EPOCH, SOURCE, Kind, Spans, TraceWriter, epoch_metrics, read_trace
+from penstock.trace.schema import GroupIds
 
 
 def test_the_end_of_a_trace_comes_after_all_that_was_recorded_though_a_thread_still_writes(
@@ -102,10 +24,10 @@ def test_the_end_of_a_trace_comes_after_all_that_was_recorded_though_a_thread_st
     is_writing, gate = threading.Event(), threading.Event()
 
     class SlowDisk(TraceWriter):
-        def append(self, spans: Spans, dropped: int = 0) -> None:
+        def append(self, spans: Spans, dropped: int = 0, ids: GroupIds = MappingProxyType({})) -> None:
             is_writing.set()
             gate.wait(patient(20))
-            super().append(spans, dropped)
+            super().append(spans, dropped, ids)
 
     recorder = Recorder(16)
     collector = Collector(recorder, SlowDisk(tmp_path / "run.trace", {}), print)
@@ -126,3 +48,107 @@ def test_the_end_of_a_trace_comes_after_all_that_was_recorded_though_a_thread_st
     trace = read_trace(tmp_path / "run.trace")
     assert trace.is_complete
     assert trace.spans["sample"].tolist() == [1, 2]
+
+
+STEPS, PER_EPOCH, GROUP = 600, 40, 16
+
+
+def record_step(recorder: Recorder, step: int, now: float) -> None:
+    """A step of three seconds, and the read of the batch after the next one: two groups each."""
+    consumer, worker = recorder.ring(0), recorder.ring(2)
+    for batch in range(step + 2 if step else 0, min(step + 3, STEPS)):
+        place = divmod(batch, PER_EPOCH)
+        for group in range(2):
+            flow, first = recorder.next_flow(), GROUP * (2 * batch + group)
+            end = now + 0.25 + (0.5 if batch % 100 == 99 else 0.0)
+            worker.record_ids(flow, np.arange(first, first + GROUP))
+            worker.record(Kind.READ, now, end, first, 100, *place, SOURCE, samples=GROUP, flow=flow)
+            worker.record(Kind.DECODE, end, now + 1, first, 0, *place, samples=GROUP, flow=flow)
+    place = divmod(step, PER_EPOCH)
+    consumer.record(Kind.WAIT, now, now + 1, -1, 0, *place, samples=2 * GROUP)
+    consumer.record(Kind.STEP, now + 1, now + 3, -1, 0, *place, samples=2 * GROUP)
+    if step % 50 == 49:
+        recorder.ring(9).record(Kind.DRAIN, now + 0.5, now + 4, -1, 9, NO_EPOCH, step, 1, samples=0)
+
+
+@pytest.mark.parametrize("every", [1, 7, 90])
+def test_a_run_too_long_for_its_file_keeps_its_last_steps_its_slowest_spans_and_all_sums(
+    tmp_path: Path, every: int
+) -> None:
+    """At any time, as whoever reads the file of a run that goes on, or that was killed, sees it."""
+    recorder, path, most_bytes = Recorder(1024, clock=lambda: 0.0), tmp_path / "run.trace", 1 << 15
+    whole: list[Spans] = []
+    drain = recorder.drain
+
+    def drain_and_keep() -> Spans:
+        whole.append(drain())
+        return whole[-1]
+
+    recorder.drain = drain_and_keep  # type: ignore[method-assign]
+    writer = TraceWriter(path, {"source": "photos"}, most_bytes)
+    collector = Collector(
+        recorder, writer, print, describe=lambda sample: f"{sample}.jpg", hosts={0: "node0"}
+    )
+    left_out = 0
+    for step in range(STEPS):
+        record_step(recorder, step, 3.0 * step)
+        if step % every == every - 1:
+            collector.consumed = divmod(step, PER_EPOCH)
+            collector.collect()
+            if step % 25 and step < STEPS - 100:
+                continue
+            trace, spans = read_trace(path), np.concatenate(whole)
+
+            assert trace.left_out.spans >= left_out
+            left_out = trace.left_out.spans
+            for found, expected in zip(trace.epochs(), epoch_metrics(spans), strict=True):
+                assert replace(found, meanwhile={}) == replace(expected, meanwhile={})
+            kept = {span.tobytes() for span in trace.spans}
+            assert len(kept) + left_out == spans.size
+            newest = spans[spans["step"] + PER_EPOCH * spans["epoch"] > step - max(20, every)]
+            assert {span.tobytes() for span in newest} <= kept
+            assert path.stat().st_size < 2 * most_bytes + 100 * every * 64 + 8192
+            slow = trace.slowest(2)
+            by_seconds = np.sort(spans["end"] - spans["start"])
+            assert (slow["end"] - slow["start"]).max() == by_seconds[-1]
+            reads = slow[slow["kind"] == Kind.READ]
+            assert all(trace.names[int(read["sample"])] == f"{read['sample']}.jpg" for read in reads)
+            assert trace.hosts == {0: "node0"}
+            for span in trace.spans[trace.spans["flow"] > 0]:
+                first = int(span["sample"])
+                assert trace.ids[0, int(span["flow"])].tolist() == list(range(first, first + GROUP))
+    collector.consumed = divmod(STEPS - 1, PER_EPOCH)
+    collector.close()
+
+    trace = read_trace(path)
+    assert trace.is_complete
+    assert trace.left_out.spans > 1000
+    assert sum(each.samples for each in trace.epochs()) == STEPS * 2 * GROUP
+    assert len(trace.ids) < STEPS
+    assert collector._ids == {}
+
+
+def test_a_sample_that_cannot_be_described_is_told_so_and_ends_nothing(tmp_path: Path) -> None:
+    recorder = Recorder(16)
+    collector = Collector(
+        recorder, TraceWriter(tmp_path / "run.trace", {}), print, describe=["0.jpg"].__getitem__
+    )
+    recorder.ring(2).record(Kind.READ, 0.0, 1.0, 7, 10, 0, 0, SOURCE)
+    collector.consumed = (0, 0)
+    collector.collect()
+    collector.close()
+
+    assert read_trace(tmp_path / "run.trace").names == {7: "which cannot be described (IndexError)"}
+
+
+def test_ids_of_groups_that_never_come_are_bounded(tmp_path: Path) -> None:
+    recorder = Recorder(16)
+    collector = Collector(recorder, TraceWriter(tmp_path / "run.trace", {}), print)
+    for _ in range(20):
+        for _ in range(1000):
+            recorder.ring(2).record_ids(recorder.next_flow(), [1])
+        collector.collect()
+
+    assert len(collector._ids) == 1 << 14
+    assert max(collector._ids) == (0, 20_000)
+    collector.close()

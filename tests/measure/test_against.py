@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.spans import spans_of
 
 from penstock.errors import ConfigError
@@ -25,6 +27,7 @@ from penstock.trace import (
     Cause,
     Kind,
     Spans,
+    Summary,
     Trace,
     TraceWriter,
     read_trace,
@@ -231,6 +234,73 @@ def test_sizes_that_a_cut_off_record_does_not_tell_are_guessed_and_said(record: 
     assert "not complete" in comparison.notes[0]
     assert any("sizes of" in note and "of 24 samples" in note for note in comparison.notes)
     assert comparison.causes[Cause.SOURCE_READ][0] > 0
+
+
+def in_groups(trace: Trace, *, with_ids: bool) -> Trace:
+    """The run as it would be recorded had each batch been read and loaded by one call."""
+    spans = trace.spans
+    rows = [spans[~np.isin(spans["kind"], (Kind.READ, Kind.HIT, Kind.DECODE))]]
+    ids: dict[tuple[int, int], NDArray[np.int64]] = {}
+    for step in range(5):
+        flow = 1 + step
+        for kind in (Kind.READ, Kind.DECODE):
+            of_batch = spans[(spans["kind"] == kind) & (spans["step"] == step)]
+            group = of_batch[:1].copy()
+            group["start"], group["end"] = of_batch["start"].min(), of_batch["end"].max()
+            group["bytes"], group["samples"], group["flow"] = of_batch["bytes"].sum(), of_batch.size, flow
+            ids[0, flow] = of_batch["sample"]
+            rows.append(group)
+    return replace(trace, spans=np.concatenate(rows), ids=ids if with_ids else {})
+
+
+@pytest.mark.parametrize("shuffle", [True, Explicit(np.arange(IMAGES)[::-1], IMAGES)])
+def test_a_run_of_groups_is_predicted_from_what_each_group_took(
+    record: Callable[..., Path], shuffle: bool | Order
+) -> None:
+    trace = read_trace(record(epochs=1, shuffle=shuffle))
+    alone, together = lay_over(trace), lay_over(in_groups(trace, with_ids=True))
+
+    for comparison in (alone, together):
+        assert [each.predicted.samples for each in comparison.epochs] == [IMAGES]
+    read = [each.predicted.bytes_by_place[SOURCE] for each in alone.epochs + together.epochs]
+    assert read[0] - IMAGES < read[1] <= read[0]  # a byte of each is lost in the mean
+    assert together.notes == ("The sizes of 24 of 24 samples are means over those that were read with them.",)
+    assert together.run_seconds[0] == pytest.approx(alone.run_seconds[0], rel=0.2)
+
+
+def test_groups_of_which_nobody_knows_the_samples_have_the_mean_size_and_no_order_of_their_own(
+    record: Callable[..., Path],
+) -> None:
+    trace = read_trace(record(epochs=1))
+    mean = int(trace.spans["bytes"][trace.spans["kind"] == Kind.READ].mean())
+
+    comparison = lay_over(in_groups(trace, with_ids=False))
+
+    reads = comparison.predicted.spans[comparison.predicted.spans["kind"] == Kind.READ]
+    assert set(reads["bytes"]) == {mean}
+    assert any("sizes of 24 of 24 samples are not in the record" in note for note in comparison.notes)
+    listed = read_trace(record(epochs=1, shuffle=Explicit(np.arange(IMAGES)[::-1], IMAGES)))
+    with pytest.raises(ConfigError, match="loaded by one call, and the trace does not say which"):
+        lay_over(in_groups(listed, with_ids=False))
+
+
+def test_of_a_run_too_long_for_its_file_the_last_steps_are_compared(record: Callable[..., Path]) -> None:
+    trace = read_trace(record())
+    is_last = trace.spans["epoch"] == 1
+    first, last = trace.epochs()
+    long = replace(trace, spans=trace.spans[is_last], left_out=Summary(int((~is_last).sum()), (first,)))
+    assert long.epochs() == [first, last]
+
+    comparison = lay_over(long)
+
+    (pair,) = comparison.epochs
+    assert (pair.measured, pair.predicted.steps, pair.predicted.samples) == (last, 5, IMAGES)
+    assert comparison.notes[0].startswith(
+        "The run was too long to keep all of its spans: the last steps alone"
+    )
+    meta = {**trace.meta, "plan": {**trace.meta["plan"], "order": None}}  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match="too long to keep those of its first steps"):
+        lay_over(replace(long, meta=meta))
 
 
 def test_saves_and_a_restore_long_before_the_run_change_no_prediction(record: Callable[..., Path]) -> None:

@@ -214,6 +214,30 @@ def test_a_recorded_run_is_read_again_step_by_step() -> None:
     assert epochs_of(Explicit.from_trace(spans, samples=8), 2) == [[4, 3, 5, 2], [2, 2]]
 
 
+def test_a_recorded_run_of_groups_is_told_by_their_ids() -> None:
+    """Two groups, the second loaded in two parts, a sample alone, and a group of another rank of the same flow."""
+
+    def group(rank: int, step: int, sample: int, samples: int, flow: int, start: float) -> tuple[object, ...]:
+        return (*span(Kind.DECODE, 0, step, rank, sample, start), samples, -1, flow)
+
+    rows = [
+        group(0, 0, 4, 3, 1, 2.0),
+        group(0, 0, 5, 2, 2, 0.0),
+        group(0, 0, 6, 1, 2, 3.0),
+        group(0, 1, 3, 1, 0, 4.0),
+        group(1, 0, 2, 2, 1, 0.0),
+    ]
+    ids = {(0, 1): np.array([4, 0, 1]), (0, 2): np.array([5, 7, 6]), (1, 1): np.array([2, 3])}
+
+    order = Explicit.from_trace(spans_of(rows), 8, ids)
+
+    assert epochs_of(order, 1) == [[5, 7, 6, 4, 0, 1, 2, 3, 3]]
+    with pytest.raises(
+        ConfigError, match="2 samples from 5 on were loaded by one call, and the trace does not say"
+    ):
+        Explicit.from_trace(spans_of(rows), 8)
+
+
 def test_a_recorded_run_without_decoding_is_told_by_its_reads_and_hits() -> None:
     spans = spans_of(
         [

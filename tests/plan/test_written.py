@@ -104,14 +104,30 @@ def test_what_is_no_function_of_a_few_numbers_is_replayed_from_the_spans(order: 
         )
     ]
 
-    read, rank = through_json(plan, 1, spans_of(rows))
+    alone, _ = through_json(plan, 1, spans_of(rows))
+    groups, ids = as_groups(plan)
+    read, rank = read_plan(write_plan(plan), 1, groups, ids)
 
     assert rank == 0
+    assert [alone.string(0).tolist(), alone.batch_size] == [read.string(0).tolist(), read.batch_size]
     assert read.ranks == 1
     for epoch in range(2):
         assert read.steps(epoch) == plan.local_steps(1, epoch)
         for step in range(plan.steps(epoch)):
             assert sorted(read.local_batch(0, epoch, step)) == sorted(plan.local_batch(1, epoch, step))
+
+
+def as_groups(plan: AccessPlan) -> tuple[Spans, dict[tuple[int, int], NDArray[np.int64]]]:
+    """What rank 1 records where each batch is loaded by one call."""
+    rows: list[tuple[Any, ...]] = []
+    ids: dict[tuple[int, int], NDArray[np.int64]] = {}
+    for epoch in range(plan.epochs):
+        for step in range(plan.steps(epoch)):
+            samples, flow = plan.local_batch(1, epoch, step), 1 + len(ids)
+            ids[1, flow] = samples
+            group = (int(samples[0]), 0, epoch, step, Kind.DECODE, NO_PLACE, 3, 1, samples.size, -1, flow)
+            rows.append((flow, flow + 1, *group))
+    return spans_of(rows), ids
 
 
 def test_a_plan_that_can_only_be_replayed_needs_spans_that_decoded_something() -> None:

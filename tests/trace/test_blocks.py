@@ -26,7 +26,7 @@ from penstock.trace.blocks import (
     write_recording,
 )
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "blocks-v1.penstock"
+GOLDEN = Path(__file__).parent.parent / "golden" / "blocks-v2.penstock"
 R, W, M = Access.READ, Access.WRITE, Access.MAP
 RULE = PhaseRule(data=("/data",), checkpoints=("/saves",))
 
@@ -219,9 +219,9 @@ def checked(head: bytes) -> bytes:
 def by_the_book(*chunks: tuple[bytes, bytes]) -> bytes:
     """A file as the module's description has it, put together without the module."""
     text = json.dumps(META, sort_keys=True).encode()
-    data = checked(b"PENBLOCK" + struct.pack("<III", 1, len(text), zlib.crc32(text))) + text
+    data = checked(b"PENBLOCK" + struct.pack("<III", 2, len(text), zlib.crc32(text))) + text
     for tag, payload in chunks:
-        data += checked(tag + struct.pack("<II", len(payload), zlib.crc32(payload))) + payload
+        data += checked(tag + struct.pack("<III", 1, len(payload), zlib.crc32(payload))) + payload
     return data
 
 

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import struct
+import tracemalloc
 import zlib
+from functools import partialmethod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.spans import spans_of
 
 from penstock.errors import ConfigError, FormatError
-from penstock.trace import JSON, NO_PLACE, SOURCE, SPAN, Kind, Spans, Trace, TraceWriter, read_trace
+from penstock.trace import (
+    JSON,
+    NO_PLACE,
+    SOURCE,
+    SPAN,
+    Cause,
+    Kind,
+    Spans,
+    Summary,
+    Trace,
+    TraceWriter,
+    read_trace,
+)
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "trace-v2.penstock"
 META: dict[str, JSON] = {"loader": "penstock", "batch_size": 2, "note": "zwölf"}
@@ -43,12 +59,12 @@ def by_the_book(meta: dict[str, JSON], *chunks: bytes) -> bytes:
     text = json.dumps(meta, sort_keys=True, ensure_ascii=False).encode()
     data = checked(b"PENTRACE" + struct.pack("<III", 2, len(text), zlib.crc32(text))) + text
     for chunk in chunks:
-        data += checked(b"SPAN" + struct.pack("<II", len(chunk), zlib.crc32(chunk))) + chunk
+        data += checked(b"SPAN" + struct.pack("<III", 1, len(chunk), zlib.crc32(chunk))) + chunk
     return data + THE_END
 
 
 #: The end of a trace of which nothing was dropped.
-THE_END = checked(b"DONE" + struct.pack("<II", 8, zlib.crc32(bytes(8)))) + bytes(8)
+THE_END = checked(b"DONE" + struct.pack("<III", 1, 8, zlib.crc32(bytes(8)))) + bytes(8)
 
 
 #: Two batches, as the golden file holds them: in two chunks, of five spans and of three. One of a sample that was read;
@@ -65,20 +81,36 @@ GOLDEN_ROWS = [
 ]
 
 
+IDS = {(3, 2**64 - 1): np.arange(2**40, 2**40 + 64)}
+NAMES, HOSTS = {1_796: "cats/zwölf\udcff.jpg"}, {3: "node3"}
+
+
+def write_golden(path: Path) -> None:
+    spans = spans_of(GOLDEN_ROWS)
+    with TraceWriter(path, META) as writer:
+        writer.append(spans[:5])
+        writer.name(NAMES, HOSTS)
+        writer.append(spans[5:], ids=IDS)
+
+
 def test_the_golden_file_reads_as_it_always_did() -> None:
     trace = read_trace(GOLDEN)
 
     assert trace.spans.tolist() == spans_of(GOLDEN_ROWS).tolist()
     assert trace.meta == META
     assert trace.is_complete
+    assert {group: ids.tolist() for group, ids in trace.ids.items()} == {
+        (3, 2**64 - 1): [*range(2**40, 2**40 + 64)]
+    }
+    assert (trace.names, trace.hosts) == (NAMES, HOSTS)
     (epoch,) = trace.epochs()
     assert (epoch.stall_seconds, epoch.own_seconds, epoch.reads_by_place) == (0.8125, 0.6875, {SOURCE: 1})
 
 
 def test_the_golden_file_is_written_as_it_always_was(tmp_path: Path) -> None:
-    spans = spans_of(GOLDEN_ROWS)
+    write_golden(tmp_path / "trace")
 
-    assert written(tmp_path / "trace", spans[:5], spans[5:]) == GOLDEN.read_bytes()
+    assert (tmp_path / "trace").read_bytes() == GOLDEN.read_bytes()
 
 
 def test_the_writer_follows_the_description_of_the_format(tmp_path: Path) -> None:
@@ -115,7 +147,7 @@ def test_every_cut_leaves_all_whole_chunks_before_it_and_says_that_it_is_cut(tmp
     chunks = [numbered_spans(10 * n, count) for n, count in enumerate(counts)]
     data = written(path, *chunks)
     header_bytes = len(by_the_book(META)) - len(THE_END)
-    ends = np.cumsum([header_bytes, *(16 + 64 * count for count in counts)])
+    ends = np.cumsum([header_bytes, *(20 + 64 * count for count in counts)])
     assert ends[-1] + len(THE_END) == len(data)
 
     for cut in range(header_bytes, len(data)):
@@ -154,12 +186,12 @@ def test_every_flipped_bit_is_found_and_its_chunk_named(tmp_path: Path) -> None:
         path.write_bytes(flipped)
         with pytest.raises(FormatError, match=str(path)):
             read_trace(path)
-    second_chunk = len(by_the_book(META)) - len(THE_END) + 16 + 64
+    second_chunk = len(by_the_book(META)) - len(THE_END) + 20 + 64
     damaged = bytearray(data)
     damaged[second_chunk + 20] ^= 1
     path.write_bytes(damaged)
     with pytest.raises(
-        FormatError, match=f"damaged at offset {second_chunk}: the checksum of a chunk's spans"
+        FormatError, match=f"damaged at offset {second_chunk}: the checksum of a chunk's content"
     ):
         read_trace(path)
 
@@ -169,7 +201,7 @@ def test_bytes_after_the_end_are_an_error(tmp_path: Path) -> None:
     data = written(path, numbered_spans(0, 1))
     path.write_bytes(data + b"more")
 
-    with pytest.raises(FormatError, match=f"damaged at offset {len(data)}: 4 bytes follow its end"):
+    with pytest.raises(FormatError, match=f"damaged at offset {len(data)}: bytes follow its end"):
         read_trace(path)
 
 
@@ -181,12 +213,239 @@ def test_a_file_of_a_later_version_is_refused_by_its_number(tmp_path: Path) -> N
         read_trace(path)
 
 
-def test_a_chunk_that_is_whole_but_unknown_is_refused(tmp_path: Path) -> None:
+def test_a_chunk_that_nobody_knows_is_skipped_and_one_that_does_not_fit_its_tag_is_damage(
+    tmp_path: Path,
+) -> None:
+    """Of a later Penstock: a chunk of a new tag, or of a known one laid out anew."""
     path = tmp_path / "trace"
-    path.write_bytes(by_the_book(META, b"not a whole number of spans"))
+    spans = numbered_spans(0, 2)
+    data = written(path, spans)
+    other = [
+        checked(tag + struct.pack("<III", version, 5, zlib.crc32(b"other"))) + b"other"
+        for tag, version in ((b"WHAT", 1), (b"SPAN", 2), (b"SUMS", 2))
+    ]
+    path.write_bytes(data[: -len(THE_END)] + b"".join(other) + THE_END)
 
-    with pytest.raises(FormatError, match="b'SPAN' of 27 bytes"):
+    trace = read_trace(path)
+
+    assert (trace.spans.tolist(), trace.is_complete) == (spans.tolist(), True)
+    path.write_bytes(by_the_book(META, b"no whole number of spans"))
+    with pytest.raises(FormatError, match="its chunk b'SPAN' cannot be read"):
         read_trace(path)
+
+
+def a_summary(**changes: object) -> bytes:
+    said: dict[str, Any] = {
+        "epoch": 0,
+        "epochs": 1,
+        "seconds": 1.0,
+        "samples": 1,
+        "steps": 1,
+        "stall_seconds": 0.0,
+    }
+    said |= {"stall_by_cause": dict.fromkeys(map(str, Cause), 0.0), "own_seconds": 1.0, "save_seconds": 0.0}
+    stage: dict[str, Any] = {
+        "kind": "READ",
+        "place": -1,
+        "of_peers": False,
+        "calls": 1,
+        "samples": 1,
+        "bytes": 1,
+    }
+    stage |= {"seconds": 1.0, "slowest_seconds": 1.0, "counts": [[3, 1]]}
+    for name, value in changes.items():
+        (stage if name in stage else said)[name] = value
+    return zlib.compress(
+        json.dumps({"spans": 1, "epochs": [said | {"meanwhile": {}, "stages": [stage]}]}).encode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("tag", "payload"),
+    [
+        (b"IDS ", b""),
+        (b"IDS ", struct.pack("<I", 2**31)),
+        (b"IDS ", struct.pack("<IQIIq", 1, 7, 0, 2, 5)),
+        (b"NAME", b"{"),
+        (b"NAME", b"[1]"),
+        (b"NAME", b'{"samples": {"x": "y"}}'),
+        (b"NAME", b'{"samples": 3}'),
+        (b"SLOW", b"x"),
+        (b"SUMS", b"no zlib"),
+        (b"SUMS", zlib.compress(b"[]")),
+        (b"SUMS", zlib.compress(b"[" * 100_000)),
+        (b"SUMS", zlib.compress(bytes(65 << 20))),
+        (b"SUMS", a_summary()[:-3]),
+        (b"SUMS", a_summary(seconds=float("nan"))),
+        (b"SUMS", a_summary(stall_by_cause={})),
+        (b"SUMS", a_summary(kind="WHAT")),
+        (b"SUMS", a_summary(counts=[[162, 1]])),
+        (b"SUMS", a_summary(counts=[[-1, 1]])),
+    ],
+)
+def test_chunks_that_cannot_be_what_they_say_are_damage(tmp_path: Path, tag: bytes, payload: bytes) -> None:
+    chunk = checked(tag + struct.pack("<III", 1, len(payload), zlib.crc32(payload))) + payload
+    (tmp_path / "odd").write_bytes(by_the_book(META)[: -len(THE_END)] + chunk)
+
+    with pytest.raises(FormatError, match=f"odd is damaged at offset 81: its chunk {tag!r} cannot be read"):
+        read_trace(tmp_path / "odd")
+
+
+def test_a_summary_by_the_book_is_read(tmp_path: Path) -> None:
+    """That of the test above, without what is wrong in it."""
+    payload = a_summary()
+    chunk = checked(b"SUMS" + struct.pack("<III", 1, len(payload), zlib.crc32(payload))) + payload
+    (tmp_path / "sums").write_bytes(by_the_book(META)[: -len(THE_END)] + chunk + THE_END)
+
+    trace = read_trace(tmp_path / "sums")
+
+    (epoch,) = trace.epochs()
+    assert (epoch.steps, epoch.own_seconds, epoch.reads_by_place) == (1, 1.0, {SOURCE: 1})
+    assert (trace.left_out.spans, trace.spans.size) == (1, 0)
+
+
+def test_a_chunk_that_claims_more_than_the_file_has_is_a_cut_and_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(
+        by_the_book(META)[: -len(THE_END)] + checked(b"SPAN" + struct.pack("<III", 1, 2**32 - 1, 0))
+    )
+    tracemalloc.start()
+    try:
+        trace = read_trace(path)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert (trace.spans.size, trace.is_complete) == (0, False)
+    assert most < 1 << 20
+
+
+def test_a_file_is_read_chunk_by_chunk(tmp_path: Path) -> None:
+    """Beside the spans themselves, twice a chunk at most."""
+    spans, chunk_bytes = numbered_spans(0, 8 * 65_536), 65_536 * 64
+    written(tmp_path / "trace", spans)
+    tracemalloc.start()
+    try:
+        trace = read_trace(tmp_path / "trace")
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert trace.spans.size == spans.size
+    assert most < spans.nbytes + 2.2 * chunk_bytes
+
+
+def test_a_recorded_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    data = written(tmp_path / "trace", numbered_spans(0, 3))
+    reads, writes = os.pipe()
+    os.write(writes, data)
+    os.close(writes)
+
+    try:
+        assert read_trace(f"/dev/fd/{reads}").spans["sample"].tolist() == [0, 1, 2]
+    finally:
+        os.close(reads)
+
+
+# -- A run too long for its file ---------------------------------------------------------------------------
+
+
+def turned(path: Path, turns: int, most_bytes: int = 64 * 40) -> None:
+    """Halves of 20 spans; before each turn, all that came is summed up but its last two spans."""
+    with TraceWriter(path, META, most_bytes) as writer:
+        for number in range(turns):
+            writer.append(numbered_spans(20 * number, 20))
+            assert writer.is_turn_due
+            summary = Summary(20 * number + 18, slowest=numbered_spans(number, 1))
+            writer.turn(
+                summary, numbered_spans(20 * number + 18, 2), {(0, 7): np.array([number])}, {1: "a"}, HOSTS
+            )
+        writer.append(numbered_spans(20 * turns, 1))
+
+
+def test_a_file_keeps_the_newest_half_and_the_sums_of_what_came_before(tmp_path: Path) -> None:
+    for turns, left_out, kept in (
+        (0, 0, range(1)),
+        (1, 0, range(21)),
+        (2, 18, range(18, 41)),
+        (3, 38, range(38, 61)),
+    ):
+        turned(tmp_path / "trace", turns)
+        trace = read_trace(tmp_path / "trace")
+
+        assert trace.left_out.spans == left_out
+        assert trace.spans["sample"].tolist() == list(kept)
+        assert (trace.is_complete, trace.meta) == (True, META)
+        if left_out:
+            assert trace.left_out.slowest["sample"].tolist() == [turns - 2]
+            assert (trace.ids[0, 7].tolist(), trace.names, trace.hosts) == ([turns - 2], {1: "a"}, HOSTS)
+    assert [file.name for file in tmp_path.iterdir()] == ["trace"]
+
+
+def test_a_trace_behind_a_symbolic_link_stays_behind_it(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "trace").symlink_to(tmp_path / "disk" / "run")
+    turned(tmp_path / "trace", 3)
+
+    assert (tmp_path / "trace").is_symlink()
+    assert read_trace(tmp_path / "disk" / "run").left_out.spans == 38
+
+
+def test_a_disk_that_is_full_at_a_turn_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "trace"
+    writer = TraceWriter(path, META, most_bytes=64 * 40)
+    writer.append(numbered_spans(0, 20))
+    writer.turn(Summary(20), numbered_spans(0, 0))
+    writer.append(numbered_spans(20, 20))
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            writer.turn(Summary(40), numbered_spans(0, 0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    writer.close()
+
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["trace"]
+
+
+def test_a_turn_that_is_interrupted_leaves_a_trace_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C, before the new file has taken the old one's place and right after it."""
+    path = tmp_path / "trace"
+    replace = Path.replace
+
+    def interrupt(self: Path, target: Path, *, replaces: bool) -> None:
+        if replaces:
+            replace(self, target)
+        raise KeyboardInterrupt
+
+    for replaces, kept in ((False, range(60)), (True, range(20, 60))):
+        with TraceWriter(path, META, most_bytes=64 * 40) as writer:
+            writer.append(numbered_spans(0, 20))
+            writer.turn(Summary(20), numbered_spans(0, 0))
+            writer.append(numbered_spans(20, 20))
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "replace", partialmethod(interrupt, replaces=replaces))
+                with pytest.raises(KeyboardInterrupt):
+                    writer.turn(Summary(40), numbered_spans(0, 0))
+            writer.append(numbered_spans(40, 20))
+        trace = read_trace(path)
+
+        assert trace.spans["sample"].tolist() == list(kept)
+        assert trace.left_out.spans == 60 - len(kept)
+        assert [file.name for file in tmp_path.iterdir()] == ["trace"]
+
+
+def test_what_is_no_file_of_a_disk_is_never_turned() -> None:
+    with TraceWriter("/dev/null", META, most_bytes=1) as writer:
+        writer.append(numbered_spans(0, 20))
+        assert not writer.is_turn_due
 
 
 def test_a_trace_of_which_spans_were_dropped_is_not_complete(tmp_path: Path) -> None:
@@ -267,7 +526,7 @@ def test_a_span_without_a_time_is_damage(tmp_path: Path, field: str, seconds: fl
     written(tmp_path / "trace", spans)
 
     with pytest.raises(
-        FormatError, match=f"trace is damaged at offset .*: a span has no time as its {field}"
+        FormatError, match=f"trace is damaged at offset .*: .*a span has no time as its {field}"
     ):
         read_trace(tmp_path / "trace")
 

@@ -254,12 +254,12 @@ class Recorder:
         """Return a number that no other group of this rank has: 1, 2, ... Any thread may ask."""
         return next(self._flows)
 
-    def drain_ids(self) -> list[tuple[int, NDArray[np.int64]]]:
-        """Return flow and ids of the groups recorded in any ring since the last time.
+    def drain_ids(self) -> dict[tuple[int, int], NDArray[np.int64]]:
+        """Return the ids of the groups recorded in any ring since the last time, by (rank, flow).
 
         Those of every span that an earlier `drain` returned are among them, or were before.
         """
-        return [group for ring in self._all_rings() for group in ring.drain_ids()]
+        return {(self.rank, flow): ids for ring in self._all_rings() for flow, ids in ring.drain_ids()}
 
     def drain(self) -> Spans:
         """Return the spans of all rings since the last drain, sorted by end, in seconds since the origin.

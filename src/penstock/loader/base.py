@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from threading import current_thread, get_ident
 from threading import enumerate as enumerate_threads
 from typing import Any, NoReturn, Self, Unpack, overload
@@ -30,6 +33,7 @@ from penstock.loader.progress import Collector
 from penstock.loader.setup import set_up
 from penstock.loader.start_lines import start_lines
 from penstock.loader.starting import Starter
+from penstock.loader.transforms.decoders import decoder_versions
 from penstock.machine import Machine
 from penstock.plan import AccessPlan
 from penstock.plan.written import write_plan
@@ -130,6 +134,7 @@ class Loader:
             self._setup = setup = set_up(config, front_end, opening.calls)
             self._plan, self._rank, self._work = setup.plan, setup.rank, setup.work
             self._name = self._work.name if self._plan.ranks == 1 else f"{self._work.name}, rank {self._rank}"
+            self._recorder = Recorder(_RING_SPANS, self._rank)
             writer = self._trace_writer(trace, opening.calls)
         finally:
             opening.close()
@@ -138,9 +143,10 @@ class Loader:
         self._dtype = None if config.is_of_data_set else config.dtype
         self._report = report
 
-        self._recorder = Recorder(_RING_SPANS, self._rank)
         self._ring = self._recorder.ring(_CONSUMER)
-        self._collector = Collector(self._recorder, writer, say)
+        self._collector = Collector(
+            self._recorder, writer, say, self._work.describe, {self._rank: socket.gethostname()}
+        )
         self._staging = self._make_staging()
         self._engine = engine = self._make_engine(say)
         self._starter = Starter(engine.start)
@@ -609,7 +615,16 @@ class Loader:
         return {
             "loader": self._name,
             "reads": "data set" if isinstance(self._work, DatasetWork) else "source",
+            "source": self._work.place,
+            "started": self._recorder.started.isoformat(),
+            "host": socket.gethostname(),
             "rank": int(self._rank),
+            "versions": {
+                "penstock": version("penstock"),
+                "python": platform.python_version(),
+                "numpy": np.__version__,
+                **(decoder_versions() if isinstance(self._work, ImageWork) else {}),
+            },
             "plan": write_plan(self._plan),
             "machine": setup.machine.to_toml() if setup.is_measured else None,
             # As whole numbers: NumPy's, which arguments may be, are no JSON.

@@ -26,8 +26,9 @@ from penstock.simulate import predict
 from penstock.simulate.one_rank import MOST_READS
 from penstock.simulate.policies import POLICY_NAMES
 from penstock.store.calls import Calls
-from penstock.trace import NO_STEP, Cause, EpochMetrics, Kind, Spans, Trace, read_trace
+from penstock.trace import NO_STEP, Cause, EpochMetrics, Kind, Spans, Summary, Trace, read_trace
 from penstock.trace.metrics import is_of_snapshots
+from penstock.trace.schema import GroupIds
 
 Made = TypeVar("Made", StagingLimits, MemoryBudget)
 
@@ -130,7 +131,12 @@ def lay_over(
         )
     rank = int(_field(meta, "rank", int))
     written = _field(meta, "plan", dict)
-    plan, rank = read_plan(written, rank, trace.spans)
+    if trace.left_out.spans and None in (written.get("order"), written.get("split")):
+        raise ConfigError(
+            "its plan can only be told by its spans, and the run was too long to keep those of its first steps: record "
+            "a shorter run"
+        )
+    plan, rank = read_plan(written, rank, trace.spans, trace.ids)
     if (reads := plan.reads(rank)) > MOST_READS:
         raise ConfigError(
             f"its plan has {reads:,} reads, and at most {MOST_READS:,} are predicted: record a shorter run"
@@ -139,10 +145,13 @@ def lay_over(
     check_threads("limits.decoders", limits.decoders)
     check_threads("limits.slots", limits.slots)  # no threads, but as few
     on = _machine_of(meta, machine, limits, int(written["ranks"]))
-    sizes_bytes, unknown = _sizes_bytes(trace.spans, plan.samples)
+    sizes_bytes, unknown, together = _sizes_bytes(trace.spans, trace.ids, plan.samples)
     number = _numbers(plan, rank)
     recorded = _steps_of(number, waits, trace.spans)
-    begin = float(trace.spans["start"][~is_of_snapshots(trace.spans)].min())
+    # Of a run that keeps only its last steps, nobody knows how it began.
+    begin = float(waits["start"].min())
+    if not trace.left_out.spans:
+        begin = float(trace.spans["start"][~is_of_snapshots(trace.spans)].min())
     seconds = recorded.until_next if step_seconds is None else np.full(recorded.until_next.size, step_seconds)
     policy = _field(meta, "policy", str)
     if policy not in POLICY_NAMES:
@@ -164,9 +173,9 @@ def lay_over(
         steps = np.flatnonzero(spans["kind"] == Kind.STEP)
         # What passed between a step's end and the next wait, an evaluation say, is nobody's own time in the record.
         spans["end"][steps] = spans["start"][steps] + recorded.own[recorded.was_consumed]
-    notes = _notes(trace, plan, recorded.was_consumed, unknown)
+    notes = _notes(trace, plan, recorded.was_consumed, unknown, together)
     in_vain = (trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] == NO_STEP)
-    measured = replace(trace, spans=trace.spans[~in_vain])
+    measured = replace(trace, spans=trace.spans[~in_vain], left_out=Summary())
     return RunComparison(Trace(spans, {**whole.meta, "loader": "predicted"}), measured, notes)
 
 
@@ -227,16 +236,24 @@ def _only(spans: Spans, number: _Numbers, was_consumed: NDArray[np.bool_]) -> Sp
     return chosen[np.argsort(chosen["start"], kind="stable")]
 
 
-def _sizes_bytes(spans: Spans, samples: int) -> tuple[NDArray[np.int64], int]:
-    """Return int64[samples] and how many of them the record does not tell; these get the mean of the others."""
+def _sizes_bytes(spans: Spans, ids: GroupIds, samples: int) -> tuple[NDArray[np.int64], int, int]:
+    """Return int64[samples], of how many of them the record does not tell the size, and of how many only a mean.
+
+    Of a group, the sum is known: each of its samples gets its part. What is not known gets the mean of all reads.
+    """
     told = spans[np.isin(spans["kind"], (Kind.READ, Kind.HIT)) & (spans["sample"] >= 0)]
     if not told.size:
         raise ConfigError("the recorded run read no sample, so their sizes are not known")
-    sizes = np.full(samples, -1, np.int64)
-    sizes[told["sample"]] = told["bytes"]
+    sizes, is_mean = np.full(samples, -1, np.int64), np.zeros(samples, np.bool_)
+    for span in told[told["samples"] > 1]:
+        group = ids.get((int(span["rank"]), int(span["flow"])))
+        if group is not None and ((group >= 0) & (group < samples)).all():
+            sizes[group], is_mean[group] = span["bytes"] // span["samples"], True
+    alone = told[told["samples"] <= 1]
+    sizes[alone["sample"]], is_mean[alone["sample"]] = alone["bytes"], False
     is_unknown = sizes < 0
-    sizes[is_unknown] = int(sizes[~is_unknown].mean())
-    return sizes, int(is_unknown.sum())
+    sizes[is_unknown] = int(told["bytes"].sum() // max(1, int(told["samples"].sum())))
+    return sizes, int(is_unknown.sum()), int(is_mean.sum())
 
 
 def _machine_of(
@@ -278,13 +295,20 @@ def _made(kind: type[Made], meta: Mapping[str, Any], name: str) -> Made:
         ) from error
 
 
-def _notes(trace: Trace, plan: AccessPlan, was_consumed: NDArray[np.bool_], unknown: int) -> tuple[str, ...]:
+def _notes(
+    trace: Trace, plan: AccessPlan, was_consumed: NDArray[np.bool_], unknown: int, together: int
+) -> tuple[str, ...]:
     notes = []
     if not trace.is_complete:
         notes.append(
             "The trace is not complete: its file is cut off, or the run was too fast to record all of it."
         )
-    if not was_consumed.all():
+    if trace.left_out.spans:
+        notes.append(
+            "The run was too long to keep all of its spans: the last steps alone are compared, and how each of the "
+            "earlier ones went is assumed to be like them."
+        )
+    elif not was_consumed.all():
         notes.append(
             f"{int(was_consumed.sum())} of the {was_consumed.size} planned steps were consumed; the others are left "
             "out of both sides."
@@ -293,6 +317,10 @@ def _notes(trace: Trace, plan: AccessPlan, was_consumed: NDArray[np.bool_], unkn
         notes.append(
             f"The sizes of {unknown:,} of {plan.samples:,} samples are not in the record; the mean of the others "
             "stands for them."
+        )
+    if together:
+        notes.append(
+            f"The sizes of {together:,} of {plan.samples:,} samples are means over those that were read with them."
         )
     return tuple(notes)
 

@@ -18,7 +18,7 @@ from penstock.errors import ConfigError
 from penstock.plan._recent import Recent
 from penstock.plan.bijection import as_ids
 from penstock.plan.orders import LARGEST_EPOCH, check_epoch, check_samples
-from penstock.trace.schema import Kind, Spans
+from penstock.trace.schema import GroupIds, Kind, Spans
 from penstock.units import is_integer
 
 Ids = NDArray[np.int64]
@@ -128,18 +128,22 @@ class Explicit:
         return cls(drawn, samples)
 
     @classmethod
-    def from_trace(cls, spans: Spans, samples: int) -> Explicit:
+    def from_trace(cls, spans: Spans, samples: int, ids: GroupIds | None = None) -> Explicit:
         """Repeat the reads of a recorded run: its epochs in order, numbered from 0.
 
         A step's samples are those decoded for it or, where nothing was decoded, those read or taken from a
         tier for it; first those of rank 0, then of rank 1 and so on, each rank's in the order of their start.
+
+        ids: which samples the groups are, as `penstock.Trace.ids` has them; those of a group that was loaded
+            in several parts come with its first part, in their order there.
+        Raises: ConfigError where spans are of groups, and which samples these are was not recorded.
         """
         used = spans[(spans["sample"] >= 0) & (spans["step"] >= 0)]
         decoded = used[used["kind"] == Kind.DECODE]
         used = decoded if decoded.size else used[np.isin(used["kind"], (Kind.READ, Kind.HIT))]
         used = used[np.lexsort((used["start"], used["rank"], used["step"], used["epoch"]))]
         ends = np.flatnonzero(np.diff(used["epoch"])) + 1
-        return cls([part["sample"] for part in np.split(used, ends)], samples)
+        return cls([_samples_of(part, ids or {}) for part in np.split(used, ends)], samples)
 
     @property
     def even_from(self) -> int:
@@ -219,3 +223,25 @@ def _index(ids: Stored) -> tuple[Ids, Ids]:
     """
     distinct, number = np.unique(ids, return_inverse=True)
     return distinct.astype(np.int64), np.sort(number * ids.size + np.arange(ids.size))
+
+
+def _samples_of(spans: Spans, ids: GroupIds) -> NDArray[np.int64]:
+    """Return the samples that spans of one epoch stand for, in their order; those of a group once."""
+    if (spans["samples"] <= 1).all():
+        alone: NDArray[np.int64] = spans["sample"]
+        return alone
+    found: list[NDArray[np.int64]] = []
+    seen: set[tuple[int, int]] = set()
+    for span in spans:
+        group = int(span["rank"]), int(span["flow"])
+        if span["samples"] <= 1 and group not in ids:
+            found.append(np.array([span["sample"]], np.int64))
+        elif group not in ids:
+            raise ConfigError(
+                f"{span['samples']} samples from {span['sample']} on were loaded by one call, and the trace does not "
+                "say which: give the order that the run had"
+            )
+        elif group not in seen:
+            seen.add(group)
+            found.append(ids[group])
+    return np.concatenate(found)

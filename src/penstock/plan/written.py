@@ -20,7 +20,7 @@ from penstock.plan.orders import BundleShuffle, FullShuffle, Order, Sequential
 from penstock.plan.scattered import Scattered
 from penstock.plan.splits import Balanced, Shares, Split, Strided, Uniform, Whole
 from penstock.plan.torch_order import TorchDistributed, TorchShuffle, TwisterState
-from penstock.trace.schema import Kind, Spans
+from penstock.trace.schema import GroupIds, Kind, Spans
 from penstock.trace.trace import JSON
 
 _ORDERS: dict[str, type[Any]] = {
@@ -46,14 +46,18 @@ def write_plan(plan: AccessPlan) -> dict[str, JSON]:
     }
 
 
-def read_plan(written: Mapping[str, Any], rank: int, spans: Spans) -> tuple[AccessPlan, int]:
+def read_plan(
+    written: Mapping[str, Any], rank: int, spans: Spans, ids: GroupIds | None = None
+) -> tuple[AccessPlan, int]:
     """Return the plan that was written, and the rank's number in it.
 
     spans: SPAN[n] of the rank. Where order or split was not written, the plan is what these read, as the only rank
         of a job: the ids of each step are exact, their order within a step is that of their decoding, and what the
         run did not come to is missing.
+    ids: which samples groups of them are, by (rank, flow).
 
-    Raises: ConfigError if the values are not those of `write_plan`, or the spans are needed and read nothing.
+    Raises: ConfigError if the values are not those of `write_plan`, or the spans are needed and read nothing, or do not
+        tell which samples a group was.
     """
     try:
         order = None if written["order"] is None else _read_order(written["order"])
@@ -65,7 +69,7 @@ def read_plan(written: Mapping[str, Any], rank: int, spans: Spans) -> tuple[Acce
             f"the plan is not one that this Penstock wrote ({error!r}): read it with the Penstock that wrote it"
         ) from error
     if order is None or split is None:
-        return _replayed(spans, sizes["samples"]), 0
+        return _replayed(spans, sizes["samples"], ids or {}), 0
     return AccessPlan(order, sizes["batch_size"], sizes["epochs"], sizes["ranks"], split, drop_last), rank
 
 
@@ -117,12 +121,13 @@ def _read_split(written: Any) -> Split:
     return split
 
 
-def _replayed(spans: Spans, samples: int) -> AccessPlan:
+def _replayed(spans: Spans, samples: int, ids: GroupIds) -> AccessPlan:
     used = spans[(spans["kind"] == Kind.DECODE) & (spans["step"] >= 0)]
     if not used.size:
         raise ConfigError("no sample was decoded in the recorded run, so there is no order to replay")
-    order = Explicit.from_trace(used, samples)
-    _, sizes = np.unique(np.stack([used["epoch"], used["step"]]), axis=1, return_counts=True)
+    order = Explicit.from_trace(used, samples, ids)
+    _, batch = np.unique(np.stack([used["epoch"], used["step"]]), axis=1, return_inverse=True)
+    sizes = np.bincount(batch.reshape(-1), used["samples"])
     return AccessPlan(order, int(sizes.max()), int(np.unique(used["epoch"]).size))
 
 

@@ -24,6 +24,8 @@ from penstock.trace.schema import (
     Kind,
     Spans,
 )
+from penstock.trace.stages import Durations, Stage
+from penstock.trace.summary import Summary
 from penstock.trace.trace import JSON, Trace
 
 __all__ = [
@@ -39,10 +41,13 @@ __all__ = [
     "SPAN",
     "STAGING",
     "Cause",
+    "Durations",
     "EpochMetrics",
     "Kind",
     "Meanwhile",
     "Spans",
+    "Stage",
+    "Summary",
     "Trace",
     "TraceWriter",
     "epoch_metrics",

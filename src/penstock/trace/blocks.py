@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.trace.chunks import ChunkWriter, Format, damaged, read_chunks
+from penstock.trace.chunks import ChunkReader, ChunkWriter, Format, damaged
 from penstock.trace.trace import JSON
 
 #: Bytes of a block, unless told otherwise: a page of the page cache.
@@ -74,7 +74,7 @@ Rows = NDArray[np.void]
 #: More references than this are refused: 16 GiB of numbers.
 MOST_REFERENCES = 1 << 31
 
-_FORMAT = Format(b"PENBLOCK", 1, "a recording of block references", "of penstock trace blocks", "content")
+_FORMAT = Format(b"PENBLOCK", 2, "a recording of block references", "of penstock trace blocks", "content")
 _FILES, _ROWS, _END = b"FILE", b"REFS", b"DONE"
 _COUNTS = struct.Struct("<QQ")
 #: What a crash within one append can lose, and what a reader checks at once: 2 MiB before compression.
@@ -431,29 +431,33 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
     Raises: FormatError, naming file and offset, when it is no recording, is of another version or damaged;
     OSError when it cannot be read.
     """
-    meta, chunks, is_ended = read_chunks(path, _FORMAT, _END)
     rows: list[Rows] = [np.empty(0, REFERENCE)]
     names: dict[int, str] = {}
     unresolved = 0
-    for chunk in chunks:
-        try:
-            if chunk.tag == _FILES:
-                names.update((int(number), str(name)) for number, name in json.loads(chunk.payload))
-            elif chunk.tag == _ROWS:
-                rows.append(np.frombuffer(zlib.decompress(chunk.payload), REFERENCE))
-            elif chunk.tag == _END:
-                written, unresolved = _COUNTS.unpack(chunk.payload)
-                if written != sum(part.size for part in rows):
-                    raise ValueError(f"{written} rows were written")
-            else:
-                raise ValueError(f"version 1 knows no chunk {chunk.tag!r}")
-        except (ValueError, TypeError, RecursionError, zlib.error, struct.error) as reason:
-            raise damaged(path, chunk.offset, f"its chunk cannot be read ({reason})") from reason
+    with ChunkReader(path, _FORMAT, _END) as chunks:
+        for chunk in chunks:
+            try:
+                if chunk.tag == _FILES:
+                    names.update((int(number), str(name)) for number, name in json.loads(chunk.payload))
+                elif chunk.tag == _ROWS:
+                    rows.append(np.frombuffer(zlib.decompress(chunk.payload), REFERENCE))
+                elif chunk.tag == _END:
+                    written, unresolved = _COUNTS.unpack(chunk.payload)
+                    if written != sum(part.size for part in rows):
+                        raise ValueError(f"{written} rows were written")
+                else:
+                    raise ValueError(f"version {_FORMAT.version} knows no chunk {chunk.tag!r}")
+            except (ValueError, TypeError, RecursionError, zlib.error, struct.error) as reason:
+                raise damaged(path, chunk.offset, f"its chunk cannot be read ({reason})") from reason
     if sorted(names) != list(range(len(names))):
         raise damaged(path, 0, f"its files are not numbered from 0 to {len(names) - 1}")
     try:
         return Recording(
-            np.concatenate(rows), [names[number] for number in range(len(names))], meta, is_ended, unresolved
+            np.concatenate(rows),
+            [names[number] for number in range(len(names))],
+            chunks.meta,
+            chunks.is_ended,
+            unresolved,
         )
     except ConfigError as reason:
         raise damaged(path, 0, str(reason)) from reason

@@ -1,34 +1,50 @@
-"""The file that keeps a trace: append-only, so that a run which dies leaves all it had written.
+"""The file that keeps a trace: bounded, readable while it is written, and as far as it goes where a run dies.
 
-    file = header (the run's meta) · chunk* · end?     as penstock.trace.chunks lays them out
-    chunk = "SPAN", whole spans as `penstock.trace.schema.SPAN` lays them out
-    end   = "DONE", spans dropped u64
+    file   = header (the run's meta) · chunk* · end?     as penstock.trace.chunks lays them out
+    chunk  = "SPAN", spans as `penstock.trace.schema.SPAN` lays them out
+           | "IDS ", which samples groups are: n u32 · flow u64[n] · rank u32[n] · count u32[n] · ids i64[sum of counts]
+           | "NAME", JSON: {"samples": {id: name}, "ranks": {rank: host}}, either may be missing
+           | "SUMS", zlib of JSON: the sums of spans that are not in the file, once at most
+           | "SLOW", spans, the slowest among those
+    end    = "DONE", spans dropped u64
 
-A file without its end was cut off: what stands before the cut is whole.
+Each of them has version 1. A reader skips a chunk that it does not know, tag and version.
+
+Spans are appended. Once they fill half of what the file may take, the next half begins; once that is full, too, the
+file is replaced by one that has sums in place of the older half. So it has all spans of a short run, of a long one
+those of the last steps, and the sums of all at any time. A file without its end was cut off: what stands before the cut
+is intact.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import struct
-from collections.abc import Mapping
-from types import TracebackType
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.trace.chunks import ChunkWriter, Format, damaged, read_chunks
-from penstock.trace.schema import SPAN, Spans
+from penstock.trace.chunks import Chunk, ChunkReader, ChunkWriter, Format, damaged
+from penstock.trace.schema import SPAN, GroupIds, Spans
+from penstock.trace.summary import Summary
 from penstock.trace.trace import JSON, Trace
 
-_FORMAT = Format(b"PENTRACE", 2, "a trace", "that a loader wrote with trace=", "spans")
-_DROPPED = struct.Struct("<Q")
-_SPANS, _END = b"SPAN", b"DONE"
-#: Bounds what a crash within one append can lose, and what a reader checks at once: 4 MiB.
+_FORMAT = Format(b"PENTRACE", 2, "a trace", "that a loader wrote with trace=", "content")
+_DROPPED, _COUNT = struct.Struct("<Q"), struct.Struct("<I")
+_SPANS, _IDS, _NAMES, _SUMS, _SLOWEST, _END = b"SPAN", b"IDS ", b"NAME", b"SUMS", b"SLOW", b"DONE"
+_VERSION = 1
+#: Bounds what a crash within one append can lose, and what a reader holds at once: 4 MiB.
 _CHUNK_SPANS = 65_536
 #: More than any run takes, and few enough that sums of them are finite.
 _MOST_SECONDS = 1e12
+#: What a trace's file takes at most, besides what is staged.
+MOST_BYTES = 56 << 20
+_NO_IDS: GroupIds = MappingProxyType({})
 
 
 class TraceWriter:
@@ -39,34 +55,79 @@ class TraceWriter:
     its end mark: such a trace is not complete. Used by one thread at a time. An existing file is replaced.
     """
 
-    def __init__(self, path: str | os.PathLike[str], meta: Mapping[str, JSON]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], meta: Mapping[str, JSON], most_bytes: int = MOST_BYTES
+    ) -> None:
         """Create the file and write its header.
 
+        most_bytes: that spans, ids and names take, before sums take the place of the older half: see `turn`.
         Raises: ConfigError when JSON cannot say `meta`; OSError when the file cannot be made.
         """
         self._chunks = ChunkWriter(path, _FORMAT, meta)
+        self._half_bytes = most_bytes // 2
+        #: Where the half begins that is being written, and the chunks (tag, payload) to replace all before it by.
+        self._begin = self._chunks.offset
+        self._before: list[tuple[bytes, bytes]] | None = None
+        self._can_turn = self._chunks.is_regular
         self._dropped = 0
         self._is_ended = False
 
-    def append(self, spans: Spans, dropped: int = 0) -> None:
+    def append(self, spans: Spans, dropped: int = 0, ids: GroupIds = _NO_IDS) -> None:
         """Write spans, in the order given.
 
         dropped: how many spans were lost so far, as `Recorder.dropped` counts them. A trace that misses some
             does not read as complete.
+        ids: of groups that these spans or later ones are of.
         Raises: ConfigError after close or for an array of another dtype; OSError when the disk does not take
-        them, after which the trace is closed and readable up to its last whole chunk.
+        them, after which the trace is closed and readable up to its last intact chunk.
         """
-        if self._chunks.is_closed:
-            raise ConfigError(
-                f"{self._chunks.path} is closed; a trace takes spans until then: open another file"
-            )
+        self._check_open()
         if spans.dtype != SPAN:
             raise ConfigError(
                 f"spans are {spans.dtype}; a trace file holds penstock.trace.SPAN: convert them"
             )
-        for first in range(0, spans.size, _CHUNK_SPANS):
-            self._chunks.write(_SPANS, spans[first : first + _CHUNK_SPANS].tobytes())
+        for chunk in _chunks_of(spans, ids):
+            self._chunks.write(*chunk)
         self._dropped = max(self._dropped, dropped)
+
+    def name(self, samples: Mapping[int, str] | None = None, hosts: Mapping[int, str] | None = None) -> None:
+        """Write what samples are called, and on which host ranks run.
+
+        Raises: ConfigError after close; OSError as `append`.
+        """
+        self._check_open()
+        for chunk in _names(samples or {}, hosts or {}):
+            self._chunks.write(*chunk)
+
+    @property
+    def is_turn_due(self) -> bool:
+        """Whether half of what the file may take was written since the last turn."""
+        return self._can_turn and self._chunks.offset - self._begin >= self._half_bytes
+
+    def turn(
+        self,
+        summary: Summary,
+        waiting: Spans,
+        ids: GroupIds = _NO_IDS,
+        names: Mapping[int, str] | None = None,
+        hosts: Mapping[int, str] | None = None,
+    ) -> None:
+        """Begin the next half, and leave out what was written before the half that ends.
+
+        summary: of all spans that were appended but those waiting, which later ones belong to.
+        ids, names, hosts: that later spans may need and that were written before.
+        Raises: ConfigError after close; OSError as `append`.
+        """
+        self._check_open()
+        if self._before is not None:
+            self._chunks.restart(self._before, self._begin)
+        self._begin = self._chunks.offset
+        self._before = [
+            (_SUMS, summary.to_bytes()),
+            (_SLOWEST, summary.slowest.tobytes()),
+            *_names(names or {}, hosts or {}),
+            *_chunks_of(waiting, ids),
+        ]
 
     def close(self) -> None:
         """Mark the end and force the file to the disk. Twice is harmless."""
@@ -88,28 +149,111 @@ class TraceWriter:
         else:
             self._chunks.close(sync=False)
 
+    def _check_open(self) -> None:
+        if self._chunks.is_closed:
+            raise ConfigError(
+                f"{self._chunks.path} is closed; a trace takes spans until then: open another file"
+            )
+
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """Read a trace file, one that breaks off included: its spans up to the last whole chunk.
+    """Read a trace file, one that breaks off included: its spans up to the last intact chunk.
 
+    Memory: what the trace takes, and twice a chunk of at most 4 MiB.
     Raises: FormatError, naming file and offset, when it is no trace, breaks off within its header,
     is of another version, or is damaged; OSError when it cannot be read.
     """
-    meta, chunks, is_ended = read_chunks(path, _FORMAT, _END)
-    spans: list[Spans] = [np.empty(0, SPAN)]
-    dropped = 0
-    for chunk in chunks:
-        if chunk.tag == _SPANS and not len(chunk.payload) % SPAN.itemsize:
-            part = np.frombuffer(chunk.payload, SPAN)
-            for name in ("start", "end"):
-                # Not-a-number is not below anything, so it is refused, too.
-                if not (np.abs(part[name]) < _MOST_SECONDS).all():
-                    raise damaged(path, chunk.offset, f"a span has no time as its {name}")
-            spans.append(part)
-        elif chunk.tag == _END and len(chunk.payload) == _DROPPED.size:
-            (dropped,) = _DROPPED.unpack(chunk.payload)
-        else:
-            raise damaged(
-                path, chunk.offset, f"version 2 knows no chunk {chunk.tag!r} of {len(chunk.payload)} bytes"
-            )
-    return Trace(np.concatenate(spans), meta, is_complete=is_ended and not dropped)
+    spans: Spans = np.empty(0, SPAN)
+    count = dropped = 0
+    summary, slowest = Summary(), np.empty(0, SPAN)
+    ids: dict[tuple[int, int], NDArray[np.int64]] = {}
+    names: dict[str, dict[int, str]] = {"samples": {}, "ranks": {}}
+    with ChunkReader(path, _FORMAT, _END) as chunks:
+        for chunk in chunks:
+            if chunk.version != _VERSION:
+                continue
+            try:
+                match chunk.tag:
+                    case b"SPAN":
+                        part = _spans_of(chunk)
+                        if count + part.size > spans.size:
+                            # As many as the rest of the file can hold: it is read into one array.
+                            left = min(chunks.size - chunk.offset, max(MOST_BYTES, len(chunk.payload)))
+                            larger = np.empty(count + left // SPAN.itemsize, SPAN)
+                            larger[:count] = spans[:count]
+                            spans = larger
+                        spans[count : count + part.size] = part
+                        count += part.size
+                    case b"IDS ":
+                        ids.update(_ids_of(chunk))
+                    case b"NAME":
+                        for which, new in json.loads(chunk.payload).items():
+                            names.setdefault(which, {}).update(
+                                (int(number), str(name)) for number, name in new.items()
+                            )
+                    case b"SUMS":
+                        summary = Summary.from_bytes(chunk.payload, slowest)
+                    case b"SLOW":
+                        slowest = _spans_of(chunk)
+                        summary = Summary(summary.spans, summary.epochs, slowest)
+                    case b"DONE":
+                        (dropped,) = _DROPPED.unpack(chunk.payload)
+            except (ValueError, AttributeError, TypeError, RecursionError, struct.error) as reason:
+                raise damaged(
+                    path, chunk.offset, f"its chunk {chunk.tag!r} cannot be read ({reason})"
+                ) from reason
+    return Trace(
+        spans[:count],
+        chunks.meta,
+        is_complete=chunks.is_ended and not dropped,
+        left_out=summary,
+        ids=ids,
+        names=names["samples"],
+        hosts=names["ranks"],
+    )
+
+
+def _chunks_of(spans: Spans, ids: GroupIds) -> Iterator[tuple[bytes, bytes]]:
+    if ids:
+        # Before the spans: where a file is cut between them, no span misses its ids.
+        flows = np.array([flow for _, flow in ids], "<u8")
+        ranks = np.array([rank for rank, _ in ids], "<u4")
+        counts = np.array([of_group.size for of_group in ids.values()], "<u4")
+        parts = (flows, ranks, counts, np.concatenate(list(ids.values())).astype("<i8"))
+        yield _IDS, _COUNT.pack(len(ids)) + b"".join(part.tobytes() for part in parts)
+    for first in range(0, spans.size, _CHUNK_SPANS):
+        yield _SPANS, spans[first : first + _CHUNK_SPANS].tobytes()
+
+
+def _names(samples: Mapping[int, str], hosts: Mapping[int, str]) -> Iterator[tuple[bytes, bytes]]:
+    said = {
+        which: {str(number): name for number, name in names.items()}
+        for which, names in (("samples", samples), ("ranks", hosts))
+        if names
+    }
+    if said:
+        yield _NAMES, json.dumps(said).encode()
+
+
+def _spans_of(chunk: Chunk) -> Spans:
+    """Return the spans of a chunk. Raises: ValueError where they are none."""
+    spans: Spans = np.frombuffer(chunk.payload, SPAN)
+    for name in ("start", "end"):
+        # Not-a-number is not below anything, so it is refused, too.
+        if not (np.abs(spans[name]) < _MOST_SECONDS).all():
+            raise ValueError(f"a span has no time as its {name}")
+    return spans
+
+
+def _ids_of(chunk: Chunk) -> Iterator[tuple[tuple[int, int], NDArray[np.int64]]]:
+    """Return (rank, flow) and ids of the groups in a chunk. Raises: ValueError, struct.error where there are none."""
+    (groups,) = _COUNT.unpack_from(chunk.payload)
+    flows = np.frombuffer(chunk.payload, "<u8", groups, _COUNT.size)
+    ranks, counts = np.frombuffer(chunk.payload, "<u4", 2 * groups, _COUNT.size + 8 * groups).reshape(
+        2, groups
+    )
+    ids = np.frombuffer(chunk.payload, "<i8", offset=_COUNT.size + 16 * groups).astype(np.int64)
+    if int(counts.sum(dtype=np.int64)) != ids.size:
+        raise ValueError(f"{ids.size} ids came with counts of {int(counts.sum(dtype=np.int64))}")
+    keys = zip(ranks.tolist(), flows.tolist(), strict=True)
+    return zip(keys, np.split(ids, np.cumsum(counts[:-1], dtype=np.int64)), strict=True)

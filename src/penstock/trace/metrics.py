@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.trace.schema import NO_FLOW, NO_STEP, SOURCE, Kind, Spans
+from penstock.trace.stages import Durations, Stage, stage_durations
 from penstock.units import format_count, format_ratio, format_seconds
 
 _BATCH = ("rank", "epoch", "step")
@@ -106,17 +107,44 @@ class EpochMetrics:
     stall_by_cause: Mapping[Cause, float]
     #: Time that consumers spent between receiving a batch and asking for the next.
     own_seconds: float
-    #: Samples read from each place, background fills included.
-    reads_by_place: Mapping[int, int]
-    #: Bytes taken from each place, by reads and by hits.
-    bytes_by_place: Mapping[int, int]
-    #: Samples taken from each memory tier.
-    hits_by_place: Mapping[int, int]
+    #: What each kind of span took, by the place that its bytes came from: calls, samples, bytes, and a histogram.
+    stages: Mapping[Stage, Durations] = field(default_factory=dict)
     #: The part of `own_seconds` for which saves held the training.
     save_seconds: float = 0.0
     #: By `Kind.WRITE` and `Kind.DRAIN`, what happened while some snapshot was written or drained, on whichever rank;
     #: only where one was. Parts of `stall_seconds` and `own_seconds`.
     meanwhile: Mapping[Kind, Meanwhile] = field(default_factory=dict)
+    #: How many epochs these are the sums of, the first of which is `epoch`: more than one where a run of very many has
+    #: joined old ones.
+    epochs: int = 1
+
+    @property
+    def reads_by_place(self) -> dict[int, int]:
+        """Samples read from each place, background fills included."""
+        return _by_place(self.stages, Kind.READ)
+
+    @property
+    def hits_by_place(self) -> dict[int, int]:
+        """Samples taken from each memory tier."""
+        return _by_place(self.stages, Kind.HIT)
+
+    @property
+    def bytes_by_place(self) -> dict[int, int]:
+        """Bytes taken from each place, by reads and by hits."""
+        taken: dict[int, int] = {}
+        for stage, durations in self.stages.items():
+            if stage.kind in (Kind.READ, Kind.HIT):
+                taken[stage.place] = taken.get(stage.place, 0) + durations.bytes
+        return taken
+
+    @property
+    def name(self) -> str:
+        """ "epoch 3", or "epochs 0 to 7"."""
+        return (
+            f"epoch {self.epoch}"
+            if self.epochs == 1
+            else f"epochs {self.epoch} to {self.epoch + self.epochs - 1}"
+        )
 
     @property
     def samples_per_second(self) -> float:
@@ -161,9 +189,7 @@ def epoch_metrics(spans: Spans) -> list[EpochMetrics]:
     causes = {cause: total(wait_group, part) for cause, part in stall_causes(spans, waits).items()}
     samples = total(group[kind == _DECODE], spans["samples"][kind == _DECODE])
     batches = np.bincount(wait_group[waits["step"] != NO_STEP], minlength=epochs.size)
-    reads = _by_place(spans, group, kind == _READ, epochs.size)
-    hits = _by_place(spans, group, kind == _HIT, epochs.size)
-    taken = _by_place(spans, group, (kind == _READ) | (kind == _HIT), epochs.size)
+    stages = stage_durations(spans)
     return [
         EpochMetrics(
             epoch=int(epoch),
@@ -173,9 +199,7 @@ def epoch_metrics(spans: Spans) -> list[EpochMetrics]:
             stall_seconds=float(stall[row]),
             stall_by_cause={cause: float(parts[row]) for cause, parts in causes.items()},
             own_seconds=float(own[row]),
-            reads_by_place={place: read for place, (read, _) in reads[row].items()},
-            bytes_by_place={place: size for place, (_, size) in taken[row].items()},
-            hits_by_place={place: hit for place, (hit, _) in hits[row].items()},
+            stages=stages.get(int(epoch), {}),
             save_seconds=float(held[row]),
             meanwhile={
                 run: Meanwhile(float(waited[row]), float(worked[row]))
@@ -207,18 +231,18 @@ def limiting(
     a hundred on, and where more was waited then than at other times. Waits that got no batch are told first, and are
     no part of the judgement. None is made of less than a tenth of a second, and no gain told where nothing was trained.
 
-    >>> limiting(EpochMetrics(2, 10.0, 640, 10, 4.0, {Cause.DECODE: 4.0}, 6.0, {}, {}, {}))
+    >>> limiting(EpochMetrics(2, 10.0, 640, 10, 4.0, {Cause.DECODE: 4.0}, 6.0))
     'epoch 2: decode limits it: waited 40.0 % of 10 s (4 s decode); without, 1.67 x as fast'
     """
     in_vain = metrics.stall_by_cause.get(Cause.NO_BATCH, 0.0)
     if is_cut and not metrics.steps:
-        return f"epoch {metrics.epoch}: the trace breaks off before a batch is consumed"
+        return f"{metrics.name}: the trace breaks off before a batch is consumed"
     if not metrics.steps:
         waited = f" in {format_seconds(in_vain)} of waiting" if in_vain else ""
-        return f"epoch {metrics.epoch}: no batch was consumed{waited}"
+        return f"{metrics.name}: no batch was consumed{waited}"
     stall_seconds = metrics.stall_seconds - in_vain
     seconds = stall_seconds + metrics.own_seconds
-    line = f"epoch {metrics.epoch}{', as far as it was recorded' if is_cut else ''}: "
+    line = f"{metrics.name}{', as far as it was recorded' if is_cut else ''}: "
     if in_vain > NOTHING_TO_GAIN * (seconds + in_vain):
         line += f"waited {format_seconds(in_vain)} and got no batch; otherwise "
     by_cause = {cause: part for cause, part in metrics.stall_by_cause.items() if cause != Cause.NO_BATCH}
@@ -438,22 +462,9 @@ def _latest_move(
     return found, answers
 
 
-def _by_place(
-    spans: Spans, group: NDArray[np.intp], which: NDArray[np.bool_], epochs: int
-) -> list[dict[int, tuple[int, int]]]:
-    """Add up the samples and bytes of chosen spans: per epoch, {place: (samples, bytes)}, only places that occur."""
-    places, place_of = np.unique(spans["place"][which], return_inverse=True)
-    cell = group[which] * places.size + place_of
-    spans_there = np.bincount(cell, minlength=epochs * places.size)
-    # In integers: float64 weights of bincount would round above 2**53 bytes.
-    samples, sizes = np.zeros((2, epochs * places.size), np.int64)
-    np.add.at(samples, cell, spans["samples"][which])
-    np.add.at(sizes, cell, spans["bytes"][which])
-    return [
-        {
-            int(place): (int(samples[cell]), int(sizes[cell]))
-            for cell, place in enumerate(places, start=row * places.size)
-            if spans_there[cell]
-        }
-        for row in range(epochs)
-    ]
+def _by_place(stages: Mapping[Stage, Durations], kind: Kind) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for stage, durations in stages.items():
+        if stage.kind == kind:
+            found[stage.place] = found.get(stage.place, 0) + durations.samples
+    return found

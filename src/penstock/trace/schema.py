@@ -6,6 +6,7 @@ This module holds values only, so that what decides may import it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 
 import numpy as np
@@ -97,3 +98,6 @@ SPAN = np.dtype(
 
 #: An array of dtype `SPAN`. (NumPy's types cannot say more of a structured dtype.)
 Spans = NDArray[np.void]
+
+#: Which samples groups are, int64[samples], by (rank, flow).
+GroupIds = Mapping[tuple[int, int], NDArray[np.int64]]

@@ -1,4 +1,4 @@
-"""A whole trace: what a run recorded or a prediction computed, as one value."""
+"""A complete trace: what a run recorded or a prediction computed, as one value."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import numpy as np
+
 from penstock.errors import ConfigError
 from penstock.trace.metrics import EpochMetrics, epoch_metrics
-from penstock.trace.schema import SPAN, Spans
+from penstock.trace.schema import SPAN, GroupIds, Spans
+from penstock.trace.summary import SLOWEST, Summary, joined_epochs, slowest_of
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
@@ -26,8 +29,16 @@ class Trace:
     spans: Spans
     #: What the run was: loader, data set, versions. Free-form.
     meta: Mapping[str, JSON] = field(default_factory=dict)
-    #: False where spans are missing: the file it was read from breaks off, or rings overflowed.
+    #: False where what happened is not known: the file it was read from breaks off, or rings overflowed.
     is_complete: bool = True
+    #: Of earlier spans, which a long run keeps only the sums of; `epochs` and `slowest` count them.
+    left_out: Summary = field(default_factory=Summary)
+    #: int64[samples] of groups, by (rank, flow): which samples they are, in the order that they were asked for.
+    ids: GroupIds = field(default_factory=dict)
+    #: Of samples that the slowest spans name: a path, or what else the source calls them.
+    names: Mapping[int, str] = field(default_factory=dict)
+    #: The host of each rank that is known.
+    hosts: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.spans.dtype != SPAN or self.spans.ndim != 1:
@@ -38,4 +49,11 @@ class Trace:
 
     def epochs(self) -> list[EpochMetrics]:
         """Sum the trace up, epoch by epoch."""
-        return epoch_metrics(self.spans)
+        return joined_epochs(self.left_out.epochs, epoch_metrics(self.spans))
+
+    def slowest(self, most: int = SLOWEST) -> Spans:
+        """Return the slowest spans of each kind, at most so many of each: by kind, the slowest first.
+
+        Of a run that keeps only sums of its earlier spans, 64 of a kind are known from these.
+        """
+        return slowest_of(np.concatenate([self.left_out.slowest, self.spans]), most)

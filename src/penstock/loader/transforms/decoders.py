@@ -8,10 +8,12 @@ the upper eight are kept. Reasons and measurements: docs/decisions/0004-image-de
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import io
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from penstock.loader.transforms.turbojpeg import EDGE_COLUMNS, TurboJpeg, find_l
 
 #: In the order of preference.
 JPEG_DECODERS = ("turbojpeg", "simplejpeg", "opencv", "pillow")
+_DISTRIBUTIONS = ("turbojpeg", "simplejpeg", "opencv-python-headless", "opencv-python", "pillow")
 
 #: Bytes that a library takes for a pixel of a whole picture, besides our buffer: its picture of three or four channels,
 #: and copies of it; of a TIFF file, as much again as it stores, up to 8 bytes, if that is not compressed. Measured:
@@ -170,6 +173,15 @@ class Decoders:
     def decode_other(self, data: Encoded) -> Pixels:
         """Decode anything but JPEG, whole."""
         return self._buffer.hold(_decode_opencv(data, 1) if self._has_opencv else _decode_pillow(data, 1))
+
+
+def decoder_versions() -> dict[str, str]:
+    """Return the version of each decoding library that is installed, by the name that pip has for it."""
+    found = {}
+    for name in _DISTRIBUTIONS:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def choose_decoder() -> str:

@@ -1,0 +1,286 @@
+"""What stays of a run that was too long to keep every span: its sums, joined as they come, and its slowest spans."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.trace.metrics import Cause, EpochMetrics, Meanwhile, epoch_metrics, is_of_snapshots
+from penstock.trace.schema import SPAN, Kind, Spans
+from penstock.trace.stages import EDGES, Durations, Stage
+
+K = TypeVar("K", bound=Hashable)
+#: Epochs that are summed up apart. Beyond, the older half of them is joined in pairs: a run of a million epochs is
+#: known by its last ones, and by ever longer stretches of the earlier ones.
+_MOST_EPOCHS = 512
+#: How many of the slowest spans of each kind are kept.
+SLOWEST = 64
+_OF_TRAINING = (Kind.WAIT.value, Kind.STEP.value)
+#: More than the sums of so many epochs take, unpacked: a file that says otherwise is not believed.
+_MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Summary:
+    """The spans that a trace has only the sums of."""
+
+    #: How many they were.
+    spans: int = 0
+    #: Ascending.
+    epochs: tuple[EpochMetrics, ...] = ()
+    #: SPAN[n], the slowest of each kind among them.
+    slowest: Spans = field(default_factory=lambda: np.empty(0, SPAN))
+
+    def to_bytes(self) -> bytes:
+        """Return all but the slowest spans, as zlib's packing of JSON."""
+        epochs = [_written(each) for each in self.epochs]
+        return zlib.compress(json.dumps({"spans": self.spans, "epochs": epochs}).encode(), 1)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, slowest: Spans) -> Self:
+        """Return what `to_bytes` was made from.
+
+        Raises: ValueError if it was made by something else.
+        """
+        unpacker = zlib.decompressobj()
+        try:
+            text = unpacker.decompress(data, _MOST_BYTES)
+            if not unpacker.eof:
+                raise ValueError("it is cut, or unpacks to too much")
+            said = json.loads(text, parse_constant=_refuse)
+            return cls(int(said["spans"]), tuple(_read(each) for each in said["epochs"]), slowest)
+        except (zlib.error, KeyError, TypeError, AttributeError, RecursionError) as reason:
+            raise ValueError(f"it is no summary ({reason!r})") from reason
+
+
+def joined_epochs(epochs: Iterable[EpochMetrics], more: Iterable[EpochMetrics]) -> list[EpochMetrics]:
+    """Add sums of later spans to those of earlier ones.
+
+    epochs: ascending. more: ascending; an entry that falls into one of several epochs is added to it.
+    Returns: ascending.
+    """
+    found = list(epochs)
+    for each in more:
+        # From the end: what comes later is of the last epochs.
+        place = len(found)
+        while place and found[place - 1].epoch > each.epoch:
+            place -= 1
+        if place and each.epoch < found[place - 1].epoch + found[place - 1].epochs:
+            found[place - 1] = _joined(found[place - 1], each, found[place - 1].epochs)
+        else:
+            found.insert(place, each)
+    return found
+
+
+class RunningMetrics:
+    """Epoch metrics from spans that come bit by bit.
+
+    Spans of batches that were consumed are summed up and dropped; those of batches still ahead wait, so that
+    memory is bounded by what is staged. What a snapshot's span, a piece of a second, ran beside before it was told is
+    not counted.
+    """
+
+    def __init__(self) -> None:
+        self._ahead: Spans = np.empty(0, SPAN)
+        #: Of snapshots, those that batches yet to be summed up may have run beside.
+        self._beside: Spans = np.empty(0, SPAN)
+        self._epochs: list[EpochMetrics] = []
+        self._spans = 0
+        self._slowest = _Slowest()
+
+    def add(self, spans: Spans, epoch: int, step: int) -> Spans:
+        """Add new spans; all batches up to and including (epoch, step) were consumed.
+
+        Returns: the spans that are now summed up.
+        """
+        spans = np.concatenate([self._ahead, spans])
+        beside = is_of_snapshots(spans)
+        self._beside = np.concatenate([self._beside, spans[beside]])
+        spans = spans[~beside]
+        consumed = (spans["epoch"] < epoch) | ((spans["epoch"] == epoch) & (spans["step"] <= step))
+        self._ahead = spans[~consumed]
+        done: Spans = spans[consumed]
+        self._epochs = _bounded(
+            joined_epochs(self._epochs, epoch_metrics(np.concatenate([done, self._beside])))
+        )
+        # The training does one thing after the other: its later waits and steps begin after these.
+        of_training = done[np.isin(done["kind"], _OF_TRAINING)]
+        if of_training.size:
+            is_over = self._beside["end"] <= of_training["end"].max()
+            done = np.concatenate([done, self._beside[is_over]])
+            self._beside = self._beside[~is_over]
+        self._spans += done.size
+        self._slowest.add(done)
+        return done
+
+    @property
+    def waiting(self) -> Spans:
+        """The spans that came and are not summed up, or not with all that ran beside them."""
+        return np.concatenate([self._ahead, self._beside])
+
+    @property
+    def slowest(self) -> Spans:
+        """The slowest spans of each kind so far, at least `SLOWEST` where there were as many."""
+        return self._slowest.spans
+
+    def summary(self) -> Summary:
+        """Return what the sums are, as a value."""
+        return Summary(self._spans, tuple(self._epochs), slowest_of(self._slowest.spans))
+
+    def epoch(self, epoch: int) -> EpochMetrics | None:
+        """Return the sums of one epoch so far, or of the epochs that it was joined with."""
+        return next((each for each in self._epochs if each.epoch <= epoch < each.epoch + each.epochs), None)
+
+    def epochs(self) -> list[EpochMetrics]:
+        """Return the sums so far, by epoch."""
+        return list(self._epochs)
+
+
+class _Slowest:
+    """The slowest spans of each kind that were added, and some others."""
+
+    def __init__(self) -> None:
+        self.spans: Spans = np.empty(0, SPAN)
+        #: By kind: what is quicker is not among the slowest.
+        self._least_seconds = np.full(256, -np.inf)
+
+    def add(self, spans: Spans) -> None:
+        seconds = spans["end"] - spans["start"]
+        slow = spans[seconds > self._least_seconds[spans["kind"]]]
+        if not slow.size:
+            return
+        self.spans = np.concatenate([self.spans, slow])
+        if np.bincount(self.spans["kind"]).max() > 2 * SLOWEST:
+            self.spans = slowest_of(self.spans, SLOWEST)
+            kinds, counts = np.unique(self.spans["kind"], return_counts=True)
+            for kind in kinds[counts == SLOWEST]:
+                of_kind = self.spans[self.spans["kind"] == kind]
+                self._least_seconds[kind] = (of_kind["end"] - of_kind["start"]).min()
+
+
+def slowest_of(spans: Spans, most: int = SLOWEST) -> Spans:
+    """Return the slowest spans of each kind, at most so many of each: by kind, the slowest first."""
+    seconds = spans["end"] - spans["start"]
+    order: NDArray[np.intp] = np.lexsort((-seconds, spans["kind"]))
+    kinds = spans["kind"][order]
+    place_in_kind = np.arange(kinds.size) - np.searchsorted(kinds, kinds, "left")
+    chosen: Spans = spans[order[place_in_kind < most]]
+    return chosen
+
+
+def _bounded(epochs: list[EpochMetrics]) -> list[EpochMetrics]:
+    if len(epochs) <= _MOST_EPOCHS:
+        return epochs
+    older = len(epochs) // 4 * 2
+    pairs = [
+        _joined(first, then, then.epoch + then.epochs - first.epoch)
+        for first, then in zip(epochs[:older:2], epochs[1:older:2], strict=True)
+    ]
+    return pairs + epochs[older:]
+
+
+def _joined(first: EpochMetrics, then: EpochMetrics, epochs: int) -> EpochMetrics:
+    """The sums of two parts of a run that follow each other without a gap."""
+    return replace(
+        first,
+        epochs=epochs,
+        seconds=first.seconds + then.seconds,
+        samples=first.samples + then.samples,
+        steps=first.steps + then.steps,
+        stall_seconds=first.stall_seconds + then.stall_seconds,
+        stall_by_cause=_added(first.stall_by_cause, then.stall_by_cause),
+        own_seconds=first.own_seconds + then.own_seconds,
+        stages=_added(first.stages, then.stages),
+        save_seconds=first.save_seconds + then.save_seconds,
+        meanwhile=_added(first.meanwhile, then.meanwhile),
+    )
+
+
+class _Addable(Protocol):
+    def __add__(self, other: Any, /) -> Any: ...
+
+
+V = TypeVar("V", bound=_Addable)
+
+
+def _added(first: Mapping[K, V], then: Mapping[K, V]) -> dict[K, V]:
+    total = dict(first)
+    for key, value in then.items():
+        total[key] = total[key] + value if key in total else value
+    return total
+
+
+def _written(metrics: EpochMetrics) -> dict[str, Any]:
+    return {
+        "epoch": metrics.epoch,
+        "epochs": metrics.epochs,
+        "seconds": metrics.seconds,
+        "samples": metrics.samples,
+        "steps": metrics.steps,
+        "stall_by_cause": {str(cause): seconds for cause, seconds in metrics.stall_by_cause.items()},
+        "stall_seconds": metrics.stall_seconds,
+        "own_seconds": metrics.own_seconds,
+        "save_seconds": metrics.save_seconds,
+        "meanwhile": {
+            kind.name: [then.stall_seconds, then.own_seconds] for kind, then in metrics.meanwhile.items()
+        },
+        "stages": [
+            {
+                "kind": stage.kind.name,
+                "place": stage.place,
+                "of_peers": stage.of_peers,
+                "calls": durations.calls,
+                "samples": durations.samples,
+                "bytes": durations.bytes,
+                "seconds": durations.seconds,
+                "slowest_seconds": durations.slowest_seconds,
+                "counts": sorted(durations.counts.items()),
+            }
+            for stage, durations in metrics.stages.items()
+        ],
+    }
+
+
+def _read(said: Mapping[str, Any]) -> EpochMetrics:
+    stages = {
+        Stage(Kind[each["kind"]], int(each["place"]), bool(each["of_peers"])): Durations(
+            int(each["calls"]),
+            int(each["samples"]),
+            int(each["bytes"]),
+            float(each["seconds"]),
+            float(each["slowest_seconds"]),
+            {int(bucket): int(calls) for bucket, calls in each["counts"]},
+        )
+        for each in said["stages"]
+    }
+    if not all(0 <= bucket <= EDGES.size for each in stages.values() for bucket in each.counts):
+        raise ValueError(f"a histogram has other buckets than 0 to {EDGES.size}")
+    causes = {Cause(cause): float(seconds) for cause, seconds in said["stall_by_cause"].items()}
+    if set(causes) != set(Cause):
+        raise ValueError(f"it sums up stalls by {sorted(causes)}")
+    return EpochMetrics(
+        epoch=int(said["epoch"]),
+        epochs=int(said["epochs"]),
+        seconds=float(said["seconds"]),
+        samples=int(said["samples"]),
+        steps=int(said["steps"]),
+        stall_seconds=float(said["stall_seconds"]),
+        stall_by_cause={cause: causes[cause] for cause in Cause},
+        own_seconds=float(said["own_seconds"]),
+        stages=stages,
+        save_seconds=float(said["save_seconds"]),
+        meanwhile={
+            Kind[kind]: Meanwhile(float(stalled), float(own))
+            for kind, (stalled, own) in said["meanwhile"].items()
+        },
+    )
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no sum")
