@@ -5,18 +5,22 @@ Nothing here knows whether time is real: threads over real stores and a virtual 
 
 from penstock.policy.choice import FetchCosts
 from penstock.policy.homes import Homes, place_by_hash, place_cover, place_frequency
+from penstock.policy.merge import Extents, MergedRead, MergedReads, merge_reads
 from penstock.policy.placement import Kept, Placement, place_by_frequency
 from penstock.policy.push import Handed, decide_push
 from penstock.policy.scheduler import Instruction, Load, Read, Ready, Scheduler, Staged, StagingLimits
 from penstock.policy.thread_count import ThreadCount, ThreadFacts
 
 __all__ = [
+    "Extents",
     "FetchCosts",
     "Handed",
     "Homes",
     "Instruction",
     "Kept",
     "Load",
+    "MergedRead",
+    "MergedReads",
     "Placement",
     "Read",
     "Ready",
@@ -26,6 +30,7 @@ __all__ = [
     "ThreadCount",
     "ThreadFacts",
     "decide_push",
+    "merge_reads",
     "place_by_frequency",
     "place_by_hash",
     "place_cover",

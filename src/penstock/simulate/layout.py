@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError
 from penstock.machine import Machine
 from penstock.plan import AccessPlan
+from penstock.policy.merge import count_paying_holes
 from penstock.units import format_bytes, format_rate, format_seconds
 
 Ids = NDArray[np.int64]
@@ -390,23 +391,14 @@ class _Comparison:
         return requests, nbytes, seconds
 
     def _sieved(self, ranges: Ranges) -> tuple[float, float, float]:
-        """Return the price with as many holes read over as pays.
-
-        Of so many holes the smallest ones are the best, so the price is convex in their number.
-        """
-        read_over = np.concatenate(([0], np.cumsum(ranges.holes)))
-
-        def priced(holes: int) -> tuple[float, float, float]:
-            return self._priced(ranges.ranges - holes, ranges.nbytes + int(read_over[holes]))
-
-        least, most = 0, ranges.holes.size
-        while least < most:
-            middle = (least + most) // 2
-            if priced(middle + 1)[2] < priced(middle)[2]:
-                least = middle + 1
-            else:
-                most = middle
-        return priced(least)
+        """Return the price with as many holes read over as pays."""
+        count = count_paying_holes(
+            ranges.ranges,
+            ranges.nbytes,
+            ranges.holes,
+            lambda requests, nbytes: self._priced(requests, nbytes)[2],
+        )
+        return self._priced(ranges.ranges - count, ranges.nbytes + int(ranges.holes[:count].sum()))
 
     def _sum(self, how: How, epoch: _Epoch, of_rank: list[tuple[float, float, float]]) -> Reading:
         requests, nbytes, seconds = zip(*of_rank, strict=True)

@@ -3,6 +3,7 @@
 from penstock.store.folder import FileList, FlatFolder, ImageFolder, open_source
 from penstock.store.group import read_group
 from penstock.store.memory import MemoryTier
+from penstock.store.ranged import RangedSource, extents_of, read_merged
 from penstock.store.slow import SlowSource
 from penstock.store.source import FileBacked, Source
 from penstock.store.tier import SizedTier
@@ -13,9 +14,12 @@ __all__ = [
     "FlatFolder",
     "ImageFolder",
     "MemoryTier",
+    "RangedSource",
     "SizedTier",
     "SlowSource",
     "Source",
+    "extents_of",
     "open_source",
     "read_group",
+    "read_merged",
 ]

@@ -10,13 +10,15 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, LoaderClosed
+from penstock.store.group import Ids
+from penstock.store.ranged import RangedSource
 from penstock.store.source import Source
 
 
@@ -88,6 +90,22 @@ class SlowSource:
         size = self._source.read_into(sample, buffer)
         self._wait_for_wire(asked, size)
         return size
+
+    def extents(self, ids: Ids) -> tuple[Ids, Ids, Ids] | None:
+        return self._ranged.extents(ids) if hasattr(self._source, "extents") else None
+
+    def unit_bytes(self, units: Ids) -> Ids:
+        return self._ranged.unit_bytes(units)
+
+    def read_ranges(self, unit: int, ranges: Ids, into: Sequence[memoryview]) -> None:
+        for index, buffer in enumerate(into):
+            asked = self._clock()
+            self._ranged.read_ranges(unit, ranges[index : index + 1], [buffer])
+            self._wait_for_wire(asked, len(buffer))
+
+    @property
+    def _ranged(self) -> RangedSource:
+        return cast(RangedSource, self._source)
 
     def close(self) -> None:
         """Give back the memory that holds the wire's state; copies in other processes keep theirs."""

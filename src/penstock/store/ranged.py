@@ -1,0 +1,152 @@
+"""Reading several samples of one file, chunk or shard at once, from a source that tells where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError, DataError
+from penstock.policy.merge import Extents, MergedRead
+from penstock.store.group import Bytes, Failed, Ids, check_group
+from penstock.store.source import Source
+
+
+class RangedSource(Source, Protocol):
+    """A source whose samples lie in units (files, chunks, shards), and which reads ranges of them.
+
+    A source that wraps another returns None from `extents` where that one does not know.
+    """
+
+    def extents(self, ids: Ids) -> tuple[Ids, Ids, Ids] | None:
+        """Return unit, offset and length of each sample: int64[n] each; always the same for a sample.
+
+        The length is the sample's size: what lies there is the sample as `read` returns it.
+        """
+        ...
+
+    def unit_bytes(self, units: Ids) -> Ids:
+        """Return the size of each unit: int64[n]; -1 for one that there is not."""
+        ...
+
+    def read_ranges(self, unit: int, ranges: Ids, into: Sequence[memoryview]) -> None:
+        """Read ranges of a unit, one request each.
+
+        ranges: int64[r, 2], begin and end. into: r writable buffers of exactly their sizes.
+        Raises: DataError naming the unit's file, or what it is, if not all of that is there.
+        """
+        ...
+
+
+def extents_of(source: Source, ids: Ids) -> tuple[Extents, Failed] | None:
+    """Return where samples lie; None if the source does not tell.
+
+    ids: int64[n], samples that exist.
+    Returns: the extents; and those that cannot be, ascending: index and a DataError that names sample, unit and offset.
+        Their unit is -1.
+    Raises: ConfigError if the source answers with other than three arrays int64[n].
+    """
+    ask: Any = getattr(source, "extents", None)
+    answer = None if ask is None else ask(ids)
+    if answer is None:
+        return None
+    arrays = [np.array(array) for array in answer]
+    if len(arrays) != 3 or any(array.dtype != np.int64 or array.shape != ids.shape for array in arrays):
+        found = ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
+        raise ConfigError(
+            f"{source!r}: extents() of {ids.size} samples must be three arrays int64[{ids.size}], not {found}"
+        )
+    ranged: Any = source
+    units, offsets, lengths = arrays
+    sizes = source.sizes_bytes[ids]
+    is_negative = (units < 0) | (offsets < 0) | (lengths < 0)
+    room = ranged.unit_bytes(np.where(is_negative, 0, units))
+    rules: list[tuple[NDArray[np.bool_], Callable[[int], str]]] = [
+        (is_negative, lambda k: "unit, offset and length cannot be negative"),
+        # Compared so that nothing overflows.
+        (
+            offsets > room - lengths,
+            lambda k: "there is no such unit" if room[k] < 0 else f"the unit ends at {room[k]:,}",
+        ),
+        (lengths != sizes, lambda k: f"the sample has {sizes[k]:,} bytes by the source's sizes_bytes"),
+    ]
+    failed, extents = dict[int, Exception](), Extents(units, offsets, lengths)
+    for is_wrong, rule in rules:
+        for index in np.flatnonzero(is_wrong).tolist():
+            failed.setdefault(index, _wrong(source, ids, extents, index, rule(index)))
+    extents.units[list(failed)] = -1
+    return extents, sorted(failed.items())
+
+
+def read_merged(source: Source, read: MergedRead, ids: Ids, into: Bytes, begins: Ids) -> Failed:
+    """Perform one read of `merge_reads`; return those of its samples that failed, as `read_group` does.
+
+    ids: int64[m], the samples of `read.which`. into, begins: as in `read_group`.
+
+    It is one request, into the samples' places where these follow each other as the samples do, else through a buffer.
+    If it fails, each sample is read by itself, so that none fails because of another.
+    Raises: as `read_group`; ConfigError if the source does not tell any more where its samples lie.
+    """
+    check_group(source, ids, into, begins)
+    found = extents_of(source, ids)
+    if found is None:
+        raise ConfigError(
+            f"{source!r} does not tell any more where its samples lie: it did when reads were planned"
+        )
+    planned, (now, failed) = read.extents, found
+    errors = dict(failed)
+    has_moved = (now.units != planned.units) | (now.offsets != planned.offsets)
+    for index in np.flatnonzero(has_moved).tolist():
+        before = f"before it said unit {planned.units[index]}, offset {planned.offsets[index]:,}"
+        errors.setdefault(index, _wrong(source, ids, now, index, before))
+    places = [
+        into.data[begin : begin + length]
+        for begin, length in zip(begins[:-1].tolist(), planned.lengths.tolist(), strict=True)
+    ]
+    if not errors:
+        try:
+            _read_at_once(source, read, into, begins, places)
+        except Exception as error:
+            if ids.size == 1:
+                return [(0, error)]
+        else:
+            return []
+    for index, offset in enumerate(planned.offsets.tolist()):
+        if index not in errors:
+            try:
+                _read_range(source, read.unit, offset, places[index])
+            except Exception as error:
+                errors[index] = error
+    return sorted(errors.items())
+
+
+def _read_at_once(
+    source: Source, read: MergedRead, into: Bytes, begins: Ids, places: list[memoryview]
+) -> None:
+    offsets = read.extents.offsets - read.begin
+    is_in_place = (begins[:-1] - begins[0] == offsets).all() and read.nbytes == int(
+        read.extents.lengths.sum()
+    )
+    if is_in_place:
+        begin = int(begins[0])
+        _read_range(source, read.unit, read.begin, into.data[begin : begin + read.nbytes])
+        return
+    scratch = np.empty(read.nbytes, np.uint8).data
+    _read_range(source, read.unit, read.begin, scratch)
+    for offset, place in zip(offsets.tolist(), places, strict=True):
+        place[:] = scratch[offset : offset + len(place)]
+
+
+def _read_range(source: Any, unit: int, begin: int, into: memoryview) -> None:
+    if len(into):
+        source.read_ranges(unit, np.array([[begin, begin + len(into)]]), [into])
+
+
+def _wrong(source: Source, ids: Ids, extents: Extents, index: int, rule: str) -> DataError:
+    unit, offset = int(extents.units[index]), int(extents.offsets[index])
+    return DataError(
+        f"{source.describe(int(ids[index]))}: the source says unit {unit}, offset {offset:,}, "
+        f"{extents.lengths[index]:,} bytes, but {rule}: correct the source, or open it again"
+    )

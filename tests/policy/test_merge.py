@@ -1,0 +1,131 @@
+"""Which samples are read together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.policy import Extents, MergedRead, merge_reads
+from penstock.policy.merge import Price, count_paying_holes
+
+
+def extents_of(*places: tuple[int, int, int]) -> Extents:
+    """Of (unit, offset, length) of each sample."""
+    return Extents(*np.array(places, np.int64).reshape(-1, 3).T)
+
+
+def as_text(reads: Sequence[MergedRead]) -> list[tuple[int, int, int, list[int]]]:
+    return [(read.unit, read.begin, read.end, read.which.tolist()) for read in reads]
+
+
+def priced(request_seconds: float) -> Price:
+    """A byte takes a second."""
+    return lambda requests, nbytes: request_seconds * requests + nbytes
+
+
+def test_neighbours_of_one_unit_are_one_read_and_reads_follow_their_earliest_sample() -> None:
+    extents = extents_of((1, 10, 10), (0, 30, 5), (1, 0, 10), (0, 0, 10), (1, 20, 7), (0, 35, 1))
+
+    reads = merge_reads(extents, priced(0), 1000)
+
+    assert as_text(reads) == [(1, 0, 27, [2, 0, 4]), (0, 30, 36, [1, 5]), (0, 0, 10, [3])]
+    assert reads[1].extents.offsets.tolist() == [30, 35]
+    assert reads[1].extents.lengths.tolist() == [5, 1]
+    assert reads[1].nbytes == 6
+    assert as_text(reads[:-1]) == as_text(reads)[:2]
+
+
+@pytest.mark.parametrize(("request_seconds", "ends"), [(4.9, [10, 25, 40]), (5.1, [25, 40]), (7, [40])])
+def test_a_hole_is_read_over_where_it_takes_less_than_a_request(
+    request_seconds: float, ends: list[int]
+) -> None:
+    extents = extents_of((0, 0, 10), (0, 15, 10), (0, 31, 9))
+
+    assert [read.end for read in merge_reads(extents, priced(request_seconds), 1000)] == ends
+
+
+def test_a_read_is_no_larger_than_it_may_be_unless_one_sample_is() -> None:
+    extents = extents_of(*((0, 10 * k, 10) for k in range(7)), (0, 70, 100), (0, 170, 10))
+
+    assert [read.nbytes for read in merge_reads(extents, priced(1), 30)] == [30, 30, 10, 100, 10]
+
+
+def test_a_sample_that_cannot_be_read_is_in_no_read() -> None:
+    extents = extents_of((-1, 0, 10), (0, 10, 10), (-1, 20, 10))
+
+    assert as_text(merge_reads(extents, priced(100), 1000)) == [(0, 10, 20, [1])]
+    assert len(merge_reads(extents_of((-1, 0, 10)), priced(1), 10)) == 0
+    assert len(merge_reads(extents_of(), priced(1), 10)) == 0
+
+
+def test_a_sample_twice_and_samples_that_overlap_are_read_once() -> None:
+    extents = extents_of((0, 0, 50), (0, 10, 5), (0, 0, 50), (0, 52, 5))
+
+    assert as_text(merge_reads(extents, priced(1), 1000)) == [(0, 0, 50, [0, 2, 1]), (0, 52, 57, [3])]
+
+
+PLACES = st.tuples(st.integers(-1, 2), st.integers(0, 60), st.integers(0, 12))
+
+
+@given(st.lists(PLACES, max_size=40), st.floats(0, 30), st.integers(0, 60))
+def test_every_sample_is_in_one_read_which_begins_and_ends_with_samples(
+    places: list[tuple[int, int, int]], request_seconds: float, most_bytes: int
+) -> None:
+    reads = merge_reads(extents_of(*places), priced(request_seconds), most_bytes)
+
+    readable = [index for index, (unit, _, _) in enumerate(places) if unit >= 0]
+    assert sorted(index for read in reads for index in read.which.tolist()) == readable
+    assert [min(read.which) for read in reads] == sorted(min(read.which) for read in reads)
+    for read in reads:
+        its = [places[index] for index in read.which.tolist()]
+        assert {unit for unit, _, _ in its} == {read.unit}
+        assert min(offset for _, offset, _ in its) == read.begin
+        assert max(offset + length for _, offset, length in its) == read.end
+        assert [offset for _, offset, _ in its] == read.extents.offsets.tolist()
+        assert [length for _, _, length in its] == read.extents.lengths.tolist()
+        assert read.nbytes <= most_bytes or len(its) == 1
+
+
+def machine(latency_seconds: float, request_seconds: float, threads: int) -> Machine:
+    store = SharedStore(None, Curve.flat(100.0), latency_seconds, threads, request_seconds=request_seconds)
+    return Machine(store, (StorageClass("staging", 1000, 1, Curve.flat(1e9)),))
+
+
+@given(
+    st.sets(st.integers(0, 14), min_size=1),
+    st.floats(0, 1),
+    st.floats(0, 0.3),
+    st.integers(1, 6),
+    st.integers(1, 9),
+)
+def test_no_other_way_to_merge_is_quicker(
+    slots: set[int], latency_seconds: float, request_seconds: float, threads: int, spread: int
+) -> None:
+    """All ways are tried: each neighbour joined, or not."""
+    price: Price = partial(
+        machine(latency_seconds, request_seconds, threads).source_seconds, clients=1, sample_bytes=10.0
+    )
+    offsets = sorted(10 * slot + spread * slot % 7 for slot in slots)[:8]
+    extents = extents_of(*((0, offset, 10) for offset in offsets))
+
+    reads = merge_reads(extents, price, 10**6)
+
+    def seconds_of(cuts: tuple[int, ...]) -> float:
+        pieces = [offsets[a:b] for a, b in pairwise((0, *cuts, len(offsets)))]
+        return price(len(pieces), sum(piece[-1] + 10 - piece[0] for piece in pieces))
+
+    inner = range(1, len(offsets))
+    best = min(seconds_of(cuts) for count in range(len(offsets)) for cuts in combinations(inner, count))
+    assert price(len(reads), sum(read.nbytes for read in reads)) == pytest.approx(best)
+
+
+def test_holes_are_counted_from_the_smallest() -> None:
+    assert count_paying_holes(5, 100, np.array([1, 2, 8, 9]), priced(7)) == 2
+    assert count_paying_holes(5, 100, np.empty(0, np.int64), priced(7)) == 0
