@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,86 +140,111 @@ def set_up(config: LoaderConfig, front_end: FrontEnd, calls: Calls, *, runs: boo
     opened = open_source_of(config, calls)
     plan = plan_of(config, calls.one(f"the length of {type(opened).__name__}", lambda: len(opened)))
     machine = read_machine(config.machine, calls)
-    rank, readers, decoders = config.rank, config.readers, config.decoders
-    on_error_raise = config.on_error == "raise"
     memory_bytes = _memory_bytes(config.memory, is_taken=runs)
-    chosen = policy_of(config.policy)
+    policy, rank = policy_of(config.policy), config.rank
     cpus, cpu_reason = cpu_limit()
-    because = f"one per core ({cpu_reason})" if decoders is None else "as decoders= says"
+    threads = _threads(config, machine, cpus, cpu_reason)
     probes = plan.stream(rank, 0, 0, _PROBES).tolist()
     tiers: dict[int, MemoryTier] = {}
     work: ImageWork | DatasetWork
-    readers_because = ""
     if isinstance(opened, Source):
-        readers_because = (
-            "as readers= says"
-            if readers
-            else "as the machine has it"
-            if machine is not None
-            else "the usual number where no machine= is given"
-        )
-        readers = readers or (machine.source.threads if machine is not None else default_readers(cpus))
-        most_decoders = 0 if decoders else 2 * cpus
         sizes_bytes = opened.sizes_bytes
-        pipeline = compile_pipeline(config.transforms, config.seed, config.dtype, config.layout, runs=runs)
-        work = ImageWork(opened, pipeline, tiers)
-        if runs:
-            work.learn_shape(probes, on_error_raise, calls)
-        elif pipeline.needs_probe:
-            raise ConfigError(
-                "transforms do not fix the shape of a sample, and no sample is read for a prediction: put "
-                "Resize((height, width)) or a crop among them, or make a loader and ask its predict()"
-            )
+        work = _image_work(opened, config, tiers, probes, calls if runs else None)
+        picture_bytes, large_bytes = work.picture_bytes(
+            sizes_bytes, probes[0], calls if runs else _NothingRead()
+        )
     else:
-        if decoders is None:
-            because += ", more while they wait and more load faster, fewer where they wait for each other"
-        # Its own code reads and decodes in one go: the threads may be as many as those that wait for a store.
-        readers, most_decoders = 0, 0 if decoders else default_readers(cpus)
-        sizes_bytes = np.zeros(len(opened), np.int64)
-        work = DatasetWork(opened, probes, front_end.as_array, on_error_raise, calls, front_end.copy_leaves)
+        sizes_bytes, picture_bytes, large_bytes = np.zeros(plan.samples, np.int64), 0, 0
+        as_array, copy_leaves = front_end.as_array, front_end.copy_leaves
+        work = DatasetWork(opened, probes, as_array, config.on_error == "raise", calls, copy_leaves)
 
-    decoders = decoders or cpus
     local_batch = plan.max_local_batch(rank)
-    picture_bytes, large_picture_bytes = (
-        work.picture_bytes(sizes_bytes, probes[0], calls if runs else _NothingRead())
-        if isinstance(work, ImageWork)
-        else (0, 0)
-    )
     budget = share_memory(
         memory_bytes,
         slot_bytes=slot_bytes(work.fields, local_batch),
         local_batch=local_batch,
-        readers=readers,
+        readers=threads.readers,
         largest_sample_bytes=int(sizes_bytes.max(initial=0)),
-        keep_bytes=0 if isinstance(chosen, Staging) else _most_kept_bytes(machine, sizes_bytes),
+        keep_bytes=0 if isinstance(policy, Staging) else _most_kept_bytes(machine, sizes_bytes),
         picture_bytes=picture_bytes,
-        large_picture_bytes=large_picture_bytes,
-        decoders=max(decoders, most_decoders),
+        large_picture_bytes=large_bytes,
+        decoders=max(threads.decoders, threads.most_decoders),
     )
     if isinstance(work, ImageWork):
         work.limit_decoding(budget.decoding_bytes)
-    on = with_memory(machine, budget, decoders, plan.ranks)
+    on = with_memory(machine, budget, threads.decoders, plan.ranks)
     if budget.tier_bytes and runs:
         tiers[1] = MemoryTier(budget.tier_bytes)
-    placement = placement_of(chosen, Job(plan, sizes_bytes, on, config.seed, rank), rank)
-    limits = StagingLimits(budget.slots, readers, decoders, budget.undecoded_bytes, most_decoders)
     return Setup(
-        plan,
-        rank,
-        sizes_bytes,
-        work,
-        budget,
-        on,
-        machine is not None,
-        chosen,
-        placement,
-        limits,
-        cpus,
-        because,
-        readers_because,
-        config.machine if isinstance(config.machine, str) else None,
-        config.seed,
+        plan=plan,
+        rank=rank,
+        sizes_bytes=sizes_bytes,
+        work=work,
+        budget=budget,
+        machine=on,
+        is_measured=machine is not None,
+        policy=policy,
+        placement=placement_of(policy, Job(plan, sizes_bytes, on, config.seed, rank), rank),
+        limits=StagingLimits(
+            budget.slots, threads.readers, threads.decoders, budget.undecoded_bytes, threads.most_decoders
+        ),
+        cpus=cpus,
+        decoders_because=threads.decoders_because,
+        readers_because=threads.readers_because,
+        machine_file=config.machine if isinstance(config.machine, str) else None,
+        seed=config.seed,
     )
+
+
+def _image_work(
+    source: Source,
+    config: LoaderConfig,
+    tiers: dict[int, MemoryTier],
+    probes: list[int],
+    calls: Calls | None,
+) -> ImageWork:
+    """Return what decodes the samples of a source. calls: what a sample is read with; None for a prediction."""
+    runs = calls is not None
+    pipeline = compile_pipeline(config.transforms, config.seed, config.dtype, config.layout, runs=runs)
+    work = ImageWork(source, pipeline, tiers)
+    if calls is not None:
+        work.learn_shape(probes, config.on_error == "raise", calls)
+    elif pipeline.needs_probe:
+        raise ConfigError(
+            "transforms do not fix the shape of a sample, and no sample is read for a prediction: put "
+            "Resize((height, width)) or a crop among them, or make a loader and ask its predict()"
+        )
+    return work
+
+
+class _Threads(NamedTuple):
+    """How many threads read and decode, and why; see `StagingLimits`."""
+
+    readers: int
+    decoders: int
+    most_decoders: int
+    decoders_because: str
+    readers_because: str
+
+
+def _threads(config: LoaderConfig, machine: Machine | None, cpus: int, cpu_reason: str) -> _Threads:
+    decoders, readers = config.decoders, config.readers
+    because = f"one per core ({cpu_reason})" if decoders is None else "as decoders= says"
+    if config.is_of_data_set:
+        if decoders is None:
+            because += ", more while they wait and more load faster, fewer where they wait for each other"
+        # Its own code reads and decodes in one go: the threads may be as many as those that wait for a store.
+        return _Threads(0, decoders or cpus, 0 if decoders else default_readers(cpus), because, "")
+    if readers is not None:
+        readers_because = "as readers= says"
+    elif machine is not None:
+        readers, readers_because = machine.source.threads, "as the machine has it"
+    else:
+        readers, readers_because = (
+            default_readers(cpus),
+            "the usual number where no machine= is given",
+        )
+    return _Threads(readers, decoders or cpus, 0 if decoders else 2 * cpus, because, readers_because)
 
 
 def not_predictable(place: str) -> ConfigError:
