@@ -130,6 +130,20 @@ def test_neighbours_in_order_are_one_request_and_go_to_their_places_at_once(
     assert chunks.reads == [(1, int(chunks.offsets[70]), int(chunks.offsets[90]))]
 
 
+def test_a_hole_is_never_written_into_the_place_of_a_sample(tmp_path: Path) -> None:
+    """The place is larger than its sample by exactly as much as the hole behind the sample."""
+    chunks = Chunks(tmp_path, [b"first", b"hole", b"third"])
+    ids = np.array([0, 2])
+    extents, _ = extents_of(chunks, ids) or (None, None)
+    assert extents is not None
+    (read,) = merge_reads(extents, price(1e6))
+    into = np.zeros(14, np.uint8)
+
+    assert read_merged(chunks, read, ids, into, np.array([0, 9, 14])) == []
+
+    assert into.tobytes() == b"first\0\0\0\0third"
+
+
 SAMPLES = 64 * CHUNK
 
 
