@@ -55,9 +55,9 @@ def record(image_folder: Callable[..., Path], tmp_path: Path) -> Callable[..., P
     ) -> Path:
         with (
             SlowSource(ImageFolder(folder), OPEN_SECONDS, OPEN_SECONDS, WIRE) as source,
-            Loader(
+            Loader(  # type: ignore[call-overload]
                 source,
-                batch_size=np.int64(5),  # type: ignore[arg-type]
+                batch_size=np.int64(5),
                 epochs=epochs,
                 seed=3,
                 shuffle=shuffle,

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -187,9 +188,9 @@ def test_a_policy_by_name_or_ones_own_runs_and_is_predicted(
 
 
 def test_what_is_no_policy_is_refused_by_name(image_folder: Callable[..., Path]) -> None:
-    def load(policy: object, source: object = None) -> Loader:
+    def load(policy: Any, source: Any = None) -> Loader:
         changes = () if source else (Resize(8), ToTensor())
-        return Loader(source or image_folder(), batch_size=2, epochs=1, transforms=changes, policy=policy)  # type: ignore[arg-type]
+        return Loader(source or image_folder(), batch_size=2, epochs=1, transforms=changes, policy=policy)
 
     with pytest.raises(ConfigError, match="policy 'frequent' is not known; 'frequency' is meant, perhaps"):
         load("frequent")
