@@ -1,4 +1,7 @@
-"""Memory of batch slots and tiers: one mapping, private to this process or shared with others of the host."""
+"""Memory of batch slots and tiers: one mapping, private to this process or shared with others of the host.
+
+Decided in docs/decisions/0018-bytes-by-the-group.md.
+"""
 
 from __future__ import annotations
 

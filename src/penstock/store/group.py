@@ -1,4 +1,7 @@
-"""Reading a group of samples into one array, by a source that does so in one call or by any other."""
+"""Reading a group of samples into one array, by a source that does so in one call or by any other.
+
+Decided in docs/decisions/0018-bytes-by-the-group.md.
+"""
 
 from __future__ import annotations
 
