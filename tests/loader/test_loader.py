@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections import Counter
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ from penstock.flow.cpus import CpuLimit
 from penstock.flow.engine import Engine
 from penstock.flow.lock_use import LockUse
 from penstock.flow.snapshot_spans import SnapshotSpan
-from penstock.loader import Loader
+from penstock.loader import FrontEnd, Loader
 from penstock.loader.transforms import RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import BundleShuffle, Explicit, FullShuffle, Sequential
@@ -295,6 +295,48 @@ def test_a_place_that_the_plan_has_not_is_refused_and_starts_nothing(
             loader.start(1, 0)
     with pytest.raises(LoaderClosed, match="closed"):
         loader.start()
+
+
+def test_where_no_thread_can_be_started_the_loop_says_so_and_can_be_begun_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with make(folder) as loader:
+        with monkeypatch.context() as patched:
+            patched.setattr("penstock.loader.starting._thread.start_new_thread", refuse)
+            with pytest.raises(DataError, match=r"can't start new thread: .*raise `ulimit -u`"):
+                iter(loader)
+        assert sum(len(labels) for _, labels in loader) == COUNT
+
+
+def test_what_a_start_failed_with_is_raised_by_every_loop(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    with make(folder, report=lines.append) as loader:
+        monkeypatch.setattr(loader._starter, "_start", lambda: 1 / 0)
+        for begin in (loader.start, lambda: iter(loader), lambda: iter(loader)):
+            with pytest.raises(ZeroDivisionError):
+                begin()
+
+    assert not lines, "what has not started is not reported"
+
+
+def test_a_front_end_of_ones_own_says_how_samples_come_in_and_batches_go_out() -> None:
+    dates = [date(2026, 1, 1 + k) for k in range(4)]
+    begun: list[str] = []
+    front_end = FrontEnd(
+        present=lambda batch, dtype: (dtype, [date.fromordinal(int(day)) for day in batch]),
+        as_array=lambda leaf: np.array(leaf.toordinal()) if isinstance(leaf, date) else None,
+        begin_thread=lambda: begun.append(threading.current_thread().name),
+    )
+
+    with Loader(dates, batch_size=3, epochs=1, shuffle=False, front_end=front_end, report=None) as loader:
+        assert list(loader) == [(None, dates[:3]), (None, dates[3:])]
+    assert begun
+    assert all(name.startswith("penstock-decode") for name in begun)
 
 
 def test_a_loader_that_was_never_started_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:

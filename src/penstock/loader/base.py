@@ -280,7 +280,7 @@ class Loader:
                 self._engine.seek(
                     *self._position
                 )  # before there are threads: it is the first that they are told
-            self._starter.ensure_started()
+        self._starter.ensure_started()
         if not self._has_reported_start:
             self._has_reported_start = True
             if self._rank == 0 and self._report is not None:
