@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from penstock.errors import ConfigError, DataError
+from penstock.loader import LoaderConfig
 from penstock.loader.transforms import Normalize, Resize, ToTensor
 from penstock.plan import FullShuffle
 from penstock.plan.torch_order import TorchShuffle
@@ -448,6 +450,33 @@ def test_without_a_process_group_a_loader_is_alone(folder: Path) -> None:
 def test_half_of_a_rank_is_refused(folder: Path, half: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="rank and world_size belong together"):
         make(folder, transforms=[Resize((6, 8))], **half)
+
+
+def test_ranks_that_nobody_has_told_which_they_are_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = [(k,) for k in range(8)]
+    arguments: dict[str, Any] = {"batch_size": 4, "epochs": 1, "memory": "1 MB"}
+    config = LoaderConfig(dataset, **arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setenv("WORLD_SIZE", "2")
+        for given, more in ((config, {}), (dataset, arguments)):
+            with pytest.raises(
+                ConfigError, match=r"WORLD_SIZE is 2, but torch\.distributed is not initialised"
+            ):
+                Loader(given, **more)  # type: ignore[call-overload]
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(
+        ConfigError, match=r"the configuration is of 1 rank and this job has 2.*replace\(config"
+    ):
+        Loader(config)
+    for loader in (
+        Loader(replace(config, rank=1, world_size=2), report=None),
+        Loader(dataset, report=None, **arguments),
+    ):
+        with loader:
+            assert (loader.config.rank, loader.config.world_size) == (1, 2)
 
 
 RANK = """

@@ -73,12 +73,18 @@ class Loader(loader.Loader):
     ) -> None:
         """Open the source and make ready to prefetch, as `penstock.Loader`.
 
-        Raises: as `penstock.Loader`; ConfigError if there are ranks and nobody says which this is.
+        Raises: as `penstock.Loader`; ConfigError if there are ranks and nobody says which this is, as a configuration
+            of one rank does not.
         """
         if not isinstance(source, LoaderConfig):
             arguments["rank"], arguments["world_size"] = _place(**arguments)
             if isinstance(dtype := arguments.get("dtype"), torch.dtype):
                 arguments["dtype"] = _name_of(dtype)
+        elif source.world_size == 1 and (ranks := _place()[1]) > 1:
+            raise ConfigError(
+                f"the configuration is of 1 rank and this job has {ranks}, so that each would read everything: "
+                "dataclasses.replace(config, rank=..., world_size=...); or give arguments, with rank=0, world_size=1"
+            )
         config = config_of(source, arguments)
         super().__init__(config, front_end=TORCH, trace=trace, report=report)
 
