@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
-from penstock.trace.schema import NO_FLOW, NO_PEER, NO_PLACE, SPAN, Kind, Spans
+from penstock.trace.schema import NO_FLOW, NO_PEER, NO_PLACE, SPAN, Kind, Spans, join_spans
 
 # The fields up to `place`; worker and rank, which follow, never change within a ring and are written once.
 _PACK = struct.Struct("<ddqqQiiIiBb").pack_into
@@ -172,7 +172,7 @@ class Ring:
         """Return the spans recorded since the last drain, in the order they were recorded, as a copy."""
         written = self._written
         first = max(self._drained, written - self._capacity)
-        copied: Spans = self._spans[np.arange(first, written) % self._capacity]
+        copied: Spans = self._spans.take(np.arange(first, written) % self._capacity)
         # What the writer has claimed by now may lie half-written in the copy's oldest places.
         intact = min(max(first, self._claimed - self._capacity), written)
         self._lost += intact - self._drained
@@ -267,10 +267,11 @@ class Recorder:
         A span is recorded when it ends, so one that ends while a drain runs comes with the next; sorted is
         each drain, and the joined trace only where work paused between them.
         """
-        spans: Spans = np.concatenate([np.empty(0, SPAN), *(ring.drain() for ring in self._all_rings())])
+        spans = join_spans(ring.drain() for ring in self._all_rings())
         spans["start"] -= self.origin
         spans["end"] -= self.origin
-        return spans[np.argsort(spans["end"], kind="stable")]
+        in_order: Spans = spans.take(np.argsort(spans["end"], kind="stable"))
+        return in_order
 
     @property
     def dropped(self) -> int:

@@ -47,7 +47,6 @@ from penstock.units import format_count, is_integer
 
 _CONSUMER = 0
 _RING_SPANS = 4096
-_DRAIN_SAMPLES = 1024
 _DRAIN_SECONDS = 5.0
 
 
@@ -160,7 +159,7 @@ class Loader:
         self._started_at: tuple[int, int] | None = None
         #: Since when the caller waits for a batch; None while it has one.
         self._asked: float | None = None
-        self._undrained_samples, self._drained = 0, self._recorder.clock()
+        self._drained = self._recorder.clock()
         #: Counts `iter` calls: an iterator that is not of the latest is over.
         self._iteration = 0
         #: The epoch that a pass is in, None between passes; and at which step the pass began.
@@ -484,10 +483,9 @@ class Loader:
         left = None if self._departure is None else self._departure.seconds
         end = self._recorder.clock() if left is None else left
         self._ring.record(Kind.STEP, since, end, epoch=epoch, step=step, samples=samples)
-        self._undrained_samples += samples
-        now = self._recorder.clock()
-        if self._undrained_samples >= _DRAIN_SAMPLES or now - self._drained >= _DRAIN_SECONDS:
-            self._undrained_samples, self._drained = 0, now
+        # Workers collect when their own rings are half full; what a run that is killed has not written is seconds old.
+        if self._ring.is_half_full or self._recorder.clock() - self._drained >= _DRAIN_SECONDS:
+            self._drained = self._recorder.clock()
             self._collector.collect()
 
     def _leave_epoch(self) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.trace.schema import NO_FLOW, NO_STEP, SOURCE, Kind, Spans
+from penstock.trace.schema import NO_FLOW, NO_STEP, SOURCE, Kind, Spans, choose_spans
 from penstock.trace.stages import Durations, Stage, stage_durations
 from penstock.units import format_count, format_ratio, format_seconds
 
@@ -159,12 +159,12 @@ def epoch_metrics(spans: Spans) -> list[EpochMetrics]:
     Returns: one entry per epoch that any span names, ascending; a save names none. O(n log n).
     """
     beside = is_of_snapshots(spans)
-    of_snapshots = spans[beside]
+    of_snapshots = choose_spans(spans, beside)
     if of_snapshots.size:
-        spans = spans[~beside]
+        spans = choose_spans(spans, ~beside)
     epochs, group = np.unique(spans["epoch"], return_inverse=True)
     kind = spans["kind"]
-    waits, steps = spans[kind == _WAIT], spans[kind == _STEP]
+    waits, steps = choose_spans(spans, kind == _WAIT), choose_spans(spans, kind == _STEP)
     wait_group, step_group = group[kind == _WAIT], group[kind == _STEP]
     consumed = (kind == _WAIT) | (kind == _STEP)
     first, last = np.full(epochs.size, np.inf), np.full(epochs.size, -np.inf)
@@ -338,7 +338,7 @@ def stall_causes(spans: Spans, waits: Spans) -> dict[Cause, NDArray[np.float64]]
     Returns: float64[m] seconds for each of `Cause`, in that order; together each wait's duration.
     """
     kind = spans["kind"]
-    decodes, slots = spans[kind == _DECODE], spans[kind == _SLOT]
+    decodes, slots = choose_spans(spans, kind == _DECODE), choose_spans(spans, kind == _SLOT)
     begin, end = waits["start"], waits["end"]
     has_batch = waits["step"] != NO_STEP
     seen, critical = _latest(decodes, _BATCH, waits, end)
@@ -350,11 +350,11 @@ def stall_causes(spans: Spans, waits: Spans) -> dict[Cause, NDArray[np.float64]]
     moving &= np.isin(spans["sample"], critical["sample"][seen]) | np.isin(
         spans["flow"], critical["flow"][seen & (critical["flow"] != NO_FLOW)]
     )
-    of_critical, moving_kind = spans[moving], kind[moving]
-    was_read, read = _latest_move(of_critical[moving_kind == _READ], critical, decoded)
+    of_critical, moving_kind = choose_spans(spans, moving), kind[moving]
+    was_read, read = _latest_move(choose_spans(of_critical, moving_kind == _READ), critical, decoded)
     # A hit without duration was not queued for: until then the sample waited for a thread to decode it.
     timed_hits = (moving_kind == _HIT) & (of_critical["end"] > of_critical["start"])
-    was_hit, hit = _latest_move(of_critical[timed_hits], critical, decoded)
+    was_hit, hit = _latest_move(choose_spans(of_critical, timed_hits), critical, decoded)
 
     wanted = np.where(has_slot, slot["start"], -np.inf)
     granted = np.where(has_slot, slot["end"], -np.inf)
@@ -458,7 +458,8 @@ def _latest_move(
     if has_flow.any():
         by_flow, moved = _latest(moves, _FLOW, critical, deadlines)
         by_flow &= has_flow
-        found, answers = found | by_flow, np.where(by_flow, moved, answers)
+        answers[by_flow] = moved[by_flow]
+        found |= by_flow
     return found, answers
 
 

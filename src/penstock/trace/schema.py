@@ -6,7 +6,7 @@ This module holds values only, so that what decides may import it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
 import numpy as np
@@ -99,5 +99,21 @@ SPAN = np.dtype(
 #: An array of dtype `SPAN`. (NumPy's types cannot say more of a structured dtype.)
 Spans = NDArray[np.void]
 
+#: A span as so many bytes. NumPy copies a structured array field by field, ten times as slowly as its bytes.
+_BYTES = np.dtype((np.void, SPAN.itemsize))
+
 #: Which samples groups are, int64[samples], by (rank, flow).
 GroupIds = Mapping[tuple[int, int], NDArray[np.int64]]
+
+
+def join_spans(parts: Iterable[Spans]) -> Spans:
+    """Return what `np.concatenate` does, quickly; of no parts, no spans."""
+    views = [part.view(_BYTES) for part in parts]
+    joined: Spans = (np.concatenate(views) if views else np.empty(0, _BYTES)).view(SPAN)
+    return joined
+
+
+def choose_spans(spans: Spans, which: NDArray[np.bool_]) -> Spans:
+    """Return what `spans[which]` does, quickly."""
+    chosen: Spans = spans.take(np.flatnonzero(which))
+    return chosen

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.trace.metrics import Cause, EpochMetrics, Meanwhile, epoch_metrics, is_of_snapshots
-from penstock.trace.schema import SPAN, Kind, Spans
+from penstock.trace.schema import SPAN, Kind, Spans, choose_spans, join_spans
 from penstock.trace.stages import EDGES, Durations, Stage
 
 K = TypeVar("K", bound=Hashable)
@@ -21,7 +21,8 @@ K = TypeVar("K", bound=Hashable)
 _MOST_EPOCHS = 512
 #: How many of the slowest spans of each kind are kept.
 SLOWEST = 64
-_OF_TRAINING = (Kind.WAIT.value, Kind.STEP.value)
+# As plain numbers, see `penstock.trace.metrics`.
+_WAIT, _STEP = Kind.WAIT.value, Kind.STEP.value
 #: More than the sums of so many epochs take, unpacked: a file that says otherwise is not believed.
 _MOST_BYTES = 64 << 20
 
@@ -99,21 +100,18 @@ class RunningMetrics:
 
         Returns: the spans that are now summed up.
         """
-        spans = np.concatenate([self._ahead, spans])
+        spans = join_spans([self._ahead, spans])
         beside = is_of_snapshots(spans)
-        self._beside = np.concatenate([self._beside, spans[beside]])
-        spans = spans[~beside]
+        self._beside = join_spans([self._beside, choose_spans(spans, beside)])
         consumed = (spans["epoch"] < epoch) | ((spans["epoch"] == epoch) & (spans["step"] <= step))
-        self._ahead = spans[~consumed]
-        done: Spans = spans[consumed]
-        self._epochs = _bounded(
-            joined_epochs(self._epochs, epoch_metrics(np.concatenate([done, self._beside])))
-        )
+        self._ahead = choose_spans(spans, ~consumed & ~beside)
+        done = choose_spans(spans, consumed & ~beside)
+        self._epochs = _bounded(joined_epochs(self._epochs, epoch_metrics(join_spans([done, self._beside]))))
         # The training does one thing after the other: its later waits and steps begin after these.
-        of_training = done[np.isin(done["kind"], _OF_TRAINING)]
-        if of_training.size:
-            is_over = self._beside["end"] <= of_training["end"].max()
-            done = np.concatenate([done, self._beside[is_over]])
+        ends = done["end"][(done["kind"] == _WAIT) | (done["kind"] == _STEP)]
+        if ends.size and self._beside.size:
+            is_over = self._beside["end"] <= ends.max()
+            done = join_spans([done, self._beside[is_over]])
             self._beside = self._beside[~is_over]
         self._spans += done.size
         self._slowest.add(done)
@@ -122,7 +120,7 @@ class RunningMetrics:
     @property
     def waiting(self) -> Spans:
         """The spans that came and are not summed up, or not with all that ran beside them."""
-        return np.concatenate([self._ahead, self._beside])
+        return join_spans([self._ahead, self._beside])
 
     @property
     def slowest(self) -> Spans:
@@ -152,10 +150,10 @@ class _Slowest:
 
     def add(self, spans: Spans) -> None:
         seconds = spans["end"] - spans["start"]
-        slow = spans[seconds > self._least_seconds[spans["kind"]]]
+        slow = choose_spans(spans, seconds > self._least_seconds[spans["kind"]])
         if not slow.size:
             return
-        self.spans = np.concatenate([self.spans, slow])
+        self.spans = join_spans([self.spans, slow])
         if np.bincount(self.spans["kind"]).max() > 2 * SLOWEST:
             self.spans = slowest_of(self.spans, SLOWEST)
             kinds, counts = np.unique(self.spans["kind"], return_counts=True)
@@ -170,7 +168,7 @@ def slowest_of(spans: Spans, most: int = SLOWEST) -> Spans:
     order: NDArray[np.intp] = np.lexsort((-seconds, spans["kind"]))
     kinds = spans["kind"][order]
     place_in_kind = np.arange(kinds.size) - np.searchsorted(kinds, kinds, "left")
-    chosen: Spans = spans[order[place_in_kind < most]]
+    chosen: Spans = spans.take(order[place_in_kind < most])
     return chosen
 
 

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import numpy as np
-
 from penstock.errors import ConfigError
 from penstock.trace.metrics import EpochMetrics, epoch_metrics
-from penstock.trace.schema import SPAN, GroupIds, Spans
+from penstock.trace.schema import SPAN, GroupIds, Spans, join_spans
 from penstock.trace.summary import SLOWEST, Summary, joined_epochs, slowest_of
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
@@ -56,4 +54,4 @@ class Trace:
 
         Of a run that keeps only sums of its earlier spans, 64 of a kind are known from these.
         """
-        return slowest_of(np.concatenate([self.left_out.slowest, self.spans]), most)
+        return slowest_of(join_spans([self.left_out.slowest, self.spans]), most)
