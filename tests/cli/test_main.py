@@ -1,9 +1,11 @@
 """The command line as a user types it."""
 
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from tests.spans import spans_of
 
 from penstock.cli.main import main
 from penstock.machine import Machine
-from penstock.trace import NO_PLACE, SOURCE, Kind, Spans, TraceWriter
+from penstock.trace import NO_PLACE, SOURCE, Kind, Spans, Summary, TraceWriter, epoch_metrics
 
 SPANS = spans_of(
     [
@@ -53,6 +55,64 @@ def test_trace_sums_a_recorded_run_up(trace: Path, capsys: pytest.CaptureFixture
 
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("epoch 0: storage limits it: waited 50.0 % of 3 s")
+
+
+def test_trace_shows_stages_and_the_slowest_by_name_and_writes_what_perfetto_reads(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with TraceWriter(trace, {}) as writer:
+        writer.append(SPANS)
+        writer.name({3: "cat/0003.jpg"})
+
+    assert (
+        main(["trace", str(trace), "--stages", "--slowest", "1", "--chrome", str(tmp_path / "run.json")]) == 0
+    )
+
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines()]
+    assert [
+        "0",
+        "read",
+        "from",
+        "the",
+        "source",
+        "1",
+        "1",
+        "100",
+        "B",
+        "1",
+        "s",
+        "1",
+        "s",
+        "1",
+        "s",
+        "1",
+        "s",
+    ] in rows
+    assert ["decode", "500", "ms", "1", "s", "0", "0", "1", "cat/0003.jpg"] in rows
+    assert "ui.perfetto.dev" in out
+    assert len(json.loads((tmp_path / "run.json").read_text())["traceEvents"]) > SPANS.size
+
+
+@pytest.mark.usefixtures("fonts")
+def test_of_a_run_too_long_for_its_file_trace_says_what_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = epoch_metrics(SPANS)
+    with TraceWriter(tmp_path / "long.trace", {}, most_bytes=1) as writer:
+        writer.append(SPANS)
+        writer.turn(Summary(4, (replace(whole[0], epochs=8),), SPANS[:1]), SPANS[:0])
+        later = SPANS.copy()
+        later["epoch"] = 8
+        writer.append(later)
+        writer.turn(Summary(8), SPANS[:0])
+
+    assert main(["trace", str(tmp_path / "long.trace"), "--plot", str(tmp_path / "long.png")]) == 0
+
+    first, second, third, _ = capsys.readouterr().out.splitlines()
+    assert first.startswith("epochs 0 to 7: storage limits it: waited 50.0 % of 3 s")
+    assert second.startswith("epoch 8: storage limits it: waited 50.0 % of 3 s")
+    assert third == "the file has the last 4 of 8 spans; the sums are of all"
 
 
 def test_a_trace_of_a_data_set_names_that_as_the_limit(
@@ -122,6 +182,8 @@ def test_a_trace_of_a_run_that_only_read_ahead_says_so(
         ),
         (["trace", "{empty}", "--plot", "{tmp}/picture.png"], "no batch was consumed yet"),
         (["trace", "/nowhere/to/be/found"], "/nowhere/to/be/found"),
+        (["trace", "{trace}", "--slowest", "0"], "--slowest is 0; ask for at least one"),
+        (["trace", "{trace}", "--chrome", "{tmp}/none/run.json"], "none"),
         (["demo", "--epochs", "0"], "--epochs is 0"),
         (["demo", "--data", "/nowhere/to/be/found", "--out", "{tmp}"], "/nowhere/to/be/found"),
         (["ps", str(os.getpid())], "no loader runs in process"),

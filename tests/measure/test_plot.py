@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from tests.spans import spans_of
 from penstock.errors import ConfigError
 from penstock.measure.plot import COLOUR_OF, OWN_COLOUR, SAVE_COLOURS, draw, plot_trace
 from penstock.measure.watch import watch
-from penstock.trace import NO_EPOCH, NO_PLACE, NO_STEP, SOURCE, SPAN, Cause, Kind, Trace
+from penstock.trace import NO_EPOCH, NO_PLACE, NO_STEP, SOURCE, SPAN, Cause, Kind, Summary, Trace
 
 pytestmark = pytest.mark.usefixtures("fonts")
 
@@ -186,6 +187,20 @@ def test_an_epoch_that_was_only_read_ahead_for_is_not_drawn() -> None:
     figure = draw([("", Trace(np.concatenate([trace.spans, ahead])))])
 
     assert len(bars_of(figure.axes[0])["the training's own time"]) == 1
+
+
+def test_of_a_run_too_long_for_its_file_all_epochs_are_drawn_and_the_steps_that_are_kept() -> None:
+    trace = a_run([[1.0, 3.0], [0.5]])
+    is_last = trace.spans["epoch"] == 1
+    long = replace(trace, spans=trace.spans[is_last], left_out=Summary(1, (trace.epochs()[0],)))
+
+    figure = draw([("", long)])
+
+    assert bars_of(figure.axes[0])["the training's own time"] == [(0.0, 2.0), (0.0, 1.0)]
+    assert figure.axes[1].get_xlabel() == "step of the last, which are kept"
+    assert figure.axes[1].get_xlim() == (0.0, 1.0)
+    with pytest.raises(ConfigError, match="0 of them with a WAIT span"):
+        draw([("", replace(long, spans=trace.spans[:0]))])
 
 
 @pytest.mark.parametrize("epochs", [1, 3, 40])

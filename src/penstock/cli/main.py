@@ -16,6 +16,7 @@ from penstock.cli.output import check_plot, needing, print_line
 from penstock.cli.plan import add_plan
 from penstock.cli.simulate import add_simulate
 from penstock.cli.snapshots import add_snapshots
+from penstock.cli.trace import add_trace
 from penstock.errors import ConfigError, PenstockError, printable
 from penstock.report import print_report
 
@@ -95,14 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     add_simulate(commands)
     add_snapshots(commands)
 
-    report = commands.add_parser(
-        "trace",
-        help="sum a recorded trace up, and plot it; trace blocks: record what a command reads",
-        epilog="penstock trace blocks -- COMMAND records which blocks of which files a command reads: see its --help.",
-    )
-    report.add_argument("trace", type=Path, metavar="FILE", help="written by a loader's trace=")
-    report.add_argument("--plot", type=Path, metavar="FILE", help="draw it (.png, .svg or .pdf)")
-    report.set_defaults(run=_trace)
+    add_trace(commands)
     return parser
 
 
@@ -156,26 +150,3 @@ def _compile(options: argparse.Namespace) -> None:
             )
         part.wait()
         print(f"compiled {part.what}, kept in {kept}")
-
-
-def _trace(options: argparse.Namespace) -> None:
-    from penstock.trace import limiting, read_trace
-
-    trace = read_trace(options.trace)
-    epochs = trace.epochs()
-    # A data set reads and computes in one.
-    source, decode = ("the data set",) * 2 if trace.meta.get("reads") == "data set" else ("storage", "decode")
-    for epoch in epochs:
-        is_cut = not trace.is_complete and epoch is epochs[-1]
-        print(limiting(epoch, source, decode, is_cut=is_cut))
-    if not epochs:
-        print("no batch was consumed yet")
-    if not trace.is_complete:
-        print("the trace is not complete: its file is cut off, or the run was too fast to record all of it")
-    if options.plot is not None:
-        if not any(epoch.steps for epoch in epochs):
-            raise ConfigError(f"{options.trace}: no batch was consumed yet, so there is nothing to draw")
-        from penstock.measure.plot import plot_trace
-
-        plot_trace(trace, options.plot)
-        print_line(f"The picture: {options.plot}")

@@ -86,7 +86,12 @@ def draw(runs: Sequence[tuple[str, Trace]]) -> Figure:
     many steps are drawn as means over neighbouring steps, so that areas remain times. Where snapshots were saved, lanes
     along the top of the strip show at which steps.
     """
-    epochs = [[each for each in trace.epochs() if each.steps] for _, trace in runs]
+    epochs = [
+        [each for each in trace.epochs() if each.steps]
+        if (trace.spans["kind"] == Kind.WAIT.value).any()
+        else []
+        for _, trace in runs
+    ]
     if not epochs or not all(epochs):
         raise ConfigError(
             f"{len(runs)} runs were given to draw, {sum(map(bool, epochs))} of them with a WAIT span; "
@@ -98,12 +103,13 @@ def draw(runs: Sequence[tuple[str, Trace]]) -> Figure:
         2, len(runs), squeeze=False, sharey="row", gridspec_kw={"height_ratios": [2.4, 1.0]}
     )
     strips = [_stall_by_column(trace) for _, trace in runs]
-    for (name, _), metrics, strip, bars_axes, strip_axes in zip(runs, epochs, strips, *axes, strict=True):
+    for (name, trace), metrics, strip, bars_axes, strip_axes in zip(runs, epochs, strips, *axes, strict=True):
         style_axes(bars_axes)
         style_axes(strip_axes)
         _title(bars_axes, name, metrics)
         _draw_epochs(bars_axes, metrics)
-        _draw_strip(strip_axes, *strip)
+        which = "the run" if not trace.left_out.spans else "the last, which are kept"
+        _draw_strip(strip_axes, which, *strip)
     lanes = [_draw_lanes(each, trace) for each, (_, trace) in zip(axes[1], runs, strict=True)]
     axes[0, 0].set_ylabel("time per epoch (s)")
     axes[1, 0].set_ylabel("stall per step (s)")
@@ -193,7 +199,11 @@ def _stall_by_column(trace: Trace) -> tuple[dict[Cause, NDArray[np.float64]], ND
 
 
 def _draw_strip(
-    axes: Axes, means: dict[Cause, NDArray[np.float64]], edges: NDArray[np.float64], begins: list[int]
+    axes: Axes,
+    which: str,
+    means: dict[Cause, NDArray[np.float64]],
+    edges: NDArray[np.float64],
+    begins: list[int],
 ) -> None:
     top = np.zeros(edges.size - 1)
     for cause, colour in COLOUR_OF.items():
@@ -207,7 +217,7 @@ def _draw_strip(
     axes.set_xlim(0.0, float(edges[-1]))
     per_column = edges[1] - edges[0]
     axes.set_xlabel(
-        "step of the run" if per_column <= 1.0 else f"step of the run (means of {per_column:.0f})"
+        f"step of {which}" if per_column <= 1.0 else f"step of {which} (means of {per_column:.0f})"
     )
 
 

@@ -1,0 +1,127 @@
+"""`penstock trace`: sum a recorded trace up, and show its stages, its slowest spans, or all of it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.output import Table, print_line, print_table
+from penstock.errors import ConfigError
+from penstock.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from penstock.trace import Stage, Trace
+
+
+def add_trace(commands: Any) -> None:
+    """Add the command to the others."""
+    parser = commands.add_parser(
+        "trace",
+        help="sum a recorded trace up, and plot it; trace blocks: record what a command reads",
+        epilog="penstock trace blocks -- COMMAND records which blocks of which files a command reads: see its --help.",
+    )
+    parser.add_argument("trace", type=Path, metavar="FILE", help="written by a loader's trace=")
+    parser.add_argument("--stages", action="store_true", help="show how long each stage of an epoch took")
+    parser.add_argument("--slowest", type=int, metavar="N", help="show the N slowest spans of each kind")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it (.png, .svg or .pdf)")
+    parser.add_argument(
+        "--chrome",
+        type=Path,
+        metavar="FILE",
+        help="write all spans as chrome://tracing and Perfetto read them",
+    )
+    parser.set_defaults(run=_trace)
+
+
+def _trace(options: argparse.Namespace) -> None:
+    from penstock.trace import limiting, read_trace
+
+    if options.slowest is not None and options.slowest < 1:
+        raise ConfigError(f"--slowest is {options.slowest}; ask for at least one of each kind")
+    trace = read_trace(options.trace)
+    epochs = trace.epochs()
+    # A data set reads and computes in one.
+    source, decode = ("the data set",) * 2 if trace.meta.get("reads") == "data set" else ("storage", "decode")
+    for epoch in epochs:
+        is_cut = not trace.is_complete and epoch is epochs[-1]
+        print(limiting(epoch, source, decode, is_cut=is_cut))
+    if not epochs:
+        print("no batch was consumed yet")
+    if not trace.is_complete:
+        print("the trace is not complete: its file is cut off, or the run was too fast to record all of it")
+    if trace.left_out.spans:
+        print(
+            f"the file has the last {trace.spans.size:,} of {trace.left_out.spans + trace.spans.size:,} spans; "
+            "the sums are of all"
+        )
+    if options.stages:
+        print_table(_stages(trace))
+    if options.slowest is not None:
+        print_table(_slowest(trace, options.slowest))
+    if options.plot is not None:
+        if not any(epoch.steps for epoch in epochs):
+            raise ConfigError(f"{options.trace}: no batch was consumed yet, so there is nothing to draw")
+        from penstock.measure.plot import plot_trace
+
+        plot_trace(trace, options.plot)
+        print_line(f"The picture: {options.plot}")
+    if options.chrome is not None:
+        from penstock.measure.chrome import write_chrome
+
+        write_chrome(trace, options.chrome)
+        print_line(f"To be opened in chrome://tracing or ui.perfetto.dev: {options.chrome}")
+
+
+def _stages(trace: Trace) -> Table:
+    rows = [
+        (
+            each.name.split(" ", 1)[1],
+            _stage(stage),
+            f"{durations.calls:,}",
+            f"{durations.samples:,}",
+            format_bytes(durations.bytes) if durations.bytes else "",
+            format_seconds(durations.seconds),
+            format_seconds(durations.quantile(0.5)),
+            format_seconds(durations.quantile(0.99)),
+            format_seconds(durations.slowest_seconds),
+        )
+        for each in trace.epochs()
+        for stage, durations in each.stages.items()
+    ]
+    columns = ("epoch", "stage", "calls", "samples", "bytes", "in all", "median", "99 %", "slowest")
+    return Table("Stages", columns, rows)
+
+
+def _slowest(trace: Trace, most: int) -> Table:
+    from penstock.trace import NO_PEER, Kind, Stage
+
+    rows = []
+    for span in trace.slowest(most):
+        if span["kind"] > max(Kind).value:
+            continue
+        stage = Stage(Kind(int(span["kind"])), int(span["place"]), bool(span["peer"] != NO_PEER))
+        rows.append(
+            (
+                _stage(stage),
+                format_seconds(float(span["end"] - span["start"])),
+                format_seconds(float(span["start"])),
+                "" if span["epoch"] < 0 else str(span["epoch"]),
+                "" if span["step"] < 0 else str(span["step"]),
+                f"{span['samples']:,}" if span["samples"] else "",
+                _called(trace, int(span["sample"])),
+            )
+        )
+    return Table("The slowest", ("stage", "took", "began at", "epoch", "step", "samples", "the first"), rows)
+
+
+def _called(trace: Trace, sample: int) -> str:
+    return "" if sample < 0 else trace.names.get(sample, f"sample {sample}")
+
+
+def _stage(stage: Stage) -> str:
+    from penstock.trace import NO_PLACE, SOURCE, STAGING
+
+    places = {NO_PLACE: "", SOURCE: " from the source", STAGING: " from staging"}
+    origin = places.get(stage.place, f" from tier {stage.place}")
+    return stage.kind.name.lower() + origin + (" of other ranks" if stage.of_peers else "")
