@@ -463,7 +463,7 @@ def test_ranks_that_nobody_has_told_which_they_are_are_refused(monkeypatch: pyte
             with pytest.raises(
                 ConfigError, match=r"WORLD_SIZE is 2, but torch\.distributed is not initialised"
             ):
-                Loader(given, **more)  # type: ignore[call-overload]
+                Loader(given, **more)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)

@@ -23,8 +23,8 @@ def predict(
 ) -> Trace:
     """Return the trace that a loader of this configuration should leave, without making one.
 
-    Nothing is read but the source's listing, no thread stays, and no kernel is compiled. `Loader.predict` returns the
-    same, but for what the loader learned from its first sample: here that is taken for a photograph, so that a little
+    Nothing is read but the source's listing, no memory is taken for samples, and no thread stays. `Loader.predict`
+    returns the same, but for what the loader learned from its first sample: here that is taken for a photograph, so that a little
     more or less memory is reserved for decoding. Where memory is short, this shifts the share of samples that is kept.
 
     config: its memory may be more than this computer has.
