@@ -72,7 +72,6 @@ FATES: dict[str, Callable[[Path], Any]] = {
     "shrinks": lambda path: os.truncate(path, path.stat().st_size // 2),
     "becomes empty": lambda path: os.truncate(path, 0),
     "becomes a folder": lambda path: _replace(path, Path.mkdir),
-    "becomes a pipe": lambda path: _replace(path, os.mkfifo),
     "becomes a socket": lambda path: _replace(path, _serve),
     "becomes a link to itself": lambda path: _replace(path, lambda file: file.symlink_to(file)),
     "becomes a device": lambda path: _replace(path, lambda file: file.symlink_to("/dev/zero")),
@@ -123,23 +122,19 @@ def test_a_file_that_may_not_be_read_is_named(form: None, tmp_path: Path) -> Non
     assert str(errors[1]).startswith(f"{tmp_path / 'b'} may not be read by user")
 
 
-def test_a_store_that_refuses_the_first_time_is_asked_with_time(
-    form: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file on tape, or one that another process has a lease on, is not opened for whoever does not wait."""
-    (tmp_path / "a").write_bytes(b"content")
-    source, flags, open_file = FlatFolder(tmp_path, extensions=None), list[int](), os.open
+def test_the_loop_waits_for_no_file(tmp_path: Path) -> None:
+    """One became a pipe: a thread that waits in Python can be named, and left; tests/stories has such stores."""
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"content")
+    source = FlatFolder(tmp_path, extensions=None)
+    _replace(tmp_path / "a", os.mkfifo)
+    files = source._prefix_bytes, source._names, source._starts, source.sizes_bytes
+    into, failed = np.zeros(14, np.uint8), np.full(2, -1)
 
-    def refuse_at_first(path: str, how: int, *rest: Any) -> int:
-        flags.append(how)
-        if how & os.O_NONBLOCK:
-            raise BlockingIOError(11, "Resource temporarily unavailable")
-        return open_file(path, how, *rest)
+    count = READ_FILES.wait()(*files, ids_of(0, 1), into, ids_of(0, 7, 14), failed)
 
-    monkeypatch.setattr(os, "open", refuse_at_first)
-
-    assert source.read(0) == b"content"
-    assert [bool(how & os.O_NONBLOCK) for how in flags] == [True, False]
+    assert (count, failed[0]) == (1, 0)
+    assert into[7:].tobytes() == b"content"
 
 
 def test_names_may_be_absolute_long_and_any_bytes(form: None, tmp_path: Path) -> None:

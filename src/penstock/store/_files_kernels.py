@@ -5,6 +5,7 @@ It calls the C library by itself, so that a thread does not wait for the interpr
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from numpy.typing import NDArray
 
 from penstock.kernel import c_function, entry, machine_code, open_file, stack_zeros
 from penstock.machine_code import MachineCode
-from penstock.store.files import OPEN_FLAGS, SIGNATURE
+from penstock.store.files import SIGNATURE
 
+#: The loop waits for nobody: whoever waits can be told of, and left, in the one-sample form only.
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 #: Longest path that Linux opens, with the NUL that closes it.
 _PATH_BYTES = 4096
 _SLASH = ord("/")
@@ -68,7 +71,7 @@ def read_files(
         descriptor = -1
         if size > 0 and at < _PATH_BYTES:
             path[at] = 0
-            descriptor = open_file(path.ctypes.data, OPEN_FLAGS)
+            descriptor = open_file(path.ctypes.data, _OPEN_FLAGS)
         found = 0
         if descriptor >= 0:
             got = 1

@@ -27,9 +27,6 @@ READ_FILES = Part(
     "Python reads them, more slowly,",
 )
 
-#: A file that became a pipe since it was listed is no reason to wait for somebody who writes into it.
-OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-
 
 class FileSource:
     """Samples that are one file each; made to be used by what lists the files, such as `ImageFolder`.
@@ -103,8 +100,8 @@ class FileSource:
         if count < 0:
             check_group(self, ids, into, begins)
             raise AssertionError("the compiled loop refuses a group that check_group accepts")
-        # Read again by Python: errors are described in one place, and a store that recalls a file from tape only for
-        # those who wait for it is waited for.
+        # Read again by Python: errors are described in one place, and what the loop does not wait for is waited for: a
+        # file on tape, or one that another process has a lease on.
         return read_one_by_one(self, ids, into, begins, failed[:count].tolist())
 
 
@@ -170,12 +167,7 @@ def _open(path: str, size: int) -> int:
             f"{path} is empty (0 bytes when the data set was listed): remove it or write it again"
         )
     try:
-        try:
-            descriptor = os.open(path, OPEN_FLAGS)
-        except BlockingIOError:  # another process has a lease on the file, and gives it back
-            return os.open(path, OPEN_FLAGS & ~os.O_NONBLOCK)
-        os.set_blocking(descriptor, True)
-        return descriptor
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -202,6 +194,4 @@ def _unreadable(path: str, error: OSError) -> DataError:
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return DataError(f"{path}: too many open files: raise `ulimit -n` or use fewer readers")
-    if error.errno == errno.ESPIPE:
-        return DataError(f"{path} is not a regular file any more: restore it, or open the data set again")
     return DataError(f"{path} cannot be read: {error.strerror}; check the store that holds it")
