@@ -261,6 +261,7 @@ def pytest_sessionstart() -> None:
     """Compile ahead, once after each change of a kernel (a minute): tests expect encoded snapshots."""
     from penstock.checkpoint.codecs import ours  # noqa: F401
     from penstock.compiling import PARTS
+    from penstock.flow import engine  # noqa: F401
     from penstock.loader.transforms import compiled  # noqa: F401
     from penstock.store import files  # noqa: F401
 

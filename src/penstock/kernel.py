@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from types import FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from llvmlite import ir
@@ -44,6 +45,25 @@ def inlined(function: Callable[P, R]) -> Callable[P, R]:
     """Compile a small function into each kernel that calls it, where a call with many arrays would cost more."""
     compiled: Callable[P, R] = njit(nogil=True, inline="always")(function)
     return compiled
+
+
+def compiled_copy(module: ModuleType) -> dict[str, Any]:
+    """Return a module's names, its functions ready to be compiled: each calls the others as kernels.
+
+    The functions stay plain Python for whoever imports the module.
+    """
+    names = dict(vars(module))
+    for name, function in vars(module).items():
+        if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+            copy = FunctionType(function.__code__, names, name)
+            options: Any = {
+                "nogil": True,
+                "no_cpython_wrapper": True,
+                "no_cfunc_wrapper": True,
+                "forceinline": True,
+            }
+            names[name] = njit(**options)(copy)
+    return names
 
 
 def machine_code(function: Callable[..., Any], signature: Signature) -> MachineCode:

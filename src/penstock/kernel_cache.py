@@ -76,7 +76,12 @@ def _version(sources: Path) -> str:
     )
     known = [str(sources), version("numba"), version("llvmlite"), platform.python_version(), *settings]
     digest = hashlib.sha256("\n".join(known).encode())
-    for path in (*sorted(sources.glob("*kernel*.py")), Path(__file__).with_name("kernel.py")):
+    # `decisions` is plain Python that is compiled as well.
+    for path in (
+        *sorted(sources.glob("*kernel*.py")),
+        *sources.glob("decisions.py"),
+        Path(__file__).with_name("kernel.py"),
+    ):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

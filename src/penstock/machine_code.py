@@ -16,6 +16,7 @@ import ctypes
 import functools
 import hashlib
 import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,7 @@ class Signature:
     """What a loop takes and returns.
 
     arguments: each a number ("int64", "uint64", "float64", "boolean"), a C-contiguous array ("uint8[:]",
-        "float32[:, :]"), or a tuple of numbers.
+        "float32[:, :]"), or a tuple of these.
     results: of 64 bits each; none: the loop returns None; one: the number; more: a tuple.
     """
 
@@ -157,14 +158,8 @@ class Loop:
 
         _check_layout()
         self._signature = signature
-        #: Of each argument: None for a number, True for a tuple; of an array its dtype and rank.
-        self._kinds: list[bool | tuple[np.dtype[Any], int] | None] = []
-        for kind in signature.arguments:
-            if isinstance(kind, tuple):
-                self._kinds.append(True)
-            else:
-                item, dimensions = signature.array_of(kind)
-                self._kinds.append((np.dtype(item), dimensions) if dimensions else None)
+        #: Of each argument: None for a number, dtype and rank of an array, a list for a tuple.
+        self._kinds = [_kind_of(kind) for kind in signature.arguments]
         engine = binding.create_mcjit_compiler(
             binding.parse_assembly(signature.called_by(code.symbol)), target_machine()
         )
@@ -184,24 +179,61 @@ class Loop:
 
         Raises: TypeError for arrays of another dtype, rank or layout; ValueError for another number of arguments.
         """
-        words: list[Any] = []
-        for value, kind in zip(values, self._kinds, strict=True):
-            if kind is None:
-                words.append(value)
-            elif kind is True:
-                words += value
-            else:
-                # The rank first: a call reads as many numbers of the shape.
-                if not isinstance(value, np.ndarray) or (value.dtype, value.ndim) != kind:
-                    raise TypeError(f"expected an array of dtype and rank {kind}, not {value!r}")
-                words.append(id(value))
+        return self._run(self._pack(*_words(values, self._kinds)))
+
+    def bound(self, *values: Any) -> Callable[..., Any]:
+        """Return a function of the arguments that follow these, numbers all: what does not change is looked at once.
+
+        Raises: as a call.
+        """
+        first = len(values)
+        words = _words(values, self._kinds[:first])
+        kept = struct.Struct(self._signature.packed()[: len(words)]).pack(*words)
+        pack = struct.Struct(self._signature.packed()[len(words) :]).pack
+        run = self._run
+
+        def call(*numbers: Any, _keeps: Any = values) -> Any:
+            return run(kept + pack(*numbers))
+
+        return call
+
+    def _run(self, words: bytes) -> Any:
         results = self._results()
-        if status := self._call(results, self._pack(*words)):
+        if status := self._call(results, words):
             if status == _BAD_ARRAY:
                 raise TypeError(f"expected C-contiguous arrays: {self._signature.arguments}")
             raise RuntimeError(f"a loop ended with status {status}: this is a bug in Penstock")
         found: tuple[Any, ...] = self._unpack(results)
         return found if len(found) > 1 else found[0] if found else None
+
+
+_Kind = tuple[np.dtype[Any], int] | None
+
+
+def _kind_of(kind: str | tuple[str, ...]) -> _Kind | list[_Kind]:
+    if isinstance(kind, tuple):
+        return [_kind_of_one(each) for each in kind]
+    return _kind_of_one(kind)
+
+
+def _kind_of_one(kind: str) -> _Kind:
+    item, dimensions = Signature.array_of(kind)
+    return (np.dtype(item), dimensions) if dimensions else None
+
+
+def _words(values: Sequence[Any], kinds: Sequence[_Kind | list[_Kind]]) -> list[Any]:
+    words: list[Any] = []
+    for value, kind in zip(values, kinds, strict=True):
+        if kind is None:
+            words.append(value)
+        elif isinstance(kind, list):
+            words += _words(value, kind)
+        else:
+            # The rank first: a call reads as many numbers of the shape.
+            if not isinstance(value, np.ndarray) or (value.dtype, value.ndim) != kind:
+                raise TypeError(f"expected an array of dtype and rank {kind}, not {value!r}")
+            words.append(id(value))
+    return words
 
 
 @functools.cache

@@ -14,13 +14,12 @@ from tests.patience import patient, wait_until
 
 from penstock.errors import DataError, LoaderClosed, StagingError, WaitTimeout
 from penstock.flow import waits
-from penstock.flow.engine import Engine, LoadResult
-from penstock.flow.recorder import Recorder, Ring
+from penstock.flow.engine import Engine, Failed
+from penstock.flow.recorder import Recorder
 from penstock.flow.staging import Field, StagingBuffer, slot_bytes
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle, Sequential
-from penstock.policy import FetchCosts, Load, Read, Scheduler, StagingLimits, place_by_frequency
-from penstock.policy.scheduler import Item
+from penstock.policy import Load, Scheduler, StagingLimits, place_by_frequency
 
 FIELD = Field("ids", (), np.dtype(np.int64))
 
@@ -32,29 +31,32 @@ class NumberWork:
         self.gate = threading.Event()
         self.shut: set[int] = set()
         self.broken: set[int] = set()
-        self.staging: StagingBuffer | None = None
         self.is_closed = False
 
-    def read(self, read: Read) -> int:
-        if read.sample in self.shut:
-            self.gate.wait(patient(20))
-        if read.sample in self.broken:
-            raise DataError(f"{self.describe(read.sample)} is broken")
-        return read.sample
+    def fetch(
+        self, samples: list[int], origin: int, rests: list[int], at: Callable[[int], None], *, lasting: bool
+    ) -> list[Any]:
+        data: list[Any] = []
+        for sample in samples:
+            at(sample)
+            if sample in self.shut:
+                self.gate.wait(patient(20))
+            is_broken = sample in self.broken
+            data.append(Failed(DataError(f"{self.describe(sample)} is broken")) if is_broken else sample)
+        return data
 
-    def load(self, load: Load, ring: Ring, at: Callable[[int], None]) -> LoadResult:
-        assert self.staging is not None
-        (ids,) = self.staging.arrays(load.slot)
-        failed: list[tuple[Item, Exception]] = []
-        seconds = []
-        for item in load.items:
-            at(item.sample)
-            try:
-                ids[item.index] = self.read(item.read) if item.read and item.read.by_worker else item.sample
-                seconds.append(1.0)
-            except DataError as error:
-                failed.append((item, error))
-        return LoadResult(failed, seconds)
+    def decode(
+        self,
+        load: Load,
+        rows: list[int],
+        samples: list[int],
+        data: list[Any],
+        arrays: tuple[np.ndarray, ...],
+        at: Callable[[int], None],
+    ) -> list[tuple[int, Exception]]:
+        (ids,) = arrays
+        ids[rows] = data
+        return []
 
     @property
     def place(self) -> str:
@@ -77,19 +79,17 @@ class Run:
         memory = Curve(((1, 1e10),))
         machine = Machine(SharedStore(None, Curve(((1, 1e6),))), (StorageClass("staging", 10**6, 1, memory),))
         limits = options.pop("limits", StagingLimits(slots, 4, 2, 10**6))
-        scheduler = Scheduler(
-            plan, 0, sizes, place_by_frequency(plan, 0, sizes, []), FetchCosts(machine), limits
-        )
+        scheduler = Scheduler(plan, 0, sizes, place_by_frequency(plan, 0, sizes, []), machine, limits)
         limit_bytes = limit_slots * slot_bytes([FIELD], plan.batch_size)
         self.staging = StagingBuffer([FIELD], plan.batch_size, limit_bytes)
         for _ in range(slots):
             self.staging.grow()
-        work.staging = self.staging
         self.said: list[str] = []
         settings: dict[str, Any] = {"patience_seconds": 60.0, "timeout_seconds": None, **options}
         self.recorder = Recorder(1024)
         self.engine = Engine(
             scheduler,
+            work,
             work,
             self.staging,
             self.recorder,
@@ -160,7 +160,7 @@ def test_decode_workers_are_started_when_wanted_parked_when_not_and_ended_with_t
     assert decoders_alive(running.engine) == 2
 
     count.threads = 5
-    running.engine._post(lambda now: scheduler._advance(now, []))
+    running.engine._post(lambda now: scheduler._advance(now))
     # Two are held by the gate, and the message is taken by none: the gate lets one sample go.
     work.gate.set()
     for step in range(10):
@@ -379,7 +379,7 @@ def test_a_seek_leaves_out_what_was_staged_and_goes_on_from_there(run: Callable[
 
 def test_an_error_of_the_work_itself_reaches_the_consumer_and_never_hangs_it(run: Callable[..., Run]) -> None:
     class Faulty(NumberWork):
-        def load(self, load: Load, ring: Ring, at: Callable[[int], None]) -> LoadResult:
+        def decode(self, *_: object) -> list[tuple[int, Exception]]:
             raise AssertionError("a fault of ours")
 
     running = run(AccessPlan(Sequential(20), 5, 1), Faulty())

@@ -153,8 +153,10 @@ def read_by(loader: Loader, trace: Path) -> list[int]:
         for _ in range(2):
             for _ in loader:
                 pass
-    spans = read_trace(trace).spans
-    return list(map(int, spans["sample"][spans["kind"] == Kind.READ]))
+    recorded = read_trace(trace)
+    reads = recorded.spans[recorded.spans["kind"] == Kind.READ]
+    groups = (recorded.ids.get((0, int(read["flow"])), read["sample"]) for read in reads)
+    return [int(sample) for group in groups for sample in np.atleast_1d(group)]
 
 
 @pytest.mark.parametrize(

@@ -2,197 +2,309 @@
 
 import random
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle
 from penstock.policy import (
-    FetchCosts,
+    Drop,
+    Instruction,
     Load,
-    Placement,
-    Read,
+    Move,
+    OwnRead,
     Ready,
     Scheduler,
     Staged,
     StagingLimits,
+    decisions,
     place_by_frequency,
 )
+from penstock.policy.decisions import UNDECODED, UNREAD
 from penstock.trace.schema import SOURCE, STAGING
 
 SLOW_SECONDS, FAST_SECONDS = 0.01, 1e-6
 
 
-def machine() -> Machine:
+def machine(tier_latency_seconds: float = 0.0) -> Machine:
     memory = Curve(((1, 1e10),))
     return Machine(
         SharedStore(None, Curve(((1, 1e7),)), latency_seconds=0.001),
-        (StorageClass("staging", 10**9, 1, memory), StorageClass("memory", 10**9, 1, memory)),
+        (
+            StorageClass("staging", 10**9, 1, memory),
+            StorageClass("tier", 10**9, 1, memory, latency_seconds=tier_latency_seconds),
+        ),
     )
 
 
-class FakeRuntime:
-    """Obeys a scheduler, finishing reads and loads in random order, and records all that it was told."""
+@dataclass(frozen=True)
+class Case:
+    """A run, and what its store and tier are like.
 
-    def __init__(
-        self,
-        plan: AccessPlan,
-        sizes: np.ndarray,
-        placement: Placement,
-        limits: StagingLimits,
-        chance: random.Random,
-        read_seconds: float = SLOW_SECONDS,
-        broken: frozenset[int] = frozenset(),
-    ) -> None:
-        self.scheduler = Scheduler(plan, 0, sizes, placement, FetchCosts(machine()), limits)
+    seconds: of a read of the source. tier_seconds: of a read of the tier. lossy: samples that the tier cannot give
+    back. broken: samples that the source does not give. undecodable: samples that no decoder takes.
+    """
+
+    samples: int
+    batch: int
+    epochs: int
+    slots: int
+    readers: int
+    decoders: int
+    undecoded_bytes: int
+    tier_bytes: int
+    seconds: float
+    tier_seconds: float
+    seed: int
+    lossy: frozenset[int] = frozenset()
+    broken: frozenset[int] = frozenset()
+    undecodable: frozenset[int] = frozenset()
+
+    @property
+    def plan(self) -> AccessPlan:
+        return AccessPlan(FullShuffle(self.samples, self.seed), self.batch, self.epochs)
+
+
+class FakeRuntime:
+    """Obeys a scheduler, finishing moves and loads in random order, and records all that it was told."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.plan = case, case.plan
+        self.chance = random.Random(case.seed)
+        self.sizes = np.array([self.chance.randint(1, 200) for _ in range(case.samples)], np.int64)
+        self.placement = place_by_frequency(self.plan, 0, self.sizes, [case.tier_bytes])
+        limits = StagingLimits(case.slots, case.readers, case.decoders, case.undecoded_bytes)
         self.limits = limits
-        self.chance = chance
-        self.read_seconds = read_seconds
-        self.broken = broken
-        self.reads: list[Read] = []
+        tier_machine = machine(case.tier_seconds)
+        self.scheduler = Scheduler(self.plan, 0, self.sizes, self.placement, tier_machine, limits)
+        self.moves: list[Move] = []
         self.loads: list[Load] = []
         self.ready: dict[tuple[int, int], Ready] = {}
         self.physical_reads: list[int] = []
-        self.filled: Counter[int] = Counter()
+        #: Samples that readers moved.
+        self.moved = 0
+        #: What the driver keeps by entry: the sample whose bytes these are.
+        self.bytes: dict[int, int] = {}
         self.tier: set[int] = set()
         self.loaded: Counter[tuple[int, int]] = Counter()
-        self.slots_in_use: set[int] = set()
         self.order: list[tuple[int, int]] = []
+        #: Everything it was told, as plain values.
+        self.told: list[object] = []
 
-    def obey(self, instructions: list[Read | Load | Staged | Ready]) -> None:
+    def obey(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
+            self.told.append(_plain(instruction))
             match instruction:
-                case Read():
-                    assert not instruction.by_worker
-                    self.reads.append(instruction)
+                case Move():
+                    assert instruction.samples.size
+                    self.moves.append(instruction)
                 case Load():
+                    assert instruction.rows.size
                     self.loads.append(instruction)
                 case Ready():
                     self.ready[instruction.epoch, instruction.step] = instruction
                 case Staged():
                     self.order.append((instruction.epoch, instruction.step))
-        assert len(self.reads) <= self.limits.readers
+                case Drop():
+                    for entry in instruction.entries:
+                        self.bytes.pop(entry, None)
+        assert len(self.moves) <= self.limits.readers
         assert len(self.loads) <= self.limits.decoders
-        in_flight = [read.sample for read in self.reads if read.tier != STAGING]
-        assert len(in_flight) == len(set(in_flight)), "a sample is being fetched twice"
+        moving = [sample for move in self.moves for sample in move.samples.tolist()]
+        assert len(moving) == len(set(moving)), "a sample is being fetched twice"
+        check_state(self.scheduler._state)
 
     def finish_something(self) -> None:
-        """One outstanding read or load ends."""
-        candidates = self.reads + self.loads
+        """One outstanding move or load ends."""
+        candidates: list[Move | Load] = [*self.moves, *self.loads]
         assert candidates, "nothing is under way and the consumer waits: a deadlock"
-        done = self.chance.choice(candidates)
-        if isinstance(done, Read):
-            self.reads.remove(done)
-            self.physical_reads.append(done.sample)
-            if done.sample in self.broken:
-                self.obey(self.scheduler.read_failed(done, 0.0))
-            else:
-                self._keep(done)
-                self.obey(self.scheduler.read_done(done, self.read_seconds, 0.0))
+        done = candidates[self.chance.randrange(len(candidates))]
+        if isinstance(done, Move):
+            self._finish_move(done)
         else:
-            self.loads.remove(done)
-            failed, seconds = [], []
-            for item in done.items:
-                assert done.samples[item.index] == item.sample
-                if item.origin == SOURCE:
-                    assert item.read is not None or not self.limits.readers
-                    self.physical_reads.append(item.sample)
-                    if item.sample in self.broken:
-                        failed.append(item)
-                        continue
-                    if item.read is not None:
-                        self._keep(item.read)
-                    seconds.append(self.read_seconds)
-                elif item.origin == STAGING:
-                    assert item.read is not None
-                    assert item.read.sample == item.sample
-                else:
-                    assert item.sample in self.tier
-                self.loaded[done.batch, item.index] += 1
-            self.obey(self.scheduler.load_done(done, failed, seconds, 0.0))
+            self._finish_load(done)
 
-    def _keep(self, read: Read) -> None:
-        if read.tier != STAGING:
-            assert read.sample not in self.tier, "a tier was given a sample twice"
-            self.tier.add(read.sample)
+    def _finish_move(self, move: Move) -> None:
+        self.moves = [other for other in self.moves if other is not move]
+        self.moved += move.samples.size
+        failed = []
+        samples = zip(move.entries.tolist(), move.samples.tolist(), move.rests.tolist(), strict=True)
+        for index, (entry, sample, rest) in enumerate(samples):
+            if self._fetch(sample, move.origin, rest):
+                self.bytes[entry] = sample
+            else:
+                failed.append(index)
+        seconds = self.case.seconds if move.origin == SOURCE else self.case.tier_seconds
+        self.obey(self.scheduler.moved(move, seconds * move.samples.size, failed, 0.0))
+
+    def _finish_load(self, load: Load) -> None:
+        self.loads = [other for other in self.loads if other is not load]
+        failed, own = {}, Counter[int]()
+        samples = load.samples[load.rows].tolist()
+        for index, sample in enumerate(samples):
+            origin, entry, rest = int(load.origins[index]), int(load.entries[index]), int(load.rests[index])
+            if origin == STAGING:
+                assert self.bytes[entry] == sample
+            elif not self._fetch(sample, origin, rest):
+                failed[index] = UNREAD
+                continue
+            else:
+                own[origin] += 1
+            if sample in self.case.undecodable:
+                failed[index] = UNDECODED
+            else:
+                self.loaded[load.batch, int(load.rows[index])] += 1
+        seconds = {SOURCE: self.case.seconds, 1: self.case.tier_seconds}
+        reads = [OwnRead(origin, count, count * seconds[origin]) for origin, count in own.items()]
+        self.obey(self.scheduler.loaded(load, failed, reads, 0.0))
+
+    def _fetch(self, sample: int, origin: int, rest: int) -> bool:
+        if origin == SOURCE:
+            self.physical_reads.append(sample)
+            if sample in self.case.broken:
+                return False
+            if rest != STAGING:
+                assert sample not in self.tier, "a tier was given a sample twice"
+                self.tier.add(sample)
+            return True
+        assert rest == STAGING
+        assert sample in self.tier
+        return sample not in self.case.lossy
 
     def take(self, epoch: int, step: int) -> Ready:
         while (epoch, step) not in self.ready:
             self.finish_something()
         return self.ready.pop((epoch, step))
 
+    def run(self, check: Callable[[Ready], None] = lambda ready: None) -> None:
+        """Take all batches, one after the other, and let go of each."""
+        self.obey(self.scheduler.start(0.0))
+        for epoch in range(self.plan.epochs):
+            for step in range(self.plan.steps(epoch)):
+                ready = self.take(epoch, step)
+                assert ready.samples.tolist() == self.plan.local_batch(0, epoch, step).tolist()
+                check(ready)
+                self.obey(self.scheduler.slot_freed(ready.slot, 0.0))
 
-cases = st.tuples(
-    st.integers(1, 40),  # samples
-    st.integers(1, 9),  # batch size
-    st.integers(1, 4),  # epochs
-    st.integers(1, 4),  # slots
-    st.integers(0, 5),  # readers
-    st.integers(1, 3),  # decoders
-    st.integers(1, 500),  # undecoded bytes
-    st.integers(0, 3000),  # tier bytes
-    st.sampled_from([SLOW_SECONDS, FAST_SECONDS]),
-    st.integers(0, 2**32),
+
+def _plain(instruction: Instruction) -> object:
+    values = (each.tolist() if isinstance(each, np.ndarray) else each for each in instruction)
+    return (type(instruction).__name__, *values)
+
+
+def chain(first: int, following: NDArray[Any]) -> list[int]:
+    """Return the items of a linked list."""
+    items: list[int] = []
+    while first >= 0:
+        items.append(int(first))
+        first = int(following[first])
+    assert len(set(items)) == len(items), "a list runs in a circle"
+    return items
+
+
+def check_state(state: decisions.State) -> None:
+    """What must hold of the arrays between two events."""
+    d = decisions
+    numbers, slots, places, entries = state.numbers[0], state.slots[0], state.places[0], state.entries[0]
+    incomplete = chain(numbers[d.FIRST_SLOT], slots[:, d.SLOT_AFTER])
+    states = Counter[int]()
+    decodable, holders = 0, Counter[int]()
+    waiting: dict[int, list[int]] = {}
+    for slot in incomplete:
+        begin = slot * numbers[d.PLACES]
+        rows = places[begin : begin + slots[slot, d.SLOT_SIZE]]
+        states = Counter(rows[:, d.PLACE_STATE].tolist())
+        offered = chain(slots[slot, d.SLOT_FIRST], places[:, d.PLACE_NEXT])
+        assert [places[place, d.PLACE_STATE] for place in offered] == [d.DECODABLE] * len(offered)
+        assert slots[slot, d.SLOT_DECODABLE] == len(offered) == states[d.DECODABLE]
+        assert slots[slot, d.SLOT_RUNNING] == states[d.RUNNING]
+        assert slots[slot, d.SLOT_FAILED] == states[d.FAILED]
+        assert slots[slot, d.SLOT_MISSING] == len(rows) - states[d.DONE] - states[d.FAILED] > 0
+        decodable += len(offered)
+        for place, row in enumerate(rows.tolist(), begin):
+            if row[d.PLACE_STATE] == d.WAITING:
+                waiting.setdefault(row[d.PLACE_ENTRY], []).append(place)
+            elif row[d.PLACE_STATE] in (d.DECODABLE, d.RUNNING) and row[d.PLACE_ENTRY] >= 0:
+                holders[row[d.PLACE_ENTRY]] += 1
+                assert entries[row[d.PLACE_ENTRY], d.ENTRY_SAMPLE] == row[d.PLACE_SAMPLE]
+    assert numbers[d.DECODABLE_PLACES] == decodable
+    used = np.flatnonzero(entries[:, d.ENTRY_STATE]).tolist()
+    assert sorted(state.table[0][state.table[0] >= 0].tolist()) == used
+    free = chain(numbers[d.FREE_ENTRY], entries[:, d.ENTRY_AFTER])
+    assert sorted(free + used) == list(range(len(entries)))
+    urgent = chain(numbers[d.FIRST_URGENT], entries[:, d.ENTRY_AFTER])
+    assert sorted(urgent) == [entry for entry in used if entries[entry, d.ENTRY_STATE] == d.QUEUED]
+    assert numbers[d.QUEUED_ENTRIES] == len(urgent)
+    passing, backlog = 0, Counter[int]()
+    for entry in used:
+        row = entries[entry]
+        sample = int(row[d.ENTRY_SAMPLE])
+        assert decisions.find(state, 0, sample) == entry
+        listed = chain(row[d.ENTRY_FIRST], places[:, d.PLACE_NEXT])
+        assert sorted(listed) == sorted(waiting.get(entry, []))
+        nbytes = int(state.sizes[sample])
+        if row[d.ENTRY_STATE] == d.HERE:
+            assert row[d.ENTRY_HOLDERS] == holders[entry] > 0
+        is_moving = row[d.ENTRY_STATE] == d.MOVING
+        passing += nbytes * (is_moving or (row[d.ENTRY_STATE] == d.HERE and row[d.ENTRY_REST] == STAGING))
+        backlog[int(row[d.ENTRY_ORIGIN])] += nbytes * (is_moving or row[d.ENTRY_STATE] == d.QUEUED)
+    assert numbers[d.PASSING] == passing
+    assert state.counts[0, :, d.BACKLOG].tolist() == [backlog[origin] for origin in (SOURCE, STAGING, 1)]
+
+
+cases = st.builds(
+    Case,
+    samples=st.integers(1, 40),
+    batch=st.integers(1, 9),
+    epochs=st.integers(1, 4),
+    slots=st.integers(1, 4),
+    readers=st.integers(0, 5),
+    decoders=st.integers(1, 3),
+    undecoded_bytes=st.integers(1, 500),
+    tier_bytes=st.integers(0, 3000),
+    seconds=st.sampled_from([SLOW_SECONDS, FAST_SECONDS]),
+    tier_seconds=st.sampled_from([SLOW_SECONDS, FAST_SECONDS]),
+    seed=st.integers(0, 2**32),
 )
-
-
-def staged_reads(load: Load) -> list[Read]:
-    """The reads whose bytes a Load is decoding."""
-    return [
-        item.read
-        for item in load.items
-        if item.read is not None and item.read.tier == STAGING and not item.read.by_worker
-    ]
-
-
-def set_up(
-    case: tuple[int, int, int, int, int, int, int, int, float, int], broken: frozenset[int] = frozenset()
-) -> tuple[AccessPlan, Placement, FakeRuntime]:
-    samples, batch, epochs, slots, readers, decoders, undecoded, tier_bytes, seconds, seed = case
-    plan = AccessPlan(FullShuffle(samples, seed), batch, epochs)
-    chance = random.Random(seed)
-    sizes = np.array([chance.randint(1, 200) for _ in range(samples)], np.int64)
-    placement = place_by_frequency(plan, 0, sizes, [tier_bytes])
-    limits = StagingLimits(slots, readers, decoders, undecoded)
-    return plan, placement, FakeRuntime(plan, sizes, placement, limits, chance, seconds, broken)
+#: The same with a tier of memory.
+easy_cases = cases.map(lambda case: replace(case, tier_seconds=0.0))
+some_samples = st.frozensets(st.integers(0, 39), max_size=5)
 
 
 @settings(max_examples=300)
-@given(cases)
-def test_every_batch_arrives_whole_in_order_and_each_sample_once(
-    case: tuple[int, int, int, int, int, int, int, int, float, int],
+@given(cases, some_samples)
+def test_every_batch_arrives_complete_in_order_and_each_sample_once(
+    case: Case, lossy: frozenset[int]
 ) -> None:
-    plan, _, runtime = set_up(case)
+    """Whatever a tier loses is read again."""
+    runtime = FakeRuntime(replace(case, lossy=lossy))
 
-    runtime.obey(runtime.scheduler.start(0.0))
-    for epoch in range(plan.epochs):
-        for step in range(plan.steps(epoch)):
-            ready = runtime.take(epoch, step)
-            assert ready.samples.tolist() == plan.local_batch(0, epoch, step).tolist()
-            assert ready.failed == ()
-            runtime.obey(runtime.scheduler.slot_freed(ready.slot, 0.0))
+    def check(ready: Ready) -> None:
+        assert ready.failed == ()
 
+    runtime.run(check)
+
+    plan = runtime.plan
     assert set(runtime.loaded.values()) == {1}
     assert len(runtime.loaded) == plan.samples * plan.epochs
     assert runtime.order == [(e, s) for e in range(plan.epochs) for s in range(plan.steps(e))]
+    assert not runtime.bytes, "the driver keeps bytes that nobody wants"
 
 
 @settings(max_examples=200)
-@given(cases)
-def test_the_store_is_read_once_per_miss_which_is_the_bound_of_any_policy(
-    case: tuple[int, int, int, int, int, int, int, int, float, int],
-) -> None:
-    plan, placement, runtime = set_up(case)
+@given(easy_cases)
+def test_the_store_is_read_once_per_miss_which_is_the_bound_of_any_policy(case: Case) -> None:
+    runtime = FakeRuntime(case)
+    runtime.run()
 
-    runtime.obey(runtime.scheduler.start(0.0))
-    for epoch in range(plan.epochs):
-        for step in range(plan.steps(epoch)):
-            runtime.obey(runtime.scheduler.slot_freed(runtime.take(epoch, step).slot, 0.0))
-
-    reads = Counter(runtime.physical_reads)
-    kept = set(placement.fill_order.tolist())
+    plan, reads = runtime.plan, Counter(runtime.physical_reads)
+    kept = set(runtime.placement.fill_order.tolist())
     assert all(reads[sample] == 1 for sample in kept)
     assert all(reads[sample] <= plan.epochs for sample in range(plan.samples))
     bound = plan.samples + (plan.epochs - 1) * (plan.samples - len(kept))
@@ -200,34 +312,33 @@ def test_the_store_is_read_once_per_miss_which_is_the_bound_of_any_policy(
 
 
 @settings(max_examples=150)
-@given(cases, st.sets(st.integers(0, 39), min_size=1, max_size=5))
-def test_a_broken_sample_fails_its_own_places_and_no_other(
-    case: tuple[int, int, int, int, int, int, int, int, float, int], broken: set[int]
+@given(cases, some_samples, some_samples)
+def test_a_broken_sample_fails_its_own_rows_and_no_other(
+    case: Case, broken: frozenset[int], undecodable: frozenset[int]
 ) -> None:
-    plan, _, runtime = set_up(case, frozenset(broken))
+    runtime = FakeRuntime(replace(case, broken=broken, undecodable=undecodable))
 
-    runtime.obey(runtime.scheduler.start(0.0))
-    for epoch in range(plan.epochs):
-        for step in range(plan.steps(epoch)):
-            ready = runtime.take(epoch, step)
-            expected = [i for i, sample in enumerate(ready.samples.tolist()) if sample in broken]
-            assert list(ready.failed) == expected
-            runtime.obey(runtime.scheduler.slot_freed(ready.slot, 0.0))
+    def check(ready: Ready) -> None:
+        wrong = broken | undecodable
+        assert list(ready.failed) == [i for i, sample in enumerate(ready.samples.tolist()) if sample in wrong]
+
+    runtime.run(check)
 
 
 @settings(max_examples=200)
-@given(cases, st.data())
+@given(cases, some_samples, some_samples, st.data())
 def test_after_a_seek_the_rest_of_the_run_is_as_if_nothing_had_been_staged(
-    case: tuple[int, int, int, int, int, int, int, int, float, int], data: st.DataObject
+    case: Case, lossy: frozenset[int], broken: frozenset[int], data: st.DataObject
 ) -> None:
-    plan, _, runtime = set_up(case)
+    runtime = FakeRuntime(replace(case, lossy=lossy, broken=broken))
+    plan = runtime.plan
     epoch = data.draw(st.integers(0, plan.epochs - 1))
     step = data.draw(st.integers(0, plan.steps(epoch) - 1))
     before = data.draw(st.integers(0, 30))
 
     runtime.obey(runtime.scheduler.start(0.0))
     for _ in range(before):
-        if runtime.reads or runtime.loads:
+        if runtime.moves or runtime.loads:
             runtime.finish_something()
     given_up = [ready for key, ready in runtime.ready.items() if key < (epoch, step)]
     runtime.ready = {key: ready for key, ready in runtime.ready.items() if key >= (epoch, step)}
@@ -240,42 +351,71 @@ def test_after_a_seek_the_rest_of_the_run_is_as_if_nothing_had_been_staged(
         for current in range(step if later == epoch else 0, plan.steps(later)):
             ready = runtime.take(later, current)
             assert ready.samples.tolist() == plan.local_batch(0, later, current).tolist()
-            assert ready.failed == ()
+            expected = [i for i, sample in enumerate(ready.samples.tolist()) if sample in broken]
+            assert list(ready.failed) == expected
             runtime.obey(runtime.scheduler.slot_freed(ready.slot, 0.0))
+    while runtime.moves or runtime.loads:
+        runtime.finish_something()
+    assert not runtime.bytes
+
+
+@settings(max_examples=100)
+@given(cases, st.integers(1, 5))
+def test_slots_that_are_added_while_samples_are_on_their_way_are_used(case: Case, more: int) -> None:
+    runtime = FakeRuntime(case)
+    runtime.obey(runtime.scheduler.start(0.0))
+    for _ in range(runtime.chance.randrange(10)):
+        if runtime.moves or runtime.loads:
+            runtime.finish_something()
+
+    for _ in range(2):
+        runtime.obey(runtime.scheduler.slots_added(case.slots + more, 0.0))
+
+    plan = runtime.plan
+    steps = [(epoch, step) for epoch in range(plan.epochs) for step in range(plan.steps(epoch))]
+    assert runtime.order == steps[: case.slots + more]
+    for epoch, step in steps:
+        ready = runtime.take(epoch, step)
+        assert ready.failed == ()
+        runtime.obey(runtime.scheduler.slot_freed(ready.slot, 0.0))
+    assert set(runtime.loaded.values()) == {1}
 
 
 @settings(max_examples=100)
 @given(cases)
-def test_bytes_in_passing_stay_within_their_bound_but_for_one_read(
-    case: tuple[int, int, int, int, int, int, int, int, float, int],
-) -> None:
-    plan, _, runtime = set_up(case)
-    limit = runtime.limits.undecoded_bytes
+def test_bytes_in_passing_stay_within_their_bound_but_for_one_sample(case: Case) -> None:
+    runtime = FakeRuntime(case)
+    plan, limit = runtime.plan, case.undecoded_bytes
 
     runtime.obey(runtime.scheduler.start(0.0))
     for epoch in range(plan.epochs):
         for step in range(plan.steps(epoch)):
             while (epoch, step) not in runtime.ready:
                 runtime.finish_something()
-                waiting = {id(read): read for load in runtime.loads for read in staged_reads(load)}
-                in_passing = [*runtime.reads, *waiting.values()]
-                total = sum(read.nbytes for read in in_passing)
-                assert total <= limit or len(in_passing) == 1
+                moving = [sample for move in runtime.moves for sample in move.samples.tolist()]
+                decoding = {
+                    entry: int(load.samples[row])
+                    for load in runtime.loads
+                    for row, entry, origin, rest in zip(
+                        load.rows, load.entries, load.origins, load.rests, strict=True
+                    )
+                    if origin == STAGING and rest == STAGING
+                }
+                passing = [*moving, *decoding.values()]
+                assert runtime.sizes[passing].sum() <= limit or len(passing) == 1
             runtime.obey(runtime.scheduler.slot_freed(runtime.take(epoch, step).slot, 0.0))
 
 
+def runtime_of(seconds: float, **options: Any) -> FakeRuntime:
+    case = Case(64, 8, 2, 2, 4, 1, 10_000, 0, seconds, 0.0, 0)
+    return FakeRuntime(replace(case, **options))
+
+
 def test_workers_read_by_themselves_once_a_probe_shows_that_reads_cost_less_than_a_hand_over() -> None:
-    plan = AccessPlan(FullShuffle(64, 0), 8, 2)
-    sizes = np.full(64, 100, np.int64)
-    placement = place_by_frequency(plan, 0, sizes, [])
-    limits = StagingLimits(slots=2, readers=4, decoders=1, undecoded_bytes=10_000)
-
-    fast = FakeRuntime(plan, sizes, placement, limits, random.Random(0), FAST_SECONDS)
-    slow = FakeRuntime(plan, sizes, placement, limits, random.Random(0), SLOW_SECONDS)
+    fast, slow = runtime_of(FAST_SECONDS), runtime_of(SLOW_SECONDS)
     for runtime in (fast, slow):
-        runtime.obey(runtime.scheduler.start(0.0))
-        for step in range(plan.steps(0)):
-            runtime.obey(runtime.scheduler.slot_freed(runtime.take(0, step).slot, 0.0))
+        runtime.run()
 
-    assert not fast.reads
-    assert slow.reads
+    # The first two batches are staged before the probe has ended.
+    assert fast.moved <= 16
+    assert slow.moved >= 2 * 64 - 2

@@ -1,8 +1,11 @@
 """Threads that do what the scheduler says, over real stores and in real time.
 
-    reader threads ── Read ──> Work.read        decode workers ── Load ──> Work.load
+    reader threads ── Move ──> Fetcher.fetch    decode workers ── Load ──> Fetcher.fetch, Decoder.decode
              └────────── events ──> inbox ──> Scheduler ──> instructions ──┘
-                                                  └──> whole batches ──> the consumer
+                                                  └──> complete batches ──> the consumer
+
+Threads work by the group: an instruction is about several samples, and so are its event and its spans. Bytes that wait
+for their decode worker are kept here, by the number of the scheduler's entry, until the scheduler says `Drop`.
 
 Who owns what: the scheduler belongs to whichever worker thread holds `_lock`, tried and never waited for: a thread
 that finds it taken leaves its event in `_inbox`, and the holder looks there again after letting go. The consumer's
@@ -34,15 +37,18 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.compiling import Part
 from penstock.errors import LoaderClosed, no_thread, printable
 from penstock.flow import waits
 from penstock.flow.lock_use import ASK_EVERY_SECONDS, LockUse, RunDelay, ask_for_lock
 from penstock.flow.patience import Patience
 from penstock.flow.recorder import Recorder, Ring
 from penstock.flow.staging import Reference, StagingBuffer
-from penstock.policy import Instruction, Load, Read, Ready, Scheduler, Staged, ThreadFacts
-from penstock.policy.scheduler import Item
-from penstock.trace.schema import SOURCE, Kind
+from penstock.machine_code import Loop
+from penstock.policy import Drop, Instruction, Load, Move, OwnRead, Ready, Scheduler, Staged, ThreadFacts
+from penstock.policy.decision_state import ACT
+from penstock.policy.decisions import UNDECODED, UNREAD
+from penstock.trace.schema import NO_FLOW, SOURCE, STAGING, Kind
 from penstock.units import format_count
 
 _JOIN_SILENT_SECONDS, _JOIN_SECONDS = 1.0, 5.0
@@ -54,14 +60,20 @@ _SCHEDULER = 1
 _FIRST_WORKER = 2
 
 
-class LoadResult(NamedTuple):
-    """What came of a Load.
+#: What decides, compiled: for `Engine(compiled=DECISIONS.ask)`.
+DECISIONS = Part(
+    "penstock.policy._decisions_kernels",
+    "act",
+    ACT,
+    "what decides which sample is read when",
+    "plain Python does it",
+)
 
-    failed: items and why. read_seconds: of each read the worker did by itself and that succeeded.
-    """
 
-    failed: list[tuple[Item, Exception]]
-    read_seconds: list[float]
+class Failed(NamedTuple):
+    """Why one sample of a group could not be had, in the place of its bytes."""
+
+    error: Exception
 
 
 class _Park:
@@ -115,20 +127,23 @@ class _Owner(weakref.ref[Any]):
     __slots__ = ()
 
 
-class Work(Protocol):
-    """What the threads do, apart from when."""
+class Fetcher(Protocol):
+    """Brings the bytes of samples, from their source or a tier. Any thread may call it at any time."""
 
     @property
     def place(self) -> str:
         """Name the store that is read from, for messages."""
         ...
 
-    def read(self, read: Read) -> Any:
-        """Fetch a sample, put it into its tier if it has one, and return the bytes for the decode worker."""
-        ...
+    def fetch(
+        self, samples: list[int], origin: int, rests: list[int], at: Callable[[int], None], *, lasting: bool
+    ) -> list[Any]:
+        """Return the bytes of each sample, or `Failed`.
 
-    def load(self, load: Load, ring: Ring, at: Callable[[int], None]) -> LoadResult:
-        """Decode the items of a Load into its slot; record READ, HIT and DECODE spans; tell `at` each sample's turn."""
+        origin: SOURCE, or the number of the tier to take them from.
+        rests: of each, the tier that is to keep what comes from the source, or STAGING.
+        at: told each sample's turn. lasting: whether the bytes are wanted beyond this thread's next call.
+        """
         ...
 
     def describe(self, sample: int) -> str:
@@ -136,7 +151,27 @@ class Work(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what the work holds. No thread runs any more."""
+        """Give back what it holds. No thread runs any more."""
+        ...
+
+
+class Decoder(Protocol):
+    """Turns bytes into rows of a batch slot. Any thread may call it at any time."""
+
+    def decode(
+        self,
+        load: Load,
+        rows: list[int],
+        samples: list[int],
+        data: list[Any],
+        arrays: tuple[NDArray[Any], ...],
+        at: Callable[[int], None],
+    ) -> list[tuple[int, Exception]]:
+        """Write some rows of a slot; return the failed ones, each by its index in `rows`, with the reason.
+
+        rows: of the batch. samples, data: of each row, its id and what the fetcher brought.
+        arrays: of the slot, [batch size, *shape] each.
+        """
         ...
 
 
@@ -150,13 +185,15 @@ class Engine:
     collect: drains the recorder; workers call it when their ring is half full, as in a long step of the training.
     readers: threads that only read. Decode workers are as many as the scheduler lets load at once.
     begin: called by each decode worker before its first Load.
+    compiled: returns the compiled decisions once there are any.
     finish: called at the end, when no thread records any more, or by a `close` that left threads which hang.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        work: Work,
+        fetcher: Fetcher,
+        decoder: Decoder,
         staging: StagingBuffer,
         recorder: Recorder,
         *,
@@ -168,9 +205,11 @@ class Engine:
         collect: Callable[[], None],
         finish: Callable[[], None],
         samples_of: Callable[[int, int], NDArray[np.int64]],
+        compiled: Callable[[], Loop | None] = lambda: None,
     ) -> None:
         self._scheduler = scheduler
-        self._work = work
+        self._fetcher = fetcher
+        self._decoder = decoder
         self._staging = staging
         self._recorder = recorder
         self._clock = recorder.clock
@@ -179,13 +218,15 @@ class Engine:
         self._say = say
         self._collect = collect
         self._when_finished = finish
+        #: None once the scheduler has the compiled decisions.
+        self._compiled: Callable[[], Loop | None] | None = compiled
         self._owner: _Owner | None = None
         self._samples_of = samples_of
         self._pid = os.getpid()
 
         self._lock = threading.Lock()
         self._inbox: deque[Event] = deque()
-        self._reads: SimpleQueue[Read | None] = SimpleQueue()
+        self._moves: SimpleQueue[Move | None] = SimpleQueue()
         #: What decode workers get: work, an event to pass on, what the consumer dropped; None or `_Owner` ends them.
         self._loads: SimpleQueue[Load | Event | Reference | Departure | _Owner | _Park | None] = SimpleQueue()
         #: What parked decode workers wait for: to go on, or None to end.
@@ -201,8 +242,10 @@ class Engine:
         #: What a thread raised that no sample is to blame for.
         self._fault: BaseException | None = None
         self._ring = recorder.ring(_SCHEDULER)
-        #: Why a sample could not be had for a batch, by running number of the batch and sample, until it is whole.
-        self._failures: dict[tuple[int, int], Exception] = {}
+        #: Why samples could not be had for a batch, by its running number and the sample, until it is complete.
+        self._failures: dict[int, dict[int, Exception]] = {}
+        #: Bytes that wait for a decode worker, and their flow, by the scheduler's entry.
+        self._bytes: dict[int, tuple[Any, int]] = {}
 
         #: The sample that each worker is at and since when, by worker; for `waits` only.
         self._at: dict[int, tuple[int, float]] = {}
@@ -298,7 +341,7 @@ class Engine:
         """Tell all threads to end, and wait for nothing: safe anywhere, in the garbage collector too."""
         self._closed = True
         if not self.is_forked:
-            self._reads.put(None)
+            self._moves.put(None)
             self._loads.put(None)
             self._parked.put(None)
             self._wake.put(None)
@@ -394,7 +437,7 @@ class Engine:
         wanted = set(self._samples_of(epoch, step).tolist())
         for sample, begin in [entry for entry in at if entry[0] in wanted][:1] or at[:1]:
             line += f"; longest under way: sample {sample}, {self._name_of(sample)}, for {now - begin:.1f} s"
-        return f"{line}; {format_count(len(at), 'sample')} in work on {self._work.place}; {self._how_reads_fare()}"
+        return f"{line}; {format_count(len(at), 'sample')} in work on {self._fetcher.place}; {self._how_reads_fare()}"
 
     def _how_reads_fare(self) -> str:
         recent = sorted(self._recent_read_seconds.copy())
@@ -414,7 +457,7 @@ class Engine:
 
     def _name_of(self, sample: int) -> str:
         try:
-            return printable(self._work.describe(sample))
+            return printable(self._fetcher.describe(sample))
         except Exception as error:  # of a source's own code: a line about a wait must not end the training
             return f"which cannot be described ({type(error).__name__})"
 
@@ -489,8 +532,8 @@ class Engine:
 
     def _hand_out(self, instruction: Instruction, now: float) -> None:
         match instruction:
-            case Read():
-                self._reads.put(instruction)
+            case Move():
+                self._moves.put(instruction)
             case Load():
                 self._loads.put(instruction)
             case Ready():
@@ -504,11 +547,15 @@ class Engine:
                     step=instruction.step,
                     samples=0,
                 )
+            case Drop():
+                for entry in instruction.entries:
+                    self._bytes.pop(entry, None)
 
     def _deliver(self, ready: Ready) -> None:
         arrays = self._staging.lend(ready.slot, ready.samples.size, self._loads.put)
         failed = {int(ready.samples[index]) for index in ready.failed}
-        errors = {sample: self._failures.pop((ready.batch, sample)) for sample in failed}
+        known = self._failures.pop(ready.batch, {})
+        errors = {sample: known[sample] for sample in failed}
         self._arrived[ready.epoch, ready.step] = Whole(ready, arrays, errors)
         self._lent.add(ready.slot)
         self._wake_consumer()
@@ -521,14 +568,26 @@ class Engine:
             self._wake_consumer()
         return []
 
-    def _read_failed(self, read: Read, error: Exception, now: float) -> list[Instruction]:
-        self._note_failure(error, read.sample, read.waiters)
-        return self._scheduler.read_failed(read, now)
+    def _moved(self, move: Move, data: list[Any], flow: int, seconds: float, now: float) -> list[Instruction]:
+        failed = []
+        for index, each in enumerate(data):
+            if isinstance(each, Failed):
+                waiting = self._scheduler.batches_waiting_for(int(move.entries[index]))
+                self._note_failure(each.error, int(move.samples[index]), waiting)
+                failed.append(index)
+            else:
+                self._bytes[int(move.entries[index])] = each, flow if len(data) == 1 else NO_FLOW
+        data.clear()  # as in `_loaded`
+        return self._scheduler.moved(move, seconds, failed, now)
 
-    def _load_done(
+    def _use(self, loop: Loop, now: float) -> None:
+        self._scheduler.use(loop)
+
+    def _loaded(
         self,
         load: Load,
-        result: LoadResult,
+        failed: dict[int, tuple[int, Exception]],
+        own_reads: list[OwnRead],
         seconds: tuple[float, float],
         asked_seconds: float | None,
         now: float,
@@ -539,23 +598,24 @@ class Engine:
             since_last = min(now - self._load_ended, wall_seconds)
             self._lock_use = self._lock_use.plus(since_last, cpu_seconds, asked_seconds)
         self._load_ended = now
-        for item, error in result.failed:
-            waiters = [] if item.read is None else item.read.waiters
-            self._note_failure(error, item.sample, [(load.batch, item.index), *waiters])
-        failed = [item for item, _ in result.failed]
-        result.failed.clear()  # an error's traceback refers to whose list this is: a circle, else
-        return self._scheduler.load_done(load, failed, result.read_seconds, now, *seconds)
+        for index, (_, error) in failed.items():
+            waiting = self._scheduler.batches_waiting_for(int(load.entries[index]))
+            self._note_failure(error, int(load.samples[load.rows[index]]), [load.batch, *waiting])
+        marks = {index: mark for index, (mark, _) in failed.items()}
+        # The frames of an error's traceback, and those that called them, refer to this: a circle, else.
+        failed.clear()
+        return self._scheduler.loaded(load, marks, own_reads, now, *seconds)
 
-    def _note_failure(self, error: Exception, sample: int, places: Sequence[tuple[int, int]]) -> None:
-        for batch, _ in places:
+    def _note_failure(self, error: Exception, sample: int, batches: Sequence[int]) -> None:
+        for batch in batches:
             if self._scheduler.is_wanted(batch):
-                self._failures[batch, sample] = error
+                self._failures.setdefault(batch, {})[sample] = error
 
     def _sought(self, epoch: int, step: int, now: float) -> list[Instruction]:
         instructions = self._scheduler.seek(epoch, step, now)
-        for batch, sample in list(self._failures):
+        for batch in list(self._failures):
             if not self._scheduler.is_wanted(batch):
-                del self._failures[batch, sample]
+                del self._failures[batch]
         return instructions
 
     def _poll_held(self, now: float) -> list[Instruction]:
@@ -581,29 +641,30 @@ class Engine:
     def _finish(self) -> None:
         """No work is done any more. Twice is harmless."""
         waits.unregister(self)
-        self._work.close()
+        self._fetcher.close()
         self._when_finished()
 
     def _run_reader(self, worker: int, ring: Ring) -> None:
-        while (read := self._reads.get()) is not None and not self._closed:
+        while (move := self._moves.get()) is not None and not self._closed:
+            samples = move.samples.tolist()
             begin = self._clock()
-            self._at[worker] = (read.sample, begin)
-            try:
-                read.payload = self._work.read(read)
-            except Exception as error:
-                self._inbox.append(partial(self._read_failed, read, error))
-            else:
-                end = self._clock()
-                self._recent_read_seconds.append(end - begin)
-                ring.record(Kind.READ, begin, end, read.sample, read.nbytes, read.epoch, read.step, SOURCE)
-                self._inbox.append(partial(self._scheduler.read_done, read, end - begin))
-            finally:
-                del self._at[worker]
-            read = None  # an idle thread keeps no sample's bytes
+            data = self._fetcher.fetch(
+                samples, move.origin, move.rests.tolist(), partial(self._note, worker), lasting=True
+            )
+            end = self._clock()
+            self._at.pop(worker, None)
+            self._recent_read_seconds.append((end - begin) / len(samples))
+            flow = self._record_fetched(ring, (begin, end), samples, data, move.origin, move.epoch, move.step)
+            self._inbox.append(partial(self._moved, move, data, flow, end - begin))
+            del data, move  # an idle thread keeps no sample's bytes
             self._drive()
             if ring.is_half_full:
                 self._collect()
-        self._reads.put(None)  # for the next one
+        self._moves.put(None)  # for the next one
+
+    def _note(self, worker: int, sample: int) -> None:
+        """Remember which sample a thread is at, for `waits`."""
+        self._at[worker] = (sample, self._clock())
 
     def _run_decoder(self, worker: int, ring: Ring) -> None:
         self._begin()
@@ -634,17 +695,96 @@ class Engine:
         self._loads.put(None)  # for the next one
 
     def _load(self, load: Load, worker: int, ring: Ring, delay: RunDelay) -> None:
-        def at(sample: int) -> None:
-            self._at[worker] = (sample, self._clock())
-
+        self._note(worker, int(load.samples[load.rows[0]]))
+        if self._compiled is not None and (loop := self._compiled()) is not None:
+            self._compiled = None
+            self._inbox.append(partial(self._use, loop))
         asked_seconds = self._ask_for_lock(worker, delay)
         begin, computed, delayed = self._clock(), time.thread_time(), delay.seconds()
-        result = self._work.load(load, ring, at)
+        failed, own_reads = self._fetch_and_decode(load, partial(self._note, worker), ring)
         # Other programs on the processors are no reason for more threads or fewer.
         seconds = self._clock() - begin - (delay.seconds() - delayed), time.thread_time() - computed
         self._at.pop(worker, None)
-        self._recent_read_seconds.extend(result.read_seconds)
-        self._inbox.append(partial(self._load_done, load, result, seconds, asked_seconds))
+        self._inbox.append(partial(self._loaded, load, failed, own_reads, seconds, asked_seconds))
+
+    def _fetch_and_decode(
+        self, load: Load, at: Callable[[int], None], ring: Ring
+    ) -> tuple[dict[int, tuple[int, Exception]], list[OwnRead]]:
+        """Return what failed, by index in the Load, and how long own reads took."""
+        rows = load.rows.tolist()
+        samples = load.samples[load.rows].tolist()
+        origins = load.origins.tolist()
+        data: list[Any] = [None] * len(rows)
+        own_reads: list[OwnRead] = []
+        flow = NO_FLOW
+        for origin in set(origins):
+            which = [index for index, each in enumerate(origins) if each == origin]
+            if origin == STAGING:
+                for index, entry in zip(which, load.entries[which].tolist(), strict=True):
+                    data[index], flow = self._bytes[entry]
+                continue
+            begin = self._clock()
+            wanted = [samples[index] for index in which]
+            found = self._fetcher.fetch(wanted, origin, load.rests[which].tolist(), at, lasting=False)
+            end = self._clock()
+            for place, index in enumerate(which):
+                data[index] = found[place]
+            flow = self._record_fetched(ring, (begin, end), wanted, found, origin, load.epoch, load.step)
+            if not any(isinstance(each, Failed) for each in found):
+                own_reads.append(OwnRead(origin, len(found), end - begin))
+                if origin == SOURCE:
+                    self._recent_read_seconds.append((end - begin) / len(found))
+            found.clear()  # as in `_loaded`
+        failed = {index: (UNREAD, each.error) for index, each in enumerate(data) if isinstance(each, Failed)}
+        if failed:
+            had = [index for index in range(len(rows)) if index not in failed]
+            rows, samples, data = ([items[index] for index in had] for items in (rows, samples, data))
+        else:
+            had = list(range(len(rows)))
+        if rows:
+            begin = self._clock()
+            arrays = self._staging.arrays(load.slot)
+            wrong = self._decoder.decode(load, rows, samples, data, arrays, at)
+            count = len(samples)
+            if count > 1 and (failed or origins.count(origins[0]) < count or origins[0] == STAGING):
+                # Not one group that was fetched together.
+                flow = self._recorder.next_flow()
+                ring.record_ids(flow, samples)
+            ring.record(
+                Kind.DECODE,
+                begin,
+                self._clock(),
+                samples[0],
+                epoch=load.epoch,
+                step=load.step,
+                samples=count,
+                flow=flow,
+            )
+            failed |= {had[index]: (UNDECODED, error) for index, error in wrong}
+            wrong.clear()
+        return failed, own_reads
+
+    def _record_fetched(
+        self,
+        ring: Ring,
+        seconds: tuple[float, float],
+        samples: list[int],
+        data: list[Any],
+        origin: int,
+        epoch: int,
+        step: int,
+    ) -> int:
+        """Record what a group of samples came from, but for those that failed; return its flow."""
+        had = [index for index, each in enumerate(data) if not isinstance(each, Failed)]
+        if not had:
+            return NO_FLOW
+        nbytes = sum(len(data[index]) for index in had if isinstance(data[index], bytes | memoryview))
+        flow = self._recorder.next_flow()
+        if len(had) > 1:
+            ring.record_ids(flow, [samples[index] for index in had])
+        kind = Kind.READ if origin == SOURCE else Kind.HIT
+        ring.record(kind, *seconds, samples[had[0]], nbytes, epoch, step, origin, samples=len(had), flow=flow)
+        return flow
 
     def _ask_for_lock(self, worker: int, delay: RunDelay) -> float | None:
         """Return what `ask_for_lock` does; None if it is not due, or no other Load runs."""

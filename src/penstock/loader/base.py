@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from penstock.compiling import Lease
 from penstock.errors import ConfigError, DataError, LoaderClosed, WaitTimeout, printable
-from penstock.flow.engine import Departure, Engine, Whole
+from penstock.flow.engine import DECISIONS, Departure, Engine, Whole
 from penstock.flow.lock_use import LockUse
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import StagingBuffer, are_small
@@ -37,7 +37,7 @@ from penstock.loader.transforms.decoders import decoder_versions
 from penstock.machine import Machine
 from penstock.plan import AccessPlan
 from penstock.plan.written import write_plan
-from penstock.policy import FetchCosts, Scheduler
+from penstock.policy import Scheduler
 from penstock.report import print_report
 from penstock.store import Source
 from penstock.store.calls import Calls
@@ -187,15 +187,14 @@ class Loader:
         )
         for _ in range(setup.limits.slots):
             staging.grow()
-        setup.work.attach(staging)
         return staging
 
     def _make_engine(self, say: Callable[[str], None]) -> Engine:
         """Join what decides, what does the work and where it ends up."""
         setup, plan, rank = self._setup, self._plan, self._rank
-        costs = FetchCosts(setup.machine)
         return Engine(
-            Scheduler(plan, rank, setup.sizes_bytes, setup.placement, costs, setup.limits),
+            Scheduler(plan, rank, setup.sizes_bytes, setup.placement, setup.machine, setup.limits),
+            setup.work,
             setup.work,
             self._staging,
             self._recorder,
@@ -207,6 +206,7 @@ class Loader:
             collect=self._collector.collect,
             finish=self._collector.close,
             samples_of=partial(plan.local_batch, rank),
+            compiled=DECISIONS.ask,
         )
 
     # The loop

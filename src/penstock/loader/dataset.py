@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
-from penstock.flow.engine import LoadResult
-from penstock.flow.recorder import Ring
-from penstock.flow.staging import Field, StagingBuffer
+from penstock.flow.engine import Failed
+from penstock.flow.staging import Field
 from penstock.loader.probing import from_first
 from penstock.loader.structure import Leaf, learn_structure
-from penstock.policy import Load, Read
-from penstock.policy.scheduler import Item
+from penstock.policy import Load
 from penstock.store.calls import Calls
-from penstock.trace.schema import SOURCE, Kind
 
 
 class MapDataset(Protocol):
@@ -28,15 +24,6 @@ class MapDataset(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Any: ...
-
-
-class _Fetched(NamedTuple):
-    """What the data set returned for an item, and when it was asked and was done."""
-
-    item: Item
-    value: Any
-    begin: float
-    end: float
 
 
 class DatasetWork:
@@ -80,13 +67,8 @@ class DatasetWork:
                 f"sample {sample} of {type(dataset).__name__} is a {type(example).__name__} without any array "
                 "or number: return at least one, for example the label"
             )
-        self._staging: StagingBuffer | None = None
         #: Leaves without an array, by slot, row and order of appearance.
         self._other_leaves: dict[int, dict[int, list[Any]]] = {}
-
-    def attach(self, staging: StagingBuffer) -> None:
-        """Say where samples go, before the first Load."""
-        self._staging = staging
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -110,33 +92,50 @@ class DatasetWork:
     def describe(self, sample: int) -> str:
         return f"{type(self._dataset).__name__}[{sample}]"
 
-    def read(self, read: Read) -> Any:
-        raise AssertionError("a data set is read by decode workers alone")
+    def fetch(
+        self, samples: list[int], origin: int, rests: list[int], at: Callable[[int], None], *, lasting: bool
+    ) -> list[Any]:
+        """Have the data set make samples, all by one call where it has `__getitems__`; see `Fetcher`."""
+        if self._get_list is not None and len(samples) > 1:
+            at(samples[0])
+            try:
+                values = list(self._get_list(samples))
+            except Exception:
+                values = []  # one by one: whose error it is shows then
+            if len(values) == len(samples):
+                return values
+        values = []
+        has_failed = False
+        for sample in samples:
+            at(sample)
+            try:
+                values.append(self._dataset[sample])
+            except Exception as error:
+                values.append(Failed(self._explained(error, sample)))
+                has_failed = True
+        if len(samples) > 1 and not has_failed:
+            self._get_list = None  # it fails where no sample does: each would be made twice, in every Load
+        return values
 
-    def load(self, load: Load, ring: Ring, at: Callable[[int], None]) -> LoadResult:
-        assert self._staging is not None, "attach comes before the first Load"
-        arrays = self._staging.arrays(load.slot)
+    def decode(
+        self,
+        load: Load,
+        rows: list[int],
+        samples: list[int],
+        data: list[Any],
+        arrays: tuple[NDArray[Any], ...],
+        at: Callable[[int], None],
+    ) -> list[tuple[int, Exception]]:
+        """Copy samples into their rows; see `Decoder`."""
         others = self._other_leaves.setdefault(load.slot, {})
-        failed: list[tuple[Item, Exception]] = []
-        fetched = self._fetch(load.items, at, failed)
-        begin = time.perf_counter()
-        if not self._store_columns(fetched, arrays, others):
-            stored = []
-            for each in fetched:
+        failed: list[tuple[int, Exception]] = []
+        if not self._store_columns(rows, data, arrays, others):
+            for index, (row, sample) in enumerate(zip(rows, samples, strict=True)):
                 try:
-                    others[each.item.index] = self._store(each.value, arrays, each.item)
-                    stored.append(each)
+                    others[row] = self._store(data[index], arrays, row, sample)
                 except Exception as error:
-                    failed.append((each.item, self._explained(error, each.item.sample)))
-            fetched = stored
-        if fetched:
-            # Copied together: each counts for its part, one after the other, so that the last ends last.
-            marks = np.linspace(begin, time.perf_counter(), len(fetched) + 1)
-            samples = [each.item.sample for each in fetched]
-            begins, ends = [each.begin for each in fetched], [each.end for each in fetched]
-            ring.record_samples(Kind.READ, begins, ends, samples, 0, load.epoch, load.step, SOURCE)
-            ring.record_samples(Kind.DECODE, marks[:-1], marks[1:], samples, epoch=load.epoch, step=load.step)
-        return LoadResult(failed, [each.end - each.begin for each in fetched])
+                    failed.append((index, self._explained(error, sample)))
+        return failed
 
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], kept: Sequence[int]) -> Any:
         """Return what a batch is made of, once its arrays hold the `kept` places of the slot."""
@@ -157,50 +156,24 @@ class DatasetWork:
             error.add_note(f"while asking {self.place} for sample {sample}, to see its shape")
             raise
 
-    def _fetch(
-        self, items: list[Item], at: Callable[[int], None], failed: list[tuple[Item, Exception]]
-    ) -> list[_Fetched]:
-        """Have the data set make the samples of a Load, all by one call where it has `__getitems__`."""
-        clock = time.perf_counter
-        if self._get_list is not None and len(items) > 1:
-            at(items[0].sample)
-            begin = clock()
-            try:
-                values = list(self._get_list([item.sample for item in items]))
-            except Exception:
-                values = []  # one by one: whose error it is shows then
-            if len(values) == len(items):
-                marks = np.linspace(begin, clock(), len(items) + 1).tolist()
-                return list(map(_Fetched, items, values, marks[:-1], marks[1:]))
-        already_failed = len(failed)
-        fetched: list[_Fetched] = []
-        for item in items:
-            at(item.sample)
-            begin = clock()
-            try:
-                fetched.append(_Fetched(item, self._dataset[item.sample], begin, clock()))
-            except Exception as error:
-                failed.append((item, self._explained(error, item.sample)))
-        if len(items) > 1 and len(failed) == already_failed:
-            self._get_list = None  # it fails where no sample does: each would be made twice, in every Load
-        return fetched
-
     def _explained(self, error: Exception, sample: int) -> Exception:
         error.add_note(f"while loading {self.describe(sample)}")
         return error
 
     def _store_columns(
-        self, fetched: list[_Fetched], arrays: tuple[NDArray[Any], ...], others: dict[int, list[Any]]
+        self,
+        rows: list[int],
+        data: list[Any],
+        arrays: tuple[NDArray[Any], ...],
+        others: dict[int, list[Any]],
     ) -> bool:
         """Copy samples leaf by leaf, each for all of them at once; return False where they are not all alike.
 
         Then their rows may hold anything, and `_store` says which sample is not.
         """
-        if not fetched:
-            return True
-        columns = self._columns([each.value for each in fetched])
-        first, count = fetched[0].item.index, len(fetched)
-        if columns is None or any(each.item.index != first + k for k, each in enumerate(fetched)):
+        columns = self._columns(data)
+        first, count = rows[0], len(rows)
+        if columns is None or rows != list(range(first, first + count)):
             return False
         places = iter(arrays)
         lists: list[Sequence[Any]] = []
@@ -211,8 +184,9 @@ class DatasetWork:
                 lists.append(column)
             elif not self._copy(column, next(places)[first : first + count]):
                 return False
-        for row in range(count):
-            others[first + row] = [column[row] for column in lists]
+        if lists:
+            for row in range(count):
+                others[first + row] = [column[row] for column in lists]
         return True
 
     def _columns(self, values: list[Any]) -> list[Sequence[Any]] | None:
@@ -247,11 +221,11 @@ class DatasetWork:
             return True
         return self._copy_leaves(column, place)
 
-    def _store(self, value: Any, arrays: tuple[NDArray[Any], ...], item: Item) -> list[Any]:
+    def _store(self, value: Any, arrays: tuple[NDArray[Any], ...], row: int, sample: int) -> list[Any]:
         """Copy a sample's arrays into its row; return the leaves that are none."""
         others: list[Any] = []
         places = iter(arrays)
-        name = self.describe(item.sample)
+        name = self.describe(sample)
         leaves = self._structure.leaves_of(value, name)
         for number, (leaf, is_array) in enumerate(zip(leaves, self._is_array, strict=True)):
             array = self._as_array(leaf)
@@ -265,7 +239,7 @@ class DatasetWork:
                     f"{name}: part {number} is {found}, the first sample's was {place.dtype}{list(place.shape[1:])}: "
                     "samples of a batch must be alike, so crop, pad or convert them in the data set"
                 )
-            place[item.index] = array
+            place[row] = array
         return others
 
 

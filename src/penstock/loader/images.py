@@ -6,28 +6,26 @@ import math
 import mmap
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import DataError, WaitTimeout, printable
-from penstock.flow.engine import LoadResult
-from penstock.flow.recorder import Ring
-from penstock.flow.staging import Field, StagingBuffer
+from penstock.flow.engine import Failed
+from penstock.flow.staging import Field
 from penstock.loader.probing import from_first
 from penstock.loader.transforms import Draws, Pipeline, Scratch
 from penstock.loader.transforms.jpeg import JpegHeader, is_jpeg, read_header
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.loader.transforms.sizes import read_size
-from penstock.policy import Load, Read
-from penstock.policy.scheduler import Item
-from penstock.store import MemoryTier, Source
+from penstock.policy import Load
+from penstock.store import MemoryTier, Source, read_group
 from penstock.store.calls import Calls
-from penstock.trace.schema import SOURCE, STAGING, Kind
+from penstock.trace.schema import SOURCE, STAGING
 
 _DRAWS_KEPT = 16
 # Of a picture that is only guessed at: photographs have 2 to 8.
@@ -48,10 +46,10 @@ class ImageWork:
         self._pipeline = pipeline
         self._tiers = tiers
         self._labels = source.labels
+        self._sizes_bytes = source.sizes_bytes
         self._threads = threading.local()
         #: Random draws of the batches that are being decoded; a draw is a function, so losing one costs only time.
         self._draws: dict[int, Draws] = {}
-        self._staging: StagingBuffer | None = None
         self._memory: DecodeMemory | None = None
 
     @property
@@ -103,10 +101,6 @@ class ImageWork:
         """How many pictures were decoded one at a time so far: their headers do not say how large they are."""
         return self._memory.alone if self._memory is not None else 0
 
-    def attach(self, staging: StagingBuffer) -> None:
-        """Say where decoded samples go, before the first Load."""
-        self._staging = staging
-
     @property
     def classes(self) -> tuple[str, ...]:
         return self._source.classes
@@ -157,49 +151,89 @@ class ImageWork:
     def describe(self, sample: int) -> str:
         return self._source.describe(sample)
 
-    def read(self, read: Read) -> Any:
-        data = self._bytes_from_source(read)
-        if read.tier == STAGING:
-            return data
-        tier = self._tiers[read.tier]
-        if not tier.put(read.sample, data):
-            raise DataError(
-                f"{self.describe(read.sample)}: has {len(data):,} bytes where the source's sizes_bytes says "
-                f"{read.nbytes:,}, so that the memory planned for the samples is full: correct the source"
-            )
-        return tier.view(read.sample)
+    def fetch(
+        self, samples: list[int], origin: int, rests: list[int], at: Callable[[int], None], *, lasting: bool
+    ) -> list[Any]:
+        """See `Fetcher`."""
+        at(samples[0])
+        if origin != SOURCE:
+            return self._from_tier(samples, self._tiers[origin])
+        if len(samples) == 1:
+            return [self._one_or_why_not(samples[0], rests[0], lasting)]
+        kinds = set(rests)
+        if len(kinds) == 1:
+            return self._group(samples, rests[0], lasting)
+        data: list[Any] = [None] * len(samples)
+        for rest in kinds:
+            which = [index for index, each in enumerate(rests) if each == rest]
+            for index, each in zip(
+                which, self._group([samples[k] for k in which], rest, lasting), strict=True
+            ):
+                data[index] = each
+        return data
 
-    def load(self, load: Load, ring: Ring, at: Callable[[int], None]) -> LoadResult:
-        assert self._staging is not None, "attach comes before the first Load"
-        images, labels = self._staging.arrays(load.slot)
+    def _from_tier(self, samples: list[int], tier: MemoryTier) -> list[Any]:
+        content = tier.array.data.toreadonly()
+        return [
+            content[begin:end]
+            if begin >= 0
+            else Failed(DataError(f"{self.describe(sample)} is not in memory"))
+            for sample, (begin, end) in zip(samples, tier.places_of(np.array(samples)).tolist(), strict=True)
+        ]
+
+    def _group(self, samples: list[int], rest: int, lasting: bool) -> list[Any]:
+        """Read a group from the source, into one piece of memory: a tier's, or one that passes."""
+        ids = np.array(samples)
+        sizes = self._sizes_bytes[ids]
+        begins = np.zeros(ids.size + 1, np.int64)
+        if rest == STAGING:
+            np.cumsum(sizes, out=begins[1:])
+            nbytes = int(begins[-1])
+            into = memoryview(bytearray(nbytes)) if lasting else self._buffer(nbytes)
+        elif (room := self._tiers[rest].take_room(ids, sizes)) is not None:
+            begins, into = room, self._tiers[rest].array.data
+        else:
+            return [self._one_or_why_not(sample, rest, lasting) for sample in samples]
+        failed = read_group(self._source, ids, into, begins)
+        marks: list[int] = begins.tolist()
+        data: list[Any] = [into[begin:end] for begin, end in pairwise(marks)]
+        for index, error in failed:
+            data[index] = Failed(self._explained(error, samples[index]))
+        if rest != STAGING:
+            wrong = np.array([index for index, _ in failed], np.int64)
+            self._tiers[rest].drop(ids[wrong])
+            self._tiers[rest].keep(np.delete(ids, wrong))
+        return data
+
+    def _one_or_why_not(self, sample: int, rest: int, lasting: bool) -> Any:
+        try:
+            return self._one(sample, rest, lasting)
+        except Exception as error:
+            return Failed(self._explained(error, sample))
+
+    def decode(
+        self,
+        load: Load,
+        rows: list[int],
+        samples: list[int],
+        data: list[Any],
+        arrays: tuple[NDArray[Any], ...],
+        at: Callable[[int], None],
+    ) -> list[tuple[int, Exception]]:
+        """See `Decoder`."""
+        images, labels = arrays
         draws = self._draws_of(load)
         scratch = self._scratch()
-        failed: list[tuple[Item, Exception]] = []
-        read_seconds: list[float] = []
-        clock = time.perf_counter
-        for item in load.items:
-            at(item.sample)
+        run = self._pipeline.run
+        failed: list[tuple[int, Exception]] = []
+        for index, row in enumerate(rows):
+            at(samples[index])
             try:
-                begin = clock()
-                data = self._bytes_of(item)
-                fetched = clock()
-                self._pipeline.run(data, images[item.index], draws, item.index, scratch)
+                run(data[index], images[row], draws, row, scratch)
             except Exception as error:
-                failed.append((item, self._explained(error, item.sample)))
-                continue
-            end = clock()
-            labels[item.index] = self._labels[item.sample]
-            if item.read is not None and item.origin == SOURCE:
-                read_seconds.append(fetched - begin)
-                ring.record(
-                    Kind.READ, begin, fetched, item.sample, item.read.nbytes, load.epoch, load.step, SOURCE
-                )
-            elif item.origin != STAGING:
-                ring.record(
-                    Kind.HIT, begin, begin, item.sample, len(data), load.epoch, load.step, item.origin
-                )
-            ring.record(Kind.DECODE, fetched, end, item.sample, epoch=load.epoch, step=load.step)
-        return LoadResult(failed, read_seconds)
+                failed.append((index, self._explained(error, samples[index])))
+        labels[rows] = self._labels[samples]
+        return failed
 
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], kept: Sequence[int]) -> Any:
         """Return what a batch is made of, once its arrays hold the `kept` places of the slot."""
@@ -209,26 +243,25 @@ class ImageWork:
         for tier in self._tiers.values():
             tier.close()
 
-    def _bytes_of(self, item: Item) -> Any:
-        """Return an item's bytes, reading them where no reader thread did; valid until this thread's next item."""
-        if item.origin == STAGING:
-            assert item.read is not None, "an item in staging carries its read"
-            return item.read.payload
-        if item.origin != SOURCE:
-            return self._tiers[item.origin].view(item.sample)
-        assert item.read is not None, "an item from the source carries its read"
-        if item.read.tier != STAGING:
-            return self.read(item.read)
-        if item.read.nbytes >= _MAPPED_BYTES:
-            return self._bytes_from_source(item.read)
-        buffer = self._buffer(item.read.nbytes)
-        return buffer[: self._source.read_into(item.sample, buffer)]
+    def _one(self, sample: int, rest: int, lasting: bool) -> Any:
+        nbytes = int(self._sizes_bytes[sample])
+        if nbytes < _MAPPED_BYTES and (lasting or rest != STAGING):
+            content: Any = self._source.read(sample)
+        else:
+            mapped = nbytes >= _MAPPED_BYTES
+            buffer = memoryview(mmap.mmap(-1, nbytes)) if mapped else self._buffer(nbytes)
+            content = buffer[: self._source.read_into(sample, buffer)]
+        return content if rest == STAGING else self._put(sample, rest, content)
 
-    def _bytes_from_source(self, read: Read) -> Any:
-        if read.nbytes < _MAPPED_BYTES:
-            return self._source.read(read.sample)
-        buffer = memoryview(mmap.mmap(-1, read.nbytes))
-        return buffer[: self._source.read_into(read.sample, buffer)]
+    def _put(self, sample: int, rest: int, data: Any) -> Any:
+        """Have a tier keep a sample; return its bytes there."""
+        tier = self._tiers[rest]
+        if not tier.put(sample, data):
+            raise DataError(
+                f"{self.describe(sample)}: has {len(data):,} bytes where the source's sizes_bytes says "
+                f"{self._sizes_bytes[sample]:,}, so that the memory planned for the samples is full: correct the source"
+            )
+        return tier.view(sample)
 
     def _buffer(self, nbytes: int) -> memoryview:
         buffer: memoryview | None = getattr(self._threads, "buffer", None)

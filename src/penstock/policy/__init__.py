@@ -3,17 +3,26 @@
 Nothing here knows whether time is real: threads over real stores and a virtual clock drive the same objects.
 """
 
-from penstock.policy.choice import FetchCosts
 from penstock.policy.homes import Homes, place_by_hash, place_cover, place_frequency
 from penstock.policy.merge import Extents, MergedRead, MergedReads, merge_reads
 from penstock.policy.placement import Kept, Placement, place_by_frequency
 from penstock.policy.push import Handed, decide_push
-from penstock.policy.scheduler import Instruction, Load, Read, Ready, Scheduler, Staged, StagingLimits
+from penstock.policy.scheduler import (
+    Drop,
+    Instruction,
+    Load,
+    Move,
+    OwnRead,
+    Ready,
+    Scheduler,
+    Staged,
+    StagingLimits,
+)
 from penstock.policy.thread_count import ThreadCount, ThreadFacts
 
 __all__ = [
+    "Drop",
     "Extents",
-    "FetchCosts",
     "Handed",
     "Homes",
     "Instruction",
@@ -21,8 +30,9 @@ __all__ = [
     "Load",
     "MergedRead",
     "MergedReads",
+    "Move",
+    "OwnRead",
     "Placement",
-    "Read",
     "Ready",
     "Scheduler",
     "Staged",

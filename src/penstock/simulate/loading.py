@@ -11,6 +11,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,12 @@ from penstock.errors import ConfigError
 from penstock.machine import Machine
 from penstock.plan import AccessPlan
 from penstock.policy import (
-    FetchCosts,
+    Drop,
     Instruction,
     Load,
+    Move,
+    OwnRead,
     Placement,
-    Read,
     Ready,
     Scheduler,
     Staged,
@@ -31,7 +33,6 @@ from penstock.policy import (
 )
 from penstock.policy.loading import Job, LoadingPolicy
 from penstock.policy.runnable import placement_of
-from penstock.policy.scheduler import Item
 from penstock.simulate.policies import policy_of
 from penstock.trace import Trace
 from penstock.trace.schema import NO_FLOW, NO_PEER, NO_PLACE, SOURCE, SPAN, STAGING, Kind, Spans
@@ -67,10 +68,19 @@ class _SimulatedStore:
     The bytes under way flow at the rate that so many reads get together, those of the read that came first before
     the others. Dividing the rate equally instead would keep equal reads in step for ever: they would all end at
     once, and the wire would lie idle during their successors' latency, which no real store does.
+
+    request_seconds: what each read keeps the wire busy for beside its bytes.
     """
 
-    def __init__(self, clock: _Clock, latency_seconds: float, rate_of_all: Callable[[int], float]) -> None:
+    def __init__(
+        self,
+        clock: _Clock,
+        latency_seconds: float,
+        rate_of_all: Callable[[int], float],
+        request_seconds: float = 0.0,
+    ) -> None:
         self._clock = clock
+        self._request_seconds = request_seconds
         self._latency_seconds = latency_seconds
         self._rate_of_all = rate_of_all
         self._waiting: deque[tuple[float, Event]] = deque()
@@ -84,10 +94,16 @@ class _SimulatedStore:
 
     def _join(self, now: float, nbytes: int, done: Event) -> None:
         self._advance(now)
-        if not self._waiting:
-            self._rest_bytes = nbytes
         self._waiting.append((nbytes, done))
+        if len(self._waiting) == 1:
+            self._begin_first()
         self._expect(now)
+
+    def _begin_first(self) -> None:
+        busy_bytes = (
+            self._request_seconds * self._rate_of_all(len(self._waiting)) if self._request_seconds else 0.0
+        )
+        self._rest_bytes = self._waiting[0][0] + busy_bytes
 
     def _advance(self, now: float) -> None:
         if self._waiting:
@@ -108,10 +124,14 @@ class _SimulatedStore:
             return
         _, done = self._waiting.popleft()
         if self._waiting:
-            self._rest_bytes = self._waiting[0][0]
+            self._begin_first()
         self._as_of = now
         self._expect(now)
         done(now)
+
+
+def _rate_of_all(machine: Machine, tier: int, reads: int) -> float:
+    return reads * machine.local_rate(tier, reads)
 
 
 class _Run:
@@ -135,13 +155,24 @@ class _Run:
         self._step_seconds = step_seconds
         # Virtual threads share neither processors nor a lock: any more of them would only be faster.
         limits = replace(limits, most_decoders=0)
-        self._scheduler = Scheduler(plan, rank, sizes_bytes, placement, FetchCosts(machine), limits)
+        self._scheduler = Scheduler(plan, rank, sizes_bytes, placement, machine, limits)
         self._clock = _Clock()
-        self._source = _SimulatedStore(
-            self._clock,
-            machine.source.latency_seconds,
-            lambda reads: reads * machine.source_rate(machine.ranks, reads),
-        )
+        #: What is read from, by its number. What is in memory is decoded where it lies, and costs nothing before.
+        self._stores = {
+            SOURCE: _SimulatedStore(
+                self._clock,
+                machine.source.latency_seconds,
+                lambda reads: reads * machine.source_rate(machine.ranks, reads),
+                machine.ranks * machine.source.request_seconds,
+            )
+        }
+        for number, tier in enumerate(machine.storage):
+            if number and (tier.latency_seconds or tier.backend != "memory"):
+                self._stores[number] = _SimulatedStore(
+                    self._clock,
+                    tier.latency_seconds,
+                    partial(_rate_of_all, machine, number),
+                )
         self._spans: list[tuple[float, float, int, int, int, int, int, int, int, int, int, int, int]] = []
         self._packed: list[Spans] = []
         self._whole: dict[tuple[int, int], Ready] = {}
@@ -228,10 +259,10 @@ class _Run:
     def _obey(self, instructions: list[Instruction], now: float) -> None:
         for instruction in instructions:
             match instruction:
-                case Read():
-                    self._read(instruction, now)
+                case Move():
+                    self._move(instruction, now)
                 case Load():
-                    self._load(instruction, 0, [], now, now)
+                    self._load(instruction, now)
                 case Staged():
                     self._record(
                         Kind.SLOT,
@@ -243,58 +274,71 @@ class _Run:
                     )
                 case Ready():
                     self._whole[instruction.epoch, instruction.step] = instruction
+                case Drop():
+                    pass  # there are no bytes
         self._deliver(now)
 
-    def _read(self, read: Read, begin: float) -> None:
+    def _move(self, move: Move, begin: float) -> None:
         def done(end: float) -> None:
-            self._record_read(read, begin, end, _READER)
-            self._obey(self._scheduler.read_done(read, end - begin, end), end)
+            self._obey(self._scheduler.moved(move, end - begin, [], end), end)
 
-        self._source.read(begin, read.nbytes, done)
+        self._fetch(move.samples.tolist(), move.origin, (move.epoch, move.step), _READER, begin, done)
 
-    def _record_read(self, read: Read, begin: float, end: float, worker: int) -> None:
-        self._record(Kind.READ, begin, end, read.epoch, read.step, read.sample, read.nbytes, SOURCE, worker)
+    def _load(self, load: Load, begin: float) -> None:
+        """Fetch what the worker reads by itself, from one place after the other, then decode all: one worker."""
+        own: dict[int, list[int]] = {}
+        for sample, origin in zip(load.samples[load.rows].tolist(), load.origins.tolist(), strict=True):
+            own.setdefault(origin, []).append(sample)
+        own.pop(STAGING, None)
+        self._load_on(load, begin, own, [], begin)
 
-    def _load(self, load: Load, done_items: int, read_seconds: list[float], begun: float, now: float) -> None:
-        """Go through the items of a Load from the given one on, one worker, one after the other."""
-        for position in range(done_items, len(load.items)):
-            item = load.items[position]
-            if item.origin == SOURCE:
-                self._load_from_source(load, position, read_seconds, begun, now)
-                return
-            now = self._decode(load, item, now)
-        self._clock.at(
-            now,
-            lambda end: self._obey(self._scheduler.load_done(load, [], read_seconds, end, end - begun), end),
-        )
-
-    def _load_from_source(
-        self, load: Load, position: int, read_seconds: list[float], begun: float, now: float
+    def _load_on(
+        self, load: Load, begin: float, own: dict[int, list[int]], own_reads: list[OwnRead], now: float
     ) -> None:
-        item = load.items[position]
-        # Without reader threads an item carries none.
-        read = item.read or Read(
-            item.sample, int(self._sizes[item.sample]), STAGING, load.batch, load.epoch, load.step, True
-        )
+        if not own:
+            for sample in load.samples[load.rows].tolist():
+                end = now + self._machine.write_seconds(int(self._sizes[sample]))
+                self._record(Kind.DECODE, now, end, load.epoch, load.step, sample)
+                now = end
 
-        def start(begin: float) -> None:
-            def done(end: float) -> None:
-                self._record_read(read, begin, end, _DECODER)
-                read_seconds.append(end - begin)
-                self._load(load, position + 1, read_seconds, begun, self._decode(load, item, end))
+            def loaded(end: float) -> None:
+                self._obey(self._scheduler.loaded(load, {}, own_reads, end, end - begin), end)
 
-            self._source.read(begin, read.nbytes, done)
+            self._clock.at(now, loaded)
+            return
+        origin, samples = own.popitem()
 
-        self._clock.at(now, start)
+        def done(end: float) -> None:
+            own_reads.append(OwnRead(origin, len(samples), end - now))
+            self._load_on(load, begin, own, own_reads, end)
 
-    def _decode(self, load: Load, item: Item, now: float) -> float:
-        nbytes = int(self._sizes[item.sample])
-        if item.origin not in (SOURCE, STAGING):
-            # A memory tier is decoded from in place: what its bytes cost is part of decoding them.
-            self._record(Kind.HIT, now, now, load.epoch, load.step, item.sample, nbytes, item.origin)
-        end = now + self._machine.write_seconds(nbytes)
-        self._record(Kind.DECODE, now, end, load.epoch, load.step, item.sample)
-        return end
+        self._fetch(samples, origin, (load.epoch, load.step), _DECODER, now, done)
+
+    def _fetch(
+        self, samples: list[int], origin: int, at: tuple[int, int], worker: int, begin: float, done: Event
+    ) -> None:
+        """Have one thread read samples one after the other, beginning now; tell `done` when it is through."""
+        kind = Kind.READ if origin == SOURCE else Kind.HIT
+        store = self._stores.get(origin)
+        left = iter(samples)
+
+        def go_on(now: float) -> None:
+            sample = next(left, None)
+            if sample is None:
+                done(now)
+                return
+            nbytes = int(self._sizes[sample])
+
+            def over(end: float) -> None:
+                self._record(kind, now, end, *at, sample, nbytes, place=origin, worker=worker)
+                go_on(end)
+
+            if store is None:
+                over(now)
+            else:
+                store.read(now, nbytes, over)
+
+        go_on(begin)
 
 
 def predict(

@@ -1,0 +1,758 @@
+"""What the scheduler decides, as short functions over arrays: the same for threads, a simulation and many ranks.
+
+Each function is plain Python that numba can compile (`penstock.policy._decisions_kernels`). Uncompiled it takes a
+`State` of memoryviews over the same memory, whose elements are Python's own numbers and several times faster to index
+than an array's; so a run may begin uncompiled and go on compiled. Every array has the rank as its first index, or
+belongs to all ranks.
+
+    samples of a batch ──stage──> places of a slot
+       place: WAITING for an entry ──moved──> DECODABLE ──next_load──> RUNNING ──loaded──> DONE or FAILED
+              DECODABLE at once, where the worker reads by itself, or the bytes are in memory already
+       entry, a sample on its way: QUEUED ──next_move──> MOVING ──moved──> HERE ──last place loaded──> gone
+              WITH_WORKER, where a worker reads the sample into a tier
+
+Places of slot k are k * B to k * B + B - 1, where B is the size of the largest local batch. A place is in one list at a
+time: the waiting ones of its entry, or the decodable ones of its slot.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+# Whatever can be indexed: memoryviews uncompiled, arrays compiled.
+Ints = Any
+Floats = Any
+
+# A hand-over between threads costs about 100 us of wake-up and interpreter lock; below it a worker reads by itself.
+HAND_OVER_SECONDS = 100e-6
+# A group of reads takes about this long, so that an instruction (some 30 us) is little beside its work.
+GROUP_SECONDS = 1e-3
+# Bytes that a worker reads by itself for one group, unless one sample is larger: each worker has memory for them.
+OWN_BYTES = 256 * 1024
+# Observed reads are forgotten over so many groups.
+MEMORY = 16.0
+# Seconds of what was never observed.
+UNKNOWN = math.inf
+
+# Where bytes come from, as in the trace.
+SOURCE, STAGING = -1, 0
+
+# States of a place, and of an entry.
+WAITING, DECODABLE, RUNNING, DONE, FAILED = 1, 2, 3, 4, 5
+QUEUED, MOVING, HERE, WITH_WORKER = 1, 2, 3, 4
+# States of a copy: of a sample that a rank's tier shall keep. LOST: its tier could not give it back.
+ABSENT, PENDING, PRESENT, LOST = 0, 1, 2, 3
+# What became of one sample of a group: done, its bytes could not be had, it could not be decoded.
+OK, UNREAD, UNDECODED = 0, 1, 2
+
+# What `act` does.
+STAGE, NEXT_MOVE, MOVED, NEXT_LOAD, LOADED, ABANDON, OBSERVE = 0, 1, 2, 3, 4, 5, 6
+
+# Columns of `State.numbers`.
+(
+    PLACES,  #: places of a slot: B
+    READERS,  #: moves under way at most
+    FILL_LIMIT,  #: of these, for no batch
+    PASSING_LIMIT,  #: bytes that readers have read or are reading, and that are not decoded yet
+    MOVES,  #: moves under way
+    FILLS,  #: of these, for no batch
+    QUEUED_ENTRIES,  #: entries in the urgent queue
+    DECODABLE_PLACES,
+    PASSING,  #: bytes, as PASSING_LIMIT
+    FREE_ENTRY,  #: first of the free entries, -1 where none is
+    FIRST_URGENT,  #: the urgent queue: entries by due time
+    LAST_URGENT,
+    FIRST_SLOT,  #: slots whose batches are incomplete, in the plan's order
+    LAST_SLOT,
+    ENDED_SLOTS,  #: how many slots `ended` lists
+    RELEASED_ENTRIES,  #: how many entries `released` lists
+    NUMBERS,
+) = range(17)
+
+
+# Columns of the other arrays; see `State`.
+LATENCY, CORRECTION, WORKER_SECONDS = 0, 1, 2
+PROBE, BACKLOG, IN_FLIGHT, FILL_NEXT, FILL_END, FILLING = range(6)
+COPY_RANK, COPY_TIER, COPY_STATE = 0, 1, 2
+(
+    SLOT_NUMBER,  #: running number of the batch
+    SLOT_SIZE,  #: its samples
+    SLOT_MISSING,  #: places that are neither DONE nor FAILED
+    SLOT_RUNNING,  #: places in a Load
+    SLOT_FAILED,  #: places that are FAILED
+    SLOT_ABANDONED,  #: 1: nobody wants it any more
+    SLOT_FIRST,  #: its decodable places: first, last, how many
+    SLOT_LAST,
+    SLOT_DECODABLE,
+    SLOT_BEFORE,  #: its neighbours among the incomplete ones, -1 at the ends
+    SLOT_AFTER,
+    SLOT_COLUMNS,
+) = range(12)
+(
+    PLACE_SAMPLE,
+    PLACE_STATE,
+    PLACE_ORIGIN,
+    PLACE_ENTRY,  #: that it waits for, takes its bytes from, or reads for; -1 where none
+    PLACE_NEXT,  #: the next in its list, or -1
+    PLACE_COLUMNS,
+) = range(6)
+(
+    ENTRY_SAMPLE,
+    ENTRY_STATE,
+    ENTRY_ORIGIN,
+    ENTRY_REST,  #: the tier that is to keep the bytes, or STAGING
+    ENTRY_BATCH,  #: running number of the batch that it is wanted for, -1 for none
+    ENTRY_HOLDERS,  #: places that have yet to take the bytes
+    ENTRY_FIRST,  #: waiting places
+    ENTRY_LAST,
+    ENTRY_BEFORE,  #: its neighbours in the urgent queue
+    ENTRY_AFTER,  #: or the next of the free entries
+    ENTRY_COLUMNS,
+) = range(11)
+ENDED, RELEASED = 0, 1
+ITEM, MARK = 0, 1
+
+
+class State(NamedTuple):
+    """What the scheduler knows. R ranks, F samples, T tiers, S slots, P = S * B places, E entries; columns as above.
+
+    Rows of costs, rate and counts are the source, the staging buffer, and the tiers: origin + 1. Few arrays with
+    columns, not one for each: compiled functions hand all of them to each other.
+    """
+
+    #: int64[F], of each sample as stored.
+    sizes: Ints
+    #: float64[T + 2, readers + 1], bytes/s of so many reads together.
+    rate: Floats
+    #: float64[R, T + 2, 3]. LATENCY: seconds before a read's bytes flow. CORRECTION: observed over modelled seconds of
+    #: readers' reads, 0 before the first. WORKER_SECONDS: of a read by a worker itself.
+    costs: Floats
+    #: int64[R, T + 2, 6]. PROBE: 1 where the next read is the worker's, to learn what it takes. BACKLOG: bytes that are
+    #: queued or moving from there. IN_FLIGHT: moves from there. A tier is filled with
+    #: fill_samples[FILL_NEXT : FILL_END]; FILLING are under way.
+    counts: Ints
+    fill_samples: Ints
+    #: Copies that ranks keep or shall keep of sample k: copies[copy_begin[k] : copy_begin[k + 1]], by rank.
+    #: int64[F + 1], int32[copies, 3].
+    copy_begin: Ints
+    copies: Ints
+    #: int64[R, S, SLOT_COLUMNS], int32[R, P, PLACE_COLUMNS], int32[R, E, ENTRY_COLUMNS].
+    slots: Ints
+    places: Ints
+    entries: Ints
+    #: int32[R, a power of two above 2 E], entries by sample (open addressing), -1 where none.
+    table: Ints
+    #: int64[R, NUMBERS].
+    numbers: Ints
+    #: int64[R, 2, E]. ENDED: slots whose batch is complete since the driver looked; ~slot where it was abandoned.
+    #: RELEASED: entries whose bytes nobody wants any more since then.
+    over: Ints
+    #: int64[R, 2, G], what a call is about. ITEM: samples, entries or places. MARK: what became of each.
+    group: Ints
+
+
+def act(s: State, what: int, rank: int, slot: int, count: int, origin: int, seconds: float) -> int:
+    """Do one thing, so that one compiled function has them all. Returns how many items `s.group` got."""
+    if what == STAGE:
+        stage(s, rank, slot, count, origin)
+    elif what == NEXT_MOVE:
+        return next_move(s, rank)
+    elif what == MOVED:
+        moved(s, rank, count, seconds)
+    elif what == NEXT_LOAD:
+        return next_load(s, rank, count)
+    elif what == LOADED:
+        loaded(s, rank, slot, count)
+    elif what == ABANDON:
+        abandon(s, rank, slot)
+    else:
+        observe_worker(s, rank, origin, count, seconds)
+    return 0
+
+
+# -- Events and questions ------------------------------------------------------------------------------------
+
+
+def stage(s: State, rank: int, slot: int, count: int, number: int) -> None:
+    """Give batch `number`, whose samples are the first `count` of the group, a slot."""
+    n = s.numbers
+    s.slots[rank, slot, SLOT_NUMBER] = number
+    s.slots[rank, slot, SLOT_SIZE] = count
+    s.slots[rank, slot, SLOT_MISSING] = count
+    s.slots[rank, slot, SLOT_RUNNING] = 0
+    s.slots[rank, slot, SLOT_ABANDONED] = 0
+    s.slots[rank, slot, SLOT_FAILED] = 0
+    s.slots[rank, slot, SLOT_FIRST] = -1
+    s.slots[rank, slot, SLOT_LAST] = -1
+    s.slots[rank, slot, SLOT_DECODABLE] = 0
+    last = n[rank, LAST_SLOT]
+    s.slots[rank, slot, SLOT_BEFORE] = last
+    s.slots[rank, slot, SLOT_AFTER] = -1
+    if last < 0:
+        n[rank, FIRST_SLOT] = slot
+    else:
+        s.slots[rank, last, SLOT_AFTER] = slot
+    n[rank, LAST_SLOT] = slot
+    begin = slot * n[rank, PLACES]
+    for index in range(count):
+        s.places[rank, begin + index, PLACE_SAMPLE] = s.group[rank, ITEM, index]
+        _route(s, rank, begin + index, False)
+
+
+def next_move(s: State, rank: int) -> int:
+    """Put the entries of the next move into the group; return how many, 0 where none may begin.
+
+    Urgent ones first, by due time; else fills, each tier's by its own order.
+    """
+    n = s.numbers
+    if n[rank, MOVES] >= n[rank, READERS]:
+        return 0
+    count = _next_urgent(s, rank)
+    if count == 0 and n[rank, QUEUED_ENTRIES] == 0:
+        count = _next_fill(s, rank)
+    if count:
+        n[rank, MOVES] += 1
+        s.counts[rank, s.entries[rank, s.group[rank, ITEM, 0], ENTRY_ORIGIN] + 1, IN_FLIGHT] += 1
+    return count
+
+
+def moved(s: State, rank: int, count: int, seconds: float) -> None:
+    """Take note that a move of the entries in the group is over after `seconds`; MARK tells which have no bytes."""
+    n = s.numbers
+    first = s.group[rank, ITEM, 0]
+    place = s.entries[rank, first, ENTRY_ORIGIN] + 1
+    reads = s.counts[rank, place, IN_FLIGHT]
+    is_fill = s.entries[rank, first, ENTRY_BATCH] < 0
+    modelled, is_complete = 0.0, True
+    for k in range(count):
+        entry = s.group[rank, ITEM, k]
+        nbytes = s.sizes[s.entries[rank, entry, ENTRY_SAMPLE]]
+        modelled += s.costs[rank, place, LATENCY] + nbytes * reads / s.rate[place, reads]
+        s.counts[rank, place, BACKLOG] -= nbytes
+        if is_fill:
+            s.counts[rank, s.entries[rank, entry, ENTRY_REST] + 1, FILLING] -= 1
+        is_complete = is_complete and s.group[rank, MARK, k] == OK
+    if is_complete and modelled > 0.0:
+        ratio, known = seconds / modelled, s.costs[rank, place, CORRECTION]
+        s.costs[rank, place, CORRECTION] = ratio if known == 0.0 else known + (ratio - known) / MEMORY
+    n[rank, MOVES] -= 1
+    s.counts[rank, place, IN_FLIGHT] -= 1
+    if is_fill:
+        n[rank, FILLS] -= 1
+    for k in range(count):
+        entry = s.group[rank, ITEM, k]
+        if s.group[rank, MARK, k] == OK:
+            _settle(s, rank, entry)
+        else:
+            _fail(s, rank, entry)
+
+
+def next_load(s: State, rank: int, most: int) -> int:
+    """Put up to `most` decodable places of the earliest batch that has some into the group; return how many."""
+    n = s.numbers
+    if n[rank, DECODABLE_PLACES] == 0:
+        return 0
+    slot = n[rank, FIRST_SLOT]
+    while s.slots[rank, slot, SLOT_DECODABLE] == 0:
+        slot = s.slots[rank, slot, SLOT_AFTER]
+    place = s.slots[rank, slot, SLOT_FIRST]
+    count, own = 0, 0
+    while count < min(most, s.group.shape[2]) and place >= 0:
+        if s.places[rank, place, PLACE_ORIGIN] == SOURCE:
+            own += s.sizes[s.places[rank, place, PLACE_SAMPLE]]
+            if count > 0 and own > OWN_BYTES:
+                break
+        s.group[rank, ITEM, count] = place
+        s.places[rank, place, PLACE_STATE] = RUNNING
+        place = s.places[rank, place, PLACE_NEXT]
+        count += 1
+    s.slots[rank, slot, SLOT_FIRST] = place
+    if place < 0:
+        s.slots[rank, slot, SLOT_LAST] = -1
+    s.slots[rank, slot, SLOT_DECODABLE] -= count
+    s.slots[rank, slot, SLOT_RUNNING] += count
+    n[rank, DECODABLE_PLACES] -= count
+    return count
+
+
+def loaded(s: State, rank: int, slot: int, count: int) -> None:
+    """Take note that a Load of the places in the group is over; MARK tells what became of each."""
+    s.slots[rank, slot, SLOT_RUNNING] -= count
+    for k in range(count):
+        place = s.group[rank, ITEM, k]
+        entry, origin = s.places[rank, place, PLACE_ENTRY], s.places[rank, place, PLACE_ORIGIN]
+        mark = s.group[rank, MARK, k]
+        if entry >= 0:
+            if origin == STAGING:
+                _let_go(s, rank, entry)
+            elif mark == UNREAD:
+                _fail(s, rank, entry)
+            else:
+                _settle(s, rank, entry)
+        s.places[rank, place, PLACE_ENTRY] = -1
+        if mark == UNREAD and origin > STAGING and s.slots[rank, slot, SLOT_ABANDONED] == 0:
+            _lose(s, rank, s.places[rank, place, PLACE_SAMPLE])
+            _route(s, rank, place, True)
+        else:
+            _end_place(s, rank, slot, place, DONE if mark == OK else FAILED)
+    if s.slots[rank, slot, SLOT_MISSING] == 0:
+        _end_slot(s, rank, slot)
+
+
+def abandon(s: State, rank: int, slot: int) -> None:
+    """Give up a batch that is incomplete. Its slot ends once its running places have."""
+    n = s.numbers
+    s.slots[rank, slot, SLOT_ABANDONED] = 1
+    n[rank, DECODABLE_PLACES] -= s.slots[rank, slot, SLOT_DECODABLE]
+    s.slots[rank, slot, SLOT_DECODABLE] = 0
+    s.slots[rank, slot, SLOT_FIRST] = -1
+    s.slots[rank, slot, SLOT_LAST] = -1
+    begin = slot * n[rank, PLACES]
+    for place in range(begin, begin + s.slots[rank, slot, SLOT_SIZE]):
+        state, entry = s.places[rank, place, PLACE_STATE], s.places[rank, place, PLACE_ENTRY]
+        if state != WAITING and state != DECODABLE:
+            continue
+        _end_place(s, rank, slot, place, DONE)
+        s.places[rank, place, PLACE_ENTRY] = -1
+        if entry < 0:
+            continue
+        if state == WAITING:
+            _unlink_waiter(s, rank, entry, place)
+            first = s.entries[rank, entry, ENTRY_FIRST]
+            if first >= 0:
+                s.entries[rank, entry, ENTRY_BATCH] = s.slots[rank, first // n[rank, PLACES], SLOT_NUMBER]
+            elif s.entries[rank, entry, ENTRY_STATE] == QUEUED:
+                _unqueue(s, rank, entry)
+                nbytes = s.sizes[s.places[rank, place, PLACE_SAMPLE]]
+                s.counts[rank, s.entries[rank, entry, ENTRY_ORIGIN] + 1, BACKLOG] -= nbytes
+                _forget(s, rank, entry)
+        elif s.places[rank, place, PLACE_ORIGIN] == STAGING:
+            _let_go(s, rank, entry)
+        else:
+            _pass_on(s, rank, entry)
+    if s.slots[rank, slot, SLOT_MISSING] == 0:
+        _end_slot(s, rank, slot)
+
+
+def observe_worker(s: State, rank: int, origin: int, count: int, seconds: float) -> None:
+    """Learn that a worker read `count` samples from there by itself in `seconds`."""
+    known, each = s.costs[rank, origin + 1, WORKER_SECONDS], seconds / count
+    s.costs[rank, origin + 1, WORKER_SECONDS] = each if known == UNKNOWN else known + (each - known) / MEMORY
+
+
+# -- From where ----------------------------------------------------------------------------------------------
+
+
+def expected_seconds(s: State, rank: int, origin: int, nbytes: int) -> float:
+    """Return how long one more read from there would take by now, what is queued before it included.
+
+    Source: thesis, equations 3.5 to 3.7, for `rate`; what shares a place is served together.
+    """
+    if reads_by_itself(s, rank, origin):
+        own: float = s.costs[rank, origin + 1, WORKER_SECONDS]
+        return own
+    place = origin + 1
+    reads = min(s.counts[rank, place, IN_FLIGHT] + 1, s.numbers[rank, READERS])
+    wire = (s.counts[rank, place, BACKLOG] + nbytes) / s.rate[place, reads]
+    return _corrected(s, rank, place, s.costs[rank, place, LATENCY] + wire)
+
+
+def _corrected(s: State, rank: int, place: int, seconds: float) -> float:
+    factor = s.costs[rank, place, CORRECTION]
+    return seconds if factor == 0.0 else seconds * factor
+
+
+def reads_by_itself(s: State, rank: int, origin: int) -> bool:
+    """Return whether a worker that needs a sample from there reads it without a reader thread."""
+    is_quick: bool = s.costs[rank, origin + 1, WORKER_SECONDS] < HAND_OVER_SECONDS
+    return is_quick or s.numbers[rank, READERS] == 0
+
+
+def own_copy(s: State, rank: int, sample: int) -> int:
+    """Return the copy of a sample that a rank's tier keeps or shall keep, -1 where none does."""
+    for copy in range(s.copy_begin[sample], s.copy_begin[sample + 1]):
+        if s.copies[copy, COPY_RANK] == rank:
+            return copy
+    return -1
+
+
+def _route(s: State, rank: int, place: int, is_second_choice: bool) -> None:
+    """Decide where a place gets its bytes from: of what holds the sample, what is expected to bring it first."""
+    sample = s.places[rank, place, PLACE_SAMPLE]
+    entry = find(s, rank, sample)
+    if entry >= 0:
+        if s.entries[rank, entry, ENTRY_STATE] == HERE:
+            s.entries[rank, entry, ENTRY_HOLDERS] += 1
+            _offer(s, rank, place, STAGING, entry)
+        else:
+            _wait(s, rank, place, entry)
+        return
+    copy = own_copy(s, rank, sample)
+    origin = SOURCE
+    if copy >= 0 and s.copies[copy, COPY_STATE] == PRESENT:
+        nbytes, tier = s.sizes[sample], s.copies[copy, COPY_TIER]
+        if expected_seconds(s, rank, tier, nbytes) <= expected_seconds(s, rank, SOURCE, nbytes):
+            origin = tier
+    is_wanted = copy >= 0 and s.copies[copy, COPY_STATE] == ABSENT
+    by_worker = reads_by_itself(s, rank, origin) or is_second_choice
+    if s.counts[rank, origin + 1, PROBE] != 0:
+        s.counts[rank, origin + 1, PROBE] = 0
+        by_worker = True
+    if by_worker and not is_wanted:
+        _offer(s, rank, place, origin, -1)
+        return
+    entry = _new_entry(s, rank, sample)
+    s.entries[rank, entry, ENTRY_ORIGIN] = origin
+    s.entries[rank, entry, ENTRY_REST] = STAGING
+    s.entries[rank, entry, ENTRY_BATCH] = s.slots[rank, place // s.numbers[rank, PLACES], SLOT_NUMBER]
+    if is_wanted:
+        s.entries[rank, entry, ENTRY_REST] = s.copies[copy, COPY_TIER]
+        s.copies[copy, COPY_STATE] = PENDING
+    if by_worker:
+        s.entries[rank, entry, ENTRY_STATE] = WITH_WORKER
+        _offer(s, rank, place, origin, entry)
+    else:
+        _wait(s, rank, place, entry)
+        _queue(s, rank, entry)
+
+
+# -- Moves ---------------------------------------------------------------------------------------------------
+
+
+def _next_urgent(s: State, rank: int) -> int:
+    n = s.numbers
+    entry = n[rank, FIRST_URGENT]
+    if entry < 0:
+        return 0
+    origin = s.entries[rank, entry, ENTRY_ORIGIN]
+    most = _group_size(s, rank, origin, s.entries[rank, entry, ENTRY_SAMPLE])
+    # So that all readers have some.
+    idle = n[rank, READERS] - n[rank, MOVES]
+    most = min(most, (n[rank, QUEUED_ENTRIES] + idle - 1) // idle)
+    count = 0
+    while count < most and entry >= 0 and s.entries[rank, entry, ENTRY_ORIGIN] == origin:
+        nbytes = s.sizes[s.entries[rank, entry, ENTRY_SAMPLE]]
+        if not _fits(s, rank, nbytes):
+            break
+        _unqueue(s, rank, entry)
+        s.entries[rank, entry, ENTRY_STATE] = MOVING
+        s.group[rank, ITEM, count] = entry
+        count += 1
+        n[rank, PASSING] += nbytes
+        entry = n[rank, FIRST_URGENT]
+    return count
+
+
+def _next_fill(s: State, rank: int) -> int:
+    """A background fill: none where a worker's own read is as cheap, and each tier has its share of the readers."""
+    n = s.numbers
+    if n[rank, FILLS] >= n[rank, FILL_LIMIT] or reads_by_itself(s, rank, SOURCE):
+        return 0
+    tiers = s.counts.shape[1] - 1
+    unfinished = 0
+    for tier in range(1, tiers):
+        if (
+            s.counts[rank, tier + 1, FILL_NEXT] < s.counts[rank, tier + 1, FILL_END]
+            or s.counts[rank, tier + 1, FILLING] > 0
+        ):
+            unfinished += 1
+    for tier in range(1, tiers):
+        share = max(1, n[rank, FILL_LIMIT] // max(1, unfinished))
+        if s.counts[rank, tier + 1, FILLING] >= share:
+            continue
+        count, most = 0, 1
+        while count < most and s.counts[rank, tier + 1, FILL_NEXT] < s.counts[rank, tier + 1, FILL_END]:
+            sample = s.fill_samples[s.counts[rank, tier + 1, FILL_NEXT]]
+            copy = own_copy(s, rank, sample)
+            if s.copies[copy, COPY_STATE] == ABSENT:
+                nbytes = s.sizes[sample]
+                if not _fits(s, rank, nbytes):
+                    break
+                most = _group_size(s, rank, SOURCE, sample)
+                entry = _new_entry(s, rank, sample)
+                s.entries[rank, entry, ENTRY_STATE] = MOVING
+                s.entries[rank, entry, ENTRY_ORIGIN] = SOURCE
+                s.entries[rank, entry, ENTRY_REST] = tier
+                s.entries[rank, entry, ENTRY_BATCH] = -1
+                s.copies[copy, COPY_STATE] = PENDING
+                s.counts[rank, SOURCE + 1, BACKLOG] += nbytes
+                n[rank, PASSING] += nbytes
+                s.group[rank, ITEM, count] = entry
+                count += 1
+            s.counts[rank, tier + 1, FILL_NEXT] += 1
+        if count:
+            s.counts[rank, tier + 1, FILLING] += count
+            n[rank, FILLS] += 1
+            return count
+    return 0
+
+
+def _group_size(s: State, rank: int, origin: int, sample: int) -> int:
+    """Return how many reads like this one take GROUP_SECONDS for one reader, at least 1."""
+    place = origin + 1
+    reads = max(1, s.counts[rank, place, IN_FLIGHT])
+    wire = s.sizes[sample] * reads / s.rate[place, reads]
+    seconds = _corrected(s, rank, place, s.costs[rank, place, LATENCY] + wire)
+    if seconds * s.group.shape[2] <= GROUP_SECONDS:
+        most: int = s.group.shape[2]
+        return most
+    return max(1, int(GROUP_SECONDS / seconds))
+
+
+def _fits(s: State, rank: int, nbytes: int) -> bool:
+    passing = s.numbers[rank, PASSING]
+    is_within: bool = passing == 0 or passing + nbytes <= s.numbers[rank, PASSING_LIMIT]
+    return is_within
+
+
+# -- Entries -------------------------------------------------------------------------------------------------
+
+
+def _settle(s: State, rank: int, entry: int) -> None:
+    """The bytes of an entry are here: give them to all places that wait."""
+    sample, rest, state = (
+        s.entries[rank, entry, ENTRY_SAMPLE],
+        s.entries[rank, entry, ENTRY_REST],
+        s.entries[rank, entry, ENTRY_STATE],
+    )
+    if rest != STAGING:
+        s.copies[own_copy(s, rank, sample), COPY_STATE] = PRESENT
+    s.entries[rank, entry, ENTRY_STATE] = HERE
+    s.entries[rank, entry, ENTRY_HOLDERS] = 1
+    place = s.entries[rank, entry, ENTRY_FIRST]
+    while place >= 0:
+        following = s.places[rank, place, PLACE_NEXT]
+        if state == MOVING:
+            s.entries[rank, entry, ENTRY_HOLDERS] += 1
+            _offer(s, rank, place, STAGING, entry)
+        else:
+            _offer(s, rank, place, rest, -1)
+        place = following
+    s.entries[rank, entry, ENTRY_FIRST] = -1
+    s.entries[rank, entry, ENTRY_LAST] = -1
+    if state == MOVING and rest != STAGING:
+        s.numbers[rank, PASSING] -= s.sizes[sample]  # the tier's memory has it
+    _let_go(s, rank, entry)
+
+
+def _let_go(s: State, rank: int, entry: int) -> None:
+    """One place less needs the bytes of an entry."""
+    s.entries[rank, entry, ENTRY_HOLDERS] -= 1
+    if s.entries[rank, entry, ENTRY_HOLDERS] == 0:
+        if s.entries[rank, entry, ENTRY_REST] == STAGING:
+            s.numbers[rank, PASSING] -= s.sizes[s.entries[rank, entry, ENTRY_SAMPLE]]
+        _free_entry(s, rank, entry)
+
+
+def _fail(s: State, rank: int, entry: int) -> None:
+    """The bytes of an entry could not be had. From a tier: try the source. From the source: its places fail."""
+    sample = s.entries[rank, entry, ENTRY_SAMPLE]
+    first, origin = s.entries[rank, entry, ENTRY_FIRST], s.entries[rank, entry, ENTRY_ORIGIN]
+    if s.entries[rank, entry, ENTRY_STATE] == MOVING:
+        s.numbers[rank, PASSING] -= s.sizes[sample]
+    _forget(s, rank, entry)
+    if origin != SOURCE:
+        _lose(s, rank, sample)
+    while first >= 0:
+        following = s.places[rank, first, PLACE_NEXT]
+        s.places[rank, first, PLACE_ENTRY] = -1
+        if origin != SOURCE:
+            _route(s, rank, first, True)
+        else:
+            slot = first // s.numbers[rank, PLACES]
+            _end_place(s, rank, slot, first, FAILED)
+            if s.slots[rank, slot, SLOT_MISSING] == 0:
+                _end_slot(s, rank, slot)
+        first = following
+
+
+def _lose(s: State, rank: int, sample: int) -> None:
+    copy = own_copy(s, rank, sample)
+    if copy >= 0 and s.copies[copy, COPY_STATE] == PRESENT:
+        s.copies[copy, COPY_STATE] = LOST
+
+
+def _pass_on(s: State, rank: int, entry: int) -> None:
+    """The batch whose worker should have read a sample is given up: let the next place that waits do so."""
+    place = s.entries[rank, entry, ENTRY_FIRST]
+    if place < 0:
+        _forget(s, rank, entry)
+        return
+    s.entries[rank, entry, ENTRY_FIRST] = s.places[rank, place, PLACE_NEXT]
+    if s.places[rank, place, PLACE_NEXT] < 0:
+        s.entries[rank, entry, ENTRY_LAST] = -1
+    _offer(s, rank, place, s.entries[rank, entry, ENTRY_ORIGIN], entry)
+
+
+def _forget(s: State, rank: int, entry: int) -> None:
+    """An entry is over and brought nothing: nobody can wait for it any more."""
+    if s.entries[rank, entry, ENTRY_REST] != STAGING:
+        s.copies[own_copy(s, rank, s.entries[rank, entry, ENTRY_SAMPLE]), COPY_STATE] = ABSENT
+    _free_entry(s, rank, entry)
+
+
+def _new_entry(s: State, rank: int, sample: int) -> int:
+    n = s.numbers
+    entry: int = n[rank, FREE_ENTRY]
+    n[rank, FREE_ENTRY] = s.entries[rank, entry, ENTRY_AFTER]
+    s.entries[rank, entry, ENTRY_SAMPLE] = sample
+    s.entries[rank, entry, ENTRY_HOLDERS] = 0
+    s.entries[rank, entry, ENTRY_FIRST] = -1
+    s.entries[rank, entry, ENTRY_LAST] = -1
+    insert(s, rank, entry)
+    return entry
+
+
+def _free_entry(s: State, rank: int, entry: int) -> None:
+    n = s.numbers
+    _remove(s, rank, entry)
+    s.over[rank, RELEASED, n[rank, RELEASED_ENTRIES]] = entry
+    n[rank, RELEASED_ENTRIES] += 1
+    s.entries[rank, entry, ENTRY_STATE] = 0
+    s.entries[rank, entry, ENTRY_AFTER] = n[rank, FREE_ENTRY]
+    n[rank, FREE_ENTRY] = entry
+
+
+# -- Lists ---------------------------------------------------------------------------------------------------
+
+
+def _offer(s: State, rank: int, place: int, origin: int, entry: int) -> None:
+    """A place's bytes are at hand, or its worker reads them: put it at the end of its slot's decodable ones."""
+    n = s.numbers
+    slot = place // n[rank, PLACES]
+    s.places[rank, place, PLACE_STATE] = DECODABLE
+    s.places[rank, place, PLACE_ORIGIN] = origin
+    s.places[rank, place, PLACE_ENTRY] = entry
+    s.places[rank, place, PLACE_NEXT] = -1
+    last = s.slots[rank, slot, SLOT_LAST]
+    if last < 0:
+        s.slots[rank, slot, SLOT_FIRST] = place
+    else:
+        s.places[rank, last, PLACE_NEXT] = place
+    s.slots[rank, slot, SLOT_LAST] = place
+    s.slots[rank, slot, SLOT_DECODABLE] += 1
+    n[rank, DECODABLE_PLACES] += 1
+
+
+def _wait(s: State, rank: int, place: int, entry: int) -> None:
+    s.places[rank, place, PLACE_STATE] = WAITING
+    s.places[rank, place, PLACE_ENTRY] = entry
+    s.places[rank, place, PLACE_NEXT] = -1
+    last = s.entries[rank, entry, ENTRY_LAST]
+    if last < 0:
+        s.entries[rank, entry, ENTRY_FIRST] = place
+    else:
+        s.places[rank, last, PLACE_NEXT] = place
+    s.entries[rank, entry, ENTRY_LAST] = place
+
+
+def _unlink_waiter(s: State, rank: int, entry: int, place: int) -> None:
+    before, other = -1, s.entries[rank, entry, ENTRY_FIRST]
+    while other != place:
+        before, other = other, s.places[rank, other, PLACE_NEXT]
+    after = s.places[rank, place, PLACE_NEXT]
+    if before < 0:
+        s.entries[rank, entry, ENTRY_FIRST] = after
+    else:
+        s.places[rank, before, PLACE_NEXT] = after
+    if after < 0:
+        s.entries[rank, entry, ENTRY_LAST] = before
+
+
+def _queue(s: State, rank: int, entry: int) -> None:
+    n = s.numbers
+    last = n[rank, LAST_URGENT]
+    s.entries[rank, entry, ENTRY_STATE] = QUEUED
+    s.entries[rank, entry, ENTRY_BEFORE] = last
+    s.entries[rank, entry, ENTRY_AFTER] = -1
+    if last < 0:
+        n[rank, FIRST_URGENT] = entry
+    else:
+        s.entries[rank, last, ENTRY_AFTER] = entry
+    n[rank, LAST_URGENT] = entry
+    n[rank, QUEUED_ENTRIES] += 1
+    s.counts[rank, s.entries[rank, entry, ENTRY_ORIGIN] + 1, BACKLOG] += s.sizes[
+        s.entries[rank, entry, ENTRY_SAMPLE]
+    ]
+
+
+def _unqueue(s: State, rank: int, entry: int) -> None:
+    """Take an entry out of the urgent queue. Its bytes stay in the backlog until it has moved, or is forgotten."""
+    n = s.numbers
+    before, after = s.entries[rank, entry, ENTRY_BEFORE], s.entries[rank, entry, ENTRY_AFTER]
+    if before < 0:
+        n[rank, FIRST_URGENT] = after
+    else:
+        s.entries[rank, before, ENTRY_AFTER] = after
+    if after < 0:
+        n[rank, LAST_URGENT] = before
+    else:
+        s.entries[rank, after, ENTRY_BEFORE] = before
+    n[rank, QUEUED_ENTRIES] -= 1
+
+
+def _end_place(s: State, rank: int, slot: int, place: int, state: int) -> None:
+    s.places[rank, place, PLACE_STATE] = state
+    s.slots[rank, slot, SLOT_MISSING] -= 1
+    if state == FAILED:
+        s.slots[rank, slot, SLOT_FAILED] += 1
+
+
+def _end_slot(s: State, rank: int, slot: int) -> None:
+    """A batch is complete, or was abandoned and nothing of it runs."""
+    n = s.numbers
+    before, after = s.slots[rank, slot, SLOT_BEFORE], s.slots[rank, slot, SLOT_AFTER]
+    if before < 0:
+        n[rank, FIRST_SLOT] = after
+    else:
+        s.slots[rank, before, SLOT_AFTER] = after
+    if after < 0:
+        n[rank, LAST_SLOT] = before
+    else:
+        s.slots[rank, after, SLOT_BEFORE] = before
+    s.over[rank, ENDED, n[rank, ENDED_SLOTS]] = slot if s.slots[rank, slot, SLOT_ABANDONED] == 0 else ~slot
+    n[rank, ENDED_SLOTS] += 1
+
+
+# -- Entries by sample: open addressing, linear probing ------------------------------------------------------
+
+
+def _home(s: State, sample: int) -> int:
+    home: int = (sample ^ (sample >> 15)) & (s.table.shape[1] - 1)
+    return home
+
+
+def find(s: State, rank: int, sample: int) -> int:
+    mask = s.table.shape[1] - 1
+    at = _home(s, sample)
+    while True:
+        entry: int = s.table[rank, at]
+        if entry < 0 or s.entries[rank, entry, ENTRY_SAMPLE] == sample:
+            return entry
+        at = (at + 1) & mask
+
+
+def insert(s: State, rank: int, entry: int) -> None:
+    mask = s.table.shape[1] - 1
+    at = _home(s, s.entries[rank, entry, ENTRY_SAMPLE])
+    while s.table[rank, at] >= 0:
+        at = (at + 1) & mask
+    s.table[rank, at] = entry
+
+
+def _remove(s: State, rank: int, entry: int) -> None:
+    """Close the gap: what comes behind moves up where it may, so that no search ends early."""
+    mask = s.table.shape[1] - 1
+    gap = _home(s, s.entries[rank, entry, ENTRY_SAMPLE])
+    while s.table[rank, gap] != entry:
+        gap = (gap + 1) & mask
+    at = (gap + 1) & mask
+    while s.table[rank, at] >= 0:
+        other = s.table[rank, at]
+        home = _home(s, s.entries[rank, other, ENTRY_SAMPLE])
+        if ((at - home) & mask) >= ((at - gap) & mask):
+            s.table[rank, gap] = other
+            gap = at
+        at = (at + 1) & mask
+    s.table[rank, gap] = -1
