@@ -955,7 +955,7 @@ def test_a_trace_that_cannot_be_written_is_named(folder: Path) -> None:
 def test_a_trace_is_on_the_disk_every_few_seconds_however_slow_the_steps(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.loader.base._DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.loader.loader._DRAIN_SECONDS", 0.0)
     with make(folder, trace=tmp_path / "run.trace") as loader:
         passes = iter(loader)
         next(passes)

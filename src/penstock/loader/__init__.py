@@ -1,9 +1,9 @@
 """A plan of reads, run for a training loop: the loader, its memory and its transforms."""
 
-from penstock.loader.base import Loader, SkippedSample
 from penstock.loader.budget import MemoryBudget
 from penstock.loader.config import LoaderArguments, LoaderConfig
 from penstock.loader.front_end import NUMPY, FrontEnd
+from penstock.loader.loader import Loader, SkippedSample
 from penstock.loader.prediction import predict
 from penstock.report import print_report
 

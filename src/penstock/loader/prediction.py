@@ -24,8 +24,9 @@ def predict(
     """Return the trace that a loader of this configuration should leave, without making one.
 
     Nothing is read but the source's listing, no memory is taken for samples, and no thread stays. `Loader.predict`
-    returns the same, but for what the loader learned from its first sample: here that is taken for a photograph, so that a little
-    more or less memory is reserved for decoding. Where memory is short, this shifts the share of samples that is kept.
+    returns the same, but for what the loader learned from its first sample: here that is taken for a photograph, so
+    that a little more or less memory is reserved for decoding. Where memory is short, this shifts the share of samples
+    that is kept.
 
     config: its memory may be more than this computer has.
     machine: with measured costs, or its file; the loader's memory is put in the place of its storage classes.
