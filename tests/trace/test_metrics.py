@@ -219,6 +219,23 @@ def test_a_group_counts_as_its_samples_and_is_found_by_its_flow_whatever_its_fir
     }
 
 
+def test_what_has_no_flow_is_never_taken_for_another_sample_without_one() -> None:
+    """Beside a batch of a group, one of a sample alone; a later read of the group's first id has no flow either."""
+    group = [
+        Row(0, 1, 100, kind=Kind.READ, place=SOURCE, samples=64, flow=9, worker=1),
+        Row(1, 2, 100, kind=Kind.DECODE, samples=64, flow=9, worker=2),
+        Row(0, 2, samples=64),
+    ]
+    alone = [
+        Row(2, 3, 5, step=1, kind=Kind.READ, place=SOURCE, worker=1),
+        Row(2, 7, 100, step=-1, kind=Kind.READ, place=2, worker=1),
+        Row(7, 8, 5, step=1, kind=Kind.DECODE, worker=2),
+        Row(2, 8, step=1),
+    ]
+
+    assert causes_of(*group, *alone) == {Cause.SOURCE_READ: 2, Cause.DECODE: 6}
+
+
 def test_bytes_are_added_as_integers() -> None:
     huge = 2**60 + 1
     (metrics,) = epoch_metrics(spans_of(*[Row(0, 1, 1, huge, kind=Kind.READ, place=SOURCE)] * 3))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -136,6 +138,11 @@ def test_sums_that_are_written_and_read_are_the_same() -> None:
     assert after.epochs[0].meanwhile
 
 
+def test_a_summary_that_unpacks_to_more_than_any_run_has_is_not_unpacked() -> None:
+    with pytest.raises(ValueError, match="unpacks to too much"):
+        Summary.from_bytes(zlib.compress(b" " * (64 << 20) + b"{}"), spans_of([]))
+
+
 def test_later_sums_are_joined_to_the_epochs_that_they_fall_into() -> None:
     first, then = epoch_metrics(a_long_run(2)), epoch_metrics(a_long_run(4))
     several = summary_module._bounded(first) and [summary_module._joined(first[0], first[1], 2)]
@@ -187,6 +194,12 @@ def test_every_call_is_in_the_bucket_of_its_time(calls: list[tuple[float, int]])
     for share in (0.5, 0.99, 1.0):
         exact = ordered[max(0, int(np.ceil(share * len(ordered))) - 1)]
         assert exact <= found.quantile(share) <= max(1e-6, 1.19 * exact) or exact > EDGES[-1]
+
+
+def test_a_call_as_long_as_an_edge_is_in_the_bucket_above_it() -> None:
+    spans = spans_of((0.0, float(edge), 1, 0, 0, 0, Kind.READ, 2, 0, 0) for edge in EDGES[[0, 7, 160]])
+
+    assert stage_durations(spans)[0][Stage(Kind.READ, 2)].counts == {1: 1, 8: 1, 161: 1}
 
 
 def test_reads_of_own_tiers_and_of_other_ranks_are_stages_of_their_own() -> None:
