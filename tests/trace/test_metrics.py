@@ -219,6 +219,17 @@ def test_a_group_counts_as_its_samples_and_is_found_by_its_flow_whatever_its_fir
     }
 
 
+def test_a_group_whose_samples_were_read_one_by_one_waited_for_the_last_of_them() -> None:
+    """Not for that of its first sample, nor for one that came after it was begun, nor for one of another batch."""
+    reads = [
+        Row(0, end, sample, step=step, kind=Kind.READ, place=SOURCE, flow=flow, worker=1)
+        for end, sample, step, flow in ((2, 10, 0, 1), (6, 11, 0, 2), (9, 12, 0, 3), (7, 13, 1, 4))
+    ]
+    group = Row(7, 9, 10, kind=Kind.DECODE, samples=2, flow=5, worker=2)
+
+    assert causes_of(*reads, group, Row(0, 9)) == {Cause.SOURCE_READ: 6, Cause.DECODE: 3}
+
+
 def test_what_has_no_flow_is_never_taken_for_another_sample_without_one() -> None:
     """Beside a batch of a group, one of a sample alone; a later read of the group's first id has no flow either."""
     group = [
@@ -268,9 +279,13 @@ def slow_causes(rows: list[Row], wait: Row) -> dict[Cause, float]:
     if critical is None:
         return {**causes, Cause.UNSEEN: wait.end - wait.start}
     slot = last(Kind.SLOT, ("rank", "epoch", "step"), wait, critical.end)
+    by: tuple[str, ...] = ("rank", "sample")
+    until = critical.end
+    if critical.samples > 1:
+        by, until = (("rank", "epoch", "step"), critical.start)
     read, hit = (
         (critical.flow and last(kind, ("rank", "flow"), critical, critical.end))
-        or last(kind, ("rank", "sample"), critical, critical.end)
+        or last(kind, by, critical, until)
         for kind in (Kind.READ, Kind.HIT)
     )
     for second in range(int(wait.start), int(wait.end)):

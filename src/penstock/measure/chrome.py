@@ -22,7 +22,7 @@ _NAMES = {kind.value: kind.name.lower() for kind in Kind}
 def write_chrome(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Write a trace in the Trace Event Format, as JSON.
 
-    An arrow goes from each read to the decoding of what it brought, by their flow or, where none was recorded, by batch
+    An arrow goes from each read to the decoding of what it brought, by their flow or, where none has it, by batch
     and first sample; another from the decode that ended last to the step of its batch.
 
     Raises: ConfigError if the trace has no span of a kind that is known; OSError where the file cannot be written.
@@ -103,8 +103,7 @@ def _keys_of(span: Any) -> Iterator[tuple[int, ...]]:
     rank = int(span["rank"])
     if span["flow"] != NO_FLOW:
         yield rank, int(span["flow"])
-    else:
-        yield rank, int(span["epoch"]), int(span["step"]), int(span["sample"])
+    yield rank, int(span["epoch"]), int(span["step"]), int(span["sample"])
 
 
 def _lanes(spans: Spans) -> tuple[NDArray[np.int64], list[tuple[int, int, str]]]:

@@ -8,7 +8,8 @@ Every number is a sum over spans. The one judgement is the cause of a wait, by t
                  |<------------------- the consumer's wait, anywhere on it ---------->|
 
 The critical item of a batch is the group whose decoding ended last; a group is one sample or many, which one call
-moved or loaded. What brought its bytes is the read or hit of its flow or, where there is none, of its first sample.
+moved or loaded. What brought its bytes is the read or hit of its flow. Where there is none, it is that of its sample;
+for a group, whose bytes then came by several, the last one for its batch that ended before it was decoded.
 Each phase counts as far as it overlaps the wait. Waiting for a read to begin counts as the read; waiting for a thread
 that decodes counts as decode, also where that thread reads by itself. A wait that ended without a batch has no such
 item and is a cause of its own.
@@ -347,9 +348,10 @@ def stall_causes(spans: Spans, waits: Spans) -> dict[Cause, NDArray[np.float64]]
     has_slot, slot = _latest(slots, _BATCH, waits, decoded)
 
     moving = (kind == _READ) | (kind == _HIT)
-    moving &= np.isin(spans["sample"], critical["sample"][seen]) | np.isin(
-        spans["flow"], critical["flow"][seen & (critical["flow"] != NO_FLOW)]
-    )
+    if not (critical["samples"] > 1).any():
+        moving &= np.isin(spans["sample"], critical["sample"][seen]) | np.isin(
+            spans["flow"], critical["flow"][seen & (critical["flow"] != NO_FLOW)]
+        )
     of_critical, moving_kind = choose_spans(spans, moving), kind[moving]
     was_read, read = _latest_move(choose_spans(of_critical, moving_kind == _READ), critical, decoded)
     # A hit without duration was not queued for: until then the sample waited for a thread to decode it.
@@ -451,9 +453,12 @@ def _latest(
 def _latest_move(
     moves: Spans, critical: Spans, deadlines: NDArray[np.float64]
 ) -> tuple[NDArray[np.bool_], Spans]:
-    """Find what brought the bytes of each critical item: the move of its flow or, where there is none, of its
-    first sample."""
+    """Find what brought the bytes of each critical item, as the module's first lines have it."""
     found, answers = _latest(moves, _SAMPLE, critical, deadlines)
+    is_group = critical["samples"] > 1
+    if is_group.any():
+        by_batch, moved = _latest(moves, _BATCH, critical, critical["start"])
+        answers[is_group], found[is_group] = moved[is_group], by_batch[is_group]
     has_flow = critical["flow"] != NO_FLOW
     if has_flow.any():
         by_flow, moved = _latest(moves, _FLOW, critical, deadlines)
