@@ -120,9 +120,15 @@ def test_a_sample_in_memory_that_waited_for_a_thread_counts_as_decode() -> None:
 
 
 def test_a_hit_that_takes_time_counts_as_a_read_of_its_tier() -> None:
-    copied_out = Row(5, 7, sample=4, kind=Kind.HIT, place=1)
+    copied_out = Row(5, 7, sample=4, kind=Kind.HIT, place=1, worker=1)
 
     assert causes_of(SLOT, copied_out, DECODE, Row(3, 9)) == {Cause.TIER_READ: 4, Cause.DECODE: 2}
+
+
+def test_a_hit_that_the_decoding_thread_takes_itself_was_waited_for_by_its_decoding_until_it_began() -> None:
+    own = Row(5, 7, sample=4, kind=Kind.HIT, place=1)
+
+    assert causes_of(SLOT, own, DECODE, Row(3, 9)) == {Cause.TIER_READ: 2, Cause.DECODE: 4}
 
 
 def test_a_hit_on_a_sample_that_a_background_fill_was_still_reading_waited_for_the_source() -> None:
@@ -297,6 +303,8 @@ def slow_causes(rows: list[Row], wait: Row) -> dict[Cause, float]:
             cause = Cause.DECODE
         elif read and second < read.end:
             cause = Cause.SOURCE_READ if read.place == SOURCE else Cause.TIER_READ
+        elif hit and hit.worker == critical.worker and second < hit.start and second < hit.end:
+            cause = Cause.DECODE
         elif hit and second < hit.end:
             cause = Cause.TIER_READ
         elif second < critical.end:

@@ -371,13 +371,15 @@ def stall_causes(spans: Spans, waits: Spans) -> dict[Cause, NDArray[np.float64]]
     # A thread that reads what it decodes was not waited for by a read, but by its decoding.
     own_read = was_read & (read["worker"] == critical["worker"])
     read_begin = np.where(own_read, np.clip(read["start"], granted, read_end), granted)
+    own_hit = was_hit & (hit["worker"] == critical["worker"])
+    hit_begin = np.where(own_hit, np.clip(hit["start"], read_end, hit_end), read_end)
 
     reading = overlap(read_begin, read_end)
     from_source = was_read & (read["place"] == SOURCE)
     parts = {
         Cause.SOURCE_READ: np.where(from_source, reading, 0.0),
-        Cause.TIER_READ: np.where(from_source, 0.0, reading) + overlap(read_end, hit_end),
-        Cause.DECODE: overlap(granted, read_begin) + overlap(hit_end, decoded),
+        Cause.TIER_READ: np.where(from_source, 0.0, reading) + overlap(hit_begin, hit_end),
+        Cause.DECODE: overlap(granted, read_begin) + overlap(read_end, hit_begin) + overlap(hit_end, decoded),
         Cause.NO_FREE_SLOT: overlap(wanted, granted),
     }
     explained = np.sum(list(parts.values()), axis=0)
