@@ -7,18 +7,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from penstock.flow.engine import DECISIONS
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
-from penstock.plan import AccessPlan, FullShuffle
+from penstock.plan import AccessPlan, FullShuffle, Sequential
 from penstock.policy import (
     Drop,
     Instruction,
     Load,
     Move,
     OwnRead,
+    Placement,
     Ready,
     Scheduler,
     Staged,
@@ -419,3 +422,152 @@ def test_workers_read_by_themselves_once_a_probe_shows_that_reads_cost_less_than
     # The first two batches are staged before the probe has ended.
     assert fast.moved <= 16
     assert slow.moved >= 2 * 64 - 2
+
+
+@settings(max_examples=60)
+@given(cases, some_samples, st.integers(0, 20))
+def test_compiled_decisions_are_those_of_plain_python_from_any_event_on(
+    case: Case, lossy: frozenset[int], after: int
+) -> None:
+    loop = DECISIONS.wait()
+    plain, compiled = (FakeRuntime(replace(case, lossy=lossy)) for _ in range(2))
+
+    for runtime in (plain, compiled):
+        runtime.obey(runtime.scheduler.start(0.0))
+        for _ in range(after):
+            if runtime.moves or runtime.loads:
+                runtime.finish_something()
+    compiled.scheduler.use(loop)
+    for runtime in (plain, compiled):
+        runtime.obey(runtime.scheduler.slots_added(case.slots + 2, 0.0))
+        while runtime.moves or runtime.loads or runtime.ready:
+            for ready in list(runtime.ready.values()):
+                del runtime.ready[ready.epoch, ready.step]
+                runtime.obey(runtime.scheduler.slot_freed(ready.slot, 0.0))
+            if runtime.moves or runtime.loads:
+                runtime.finish_something()
+
+    assert compiled.told == plain.told
+    assert len(plain.order) == sum(plain.plan.steps(epoch) for epoch in range(case.epochs))
+
+
+def test_background_fills_take_half_of_the_readers_and_urgent_moves_all_of_them() -> None:
+    """One slot of four samples, 64 samples for the tier, six readers; the worker has the probe."""
+    runtime = runtime_of(SLOW_SECONDS, batch=4, slots=1, readers=6, tier_bytes=10**6)
+    runtime.obey(runtime.scheduler.start(0.0))
+
+    assert [move.batch for move in runtime.moves] == [0, 0, 0, -1, -1, -1]
+    for _ in range(3):
+        runtime._finish_move(next(move for move in runtime.moves if move.batch == 0))
+        assert [move.batch for move in runtime.moves].count(-1) == 3
+
+
+@pytest.mark.parametrize(("readers", "filled"), [(8, [1, 1, 2, 2]), (3, [1])])
+def test_the_fills_of_a_slow_tier_leave_readers_to_those_of_another(readers: int, filled: list[int]) -> None:
+    """Both tiers want samples, and no fill of either ends. Half of three readers is one."""
+    samples = np.arange(64)
+    placement = Placement(np.where(samples < 32, 1, 2).astype(np.int8), samples)
+    two = machine()
+    two = replace(two, storage=(*two.storage, replace(two.storage[1], name="second")))
+    plan = AccessPlan(Sequential(64), 2, 1)
+    limits = StagingLimits(slots=1, readers=readers, decoders=1, undecoded_bytes=10**6)
+    scheduler = Scheduler(plan, 0, np.full(64, 100), placement, two, limits)
+
+    moves = [each for each in scheduler.start(0.0) if isinstance(each, Move)]
+
+    fills = [move for move in moves if move.batch < 0]
+    assert [int(move.rests[0]) for move in fills] == filled
+
+
+def test_a_worker_has_memory_for_a_few_reads_of_its_own_at_a_time() -> None:
+    """Reads of 100 KB that cost next to nothing, and Loads that are quick: two fit into 256 KiB."""
+    plan = AccessPlan(Sequential(64), 16, 1)
+    limits = StagingLimits(slots=4, readers=0, decoders=1, undecoded_bytes=10**6)
+    nothing = place_by_frequency(plan, 0, np.full(64, 100_000), [])
+    scheduler = Scheduler(plan, 0, np.full(64, 100_000), nothing, machine(), limits)
+
+    taken: list[int] = []
+    queue = scheduler.start(0.0)
+    while queue:
+        each = queue.pop(0)
+        if isinstance(each, Load):
+            taken.append(each.rows.size)
+            reads = [OwnRead(SOURCE, each.rows.size, FAST_SECONDS)]
+            queue += scheduler.loaded(each, {}, reads, 0.0, FAST_SECONDS * each.rows.size)
+
+    assert sum(taken) == 64
+    assert max(taken) == 2
+
+
+def test_the_first_read_of_each_epoch_is_a_workers_own_which_shows_what_that_takes_now() -> None:
+    runtime = runtime_of(SLOW_SECONDS, epochs=3, slots=1)
+    own: list[tuple[int, int]] = []
+    obey = runtime.obey
+
+    def watch(instructions: list[Instruction]) -> None:
+        own.extend(
+            (each.epoch, each.step)
+            for each in instructions
+            if isinstance(each, Load)
+            for origin in each.origins
+            if origin == SOURCE
+        )
+        obey(instructions)
+
+    runtime.obey = watch  # type: ignore[method-assign]
+    runtime.run()
+
+    assert own == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_a_batch_is_due_from_when_the_one_before_it_got_its_slot() -> None:
+    runtime = runtime_of(SLOW_SECONDS, slots=2)
+    notices = [each for each in runtime.scheduler.start(1.0) if isinstance(each, Staged)]
+    slot = runtime.scheduler._slot_of[0]
+    runtime.scheduler._batches.pop(slot)  # as if it had been complete, and let go
+    for now in (5.0, 9.0):
+        notices += [each for each in runtime.scheduler.slot_freed(slot, now) if isinstance(each, Staged)]
+
+    due = [(each.step, each.due_seconds) for each in notices]
+    assert due == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 5.0)]
+
+
+def test_urgent_moves_go_out_in_the_order_in_which_the_training_needs_them() -> None:
+    runtime = runtime_of(SLOW_SECONDS, slots=4, readers=2)
+    runtime.obey(runtime.scheduler.start(0.0))
+    moved: list[int] = []
+    while runtime.moves:
+        moved.extend(runtime.moves[0].samples.tolist())
+        runtime._finish_move(runtime.moves[0])
+
+    order = runtime.plan.stream(0, 0, 0, 32).tolist()
+    assert moved == order[1:]  # the first one is the probe
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_a_store_that_turns_out_slow_gives_way_to_a_tier_that_the_machine_calls_slower(is_slow: bool) -> None:
+    """The machine says 1 ms of latency for the store and 5 ms for the tier; in truth the store takes 10 ms, or 1."""
+    seconds = SLOW_SECONDS if is_slow else 0.001
+    runtime = runtime_of(seconds, epochs=4, tier_bytes=10**6, tier_seconds=0.005)
+    runtime.run()
+
+    hits = [
+        told
+        for told in runtime.told
+        if isinstance(told, tuple) and told[0] == "Move" and told[3] == 1  # Move.origin
+    ]
+    assert (len(hits) > 64) == is_slow
+
+
+def test_a_tier_that_turns_out_slow_is_no_longer_read_by_the_workers_themselves() -> None:
+    """The machine calls it memory; each read of it takes 5 ms."""
+    quick, slow = (
+        FakeRuntime(Case(64, 8, 4, 2, 4, 1, 10**6, 10**6, SLOW_SECONDS, seconds, 0))
+        for seconds in (0.0, 0.005)
+    )
+    slow.scheduler = Scheduler(slow.plan, 0, slow.sizes, slow.placement, machine(), slow.limits)
+    for runtime in (quick, slow):
+        runtime.run()
+
+    assert quick.moved <= 64
+    assert slow.moved >= 2 * 64

@@ -1,5 +1,7 @@
 """A run in virtual time: evident by hand where it is small, within its bounds where it is not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -207,3 +209,54 @@ def test_a_training_that_asks_late_waits_less() -> None:
 
     (wait,) = trace.spans[trace.spans["kind"] == Kind.WAIT]
     assert (wait["start"], wait["end"]) == pytest.approx((1.5, 2.0))
+
+
+def test_the_training_keeps_a_batch_until_it_has_the_next_one() -> None:
+    """Two slots; batches of 1 s each are there at 1 and 2 s, steps take 0.5 s: the third begins at 2 s, not at 1.5."""
+    plan = AccessPlan(Sequential(6), 2, 1)
+    limits = StagingLimits(slots=2, readers=1, decoders=1, undecoded_bytes=BIG)
+
+    trace = run(plan, machine(read=Curve(((1, 200.0),))), np.full(6, 100), limits, 0.5)
+
+    granted = trace.spans["end"][trace.spans["kind"] == Kind.SLOT]
+    assert granted == pytest.approx([0.0, 0.0, 2.0])
+
+
+def test_a_tier_costs_what_the_machine_says_of_it() -> None:
+    """Two epochs of four samples: from the store 1 s each, then from a tier whose reads take 0.25 s, one at a time."""
+    plan = AccessPlan(Sequential(4), 4, 2)
+    limits = StagingLimits(slots=1, readers=1, decoders=1, undecoded_bytes=BIG)
+    on = machine(read=Curve(((1, 100.0),)), tier_bytes=BIG)
+    on = replace(on, storage=(on.storage[0], replace(on.storage[1], latency_seconds=0.25)))
+
+    trace = run(plan, on, np.full(4, 100), replace(limits, slots=2))
+
+    hits = trace.spans[trace.spans["kind"] == Kind.HIT]
+    assert (hits["end"] - hits["start"]).min() == pytest.approx(0.25)
+
+
+def test_a_store_answers_no_more_requests_than_it_can() -> None:
+    """Eight reads at once, 1 ms of bytes each and 0.5 s for each request, which no other request overlaps."""
+    plan = AccessPlan(Sequential(8), 8, 1)
+    limits = StagingLimits(slots=1, readers=8, decoders=1, undecoded_bytes=BIG)
+    on = machine(read=Curve(((1, 100_000.0),)))
+    on = replace(on, source=replace(on.source, request_seconds=0.5))
+
+    trace = run(plan, on, np.full(8, 100), limits)
+
+    assert trace.spans["end"][trace.spans["kind"] == Kind.READ].max() == pytest.approx(8 * 0.501)
+
+
+def test_a_tier_behind_a_latency_is_read_once_the_store_has_a_queue() -> None:
+    """A read takes 1 ms of the store's wire and 5 ms from the tier: of 32 at once the store is given the first few."""
+    plan = AccessPlan(Sequential(32), 32, 3)
+    limits = StagingLimits(slots=2, readers=32, decoders=1, undecoded_bytes=BIG)
+    on = machine(read=Curve(((1, 1e8),)), tier_bytes=BIG)
+    tier = replace(on.storage[1], latency_seconds=0.005, read=Curve(((1, 5e9),)))
+
+    trace = run(plan, replace(on, storage=(on.storage[0], tier)), np.full(32, 100_000), limits)
+
+    last = trace.spans[trace.spans["epoch"] == 2]
+    hits, reads = (int((last["kind"] == kind).sum()) for kind in (Kind.HIT, Kind.READ))
+    assert hits + reads == 32
+    assert 2 <= reads <= 10
