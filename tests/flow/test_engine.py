@@ -14,10 +14,11 @@ from tests.patience import patient, wait_until
 
 from penstock.errors import DataError, LoaderClosed, StagingError, WaitTimeout
 from penstock.flow import waits
-from penstock.flow.engine import Engine, Failed
+from penstock.flow.engine import DECISIONS, Engine, Failed
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import Field, StagingBuffer, slot_bytes
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.machine_code import Loop
 from penstock.plan import AccessPlan, FullShuffle, Sequential
 from penstock.policy import Load, Scheduler, StagingLimits, place_by_frequency
 
@@ -132,6 +133,26 @@ def test_batches_come_in_the_plans_order_whatever_the_threads_do(run: Callable[.
     for epoch in range(plan.epochs):
         for step in range(plan.steps(epoch)):
             assert running.take(epoch, step).tolist() == plan.local_batch(0, epoch, step).tolist()
+
+
+def test_a_run_goes_on_by_compiled_decisions_once_there_are_any(
+    run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.flow.engine._WORTH_COMPILING_SAMPLES", 20)
+    loop = DECISIONS.wait()
+    asked: list[bool] = []
+
+    def compiled() -> Loop | None:
+        asked.append(True)
+        return loop if len(asked) > 2 else None
+
+    plan = AccessPlan(FullShuffle(101, 3), 8, 3)
+    running = run(plan, compiled=compiled)
+
+    for epoch in range(plan.epochs):
+        for step in range(plan.steps(epoch)):
+            assert running.take(epoch, step).tolist() == plan.local_batch(0, epoch, step).tolist()
+    assert running.engine._scheduler._bound is not None
 
 
 class GivenCount:

@@ -136,10 +136,11 @@ def _ps(options: argparse.Namespace) -> None:
 
 def _compile(options: argparse.Namespace) -> None:
     from penstock.checkpoint.codecs import ours
+    from penstock.flow.engine import DECISIONS
     from penstock.loader.transforms import compiled
     from penstock.store.files import READ_FILES
 
-    for part in (READ_FILES, *compiled.KERNELS.values(), *ours.KERNELS.values()):
+    for part in (READ_FILES, *compiled.KERNELS.values(), DECISIONS, *ours.KERNELS.values()):
         kept, note = part.folders.kept, part.folders.note
         if part.is_cached:
             print(f"already compiled: {part.what}")

@@ -60,6 +60,10 @@ _SCHEDULER = 1
 _FIRST_WORKER = 2
 
 
+# Samples after which decisions are worth compiling, which takes 10 to 25 s of a processor. A job that is over soon, or
+# whose samples take milliseconds, has better use for it, such as compiling how pictures are resampled.
+_WORTH_COMPILING_SAMPLES = 10_000
+
 #: What decides, compiled: for `Engine(compiled=DECISIONS.ask)`.
 DECISIONS = Part(
     "penstock.policy._decisions_kernels",
@@ -254,6 +258,7 @@ class Engine:
         #: Of Loads that ended while another ran, and when the last one ended. Under the lock.
         self._lock_use = LockUse()
         self._load_ended = 0.0
+        self._loaded_samples = 0
         self._first_decoder = _FIRST_WORKER + readers
         self._recent_read_seconds: deque[float] = deque(maxlen=_RECENT_READS)
         self._consumer_waits: tuple[int, int, float] | None = None
@@ -598,6 +603,7 @@ class Engine:
             since_last = min(now - self._load_ended, wall_seconds)
             self._lock_use = self._lock_use.plus(since_last, cpu_seconds, asked_seconds)
         self._load_ended = now
+        self._loaded_samples += load.rows.size
         for index, (_, error) in failed.items():
             waiting = self._scheduler.batches_waiting_for(int(load.entries[index]))
             self._note_failure(error, int(load.samples[load.rows[index]]), [load.batch, *waiting])
@@ -696,9 +702,11 @@ class Engine:
 
     def _load(self, load: Load, worker: int, ring: Ring, delay: RunDelay) -> None:
         self._note(worker, int(load.samples[load.rows[0]]))
-        if self._compiled is not None and (loop := self._compiled()) is not None:
-            self._compiled = None
-            self._inbox.append(partial(self._use, loop))
+        if self._compiled is not None and self._loaded_samples >= _WORTH_COMPILING_SAMPLES:
+            loop = self._compiled()
+            if loop is not None:
+                self._compiled = None
+                self._inbox.append(partial(self._use, loop))
         asked_seconds = self._ask_for_lock(worker, delay)
         begin, computed, delayed = self._clock(), time.thread_time(), delay.seconds()
         failed, own_reads = self._fetch_and_decode(load, partial(self._note, worker), ring)
