@@ -105,10 +105,10 @@ class FakeRuntime:
             self.told.append(_plain(instruction))
             match instruction:
                 case Move():
-                    assert instruction.samples.size
+                    assert instruction.samples
                     self.moves.append(instruction)
                 case Load():
-                    assert instruction.rows.size
+                    assert instruction.rows
                     self.loads.append(instruction)
                 case Ready():
                     self.ready[instruction.epoch, instruction.step] = instruction
@@ -119,7 +119,7 @@ class FakeRuntime:
                         self.bytes.pop(entry, None)
         assert len(self.moves) <= self.limits.readers
         assert len(self.loads) <= self.limits.decoders
-        moving = [sample for move in self.moves for sample in move.samples.tolist()]
+        moving = [sample for move in self.moves for sample in move.samples]
         assert len(moving) == len(set(moving)), "a sample is being fetched twice"
         check_state(self.scheduler._state)
 
@@ -135,23 +135,23 @@ class FakeRuntime:
 
     def _finish_move(self, move: Move) -> None:
         self.moves = [other for other in self.moves if other is not move]
-        self.moved += move.samples.size
+        self.moved += len(move.samples)
         failed = []
-        samples = zip(move.entries.tolist(), move.samples.tolist(), move.rests.tolist(), strict=True)
+        samples = zip(move.entries, move.samples, move.rests, strict=True)
         for index, (entry, sample, rest) in enumerate(samples):
             if self._fetch(sample, move.origin, rest):
                 self.bytes[entry] = sample
             else:
                 failed.append(index)
         seconds = self.case.seconds if move.origin == SOURCE else self.case.tier_seconds
-        self.obey(self.scheduler.moved(move, seconds * move.samples.size, failed, 0.0))
+        self.obey(self.scheduler.moved(move, seconds * len(move.samples), failed, 0.0))
 
     def _finish_load(self, load: Load) -> None:
         self.loads = [other for other in self.loads if other is not load]
         failed, own = {}, Counter[int]()
-        samples = load.samples[load.rows].tolist()
+        samples = load.ids
         for index, sample in enumerate(samples):
-            origin, entry, rest = int(load.origins[index]), int(load.entries[index]), int(load.rests[index])
+            origin, entry, rest = load.origins[index], load.entries[index], load.rests[index]
             if origin == STAGING:
                 assert self.bytes[entry] == sample
             elif not self._fetch(sample, origin, rest):
@@ -162,7 +162,7 @@ class FakeRuntime:
             if sample in self.case.undecodable:
                 failed[index] = UNDECODED
             else:
-                self.loaded[load.batch, int(load.rows[index])] += 1
+                self.loaded[load.batch, load.rows[index]] += 1
         seconds = {SOURCE: self.case.seconds, 1: self.case.tier_seconds}
         reads = [OwnRead(origin, count, count * seconds[origin]) for origin, count in own.items()]
         self.obey(self.scheduler.loaded(load, failed, reads, 0.0))
@@ -395,7 +395,7 @@ def test_bytes_in_passing_stay_within_their_bound_but_for_one_sample(case: Case)
         for step in range(plan.steps(epoch)):
             while (epoch, step) not in runtime.ready:
                 runtime.finish_something()
-                moving = [sample for move in runtime.moves for sample in move.samples.tolist()]
+                moving = [sample for move in runtime.moves for sample in move.samples]
                 decoding = {
                     entry: int(load.samples[row])
                     for load in runtime.loads
@@ -421,7 +421,7 @@ def test_workers_read_by_themselves_once_a_probe_shows_that_reads_cost_less_than
 
     # The first two batches are staged before the probe has ended.
     assert fast.moved <= 16
-    assert slow.moved >= 2 * 64 - 2
+    assert slow.moved == 2 * 64 - 5  # one of each of the first four batches, and of the second epoch
 
 
 @settings(max_examples=60)
@@ -476,7 +476,7 @@ def test_the_fills_of_a_slow_tier_leave_readers_to_those_of_another(readers: int
     moves = [each for each in scheduler.start(0.0) if isinstance(each, Move)]
 
     fills = [move for move in moves if move.batch < 0]
-    assert [int(move.rests[0]) for move in fills] == filled
+    assert [move.rests[0] for move in fills] == filled
 
 
 def test_a_worker_has_memory_for_a_few_reads_of_its_own_at_a_time() -> None:
@@ -491,15 +491,17 @@ def test_a_worker_has_memory_for_a_few_reads_of_its_own_at_a_time() -> None:
     while queue:
         each = queue.pop(0)
         if isinstance(each, Load):
-            taken.append(each.rows.size)
-            reads = [OwnRead(SOURCE, each.rows.size, FAST_SECONDS)]
-            queue += scheduler.loaded(each, {}, reads, 0.0, FAST_SECONDS * each.rows.size)
+            taken.append(len(each.rows))
+            reads = [OwnRead(SOURCE, len(each.rows), FAST_SECONDS)]
+            queue += scheduler.loaded(each, {}, reads, 0.0, FAST_SECONDS * len(each.rows))
 
     assert sum(taken) == 64
     assert max(taken) == 2
 
 
-def test_the_first_read_of_each_epoch_is_a_workers_own_which_shows_what_that_takes_now() -> None:
+def test_a_read_of_the_first_four_batches_and_of_each_epoch_is_a_workers_own_which_shows_what_that_takes() -> (
+    None
+):
     runtime = runtime_of(SLOW_SECONDS, epochs=3, slots=1)
     own: list[tuple[int, int]] = []
     obey = runtime.obey
@@ -517,7 +519,7 @@ def test_the_first_read_of_each_epoch_is_a_workers_own_which_shows_what_that_tak
     runtime.obey = watch  # type: ignore[method-assign]
     runtime.run()
 
-    assert own == [(0, 0), (1, 0), (2, 0)]
+    assert own == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (2, 0)]
 
 
 def test_a_batch_is_due_from_when_the_one_before_it_got_its_slot() -> None:
@@ -537,11 +539,12 @@ def test_urgent_moves_go_out_in_the_order_in_which_the_training_needs_them() -> 
     runtime.obey(runtime.scheduler.start(0.0))
     moved: list[int] = []
     while runtime.moves:
-        moved.extend(runtime.moves[0].samples.tolist())
+        moved.extend(runtime.moves[0].samples)
         runtime._finish_move(runtime.moves[0])
 
     order = runtime.plan.stream(0, 0, 0, 32).tolist()
-    assert moved == order[1:]  # the first one is the probe
+    # The first of each batch is the worker's.
+    assert moved == [sample for index, sample in enumerate(order) if index % 8]
 
 
 @pytest.mark.parametrize("is_slow", [True, False])
@@ -571,3 +574,17 @@ def test_a_tier_that_turns_out_slow_is_no_longer_read_by_the_workers_themselves(
 
     assert quick.moved <= 64
     assert slow.moved >= 2 * 64
+
+
+def test_one_read_that_waited_for_something_else_does_not_make_a_tier_slow() -> None:
+    """A worker that asks memory for a sample may wait milliseconds for the interpreter's lock."""
+    runtime = runtime_of(SLOW_SECONDS, epochs=2, tier_bytes=10**6)
+    scheduler = runtime.scheduler
+    for seconds in (0.0, 0.02, 0.0):
+        scheduler._act(decisions.OBSERVE, 0, 0, 1, 1, seconds)
+        assert decisions.reads_by_itself(scheduler._state, 0, 1)
+
+    for _ in range(20):
+        scheduler._act(decisions.OBSERVE, 0, 0, 1, 1, 0.02)
+
+    assert not decisions.reads_by_itself(scheduler._state, 0, 1)

@@ -577,11 +577,11 @@ class Engine:
         failed = []
         for index, each in enumerate(data):
             if isinstance(each, Failed):
-                waiting = self._scheduler.batches_waiting_for(int(move.entries[index]))
-                self._note_failure(each.error, int(move.samples[index]), waiting)
+                waiting = self._scheduler.batches_waiting_for(move.entries[index])
+                self._note_failure(each.error, move.samples[index], waiting)
                 failed.append(index)
             else:
-                self._bytes[int(move.entries[index])] = each, flow if len(data) == 1 else NO_FLOW
+                self._bytes[move.entries[index]] = each, flow if len(data) == 1 else NO_FLOW
         data.clear()  # as in `_loaded`
         return self._scheduler.moved(move, seconds, failed, now)
 
@@ -603,10 +603,10 @@ class Engine:
             since_last = min(now - self._load_ended, wall_seconds)
             self._lock_use = self._lock_use.plus(since_last, cpu_seconds, asked_seconds)
         self._load_ended = now
-        self._loaded_samples += load.rows.size
+        self._loaded_samples += len(load.rows)
         for index, (_, error) in failed.items():
-            waiting = self._scheduler.batches_waiting_for(int(load.entries[index]))
-            self._note_failure(error, int(load.samples[load.rows[index]]), [load.batch, *waiting])
+            waiting = self._scheduler.batches_waiting_for(load.entries[index])
+            self._note_failure(error, load.ids[index], [load.batch, *waiting])
         marks = {index: mark for index, (mark, _) in failed.items()}
         # The frames of an error's traceback, and those that called them, refer to this: a circle, else.
         failed.clear()
@@ -652,10 +652,10 @@ class Engine:
 
     def _run_reader(self, worker: int, ring: Ring) -> None:
         while (move := self._moves.get()) is not None and not self._closed:
-            samples = move.samples.tolist()
+            samples = move.samples
             begin = self._clock()
             data = self._fetcher.fetch(
-                samples, move.origin, move.rests.tolist(), partial(self._note, worker), lasting=True
+                samples, move.origin, move.rests, partial(self._note, worker), lasting=True
             )
             end = self._clock()
             self._at.pop(worker, None)
@@ -701,7 +701,7 @@ class Engine:
         self._loads.put(None)  # for the next one
 
     def _load(self, load: Load, worker: int, ring: Ring, delay: RunDelay) -> None:
-        self._note(worker, int(load.samples[load.rows[0]]))
+        self._note(worker, load.ids[0])
         if self._compiled is not None and self._loaded_samples >= _WORTH_COMPILING_SAMPLES:
             loop = self._compiled()
             if loop is not None:
@@ -719,21 +719,20 @@ class Engine:
         self, load: Load, at: Callable[[int], None], ring: Ring
     ) -> tuple[dict[int, tuple[int, Exception]], list[OwnRead]]:
         """Return what failed, by index in the Load, and how long own reads took."""
-        rows = load.rows.tolist()
-        samples = load.samples[load.rows].tolist()
-        origins = load.origins.tolist()
+        rows, samples, origins = load.rows, load.ids, load.origins
         data: list[Any] = [None] * len(rows)
         own_reads: list[OwnRead] = []
         flow = NO_FLOW
         for origin in set(origins):
             which = [index for index, each in enumerate(origins) if each == origin]
             if origin == STAGING:
-                for index, entry in zip(which, load.entries[which].tolist(), strict=True):
-                    data[index], flow = self._bytes[entry]
+                for index in which:
+                    data[index], flow = self._bytes[load.entries[index]]
                 continue
             begin = self._clock()
             wanted = [samples[index] for index in which]
-            found = self._fetcher.fetch(wanted, origin, load.rests[which].tolist(), at, lasting=False)
+            rests = [load.rests[index] for index in which]
+            found = self._fetcher.fetch(wanted, origin, rests, at, lasting=False)
             end = self._clock()
             for place, index in enumerate(which):
                 data[index] = found[place]

@@ -32,6 +32,10 @@ GROUP_SECONDS = 1e-3
 OWN_BYTES = 256 * 1024
 # Observed reads are forgotten over so many groups.
 MEMORY = 16.0
+# By what factor a worker's own reads are believed to have become slower for each that says so.
+SLOWER = 1.25
+# A worker's own read that took no longer is tried again: it may be cheaper than it looked.
+TRIED_AGAIN_SECONDS = 1e-3
 # Seconds of what was never observed.
 UNKNOWN = math.inf
 
@@ -336,9 +340,14 @@ def abandon(s: State, rank: int, slot: int) -> None:
 
 
 def observe_worker(s: State, rank: int, origin: int, count: int, seconds: float) -> None:
-    """Learn that a worker read `count` samples from there by itself in `seconds`."""
+    """Learn that a worker read `count` samples from there by itself in `seconds`.
+
+    The fastest of late: a read that took longer may only have waited for a processor, or the interpreter's lock.
+    """
     known, each = s.costs[rank, origin + 1, WORKER_SECONDS], seconds / count
-    s.costs[rank, origin + 1, WORKER_SECONDS] = each if known == UNKNOWN else known + (each - known) / MEMORY
+    s.costs[rank, origin + 1, WORKER_SECONDS] = min(each, SLOWER * known + HAND_OVER_SECONDS / MEMORY)
+    if HAND_OVER_SECONDS <= each < TRIED_AGAIN_SECONDS:
+        s.counts[rank, origin + 1, PROBE] = 1
 
 
 # -- From where ----------------------------------------------------------------------------------------------

@@ -40,6 +40,9 @@ from penstock.policy.thread_count import ThreadCount, ThreadFacts
 
 Ids = NDArray[np.int64]
 
+# Batches of which each has a worker's own read: the first such reads of a process take longer than any later one.
+_FIRST_PROBES = 4
+
 
 @dataclass(frozen=True, slots=True)
 class StagingLimits:
@@ -63,16 +66,16 @@ class StagingLimits:
 class Move(NamedTuple):
     """Instruction: move some samples from a place to another, for a batch. A reader thread does it.
 
-    entries: int64[n], what the driver keeps the bytes of each by, until `Drop`. samples: int32[n].
-    origin: SOURCE or a tier's number. rests: int32[n], the tier that is to keep each, or STAGING.
+    entries: what the driver keeps the bytes of each sample by, until `Drop`. samples: as many.
+    origin: SOURCE or a tier's number. rests: of each, the tier that is to keep it, or STAGING.
     batch: running number of the first batch that waits for one of them, -1 for a background fill of a tier, which has
         no step and counts to the epoch that is being staged.
     """
 
-    entries: Ids
-    samples: NDArray[np.int32]
+    entries: list[int]
+    samples: list[int]
     origin: int
-    rests: NDArray[np.int32]
+    rests: list[int]
     batch: int
     epoch: int
     step: int
@@ -81,10 +84,10 @@ class Move(NamedTuple):
 class Load(NamedTuple):
     """Instruction: bring some samples of a batch into its slot (decode, transform, write).
 
-    samples: int64[local batch], of the whole batch. rows: int64[n], the places of these; `samples[rows]` are they.
-    origins: int32[n], a tier's number (take it from there), STAGING (the bytes are those of the entry) or SOURCE (read
-        it yourself). rests: int32[n], the tier that is to keep what you read from the source, or STAGING.
-    entries: int32[n], -1 where there is none.
+    samples: int64[local batch], of the whole batch. rows: the places of these in it. ids: `samples[rows]`.
+    origins: of each a tier's number (take it from there), STAGING (the bytes are those of the entry) or SOURCE (read it
+        yourself). rests: of each the tier that is to keep what you read from the source, or STAGING.
+    entries: of each, -1 where there is none.
     """
 
     batch: int
@@ -92,10 +95,11 @@ class Load(NamedTuple):
     step: int
     samples: Ids
     slot: int
-    rows: Ids
-    origins: NDArray[np.int32]
-    rests: NDArray[np.int32]
-    entries: NDArray[np.int32]
+    rows: list[int]
+    ids: list[int]
+    origins: list[int]
+    rests: list[int]
+    entries: list[int]
 
 
 class Staged(NamedTuple):
@@ -144,6 +148,16 @@ class _Batch(NamedTuple):
     epoch: int
     step: int
     samples: Ids
+
+
+def _columns_of(
+    table: NDArray[np.int32], view: memoryview, items: list[int], columns: tuple[int, ...]
+) -> list[list[int]]:
+    """Return columns of some rows of a table of rank 0. view: over it, which is quicker to ask for one row."""
+    if len(items) == 1:
+        return [[view[0, items[0], column]] for column in columns]
+    rows = table[0][items]
+    return [rows[:, column].tolist() for column in columns]
 
 
 class Scheduler:
@@ -227,7 +241,7 @@ class Scheduler:
         What came from a tier is read from the source then; a failed fill is read again when it is due.
         """
         self._mark(move.entries, dict.fromkeys(failed, decisions.UNREAD))
-        self._act(decisions.MOVED, 0, 0, move.entries.size, 0, seconds)
+        self._act(decisions.MOVED, 0, 0, len(move.entries), 0, seconds)
         return self._advance(now)
 
     def loaded(
@@ -245,13 +259,14 @@ class Scheduler:
         own_reads: that the worker did by itself and that succeeded.
         wall_seconds, cpu_seconds: that the Load took, but for waiting for a processor, and that its thread computed.
         """
-        count = load.rows.size
+        count = len(load.rows)
         self._loads_running -= 1
         self._threads.load_done(count, wall_seconds, cpu_seconds, now, self._were_busy)
         self._load_size.load_done(count, wall_seconds)
         for read in own_reads:
             self._act(decisions.OBSERVE, 0, 0, read.reads, read.origin, read.seconds)
-        self._mark(load.rows + load.slot * self._places, failed)
+        begin = load.slot * self._places
+        self._mark([begin + row for row in load.rows], failed)
         self._act(decisions.LOADED, 0, load.slot, count, 0, 0.0)
         return self._advance(now)
 
@@ -343,7 +358,7 @@ class Scheduler:
         self._number += 1
         epoch = self._epoch
         self._epoch, self._step = self._plan.first_read_from(self._rank, epoch, self._step + 1)
-        if self._epoch != epoch:
+        if self._epoch != epoch or self._number < _FIRST_PROBES:
             self._state.counts[0, :, decisions.PROBE] = 1
         return notice
 
@@ -353,16 +368,19 @@ class Scheduler:
         count = self._act(decisions.NEXT_MOVE, 0, 0, 0, 0, 0.0)
         if not count:
             return None
-        state = self._state
-        entries = state.group[0, decisions.ITEM, :count].copy()
-        rows = state.entries[0][entries]
-        number = int(rows[0, decisions.ENTRY_BATCH])
+        entries = self._group(count)
+        samples, rests, origins, batches = _columns_of(
+            self._state.entries,
+            self._views.entries,
+            entries,
+            (decisions.ENTRY_SAMPLE, decisions.ENTRY_REST, decisions.ENTRY_ORIGIN, decisions.ENTRY_BATCH),
+        )
+        number = batches[0]
         epoch, step = min(self._epoch, self._plan.epochs - 1), -1
         if number >= 0:
             batch = self._batches[self._slot_of[number]]
             epoch, step = batch.epoch, batch.step
-        samples, rests = rows[:, decisions.ENTRY_SAMPLE], rows[:, decisions.ENTRY_REST]
-        return Move(entries, samples, int(rows[0, decisions.ENTRY_ORIGIN]), rests, number, epoch, step)
+        return Move(entries, samples, origins[0], rests, number, epoch, step)
 
     def _is_filled(self) -> bool:
         counts = self._views.counts
@@ -377,15 +395,18 @@ class Scheduler:
         most = max(1, min(self._load_size.samples, -(-decodable // threads)))
         count = self._act(decisions.NEXT_LOAD, 0, 0, most, 0, 0.0)
         self._loads_running += 1
-        state = self._state
-        places = state.group[0, decisions.ITEM, :count]
-        slot = int(places[0]) // self._places
-        batch = self._batches[slot]
-        details = state.places[0][places]
-        origins, entries = details[:, decisions.PLACE_ORIGIN], details[:, decisions.PLACE_ENTRY]
-        rests = np.where(entries < 0, STAGING, state.entries[0, entries, decisions.ENTRY_REST])
-        rows = places - slot * self._places
-        return Load(*batch, slot, rows, origins, rests, entries)
+        places = self._group(count)
+        slot = places[0] // self._places
+        ids, origins, entries = _columns_of(
+            self._state.places,
+            self._views.places,
+            places,
+            (decisions.PLACE_SAMPLE, decisions.PLACE_ORIGIN, decisions.PLACE_ENTRY),
+        )
+        rest_of, begin = self._views.entries, slot * self._places
+        rests = [STAGING if entry < 0 else rest_of[0, entry, decisions.ENTRY_REST] for entry in entries]
+        rows = [place - begin for place in places]
+        return Load(*self._batches[slot], slot, rows, ids, origins, rests, entries)
 
     def _end(self, out: list[Instruction]) -> None:
         """Hand out the batches that are complete, and take back the slots of those that were given up."""
@@ -416,13 +437,22 @@ class Scheduler:
         if self._loop is not None:
             self._bound = self._loop.bound(tuple(state))
 
-    def _mark(self, items: Ids, failed: dict[int, int]) -> None:
+    def _group(self, count: int) -> list[int]:
+        """Return what a call has put into the group."""
+        if count == 1:
+            return [self._views.group[0, decisions.ITEM, 0]]
+        items: list[int] = self._state.group[0, decisions.ITEM, :count].tolist()
+        return items
+
+    def _mark(self, items: list[int], failed: dict[int, int]) -> None:
         """Put what an event is about into the group."""
-        group = self._state.group[0]
-        group[decisions.ITEM, : items.size] = items
-        group[decisions.MARK, : items.size] = OK
+        views = self._views.group
+        if len(items) == 1:
+            views[0, decisions.ITEM, 0], views[0, decisions.MARK, 0] = items[0], OK
+        else:
+            self._state.group[0, :, : len(items)] = items, [OK] * len(items)
         for index, mark in failed.items():
-            group[decisions.MARK, index] = mark
+            views[0, decisions.MARK, index] = mark
 
     def _act(self, what: int, rank: int, slot: int, count: int, origin: int, seconds: float) -> int:
         if self._bound is None:

@@ -282,12 +282,12 @@ class _Run:
         def done(end: float) -> None:
             self._obey(self._scheduler.moved(move, end - begin, [], end), end)
 
-        self._fetch(move.samples.tolist(), move.origin, (move.epoch, move.step), _READER, begin, done)
+        self._fetch(move.samples, move.origin, (move.epoch, move.step), _READER, begin, done)
 
     def _load(self, load: Load, begin: float) -> None:
         """Fetch what the worker reads by itself, from one place after the other, then decode all: one worker."""
         own: dict[int, list[int]] = {}
-        for sample, origin in zip(load.samples[load.rows].tolist(), load.origins.tolist(), strict=True):
+        for sample, origin in zip(load.ids, load.origins, strict=True):
             own.setdefault(origin, []).append(sample)
         own.pop(STAGING, None)
         self._load_on(load, begin, own, [], begin)
@@ -296,7 +296,7 @@ class _Run:
         self, load: Load, begin: float, own: dict[int, list[int]], own_reads: list[OwnRead], now: float
     ) -> None:
         if not own:
-            for sample in load.samples[load.rows].tolist():
+            for sample in load.ids:
                 end = now + self._machine.write_seconds(int(self._sizes[sample]))
                 self._record(Kind.DECODE, now, end, load.epoch, load.step, sample)
                 now = end
