@@ -421,7 +421,7 @@ def test_workers_read_by_themselves_once_a_probe_shows_that_reads_cost_less_than
 
     # The first two batches are staged before the probe has ended.
     assert fast.moved <= 16
-    assert slow.moved == 2 * 64 - 5  # one of each of the first four batches, and of the second epoch
+    assert slow.moved == 2 * 64 - 2
 
 
 @settings(max_examples=60)
@@ -499,9 +499,7 @@ def test_a_worker_has_memory_for_a_few_reads_of_its_own_at_a_time() -> None:
     assert max(taken) == 2
 
 
-def test_a_read_of_the_first_four_batches_and_of_each_epoch_is_a_workers_own_which_shows_what_that_takes() -> (
-    None
-):
+def test_the_first_read_of_each_epoch_is_a_workers_own_which_shows_what_that_takes_now() -> None:
     runtime = runtime_of(SLOW_SECONDS, epochs=3, slots=1)
     own: list[tuple[int, int]] = []
     obey = runtime.obey
@@ -519,7 +517,7 @@ def test_a_read_of_the_first_four_batches_and_of_each_epoch_is_a_workers_own_whi
     runtime.obey = watch  # type: ignore[method-assign]
     runtime.run()
 
-    assert own == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (2, 0)]
+    assert own == [(0, 0), (1, 0), (2, 0)]
 
 
 def test_a_batch_is_due_from_when_the_one_before_it_got_its_slot() -> None:
@@ -543,8 +541,7 @@ def test_urgent_moves_go_out_in_the_order_in_which_the_training_needs_them() -> 
         runtime._finish_move(runtime.moves[0])
 
     order = runtime.plan.stream(0, 0, 0, 32).tolist()
-    # The first of each batch is the worker's.
-    assert moved == [sample for index, sample in enumerate(order) if index % 8]
+    assert moved == order[1:]  # the first one is the probe
 
 
 @pytest.mark.parametrize("is_slow", [True, False])

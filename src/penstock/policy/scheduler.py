@@ -40,9 +40,6 @@ from penstock.policy.thread_count import ThreadCount, ThreadFacts
 
 Ids = NDArray[np.int64]
 
-# Batches of which each has a worker's own read: the first such reads of a process take longer than any later one.
-_FIRST_PROBES = 4
-
 
 @dataclass(frozen=True, slots=True)
 class StagingLimits:
@@ -358,7 +355,7 @@ class Scheduler:
         self._number += 1
         epoch = self._epoch
         self._epoch, self._step = self._plan.first_read_from(self._rank, epoch, self._step + 1)
-        if self._epoch != epoch or self._number < _FIRST_PROBES:
+        if self._epoch != epoch:
             self._state.counts[0, :, decisions.PROBE] = 1
         return notice
 
