@@ -181,7 +181,7 @@ def test_decode_workers_are_started_when_wanted_parked_when_not_and_ended_with_t
     assert decoders_alive(running.engine) == 2
 
     count.threads = 5
-    running.engine._post(lambda now: scheduler._advance(now))
+    running.engine._post(lambda now: scheduler._event(now))
     # Two are held by the gate, and the message is taken by none: the gate lets one sample go.
     work.gate.set()
     for step in range(10):

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from penstock.policy.load_size import LoadSize
+from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.policy import decisions
+from penstock.policy.decision_state import new_state
+from penstock.policy.placement import Kept
 
 
 def settled(call_seconds: float, sample_seconds: float, most: int = 64) -> int:
     """Return the size after 100 Loads that cost so much for the call and for each sample, of `most` samples at most."""
-    size = LoadSize()
+    disk = Curve.flat(1e8)
+    state = new_state(
+        np.ones(1, np.int64),
+        [Kept(np.empty(0, np.int64), np.empty(0, np.int8))],
+        Machine(SharedStore(disk), (StorageClass("staging", 1, 1, disk),)),
+        slots=1,
+        local_batch=most,
+        readers=0,
+        undecoded_bytes=1,
+    )
     for _ in range(100):
-        samples = min(size.samples, most)
-        size.load_done(samples, call_seconds + samples * sample_seconds)
-    return min(size.samples, most)
+        samples = min(decisions.load_size(state, 0), most)
+        decisions.learn_load_size(state, 0, samples, call_seconds + samples * sample_seconds)
+    return min(decisions.load_size(state, 0), most)
 
 
 @pytest.mark.parametrize("call_seconds", [0.1e-3, 0.5e-3, 0.6e-3, 1.5e-3, 4e-3, 100e-3])

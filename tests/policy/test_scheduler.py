@@ -522,11 +522,14 @@ def test_the_first_read_of_each_epoch_is_a_workers_own_which_shows_what_that_tak
 
 def test_a_batch_is_due_from_when_the_one_before_it_got_its_slot() -> None:
     runtime = runtime_of(SLOW_SECONDS, slots=2)
-    notices = [each for each in runtime.scheduler.start(1.0) if isinstance(each, Staged)]
-    slot = runtime.scheduler._slot_of[0]
-    runtime.scheduler._batches.pop(slot)  # as if it had been complete, and let go
-    for now in (5.0, 9.0):
-        notices += [each for each in runtime.scheduler.slot_freed(slot, now) if isinstance(each, Staged)]
+    first = runtime.scheduler.start(1.0)
+    runtime.obey(first)
+    slots = [runtime.take(0, step).slot for step in range(2)]
+    answers = [
+        first,
+        *(runtime.scheduler.slot_freed(slot, now) for slot, now in zip(slots, (5.0, 9.0), strict=True)),
+    ]
+    notices = [each for answer in answers for each in answer if isinstance(each, Staged)]
 
     due = [(each.step, each.due_seconds) for each in notices]
     assert due == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 5.0)]
@@ -578,10 +581,10 @@ def test_one_read_that_waited_for_something_else_does_not_make_a_tier_slow() -> 
     runtime = runtime_of(SLOW_SECONDS, epochs=2, tier_bytes=10**6)
     scheduler = runtime.scheduler
     for seconds in (0.0, 0.02, 0.0):
-        scheduler._act(decisions.OBSERVE, 0, 0, 1, 1, seconds)
+        scheduler._call(decisions.OBSERVED, 0, 1, 1, seconds)
         assert decisions.reads_by_itself(scheduler._state, 0, 1)
 
     for _ in range(20):
-        scheduler._act(decisions.OBSERVE, 0, 0, 1, 1, 0.02)
+        scheduler._call(decisions.OBSERVED, 0, 1, 1, 0.02)
 
     assert not decisions.reads_by_itself(scheduler._state, 0, 1)

@@ -81,7 +81,7 @@ class Lists(Dataset[Any]):
 @pytest.fixture
 def large_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loads as large as they may be, however long a busy machine takes for a sample."""
-    monkeypatch.setattr("penstock.policy.load_size._LOAD_SECONDS", 1e6)
+    monkeypatch.setattr("penstock.policy.decisions.LOAD_SECONDS", 1e6)
 
 
 @pytest.mark.usefixtures("large_loads")

@@ -46,7 +46,7 @@ from penstock.flow.recorder import Recorder, Ring
 from penstock.flow.staging import Reference, StagingBuffer
 from penstock.machine_code import Loop
 from penstock.policy import Drop, Instruction, Load, Move, OwnRead, Ready, Scheduler, Staged, ThreadFacts
-from penstock.policy.decision_state import ACT
+from penstock.policy.decision_state import EVENT
 from penstock.policy.decisions import UNDECODED, UNREAD
 from penstock.trace.schema import NO_FLOW, SOURCE, STAGING, Kind
 from penstock.units import format_count
@@ -67,8 +67,8 @@ _WORTH_COMPILING_SAMPLES = 10_000
 #: What decides, compiled: for `Engine(compiled=DECISIONS.ask)`.
 DECISIONS = Part(
     "penstock.policy._decisions_kernels",
-    "act",
-    ACT,
+    "event",
+    EVENT,
     "what decides which sample is read when",
     "plain Python does it",
 )

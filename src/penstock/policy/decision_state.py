@@ -18,8 +18,8 @@ from penstock.policy.placement import Kept
 #: Sample ids, like numbers of places and entries, are kept in 32 bits.
 _MOST_SAMPLES = 1 << 31
 
-#: What `decisions.act` takes when it is compiled: the state, and six numbers.
-ACT = Signature(
+#: What `decisions.event` takes when it is compiled: the state, and six numbers.
+EVENT = Signature(
     (
         (
             "int64[:]",
@@ -36,6 +36,9 @@ ACT = Signature(
             "int64[:, :]",
             "int64[:, :, :]",
             "int64[:, :, :]",
+            "int64[:, :]",
+            "float64[:, :]",
+            "int64[:]",
         ),
         *(["int64"] * 5),
         "float64",
@@ -85,7 +88,19 @@ def new_state(
     numbers[:, d.READERS] = readers
     numbers[:, d.FILL_LIMIT] = max(1, readers // 2)
     numbers[:, d.PASSING_LIMIT] = undecoded_bytes
-    numbers[:, [d.FIRST_URGENT, d.LAST_URGENT, d.FIRST_SLOT, d.LAST_SLOT, d.FREE_ENTRY]] = -1
+    numbers[:, d.TRIED_SIZE] = 1
+    for first in (
+        d.FIRST_URGENT,
+        d.LAST_URGENT,
+        d.FIRST_SLOT,
+        d.LAST_SLOT,
+        d.FREE_ENTRY,
+        d.FIRST_FREE,
+        d.LAST_FREE,
+    ):
+        numbers[:, first] = -1
+    pace = np.zeros((ranks, d.TRIAL_SECONDS + d.TRIED_LOADS))
+    pace[:, d.HALF_SECONDS] = np.inf
     none = np.zeros((ranks, 0, 0), np.int32)
     state = State(
         sizes=np.ascontiguousarray(sizes_bytes, np.int64),
@@ -102,12 +117,19 @@ def new_state(
         numbers=numbers,
         over=none,
         group=np.zeros((ranks, 2, max(local_batch, 1)), np.int64),
+        coming=np.zeros((ranks, max(local_batch, 1)), np.int64),
+        pace=pace,
+        out=np.zeros(0, np.int64),
     )
-    return with_slots(state, slots)
+    grown = with_slots(state, slots)
+    for rank in range(ranks):
+        for slot in range(slots):
+            d.free_slot(grown, rank, slot)
+    return grown
 
 
 def with_slots(state: State, slots: int) -> State:
-    """Return the state with more slots; what is under way keeps its numbers."""
+    """Return the state with more slots, which are not free yet; what is under way keeps its numbers."""
     ranks, _, group = state.group.shape
     numbers = state.numbers
     known = state.entries.shape[1]
@@ -123,6 +145,10 @@ def with_slots(state: State, slots: int) -> State:
         entries=entries,
         table=np.full((ranks, 1 << (2 * count).bit_length()), -1, np.int32),
         over=_longer(state.over, (ranks, 2, count), np.int64),
+        # Each entry is dropped and moved once at most, each place loaded, each slot staged and complete.
+        out=np.zeros(
+            d.HEAD * (1 + 2 * slots + count + slots * group) + 4 * count + 6 * slots * group, np.int64
+        ),
     )
     for rank, entry in np.argwhere(entries[:, :, d.ENTRY_STATE]).tolist():
         d.insert(grown, rank, entry)

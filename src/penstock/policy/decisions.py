@@ -8,7 +8,7 @@ belongs to all ranks.
     samples of a batch ──stage──> places of a slot
        place: WAITING for an entry ──moved──> DECODABLE ──next_load──> RUNNING ──loaded──> DONE or FAILED
               DECODABLE at once, where the worker reads by itself, or the bytes are in memory already
-       entry, a sample on its way: QUEUED ──next_move──> MOVING ──moved──> HERE ──last place loaded──> gone
+       entry, a sample on its way: QUEUED ──MOVE──> MOVING ──moved──> HERE ──last place loaded──> gone
               WITH_WORKER, where a worker reads the sample into a tier
 
 Places of slot k are k * B to k * B + B - 1, where B is the size of the largest local batch. A place is in one list at a
@@ -32,7 +32,7 @@ GROUP_SECONDS = 1e-3
 OWN_BYTES = 256 * 1024
 # Observed reads are forgotten over so many groups.
 MEMORY = 16.0
-# By what factor a worker's own reads are believed to have become slower for each that says so.
+# By what factor a worker's own reads, or its samples, are believed to have become slower for each that says so.
 SLOWER = 1.25
 # A worker's own read that took no longer is tried again: it may be cheaper than it looked.
 TRIED_AGAIN_SECONDS = 1e-3
@@ -50,8 +50,26 @@ ABSENT, PENDING, PRESENT, LOST = 0, 1, 2, 3
 # What became of one sample of a group: done, its bytes could not be had, it could not be decoded.
 OK, UNREAD, UNDECODED = 0, 1, 2
 
-# What `act` does.
-STAGE, NEXT_MOVE, MOVED, NEXT_LOAD, LOADED, ABANDON, OBSERVE = 0, 1, 2, 3, 4, 5, 6
+# Events that `event` takes. After the last two nothing is decided yet.
+GO_ON, FREED, MOVED, LOADED, ABANDONED, OBSERVED = 0, 1, 2, 3, 4, 5
+
+# Instructions in `State.out`: four numbers, of which the second is how many items follow, then columns of the items.
+#   DROP   | items | 0      | 0      | entries
+#   READY  | items | number | slot   | rows that failed
+#   GAVE_UP| 0     | number | slot   |
+#   STAGED | 0     | number | slot   |
+#   MOVE   | items | number | origin | entries, samples, rests
+#   LOAD   | items | number | slot   | rows, samples, origins, rests, entries
+DROP, READY, GAVE_UP, STAGED, MOVE, LOAD = 0, 1, 2, 3, 4, 5
+HEAD = 4
+
+# A Load takes about this long: an instruction should be little beside its work, and a batch not wait for one of its
+# Loads.
+LOAD_SECONDS = 1e-3
+# A Load of twice as many samples stays where each of them takes this share of the time at most, the median of so many.
+# That is so for a data set whose `__getitems__` asks a database once, and not for one that decodes pictures.
+WORTH_DOUBLING = 0.8
+TRIED_LOADS = 3
 
 # Columns of `State.numbers`.
 (
@@ -69,10 +87,21 @@ STAGE, NEXT_MOVE, MOVED, NEXT_LOAD, LOADED, ABANDON, OBSERVE = 0, 1, 2, 3, 4, 5,
     LAST_URGENT,
     FIRST_SLOT,  #: slots whose batches are incomplete, in the plan's order
     LAST_SLOT,
-    ENDED_SLOTS,  #: how many slots `ended` lists
-    RELEASED_ENTRIES,  #: how many entries `released` lists
+    ENDED_SLOTS,  #: how many slots `over` lists
+    RELEASED_ENTRIES,  #: how many entries `over` lists
+    FIRST_FREE,  #: free slots, those that were freed first before the others
+    LAST_FREE,
+    LOADS,  #: Loads under way
+    LOADS_ALLOWED,  #: at most
+    TRIED_SIZE,  #: samples of a Load that is tried
+    TRIALS,  #: Loads of that size so far; -1: no other size is tried any more
+    COMING_SIZE,  #: samples of the batch that is next in line; 0 where it is not known yet
+    COMING_NUMBER,
+    COMING_BEGINS,  #: 1: it is the first of an epoch
+    COMES_MORE,  #: 1: the driver has more batches than this one
     NUMBERS,
-) = range(17)
+) = range(27)
+SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
 
 
 # Columns of the other arrays; see `State`.
@@ -89,7 +118,7 @@ COPY_RANK, COPY_TIER, COPY_STATE = 0, 1, 2
     SLOT_FIRST,  #: its decodable places: first, last, how many
     SLOT_LAST,
     SLOT_DECODABLE,
-    SLOT_BEFORE,  #: its neighbours among the incomplete ones, -1 at the ends
+    SLOT_BEFORE,  #: its neighbours among the incomplete ones, or the free ones; -1 at the ends
     SLOT_AFTER,
     SLOT_COLUMNS,
 ) = range(12)
@@ -149,39 +178,122 @@ class State(NamedTuple):
     table: Ints
     #: int64[R, NUMBERS].
     numbers: Ints
-    #: int64[R, 2, E]. ENDED: slots whose batch is complete since the driver looked; ~slot where it was abandoned.
-    #: RELEASED: entries whose bytes nobody wants any more since then.
+    #: int64[R, 2, E], since the last decisions. ENDED: slots whose batch is complete, or was abandoned. RELEASED:
+    #: entries whose bytes nobody wants any more.
     over: Ints
-    #: int64[R, 2, G], what a call is about. ITEM: samples, entries or places. MARK: what became of each.
+    #: int64[R, 2, G], what an event is about. ITEM: entries or places. MARK: what became of each.
     group: Ints
+    #: int64[R, B], samples of the batch that is next in line.
+    coming: Ints
+    #: float64[R, 2 + TRIED_LOADS]. SAMPLE_SECONDS: of a Load, for each sample: the fastest lately; 0 until one ended.
+    #: HALF_SECONDS: in Loads of half the size that is tried. From TRIAL_SECONDS on: in Loads of that size.
+    pace: Floats
+    #: int64: instructions, as above.
+    out: Ints
 
 
-def act(s: State, what: int, rank: int, slot: int, count: int, origin: int, seconds: float) -> int:
-    """Do one thing, so that one compiled function has them all. Returns how many items `s.group` got."""
-    if what == STAGE:
-        stage(s, rank, slot, count, origin)
-    elif what == NEXT_MOVE:
-        return next_move(s, rank)
+def event(s: State, what: int, rank: int, slot: int, count: int, origin: int, seconds: float) -> int:
+    """Take note of one event, and decide. Returns how many numbers of `s.out` hold the instructions.
+
+    slot, count, origin, seconds: see the function that the event is for; 0 where it needs none.
+    """
+    if what == FREED:
+        free_slot(s, rank, slot)
     elif what == MOVED:
         moved(s, rank, count, seconds)
-    elif what == NEXT_LOAD:
-        return next_load(s, rank, count)
     elif what == LOADED:
-        loaded(s, rank, slot, count)
-    elif what == ABANDON:
+        loaded(s, rank, slot, count, seconds)
+    elif what == ABANDONED:
         abandon(s, rank, slot)
-    else:
+        return 0
+    elif what == OBSERVED:
         observe_worker(s, rank, origin, count, seconds)
-    return 0
+        return 0
+    return decide(s, rank)
 
 
-# -- Events and questions ------------------------------------------------------------------------------------
+# -- Decisions -----------------------------------------------------------------------------------------------
 
 
-def stage(s: State, rank: int, slot: int, count: int, number: int) -> None:
-    """Give batch `number`, whose samples are the first `count` of the group, a slot."""
+def decide(s: State, rank: int) -> int:
+    """Write all instructions that may be given now. Returns how many numbers they take.
+
+    Where a slot is free and the next batch is not known, the driver puts it into `coming` and asks again (GO_ON): its
+    reads go before fills.
+    """
     n = s.numbers
-    s.slots[rank, slot, SLOT_NUMBER] = number
+    end = _dropped(s, rank)
+    end = _ended(s, rank, end)
+    if n[rank, FIRST_FREE] >= 0 and n[rank, COMING_SIZE] > 0:
+        slot = _stage(s, rank)
+        end = _head(s, end, STAGED, 0, s.slots[rank, slot, SLOT_NUMBER], slot)
+    if n[rank, FIRST_FREE] >= 0 and n[rank, COMES_MORE] != 0:
+        return end
+    while n[rank, MOVES] < n[rank, READERS]:
+        begin = end
+        end = _next_move(s, rank, begin)
+        if end == begin:
+            break
+    while n[rank, LOADS] < n[rank, LOADS_ALLOWED] and n[rank, DECODABLE_PLACES] > 0:
+        end = _next_load(s, rank, end)
+    return end
+
+
+def _head(s: State, at: int, what: int, count: int, number: int, where: int) -> int:
+    s.out[at] = what
+    s.out[at + 1] = count
+    s.out[at + 2] = number
+    s.out[at + 3] = where
+    return at + HEAD
+
+
+def _dropped(s: State, rank: int) -> int:
+    """Say which entries are over; before any instruction about an entry of the same number."""
+    count: int = s.numbers[rank, RELEASED_ENTRIES]
+    if count == 0:
+        return 0
+    end = _head(s, 0, DROP, count, 0, 0)
+    for k in range(count):
+        s.out[end + k] = s.over[rank, RELEASED, k]
+    s.numbers[rank, RELEASED_ENTRIES] = 0
+    return end + count
+
+
+def _ended(s: State, rank: int, end: int) -> int:
+    """Hand out the batches that are complete, and take back the slots of those that were given up."""
+    n = s.numbers
+    for k in range(n[rank, ENDED_SLOTS]):
+        slot = s.over[rank, ENDED, k]
+        number = s.slots[rank, slot, SLOT_NUMBER]
+        if s.slots[rank, slot, SLOT_ABANDONED] != 0:
+            end = _head(s, end, GAVE_UP, 0, number, slot)
+            free_slot(s, rank, slot)
+            continue
+        failed = s.slots[rank, slot, SLOT_FAILED]
+        end = _head(s, end, READY, failed, number, slot)
+        begin = slot * n[rank, PLACES]
+        row = 0
+        while failed > 0:
+            if s.places[rank, begin + row, PLACE_STATE] == FAILED:
+                s.out[end] = row
+                end += 1
+                failed -= 1
+            row += 1
+    n[rank, ENDED_SLOTS] = 0
+    return end
+
+
+def _stage(s: State, rank: int) -> int:
+    """Give the next batch the slot that has been free longest."""
+    n = s.numbers
+    slot: int = n[rank, FIRST_FREE]
+    _unlink(s, rank, s.slots, slot, SLOT_BEFORE, FIRST_FREE)
+    count = n[rank, COMING_SIZE]
+    n[rank, COMING_SIZE] = 0
+    if n[rank, COMING_BEGINS] != 0:
+        for place in range(s.counts.shape[1]):
+            s.counts[rank, place, PROBE] = 1
+    s.slots[rank, slot, SLOT_NUMBER] = n[rank, COMING_NUMBER]
     s.slots[rank, slot, SLOT_SIZE] = count
     s.slots[rank, slot, SLOT_MISSING] = count
     s.slots[rank, slot, SLOT_RUNNING] = 0
@@ -190,35 +302,89 @@ def stage(s: State, rank: int, slot: int, count: int, number: int) -> None:
     s.slots[rank, slot, SLOT_FIRST] = -1
     s.slots[rank, slot, SLOT_LAST] = -1
     s.slots[rank, slot, SLOT_DECODABLE] = 0
-    last = n[rank, LAST_SLOT]
-    s.slots[rank, slot, SLOT_BEFORE] = last
-    s.slots[rank, slot, SLOT_AFTER] = -1
-    if last < 0:
-        n[rank, FIRST_SLOT] = slot
-    else:
-        s.slots[rank, last, SLOT_AFTER] = slot
-    n[rank, LAST_SLOT] = slot
+    _append(s, rank, s.slots, slot, SLOT_BEFORE, FIRST_SLOT)
     begin = slot * n[rank, PLACES]
     for index in range(count):
-        s.places[rank, begin + index, PLACE_SAMPLE] = s.group[rank, ITEM, index]
+        s.places[rank, begin + index, PLACE_SAMPLE] = s.coming[rank, index]
         _route(s, rank, begin + index, False)
+    return slot
 
 
-def next_move(s: State, rank: int) -> int:
-    """Put the entries of the next move into the group; return how many, 0 where none may begin.
-
-    Urgent ones first, by due time; else fills, each tier's by its own order.
-    """
+def _next_move(s: State, rank: int, begin: int) -> int:
+    """Write the next move, if one may begin: urgent ones first, by due time; else fills, each tier's in its order."""
     n = s.numbers
-    if n[rank, MOVES] >= n[rank, READERS]:
-        return 0
     count = _next_urgent(s, rank)
     if count == 0 and n[rank, QUEUED_ENTRIES] == 0:
         count = _next_fill(s, rank)
-    if count:
-        n[rank, MOVES] += 1
-        s.counts[rank, s.entries[rank, s.group[rank, ITEM, 0], ENTRY_ORIGIN] + 1, IN_FLIGHT] += 1
-    return count
+    if count == 0:
+        return begin
+    first = s.group[rank, ITEM, 0]
+    origin = s.entries[rank, first, ENTRY_ORIGIN]
+    n[rank, MOVES] += 1
+    s.counts[rank, origin + 1, IN_FLIGHT] += 1
+    at = _head(s, begin, MOVE, count, s.entries[rank, first, ENTRY_BATCH], origin)
+    for k in range(count):
+        entry = s.group[rank, ITEM, k]
+        s.out[at + k] = entry
+        s.out[at + count + k] = s.entries[rank, entry, ENTRY_SAMPLE]
+        s.out[at + 2 * count + k] = s.entries[rank, entry, ENTRY_REST]
+    return at + 3 * count
+
+
+def _next_load(s: State, rank: int, begin: int) -> int:
+    """Write a Load of the earliest batch that has decodable places."""
+    n = s.numbers
+    slot = n[rank, FIRST_SLOT]
+    while s.slots[rank, slot, SLOT_DECODABLE] == 0:
+        slot = s.slots[rank, slot, SLOT_AFTER]
+    # So that all threads have some.
+    threads = n[rank, LOADS_ALLOWED]
+    most = min(load_size(s, rank), (n[rank, DECODABLE_PLACES] + threads - 1) // threads)
+    place = s.slots[rank, slot, SLOT_FIRST]
+    count, own = 0, 0
+    while count < min(most, s.group.shape[2]) and place >= 0:
+        if s.places[rank, place, PLACE_ORIGIN] == SOURCE:
+            own += s.sizes[s.places[rank, place, PLACE_SAMPLE]]
+            if count > 0 and own > OWN_BYTES:
+                break
+        s.group[rank, ITEM, count] = place
+        s.places[rank, place, PLACE_STATE] = RUNNING
+        place = s.places[rank, place, PLACE_NEXT]
+        count += 1
+    s.slots[rank, slot, SLOT_FIRST] = place
+    if place < 0:
+        s.slots[rank, slot, SLOT_LAST] = -1
+    s.slots[rank, slot, SLOT_DECODABLE] -= count
+    s.slots[rank, slot, SLOT_RUNNING] += count
+    n[rank, DECODABLE_PLACES] -= count
+    n[rank, LOADS] += 1
+    at = _head(s, begin, LOAD, count, s.slots[rank, slot, SLOT_NUMBER], slot)
+    for k in range(count):
+        place = s.group[rank, ITEM, k]
+        entry = s.places[rank, place, PLACE_ENTRY]
+        s.out[at + k] = place - slot * n[rank, PLACES]
+        s.out[at + count + k] = s.places[rank, place, PLACE_SAMPLE]
+        s.out[at + 2 * count + k] = s.places[rank, place, PLACE_ORIGIN]
+        s.out[at + 3 * count + k] = s.entries[rank, entry, ENTRY_REST] if entry >= 0 else STAGING
+        s.out[at + 4 * count + k] = entry
+    return at + 5 * count
+
+
+def load_size(s: State, rank: int) -> int:
+    """Return how many samples a Load should take: LOAD_SECONDS' worth, or what is tried; 1 until one has ended."""
+    each = s.pace[rank, SAMPLE_SECONDS]
+    if each == 0.0:
+        return 1
+    tried: int = s.numbers[rank, TRIED_SIZE]
+    return max(tried, int(LOAD_SECONDS / each))
+
+
+# -- Events --------------------------------------------------------------------------------------------------
+
+
+def free_slot(s: State, rank: int, slot: int) -> None:
+    """Take note that nobody uses a slot any more, or that there is a new one."""
+    _append(s, rank, s.slots, slot, SLOT_BEFORE, FIRST_FREE)
 
 
 def moved(s: State, rank: int, count: int, seconds: float) -> None:
@@ -252,36 +418,10 @@ def moved(s: State, rank: int, count: int, seconds: float) -> None:
             _fail(s, rank, entry)
 
 
-def next_load(s: State, rank: int, most: int) -> int:
-    """Put up to `most` decodable places of the earliest batch that has some into the group; return how many."""
-    n = s.numbers
-    if n[rank, DECODABLE_PLACES] == 0:
-        return 0
-    slot = n[rank, FIRST_SLOT]
-    while s.slots[rank, slot, SLOT_DECODABLE] == 0:
-        slot = s.slots[rank, slot, SLOT_AFTER]
-    place = s.slots[rank, slot, SLOT_FIRST]
-    count, own = 0, 0
-    while count < min(most, s.group.shape[2]) and place >= 0:
-        if s.places[rank, place, PLACE_ORIGIN] == SOURCE:
-            own += s.sizes[s.places[rank, place, PLACE_SAMPLE]]
-            if count > 0 and own > OWN_BYTES:
-                break
-        s.group[rank, ITEM, count] = place
-        s.places[rank, place, PLACE_STATE] = RUNNING
-        place = s.places[rank, place, PLACE_NEXT]
-        count += 1
-    s.slots[rank, slot, SLOT_FIRST] = place
-    if place < 0:
-        s.slots[rank, slot, SLOT_LAST] = -1
-    s.slots[rank, slot, SLOT_DECODABLE] -= count
-    s.slots[rank, slot, SLOT_RUNNING] += count
-    n[rank, DECODABLE_PLACES] -= count
-    return count
-
-
-def loaded(s: State, rank: int, slot: int, count: int) -> None:
-    """Take note that a Load of the places in the group is over; MARK tells what became of each."""
+def loaded(s: State, rank: int, slot: int, count: int, seconds: float) -> None:
+    """Take note that a Load of the places in the group is over after `seconds`; MARK tells what became of each."""
+    s.numbers[rank, LOADS] -= 1
+    learn_load_size(s, rank, count, seconds)
     s.slots[rank, slot, SLOT_RUNNING] -= count
     for k in range(count):
         place = s.group[rank, ITEM, k]
@@ -302,6 +442,33 @@ def loaded(s: State, rank: int, slot: int, count: int) -> None:
             _end_place(s, rank, slot, place, DONE if mark == OK else FAILED)
     if s.slots[rank, slot, SLOT_MISSING] == 0:
         _end_slot(s, rank, slot)
+
+
+def learn_load_size(s: State, rank: int, count: int, seconds: float) -> None:
+    # Of a clock that is coarse; and 0 is not known.
+    each, usual = max(seconds / count, 1e-9), s.pace[rank, SAMPLE_SECONDS]
+    # The fastest lately: others may only have waited for a processor.
+    s.pace[rank, SAMPLE_SECONDS] = each if usual == 0.0 else min(each, SLOWER * usual)
+    n = s.numbers
+    if n[rank, TRIALS] < 0 or count != n[rank, TRIED_SIZE]:
+        return
+    s.pace[rank, TRIAL_SECONDS + n[rank, TRIALS]] = each
+    n[rank, TRIALS] += 1
+    if n[rank, TRIALS] < TRIED_LOADS:
+        return
+    first, second, third = (
+        s.pace[rank, TRIAL_SECONDS],
+        s.pace[rank, TRIAL_SECONDS + 1],
+        s.pace[rank, TRIAL_SECONDS + 2],
+    )
+    median = max(min(first, second), min(max(first, second), third))
+    if median <= WORTH_DOUBLING * s.pace[rank, HALF_SECONDS]:
+        s.pace[rank, HALF_SECONDS] = median
+        n[rank, TRIED_SIZE] *= 2
+        n[rank, TRIALS] = 0
+    else:
+        n[rank, TRIED_SIZE] //= 2
+        n[rank, TRIALS] = -1
 
 
 def abandon(s: State, rank: int, slot: int) -> None:
@@ -626,6 +793,35 @@ def _free_entry(s: State, rank: int, entry: int) -> None:
 # -- Lists ---------------------------------------------------------------------------------------------------
 
 
+def _append(s: State, rank: int, table: Ints, item: int, before: int, first: int) -> None:
+    """Put a row of a table at the end of a list.
+
+    before: the column with the row's neighbour before it; the next column has the one after it. first: the column of
+    `numbers` with the list's first row; the next column has its last.
+    """
+    last = s.numbers[rank, first + 1]
+    table[rank, item, before] = last
+    table[rank, item, before + 1] = -1
+    if last < 0:
+        s.numbers[rank, first] = item
+    else:
+        table[rank, last, before + 1] = item
+    s.numbers[rank, first + 1] = item
+
+
+def _unlink(s: State, rank: int, table: Ints, item: int, before: int, first: int) -> None:
+    """Take a row out of its list; arguments as `_append`."""
+    left, right = table[rank, item, before], table[rank, item, before + 1]
+    if left < 0:
+        s.numbers[rank, first] = right
+    else:
+        table[rank, left, before + 1] = right
+    if right < 0:
+        s.numbers[rank, first + 1] = left
+    else:
+        table[rank, right, before] = left
+
+
 def _offer(s: State, rank: int, place: int, origin: int, entry: int) -> None:
     """A place's bytes are at hand, or its worker reads them: put it at the end of its slot's decodable ones."""
     n = s.numbers
@@ -671,15 +867,8 @@ def _unlink_waiter(s: State, rank: int, entry: int, place: int) -> None:
 
 def _queue(s: State, rank: int, entry: int) -> None:
     n = s.numbers
-    last = n[rank, LAST_URGENT]
     s.entries[rank, entry, ENTRY_STATE] = QUEUED
-    s.entries[rank, entry, ENTRY_BEFORE] = last
-    s.entries[rank, entry, ENTRY_AFTER] = -1
-    if last < 0:
-        n[rank, FIRST_URGENT] = entry
-    else:
-        s.entries[rank, last, ENTRY_AFTER] = entry
-    n[rank, LAST_URGENT] = entry
+    _append(s, rank, s.entries, entry, ENTRY_BEFORE, FIRST_URGENT)
     n[rank, QUEUED_ENTRIES] += 1
     s.counts[rank, s.entries[rank, entry, ENTRY_ORIGIN] + 1, BACKLOG] += s.sizes[
         s.entries[rank, entry, ENTRY_SAMPLE]
@@ -688,17 +877,8 @@ def _queue(s: State, rank: int, entry: int) -> None:
 
 def _unqueue(s: State, rank: int, entry: int) -> None:
     """Take an entry out of the urgent queue. Its bytes stay in the backlog until it has moved, or is forgotten."""
-    n = s.numbers
-    before, after = s.entries[rank, entry, ENTRY_BEFORE], s.entries[rank, entry, ENTRY_AFTER]
-    if before < 0:
-        n[rank, FIRST_URGENT] = after
-    else:
-        s.entries[rank, before, ENTRY_AFTER] = after
-    if after < 0:
-        n[rank, LAST_URGENT] = before
-    else:
-        s.entries[rank, after, ENTRY_BEFORE] = before
-    n[rank, QUEUED_ENTRIES] -= 1
+    _unlink(s, rank, s.entries, entry, ENTRY_BEFORE, FIRST_URGENT)
+    s.numbers[rank, QUEUED_ENTRIES] -= 1
 
 
 def _end_place(s: State, rank: int, slot: int, place: int, state: int) -> None:
@@ -711,16 +891,8 @@ def _end_place(s: State, rank: int, slot: int, place: int, state: int) -> None:
 def _end_slot(s: State, rank: int, slot: int) -> None:
     """A batch is complete, or was abandoned and nothing of it runs."""
     n = s.numbers
-    before, after = s.slots[rank, slot, SLOT_BEFORE], s.slots[rank, slot, SLOT_AFTER]
-    if before < 0:
-        n[rank, FIRST_SLOT] = after
-    else:
-        s.slots[rank, before, SLOT_AFTER] = after
-    if after < 0:
-        n[rank, LAST_SLOT] = before
-    else:
-        s.slots[rank, after, SLOT_BEFORE] = before
-    s.over[rank, ENDED, n[rank, ENDED_SLOTS]] = slot if s.slots[rank, slot, SLOT_ABANDONED] == 0 else ~slot
+    _unlink(s, rank, s.slots, slot, SLOT_BEFORE, FIRST_SLOT)
+    s.over[rank, ENDED, n[rank, ENDED_SLOTS]] = slot
     n[rank, ENDED_SLOTS] += 1
 
 

@@ -20,7 +20,6 @@ Rules, in the order in which they win (the functions of `penstock.policy.decisio
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,8 +32,7 @@ from penstock.machine_code import Loop
 from penstock.plan import AccessPlan
 from penstock.policy import decisions
 from penstock.policy.decision_state import new_state, views_of, with_slots
-from penstock.policy.decisions import OK, STAGING
-from penstock.policy.load_size import LoadSize
+from penstock.policy.decisions import OK
 from penstock.policy.placement import Kept, Placement
 from penstock.policy.thread_count import ThreadCount, ThreadFacts
 
@@ -139,22 +137,12 @@ Instruction = Move | Load | Staged | Ready | Drop
 
 
 class _Batch(NamedTuple):
-    """A batch that has a slot and is not complete."""
+    """A batch that has a slot and is not complete, or is the next that gets one."""
 
     number: int
     epoch: int
     step: int
     samples: Ids
-
-
-def _columns_of(
-    table: NDArray[np.int32], view: memoryview, items: list[int], columns: tuple[int, ...]
-) -> list[list[int]]:
-    """Return columns of some rows of a table of rank 0. view: over it, which is quicker to ask for one row."""
-    if len(items) == 1:
-        return [[view[0, items[0], column]] for column in columns]
-    rows = table[0][items]
-    return [rows[:, column].tolist() for column in columns]
 
 
 class Scheduler:
@@ -178,7 +166,7 @@ class Scheduler:
         self._plan = plan
         self._rank = rank
         self._limits = limits
-        #: The compiled form of `decisions.act`, once there is one; and bound to the state.
+        #: The compiled form of `decisions.event`, once there is one; and bound to the state.
         self._loop: Loop | None = None
         self._bound: Callable[..., int] | None = None
         kept = Kept(placement.fill_order, placement.tier_of[placement.fill_order])
@@ -199,38 +187,35 @@ class Scheduler:
         self._threads = ThreadCount(limits.decoders, most, least)
         #: Whether all threads that may load had work when the last event was over.
         self._were_busy = False
-        self._load_size = LoadSize()
-        self._loads_running = 0
         self._slots = limits.slots
-        self._free_slots: deque[int] = deque(range(limits.slots))
-        #: The next batch to stage, its running number, and since when it has been next.
-        self._epoch, self._step = plan.first_read_from(rank, 0, 0)
-        self._number = 0
+        #: The next batch to stage, and since when it has been next; None after the last.
+        self._coming: _Batch | None = None
         self._due_seconds = 0.0
-        #: Incomplete batches by slot, and their slots by running number, in the plan's order.
+        self._number = 0
+        #: Incomplete batches that are wanted, by running number: in the plan's order.
         self._batches: dict[int, _Batch] = {}
-        self._slot_of: dict[int, int] = {}
+        self._line_up(*plan.first_read_from(rank, 0, 0), begins_epoch=False)
 
     # Events
 
     def start(self, now: float) -> list[Instruction]:
         """Begin at `now` (seconds)."""
         self._due_seconds = now
-        return self._advance(now)
+        return self._event(now)
 
     def slot_freed(self, slot: int, now: float) -> list[Instruction]:
         """Nobody refers to the slot of a complete batch any more."""
-        self._free_slots.append(slot)
-        return self._advance(now)
+        return self._event(now, decisions.FREED, slot)
 
     def slots_added(self, slots: int, now: float) -> list[Instruction]:
         """There are this many slots now. Said twice, it is harmless."""
         if slots > self._slots:
             if slots > self._state.slots.shape[1]:
                 self._have(with_slots(self._state, max(slots, 2 * self._slots)))
-            self._free_slots.extend(range(self._slots, slots))
+            for slot in range(self._slots, slots):
+                decisions.free_slot(self._views, 0, slot)
             self._slots = slots
-        return self._advance(now)
+        return self._event(now)
 
     def moved(self, move: Move, seconds: float, failed: list[int], now: float) -> list[Instruction]:
         """A reader thread finished a move after `seconds`. failed: indices of the samples that could not be had.
@@ -238,8 +223,7 @@ class Scheduler:
         What came from a tier is read from the source then; a failed fill is read again when it is due.
         """
         self._mark(move.entries, dict.fromkeys(failed, decisions.UNREAD))
-        self._act(decisions.MOVED, 0, 0, len(move.entries), 0, seconds)
-        return self._advance(now)
+        return self._event(now, decisions.MOVED, count=len(move.entries), seconds=seconds)
 
     def loaded(
         self,
@@ -257,30 +241,29 @@ class Scheduler:
         wall_seconds, cpu_seconds: that the Load took, but for waiting for a processor, and that its thread computed.
         """
         count = len(load.rows)
-        self._loads_running -= 1
         self._threads.load_done(count, wall_seconds, cpu_seconds, now, self._were_busy)
-        self._load_size.load_done(count, wall_seconds)
         for read in own_reads:
-            self._act(decisions.OBSERVE, 0, 0, read.reads, read.origin, read.seconds)
+            self._call(decisions.OBSERVED, 0, read.reads, read.origin, read.seconds)
         begin = load.slot * self._places
         self._mark([begin + row for row in load.rows], failed)
-        self._act(decisions.LOADED, 0, load.slot, count, 0, 0.0)
-        return self._advance(now)
+        return self._event(now, decisions.LOADED, load.slot, count, wall_seconds)
 
     def seek(self, epoch: int, step: int, now: float) -> list[Instruction]:
         """Give up all batches before (epoch, step): the consumer left its loop early. Said twice, it is harmless.
 
         Slots of complete batches come back by `slot_freed`, as ever.
         """
-        for number, slot in list(self._slot_of.items()):
-            batch = self._batches[slot]
-            if (batch.epoch, batch.step) < (epoch, step):
-                del self._slot_of[number]
-                self._act(decisions.ABANDON, 0, slot, 0, 0, 0.0)
-        if (self._epoch, self._step) < (epoch, step):
-            self._epoch, self._step = self._plan.first_read_from(self._rank, epoch, step)
+        slots = self._views.slots
+        for slot in range(slots.shape[1]) if self._batches else ():
+            batch = self._batches.get(slots[0, slot, decisions.SLOT_NUMBER])
+            if batch is not None and (batch.epoch, batch.step) < (epoch, step):
+                del self._batches[batch.number]
+                self._call(decisions.ABANDONED, slot, 0, 0, 0.0)
+        coming = self._coming
+        if coming is not None and (coming.epoch, coming.step) < (epoch, step):
+            self._line_up(*self._plan.first_read_from(self._rank, epoch, step), begins_epoch=False)
             self._due_seconds = now
-        return self._advance(now)
+        return self._event(now)
 
     # Questions
 
@@ -297,14 +280,15 @@ class Scheduler:
     @property
     def loads_running(self) -> int:
         """How many Loads were given out and are not done."""
-        return self._loads_running
+        running: int = self._numbers[0, decisions.LOADS]
+        return running
 
     def batches_waiting_for(self, entry: int) -> list[int]:
         """Return the running numbers of the batches that wait for an entry's bytes; -1 is no entry."""
-        places, batches = self._views.places, []
+        places, slots, batches = self._views.places, self._views.slots, []
         place = self._views.entries[0, entry, decisions.ENTRY_FIRST] if entry >= 0 else -1
         while place >= 0:
-            batches.append(self._batches[place // self._places].number)
+            batches.append(slots[0, place // self._places, decisions.SLOT_NUMBER])
             place = places[0, place, decisions.PLACE_NEXT]
         return batches
 
@@ -314,114 +298,86 @@ class Scheduler:
 
     def is_wanted(self, number: int) -> bool:
         """Return whether a batch has a slot, is not complete yet, and was not given up."""
-        return number in self._slot_of
+        return number in self._batches
 
     def use(self, loop: Loop) -> None:
-        """Decide by compiled code from here on. loop: `decisions.act`, of the signature `decision_state.ACT`."""
+        """Decide by compiled code from here on. loop: `decisions.event`, of the signature `decision_state.EVENT`."""
         self._loop = loop
         self._bound = loop.bound(tuple(self._state))
 
     # Decisions
 
-    def _advance(self, now: float) -> list[Instruction]:
-        out: list[Instruction] = []
-        numbers = self._numbers
-        if released := numbers[0, decisions.RELEASED_ENTRIES]:
-            numbers[0, decisions.RELEASED_ENTRIES] = 0
-            # Before any instruction about an entry of the same number.
-            if self._limits.readers:
-                out.append(Drop(self._state.over[0, decisions.RELEASED, :released].tolist()))
-        if numbers[0, decisions.ENDED_SLOTS]:
-            self._end(out)
-        while self._free_slots and self._epoch < self._plan.epochs:
-            out.append(self._stage(now))
-        while numbers[0, decisions.MOVES] < self._limits.readers and (move := self._next_move()) is not None:
-            out.append(move)
+    def _event(
+        self, now: float, what: int = decisions.GO_ON, slot: int = 0, count: int = 0, seconds: float = 0.0
+    ) -> list[Instruction]:
         threads = self._threads.threads
-        while self._loads_running < threads and numbers[0, decisions.DECODABLE_PLACES]:
-            out.append(self._next_load(threads))
-        self._were_busy = self._loads_running >= threads
+        self._numbers[0, decisions.LOADS_ALLOWED] = threads
+        out: list[Instruction] = []
+        self._read(self._call(what, slot, count, 0, seconds), now, out)
+        # A batch was staged: say which is the next, and see whether a slot is free for it, too.
+        while self._coming is not None and self._coming.number in self._batches:
+            coming = self._coming
+            epoch, step = self._plan.first_read_from(self._rank, coming.epoch, coming.step + 1)
+            self._line_up(epoch, step, begins_epoch=epoch != coming.epoch)
+            if self._numbers[0, decisions.FIRST_FREE] >= 0:
+                self._read(self._call(decisions.GO_ON, 0, 0, 0, 0.0), now, out)
+        self._were_busy = self._numbers[0, decisions.LOADS] >= threads
         return out
 
-    def _stage(self, now: float) -> Staged:
-        samples = self._plan.local_batch(self._rank, self._epoch, self._step)
-        number, slot = self._number, self._free_slots.popleft()
-        self._batches[slot] = _Batch(number, self._epoch, self._step, samples)
-        self._slot_of[number] = slot
-        self._state.group[0, decisions.ITEM, : samples.size] = samples
-        self._act(decisions.STAGE, 0, slot, samples.size, number, 0.0)
-        notice = Staged(self._epoch, self._step, self._due_seconds)
-        self._due_seconds = now
-        self._number += 1
-        epoch = self._epoch
-        self._epoch, self._step = self._plan.first_read_from(self._rank, epoch, self._step + 1)
-        if self._epoch != epoch:
-            self._state.counts[0, :, decisions.PROBE] = 1
-        return notice
+    def _line_up(self, epoch: int, step: int, *, begins_epoch: bool) -> None:
+        """Say which batch is staged next."""
+        numbers = self._numbers
+        if epoch >= self._plan.epochs:
+            self._coming = None
+            numbers[0, decisions.COMING_SIZE] = numbers[0, decisions.COMES_MORE] = 0
+            return
+        samples = self._plan.local_batch(self._rank, epoch, step)
+        self._coming = _Batch(self._number, epoch, step, samples)
+        self._state.coming[0, : samples.size] = samples
+        numbers[0, decisions.COMING_SIZE] = samples.size
+        numbers[0, decisions.COMING_NUMBER] = self._number
+        numbers[0, decisions.COMING_BEGINS] = begins_epoch
+        numbers[0, decisions.COMES_MORE] = 1
 
-    def _next_move(self) -> Move | None:
-        if not self._numbers[0, decisions.QUEUED_ENTRIES] and self._is_filled():
-            return None
-        count = self._act(decisions.NEXT_MOVE, 0, 0, 0, 0, 0.0)
-        if not count:
-            return None
-        entries = self._group(count)
-        samples, rests, origins, batches = _columns_of(
-            self._state.entries,
-            self._views.entries,
-            entries,
-            (decisions.ENTRY_SAMPLE, decisions.ENTRY_REST, decisions.ENTRY_ORIGIN, decisions.ENTRY_BATCH),
-        )
-        number = batches[0]
-        epoch, step = min(self._epoch, self._plan.epochs - 1), -1
-        if number >= 0:
-            batch = self._batches[self._slot_of[number]]
-            epoch, step = batch.epoch, batch.step
-        return Move(entries, samples, origins[0], rests, number, epoch, step)
+    def _read(self, size: int, now: float, out: list[Instruction]) -> None:
+        """Read the instructions that the last call wrote."""
+        words: list[int] = self._state.out[:size].tolist()
+        at = 0
+        while at < size:
+            what, count, number, where = words[at : at + decisions.HEAD]
+            at += decisions.HEAD
+            if what == decisions.MOVE:
+                entries, samples, rests = (words[at + k * count : at + (k + 1) * count] for k in range(3))
+                at += 3 * count
+                if number >= 0:
+                    batch = self._batches[number]
+                    epoch, step = batch.epoch, batch.step
+                else:
+                    epoch, step = self._epoch_of_fills, -1
+                out.append(Move(entries, samples, where, rests, number, epoch, step))
+            elif what == decisions.LOAD:
+                columns = [words[at + k * count : at + (k + 1) * count] for k in range(5)]
+                at += 5 * count
+                out.append(Load(*self._batches[number], where, *columns))
+            elif what == decisions.READY:
+                failed = tuple(words[at : at + count])
+                at += count
+                batch = self._batches.pop(number)
+                out.append(Ready(number, batch.epoch, batch.step, where, batch.samples, failed))
+            elif what == decisions.STAGED:
+                assert self._coming is not None, "it was lined up"
+                self._batches[number] = self._coming
+                self._number += 1
+                out.append(Staged(self._coming.epoch, self._coming.step, self._due_seconds))
+                self._due_seconds = now
+            elif what == decisions.DROP:
+                if self._limits.readers:
+                    out.append(Drop(words[at : at + count]))
+                at += count
 
-    def _is_filled(self) -> bool:
-        counts = self._views.counts
-        return all(
-            counts[0, place, decisions.FILL_NEXT] == counts[0, place, decisions.FILL_END]
-            for place in range(2, counts.shape[1])
-        )
-
-    def _next_load(self, threads: int) -> Load:
-        decodable = self._numbers[0, decisions.DECODABLE_PLACES]
-        # So that all threads have some.
-        most = max(1, min(self._load_size.samples, -(-decodable // threads)))
-        count = self._act(decisions.NEXT_LOAD, 0, 0, most, 0, 0.0)
-        self._loads_running += 1
-        places = self._group(count)
-        slot = places[0] // self._places
-        ids, origins, entries = _columns_of(
-            self._state.places,
-            self._views.places,
-            places,
-            (decisions.PLACE_SAMPLE, decisions.PLACE_ORIGIN, decisions.PLACE_ENTRY),
-        )
-        rest_of, begin = self._views.entries, slot * self._places
-        rests = [STAGING if entry < 0 else rest_of[0, entry, decisions.ENTRY_REST] for entry in entries]
-        rows = [place - begin for place in places]
-        return Load(*self._batches[slot], slot, rows, ids, origins, rests, entries)
-
-    def _end(self, out: list[Instruction]) -> None:
-        """Hand out the batches that are complete, and take back the slots of those that were given up."""
-        state, numbers = self._state, self._numbers
-        for ended in state.over[0, decisions.ENDED, : numbers[0, decisions.ENDED_SLOTS]].tolist():
-            slot = ended if ended >= 0 else ~ended
-            batch = self._batches.pop(slot)
-            if ended < 0:
-                self._free_slots.append(slot)
-                continue
-            del self._slot_of[batch.number]
-            failed: tuple[int, ...] = ()
-            if state.slots[0, slot, decisions.SLOT_FAILED]:
-                begin = slot * self._places
-                states = state.places[0, begin : begin + batch.samples.size, decisions.PLACE_STATE]
-                failed = tuple(np.flatnonzero(states == decisions.FAILED).tolist())
-            out.append(Ready(batch.number, batch.epoch, batch.step, slot, batch.samples, failed))
-        numbers[0, decisions.ENDED_SLOTS] = 0
+    @property
+    def _epoch_of_fills(self) -> int:
+        return self._coming.epoch if self._coming is not None else self._plan.epochs - 1
 
     # State
 
@@ -434,13 +390,6 @@ class Scheduler:
         if self._loop is not None:
             self._bound = self._loop.bound(tuple(state))
 
-    def _group(self, count: int) -> list[int]:
-        """Return what a call has put into the group."""
-        if count == 1:
-            return [self._views.group[0, decisions.ITEM, 0]]
-        items: list[int] = self._state.group[0, decisions.ITEM, :count].tolist()
-        return items
-
     def _mark(self, items: list[int], failed: dict[int, int]) -> None:
         """Put what an event is about into the group."""
         views = self._views.group
@@ -451,7 +400,7 @@ class Scheduler:
         for index, mark in failed.items():
             views[0, decisions.MARK, index] = mark
 
-    def _act(self, what: int, rank: int, slot: int, count: int, origin: int, seconds: float) -> int:
+    def _call(self, what: int, slot: int, count: int, origin: int, seconds: float) -> int:
         if self._bound is None:
-            return decisions.act(self._views, what, rank, slot, count, origin, seconds)
-        return self._bound(what, rank, slot, count, origin, seconds)
+            return decisions.event(self._views, what, 0, slot, count, origin, seconds)
+        return self._bound(what, 0, slot, count, origin, seconds)
