@@ -205,6 +205,21 @@ def test_a_truncated_jpeg_is_an_error_whatever_the_crop(options: dict[str, Any],
             picture.decode(box, 1)
 
 
+@pytest.mark.parametrize("behind", [2, 30, 49])
+def test_a_picture_behind_a_damaged_one_is_decoded_as_if_that_had_not_been(behind: int) -> None:
+    """Its thread's decoder is the same. Cut off within its tables, or within the header of its scan."""
+    damaged = encode(scene(20, 20), progressive=True)
+    damaged = damaged[: damaged.index(b"\xff\xc4") + behind]
+    decoders = Decoders()
+    with pytest.raises(DataError, match="cannot be decoded in full"):
+        Picture(damaged, decoders).decode(Box(0, 0, 20, 20), 1)
+
+    picture = Picture(JPEG, decoders)
+
+    pixels = picture.decode(Box(0, 0, picture.height, picture.width), 1)
+    assert np.array_equal(pixels.array, whole(JPEG))
+
+
 def test_a_damaged_header_that_claims_a_huge_picture_is_not_believed() -> None:
     """Otherwise the decoder fills twelve gigabytes with grey."""
     frame = JPEG.index(b"\xff\xc0")

@@ -91,7 +91,12 @@ class TurboJpeg:
         size = len(data)
         source = data if isinstance(data, bytes) else np.frombuffer(data, np.uint8).ctypes.data
         if self._read_header(handle, source, size) != 0:
-            self._check(handle)
+            try:
+                self._check(handle)
+            finally:
+                # An error leaves the handle in the middle of this file: it would read the next one from there on. This
+                # call refuses its arguments, and begins anew.
+                self._decode(handle, None, 0, None, 0, _TJPF_RGB)
         self._set_scale(handle, self._scales[shrink])
         rows, columns = -(-header.height // shrink), -(-header.width // shrink)
         top, left = 0, 0
