@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from peer_protocol import BATCH, MEAN, SIZE, STD, arguments, serve
 
 from penstock.loader.transforms import RandomResizedCrop
-from penstock.loader.transforms.compiled import most_taps, resampler
-from penstock.loader.transforms.draws import draw_crops, place_crop
+from penstock.loader.transforms.compiled import resampler
+from penstock.loader.transforms.draws import draw_crops
+from penstock.loader.transforms.geometry import most_taps, place_crop
 from penstock.loader.transforms.jpeg import read_header
 from penstock.loader.transforms.turbojpeg import find_library
 
@@ -53,7 +54,7 @@ def main() -> None:
         with open(path, "rb") as stored:
             data = stored.read()
         header = read_header(data)
-        box = place_crop(header.height, header.width, row.tolist(), (3 / 4, 4 / 3))
+        box = place_crop(header.height, header.width, row.tolist(), 0, 3 / 4, 4 / 3)
         unit = header.unit_columns
         left = max(0, (box.left - EDGE) // unit * unit)
         right = min(header.width, box.left + box.width + EDGE)

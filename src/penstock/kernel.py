@@ -98,7 +98,7 @@ def machine_code(function: Callable[..., Any], signature: Signature) -> MachineC
 
 #: What a loop may call; `penstock.machine_code` has the last one.
 _OF_THE_C_LIBRARY = frozenset(
-    ["memset", "memcpy", "memmove", "log2", "open", "preadv", "close", "NRT_MemInfo_call_dtor"]
+    ["memset", "memcpy", "memmove", "log2", "sqrt", "open", "preadv", "close", "NRT_MemInfo_call_dtor"]
 )
 
 
@@ -109,6 +109,30 @@ def c_function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
     """
     known: Any = types
     function: Callable[..., Any] = known.ExternalFunction(name, result(*arguments))
+    return function
+
+
+def function_at(*bits: int) -> Callable[..., int]:
+    """Return how a loop calls a function of C by its address: `call(address, (number, ...))`, which returns an int.
+
+    bits: of each argument, 64 or, for an int, 32.
+    """
+    known: Any = types
+
+    def call(typing: Any, address: Any, numbers: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            words = [
+                context.cast(
+                    builder, builder.extract_value(arguments[1], place), kind, getattr(known, f"int{size}")
+                )
+                for place, (kind, size) in enumerate(zip(numbers, bits, strict=True))
+            ]
+            kind = ir.FunctionType(ir.IntType(32), [ir.IntType(size) for size in bits])
+            return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), words)
+
+        return known.int32(known.int64, numbers), generate
+
+    function: Callable[..., int] = intrinsic(call)
     return function
 
 

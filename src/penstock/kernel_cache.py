@@ -29,6 +29,8 @@ from typing import NamedTuple
 from penstock.machine_code import Signature
 
 _UNUSED_SECONDS = 30 * 24 * 3600
+#: Plain Python that is compiled as well.
+_COMPILED_AS_WELL = ("decisions.py", "geometry.py", "jpeg.py")
 #: All kernels and numba's own files take 5 MB.
 _LEAST_BYTES = 16 << 20
 
@@ -76,12 +78,8 @@ def _version(sources: Path) -> str:
     )
     known = [str(sources), version("numba"), version("llvmlite"), platform.python_version(), *settings]
     digest = hashlib.sha256("\n".join(known).encode())
-    # `decisions` is plain Python that is compiled as well.
-    for path in (
-        *sorted(sources.glob("*kernel*.py")),
-        *sources.glob("decisions.py"),
-        Path(__file__).with_name("kernel.py"),
-    ):
+    plain = [path for name in _COMPILED_AS_WELL for path in sources.glob(name)]
+    for path in (*sorted(sources.glob("*kernel*.py")), *plain, Path(__file__).with_name("kernel.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -15,7 +15,7 @@ from PIL import Image as PillowImage
 
 from penstock.loader.transforms import plain
 from penstock.loader.transforms import sink as sink_module
-from penstock.loader.transforms.geometry import Box, Geometry
+from penstock.loader.transforms.geometry import Box, Geometry, flipped, resized_to, whole
 from penstock.loader.transforms.pixels import Buffer
 from penstock.loader.transforms.sink import IMAGE_DTYPES, Blended, Sink, encode_bfloat16
 from penstock.loader.transforms.steps import Normalize, ToTensor
@@ -122,7 +122,7 @@ def test_every_number_format_and_layout_shows_the_same_picture(dtype, layout, st
     if dtype == "uint8" and steps:
         steps = ()
     picture = np.random.default_rng(0).integers(0, 256, (37, 53, 3), dtype=np.uint8)
-    geometry = Geometry.whole(37, 53).resized_to(20, 31, antialias=True).mirrored()
+    geometry = flipped(resized_to(whole(37, 53), 20, 31, antialias=True), True, False)
     values: NDArray[Any] = write(picture, geometry).astype(np.float32)
     if steps:
         values /= np.float32(255)
@@ -171,7 +171,7 @@ def test_antialiased_resampling_is_pillows_bit_for_bit() -> None:
         across = PillowImage.fromarray(picture).resize((width, rows), PillowImage.Resampling.BILINEAR)
         expected = across.resize((width, height), PillowImage.Resampling.BILINEAR)
 
-        got = write(picture, Geometry.whole(rows, columns).resized_to(height, width, antialias=True))
+        got = write(picture, resized_to(whole(rows, columns), height, width, antialias=True))
 
         assert np.array_equal(got, np.asarray(expected))
 
@@ -184,7 +184,7 @@ def test_resampling_is_torchs_interpolation_within_one_level(antialias: bool) ->
             source, (height, width), mode="bilinear", align_corners=False, antialias=antialias
         )
 
-        got = write(picture, Geometry.whole(*picture.shape[:2]).resized_to(height, width, antialias))
+        got = write(picture, resized_to(whole(*picture.shape[:2]), height, width, antialias))
 
         # each of two passes rounds by half a level
         assert np.abs(got - expected[0].permute(1, 2, 0).numpy()).max() <= 1.01
@@ -196,5 +196,5 @@ def test_a_flat_picture_stays_flat_at_every_size() -> None:
         picture = np.full((173, 91, 3), level, np.uint8)
         for size in ((1, 1), (5, 200), (172, 92), (173, 91)):
             for antialias in (True, False):
-                got = write(picture, Geometry.whole(173, 91).resized_to(*size, antialias))
+                got = write(picture, resized_to(whole(173, 91), *size, antialias))
                 assert (got == level).all()

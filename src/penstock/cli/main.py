@@ -140,7 +140,13 @@ def _compile(options: argparse.Namespace) -> None:
     from penstock.loader.transforms import compiled
     from penstock.store.files import READ_FILES
 
-    for part in (READ_FILES, *compiled.KERNELS.values(), DECISIONS, *ours.KERNELS.values()):
+    for part in (
+        READ_FILES,
+        *compiled.KERNELS.values(),
+        *compiled.GROUP_KERNELS.values(),
+        DECISIONS,
+        *ours.KERNELS.values(),
+    ):
         kept, note = part.folders.kept, part.folders.note
         if part.is_cached:
             print(f"already compiled: {part.what}")

@@ -224,12 +224,13 @@ class ImageWork:
         images, labels = arrays
         draws = self._draws_of(load)
         scratch = self._scratch()
-        run = self._pipeline.run
         failed: list[tuple[int, Exception]] = []
-        for index, row in enumerate(rows):
+        at(samples[0])
+        for index in self._pipeline.run_group(data, images, draws, rows, scratch):
             at(samples[index])
+            row = rows[index]
             try:
-                run(data[index], images[row], draws, row, scratch)
+                self._pipeline.run(data[index], images[row], draws, row, scratch)
             except Exception as error:
                 failed.append((index, self._explained(error, samples[index])))
         labels[rows] = self._labels[samples]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from penstock.compiling import Part
@@ -35,24 +34,34 @@ KERNELS = {
 }
 
 
+def _group_signature(out: str, *parameters: str) -> Signature:
+    encoded = ("int64[:]", "int64", "int64[:, :]")
+    planned = ("int64[:]", "float64[:, :]", "float64[:, :]")
+    written = (parameters, f"{out}[:, :, :, :]", "boolean", "int64[:]")
+    return Signature((*encoded, *planned, "uint8[:]", "uint8[:]", *written), results=("int64",))
+
+
+#: By what they write, as SIGNATURES.
+GROUP_SIGNATURES = {
+    "group_float32": _group_signature("float32", "float32[:]", "float32[:]"),
+    "group_table": _group_signature("uint16", "uint16[:, :]"),
+    "group_uint8": _group_signature("uint8"),
+}
+GROUP_KERNELS = {
+    name: Part(
+        "penstock.loader.transforms._group_kernels",
+        name,
+        signature,
+        f"how JPEG files are decoded by the group ({name.removeprefix('group_')})",
+        "they are decoded one by one, more slowly,",
+    )
+    for name, signature in GROUP_SIGNATURES.items()
+}
+
+
 def resampler(name: str) -> Callable[..., None]:
     """Return the function that writes resampled pixels; see `kernels.resample_to_float32` and its sisters.
 
     name: one of KERNELS.
     """
     return KERNELS[name].ask() or getattr(plain, f"resample_to_{name}")
-
-
-#: Each of the eight parts of the scratch begins at a cache line.
-SPARE_BYTES = 8 * 64
-
-
-def most_taps(across: float, down: float) -> int:
-    """Return how many pixels of one axis make up a pixel of the result at most, where it is so much smaller."""
-    return max(math.ceil(max(across, down)) * 2 + 1, 4)
-
-
-def scratch_bytes(columns: int, rows: int, source_rows: int, taps: int) -> int:
-    """Return the scratch of the kernels, for a result of so many columns and rows from so many rows of the source."""
-    weights = 8 * taps + 4 * (columns + rows) * (1 + taps)
-    return weights + 20 * columns + 4 * columns * (source_rows + taps) + SPARE_BYTES

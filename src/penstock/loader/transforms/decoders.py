@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
-from penstock.loader.transforms.geometry import Box
-from penstock.loader.transforms.jpeg import Encoded, JpegHeader, is_jpeg, read_header
+from penstock.loader.transforms.geometry import EDGE_COLUMNS, Box
+from penstock.loader.transforms.jpeg import Encoded, JpegHeader, is_for_turbojpeg, is_jpeg, read_header
 from penstock.loader.transforms.memory import Need
 from penstock.loader.transforms.pixels import Buffer, Pixels
 from penstock.loader.transforms.sizes import is_tiff, is_webp, read_size
-from penstock.loader.transforms.turbojpeg import EDGE_COLUMNS, TurboJpeg, find_library
+from penstock.loader.transforms.turbojpeg import TurboJpeg, find_library
 
 #: In the order of preference.
 JPEG_DECODERS = ("turbojpeg", "simplejpeg", "opencv", "pillow")
@@ -124,19 +124,21 @@ class Decoders:
         self.jpeg = choose_decoder() if jpeg is None else jpeg
         self.buffer = self._buffer = Buffer()
         self._has_opencv = importlib.util.find_spec("cv2") is not None
-        self._turbo: TurboJpeg | None = None
+        #: libjpeg-turbo, if that is the decoder, and the handle to call it with.
+        self.turbo: TurboJpeg | None = None
+        self.handle = 0
         if self.jpeg == "turbojpeg":
             path = find_library()
             if path is None:
                 raise ConfigError("the JPEG decoder turbojpeg is not installed: pip install turbojpeg")
-            self._turbo = TurboJpeg(path)
-            self._handle = self._turbo.new_handle(self)
+            self.turbo = TurboJpeg(path)
+            self.handle = self.turbo.new_handle(self)
 
     def decode_jpeg(self, data: Encoded, header: JpegHeader, box: Box, shrink: int) -> Pixels:
-        if self._is_for_pillow(header):
+        if not is_for_turbojpeg(header):
             return self._buffer.hold(_decode_pillow(data, 1))
-        if self._turbo is not None:
-            return self._turbo.decode(self._handle, data, header, box, shrink, self._buffer)
+        if self.turbo is not None:
+            return self.turbo.decode(self.handle, data, header, box, shrink, self._buffer)
         pixels = _WHOLE_DECODERS[self.jpeg](data, shrink)
         expected = (-(-header.height // shrink), -(-header.width // shrink), 3)
         if pixels.shape != expected:
@@ -146,10 +148,10 @@ class Decoders:
     def bytes_for_jpeg(self, header: JpegHeader, box: Box, shrink: int) -> tuple[int, int]:
         """Return what `decode_jpeg` takes at most: in the buffer, and in passing."""
         rows, columns = -(-header.height // shrink), -(-header.width // shrink)
-        if self._is_for_pillow(header):
+        if not is_for_turbojpeg(header):
             return Buffer.bytes_for(header.height, header.width), _PILLOW * header.height * header.width
         passing = header.coefficient_bytes
-        if self._turbo is None:
+        if self.turbo is None:
             passing += (3 if self.jpeg != "pillow" else _PILLOW) * rows * columns
         elif header.has_end:
             rows = min(rows, box.height // shrink + 2)
@@ -165,10 +167,6 @@ class Decoders:
         else:
             per_pixel = _PILLOW
         return Buffer.bytes_for(height, width), per_pixel * height * width
-
-    @staticmethod
-    def _is_for_pillow(header: JpegHeader) -> bool:
-        return header.components not in (1, 3) or header.bits != 8 or header.is_lossless
 
     def decode_other(self, data: Encoded) -> Pixels:
         """Decode anything but JPEG, whole."""

@@ -16,6 +16,8 @@ Source: Pillow, src/libImaging/Resample.c, `precompute_coeffs` and `ImagingResam
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,8 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from penstock.kernel import array_at, entry, inlined, kernel, machine_code
-from penstock.loader.transforms.compiled import SIGNATURES, SPARE_BYTES
+from penstock.loader.transforms.compiled import SIGNATURES
+from penstock.loader.transforms.geometry import SPARE_BYTES
 from penstock.machine_code import MachineCode
 
 _BITS = 22
@@ -382,9 +385,16 @@ def resample_to_uint8(
 
 def compile_part(name: str) -> MachineCode:
     """Return the machine code of one kernel: what it writes is "float32", "table" or "uint8"."""
+    with with_short_vectors():
+        return machine_code(globals()[f"resample_to_{name}"], SIGNATURES[name])
+
+
+@contextlib.contextmanager
+def with_short_vectors() -> Iterator[None]:
+    """Have LLVM sum neighbouring bytes in a vector, which numba leaves off."""
     settings: Any = config
     before, settings.SLP_VECTORIZE = settings.SLP_VECTORIZE, 1
     try:
-        return machine_code(globals()[f"resample_to_{name}"], SIGNATURES[name])
+        yield
     finally:
         settings.SLP_VECTORIZE = before

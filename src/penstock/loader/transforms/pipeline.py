@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError
 from penstock.loader.transforms.decoders import Picture
 from penstock.loader.transforms.draws import Draws, draw_crops
+from penstock.loader.transforms.geometry import StepNumbers
+from penstock.loader.transforms.group import GroupPass
 from penstock.loader.transforms.jpeg import Encoded, JpegHeader
 from penstock.loader.transforms.memory import Counted, Counter
 from penstock.loader.transforms.sink import IMAGE_DTYPES, Sink, encode_bfloat16
@@ -30,11 +32,13 @@ from penstock.loader.transforms.stages import (
     as_array,
     call_stage,
     describe,
+    in_numbers,
     is_rgb,
     is_tensor,
     name_of,
     normalize_array,
     normalize_stage,
+    numbers_of,
     picture_stage,
     takes_rng,
     tensor_stage,
@@ -124,6 +128,12 @@ class Pipeline:
         self._tail: tuple[ToTensor | Normalize, ...] = transforms[tail:]
         self._stages = self._make_stages(transforms[:tail])
         self._output_shape = _known_shape(transforms, layout)
+        #: None where a step is a user's own, or pictures become numbers of another kind.
+        self._group_pass = (
+            GroupPass(self._step_numbers, self._sink)
+            if self.dtype in IMAGE_DTYPES and not self.calls_python
+            else None
+        )
 
     def _make_stages(self, transforms: tuple[Transform, ...]) -> tuple[Stage, ...]:
         if not self._is_visual:
@@ -134,13 +144,18 @@ class Pipeline:
         if self.dtype in IMAGE_DTYPES:
             self._sink = Sink(self.dtype, self.layout, self._tail)
         stages: list[Stage] = []
+        #: The steps that move pixels.
+        self._step_numbers: list[StepNumbers] = []
+        column = 0
         for place, step in enumerate(transforms):
             if isinstance(step, ToTensor):
                 stages.append(tensor_stage(to_tensor))
             elif isinstance(step, Normalize):
                 stages.append(normalize_stage(step))
             elif isinstance(step, PictureStep):
-                stages.append(picture_stage(step, place, to_array))
+                self._step_numbers.append(in_numbers(step, column))
+                stages.append(picture_stage(step, place, self._step_numbers[-1], to_array))
+                column += numbers_of(step)
             else:
                 stages.append(call_stage(step, place, self._keys[place], to_array))
         return tuple(stages)
@@ -153,6 +168,8 @@ class Pipeline:
             importlib.import_module("cv2")
         if self.dtype in IMAGE_DTYPES:
             self._sink.prepare()
+        if self._group_pass is not None:
+            self._group_pass.prepare()
 
     def __repr__(self) -> str:
         steps = ", ".join(repr(step) for step in self.transforms)
@@ -232,13 +249,24 @@ class Pipeline:
 
         samples: int64[n]. The numbers of a sample depend on seed, transform, epoch and sample alone.
         """
-        rows: dict[int, NDArray[np.float64]] = {}
-        for place, step in enumerate(self.transforms):
+        columns = [np.empty((len(samples), 0))]
+        for key, step in zip(self._keys, self.transforms, strict=True):
             if isinstance(step, RandomResizedCrop):
-                rows[place] = draw_crops(step, self._keys[place], epoch, samples)
-            elif isinstance(step, RandomHorizontalFlip | RandomVerticalFlip):
-                rows[place] = draw_uniform(self._keys[place], epoch, samples, 1)
-        return Draws(epoch, samples, rows)
+                columns.append(draw_crops(step, key, epoch, samples))
+            elif numbers_of(step):
+                columns.append(draw_uniform(key, epoch, samples, numbers_of(step)))
+        return Draws(epoch, samples, np.concatenate(columns, axis=1))
+
+    def run_group(
+        self, data: Sequence[Encoded], out: NDArray[Any], draws: Draws, rows: Sequence[int], scratch: Scratch
+    ) -> list[int]:
+        """Transform samples by one compiled call; return the indices of those that are left to `run`.
+
+        data: of each sample. out: [batch, *output_shape]. rows: of each, its place in `out` and in the draws.
+        """
+        if self._group_pass is None:
+            return list(range(len(data)))
+        return self._group_pass.run(data, out, draws, rows, scratch)
 
     def run(self, data: Encoded, out: NDArray[Any], draws: Draws, index: int, scratch: Scratch) -> None:
         """Transform one sample into its place in the slot.

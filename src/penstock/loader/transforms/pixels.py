@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.loader.transforms.geometry import pixel_bytes
+
 
 class Pixels(NamedTuple):
     """A decoded part of a picture, red, green and blue bytes, row after row."""
@@ -37,19 +39,23 @@ class Buffer:
     def nbytes(self) -> int:
         return self._storage.nbytes
 
+    @property
+    def storage(self) -> NDArray[np.uint8]:
+        """uint8[nbytes], what there is."""
+        return self._storage
+
     def drop(self) -> None:
         self._storage = np.empty(0, np.uint8)
 
     @staticmethod
     def bytes_for(rows: int, columns: int) -> int:
         """Return what `take` allocates at most."""
-        size = (rows + 2) * columns * 3 + 64
+        size = pixel_bytes(rows, columns)
         return size + size // 4
 
     def take(self, rows: int, columns: int) -> Pixels:
         """Return room for rows x columns pixels, uninitialised; what was taken before is overwritten."""
-        # The widest filter reads two rows' worth beyond the last pixel it weighs.
-        if (rows + 2) * columns * 3 + 64 > self._storage.size:
+        if pixel_bytes(rows, columns) > self._storage.size:
             self._storage = np.empty(self.bytes_for(rows, columns), np.uint8)
         return Pixels(self._storage, rows, columns)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.loader.transforms.compiled import most_taps, resampler, scratch_bytes
-from penstock.loader.transforms.geometry import Geometry
+from penstock.loader.transforms.compiled import GROUP_KERNELS, resampler
+from penstock.loader.transforms.geometry import Geometry, axes_of, most_taps, scratch_bytes
 from penstock.loader.transforms.pixels import Pixels
 from penstock.loader.transforms.steps import Normalize, ToTensor
 
@@ -73,6 +73,14 @@ class Sink:
             else:
                 self._parameters = (encode_bfloat16(values.astype(np.float32)),)
 
+    def group_loop(self) -> Callable[..., int] | None:
+        """Return the loop of `_group_kernels` that writes such numbers; None while it is being compiled."""
+        return GROUP_KERNELS[f"group_{self._item}"].ask()
+
+    def of_group(self, out: NDArray[np.generic]) -> tuple[Any, ...]:
+        """Return the arguments of that loop that say what is written, into out: [batch, *shape]."""
+        return self._parameters, out if self._view is None else out.view(self._view), self._channels_last
+
     def prepare(self) -> None:
         """Have what writes loaded, or begin to compile it."""
         resampler(self._item)
@@ -82,29 +90,11 @@ class Sink:
 
     def write(self, pixels: Pixels, geometry: Geometry, out: NDArray[np.generic], blended: Blended) -> None:
         """Write the result into out, C-contiguous, of `shape(geometry.size)`."""
-        box, window, shrink = geometry.box, geometry.window, pixels.shrink
-        first_row, first_column = box.top // shrink, box.left // shrink
-        across = (
-            box.left / shrink - first_column,
-            box.width / shrink,
-            -(-(box.left + box.width) // shrink) - first_column,
-            geometry.resized[1],
-            window.left,
-            window.width,
-            geometry.is_mirrored,
-        )
-        down = (
-            box.top / shrink - first_row,
-            box.height / shrink,
-            -(-(box.top + box.height) // shrink) - first_row,
-            geometry.resized[0],
-            window.top,
-            window.height,
-            geometry.is_upside_down,
-        )
+        box, shrink = geometry.box, pixels.shrink
+        across, down = axes_of(geometry, shrink)
         stride = 3 * pixels.columns
-        offset = (first_row - pixels.top) * stride + 3 * (first_column - pixels.left)
-        taps = most_taps(across[1] / geometry.resized[1], down[1] / geometry.resized[0])
+        offset = (box.top // shrink - pixels.top) * stride + 3 * (box.left // shrink - pixels.left)
+        taps = most_taps(across.extent / across.resized, down.extent / down.resized)
         resampler(self._item)(
             pixels.storage,
             offset,
@@ -113,7 +103,7 @@ class Sink:
             down,
             geometry.antialias,
             taps,
-            blended.take(scratch_bytes(window.width, window.height, down[2], taps)),
+            blended.take(scratch_bytes(across.window_length, down.window_length, down.length, taps)),
             *self._parameters,
             out if self._view is None else out.view(self._view),
             self._channels_last,
@@ -129,6 +119,11 @@ class Blended:
     @property
     def nbytes(self) -> int:
         return self._bytes.nbytes
+
+    @property
+    def storage(self) -> NDArray[np.uint8]:
+        """uint8[nbytes], what there is."""
+        return self._bytes
 
     def drop(self) -> None:
         self._bytes = np.empty(0, np.uint8)

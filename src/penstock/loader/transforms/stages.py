@@ -13,10 +13,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms.decoders import Decoders, Picture
-from penstock.loader.transforms.draws import Draws, place_crop
-from penstock.loader.transforms.geometry import Box, Geometry, center_box
+from penstock.loader.transforms.draws import Draws
+from penstock.loader.transforms.geometry import (
+    CENTER_CROP,
+    MIRROR,
+    RANDOM_CROP,
+    RESIZE,
+    RESIZE_SHORTER,
+    TRIES,
+    TURN_OVER,
+    Box,
+    StepNumbers,
+    choose_shrink,
+    is_resampled,
+    needs_padding,
+    resized_to,
+    size_after,
+    whole,
+    without_resize,
+)
 from penstock.loader.transforms.memory import Memory, Need
 from penstock.loader.transforms.pixels import Buffer, Pixels
 from penstock.loader.transforms.sink import Blended, Sink
@@ -32,10 +49,6 @@ from penstock.plan.random import generator_for
 
 Value = Any  # bytes, Image or an array
 PictureStep = Resize | CenterCrop | RandomResizedCrop | RandomHorizontalFlip | RandomVerticalFlip
-
-#: A picture is decoded at 1/2, 1/4 or 1/8 of its size only where it stays this many times larger than the
-#: result in both directions (Pillow's `reducing_gap`, whose documentation calls 2 close to fair resampling).
-REDUCING_GAP = 2
 
 #: What an array between two steps is counted for: itself, what a step makes of it, and a copy to go on with.
 _COPIES = 3
@@ -71,6 +84,17 @@ class Scratch:
         if self._memory is not None:
             self._memory.take(self, need)
 
+    def reserve_kept(self, passing_bytes: int) -> bool:
+        """Wait until pictures may be decoded that fit into the buffers as they are; return whether they ever may.
+
+        passing_bytes: what one takes besides.
+        """
+        try:
+            self.reserve(self.kept._replace(passing=passing_bytes))
+        except DataError:
+            return False
+        return True
+
     def end_picture(self) -> None:
         """Give back what the picture took, but for the buffers. More than once is harmless."""
         if self._memory is not None:
@@ -103,7 +127,7 @@ class Image:
 
     def __init__(self, source: Picture | Plain) -> None:
         self.source = source
-        self.geometry = Geometry.whole(source.height, source.width)
+        self.geometry = whole(source.height, source.width)
 
     @classmethod
     def of(cls, array: NDArray[np.uint8]) -> Image:
@@ -126,15 +150,6 @@ class Image:
         return array
 
 
-def choose_shrink(geometry: Geometry) -> int:
-    """Return by how much the decoder may shrink the picture: 1, 2, 4 or 8; a function of sizes alone."""
-    if not geometry.antialias:
-        return 1
-    height, width = geometry.resized
-    spare = min(geometry.box.height / height, geometry.box.width / width) / REDUCING_GAP
-    return 8 if spare >= 8 else 4 if spare >= 4 else 2 if spare >= 2 else 1
-
-
 def is_rgb(value: Value) -> bool:
     """Whether a callable returned a picture, uint8[rows, columns, 3]."""
     if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 3:
@@ -142,8 +157,36 @@ def is_rgb(value: Value) -> bool:
     return value.shape[2] == 3 and value.size > 0
 
 
-def picture_stage(step: PictureStep, place: int, to_array: Sink) -> Stage:
-    """Return the stage of a built-in that moves pixels."""
+def numbers_of(step: object) -> int:
+    """Return how many random numbers a built-in takes for each sample."""
+    if isinstance(step, RandomResizedCrop):
+        return 2 * TRIES + 2
+    return 1 if isinstance(step, RandomHorizontalFlip | RandomVerticalFlip) else 0
+
+
+def in_numbers(step: PictureStep, column: int) -> StepNumbers:
+    """Return a built-in that moves pixels as the functions of `geometry` take it.
+
+    column: of a sample's random numbers, where its own begin.
+    """
+    match step:
+        case Resize(size=int(size)):
+            return StepNumbers(RESIZE_SHORTER, column, size, size, antialias=step.antialias)
+        case Resize(size=(height, width)):
+            return StepNumbers(RESIZE, column, height, width, antialias=step.antialias)
+        case CenterCrop(target=(height, width)):
+            return StepNumbers(CENTER_CROP, column, height, width)
+        case RandomResizedCrop(target=(height, width)):
+            return StepNumbers(RANDOM_CROP, column, height, width, *step.ratio, step.antialias)
+        case RandomHorizontalFlip():
+            return StepNumbers(MIRROR, column, high=step.p)
+        case RandomVerticalFlip():
+            return StepNumbers(TURN_OVER, column, high=step.p)
+    raise AssertionError(f"{step!r} is a built-in that moves pixels")
+
+
+def picture_stage(step: PictureStep, place: int, numbers: StepNumbers, to_array: Sink) -> Stage:
+    """Return the stage of a built-in that moves pixels. numbers: of `in_numbers`."""
 
     def as_image(value: Value) -> Image:
         if isinstance(value, Image):
@@ -155,35 +198,16 @@ def picture_stage(step: PictureStep, place: int, to_array: Sink) -> Stage:
             "it works on pictures, uint8[height, width, 3]"
         )
 
-    def resize(image: Image, height: int, width: int, antialias: bool, scratch: Scratch) -> Image:
-        if (height, width) == image.geometry.size:
-            return image
-        if image.geometry.is_resampled:
-            image = Image.of(image.settled(to_array, scratch))
-        image.geometry = image.geometry.resized_to(height, width, antialias)
-        return image
-
     def run(value: Value, draws: Draws, index: int, scratch: Scratch) -> Value:
         image = as_image(value)
-        height, width = image.geometry.size
-        match step:
-            case RandomResizedCrop():
-                box = place_crop(height, width, draws.rows[place][index].tolist(), step.ratio)
-                image.geometry = image.geometry.cropped(box)
-                return resize(image, *step.target, step.antialias, scratch)
-            case RandomHorizontalFlip():
-                if draws.rows[place][index, 0] < step.p:
-                    image.geometry = image.geometry.mirrored()
-            case RandomVerticalFlip():
-                if draws.rows[place][index, 0] < step.p:
-                    image.geometry = image.geometry.upside_down()
-            case Resize():
-                return resize(image, *step.target(height, width), step.antialias, scratch)
-            case CenterCrop():
-                if height < step.target[0] or width < step.target[1]:
-                    image = Image.of(pad(image.settled(to_array, scratch), step.target))
-                    height, width = image.geometry.size
-                image.geometry = image.geometry.cropped(center_box(height, width, step.target))
+        if needs_padding(image.geometry, numbers):
+            image = Image.of(pad(image.settled(to_array, scratch), (numbers.height, numbers.width)))
+        image.geometry = without_resize(image.geometry, numbers, draws.numbers[index].tolist())
+        height, width = size_after(image.geometry, numbers)
+        if (height, width) != image.geometry.size:
+            if is_resampled(image.geometry):
+                image = Image.of(image.settled(to_array, scratch))
+            image.geometry = resized_to(image.geometry, height, width, numbers.antialias)
         return image
 
     return run

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from numbers import Real
 
 from penstock.errors import ConfigError
+from penstock.loader.transforms.geometry import shorter_side_to
 
 Size = int | tuple[int, int]
 
@@ -85,9 +86,7 @@ class Resize:
         """Return (height, width) after resizing a picture of this height and width."""
         if not isinstance(self.size, int):
             return self.size
-        if height <= width:
-            return self.size, int(self.size * width / height)
-        return int(self.size * height / width), self.size
+        return shorter_side_to(height, width, self.size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,24 +10,27 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import platform
 import weakref
 from pathlib import Path
 
 import numpy as np
 
 from penstock.errors import DataError
-from penstock.loader.transforms.geometry import Box
+from penstock.loader.transforms.geometry import Box, region_of
 from penstock.loader.transforms.jpeg import Encoded, JpegHeader
 from penstock.loader.transforms.pixels import Buffer, Pixels
 
 _TJINIT_DECOMPRESS = 1
-_TJPF_RGB = 0
+#: Red, green and blue, a byte each.
+RGB = 0
 _TJERR_WARNING = 0
 #: Warnings after which all pixels are still there. After any other, some are not.
 _HARMLESS_WARNINGS = ("extraneous bytes", "unknown JFIF revision", "Invalid SOS parameters", "unknown Adobe")
-#: Columns at the edge of a region that differ from the whole picture's: smooth upsampling of the colours
-#: looks one colour column (two pixels) further than the region.
-EDGE_COLUMNS = 2
+
+
+#: Processors whose calls pass a structure of two or four ints in one or two words, as a compiled loop passes it.
+BY_ADDRESS = platform.machine() in ("x86_64", "aarch64")
 
 
 class _Region(ctypes.Structure):
@@ -69,6 +72,14 @@ class TurboJpeg:
         self._error_text.argtypes, self._error_text.restype = (pointer,), ctypes.c_char_p
         self._error_code = quick.tj3GetErrorCode
         self._error_code.argtypes = (pointer,)
+        #: int64[4], addresses of the functions that a compiled loop calls: header, scale, region, decoding.
+        self.addresses = np.array(
+            [
+                ctypes.cast(function, pointer).value
+                for function in (self._read_header, self._set_scale, self._set_region, self._decode)
+            ],
+            np.int64,
+        )
         self._scales = {shrink: _Fraction(1, shrink) for shrink in (1, 2, 4, 8)}
         self._whole = _Region(0, 0, 0, 0)
 
@@ -96,24 +107,20 @@ class TurboJpeg:
             finally:
                 # An error leaves the handle in the middle of this file: it would read the next one from there on. This
                 # call refuses its arguments, and begins anew.
-                self._decode(handle, None, 0, None, 0, _TJPF_RGB)
+                self._decode(handle, None, 0, None, 0, RGB)
         self._set_scale(handle, self._scales[shrink])
         rows, columns = -(-header.height // shrink), -(-header.width // shrink)
         top, left = 0, 0
         if header.has_end:
-            unit = header.unit_columns // shrink
-            top, bottom = box.top // shrink, min(rows, -(-(box.top + box.height) // shrink))
-            left = max(0, (box.left // shrink - EDGE_COLUMNS) // unit * unit)
-            right = min(columns, -(-(box.left + box.width) // shrink) + EDGE_COLUMNS)
-            if self._set_region(handle, _Region(left, top, right - left, bottom - top)) == 0:
-                rows, columns = bottom - top, right - left
+            region = region_of(box, shrink, rows, columns, header.unit_columns)
+            if self._set_region(handle, _Region(region.left, region.top, region.width, region.height)) == 0:
+                top, left, rows, columns = region
             else:  # a subsampling that the region interface has no name for
-                top, left = 0, 0
                 self._set_region(handle, self._whole)
         else:
             self._set_region(handle, self._whole)
         pixels = buffer.take(rows, columns)
-        if self._decode(handle, source, size, pixels.storage.ctypes.data, 0, _TJPF_RGB) != 0:
+        if self._decode(handle, source, size, pixels.storage.ctypes.data, 0, RGB) != 0:
             self._check(handle)
         return pixels._replace(top=top, left=left, shrink=shrink)
 

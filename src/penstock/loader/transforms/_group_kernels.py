@@ -1,0 +1,250 @@
+"""The loop that decodes a group of JPEG files into rows of a batch slot.
+
+It calls libjpeg-turbo by the addresses of its functions, so that a thread holds no interpreter's lock from the first
+header to the last pixel. Whatever is not plain is left to the one-picture form (`Pipeline.run`), which knows all kinds
+of files and says what is wrong with one.
+
+All rules are those of `jpeg` and `geometry`, compiled, and pixels are resampled by `kernels`: the bits are those of the
+one-picture form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.kernel import array_at, compiled_copy, entry, function_at, inlined, machine_code
+from penstock.loader.transforms import geometry, jpeg
+from penstock.loader.transforms.compiled import GROUP_SIGNATURES
+from penstock.loader.transforms.geometry import Box, StepNumbers
+from penstock.loader.transforms.jpeg import JpegHeader
+from penstock.loader.transforms.kernels import (
+    resample_to_float32,
+    resample_to_table,
+    resample_to_uint8,
+    with_short_vectors,
+)
+from penstock.loader.transforms.turbojpeg import RGB
+from penstock.machine_code import MachineCode
+
+_rules, _headers = compiled_copy(geometry), compiled_copy(jpeg)
+_whole, _needs_padding, _without_resize = _rules["whole"], _rules["needs_padding"], _rules["without_resize"]
+_size_after, _is_resampled, _resized_to = _rules["size_after"], _rules["is_resampled"], _rules["resized_to"]
+_choose_shrink, _region_of, _axes_of = _rules["choose_shrink"], _rules["region_of"], _rules["axes_of"]
+_most_taps, _scratch_bytes, _pixel_bytes = _rules["most_taps"], _rules["scratch_bytes"], _rules["pixel_bytes"]
+_next_frame, _is_cut_off, _read_frame = _headers["next_frame"], _headers["is_cut_off"], _headers["read_frame"]
+_claims_too_much, _is_for_turbojpeg = _headers["claims_too_much"], _headers["is_for_turbojpeg"]
+
+# Structures of 8 and 16 bytes are passed as one and two words: see `turbojpeg.BY_ADDRESS`.
+_read_header_of = function_at(64, 64, 64)
+_set_scale_of = function_at(64, 64)
+_set_region_of = function_at(64, 64, 64)
+_decode_of = function_at(64, 64, 64, 64, 32, 32)
+
+
+@inlined
+def _header_of(data: Any) -> Any:
+    """Return whether a file is one for this loop, and its header."""
+    at = -1
+    if len(data) > 4 and data[0] == 0xFF and data[1] == 0xD8:
+        at = _next_frame(data, 2)
+    if at < 0 or data[at] != 0xFF or _is_cut_off(data, at):
+        return False, JpegHeader(0, 0, 0, 0, False, 8, False, 0, False)
+    header = _read_frame(data, at)
+    is_whole = header.height * header.width > 0 and header.has_end and not _claims_too_much(data, header)
+    return is_whole and _is_for_turbojpeg(header) and header.coefficient_bytes == 0, header
+
+
+@inlined
+def _geometry_of(height: Any, width: Any, steps: Any, numbers: Any) -> Any:
+    """Return whether one pass does all steps, and the geometry."""
+    found, is_one_pass = _whole(height, width), True
+    for place in range(steps.shape[0]):
+        of = steps[place]
+        step = StepNumbers(int(of[0]), int(of[1]), int(of[2]), int(of[3]), of[4], of[5], of[6] != 0.0)
+        is_one_pass = is_one_pass and not _needs_padding(found, step)
+        if is_one_pass:
+            found = _without_resize(found, step, numbers)
+            rows, columns = _size_after(found, step)
+            if rows != found.window.height or columns != found.window.width:
+                is_one_pass = not _is_resampled(found)
+                if is_one_pass:
+                    found = _resized_to(found, rows, columns, step.antialias)
+    return is_one_pass, found
+
+
+@inlined
+def _plain(axis: Any) -> Any:
+    """Return an axis as a tuple without names, as kernels take it."""
+    return (
+        axis.start,
+        axis.extent,
+        axis.length,
+        axis.resized,
+        axis.window_start,
+        axis.window_length,
+        axis.is_flipped,
+    )
+
+
+@inlined
+def _decode(functions: Any, handle: Any, data: Any, shrink: Any, region: Box, pixels: Any) -> Any:
+    """Return whether libjpeg-turbo decoded a region at 1/shrink, without a warning."""
+    at, size = data.ctypes.data, data.size
+    if _read_header_of(functions[0], (handle, at, size)) != 0:
+        _decode_of(functions[3], (handle, 0, 0, 0, 0, RGB))  # as in `TurboJpeg.decode`
+        return False
+    return (
+        _set_scale_of(functions[1], (handle, 1 | shrink << 32)) == 0
+        and _set_region_of(
+            functions[2], (handle, region.left | region.top << 32, region.width | region.height << 32)
+        )
+        == 0
+        and _decode_of(functions[3], (handle, at, size, pixels.ctypes.data, 0, RGB)) == 0
+    )
+
+
+def _loop(resample: Any) -> Any:
+    """Return the loop that ends in `resample(pixels, offset, stride, ..., parameters, out, channels_last)`."""
+
+    @entry
+    def decode(
+        functions: Any,
+        handle: Any,
+        encoded: Any,
+        rows: Any,
+        steps: Any,
+        numbers: Any,
+        pixels: Any,
+        scratch: Any,
+        parameters: Any,
+        out: Any,
+        channels_last: Any,
+        left: Any,
+    ) -> Any:
+        count = 0
+        for k in range(rows.size):
+            row, is_done = rows[k], False
+            if 0 <= row < out.shape[0] and row < numbers.shape[0]:
+                data = array_at(encoded[k, 0], (encoded[k, 1],), np.uint8)
+                is_plain, header = _header_of(data)
+                if is_plain:
+                    is_one_pass, found = _geometry_of(header.height, header.width, steps, numbers[row])
+                    height, width = found.window.height, found.window.width
+                    shrink = _choose_shrink(found)
+                    region = _region_of(
+                        found.box,
+                        shrink,
+                        -(-header.height // shrink),
+                        -(-header.width // shrink),
+                        header.unit_columns,
+                    )
+                    across, down = _axes_of(found, shrink)
+                    taps = _most_taps(across.extent / across.resized, down.extent / down.resized)
+                    is_done = (
+                        is_one_pass
+                        and height == (out.shape[1] if channels_last else out.shape[2])
+                        and width == (out.shape[2] if channels_last else out.shape[3])
+                        and _pixel_bytes(region.height, region.width) <= pixels.size
+                        and _scratch_bytes(width, height, down.length, taps) <= scratch.size
+                        and _decode(functions, handle, data, shrink, region, pixels)
+                    )
+                    if is_done:
+                        stride = 3 * region.width
+                        offset = (found.box.top // shrink - region.top) * stride
+                        offset += 3 * (found.box.left // shrink - region.left)
+                        resample(
+                            pixels,
+                            offset,
+                            stride,
+                            _plain(across),
+                            _plain(down),
+                            found.antialias,
+                            taps,
+                            scratch,
+                            parameters,
+                            out[row],
+                            channels_last,
+                        )
+            if not is_done:
+                left[count] = k
+                count += 1
+        return count
+
+    return decode
+
+
+@inlined
+def _to_float32(
+    pixels: Any,
+    offset: Any,
+    stride: Any,
+    across: Any,
+    down: Any,
+    antialias: Any,
+    taps: Any,
+    scratch: Any,
+    parameters: Any,
+    out: Any,
+    channels_last: Any,
+) -> None:
+    resample_to_float32(
+        pixels,
+        offset,
+        stride,
+        across,
+        down,
+        antialias,
+        taps,
+        scratch,
+        parameters[0],
+        parameters[1],
+        out,
+        channels_last,
+    )
+
+
+@inlined
+def _to_table(
+    pixels: Any,
+    offset: Any,
+    stride: Any,
+    across: Any,
+    down: Any,
+    antialias: Any,
+    taps: Any,
+    scratch: Any,
+    parameters: Any,
+    out: Any,
+    channels_last: Any,
+) -> None:
+    resample_to_table(
+        pixels, offset, stride, across, down, antialias, taps, scratch, parameters[0], out, channels_last
+    )
+
+
+@inlined
+def _to_uint8(
+    pixels: Any,
+    offset: Any,
+    stride: Any,
+    across: Any,
+    down: Any,
+    antialias: Any,
+    taps: Any,
+    scratch: Any,
+    parameters: Any,
+    out: Any,
+    channels_last: Any,
+) -> None:
+    resample_to_uint8(pixels, offset, stride, across, down, antialias, taps, scratch, out, channels_last)
+
+
+_LOOPS = {"group_float32": _to_float32, "group_table": _to_table, "group_uint8": _to_uint8}
+
+
+def compile_part(name: str) -> MachineCode:
+    """Return the machine code of one loop of GROUP_SIGNATURES."""
+    with with_short_vectors():
+        return machine_code(_loop(_LOOPS[name]), GROUP_SIGNATURES[name])
