@@ -78,7 +78,8 @@ class Run:
     ):
         sizes = np.full(plan.samples, 10, np.int64)
         memory = Curve(((1, 1e10),))
-        machine = Machine(SharedStore(None, Curve(((1, 1e6),))), (StorageClass("staging", 10**6, 1, memory),))
+        store = SharedStore(None, Curve(((1, 1e6),)), latency_seconds=0.01)
+        machine = Machine(store, (StorageClass("staging", 10**6, 1, memory),))
         limits = options.pop("limits", StagingLimits(slots, 4, 2, 10**6))
         scheduler = Scheduler(plan, 0, sizes, place_by_frequency(plan, 0, sizes, []), machine, limits)
         limit_bytes = limit_slots * slot_bytes([FIELD], plan.batch_size)

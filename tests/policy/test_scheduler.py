@@ -33,12 +33,14 @@ from penstock.policy.decisions import UNDECODED, UNREAD
 from penstock.trace.schema import SOURCE, STAGING
 
 SLOW_SECONDS, FAST_SECONDS = 0.01, 1e-6
+#: What a machine says of a store: that it is slow, or what is said of one that nobody measured.
+KNOWN_SECONDS, GUESSED_SECONDS = 0.002, 0.001
 
 
-def machine(tier_latency_seconds: float = 0.0) -> Machine:
+def machine(tier_latency_seconds: float = 0.0, latency_seconds: float = KNOWN_SECONDS) -> Machine:
     memory = Curve(((1, 1e10),))
     return Machine(
-        SharedStore(None, Curve(((1, 1e7),)), latency_seconds=0.001),
+        SharedStore(None, Curve(((1, 1e7),)), latency_seconds),
         (
             StorageClass("staging", 10**9, 1, memory),
             StorageClass("tier", 10**9, 1, memory, latency_seconds=tier_latency_seconds),
@@ -52,6 +54,8 @@ class Case:
 
     seconds: of a read of the source. tier_seconds: of a read of the tier. lossy: samples that the tier cannot give
     back. broken: samples that the source does not give. undecodable: samples that no decoder takes.
+    machine_seconds: what the machine says of the store. is_fickle: whether a worker's own reads are fast or slow by
+    chance.
     """
 
     samples: int
@@ -68,6 +72,8 @@ class Case:
     lossy: frozenset[int] = frozenset()
     broken: frozenset[int] = frozenset()
     undecodable: frozenset[int] = frozenset()
+    machine_seconds: float = KNOWN_SECONDS
+    is_fickle: bool = False
 
     @property
     def plan(self) -> AccessPlan:
@@ -84,7 +90,7 @@ class FakeRuntime:
         self.placement = place_by_frequency(self.plan, 0, self.sizes, [case.tier_bytes])
         limits = StagingLimits(case.slots, case.readers, case.decoders, case.undecoded_bytes)
         self.limits = limits
-        tier_machine = machine(case.tier_seconds)
+        tier_machine = machine(case.tier_seconds, case.machine_seconds)
         self.scheduler = Scheduler(self.plan, 0, self.sizes, self.placement, tier_machine, limits)
         self.moves: list[Move] = []
         self.loads: list[Load] = []
@@ -164,6 +170,9 @@ class FakeRuntime:
             else:
                 self.loaded[load.batch, load.rows[index]] += 1
         seconds = {SOURCE: self.case.seconds, 1: self.case.tier_seconds}
+        if self.case.is_fickle:
+            one_of = [FAST_SECONDS, 100 * SLOW_SECONDS]
+            seconds = {origin: each and self.chance.choice(one_of) for origin, each in seconds.items()}
         reads = [OwnRead(origin, count, count * seconds[origin]) for origin, count in own.items()]
         self.obey(self.scheduler.loaded(load, failed, reads, 0.0))
 
@@ -188,6 +197,10 @@ class FakeRuntime:
     def run(self, check: Callable[[Ready], None] = lambda ready: None) -> None:
         """Take all batches, one after the other, and let go of each."""
         self.obey(self.scheduler.start(0.0))
+        self.go_on(check)
+
+    def go_on(self, check: Callable[[Ready], None] = lambda ready: None) -> None:
+        """As `run`, once it has started."""
         for epoch in range(self.plan.epochs):
             for step in range(self.plan.steps(epoch)):
                 ready = self.take(epoch, step)
@@ -274,6 +287,8 @@ cases = st.builds(
     seconds=st.sampled_from([SLOW_SECONDS, FAST_SECONDS]),
     tier_seconds=st.sampled_from([SLOW_SECONDS, FAST_SECONDS]),
     seed=st.integers(0, 2**32),
+    machine_seconds=st.sampled_from([KNOWN_SECONDS, GUESSED_SECONDS]),
+    is_fickle=st.booleans(),
 )
 #: The same with a tier of memory.
 easy_cases = cases.map(lambda case: replace(case, tier_seconds=0.0))
@@ -424,6 +439,48 @@ def test_workers_read_by_themselves_once_a_probe_shows_that_reads_cost_less_than
     assert slow.moved == 2 * 64 - 2
 
 
+@pytest.mark.parametrize("seconds", [FAST_SECONDS, SLOW_SECONDS])
+def test_readers_of_a_store_that_nobody_measured_wait_for_the_first_own_read(seconds: float) -> None:
+    """Or else many of them read small files at once, and keep the worker from finding that it is quicker alone."""
+    runtime = runtime_of(seconds, machine_seconds=GUESSED_SECONDS)
+
+    runtime.obey(runtime.scheduler.start(0.0))
+    assert not runtime.moves
+    runtime.finish_something()
+
+    assert len(runtime.moves) == (0 if seconds == FAST_SECONDS else 4)
+    assert len(runtime.loads) == (seconds == FAST_SECONDS)
+
+
+def test_a_first_own_read_that_fails_or_is_given_up_lets_the_readers_begin() -> None:
+    failing = runtime_of(SLOW_SECONDS, machine_seconds=GUESSED_SECONDS)
+    failing.case = replace(failing.case, broken=frozenset(range(64)))
+    given_up = runtime_of(SLOW_SECONDS, machine_seconds=GUESSED_SECONDS)
+    for runtime in (failing, given_up):
+        runtime.obey(runtime.scheduler.start(0.0))
+
+    failing.finish_something()
+    given_up.obey(given_up.scheduler.seek(0, 1, 0.0))
+
+    assert len(failing.moves) == len(given_up.moves) == 4
+
+
+def test_a_store_that_turns_out_slow_takes_back_what_workers_would_have_read_by_themselves() -> None:
+    """The first read finds its file in the page cache, and no other does."""
+    runtime = runtime_of(FAST_SECONDS, slots=4, machine_seconds=GUESSED_SECONDS)
+    runtime.obey(runtime.scheduler.start(0.0))
+    runtime.finish_something()
+    assert not runtime.moves
+    assert decisions.reads_by_itself(runtime.scheduler._state, 0, SOURCE)
+
+    runtime.case = replace(runtime.case, seconds=0.5)
+    runtime.finish_something()
+
+    assert len(runtime.moves) == 4
+    runtime.go_on()
+    assert set(runtime.loaded.values()) == {1}
+
+
 @settings(max_examples=60)
 @given(cases, some_samples, st.integers(0, 20))
 def test_compiled_decisions_are_those_of_plain_python_from_any_event_on(
@@ -549,7 +606,7 @@ def test_urgent_moves_go_out_in_the_order_in_which_the_training_needs_them() -> 
 
 @pytest.mark.parametrize("is_slow", [True, False])
 def test_a_store_that_turns_out_slow_gives_way_to_a_tier_that_the_machine_calls_slower(is_slow: bool) -> None:
-    """The machine says 1 ms of latency for the store and 5 ms for the tier; in truth the store takes 10 ms, or 1."""
+    """The machine says 2 ms of latency for the store and 5 ms for the tier; in truth the store takes 10 ms, or 1."""
     seconds = SLOW_SECONDS if is_slow else 0.001
     runtime = runtime_of(seconds, epochs=4, tier_bytes=10**6, tier_seconds=0.005)
     runtime.run()

@@ -709,16 +709,16 @@ class Engine:
                 self._inbox.append(partial(self._use, loop))
         asked_seconds = self._ask_for_lock(worker, delay)
         begin, computed, delayed = self._clock(), time.thread_time(), delay.seconds()
-        failed, own_reads = self._fetch_and_decode(load, partial(self._note, worker), ring)
+        failed, own_reads = self._fetch_and_decode(load, partial(self._note, worker), ring, delay)
         # Other programs on the processors are no reason for more threads or fewer.
         seconds = self._clock() - begin - (delay.seconds() - delayed), time.thread_time() - computed
         self._at.pop(worker, None)
         self._inbox.append(partial(self._loaded, load, failed, own_reads, seconds, asked_seconds))
 
     def _fetch_and_decode(
-        self, load: Load, at: Callable[[int], None], ring: Ring
+        self, load: Load, at: Callable[[int], None], ring: Ring, delay: RunDelay
     ) -> tuple[dict[int, tuple[int, Exception]], list[OwnRead]]:
-        """Return what failed, by index in the Load, and how long own reads took."""
+        """Return what failed, by index in the Load, and how long own reads waited."""
         rows, samples, origins = load.rows, load.ids, load.origins
         data: list[Any] = [None] * len(rows)
         own_reads: list[OwnRead] = []
@@ -729,16 +729,17 @@ class Engine:
                 for index in which:
                     data[index], flow = self._bytes[load.entries[index]]
                 continue
-            begin = self._clock()
+            begin, computed, delayed = self._clock(), time.thread_time(), delay.seconds()
             wanted = [samples[index] for index in which]
             rests = [load.rests[index] for index in which]
             found = self._fetcher.fetch(wanted, origin, rests, at, lasting=False)
             end = self._clock()
+            waited = end - begin - (time.thread_time() - computed) - (delay.seconds() - delayed)
             for place, index in enumerate(which):
                 data[index] = found[place]
             flow = self._record_fetched(ring, (begin, end), wanted, found, origin, load.epoch, load.step)
             if not any(isinstance(each, Failed) for each in found):
-                own_reads.append(OwnRead(origin, len(found), end - begin))
+                own_reads.append(OwnRead(origin, len(found), max(0.0, waited)))
                 if origin == SOURCE:
                     self._recent_read_seconds.append((end - begin) / len(found))
             found.clear()  # as in `_loaded`

@@ -23,7 +23,7 @@ from penstock.loader.transforms.jpeg import JpegHeader, is_jpeg, read_header
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.loader.transforms.sizes import read_size
 from penstock.policy import Load
-from penstock.store import MemoryTier, Source, read_group
+from penstock.store import MemoryTier, Source, prepare_group, read_group
 from penstock.store.calls import Calls
 from penstock.trace.schema import SOURCE, STAGING
 
@@ -150,6 +150,10 @@ class ImageWork:
 
     def describe(self, sample: int) -> str:
         return self._source.describe(sample)
+
+    def prepare(self) -> None:
+        """Load the code that reads, in a thread that is going to."""
+        prepare_group(self._source)
 
     def fetch(
         self, samples: list[int], origin: int, rests: list[int], at: Callable[[int], None], *, lasting: bool

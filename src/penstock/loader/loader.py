@@ -199,7 +199,7 @@ class Loader:
             self._staging,
             self._recorder,
             readers=setup.limits.readers,
-            begin=self._front_end.begin_thread,
+            begin=partial(_begin, self._front_end.begin_thread, setup.work),
             patience_seconds=self._config.patience_seconds,
             timeout_seconds=self._config.timeout_seconds,
             say=say,
@@ -666,6 +666,13 @@ class _Epoch(Iterator[Any]):
 def _report_printable(report: Callable[[str], None], line: str) -> None:
     """Report a line that may name files, or quote an error of somebody's own code."""
     report(printable(line))
+
+
+def _begin(begin_thread: Callable[[], None], work: ImageWork | DatasetWork) -> None:
+    """Do what a thread that decodes does first."""
+    begin_thread()
+    if isinstance(work, ImageWork):
+        work.prepare()
 
 
 def _keep_silent(_: str) -> None:

@@ -101,6 +101,9 @@ def new_state(
         numbers[:, first] = -1
     pace = np.zeros((ranks, d.TRIAL_SECONDS + d.TRIED_LOADS))
     pace[:, d.HALF_SECONDS] = np.inf
+    # What a machine says of a store that nobody measured is a guess, good to a factor of two.
+    if costs[0, d.LATENCY] + mean_bytes / rate[0, 1] < 2 * d.TRIED_AGAIN_SECONDS:
+        numbers[:, d.PROBES_LEFT] = d.FIRST_PROBES
     none = np.zeros((ranks, 0, 0), np.int32)
     state = State(
         sizes=np.ascontiguousarray(sizes_bytes, np.int64),

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 Ints = Any
 Floats = Any
 
-# A hand-over between threads costs about 100 us of wake-up and interpreter lock; below it a worker reads by itself.
+# A hand-over between threads costs about 100 us of wake-up and interpreter lock. A worker reads by itself what it waits
+# for less long.
 HAND_OVER_SECONDS = 100e-6
 # A group of reads takes about this long, so that an instruction (some 30 us) is little beside its work.
 GROUP_SECONDS = 1e-3
@@ -32,10 +33,16 @@ GROUP_SECONDS = 1e-3
 OWN_BYTES = 256 * 1024
 # Observed reads are forgotten over so many groups.
 MEMORY = 16.0
-# By what factor a worker's own reads, or its samples, are believed to have become slower for each that says so.
-SLOWER = 1.25
+# By what factor a worker's samples are believed to have become slower for each Load that says so, and its own reads.
+SLOWER, OWN_SLOWER = 1.25, 1.05
 # A worker's own read that took no longer is tried again: it may be cheaper than it looked.
 TRIED_AGAIN_SECONDS = 1e-3
+# How often at the start, before any reader begins: each read of many threads, which keep each other from the
+# processors, waits longer.
+FIRST_PROBES = 3
+# A worker waits for a sample at least for this share of the seconds that it waited for a group: nobody keeps the
+# interpreter's lock for longer.
+SURE_SHARE = 1 / 1024
 # Seconds of what was never observed.
 UNKNOWN = math.inf
 
@@ -99,8 +106,9 @@ TRIED_LOADS = 3
     COMING_NUMBER,
     COMING_BEGINS,  #: 1: it is the first of an epoch
     COMES_MORE,  #: 1: the driver has more batches than this one
+    PROBES_LEFT,  #: workers' own reads of the source that readers wait for at most before they begin
     NUMBERS,
-) = range(27)
+) = range(28)
 SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
 
 
@@ -313,6 +321,8 @@ def _stage(s: State, rank: int) -> int:
 def _next_move(s: State, rank: int, begin: int) -> int:
     """Write the next move, if one may begin: urgent ones first, by due time; else fills, each tier's in its order."""
     n = s.numbers
+    if n[rank, PROBES_LEFT] > 0:
+        return begin
     count = _next_urgent(s, rank)
     if count == 0 and n[rank, QUEUED_ENTRIES] == 0:
         count = _next_fill(s, rank)
@@ -427,6 +437,8 @@ def loaded(s: State, rank: int, slot: int, count: int, seconds: float) -> None:
         place = s.group[rank, ITEM, k]
         entry, origin = s.places[rank, place, PLACE_ENTRY], s.places[rank, place, PLACE_ORIGIN]
         mark = s.group[rank, MARK, k]
+        if mark == UNREAD and origin == SOURCE:
+            s.numbers[rank, PROBES_LEFT] = 0  # it tells nothing
         if entry >= 0:
             if origin == STAGING:
                 _let_go(s, rank, entry)
@@ -474,6 +486,7 @@ def learn_load_size(s: State, rank: int, count: int, seconds: float) -> None:
 def abandon(s: State, rank: int, slot: int) -> None:
     """Give up a batch that is incomplete. Its slot ends once its running places have."""
     n = s.numbers
+    n[rank, PROBES_LEFT] = 0  # the probe may be among what is given up
     s.slots[rank, slot, SLOT_ABANDONED] = 1
     n[rank, DECODABLE_PLACES] -= s.slots[rank, slot, SLOT_DECODABLE]
     s.slots[rank, slot, SLOT_DECODABLE] = 0
@@ -507,14 +520,28 @@ def abandon(s: State, rank: int, slot: int) -> None:
 
 
 def observe_worker(s: State, rank: int, origin: int, count: int, seconds: float) -> None:
-    """Learn that a worker read `count` samples from there by itself in `seconds`.
+    """Learn that a worker waited for `count` samples that it read from there by itself, `seconds` in all.
 
-    The fastest of late: a read that took longer may only have waited for a processor, or the interpreter's lock.
+    The shortest of late: a longer one may have been a wait for the interpreter's lock.
+    What workers should read from now on is theirs, and what they should not is the readers'.
     """
+    n = s.numbers
+    was_quick = reads_by_itself(s, rank, origin)
     known, each = s.costs[rank, origin + 1, WORKER_SECONDS], seconds / count
-    s.costs[rank, origin + 1, WORKER_SECONDS] = min(each, SLOWER * known + HAND_OVER_SECONDS / MEMORY)
+    slower = max(OWN_SLOWER * known + HAND_OVER_SECONDS / MEMORY, SURE_SHARE * seconds)
+    s.costs[rank, origin + 1, WORKER_SECONDS] = min(each, slower)
+    is_quick = reads_by_itself(s, rank, origin)
     if HAND_OVER_SECONDS <= each < TRIED_AGAIN_SECONDS:
         s.counts[rank, origin + 1, PROBE] = 1
+    if is_quick and not was_quick:
+        _hand_to_workers(s, rank, origin, n[rank, QUEUED_ENTRIES])
+    elif was_quick and not is_quick:
+        _hand_to_readers(s, rank, origin)
+    if origin == SOURCE and n[rank, PROBES_LEFT] > 0:
+        n[rank, PROBES_LEFT] -= 1
+        is_slow = s.costs[rank, origin + 1, WORKER_SECONDS] >= TRIED_AGAIN_SECONDS
+        if is_quick or is_slow or _hand_to_workers(s, rank, SOURCE, 1) == 0:
+            n[rank, PROBES_LEFT] = 0
 
 
 # -- From where ----------------------------------------------------------------------------------------------
@@ -568,7 +595,10 @@ def _route(s: State, rank: int, place: int, is_second_choice: bool) -> None:
     origin = SOURCE
     if copy >= 0 and s.copies[copy, COPY_STATE] == PRESENT:
         nbytes, tier = s.sizes[sample], s.copies[copy, COPY_TIER]
-        if expected_seconds(s, rank, tier, nbytes) <= expected_seconds(s, rank, SOURCE, nbytes):
+        # What a worker computes for its own reads is not seen, and it is the least for a tier.
+        if reads_by_itself(s, rank, tier) or (
+            expected_seconds(s, rank, tier, nbytes) <= expected_seconds(s, rank, SOURCE, nbytes)
+        ):
             origin = tier
     is_wanted = copy >= 0 and s.copies[copy, COPY_STATE] == ABSENT
     by_worker = reads_by_itself(s, rank, origin) or is_second_choice
@@ -591,6 +621,52 @@ def _route(s: State, rank: int, place: int, is_second_choice: bool) -> None:
     else:
         _wait(s, rank, place, entry)
         _queue(s, rank, entry)
+
+
+def _hand_to_workers(s: State, rank: int, origin: int, most: int) -> int:
+    """Let workers read by themselves what is queued to be moved from there, the first `most`; return how many."""
+    entry, count = s.numbers[rank, FIRST_URGENT], 0
+    while entry >= 0 and count < most:
+        following = s.entries[rank, entry, ENTRY_AFTER]
+        if s.entries[rank, entry, ENTRY_ORIGIN] == origin:
+            count += 1
+            _unqueue(s, rank, entry)
+            s.counts[rank, origin + 1, BACKLOG] -= s.sizes[s.entries[rank, entry, ENTRY_SAMPLE]]
+            if s.entries[rank, entry, ENTRY_REST] == STAGING:
+                place = s.entries[rank, entry, ENTRY_FIRST]
+                while place >= 0:
+                    after = s.places[rank, place, PLACE_NEXT]
+                    _offer(s, rank, place, origin, -1)
+                    place = after
+                _forget(s, rank, entry)
+            else:
+                s.entries[rank, entry, ENTRY_STATE] = WITH_WORKER
+                _pass_on(s, rank, entry)
+        entry = following
+    return count
+
+
+def _hand_to_readers(s: State, rank: int, origin: int) -> None:
+    """Have readers move what workers would read from there by themselves, and have not begun to."""
+    n = s.numbers
+    slot = n[rank, FIRST_SLOT]
+    while slot >= 0:
+        place = s.slots[rank, slot, SLOT_FIRST]
+        n[rank, DECODABLE_PLACES] -= s.slots[rank, slot, SLOT_DECODABLE]
+        s.slots[rank, slot, SLOT_DECODABLE] = 0
+        s.slots[rank, slot, SLOT_FIRST] = -1
+        s.slots[rank, slot, SLOT_LAST] = -1
+        while place >= 0:
+            following, entry = s.places[rank, place, PLACE_NEXT], s.places[rank, place, PLACE_ENTRY]
+            if s.places[rank, place, PLACE_ORIGIN] != origin:
+                _offer(s, rank, place, s.places[rank, place, PLACE_ORIGIN], entry)
+            elif entry < 0:
+                _route(s, rank, place, False)
+            else:
+                _wait(s, rank, place, entry)
+                _queue(s, rank, entry)
+            place = following
+        slot = s.slots[rank, slot, SLOT_AFTER]
 
 
 # -- Moves ---------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ Rules, in the order in which they win (the functions of `penstock.policy.decisio
    by due time (thesis 3.2.1, rule 1: fetch the next sample that is not there).
 2. A sample is never fetched twice at a time: who needs it while it is on its way waits for that move, and a move of a
    sample that a tier shall keep fills the tier as well (one physical read per miss).
-3. A sample is taken from where it is expected first, what is queued there included. A worker reads by itself what takes
-   less than a hand-over between threads; what a tier cannot give back is read from the source.
+3. A sample is taken from where it is expected first, what is queued there included. A worker reads by itself what it
+   waits for less long than a hand-over between threads takes; what a tier cannot give back is read from the source.
 4. Readers that no staged batch needs fill the tiers in the order of first use, on at most half of the readers, so that
    an urgent move never finds all of them taken; a tier whose fills are slow does not hold up another's.
 5. Bytes in flight and bytes that were read and not yet decoded are bounded; decode workers take the earliest batch that
@@ -126,7 +126,10 @@ class Drop(NamedTuple):
 
 
 class OwnRead(NamedTuple):
-    """What a worker's own reads from one place took. origin: SOURCE or a tier's number."""
+    """How long a worker waited for its own reads from one place. origin: SOURCE or a tier's number.
+
+    What it computes for them, a reader thread would have to compute as well.
+    """
 
     origin: int
     reads: int

@@ -1,7 +1,7 @@
 """Where bytes live: sources, which hold the whole data set, and tiers, which keep some of it near."""
 
 from penstock.store.folder import FileList, FlatFolder, ImageFolder, open_source
-from penstock.store.group import read_group
+from penstock.store.group import prepare_group, read_group
 from penstock.store.memory import MemoryTier
 from penstock.store.ranged import RangedSource, extents_of, read_merged
 from penstock.store.slow import SlowSource
@@ -20,6 +20,7 @@ __all__ = [
     "Source",
     "extents_of",
     "open_source",
+    "prepare_group",
     "read_group",
     "read_merged",
 ]

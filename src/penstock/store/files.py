@@ -85,6 +85,9 @@ class FileSource:
         read_file_into(path, size, buffer)
         return size
 
+    def prepare_group(self) -> None:
+        READ_FILES.ask()
+
     def read_group(
         self, ids: NDArray[np.int64], into: NDArray[np.uint8], begins: NDArray[np.int64]
     ) -> list[tuple[int, Exception]]:
