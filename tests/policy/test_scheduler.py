@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.flow.engine import DECISIONS
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
-from penstock.plan import AccessPlan, FullShuffle, Sequential
+from penstock.plan import AccessPlan, Explicit, FullShuffle, Order, Sequential
 from penstock.policy import (
     Drop,
     Instruction,
@@ -645,3 +645,108 @@ def test_one_read_that_waited_for_something_else_does_not_make_a_tier_slow() -> 
         scheduler._call(decisions.OBSERVED, 0, 1, 1, 0.02)
 
     assert not decisions.reads_by_itself(scheduler._state, 0, 1)
+
+
+def scheduler_of(
+    order: Order,
+    batch: int,
+    limits: StagingLimits,
+    kept: list[int],
+    epochs: int = 1,
+    latency_seconds: float = 0.001,
+) -> Scheduler:
+    """Samples of 100 bytes, of which the tier keeps some, in this order."""
+    plan = AccessPlan(order, batch, epochs)
+    tier_of = np.full(plan.samples, SOURCE, np.int8)
+    tier_of[kept] = 1
+    one = machine()
+    one = replace(one, source=replace(one.source, latency_seconds=latency_seconds))
+    placement = Placement(tier_of, np.array(kept, np.int64))
+    return Scheduler(plan, 0, np.full(plan.samples, 100), placement, one, limits)
+
+
+def moves_in(instructions: list[Instruction]) -> list[Move]:
+    return [each for each in instructions if isinstance(each, Move)]
+
+
+def loads_in(instructions: list[Instruction]) -> list[Load]:
+    return [each for each in instructions if isinstance(each, Load)]
+
+
+def test_fills_hold_their_share_of_the_readers_however_many_samples_a_move_has() -> None:
+    """Reads of 0.2 ms go by about four, and half of eight readers is four of them."""
+    limits = StagingLimits(slots=1, readers=8, decoders=1, undecoded_bytes=10**6)
+    scheduler = scheduler_of(Sequential(64), 4, limits, list(range(4, 64)), latency_seconds=0.0002)
+
+    fills = [move for move in moves_in(scheduler.start(0.0)) if move.batch < 0]
+
+    assert len(fills) == 4
+    assert min(len(move.samples) for move in fills) > 1
+
+
+def test_a_fill_ends_as_one_though_a_batch_that_waited_for_it_was_given_up() -> None:
+    """Two batches wait for sample 5 while it is filled in, and the first of them is given up."""
+    limits = StagingLimits(slots=1, readers=2, decoders=1, undecoded_bytes=10**6)
+    scheduler = scheduler_of(Explicit([0, 5, 1, 5], 8), 1, limits, [5, 6])
+    (fill,) = moves_in(scheduler.start(0.0))
+    scheduler.slots_added(4, 0.0)
+    scheduler.seek(0, 2, 0.0)
+
+    (following,) = moves_in(scheduler.moved(fill, 0.001, [], 0.0))
+
+    assert (following.batch, following.samples) == (-1, [6])
+
+
+def test_moves_go_out_by_due_time_after_a_batch_was_given_up_too() -> None:
+    """Sample 1 was due first, for the batch that is given up; now it is due after 2 and 3."""
+    limits = StagingLimits(slots=4, readers=1, decoders=1, undecoded_bytes=10**6)
+    scheduler = scheduler_of(Explicit([9, 8, 1, 4, 2, 3, 3, 1], 10), 2, limits, [])
+    moves = moves_in(scheduler.start(0.0))
+    scheduler.seek(0, 2, 0.0)
+
+    samples: list[int] = []
+    while moves:
+        samples += moves[0].samples
+        moves = moves_in(scheduler.moved(moves[0], 0.001, [], 0.0))
+
+    assert samples == [8, 2, 3, 1]
+
+
+def test_a_sample_that_a_batch_has_twice_is_over_with_the_batch_that_is_given_up() -> None:
+    """The worker that should have read it for the first place has not begun; the second place waits."""
+    limits = StagingLimits(slots=2, readers=0, decoders=1, undecoded_bytes=10**6)
+    scheduler = scheduler_of(Explicit([7, 3, 3, 4, 5, 6], 8), 3, limits, [3])
+    queue: list[Instruction] = [*scheduler.start(0.0), *scheduler.seek(0, 1, 0.0)]
+    loaded: list[tuple[int, int]] = []
+    while queue:
+        for load in loads_in([queue.pop(0)]):
+            loaded += [(load.step, sample) for sample in load.ids]
+            queue += scheduler.loaded(load, {}, [], 0.0)
+
+    assert loaded == [(0, 7), (1, 4), (1, 5), (1, 6)]
+
+
+def test_what_a_tier_could_not_give_to_a_batch_that_was_given_up_is_not_asked_of_it_again() -> None:
+    limits = StagingLimits(slots=1, readers=0, decoders=1, undecoded_bytes=10**6)
+    scheduler = scheduler_of(Explicit([[3, 5]] * 3, 8), 1, limits, [3], epochs=3)
+    (into_tier,) = loads_in(scheduler.start(0.0))
+    scheduler.loaded(into_tier, {}, [], 0.0)
+    scheduler.seek(1, 0, 0.0)
+    (from_tier,) = loads_in(scheduler.slot_freed(into_tier.slot, 0.0))
+    scheduler.seek(2, 0, 0.0)
+
+    (after,) = loads_in(scheduler.loaded(from_tier, {0: UNREAD}, [], 0.0))
+
+    assert (into_tier.rests, from_tier.origins, after.ids, after.origins) == ([1], [1], [3], [SOURCE])
+
+
+def test_the_first_read_of_an_epoch_is_a_workers_own_after_an_epoch_that_was_left_early_too() -> None:
+    limits = StagingLimits(slots=1, readers=2, decoders=1, undecoded_bytes=10**6)
+    scheduler = scheduler_of(Sequential(8), 1, limits, [], epochs=3)
+    (probe,) = loads_in(scheduler.start(0.0))
+    scheduler.loaded(probe, {}, [OwnRead(SOURCE, 1, SLOW_SECONDS)], 0.0)
+    scheduler.seek(1, 0, 0.0)
+
+    (load,) = loads_in(scheduler.slot_freed(probe.slot, 0.0))
+
+    assert load.origins == [SOURCE]

@@ -171,7 +171,7 @@ class State(NamedTuple):
     costs: Floats
     #: int64[R, T + 2, 6]. PROBE: 1 where the next read is the worker's, to learn what it takes. BACKLOG: bytes that are
     #: queued or moving from there. IN_FLIGHT: moves from there. A tier is filled with
-    #: fill_samples[FILL_NEXT : FILL_END]; FILLING are under way.
+    #: fill_samples[FILL_NEXT : FILL_END] by so many moves under way: FILLING.
     counts: Ints
     fill_samples: Ints
     #: Copies that ranks keep or shall keep of sample k: copies[copy_begin[k] : copy_begin[k + 1]], by rank.
@@ -410,8 +410,6 @@ def moved(s: State, rank: int, count: int, seconds: float) -> None:
         nbytes = s.sizes[s.entries[rank, entry, ENTRY_SAMPLE]]
         modelled += s.costs[rank, place, LATENCY] + nbytes * reads / s.rate[place, reads]
         s.counts[rank, place, BACKLOG] -= nbytes
-        if is_fill:
-            s.counts[rank, s.entries[rank, entry, ENTRY_REST] + 1, FILLING] -= 1
         is_complete = is_complete and s.group[rank, MARK, k] == OK
     if is_complete and modelled > 0.0:
         ratio, known = seconds / modelled, s.costs[rank, place, CORRECTION]
@@ -420,6 +418,7 @@ def moved(s: State, rank: int, count: int, seconds: float) -> None:
     s.counts[rank, place, IN_FLIGHT] -= 1
     if is_fill:
         n[rank, FILLS] -= 1
+        s.counts[rank, s.entries[rank, first, ENTRY_REST] + 1, FILLING] -= 1
     for k in range(count):
         entry = s.group[rank, ITEM, k]
         if s.group[rank, MARK, k] == OK:
@@ -447,8 +446,11 @@ def loaded(s: State, rank: int, slot: int, count: int, seconds: float) -> None:
             else:
                 _settle(s, rank, entry)
         s.places[rank, place, PLACE_ENTRY] = -1
-        if mark == UNREAD and origin > STAGING and s.slots[rank, slot, SLOT_ABANDONED] == 0:
+        is_to_route = False
+        if mark == UNREAD and origin > STAGING:
             _lose(s, rank, s.places[rank, place, PLACE_SAMPLE])
+            is_to_route = s.slots[rank, slot, SLOT_ABANDONED] == 0
+        if is_to_route:
             _route(s, rank, place, True)
         else:
             _end_place(s, rank, slot, place, DONE if mark == OK else FAILED)
@@ -493,28 +495,25 @@ def abandon(s: State, rank: int, slot: int) -> None:
     s.slots[rank, slot, SLOT_FIRST] = -1
     s.slots[rank, slot, SLOT_LAST] = -1
     begin = slot * n[rank, PLACES]
-    for place in range(begin, begin + s.slots[rank, slot, SLOT_SIZE]):
-        state, entry = s.places[rank, place, PLACE_STATE], s.places[rank, place, PLACE_ENTRY]
-        if state != WAITING and state != DECODABLE:
-            continue
-        _end_place(s, rank, slot, place, DONE)
-        s.places[rank, place, PLACE_ENTRY] = -1
-        if entry < 0:
-            continue
-        if state == WAITING:
+    end = begin + s.slots[rank, slot, SLOT_SIZE]
+    # None of its places may wait when a sample that its worker should have read is passed on to who waits for it.
+    for place in range(begin, end):
+        if s.places[rank, place, PLACE_STATE] == WAITING:
+            entry = s.places[rank, place, PLACE_ENTRY]
             _unlink_waiter(s, rank, entry, place)
-            first = s.entries[rank, entry, ENTRY_FIRST]
-            if first >= 0:
-                s.entries[rank, entry, ENTRY_BATCH] = s.slots[rank, first // n[rank, PLACES], SLOT_NUMBER]
-            elif s.entries[rank, entry, ENTRY_STATE] == QUEUED:
-                _unqueue(s, rank, entry)
-                nbytes = s.sizes[s.places[rank, place, PLACE_SAMPLE]]
-                s.counts[rank, s.entries[rank, entry, ENTRY_ORIGIN] + 1, BACKLOG] -= nbytes
-                _forget(s, rank, entry)
-        elif s.places[rank, place, PLACE_ORIGIN] == STAGING:
-            _let_go(s, rank, entry)
-        else:
-            _pass_on(s, rank, entry)
+            _end_place(s, rank, slot, place, DONE)
+            if s.entries[rank, entry, ENTRY_STATE] == QUEUED:
+                _want_less(s, rank, entry)
+            s.places[rank, place, PLACE_ENTRY] = -1
+    for place in range(begin, end):
+        if s.places[rank, place, PLACE_STATE] == DECODABLE:
+            entry = s.places[rank, place, PLACE_ENTRY]
+            _end_place(s, rank, slot, place, DONE)
+            s.places[rank, place, PLACE_ENTRY] = -1
+            if entry >= 0 and s.places[rank, place, PLACE_ORIGIN] == STAGING:
+                _let_go(s, rank, entry)
+            elif entry >= 0:
+                _pass_on(s, rank, entry)
     if s.slots[rank, slot, SLOT_MISSING] == 0:
         _end_slot(s, rank, slot)
 
@@ -721,7 +720,8 @@ def _next_fill(s: State, rank: int) -> int:
                 nbytes = s.sizes[sample]
                 if not _fits(s, rank, nbytes):
                     break
-                most = _group_size(s, rank, SOURCE, sample)
+                if count == 0:
+                    most = _group_size(s, rank, SOURCE, sample)
                 entry = _new_entry(s, rank, sample)
                 s.entries[rank, entry, ENTRY_STATE] = MOVING
                 s.entries[rank, entry, ENTRY_ORIGIN] = SOURCE
@@ -734,7 +734,7 @@ def _next_fill(s: State, rank: int) -> int:
                 count += 1
             s.counts[rank, tier + 1, FILL_NEXT] += 1
         if count:
-            s.counts[rank, tier + 1, FILLING] += count
+            s.counts[rank, tier + 1, FILLING] += 1
             n[rank, FILLS] += 1
             return count
     return 0
@@ -955,6 +955,36 @@ def _unqueue(s: State, rank: int, entry: int) -> None:
     """Take an entry out of the urgent queue. Its bytes stay in the backlog until it has moved, or is forgotten."""
     _unlink(s, rank, s.entries, entry, ENTRY_BEFORE, FIRST_URGENT)
     s.numbers[rank, QUEUED_ENTRIES] -= 1
+
+
+def _want_less(s: State, rank: int, entry: int) -> None:
+    """A place less waits for an entry of the urgent queue: it is due when the first one left is, or never."""
+    n, place = s.numbers, s.entries[rank, entry, ENTRY_FIRST]
+    if place < 0:
+        _unqueue(s, rank, entry)
+        nbytes = s.sizes[s.entries[rank, entry, ENTRY_SAMPLE]]
+        s.counts[rank, s.entries[rank, entry, ENTRY_ORIGIN] + 1, BACKLOG] -= nbytes
+        _forget(s, rank, entry)
+        return
+    number = s.slots[rank, place // n[rank, PLACES], SLOT_NUMBER]
+    s.entries[rank, entry, ENTRY_BATCH] = number
+    before, after = entry, s.entries[rank, entry, ENTRY_AFTER]
+    while after >= 0:
+        other = s.entries[rank, after, ENTRY_BATCH]
+        if other > number or (other == number and s.entries[rank, after, ENTRY_FIRST] > place):
+            break
+        before, after = after, s.entries[rank, after, ENTRY_AFTER]
+    if before == entry:
+        return
+    _unqueue(s, rank, entry)
+    n[rank, QUEUED_ENTRIES] += 1
+    s.entries[rank, entry, ENTRY_BEFORE] = before
+    s.entries[rank, entry, ENTRY_AFTER] = after
+    s.entries[rank, before, ENTRY_AFTER] = entry
+    if after < 0:
+        n[rank, LAST_URGENT] = entry
+    else:
+        s.entries[rank, after, ENTRY_BEFORE] = entry
 
 
 def _end_place(s: State, rank: int, slot: int, place: int, state: int) -> None:

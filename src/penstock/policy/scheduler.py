@@ -197,7 +197,9 @@ class Scheduler:
         self._number = 0
         #: Incomplete batches that are wanted, by running number: in the plan's order.
         self._batches: dict[int, _Batch] = {}
-        self._line_up(*plan.first_read_from(rank, 0, 0), begins_epoch=False)
+        #: Of the batch that was staged last: the first read of another epoch is a worker's own.
+        self._staged_epoch, step = plan.first_read_from(rank, 0, 0)
+        self._line_up(self._staged_epoch, step)
 
     # Events
 
@@ -264,7 +266,7 @@ class Scheduler:
                 self._call(decisions.ABANDONED, slot, 0, 0, 0.0)
         coming = self._coming
         if coming is not None and (coming.epoch, coming.step) < (epoch, step):
-            self._line_up(*self._plan.first_read_from(self._rank, epoch, step), begins_epoch=False)
+            self._line_up(*self._plan.first_read_from(self._rank, epoch, step))
             self._due_seconds = now
         return self._event(now)
 
@@ -320,14 +322,14 @@ class Scheduler:
         # A batch was staged: say which is the next, and see whether a slot is free for it, too.
         while self._coming is not None and self._coming.number in self._batches:
             coming = self._coming
-            epoch, step = self._plan.first_read_from(self._rank, coming.epoch, coming.step + 1)
-            self._line_up(epoch, step, begins_epoch=epoch != coming.epoch)
+            self._staged_epoch = coming.epoch
+            self._line_up(*self._plan.first_read_from(self._rank, coming.epoch, coming.step + 1))
             if self._numbers[0, decisions.FIRST_FREE] >= 0:
                 self._read(self._call(decisions.GO_ON, 0, 0, 0, 0.0), now, out)
         self._were_busy = self._numbers[0, decisions.LOADS] >= threads
         return out
 
-    def _line_up(self, epoch: int, step: int, *, begins_epoch: bool) -> None:
+    def _line_up(self, epoch: int, step: int) -> None:
         """Say which batch is staged next."""
         numbers = self._numbers
         if epoch >= self._plan.epochs:
@@ -339,7 +341,7 @@ class Scheduler:
         self._state.coming[0, : samples.size] = samples
         numbers[0, decisions.COMING_SIZE] = samples.size
         numbers[0, decisions.COMING_NUMBER] = self._number
-        numbers[0, decisions.COMING_BEGINS] = begins_epoch
+        numbers[0, decisions.COMING_BEGINS] = epoch != self._staged_epoch
         numbers[0, decisions.COMES_MORE] = 1
 
     def _read(self, size: int, now: float, out: list[Instruction]) -> None:
