@@ -38,7 +38,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.files import write_whole
-from penstock.kernel_cache import Folders, file_of, folders_of
+from penstock.kernel_cache import Folders, file_of, folders_of, read_code
 from penstock.machine_code import Loop, MachineCode, Signature
 from penstock.report import print_report
 
@@ -199,11 +199,7 @@ class Part:
         for file in self._files:
             if self._loop is not None:
                 break
-            with contextlib.suppress(OSError):
-                code = MachineCode.from_bytes(file.read_bytes())
-                if code is None:  # power was lost, or a disk is failing
-                    file.unlink()
-                    continue
+            if (code := read_code(file)) is not None:
                 with _LOADING:
                     self._loop = self._loop or Loop(code, self._signature)
         return self._loop

@@ -36,7 +36,7 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 
 def entry(function: Callable[P, R]) -> Callable[P, R]:
     """Compile a kernel that is called as machine code only (`machine_code`), which the caller keeps."""
-    options: Any = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    options: Any = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}
     compiled: Callable[P, R] = njit(**options)(function)
     return compiled
 
@@ -47,22 +47,21 @@ def inlined(function: Callable[P, R]) -> Callable[P, R]:
     return compiled
 
 
-def compiled_copy(module: ModuleType) -> dict[str, Any]:
+def compiled_copy(module: ModuleType, others: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return a module's names, its functions ready to be compiled: each calls the others as kernels.
 
+    others: such a copy of a module that this one imports functions from.
     The functions stay plain Python for whoever imports the module.
     """
     names = dict(vars(module))
+    options: Any = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}
     for name, function in vars(module).items():
-        if isinstance(function, FunctionType) and function.__module__ == module.__name__:
-            copy = FunctionType(function.__code__, names, name)
-            options: Any = {
-                "nogil": True,
-                "no_cpython_wrapper": True,
-                "no_cfunc_wrapper": True,
-                "forceinline": True,
-            }
-            names[name] = njit(**options)(copy)
+        if not isinstance(function, FunctionType):
+            continue
+        if function.__module__ == module.__name__:
+            names[name] = njit(**options)(FunctionType(function.__code__, names, name))
+        else:
+            names[name] = (others or {}).get(name, function)
     return names
 
 

@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import functools
 import hashlib
+import importlib
 import importlib.util
 import os
 import platform
@@ -26,11 +27,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.machine_code import Signature
+from penstock.files import write_whole
+from penstock.machine_code import Loop, MachineCode, Signature
 
+#: What is plain Python and compiled as well, by folder.
+_PLAIN = {
+    "policy": ["decisions.py"],
+    "transforms": ["geometry.py", "jpeg.py"],
+    "simulate": ["_clock.py", "../policy/decisions.py"],
+}
 _UNUSED_SECONDS = 30 * 24 * 3600
-#: Plain Python that is compiled as well.
-_COMPILED_AS_WELL = ("decisions.py", "geometry.py", "jpeg.py")
 #: All kernels and numba's own files take 5 MB.
 _LEAST_BYTES = 16 << 20
 
@@ -60,6 +66,34 @@ def file_of(folder: Path, part: str, signature: Signature) -> Path:
     return folder / f"{part}-{types}-{_processor()}".replace(" ", "-")
 
 
+def read_code(file: Path) -> MachineCode | None:
+    """Return the machine code in a file; None where there is none, or the file is not whole: it is removed."""
+    code = None
+    with contextlib.suppress(OSError):
+        code = MachineCode.from_bytes(file.read_bytes())
+        if code is None:  # power was lost, or a disk is failing
+            file.unlink()
+    return code
+
+
+def kept_loop(module: str, part: str, signature: Signature, *, compiles: bool) -> Loop | None:
+    """Return a compiled loop from disk; None where it is not there, unless this process is to compile it, and keep it.
+
+    module: full name of a module with `compile_part(part)`, as `penstock.compiling.Part` wants it.
+    """
+    folders = folders_of(module)
+    for folder in folders.read:
+        if (code := read_code(file_of(folder, part, signature))) is not None:
+            return Loop(code, signature)
+    if not compiles:
+        return None
+    code = importlib.import_module(module).compile_part(part)
+    if folders.kept is not None:
+        with contextlib.suppress(OSError):  # it is compiled anew next time
+            write_whole(file_of(folders.kept, part, signature), code.to_bytes())
+    return Loop(code, signature)
+
+
 @functools.cache
 def _processor() -> str:
     from llvmlite import binding
@@ -78,7 +112,7 @@ def _version(sources: Path) -> str:
     )
     known = [str(sources), version("numba"), version("llvmlite"), platform.python_version(), *settings]
     digest = hashlib.sha256("\n".join(known).encode())
-    plain = [path for name in _COMPILED_AS_WELL for path in sources.glob(name)]
+    plain = [sources / name for name in _PLAIN.get(sources.name, ())]
     for path in (*sorted(sources.glob("*kernel*.py")), *plain, Path(__file__).with_name("kernel.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -214,64 +214,71 @@ def _plain(instruction: Instruction) -> object:
     return (type(instruction).__name__, *values)
 
 
-def chain(first: int, following: NDArray[Any]) -> list[int]:
-    """Return the items of a linked list."""
+def chain(ints: NDArray[np.int64], first: int, column: int) -> list[int]:
+    """Return the items of a linked list. column: with the next one."""
     items: list[int] = []
     while first >= 0:
         items.append(int(first))
-        first = int(following[first])
+        first = int(ints[first + column])
     assert len(set(items)) == len(items), "a list runs in a circle"
     return items
 
 
 def check_state(state: decisions.State) -> None:
-    """What must hold of the arrays between two events."""
+    """What must hold of rank 0 between two events."""
     d = decisions
-    numbers, slots, places, entries = state.numbers[0], state.slots[0], state.places[0], state.entries[0]
-    incomplete = chain(numbers[d.FIRST_SLOT], slots[:, d.SLOT_AFTER])
-    states = Counter[int]()
+    m = state.ints
     decodable, holders = 0, Counter[int]()
     waiting: dict[int, list[int]] = {}
-    for slot in incomplete:
-        begin = slot * numbers[d.PLACES]
-        rows = places[begin : begin + slots[slot, d.SLOT_SIZE]]
-        states = Counter(rows[:, d.PLACE_STATE].tolist())
-        offered = chain(slots[slot, d.SLOT_FIRST], places[:, d.PLACE_NEXT])
-        assert [places[place, d.PLACE_STATE] for place in offered] == [d.DECODABLE] * len(offered)
-        assert slots[slot, d.SLOT_DECODABLE] == len(offered) == states[d.DECODABLE]
-        assert slots[slot, d.SLOT_RUNNING] == states[d.RUNNING]
-        assert slots[slot, d.SLOT_FAILED] == states[d.FAILED]
-        assert slots[slot, d.SLOT_MISSING] == len(rows) - states[d.DONE] - states[d.FAILED] > 0
+    for slot in chain(m, m[d.FIRST_SLOT], d.SLOT_AFTER):
+        begin = int(m[slot + d.SLOT_PLACES])
+        places = range(begin, begin + int(m[slot + d.SLOT_SIZE]) * d.PLACE_COLUMNS, d.PLACE_COLUMNS)
+        states = Counter(int(m[place + d.PLACE_STATE]) for place in places)
+        offered = chain(m, m[slot + d.SLOT_FIRST], d.PLACE_NEXT)
+        assert [m[place + d.PLACE_STATE] for place in offered] == [d.DECODABLE] * len(offered)
+        assert m[slot + d.SLOT_DECODABLE] == len(offered) == states[d.DECODABLE]
+        assert m[slot + d.SLOT_RUNNING] == states[d.RUNNING]
+        assert m[slot + d.SLOT_FAILED] == states[d.FAILED]
+        assert m[slot + d.SLOT_MISSING] == len(places) - states[d.DONE] - states[d.FAILED] > 0
         decodable += len(offered)
-        for place, row in enumerate(rows.tolist(), begin):
-            if row[d.PLACE_STATE] == d.WAITING:
-                waiting.setdefault(row[d.PLACE_ENTRY], []).append(place)
-            elif row[d.PLACE_STATE] in (d.DECODABLE, d.RUNNING) and row[d.PLACE_ENTRY] >= 0:
-                holders[row[d.PLACE_ENTRY]] += 1
-                assert entries[row[d.PLACE_ENTRY], d.ENTRY_SAMPLE] == row[d.PLACE_SAMPLE]
-    assert numbers[d.DECODABLE_PLACES] == decodable
-    used = np.flatnonzero(entries[:, d.ENTRY_STATE]).tolist()
-    assert sorted(state.table[0][state.table[0] >= 0].tolist()) == used
-    free = chain(numbers[d.FREE_ENTRY], entries[:, d.ENTRY_AFTER])
-    assert sorted(free + used) == list(range(len(entries)))
-    urgent = chain(numbers[d.FIRST_URGENT], entries[:, d.ENTRY_AFTER])
-    assert sorted(urgent) == [entry for entry in used if entries[entry, d.ENTRY_STATE] == d.QUEUED]
-    assert numbers[d.QUEUED_ENTRIES] == len(urgent)
+        for place in places:
+            state_of, entry = m[place + d.PLACE_STATE], int(m[place + d.PLACE_ENTRY])
+            if state_of == d.WAITING:
+                waiting.setdefault(entry, []).append(place)
+            elif state_of in (d.DECODABLE, d.RUNNING) and entry >= 0:
+                holders[entry] += 1
+                assert m[entry + d.ENTRY_SAMPLE] == m[place + d.PLACE_SAMPLE]
+    assert m[d.DECODABLE_PLACES] == decodable
+    table = m[m[d.TABLE] : m[d.TABLE] + m[d.TABLE_MASK] + 1]
+    used = sorted(table[table >= 0].tolist())
+    assert all(m[entry + d.ENTRY_STATE] for entry in used)
+    free = chain(m, m[d.FREE_ENTRY], d.ENTRY_AFTER)
+    assert not any(m[entry + d.ENTRY_STATE] for entry in free)
+    assert len(set(free + used)) == len(free) + len(used) == entries_of(m)
+    urgent = chain(m, m[d.FIRST_URGENT], d.ENTRY_AFTER)
+    assert sorted(urgent) == [entry for entry in used if m[entry + d.ENTRY_STATE] == d.QUEUED]
+    assert m[d.QUEUED_ENTRIES] == len(urgent)
     passing, backlog = 0, Counter[int]()
     for entry in used:
-        row = entries[entry]
-        sample = int(row[d.ENTRY_SAMPLE])
+        sample, entry_state = int(m[entry + d.ENTRY_SAMPLE]), m[entry + d.ENTRY_STATE]
         assert decisions.find(state, 0, sample) == entry
-        listed = chain(row[d.ENTRY_FIRST], places[:, d.PLACE_NEXT])
+        listed = chain(m, m[entry + d.ENTRY_FIRST], d.PLACE_NEXT)
         assert sorted(listed) == sorted(waiting.get(entry, []))
         nbytes = int(state.sizes[sample])
-        if row[d.ENTRY_STATE] == d.HERE:
-            assert row[d.ENTRY_HOLDERS] == holders[entry] > 0
-        is_moving = row[d.ENTRY_STATE] == d.MOVING
-        passing += nbytes * (is_moving or (row[d.ENTRY_STATE] == d.HERE and row[d.ENTRY_REST] == STAGING))
-        backlog[int(row[d.ENTRY_ORIGIN])] += nbytes * (is_moving or row[d.ENTRY_STATE] == d.QUEUED)
-    assert numbers[d.PASSING] == passing
-    assert state.counts[0, :, d.BACKLOG].tolist() == [backlog[origin] for origin in (SOURCE, STAGING, 1)]
+        if entry_state == d.HERE:
+            assert m[entry + d.ENTRY_HOLDERS] == holders[entry] > 0
+        is_moving = entry_state == d.MOVING
+        passing += nbytes * (is_moving or (entry_state == d.HERE and m[entry + d.ENTRY_REST] == STAGING))
+        backlog[int(m[entry + d.ENTRY_ORIGIN])] += nbytes * (is_moving or entry_state == d.QUEUED)
+    assert m[d.PASSING] == passing
+    for origin in (SOURCE, STAGING, 1):
+        assert m[m[d.ROWS] + (origin + 1) * d.ROW_COLUMNS + d.BACKLOG] == backlog[origin]
+
+
+def entries_of(ints: NDArray[np.int64]) -> int:
+    """Return how many entries there are: one for each place, and a group for each reader."""
+    d = decisions
+    return int((ints[d.SLOT_COUNT] + ints[d.READERS]) * ints[d.GROUP_SIZE]) + 1
 
 
 cases = st.builds(

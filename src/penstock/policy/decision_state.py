@@ -21,25 +21,7 @@ _MOST_SAMPLES = 1 << 31
 #: What `decisions.event` takes when it is compiled: the state, and six numbers.
 EVENT = Signature(
     (
-        (
-            "int64[:]",
-            "float64[:, :]",
-            "float64[:, :, :]",
-            "int64[:, :, :]",
-            "int64[:]",
-            "int64[:]",
-            "int32[:, :]",
-            "int64[:, :, :]",
-            "int32[:, :, :]",
-            "int32[:, :, :]",
-            "int32[:, :]",
-            "int64[:, :]",
-            "int64[:, :, :]",
-            "int64[:, :, :]",
-            "int64[:, :]",
-            "float64[:, :]",
-            "int64[:]",
-        ),
+        ("int64[:]", "float64[:]", "int64[:]", "int64[:]", "int64[:]", "int32[:, :]"),
         *(["int64"] * 5),
         "float64",
     ),
@@ -57,38 +39,47 @@ def new_state(
     readers: int,
     undecoded_bytes: int,
 ) -> State:
-    """Return the state before the first event.
+    """Return the state before the first event. The rank with the number r is known as r * `decisions.NUMBERS`.
 
     sizes_bytes: int64[samples], as stored. kept: what each rank keeps; its length is the number of ranks.
-    slots, local_batch: how many batch slots each rank has, of so many samples.
+    slots, local_batch: how many batch slots each rank has, all free, of so many samples.
     readers: moves under way at most of each rank, half of them for no batch. undecoded_bytes: see `StagingLimits`.
 
     Raises: ConfigError for 2^31 samples and more.
     """
-    ranks, places, samples = len(kept), len(machine.storage) + 1, sizes_bytes.size
+    ranks, origins, samples = len(kept), len(machine.storage) + 1, sizes_bytes.size
     if samples >= _MOST_SAMPLES:
         raise ConfigError(
             f"the data set has {samples:,} samples; a loader takes fewer than {_MOST_SAMPLES:,}"
         )
+    group = max(local_batch, 1)
     mean_bytes = float(sizes_bytes.mean()) if samples else 0.0
-    rate, costs = cost_tables(machine, readers, max(mean_bytes, 1.0))
-    counts = np.zeros((ranks, places, 6), np.int64)
-    counts[:, :, d.PROBE] = 1
-    fills = [np.empty(0, np.int64)]
-    begin = 0
-    for rank, each in enumerate(kept):
-        for tier in range(1, places - 1):
-            fill = each.samples[each.tiers == tier]
-            counts[rank, tier + 1, d.FILL_NEXT], begin = begin, begin + fill.size
-            counts[rank, tier + 1, d.FILL_END] = begin
-            fills.append(fill)
-    copy_begin, copies = _copies(kept, samples)
-    numbers = np.zeros((ranks, d.NUMBERS), np.int64)
-    numbers[:, d.PLACES] = local_batch
+    costs = cost_tables(machine, readers, max(mean_bytes, 1.0))
+    pace = np.zeros(d.TRIAL_SECONDS + d.TRIED_LOADS)
+    pace[d.HALF_SECONDS] = np.inf
+    floats = np.concatenate([costs.ravel(), pace])
+
+    rows_at = ranks * d.NUMBERS
+    groups_at = rows_at + ranks * origins * d.ROW_COLUMNS
+    ints = np.zeros(groups_at + ranks * 3 * group, np.int64)
+    numbers = ints[:rows_at].reshape(ranks, d.NUMBERS)
+    rows = ints[rows_at:groups_at].reshape(ranks, origins, d.ROW_COLUMNS)
+    each = np.arange(ranks)
+    numbers[:, d.RANK] = each
+    numbers[:, d.TIERS] = origins - 2
     numbers[:, d.READERS] = readers
     numbers[:, d.FILL_LIMIT] = max(1, readers // 2)
     numbers[:, d.PASSING_LIMIT] = undecoded_bytes
     numbers[:, d.TRIED_SIZE] = 1
+    numbers[:, d.ROWS] = rows_at + each * origins * d.ROW_COLUMNS
+    numbers[:, d.GROUP_SIZE] = group
+    numbers[:, d.GROUP] = groups_at + each * 3 * group
+    numbers[:, d.MARKS] = numbers[:, d.GROUP] + group
+    numbers[:, d.COMING] = numbers[:, d.MARKS] + group
+    numbers[:, d.PACE] = each * floats.size + costs.size
+    # What a machine says of a store that nobody measured is a guess, good to a factor of two.
+    if costs[0, d.LATENCY] + mean_bytes / costs[0, d.RATES] < 2 * d.TRIED_AGAIN_SECONDS:
+        numbers[:, d.PROBES_LEFT] = d.FIRST_PROBES
     for first in (
         d.FIRST_URGENT,
         d.LAST_URGENT,
@@ -99,63 +90,97 @@ def new_state(
         d.LAST_FREE,
     ):
         numbers[:, first] = -1
-    pace = np.zeros((ranks, d.TRIAL_SECONDS + d.TRIED_LOADS))
-    pace[:, d.HALF_SECONDS] = np.inf
-    # What a machine says of a store that nobody measured is a guess, good to a factor of two.
-    if costs[0, d.LATENCY] + mean_bytes / rate[0, 1] < 2 * d.TRIED_AGAIN_SECONDS:
-        numbers[:, d.PROBES_LEFT] = d.FIRST_PROBES
-    none = np.zeros((ranks, 0, 0), np.int32)
+    rows[:, :, d.PROBE] = 1
+    rows[:, :, d.COSTS] = each[:, None] * floats.size + np.arange(origins) * costs.shape[1]
+    fills = [np.empty(0, np.int64)]
+    begin = 0
+    for rank, keeps in enumerate(kept):
+        for tier in range(1, origins - 1):
+            fill = keeps.samples[keeps.tiers == tier]
+            rows[rank, tier + 1, d.FILL_NEXT], begin = begin, begin + fill.size
+            rows[rank, tier + 1, d.FILL_END] = begin
+            fills.append(fill)
+    copy_begin, copies = _copies(kept, samples)
     state = State(
+        ints=ints,
+        floats=np.tile(floats, ranks),
         sizes=np.ascontiguousarray(sizes_bytes, np.int64),
-        rate=rate,
-        costs=np.tile(costs, (ranks, 1, 1)),
-        counts=counts,
         fill_samples=np.concatenate(fills),
         copy_begin=copy_begin,
         copies=copies,
-        slots=none,
-        places=none,
-        entries=none,
-        table=none[0],
-        numbers=numbers,
-        over=none,
-        group=np.zeros((ranks, 2, max(local_batch, 1)), np.int64),
-        coming=np.zeros((ranks, max(local_batch, 1)), np.int64),
-        pace=pace,
-        out=np.zeros(0, np.int64),
     )
     grown = with_slots(state, slots)
-    for rank in range(ranks):
-        for slot in range(slots):
-            d.free_slot(grown, rank, slot)
+    for rank in range(0, rows_at, d.NUMBERS):
+        for index in range(slots):
+            d.free_slot(grown, rank, slot_of(grown, rank, index))
     return grown
 
 
 def with_slots(state: State, slots: int) -> State:
-    """Return the state with more slots, which are not free yet; what is under way keeps its numbers."""
-    ranks, _, group = state.group.shape
-    numbers = state.numbers
-    known = state.entries.shape[1]
+    """Return the state with more slots, which are not free yet; what is known by where it begins stays there."""
+    old = state.ints
+    ranks = range(0, int(old[d.ROWS]), d.NUMBERS)
+    group, readers, known_slots = (int(old[column]) for column in (d.GROUP_SIZE, d.READERS, d.SLOT_COUNT))
+    known = known_slots * group + readers * group + 1 if known_slots else 0
     # A place has one entry at most. Moves that nobody waits for any more, and fills, have a group each.
-    count = slots * group + int(numbers[0, d.READERS]) * group + 1
-    entries = _longer(state.entries, (ranks, count, d.ENTRY_COLUMNS), np.int32)
-    entries[:, known:, d.ENTRY_AFTER] = np.arange(known + 1, count + 1)
-    entries[:, -1, d.ENTRY_AFTER] = numbers[:, d.FREE_ENTRY]
-    numbers[:, d.FREE_ENTRY] = known
-    grown = state._replace(
-        slots=_longer(state.slots, (ranks, slots, d.SLOT_COLUMNS), np.int64),
-        places=_longer(state.places, (ranks, slots * group, d.PLACE_COLUMNS), np.int32),
-        entries=entries,
-        table=np.full((ranks, 1 << (2 * count).bit_length()), -1, np.int32),
-        over=_longer(state.over, (ranks, 2, count), np.int64),
-        # Each entry is dropped and moved once at most, each place loaded, each slot staged and complete.
-        out=np.zeros(
-            d.HEAD * (1 + 2 * slots + count + slots * group) + 4 * count + 6 * slots * group, np.int64
-        ),
+    count = slots * group + readers * group + 1
+    table = 1 << (2 * count).bit_length()
+    more = slots - known_slots
+    lengths = (
+        more * d.SLOT_COLUMNS,
+        more * group * d.PLACE_COLUMNS,
+        (count - known) * d.ENTRY_COLUMNS,
+        slots,
+        table,
+        slots,
+        count,
     )
-    for rank, entry in np.argwhere(entries[:, :, d.ENTRY_STATE]).tolist():
-        d.insert(grown, rank, entry)
+    # Each entry is dropped and moved once at most, each place loaded, each slot staged and complete.
+    out = d.HEAD * (1 + 2 * slots + count + slots * group) + 4 * count + 6 * slots * group
+    ints = np.concatenate([old, np.zeros(len(ranks) * sum(lengths) + out, np.int64)])
+    grown = state._replace(ints=ints)
+    begin = old.size
+    for rank in ranks:
+        begins = begin + np.concatenate([[0], np.cumsum(lengths)])
+        slots_at, places_at, entries_at, list_at, table_at, ended_at, released_at, begin = begins.tolist()
+        listed = np.concatenate(
+            [
+                old[old[rank + d.SLOTS] :][:known_slots],
+                np.arange(slots_at, places_at, d.SLOT_COLUMNS),
+            ]
+        )
+        ints[list_at:table_at] = listed
+        new = ints[slots_at:places_at].reshape(more, d.SLOT_COLUMNS)
+        new[:, d.SLOT_INDEX] = np.arange(known_slots, slots)
+        new[:, d.SLOT_PLACES] = places_at + np.arange(more) * group * d.PLACE_COLUMNS
+        places = ints[places_at:entries_at].reshape(more, group, d.PLACE_COLUMNS)
+        places[:, :, d.PLACE_SLOT] = np.arange(slots_at, places_at, d.SLOT_COLUMNS)[:, None]
+        places[:, :, d.PLACE_ROW] = np.arange(group)
+        free = ints[entries_at:list_at].reshape(-1, d.ENTRY_COLUMNS)
+        free[:, d.ENTRY_AFTER] = np.arange(entries_at, list_at, d.ENTRY_COLUMNS) + d.ENTRY_COLUMNS
+        free[-1, d.ENTRY_AFTER] = old[rank + d.FREE_ENTRY]
+        ints[table_at:ended_at] = -1
+        used = old[old[rank + d.TABLE] :][: old[rank + d.TABLE_MASK] + 1] if known else old[:0]
+        for column, value in (
+            (d.SLOT_COUNT, slots),
+            (d.SLOTS, list_at),
+            (d.FREE_ENTRY, entries_at),
+            (d.TABLE, table_at),
+            (d.TABLE_MASK, table - 1),
+            (d.ENDED, ended_at),
+            (d.RELEASED, released_at),
+            (d.OUT, ints.size - out),
+        ):
+            ints[rank + column] = value
+        for entry in used[used >= 0].tolist():
+            d.insert(grown, rank, entry)
     return grown
+
+
+def slot_of(state: State, rank: int, index: int) -> int:
+    """Return a slot by its index."""
+    slot: int = state.ints[state.ints[rank + d.SLOTS] + index]
+    return slot
 
 
 def views_of(state: State) -> State:
@@ -171,10 +196,3 @@ def _copies(kept: Sequence[Kept], samples: int) -> tuple[NDArray[np.int64], NDAr
     begin = np.zeros(samples + 1, np.int64)
     np.cumsum(np.bincount(ids, minlength=samples), out=begin[1:])
     return begin, copies[np.argsort(ids, kind="stable")]
-
-
-def _longer(array: NDArray[np.generic], shape: tuple[int, ...], dtype: type) -> NDArray[np.generic]:
-    longer: NDArray[np.generic] = np.zeros(shape, dtype)
-    if array.size:
-        longer[tuple(slice(length) for length in array.shape)] = array
-    return longer

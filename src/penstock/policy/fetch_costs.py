@@ -1,4 +1,4 @@
-"""What a read from each place is expected to cost, as tables: the machine's model, which `decisions` corrects."""
+"""What a read from each place is expected to cost, as a table: the machine's model, which `decisions` corrects."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from penstock.machine import Machine
 from penstock.policy import decisions
 
 
-def cost_tables(
-    machine: Machine, readers: int, sample_bytes: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return what `decisions.State` calls rate, float64[tiers + 2, readers + 1], and costs (of one rank).
+def cost_tables(machine: Machine, readers: int, sample_bytes: float) -> NDArray[np.float64]:
+    """Return the floats of one rank's rows, as `decisions.LATENCY` and the columns after it: float64[tiers + 2, n].
 
     sample_bytes: mean size of a sample, for which the store's seconds per request are exact.
-    Column 0 of rate is as column 1. What a worker's own read of the source takes is unknown until it was tried.
+    The rate of 0 reads is that of 1. What a worker's own read of the source takes is unknown until it was tried.
 
     Source: thesis, equations 3.5 and 3.7, with reads that share what a place delivers.
     """
     places = len(machine.storage) + 1
     counts = [1, *range(1, max(readers, 1) + 1)]
-    rate, costs = np.full((places, len(counts)), np.inf), np.zeros((places, 3))
-    costs[0] = machine.source.latency_seconds, 0.0, decisions.UNKNOWN
+    costs = np.zeros((places, decisions.RATES + len(counts)))
+    rate = costs[:, decisions.RATES :]
+    rate[1] = np.inf
+    costs[0, decisions.LATENCY] = machine.source.latency_seconds
+    costs[0, decisions.WORKER_SECONDS] = decisions.UNKNOWN
     request_seconds = machine.ranks * machine.source.request_seconds
     for column, reads in enumerate(counts):
         bare = machine.source_rate(machine.ranks, reads) * reads
@@ -33,5 +34,6 @@ def cost_tables(
         latency = machine.storage[tier].latency_seconds
         # What is in memory is decoded where it lies.
         wire = 0.0 if machine.storage[tier].backend == "memory" else sample_bytes / rate[tier + 1, 1]
-        costs[tier + 1] = latency, 0.0, latency + wire
-    return rate, costs
+        costs[tier + 1, decisions.LATENCY] = latency
+        costs[tier + 1, decisions.WORKER_SECONDS] = latency + wire
+    return costs

@@ -31,7 +31,7 @@ from penstock.machine import Machine
 from penstock.machine_code import Loop
 from penstock.plan import AccessPlan
 from penstock.policy import decisions
-from penstock.policy.decision_state import new_state, views_of, with_slots
+from penstock.policy.decision_state import new_state, slot_of, views_of, with_slots
 from penstock.policy.decisions import OK
 from penstock.policy.placement import Kept, Placement
 from penstock.policy.thread_count import ThreadCount, ThreadFacts
@@ -215,10 +215,10 @@ class Scheduler:
     def slots_added(self, slots: int, now: float) -> list[Instruction]:
         """There are this many slots now. Said twice, it is harmless."""
         if slots > self._slots:
-            if slots > self._state.slots.shape[1]:
+            if slots > self._ints[decisions.SLOT_COUNT]:
                 self._have(with_slots(self._state, max(slots, 2 * self._slots)))
-            for slot in range(self._slots, slots):
-                decisions.free_slot(self._views, 0, slot)
+            for index in range(self._slots, slots):
+                decisions.free_slot(self._views, 0, slot_of(self._views, 0, index))
             self._slots = slots
         return self._event(now)
 
@@ -249,8 +249,8 @@ class Scheduler:
         self._threads.load_done(count, wall_seconds, cpu_seconds, now, self._were_busy)
         for read in own_reads:
             self._call(decisions.OBSERVED, 0, read.reads, read.origin, read.seconds)
-        begin = load.slot * self._places
-        self._mark([begin + row for row in load.rows], failed)
+        begin = self._ints[slot_of(self._views, 0, load.slot) + decisions.SLOT_PLACES]
+        self._mark([begin + row * decisions.PLACE_COLUMNS for row in load.rows], failed)
         return self._event(now, decisions.LOADED, load.slot, count, wall_seconds)
 
     def seek(self, epoch: int, step: int, now: float) -> list[Instruction]:
@@ -258,12 +258,12 @@ class Scheduler:
 
         Slots of complete batches come back by `slot_freed`, as ever.
         """
-        slots = self._views.slots
-        for slot in range(slots.shape[1]) if self._batches else ():
-            batch = self._batches.get(slots[0, slot, decisions.SLOT_NUMBER])
+        for index in range(self._slots) if self._batches else ():
+            number = self._ints[slot_of(self._views, 0, index) + decisions.SLOT_NUMBER]
+            batch = self._batches.get(number)
             if batch is not None and (batch.epoch, batch.step) < (epoch, step):
                 del self._batches[batch.number]
-                self._call(decisions.ABANDONED, slot, 0, 0, 0.0)
+                self._call(decisions.ABANDONED, index, 0, 0, 0.0)
         coming = self._coming
         if coming is not None and (coming.epoch, coming.step) < (epoch, step):
             self._line_up(*self._plan.first_read_from(self._rank, epoch, step))
@@ -285,16 +285,16 @@ class Scheduler:
     @property
     def loads_running(self) -> int:
         """How many Loads were given out and are not done."""
-        running: int = self._numbers[0, decisions.LOADS]
+        running: int = self._ints[decisions.LOADS]
         return running
 
     def batches_waiting_for(self, entry: int) -> list[int]:
         """Return the running numbers of the batches that wait for an entry's bytes; -1 is no entry."""
-        places, slots, batches = self._views.places, self._views.slots, []
-        place = self._views.entries[0, entry, decisions.ENTRY_FIRST] if entry >= 0 else -1
+        ints, batches = self._ints, []
+        place = ints[entry + decisions.ENTRY_FIRST] if entry >= 0 else -1
         while place >= 0:
-            batches.append(slots[0, place // self._places, decisions.SLOT_NUMBER])
-            place = places[0, place, decisions.PLACE_NEXT]
+            batches.append(ints[ints[place + decisions.PLACE_SLOT] + decisions.SLOT_NUMBER])
+            place = ints[place + decisions.PLACE_NEXT]
         return batches
 
     def limit_threads(self, most: int) -> None:
@@ -316,7 +316,7 @@ class Scheduler:
         self, now: float, what: int = decisions.GO_ON, slot: int = 0, count: int = 0, seconds: float = 0.0
     ) -> list[Instruction]:
         threads = self._threads.threads
-        self._numbers[0, decisions.LOADS_ALLOWED] = threads
+        self._ints[decisions.LOADS_ALLOWED] = threads
         out: list[Instruction] = []
         self._read(self._call(what, slot, count, 0, seconds), now, out)
         # A batch was staged: say which is the next, and see whether a slot is free for it, too.
@@ -324,29 +324,31 @@ class Scheduler:
             coming = self._coming
             self._staged_epoch = coming.epoch
             self._line_up(*self._plan.first_read_from(self._rank, coming.epoch, coming.step + 1))
-            if self._numbers[0, decisions.FIRST_FREE] >= 0:
+            if self._ints[decisions.FIRST_FREE] >= 0:
                 self._read(self._call(decisions.GO_ON, 0, 0, 0, 0.0), now, out)
-        self._were_busy = self._numbers[0, decisions.LOADS] >= threads
+        self._were_busy = self._ints[decisions.LOADS] >= threads
         return out
 
     def _line_up(self, epoch: int, step: int) -> None:
         """Say which batch is staged next."""
-        numbers = self._numbers
+        numbers = self._ints
         if epoch >= self._plan.epochs:
             self._coming = None
-            numbers[0, decisions.COMING_SIZE] = numbers[0, decisions.COMES_MORE] = 0
+            numbers[decisions.COMING_SIZE] = numbers[decisions.COMES_MORE] = 0
             return
         samples = self._plan.local_batch(self._rank, epoch, step)
         self._coming = _Batch(self._number, epoch, step, samples)
-        self._state.coming[0, : samples.size] = samples
-        numbers[0, decisions.COMING_SIZE] = samples.size
-        numbers[0, decisions.COMING_NUMBER] = self._number
-        numbers[0, decisions.COMING_BEGINS] = epoch != self._staged_epoch
-        numbers[0, decisions.COMES_MORE] = 1
+        begin = numbers[decisions.COMING]
+        self._state.ints[begin : begin + samples.size] = samples
+        numbers[decisions.COMING_SIZE] = samples.size
+        numbers[decisions.COMING_NUMBER] = self._number
+        numbers[decisions.COMING_BEGINS] = epoch != self._staged_epoch
+        numbers[decisions.COMES_MORE] = 1
 
     def _read(self, size: int, now: float, out: list[Instruction]) -> None:
         """Read the instructions that the last call wrote."""
-        words: list[int] = self._state.out[:size].tolist()
+        begin = self._ints[decisions.OUT]
+        words: list[int] = self._state.ints[begin : begin + size].tolist()
         at = 0
         while at < size:
             what, count, number, where = words[at : at + decisions.HEAD]
@@ -390,20 +392,21 @@ class Scheduler:
         self._state = state
         #: Over the same memory, for plain Python.
         self._views = views_of(state)
-        self._numbers = self._views.numbers
-        self._places = int(state.numbers[0, decisions.PLACES])
+        self._ints = self._views.ints
         if self._loop is not None:
             self._bound = self._loop.bound(tuple(state))
 
     def _mark(self, items: list[int], failed: dict[int, int]) -> None:
         """Put what an event is about into the group."""
-        views = self._views.group
+        ints = self._ints
+        group, marks = ints[decisions.GROUP], ints[decisions.MARKS]
         if len(items) == 1:
-            views[0, decisions.ITEM, 0], views[0, decisions.MARK, 0] = items[0], OK
+            ints[group], ints[marks] = items[0], OK
         else:
-            self._state.group[0, :, : len(items)] = items, [OK] * len(items)
+            self._state.ints[group : group + len(items)] = items
+            self._state.ints[marks : marks + len(items)] = OK
         for index, mark in failed.items():
-            views[0, decisions.MARK, index] = mark
+            ints[marks + index] = mark
 
     def _call(self, what: int, slot: int, count: int, origin: int, seconds: float) -> int:
         if self._bound is None:

@@ -1,344 +1,316 @@
-"""A loading run in virtual time: the scheduler that the threads obey, driven over the machine's curves.
+"""Loading runs in virtual time: the scheduler that the threads obey, driven over the machine's curves.
 
-Nothing is decided here. The machine says how long a read, a decode or a step takes, a heap of events keeps the time,
-and the trace that comes out has the spans that a real run records.
+Nothing is decided here. The machine says how long a read, a decode or a step takes, `_clock` keeps the time of all
+ranks, and the trace that comes out has the spans that a real run records.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
+from penstock.kernel_cache import kept_loop
 from penstock.machine import Machine
+from penstock.machine_code import Loop, Signature
 from penstock.plan import AccessPlan
-from penstock.policy import (
-    Drop,
-    Instruction,
-    Load,
-    Move,
-    OwnRead,
-    Placement,
-    Ready,
-    Scheduler,
-    Staged,
-    StagingLimits,
-)
+from penstock.policy import StagingLimits, decisions
+from penstock.policy.decision_state import EVENT, new_state, views_of
 from penstock.policy.loading import Job, LoadingPolicy
+from penstock.policy.placement import Kept
 from penstock.policy.runnable import placement_of
+from penstock.simulate import _clock
+from penstock.simulate._clock import Clock
 from penstock.simulate.policies import policy_of
 from penstock.trace import Trace
-from penstock.trace.schema import NO_FLOW, NO_PEER, NO_PLACE, SOURCE, SPAN, STAGING, Kind, Spans
+from penstock.trace.schema import NO_FLOW, NO_PEER, NO_STEP, SOURCE, SPAN, Spans
 
-_READER, _DECODER = 2, 3
-
-#: Spans that are kept as tuples, which take four times the bytes of their record.
+#: Reads that make it worth to compile the clock, which takes half a minute, once on a machine. Uncompiled each takes
+#: 0.1 ms, and compiled a fiftieth of that.
+WORTH_COMPILING_READS = 100_000
+#: From so many on the clock is loaded, if it was compiled before.
+_WORTH_LOADING_READS = 2_000
+#: Spans that are kept in the clock's own form before they are packed; also how often Ctrl-C is noticed.
 _LOOSE_SPANS = 1 << 16
 
-Event = Callable[[float], None]
+
+#: The module whose part "run" is the compiled clock.
+KERNELS = "penstock.simulate._clock_kernels"
+#: What `_clock.run` takes when it is compiled: the state and the clock, as tuples.
+RUN = Signature(
+    (
+        EVENT.arguments[0],
+        (
+            "int64[:]",
+            "float64[:]",
+            "int32[:]",
+            "int64[:, :]",
+            "int64[:]",
+            "float64[:]",
+            "float64[:]",
+            "float32[:, :]",
+            "float32[:, :]",
+            "int64[:, :]",
+            "float64[:]",
+            "int64[:]",
+            "float64[:, :]",
+            "int64[:, :]",
+        ),
+    ),
+    ("int64",),
+)
 
 
-class _Clock:
-    """Virtual time: a heap of what happens when."""
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What some ranks of a job read, step by step of the run.
 
-    def __init__(self) -> None:
-        self._events: list[tuple[float, int, Event]] = []
-        self._count = 0
-
-    def at(self, seconds: float, event: Event) -> None:
-        heapq.heappush(self._events, (seconds, self._count, event))
-        self._count += 1
-
-    def run(self) -> None:
-        while self._events:
-            now, _, event = heapq.heappop(self._events)
-            event(now)
-
-
-class _SimulatedStore:
-    """A store whose reads each wait out a latency in parallel and then share a bandwidth.
-
-    The bytes under way flow at the rate that so many reads get together, those of the read that came first before
-    the others. Dividing the rate equally instead would keep equal reads in step for ever: they would all end at
-    once, and the wire would lie idle during their successors' latency, which no real store does.
-
-    request_seconds: what each read keeps the wire busy for beside its bytes.
+    ranks: their numbers in the job. strings: int64 array each, its access string.
+    bounds: int64[ranks, steps + 1], where a step's samples begin in the strings, one behind the other.
+    epochs, steps: int64[steps], of each step of the run its epoch, and its number in the epoch.
     """
 
-    def __init__(
-        self,
-        clock: _Clock,
-        latency_seconds: float,
-        rate_of_all: Callable[[int], float],
-        request_seconds: float = 0.0,
-    ) -> None:
-        self._clock = clock
-        self._request_seconds = request_seconds
-        self._latency_seconds = latency_seconds
-        self._rate_of_all = rate_of_all
-        self._waiting: deque[tuple[float, Event]] = deque()
-        #: Bytes of the first in `_waiting` that are still to come, as of `_as_of`.
-        self._rest_bytes = 0.0
-        self._as_of = 0.0
-        self._version = 0
-
-    def read(self, now: float, nbytes: int, done: Event) -> None:
-        self._clock.at(now + self._latency_seconds, lambda begin: self._join(begin, nbytes, done))
-
-    def _join(self, now: float, nbytes: int, done: Event) -> None:
-        self._advance(now)
-        self._waiting.append((nbytes, done))
-        if len(self._waiting) == 1:
-            self._begin_first()
-        self._expect(now)
-
-    def _begin_first(self) -> None:
-        busy_bytes = (
-            self._request_seconds * self._rate_of_all(len(self._waiting)) if self._request_seconds else 0.0
-        )
-        self._rest_bytes = self._waiting[0][0] + busy_bytes
-
-    def _advance(self, now: float) -> None:
-        if self._waiting:
-            self._rest_bytes -= self._rate_of_all(len(self._waiting)) * (now - self._as_of)
-        self._as_of = now
-
-    def _expect(self, now: float) -> None:
-        """Set the alarm for the end of the first read; earlier alarms are void."""
-        self._version += 1
-        if not self._waiting:
-            return
-        version = self._version
-        seconds = max(0.0, self._rest_bytes) / self._rate_of_all(len(self._waiting))
-        self._clock.at(now + seconds, lambda end: self._end_first(end, version))
-
-    def _end_first(self, now: float, version: int) -> None:
-        if version != self._version:
-            return
-        _, done = self._waiting.popleft()
-        if self._waiting:
-            self._begin_first()
-        self._as_of = now
-        self._expect(now)
-        done(now)
+    ranks: Sequence[int]
+    strings: Sequence[NDArray[np.int64]]
+    bounds: NDArray[np.int64]
+    epochs: NDArray[np.int64]
+    steps: NDArray[np.int64]
 
 
-def _rate_of_all(machine: Machine, tier: int, reads: int) -> float:
-    return reads * machine.local_rate(tier, reads)
+def steps_of(plan: AccessPlan, ranks: Sequence[int], strings: Sequence[NDArray[np.int64]]) -> Steps:
+    """Return what these ranks read in the steps of the plan. strings: of each."""
+    counts = np.array([plan.steps(epoch) for epoch in range(plan.epochs)], np.int64)
+    epochs = np.repeat(np.arange(plan.epochs), counts)
+    steps = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    sizes = np.empty((len(ranks), steps.size), np.int64)
+    begin = 0
+    for epoch, count in enumerate(counts.tolist()):
+        # A full step and the last one stand for all.
+        for row, rank in enumerate(ranks):
+            if count:
+                sizes[row, begin : begin + count] = plan.local_batch_size(rank, epoch, 0)
+                sizes[row, begin + count - 1] = plan.local_batch_size(rank, epoch, count - 1)
+        begin += count
+    bounds = np.zeros((len(ranks), steps.size + 1), np.int64)
+    np.cumsum(sizes, axis=1, out=bounds[:, 1:])
+    bounds[1:] += np.cumsum(bounds[:-1, -1])[:, None]
+    return Steps(ranks, strings, bounds, epochs, steps)
 
 
-class _Run:
-    """One rank's run: consumer, workers and store around a scheduler."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run in virtual time amounts to. R ranks.
 
-    def __init__(
-        self,
-        plan: AccessPlan,
-        rank: int,
-        machine: Machine,
-        sizes_bytes: NDArray[np.int64],
-        placement: Placement,
-        limits: StagingLimits,
-        step_seconds: Callable[[NDArray[np.int64]], float],
-    ) -> None:
-        self._plan = plan
-        self._rank = rank
-        self._machine = machine
-        self._sizes = sizes_bytes
-        self._limits = limits
-        self._step_seconds = step_seconds
-        # Virtual threads share neither processors nor a lock: any more of them would only be faster.
-        limits = replace(limits, most_decoders=0)
-        self._scheduler = Scheduler(plan, rank, sizes_bytes, placement, machine, limits)
-        self._clock = _Clock()
-        #: What is read from, by its number. What is in memory is decoded where it lies, and costs nothing before.
-        self._stores = {
-            SOURCE: _SimulatedStore(
-                self._clock,
-                machine.source.latency_seconds,
-                lambda reads: reads * machine.source_rate(machine.ranks, reads),
-                machine.ranks * machine.source.request_seconds,
-            )
-        }
-        for number, tier in enumerate(machine.storage):
-            if number and (tier.latency_seconds or tier.backend != "memory"):
-                self._stores[number] = _SimulatedStore(
-                    self._clock,
-                    tier.latency_seconds,
-                    partial(_rate_of_all, machine, number),
-                )
-        self._spans: list[tuple[float, float, int, int, int, int, int, int, int, int, int, int, int]] = []
-        self._packed: list[Spans] = []
-        self._whole: dict[tuple[int, int], Ready] = {}
-        self._asked: tuple[int, int, float] | None = None
-        self._slot_in_use: int | None = None
-        self._steps = (
-            (epoch, step)
-            for epoch in range(plan.epochs)
-            for step in range(plan.steps(epoch))
-            if plan.local_batch_size(rank, epoch, step)
-        )
+    step_end_seconds: float64[steps], when the slowest rank has ended each.
+    step_stall_seconds, step_busy_seconds: float32[steps, R], waiting for samples, and computing.
+    reads: int64[R, 2], consumed samples that came from the store, and from a tier.
+    store_bytes: float64[R], read from the store, for tiers too. fill_reads: int64[R], reads for no batch.
+    spans: of all ranks, by their ends; empty unless asked for.
+    """
 
-    def spans(self, first_ask_seconds: float) -> Spans:
-        self._clock.at(0.0, lambda now: self._obey(self._scheduler.start(now), now))
-        self._clock.at(first_ask_seconds, self._ask)
-        self._clock.run()
-        assert self._asked is None, f"the simulated run stopped before batch {self._asked}"
-        self._pack()
-        spans = np.concatenate(self._packed)
-        return spans[np.argsort(spans["end"], kind="stable")]
+    step_end_seconds: NDArray[np.float64]
+    step_stall_seconds: NDArray[np.float32]
+    step_busy_seconds: NDArray[np.float32]
+    reads: NDArray[np.int64]
+    store_bytes: NDArray[np.float64]
+    fill_reads: NDArray[np.int64]
+    spans: Spans
 
-    def _record(
-        self,
-        kind: Kind,
-        start: float,
-        end: float,
-        epoch: int,
-        step: int,
-        sample: int = -1,
-        nbytes: int = 0,
-        place: int = NO_PLACE,
-        worker: int = _DECODER,
-        samples: int = 1,
-    ) -> None:
-        self._spans.append(
-            (
-                start,
-                end,
-                sample,
-                nbytes,
-                NO_FLOW,
-                epoch,
-                step,
-                samples,
-                NO_PEER,
-                kind,
-                place,
-                worker,
-                self._rank,
-            )
-        )
-        if len(self._spans) >= _LOOSE_SPANS:
-            self._pack()
 
-    def _pack(self) -> None:
-        self._packed.append(np.array(self._spans, SPAN))
-        self._spans.clear()
+def run_in_virtual_time(
+    read: Steps,
+    machine: Machine,
+    sizes_bytes: NDArray[np.int64],
+    kept: Sequence[Kept],
+    limits: StagingLimits,
+    *,
+    step_seconds: NDArray[np.float64] | None = None,
+    first_ask_seconds: float = 0.0,
+    has_spans: bool = False,
+) -> Run:
+    """Run the loading of some ranks, which share the store and end each step together.
 
-    # The consumer
+    sizes_bytes: int64[samples], as stored. kept: what each of the ranks keeps. limits: of each rank.
+    step_seconds: float64[steps], of the training for each step; None: machine.compute says, which must be known then.
+    first_ask_seconds: how long after the start of prefetching the training asks for its first batch.
 
-    def _ask(self, now: float) -> None:
-        position = next(self._steps, None)
-        if position is not None:
-            self._asked = (*position, now)
-            self._deliver(now)
+    Source: thesis, section 3.1; reads in flight share a place's bandwidth here, as they do in a real store, where
+    the thesis gives each thread a full share.
+    """
+    local_batch = int(np.diff(read.bounds, axis=1).max(initial=0))
+    state = new_state(
+        sizes_bytes,
+        kept,
+        machine,
+        slots=limits.slots,
+        local_batch=local_batch,
+        readers=limits.readers,
+        undecoded_bytes=limits.undecoded_bytes,
+    )
+    for rank in range(0, len(kept) * decisions.NUMBERS, decisions.NUMBERS):
+        state.ints[rank + decisions.LOADS_ALLOWED] = limits.decoders
+        state.ints[rank + decisions.COMES_MORE] = 1
+    clock = _new_clock(read, machine, limits, local_batch, step_seconds, first_ask_seconds, has_spans)
+    packed = [np.empty(0, SPAN)]
+    loop = _compiled(clock.string.size)
+    views = views_of(state), Clock(*(memoryview(array) for array in clock))
+    while (loop(tuple(state), tuple(clock)) if loop is not None else _clock.run(*views)) == _clock.FULL:
+        packed.append(_packed(clock, read))
+    packed.append(_packed(clock, read))
+    assert clock.ints[_clock.AT_STEP] == read.steps.size - 1, "the simulated run stopped before its end"
+    spans = np.concatenate(packed)
+    return Run(
+        clock.step_end,
+        clock.step_stall,
+        clock.step_busy,
+        clock.reads,
+        clock.store_bytes,
+        clock.fill_reads,
+        spans[np.argsort(spans["end"], kind="stable")],
+    )
 
-    def _deliver(self, now: float) -> None:
-        if self._asked is None or self._asked[:2] not in self._whole:
-            return
-        epoch, step, since = self._asked
-        ready = self._whole.pop((epoch, step))
-        self._asked = None
-        self._record(Kind.WAIT, since, now, epoch, step, samples=ready.samples.size)
-        # The training's name for the last batch is bound anew only now: until here it kept that slot.
-        freed, self._slot_in_use = self._slot_in_use, ready.slot
-        end = now + self._step_seconds(ready.samples)
-        self._record(Kind.STEP, now, end, epoch, step, samples=ready.samples.size)
-        self._clock.at(end, self._ask)
-        if freed is not None:
-            self._obey(self._scheduler.slot_freed(freed, now), now)
 
-    # The workers
+def _compiled(reads: int) -> Loop | None:
+    """Return the compiled clock, if it is there or worth it."""
+    if reads < _WORTH_LOADING_READS:
+        return None
+    return kept_loop(KERNELS, "run", RUN, compiles=reads >= WORTH_COMPILING_READS)
 
-    def _obey(self, instructions: list[Instruction], now: float) -> None:
-        for instruction in instructions:
-            match instruction:
-                case Move():
-                    self._move(instruction, now)
-                case Load():
-                    self._load(instruction, now)
-                case Staged():
-                    self._record(
-                        Kind.SLOT,
-                        instruction.due_seconds,
-                        now,
-                        instruction.epoch,
-                        instruction.step,
-                        samples=0,
-                    )
-                case Ready():
-                    self._whole[instruction.epoch, instruction.step] = instruction
-                case Drop():
-                    pass  # there are no bytes
-        self._deliver(now)
 
-    def _move(self, move: Move, begin: float) -> None:
-        def done(end: float) -> None:
-            self._obey(self._scheduler.moved(move, end - begin, [], end), end)
+def _new_clock(
+    read: Steps,
+    machine: Machine,
+    limits: StagingLimits,
+    local_batch: int,
+    step_seconds: NDArray[np.float64] | None,
+    first_ask_seconds: float,
+    has_spans: bool,
+) -> Clock:
+    c = _clock
+    ranks, steps, origins = len(read.ranks), read.steps.size, len(machine.storage) + 1
+    workers, group = limits.readers + limits.decoders, max(local_batch, 1)
+    actors = 1 + workers + origins
+    ranks_at = c.CLOCK_NUMBERS
+    actors_at = ranks_at + ranks * c.RANK_COLUMNS
+    items_at = actors_at + ranks * actors * c.ACTOR_COLUMNS
+    rings_at = items_at + ranks * workers * 3 * group
+    heap_at = rings_at + ranks * 2 * limits.slots
+    todo_at = heap_at + ranks * actors
+    w = np.zeros(todo_at + ranks * actors, np.int64)
+    # Where bytes cost nothing, a tier in memory, they are decoded where they lie.
+    rates = np.zeros((origins, workers + 1))
+    store = np.zeros((machine.ranks + 1, workers + 1))
+    for reads in range(1, workers + 1):
+        for clients in range(1, machine.ranks + 1):
+            store[clients, reads] = reads * machine.source_rate(clients, reads)
+        for tier in range(1, origins - 1):
+            rates[tier + 1, reads] = reads * machine.local_rate(tier, reads)
+    rates_at = c.CLOCK_FLOATS
+    store_at = rates_at + rates.size
+    rank_floats_at = store_at + store.size
+    actor_floats_at = rank_floats_at + ranks * 2
+    g = np.zeros(actor_floats_at + ranks * actors * c.ACTOR_FLOAT_COLUMNS)
+    g[rates_at:store_at], g[store_at:rank_floats_at] = rates.ravel(), store.ravel()
+    g[c.DECODE_BYTE] = machine.write_seconds(1)
+    g[c.REQUEST] = machine.source.request_seconds
+    g[c.FIRST_ASK] = first_ask_seconds
+    if step_seconds is None:
+        assert machine.compute is not None, "the caller has seen to it"
+        g[c.STEP_SAMPLE], g[c.STEP_BYTE] = machine.compute.seconds(1, 0), machine.compute.seconds(0, 1)
 
-        self._fetch(move.samples, move.origin, (move.epoch, move.step), _READER, begin, done)
+    each = np.arange(ranks)
+    mine = w[ranks_at:actors_at].reshape(ranks, c.RANK_COLUMNS)
+    all_actors = w[actors_at:items_at].reshape(ranks, actors, c.ACTOR_COLUMNS)
+    at = (actors_at + np.arange(ranks * actors) * c.ACTOR_COLUMNS).reshape(ranks, actors)
+    mine[:, c.ROW], mine[:, c.DECIDES] = each, each * decisions.NUMBERS
+    mine[:, c.CONSUMER], mine[:, c.WIRES] = at[:, 0], at[:, 1 + workers]
+    mine[:, c.IDLE_READER], mine[:, c.IDLE_DECODER] = at[:, 1], at[:, 1 + limits.readers]
+    mine[:, c.KEEPS] = -1
+    mine[:, c.RING] = limits.slots
+    mine[:, c.COMPLETE] = rings_at + each * 2 * limits.slots
+    mine[:, c.STEPS] = mine[:, c.COMPLETE] + limits.slots
+    w[rings_at:heap_at] = -1
+    mine[:, c.RANK_FLOATS] = rank_floats_at + 2 * each
+    all_actors[:, :, c.RANK] = (ranks_at + each * c.RANK_COLUMNS)[:, None]
+    all_actors[:, :, c.PLACE_IN_HEAP] = c.NOWHERE
+    all_actors[:, :, c.ACTOR_FLOATS] = (
+        actor_floats_at + np.arange(ranks * actors) * c.ACTOR_FLOAT_COLUMNS
+    ).reshape(ranks, actors)
+    all_actors[:, 0, c.ROLE], all_actors[:, 0, c.PHASE] = c.A_CONSUMER, c.STARTS
+    all_actors[:, 0, c.PLACE_IN_HEAP] = c.IN_TODO
+    busy = all_actors[:, 1 : 1 + workers]
+    busy[:, :, c.ROLE] = c.A_WORKER
+    busy[:, :, c.NEXT] = at[:, 2 : 2 + workers]
+    busy[:, :, c.ITEMS] = (items_at + np.arange(ranks * workers) * 3 * group).reshape(ranks, workers)
+    busy[:, :, c.MOST_ITEMS] = group
+    wires = all_actors[:, 1 + workers :]
+    wires[:, :, c.ROLE] = c.A_WIRE
+    wires[:, :, c.ORIGIN] = np.arange(origins) + SOURCE
+    wires[:, :, c.RATES] = rates_at + np.arange(origins) * (workers + 1)
+    latency = np.array(
+        [machine.source.latency_seconds, 0.0, *(tier.latency_seconds for tier in machine.storage[1:])]
+    )
+    wires[:, :, c.TAKES_TIME] = [
+        1,
+        0,
+        *(tier.latency_seconds > 0 or tier.backend != "memory" for tier in machine.storage[1:]),
+    ]
+    g[wires[:, :, c.ACTOR_FLOATS] + c.LATENCY] = latency
 
-    def _load(self, load: Load, begin: float) -> None:
-        """Fetch what the worker reads by itself, from one place after the other, then decode all: one worker."""
-        own: dict[int, list[int]] = {}
-        for sample, origin in zip(load.ids, load.origins, strict=True):
-            own.setdefault(origin, []).append(sample)
-        own.pop(STAGING, None)
-        self._load_on(load, begin, own, [], begin)
+    w[c.HEAP], w[c.TODO_RING], w[c.TODO_SIZE] = heap_at, todo_at, ranks * actors
+    w[todo_at : todo_at + ranks], w[c.TODO] = at[:, 0], ranks
+    w[c.AT_STEP], w[c.RUNNING] = -1, ranks
+    w[c.ORIGINS] = origins
+    w[c.STORE_RATES], w[c.STORE_COLUMNS] = store_at, workers + 1
+    # One rank of many, alone: the others read as much as it does.
+    w[c.IS_SHARED], w[c.CLIENTS] = ranks > 1, machine.ranks if ranks == 1 else 0
+    # What one event may record.
+    margin = origins + limits.slots + 2
+    room = _LOOSE_SPANS + margin if has_spans else 0
+    w[c.MOST_SPANS] = room - margin if has_spans else 0
+    return Clock(
+        ints=w,
+        floats=g,
+        string=np.concatenate(read.strings).astype(np.int32),
+        bounds=read.bounds,
+        epoch_of=read.epochs,
+        step_seconds=np.empty(0) if step_seconds is None else step_seconds,
+        step_end=np.zeros(steps),
+        step_stall=np.zeros((steps, ranks), np.float32),
+        step_busy=np.zeros((steps, ranks), np.float32),
+        reads=np.zeros((ranks, 2), np.int64),
+        store_bytes=np.zeros(ranks),
+        fill_reads=np.zeros(ranks, np.int64),
+        span_seconds=np.zeros((room, 2)),
+        spans=np.zeros((room, c.SPAN_COLUMNS), np.int64),
+    )
 
-    def _load_on(
-        self, load: Load, begin: float, own: dict[int, list[int]], own_reads: list[OwnRead], now: float
-    ) -> None:
-        if not own:
-            for sample in load.ids:
-                end = now + self._machine.write_seconds(int(self._sizes[sample]))
-                self._record(Kind.DECODE, now, end, load.epoch, load.step, sample)
-                now = end
 
-            def loaded(end: float) -> None:
-                self._obey(self._scheduler.loaded(load, {}, own_reads, end, end - begin), end)
-
-            self._clock.at(now, loaded)
-            return
-        origin, samples = own.popitem()
-
-        def done(end: float) -> None:
-            own_reads.append(OwnRead(origin, len(samples), end - now))
-            self._load_on(load, begin, own, own_reads, end)
-
-        self._fetch(samples, origin, (load.epoch, load.step), _DECODER, now, done)
-
-    def _fetch(
-        self, samples: list[int], origin: int, at: tuple[int, int], worker: int, begin: float, done: Event
-    ) -> None:
-        """Have one thread read samples one after the other, beginning now; tell `done` when it is through."""
-        kind = Kind.READ if origin == SOURCE else Kind.HIT
-        store = self._stores.get(origin)
-        left = iter(samples)
-
-        def go_on(now: float) -> None:
-            sample = next(left, None)
-            if sample is None:
-                done(now)
-                return
-            nbytes = int(self._sizes[sample])
-
-            def over(end: float) -> None:
-                self._record(kind, now, end, *at, sample, nbytes, place=origin, worker=worker)
-                go_on(end)
-
-            if store is None:
-                over(now)
-            else:
-                store.read(now, nbytes, over)
-
-        go_on(begin)
+def _packed(clock: Clock, read: Steps) -> Spans:
+    """Return the spans that the clock has recorded, and let it record anew."""
+    count = int(clock.ints[_clock.SPANS])
+    clock.ints[_clock.SPANS] = 0
+    rows, spans = clock.spans[:count], np.zeros(count, SPAN)
+    spans["start"], spans["end"] = clock.span_seconds[:count].T
+    code = rows[:, _clock.SPAN_CODE]
+    step = np.where(code < 0, -1 - code, code)
+    spans["epoch"] = read.epochs[step]
+    spans["step"] = np.where(code < 0, NO_STEP, read.steps[step])
+    spans["rank"] = np.array(read.ranks)[rows[:, _clock.SPAN_RANK]]
+    spans["flow"], spans["peer"] = NO_FLOW, NO_PEER
+    for name, column in (
+        ("kind", _clock.KIND),
+        ("sample", _clock.SAMPLE),
+        ("bytes", _clock.SPAN_BYTES),
+        ("samples", _clock.SAMPLES),
+        ("place", _clock.PLACE),
+        ("worker", _clock.THREAD),
+    ):
+        spans[name] = rows[:, column]
+    return spans
 
 
 def predict(
@@ -364,34 +336,34 @@ def predict(
     first_ask_seconds: how long after the start of prefetching the training asks for its first batch.
 
     Raises: ConfigError where neither step_seconds nor machine.compute is known, or a list of them has another length
-    than the run; what `placement_of` raises for a policy.
-    Source: thesis, section 3.1; reads in flight share a place's bandwidth here, as they do in a real store, where
-    the thesis gives each thread a full share.
+        than the run; what `placement_of` raises for a policy.
     """
     chosen = policy_of(policy)
     placement = placement_of(chosen, Job(plan, sizes_bytes, machine, seed, rank), rank)
-    compute = machine.compute
-    if step_seconds is None and compute is None:
+    if step_seconds is None and machine.compute is None:
         raise ConfigError(
             "step_seconds is not given and machine.compute is unknown: say how long the training takes for a batch"
         )
-
-    each: Iterator[float] | None = None
+    read = steps_of(plan, [rank], [plan.string(rank)])
+    has_batch = np.diff(read.bounds[0]) > 0
+    each: NDArray[np.float64] | None = None
     if isinstance(step_seconds, Sequence):
-        steps = sum(plan.local_steps(rank, epoch) for epoch in range(plan.epochs))
-        if len(step_seconds) != steps:
+        if len(step_seconds) != (steps := np.count_nonzero(has_batch)):
             raise ConfigError(
                 f"step_seconds lists {len(step_seconds)} steps and rank {rank} runs {steps}: give one time for each"
             )
-        each = iter(step_seconds)
+        each = np.zeros(has_batch.size)
+        each[has_batch] = step_seconds
     elif step_seconds is not None:
-        each = itertools.repeat(step_seconds)
-
-    def seconds_for(samples: NDArray[np.int64]) -> float:
-        if each is not None:
-            return next(each)
-        assert compute is not None, "checked above"
-        return compute.seconds(samples.size, int(sizes_bytes[samples].sum()))
-
-    run = _Run(plan, rank, machine, sizes_bytes, placement, limits, seconds_for)
-    return Trace(run.spans(first_ask_seconds), {"time": "virtual", "rank": rank, "policy": chosen.name})
+        each = np.full(has_batch.size, float(step_seconds))
+    run = run_in_virtual_time(
+        read,
+        machine,
+        sizes_bytes,
+        [Kept(placement.fill_order, placement.tier_of[placement.fill_order])],
+        limits,
+        step_seconds=each,
+        first_ask_seconds=first_ask_seconds,
+        has_spans=True,
+    )
+    return Trace(run.spans, {"time": "virtual", "rank": rank, "policy": chosen.name})

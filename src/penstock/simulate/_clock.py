@@ -1,0 +1,657 @@
+"""Virtual time: what the scheduler decides for each rank, obeyed over the machine's curves.
+
+Plain Python that numba can compile (`_clock_kernels`), as `penstock.policy.decisions` is, whose functions it calls:
+nothing is decided here. A rank has actors, each with one event to come at most:
+
+    its consumer  asks for a batch, has it, computes for a while; all ranks end a step together
+    its readers   obey moves
+    its decoders  obey Loads: read by themselves, then decode
+    its wires     one for each origin: the source, the staging buffer (unused), the tiers
+
+The reads of a rank from one place each wait out its latency in parallel and then share its wire. The bytes under way
+flow at the rate that so many reads get together, those of the read that came first before the others. Dividing the
+rate equally instead would keep equal reads in step for ever: they would all end at once, and the wire would lie idle
+during their successors' latency, which no real store does. What ranks share, the store, slows each of them by how many
+have reads on their wires; a wire learns of that with its next read.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from penstock.policy.decisions import (
+    COMES_MORE,
+    COMING,
+    COMING_BEGINS,
+    COMING_NUMBER,
+    COMING_SIZE,
+    ENTRY_ORIGIN,
+    FIRST_FREE,
+    FREED,
+    GO_ON,
+    GROUP,
+    HEAD,
+    LOAD,
+    LOADED,
+    MARKS,
+    MOVE,
+    MOVED,
+    OK,
+    OUT,
+    PLACE_COLUMNS,
+    READY,
+    SLOT_PLACES,
+    SLOTS,
+    SOURCE,
+    STAGED,
+    STAGING,
+    State,
+    event,
+    observe_worker,
+)
+
+# Whatever can be indexed, as in `decisions`.
+Ints = Any
+Floats = Any
+
+# What `run` returns: all is over, or there is no room for more spans.
+OVER, FULL = 0, 1
+NOTHING = -1
+
+# Kinds of spans, and the place of those that take bytes from nowhere, as in `penstock.trace.schema`.
+WAIT, STEP, READ, HIT, DECODE, SLOT = range(6)
+NO_PLACE = -128
+# Threads in spans.
+READER_THREAD, DECODER_THREAD = 2, 3
+
+# Numbers of the clock: ints[QUEUED], and so on.
+(
+    QUEUED,  #: events in the heap
+    HEAP,  #: where it is
+    TICKET,  #: of the next event: of two at one time the one that was said first comes first
+    TODO,  #: actors that go on now
+    TODO_FIRST,
+    TODO_RING,  #: where they are
+    TODO_SIZE,
+    AT_STEP,  #: that the ranks are at
+    RUNNING,  #: ranks that have not ended it
+    CLIENTS,  #: ranks with reads on the store's wire
+    IS_SHARED,  #: 1: CLIENTS follows what the ranks do
+    ORIGINS,  #: of a rank
+    STORE_RATES,  #: floats: bytes/s of a rank's reads together, by clients, by reads
+    STORE_COLUMNS,  #: how many there are of a number of clients
+    SPANS,  #: recorded since the driver took some
+    MOST_SPANS,  #: where so many are recorded, the driver takes them; 0: none are recorded
+    CLOCK_NUMBERS,
+) = range(17)
+# Floats of the clock: seconds of decoding for each byte; of a step for each sample and byte; of one read on the store's
+# wire, for each client; when the first batch is asked for; what time it is.
+DECODE_BYTE, STEP_SAMPLE, STEP_BYTE, REQUEST, FIRST_ASK, NOW, CLOCK_FLOATS = range(7)
+
+# Ranks: ints[rank + ASKS], and so on.
+(
+    ROW,  #: its number among these ranks
+    DECIDES,  #: the rank in the scheduler's state
+    CONSUMER,
+    WIRES,  #: the first of its wires; the others follow
+    IDLE_READER,  #: first of a list of workers
+    IDLE_DECODER,
+    NEXT_STEP,  #: to be lined up
+    COMING_STEP,  #: of the batch that is next in line
+    NEXT_NUMBER,  #: of the batch after that one
+    ASKS,  #: number of the batch that the consumer wants
+    KEEPS,  #: the slot that the training's name for the last batch is bound to, or -1
+    COMPLETE,  #: by number of the batch modulo RING: its slot once it is complete, else -1
+    STEPS,  #: by number of the batch modulo RING: its step
+    RING,
+    RANK_FLOATS,  #: where its floats are
+    RANK_COLUMNS,
+) = range(16)
+ASKED, DUE = 0, 1  # since when the consumer has asked; a batch has been next in line
+
+# Actors: ints[actor + RANK], and so on. The first ones are of all, then those of workers, then those of wires.
+(
+    RANK,
+    ROLE,
+    PLACE_IN_HEAP,  #: or NOWHERE, or IN_TODO
+    TICKET_OF,
+    ACTOR_FLOATS,  #: where its floats are
+    PHASE,
+    NEXT,  #: worker on the same wire, or that is idle
+    READS,  #: how many samples it reads, one after the other, from one place after the other
+    READ_SO_FAR,
+    FROM_HERE,  #: where the reads from the place of now began
+    ITEMS,  #: where they are: entries or rows of the instruction, then samples to read, then their origins
+    MOST_ITEMS,
+    COUNT,  #: items of the instruction
+    FIRST_SAMPLE,
+    BYTES,  #: of a Load's samples
+    SLOT_OF,  #: of a Load, else -1
+    CODE,  #: the step, counted over the run, or -1 - step for a fill
+    ORIGIN,  #: of a wire
+    FIRST,  #: worker on the wire
+    LAST,
+    WAITERS,  #: how many
+    TAKES_TIME,  #: 1: of a wire whose reads take any
+    RATES,  #: floats: bytes/s of so many reads together; the store's are the clock's
+    ACTOR_COLUMNS,
+) = range(24)
+# Floats of an actor: of its event; when its instruction, and its reads from one place began; of a wire: bytes of the
+# first read that are to come, as of when, and the latency of its reads.
+TIME, BEGAN, SINCE, REST, AS_OF, LATENCY, ACTOR_FLOAT_COLUMNS = range(7)
+A_CONSUMER, A_WORKER, A_WIRE = 0, 1, 2
+NOWHERE, IN_TODO = -1, -2
+# Phases of a consumer, and of a worker.
+STARTS, ASKING, WAITS, COMPUTES, RESTS = range(5)
+BEGINS, WAITING, FETCHING, DECODING = range(4)
+# Columns of spans, and of `reads`.
+KIND, SAMPLE, SPAN_BYTES, SPAN_CODE, SAMPLES, PLACE, THREAD, SPAN_RANK, SPAN_COLUMNS = range(9)
+FROM_STORE, FROM_TIER = 0, 1
+
+
+class Clock(NamedTuple):
+    """What virtual time knows of R ranks. Ranks and actors are known by where they begin, as in `decisions.State`."""
+
+    ints: Ints
+    floats: Floats
+    #: What is read: string[bounds[rank, step] : bounds[rank, step + 1]] is the local batch of a step of the run.
+    #: int32[accesses], int64[R, steps + 1], int64[steps].
+    string: Ints
+    bounds: Ints
+    epoch_of: Ints
+    #: float64[steps], of the training for a step; of size 0 where STEP_SAMPLE and STEP_BYTE say so.
+    step_seconds: Floats
+    #: Results: float64[steps], float32[steps, R] twice, int64[R, 2], float64[R], int64[R]; see `loading.Run`.
+    step_end: Floats
+    step_stall: Floats
+    step_busy: Floats
+    reads: Ints
+    store_bytes: Floats
+    fill_reads: Ints
+    #: float64[room, 2], int64[room, SPAN_COLUMNS].
+    span_seconds: Floats
+    spans: Ints
+
+
+def run(s: State, c: Clock) -> int:
+    """Let time go on until all is OVER, or no room for spans is left: FULL; then it can be called again."""
+    w, g = c.ints, c.floats
+    while True:
+        if w[SPANS] >= w[MOST_SPANS] and w[MOST_SPANS] > 0:
+            return FULL
+        if w[TODO] > 0:
+            actor = w[w[TODO_RING] + w[TODO_FIRST]]
+            w[TODO_FIRST] = (w[TODO_FIRST] + 1) % w[TODO_SIZE]
+            w[TODO] -= 1
+            w[actor + PLACE_IN_HEAP] = NOWHERE
+        elif w[QUEUED] > 0:
+            actor = w[w[HEAP]]
+            g[NOW] = g[w[actor + ACTOR_FLOATS] + TIME]
+            _pop(w, g)
+        else:
+            return OVER
+        now = g[NOW]
+        rank = w[actor + RANK]
+        what, slot, count, seconds = NOTHING, 0, 0, 0.0
+        if w[actor + ROLE] == A_CONSUMER:
+            if w[actor + PHASE] == STARTS:
+                what = GO_ON
+            slot = _consume(s, c, rank, actor, now)
+            if slot >= 0:
+                what = FREED
+        else:
+            worker = actor
+            if w[actor + ROLE] == A_WIRE:
+                worker = _end_of_read(w, g, s.sizes, actor, now)
+            if _go_on(s, c, rank, worker, now):
+                what = LOADED if w[worker + SLOT_OF] >= 0 else MOVED
+                slot, count, seconds = _over(s, c, rank, worker, now)
+        while what != NOTHING:
+            size = event(s, what, w[rank + DECIDES], slot, count, 0, seconds)
+            _obey(s, c, rank, size, now)
+            what = GO_ON if _line_up(s, c, rank) else NOTHING
+
+
+# -- The consumer --------------------------------------------------------------------------------------------
+
+
+def _consume(s: State, c: Clock, rank: int, actor: int, now: float) -> int:
+    """Let a consumer go on. Returns a slot that it does not need any more, or -1."""
+    w, g = c.ints, c.floats
+    mine = w[rank + RANK_FLOATS]
+    if w[actor + PHASE] == STARTS:
+        # As if it ended a step before the first one when it asks for the first time.
+        w[actor + PHASE] = COMPUTES
+        g[mine + DUE] = now
+        _push(w, g, actor, g[FIRST_ASK])
+        return -1
+    if w[actor + PHASE] == COMPUTES:
+        w[actor + PHASE] = RESTS
+        w[RUNNING] -= 1
+        if w[RUNNING] == 0:
+            _next_step(c, now)
+        return -1
+    if w[actor + PHASE] == ASKING:
+        w[actor + PHASE] = WAITS
+        g[mine + ASKED] = now
+    at = w[rank + ASKS] % w[rank + RING]
+    slot = w[w[rank + COMPLETE] + at]
+    if slot < 0:
+        return -1
+    w[w[rank + COMPLETE] + at] = -1
+    w[rank + ASKS] += 1
+    row, step = w[rank + ROW], w[w[rank + STEPS] + at]
+    begin, end = c.bounds[row, step], c.bounds[row, step + 1]
+    if c.step_seconds.shape[0] > 0:
+        busy = c.step_seconds[step]
+    else:
+        nbytes = 0
+        for access in range(begin, end):
+            nbytes += s.sizes[c.string[access]]
+        busy = (end - begin) * g[STEP_SAMPLE] + nbytes * g[STEP_BYTE]
+    asked = g[mine + ASKED]
+    c.step_stall[step, row] = now - asked
+    c.step_busy[step, row] = busy
+    c.step_end[step] = max(c.step_end[step], now + busy)
+    _record(c, WAIT, asked, now, step, -1, end - begin, 0, NO_PLACE, DECODER_THREAD, row)
+    _record(c, STEP, now, now + busy, step, -1, end - begin, 0, NO_PLACE, DECODER_THREAD, row)
+    w[actor + PHASE] = COMPUTES
+    _push(w, g, actor, now + busy)
+    # The training's name for the last batch is bound anew only now: until here it kept that slot.
+    freed: int = w[rank + KEEPS]
+    w[rank + KEEPS] = slot
+    return freed
+
+
+def _next_step(c: Clock, now: float) -> None:
+    """All ranks have ended a step: those that read in the next one ask."""
+    w, steps = c.ints, c.step_end.shape[0]
+    while w[RUNNING] == 0 and w[AT_STEP] + 1 < steps:
+        w[AT_STEP] += 1
+        step = w[AT_STEP]
+        c.step_end[step] = now
+        for row in range(c.bounds.shape[0]):
+            if c.bounds[row, step] < c.bounds[row, step + 1]:
+                w[RUNNING] += 1
+                consumer = w[CLOCK_NUMBERS + row * RANK_COLUMNS + CONSUMER]
+                w[consumer + PHASE] = ASKING
+                _do(w, consumer)
+
+
+# -- Instructions --------------------------------------------------------------------------------------------
+
+
+def _line_up(s: State, c: Clock, rank: int) -> bool:
+    """Say which batch is next, if one was staged. Returns whether a slot is free for it, too."""
+    m, w = s.ints, c.ints
+    decides = w[rank + DECIDES]
+    if m[decides + COMING_SIZE] > 0 or m[decides + COMES_MORE] == 0:
+        return False
+    row, steps, step = w[rank + ROW], c.step_end.shape[0], w[rank + NEXT_STEP]
+    while step < steps and c.bounds[row, step] == c.bounds[row, step + 1]:
+        step += 1
+    w[rank + NEXT_STEP] = step + 1
+    if step < steps:
+        begin, size = c.bounds[row, step], c.bounds[row, step + 1] - c.bounds[row, step]
+        for k in range(size):
+            m[m[decides + COMING] + k] = c.string[begin + k]
+        number = w[rank + NEXT_NUMBER]
+        w[rank + NEXT_NUMBER] += 1
+        m[decides + COMING_SIZE] = size
+        m[decides + COMING_NUMBER] = number
+        begins = number > 0 and c.epoch_of[step] != c.epoch_of[w[rank + COMING_STEP]]
+        m[decides + COMING_BEGINS] = 1 if begins else 0
+        w[rank + COMING_STEP] = step
+    else:
+        m[decides + COMES_MORE] = 0
+    is_free: bool = m[decides + FIRST_FREE] >= 0
+    return is_free
+
+
+def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
+    """Hand the instructions that were written to whoever obeys them."""
+    m, w = s.ints, c.ints
+    at: int = m[w[rank + DECIDES] + OUT]
+    end = at + size
+    while at < end:
+        what, count, number, where = m[at], m[at + 1], m[at + 2], m[at + 3]
+        at += HEAD
+        if what == MOVE:
+            worker = w[rank + IDLE_READER]
+            w[rank + IDLE_READER] = w[worker + NEXT]
+            items, most = w[worker + ITEMS], w[worker + MOST_ITEMS]
+            for k in range(count):
+                w[items + k] = m[at + k]
+                w[items + most + k] = m[at + count + k]
+                w[items + 2 * most + k] = where
+            at += 3 * count
+            w[worker + READS] = count
+            w[worker + SLOT_OF] = -1
+            w[worker + CODE] = -1 - w[rank + COMING_STEP]
+            if number >= 0:
+                w[worker + CODE] = w[w[rank + STEPS] + number % w[rank + RING]]
+            _begin(c, worker, count, w[items + most], now)
+        elif what == LOAD:
+            worker = w[rank + IDLE_DECODER]
+            w[rank + IDLE_DECODER] = w[worker + NEXT]
+            items, most = w[worker + ITEMS], w[worker + MOST_ITEMS]
+            nbytes, own = 0, 0
+            for k in range(count):
+                w[items + k] = m[at + k]
+                nbytes += s.sizes[m[at + count + k]]
+                origin = m[at + 2 * count + k]
+                if origin != STAGING:
+                    own += 1
+                else:
+                    origin = m[m[at + 4 * count + k] + ENTRY_ORIGIN]
+                c.reads[w[rank + ROW], FROM_STORE if origin == SOURCE else FROM_TIER] += 1
+            w[worker + READS] = own
+            if own > 0:
+                _list_own_reads(m, w, worker, at + count, count)
+            w[worker + BYTES] = nbytes
+            w[worker + SLOT_OF] = where
+            w[worker + CODE] = w[w[rank + STEPS] + number % w[rank + RING]]
+            _begin(c, worker, count, m[at + count], now)
+            at += 5 * count
+        elif what == READY:
+            w[w[rank + COMPLETE] + number % w[rank + RING]] = where
+            at += count
+            if w[w[rank + CONSUMER] + PHASE] == WAITS:
+                _do(w, w[rank + CONSUMER])
+        elif what == STAGED:
+            step = w[rank + COMING_STEP]
+            w[w[rank + STEPS] + number % w[rank + RING]] = step
+            mine = w[rank + RANK_FLOATS]
+            _record(
+                c, SLOT, c.floats[mine + DUE], now, step, -1, 0, 0, NO_PLACE, DECODER_THREAD, w[rank + ROW]
+            )
+            c.floats[mine + DUE] = now
+        else:  # DROP: there are no bytes
+            at += count
+
+
+def _list_own_reads(m: Ints, w: Ints, worker: int, at: int, count: int) -> None:
+    """List what a decoder reads by itself, one place after the other. at: samples, then origins, `count` of each."""
+    items, most = w[worker + ITEMS], w[worker + MOST_ITEMS]
+    own = 0
+    for origin in range(SOURCE, w[ORIGINS] + SOURCE):
+        for k in range(count):
+            if m[at + count + k] == origin and origin != STAGING:
+                w[items + most + own] = m[at + k]
+                w[items + 2 * most + own] = origin
+                own += 1
+
+
+def _begin(c: Clock, worker: int, count: int, sample: int, now: float) -> None:
+    w = c.ints
+    w[worker + PHASE] = BEGINS
+    w[worker + READ_SO_FAR] = 0
+    w[worker + FROM_HERE] = 0
+    w[worker + COUNT] = count
+    w[worker + FIRST_SAMPLE] = sample
+    c.floats[w[worker + ACTOR_FLOATS] + BEGAN] = now
+    c.floats[w[worker + ACTOR_FLOATS] + SINCE] = now
+    _do(w, worker)
+
+
+def _go_on(s: State, c: Clock, rank: int, worker: int, now: float) -> bool:
+    """Let a worker go on with its instruction. Returns whether that is over."""
+    w, g = c.ints, c.floats
+    if w[worker + PHASE] == DECODING:
+        return True
+    if w[worker + PHASE] == FETCHING:
+        w[worker + READ_SO_FAR] += 1
+    done, reads = w[worker + READ_SO_FAR], w[worker + READS]
+    origins = w[worker + ITEMS] + 2 * w[worker + MOST_ITEMS]
+    wires = w[rank + WIRES]
+    while w[worker + PHASE] != WAITING:
+        first = w[worker + FROM_HERE]
+        if done > first and (done == reads or w[origins + done] != w[origins + first]):
+            _note_reads(s, c, rank, worker, done, now)
+        if done == reads:
+            break
+        wire = wires + (w[origins + done] - SOURCE) * ACTOR_COLUMNS
+        if w[wire + TAKES_TIME] == 0:
+            done += 1
+            continue
+        w[worker + READ_SO_FAR] = done
+        w[worker + PHASE] = WAITING
+        latency = g[w[wire + ACTOR_FLOATS] + LATENCY]
+        if latency > 0.0:
+            _push(w, g, worker, now + latency)
+            return False
+    if w[worker + PHASE] == WAITING:
+        w[worker + PHASE] = FETCHING
+        _join(w, g, s.sizes, wires + (w[origins + done] - SOURCE) * ACTOR_COLUMNS, worker, now)
+        return False
+    if w[worker + SLOT_OF] < 0:
+        return True
+    end = now + w[worker + BYTES] * g[DECODE_BYTE]
+    _record(
+        c,
+        DECODE,
+        now,
+        end,
+        w[worker + CODE],
+        w[worker + FIRST_SAMPLE],
+        w[worker + COUNT],
+        0,
+        NO_PLACE,
+        DECODER_THREAD,
+        w[rank + ROW],
+    )
+    w[worker + PHASE] = DECODING
+    _push(w, g, worker, end)
+    return False
+
+
+def _note_reads(s: State, c: Clock, rank: int, worker: int, done: int, now: float) -> None:
+    """A worker has all it wanted from one place: the samples from FROM_HERE to `done`."""
+    w, g = c.ints, c.floats
+    samples, first = w[worker + ITEMS] + w[worker + MOST_ITEMS], w[worker + FROM_HERE]
+    origin: int = w[samples + w[worker + MOST_ITEMS] + first]
+    is_decoder = w[worker + SLOT_OF] >= 0
+    since = g[w[worker + ACTOR_FLOATS] + SINCE]
+    nbytes = 0
+    for k in range(first, done):
+        nbytes += s.sizes[w[samples + k]]
+    _record(
+        c,
+        READ if origin == SOURCE else HIT,
+        since,
+        now,
+        w[worker + CODE],
+        w[samples + first],
+        done - first,
+        nbytes,
+        origin,
+        DECODER_THREAD if is_decoder else READER_THREAD,
+        w[rank + ROW],
+    )
+    if origin == SOURCE:
+        c.store_bytes[w[rank + ROW]] += nbytes
+        if w[worker + CODE] < 0:
+            c.fill_reads[w[rank + ROW]] += done - first
+    if is_decoder:
+        observe_worker(s, w[rank + DECIDES], origin, done - first, now - since)
+    w[worker + FROM_HERE] = done
+    g[w[worker + ACTOR_FLOATS] + SINCE] = now
+
+
+def _over(s: State, c: Clock, rank: int, worker: int, now: float) -> tuple[int, int, float]:
+    """An instruction is over: put its items into the group. Returns its slot, their number, its seconds."""
+    m, w = s.ints, c.ints
+    decides, count, slot = w[rank + DECIDES], w[worker + COUNT], w[worker + SLOT_OF]
+    group, marks, items = m[decides + GROUP], m[decides + MARKS], w[worker + ITEMS]
+    begin, size = 0, 1
+    if slot >= 0:
+        begin, size = m[m[m[decides + SLOTS] + slot] + SLOT_PLACES], PLACE_COLUMNS
+    for k in range(count):
+        m[group + k] = begin + w[items + k] * size
+        m[marks + k] = OK
+    idle = IDLE_READER if slot < 0 else IDLE_DECODER
+    w[worker + NEXT] = w[rank + idle]
+    w[rank + idle] = worker
+    return max(slot, 0), count, now - c.floats[w[worker + ACTOR_FLOATS] + BEGAN]
+
+
+# -- Wires ---------------------------------------------------------------------------------------------------
+
+
+def _rate(w: Ints, g: Floats, wire: int) -> float:
+    """Return the bytes/s of all reads on a wire."""
+    if w[wire + ORIGIN] == SOURCE:
+        rate: float = g[w[STORE_RATES] + w[CLIENTS] * w[STORE_COLUMNS] + w[wire + WAITERS]]
+    else:
+        rate = g[w[wire + RATES] + w[wire + WAITERS]]
+    return rate
+
+
+def _join(w: Ints, g: Floats, sizes: Ints, wire: int, worker: int, now: float) -> None:
+    """A read's bytes begin to flow."""
+    mine = w[wire + ACTOR_FLOATS]
+    is_first = w[wire + WAITERS] == 0
+    if is_first:
+        w[wire + FIRST] = worker
+        if w[wire + ORIGIN] == SOURCE and w[IS_SHARED] != 0:
+            w[CLIENTS] += 1
+    else:
+        g[mine + REST] -= _rate(w, g, wire) * (now - g[mine + AS_OF])
+        w[w[wire + LAST] + NEXT] = worker
+    w[worker + NEXT] = -1
+    w[wire + LAST] = worker
+    w[wire + WAITERS] += 1
+    _expect(w, g, sizes, wire, is_first, now)
+
+
+def _end_of_read(w: Ints, g: Floats, sizes: Ints, wire: int, now: float) -> int:
+    """The first read on a wire is over. Returns whose it was."""
+    worker: int = w[wire + FIRST]
+    w[wire + FIRST] = w[worker + NEXT]
+    w[wire + WAITERS] -= 1
+    if w[wire + WAITERS] > 0:
+        _expect(w, g, sizes, wire, True, now)
+    elif w[wire + ORIGIN] == SOURCE and w[IS_SHARED] != 0:
+        w[CLIENTS] -= 1
+    return worker
+
+
+def _expect(w: Ints, g: Floats, sizes: Ints, wire: int, begins: bool, now: float) -> None:
+    """Say when the first read on a wire ends, as far as is known now. begins: its bytes begin to flow."""
+    rate, mine = _rate(w, g, wire), w[wire + ACTOR_FLOATS]
+    if begins:
+        worker = w[wire + FIRST]
+        sample = w[w[worker + ITEMS] + w[worker + MOST_ITEMS] + w[worker + READ_SO_FAR]]
+        rest = float(sizes[sample])
+        if w[wire + ORIGIN] == SOURCE:
+            rest += g[REQUEST] * w[CLIENTS] * rate
+        g[mine + REST] = rest
+    g[mine + AS_OF] = now
+    _push(w, g, wire, now + max(0.0, g[mine + REST]) / rate)
+
+
+# -- Spans ---------------------------------------------------------------------------------------------------
+
+
+def _record(
+    c: Clock,
+    kind: int,
+    start: float,
+    end: float,
+    code: int,
+    sample: int,
+    samples: int,
+    nbytes: int,
+    place: int,
+    thread: int,
+    row: int,
+) -> None:
+    if c.ints[MOST_SPANS] == 0:
+        return
+    at = c.ints[SPANS]
+    c.ints[SPANS] += 1
+    c.span_seconds[at, 0] = start
+    c.span_seconds[at, 1] = end
+    span = c.spans
+    span[at, KIND] = kind
+    span[at, SAMPLE] = sample
+    span[at, SPAN_BYTES] = nbytes
+    span[at, SPAN_CODE] = code
+    span[at, SAMPLES] = samples
+    span[at, PLACE] = place
+    span[at, THREAD] = thread
+    span[at, SPAN_RANK] = row
+
+
+# -- Events: a heap by time, with each actor once at most ----------------------------------------------------
+
+
+def _do(w: Ints, actor: int) -> None:
+    """Let an actor go on now, before any other event."""
+    if w[actor + PLACE_IN_HEAP] == NOWHERE:
+        w[w[TODO_RING] + (w[TODO_FIRST] + w[TODO]) % w[TODO_SIZE]] = actor
+        w[TODO] += 1
+        w[actor + PLACE_IN_HEAP] = IN_TODO
+
+
+def _is_before(w: Ints, g: Floats, left: int, right: int) -> bool:
+    left_time, right_time = g[w[left + ACTOR_FLOATS] + TIME], g[w[right + ACTOR_FLOATS] + TIME]
+    is_before: bool = left_time < right_time or (
+        left_time == right_time and w[left + TICKET_OF] < w[right + TICKET_OF]
+    )
+    return is_before
+
+
+def _push(w: Ints, g: Floats, actor: int, time: float) -> None:
+    """Let an actor go on at a time, in the place of the time that was known before, if there was one."""
+    g[w[actor + ACTOR_FLOATS] + TIME] = time
+    w[actor + TICKET_OF] = w[TICKET]
+    w[TICKET] += 1
+    at = w[actor + PLACE_IN_HEAP]
+    if at >= 0:
+        _sink(w, g, at)
+        at = w[actor + PLACE_IN_HEAP]
+    else:
+        at = w[QUEUED]
+        w[QUEUED] += 1
+    heap = w[HEAP]
+    while at > 0:
+        above = (at - 1) // 2
+        other = w[heap + above]
+        if not _is_before(w, g, actor, other):
+            break
+        w[heap + at] = other
+        w[other + PLACE_IN_HEAP] = at
+        at = above
+    w[heap + at] = actor
+    w[actor + PLACE_IN_HEAP] = at
+
+
+def _pop(w: Ints, g: Floats) -> None:
+    """Take the first event out."""
+    heap = w[HEAP]
+    w[w[heap] + PLACE_IN_HEAP] = NOWHERE
+    w[QUEUED] -= 1
+    if w[QUEUED] > 0:
+        w[heap] = w[heap + w[QUEUED]]
+        _sink(w, g, 0)
+
+
+def _sink(w: Ints, g: Floats, at: int) -> None:
+    """Move an actor down to where its time belongs."""
+    heap = w[HEAP]
+    actor = w[heap + at]
+    while True:
+        below = 2 * at + 1
+        if below >= w[QUEUED]:
+            break
+        if below + 1 < w[QUEUED] and _is_before(w, g, w[heap + below + 1], w[heap + below]):
+            below += 1
+        other = w[heap + below]
+        if not _is_before(w, g, other, actor):
+            break
+        w[heap + at] = other
+        w[other + PLACE_IN_HEAP] = at
+        at = below
+    w[heap + at] = actor
+    w[actor + PLACE_IN_HEAP] = at
