@@ -16,12 +16,15 @@ from penstock.machine import Machine
 from penstock.plan import AccessPlan
 from penstock.policy import OwnRead, Placement, StagingLimits
 from penstock.policy.decisions import (
+    FIRST_PROBES,
     GROUP_SECONDS,
     HAND_OVER_SECONDS,
     LOAD_SECONDS,
     MEMORY,
     OWN_BYTES,
+    OWN_SLOWER,
     SLOWER,
+    SURE_SHARE,
     TRIED_AGAIN_SECONDS,
     TRIED_LOADS,
     UNDECODED,
@@ -132,6 +135,9 @@ class ObviousScheduler:
         self.corrections: dict[int, float] = {}
         self.worker_seconds = {origin: self._first_worker_seconds(origin) for origin in origins}
         self.probes = set(origins)
+        #: Workers' own reads of the source that readers wait for at most before they begin: where it may be quick.
+        guess_seconds = machine.source.latency_seconds + self.mean_bytes / self._rate(SOURCE, 1)
+        self.first_probes = FIRST_PROBES if guess_seconds < 2 * TRIED_AGAIN_SECONDS else 0
 
         self.slots, self.free_slots = limits.slots, limits.slots
         self.steps = [
@@ -199,12 +205,14 @@ class ObviousScheduler:
         self.loads.remove(load)
         self._observe_load(len(load.places), wall_seconds)
         for read in own_reads:
-            self._observe_worker(read.origin, read.seconds / read.reads)
+            self._observe_worker(read)
         batch = load.batch
         batch.running -= len(load.places)
         for index, place in enumerate(load.places):
             mark, fetch, origin = failed.get(index), place.fetch, place.origin
             place.fetch = None
+            if mark == UNREAD and origin == SOURCE:
+                self.first_probes = 0
             if fetch is not None and origin == STAGING:
                 fetch.holders.remove(place)
                 self._end_if_unwanted(fetch)
@@ -289,7 +297,8 @@ class ObviousScheduler:
         is_present = tier is not None and sample in self.present
         if tier is not None and is_present:
             nbytes = self.sizes[sample]
-            if self._expected_seconds(tier, nbytes) <= self._expected_seconds(SOURCE, nbytes):
+            is_sooner = self._expected_seconds(tier, nbytes) <= self._expected_seconds(SOURCE, nbytes)
+            if is_sooner or self._is_read_by_workers(tier):
                 origin = tier
         by_worker = is_second_choice or origin in self.probes or self._is_read_by_workers(origin)
         self.probes.discard(origin)
@@ -307,10 +316,9 @@ class ObviousScheduler:
 
     def _next_fetches(self) -> list[Fetch]:
         """The samples of the next move: what staged batches need, by due time; only then a fill."""
-        queue = sorted(
-            (fetch for fetch in self.fetches if fetch.state == "queued"),
-            key=lambda fetch: (fetch.waiting[0].batch.number, fetch.waiting[0].row),
-        )
+        if self.first_probes:
+            return []
+        queue = self._queue()
         if not queue:
             return self._next_fill()
         idle = self.limits.readers - len(self.moves)
@@ -321,6 +329,13 @@ class ObviousScheduler:
                 break
             chosen.append(fetch)
         return chosen
+
+    def _queue(self) -> list[Fetch]:
+        """What staged batches need of readers, by due time."""
+        return sorted(
+            (fetch for fetch in self.fetches if fetch.state == "queued"),
+            key=lambda fetch: (fetch.waiting[0].batch.number, fetch.waiting[0].row),
+        )
 
     def _next_fill(self) -> list[Fetch]:
         limit = max(1, self.limits.readers // 2)
@@ -374,6 +389,7 @@ class ObviousScheduler:
 
     def _give_up(self, batch: Batch) -> None:
         batch.is_given_up = True
+        self.first_probes = 0
         batch.work.clear()
         loading = [place for load in self.loads for place in load.places]
         left = [place for place in batch.places if not place.is_over and place not in loading]
@@ -511,12 +527,50 @@ class ObviousScheduler:
         ratio = seconds / modelled
         self.corrections[origin] = ratio if known is None else known + (ratio - known) / MEMORY
 
-    def _observe_worker(self, origin: int, seconds: float) -> None:
-        """The fastest of late."""
-        slower = SLOWER * self.worker_seconds[origin] + HAND_OVER_SECONDS / MEMORY
-        self.worker_seconds[origin] = min(seconds, slower)
-        if HAND_OVER_SECONDS <= seconds < TRIED_AGAIN_SECONDS:
+    def _observe_worker(self, read: OwnRead) -> None:
+        """The shortest wait of late. What is queued goes to the workers when it turns out quick, and back."""
+        origin, each = read.origin, read.seconds / read.reads
+        was_quick = self._is_read_by_workers(origin)
+        slower = OWN_SLOWER * self.worker_seconds[origin] + HAND_OVER_SECONDS / MEMORY
+        self.worker_seconds[origin] = min(each, max(slower, SURE_SHARE * read.seconds))
+        is_quick = self._is_read_by_workers(origin)
+        if HAND_OVER_SECONDS <= each < TRIED_AGAIN_SECONDS:
             self.probes.add(origin)
+        if is_quick and not was_quick:
+            self._hand_to_workers([fetch for fetch in self._queue() if fetch.origin == origin])
+        elif was_quick and not is_quick:
+            self._hand_to_readers(origin)
+        if origin == SOURCE and self.first_probes:
+            self.first_probes -= 1
+            next_one = [fetch for fetch in self._queue() if fetch.origin == SOURCE][:1]
+            if is_quick or self.worker_seconds[SOURCE] >= TRIED_AGAIN_SECONDS or not next_one:
+                self.first_probes = 0
+            else:
+                self._hand_to_workers(next_one)
+
+    def _hand_to_workers(self, fetches: list[Fetch]) -> None:
+        for fetch in fetches:
+            if fetch.rest == STAGING:
+                self._is_over(fetch)
+                for place in fetch.waiting:
+                    self._offer(place, fetch.origin, None)
+            else:
+                fetch.state = "with worker"
+                self._offer(fetch.waiting.pop(0), fetch.origin, fetch)
+
+    def _hand_to_readers(self, origin: int) -> None:
+        """What no worker has begun to read by itself."""
+        for batch in self.batches:
+            work, batch.work = batch.work, []
+            for place in work:
+                if place.origin != origin:
+                    batch.work.append(place)
+                elif place.fetch is None:
+                    self._route(place, is_second_choice=False)
+                else:
+                    fetch, place.fetch = place.fetch, None
+                    fetch.state = "queued"
+                    fetch.waiting.insert(0, place)
 
     def _observe_load(self, samples: int, seconds: float) -> None:
         each = seconds / samples

@@ -660,7 +660,7 @@ def scheduler_of(
     limits: StagingLimits,
     kept: list[int],
     epochs: int = 1,
-    latency_seconds: float = 0.001,
+    latency_seconds: float = 0.005,
 ) -> Scheduler:
     """Samples of 100 bytes, of which the tier keeps some, in this order."""
     plan = AccessPlan(order, batch, epochs)
@@ -685,8 +685,12 @@ def test_fills_hold_their_share_of_the_readers_however_many_samples_a_move_has()
     limits = StagingLimits(slots=1, readers=8, decoders=1, undecoded_bytes=10**6)
     scheduler = scheduler_of(Sequential(64), 4, limits, list(range(4, 64)), latency_seconds=0.0002)
 
-    fills = [move for move in moves_in(scheduler.start(0.0)) if move.batch < 0]
+    (probe,) = loads_in(scheduler.start(0.0))
 
+    # It waited for a processor: the machine's model says what readers take.
+    instructions = scheduler.loaded(probe, {}, [OwnRead(SOURCE, 1, SLOW_SECONDS)], 0.0)
+
+    fills = [move for move in moves_in(instructions) if move.batch < 0]
     assert len(fills) == 4
     assert min(len(move.samples) for move in fills) > 1
 
@@ -757,3 +761,16 @@ def test_the_first_read_of_an_epoch_is_a_workers_own_after_an_epoch_that_was_lef
     (load,) = loads_in(scheduler.slot_freed(probe.slot, 0.0))
 
     assert load.origins == [SOURCE]
+
+
+def test_what_workers_hand_back_to_readers_is_for_the_batch_that_waits_for_it_now() -> None:
+    """A worker was to read sample 3 for the batch that is given up; reads turn out slow before it has begun."""
+    limits = StagingLimits(slots=3, readers=1, decoders=1, undecoded_bytes=10**6)
+    scheduler = scheduler_of(Explicit([0, 1, 3, 4, 3, 5], 8), 2, limits, [3], latency_seconds=0.001)
+    (probe,) = loads_in(scheduler.start(0.0))
+    (second,) = loads_in(scheduler.loaded(probe, {}, [OwnRead(SOURCE, 1, FAST_SECONDS)], 0.0))
+    scheduler.seek(0, 2, 0.0)
+
+    (move,) = moves_in(scheduler.loaded(second, {}, [OwnRead(SOURCE, 1, 0.5)], 0.0))
+
+    assert (move.batch, move.samples) == (2, [3])

@@ -678,7 +678,8 @@ def _hand_to_readers(s: State, rank: int, origin: int) -> None:
             elif entry < 0:
                 _route(s, rank, place, False)
             else:
-                _wait(s, rank, place, entry)
+                _wait_first(s, rank, place, entry)
+                m[entry + ENTRY_BATCH] = m[slot + SLOT_NUMBER]
                 _queue(s, rank, entry)
             place = following
         slot = m[slot + SLOT_AFTER]
@@ -949,6 +950,16 @@ def _wait(s: State, rank: int, place: int, entry: int) -> None:
     m[entry + ENTRY_LAST] = place
 
 
+def _wait_first(s: State, rank: int, place: int, entry: int) -> None:
+    m = s.ints
+    first = m[entry + ENTRY_FIRST]
+    _wait(s, rank, place, entry)
+    if first >= 0:
+        _unlink_waiter(s, rank, entry, place)
+        m[place + PLACE_NEXT] = first
+        m[entry + ENTRY_FIRST] = place
+
+
 def _unlink_waiter(s: State, rank: int, entry: int, place: int) -> None:
     m = s.ints
     before, other = -1, m[entry + ENTRY_FIRST]
@@ -966,9 +977,32 @@ def _unlink_waiter(s: State, rank: int, entry: int, place: int) -> None:
 def _queue(s: State, rank: int, entry: int) -> None:
     m = s.ints
     m[entry + ENTRY_STATE] = QUEUED
-    _append(m, rank, entry, ENTRY_BEFORE, FIRST_URGENT)
-    m[rank + QUEUED_ENTRIES] += 1
     m[_row(m, rank, m[entry + ENTRY_ORIGIN]) + BACKLOG] += s.sizes[m[entry + ENTRY_SAMPLE]]
+    _line_up(s, rank, entry)
+
+
+def _line_up(s: State, rank: int, entry: int) -> None:
+    """Put an entry into the urgent queue, by due time: of the first place that waits for it. Mostly at the end."""
+    m = s.ints
+    number, place = m[entry + ENTRY_BATCH], m[entry + ENTRY_FIRST]
+    m[rank + QUEUED_ENTRIES] += 1
+    _append(m, rank, entry, ENTRY_BEFORE, FIRST_URGENT)
+    before, after = m[entry + ENTRY_BEFORE], -1
+    while before >= 0:
+        other = m[before + ENTRY_BATCH]
+        if other < number or (other == number and m[before + ENTRY_FIRST] < place):
+            break
+        before, after = m[before + ENTRY_BEFORE], before
+    if after < 0:
+        return
+    _unlink(m, rank, entry, ENTRY_BEFORE, FIRST_URGENT)
+    m[entry + ENTRY_BEFORE] = before
+    m[entry + ENTRY_AFTER] = after
+    m[after + ENTRY_BEFORE] = entry
+    if before < 0:
+        m[rank + FIRST_URGENT] = entry
+    else:
+        m[before + ENTRY_AFTER] = entry
 
 
 def _unqueue(s: State, rank: int, entry: int) -> None:
@@ -988,25 +1022,9 @@ def _want_less(s: State, rank: int, entry: int) -> None:
         m[_row(m, rank, m[entry + ENTRY_ORIGIN]) + BACKLOG] -= nbytes
         _forget(s, rank, entry)
         return
-    number = m[m[place + PLACE_SLOT] + SLOT_NUMBER]
-    m[entry + ENTRY_BATCH] = number
-    before, after = entry, m[entry + ENTRY_AFTER]
-    while after >= 0:
-        other = m[after + ENTRY_BATCH]
-        if other > number or (other == number and m[after + ENTRY_FIRST] > place):
-            break
-        before, after = after, m[after + ENTRY_AFTER]
-    if before == entry:
-        return
+    m[entry + ENTRY_BATCH] = m[m[place + PLACE_SLOT] + SLOT_NUMBER]
     _unqueue(s, rank, entry)
-    m[rank + QUEUED_ENTRIES] += 1
-    m[entry + ENTRY_BEFORE] = before
-    m[entry + ENTRY_AFTER] = after
-    m[before + ENTRY_AFTER] = entry
-    if after < 0:
-        m[rank + LAST_URGENT] = entry
-    else:
-        m[after + ENTRY_BEFORE] = entry
+    _line_up(s, rank, entry)
 
 
 def _end_place(s: State, rank: int, slot: int, place: int, state: int) -> None:
