@@ -83,14 +83,20 @@ def scaled() -> Loop:
 
 class TestMachineCode:
     @pytest.mark.parametrize("is_doubled", [False, True])
+    @pytest.mark.parametrize("bound", [0, 1, 3, 4])
+    @pytest.mark.parametrize("how", ["bound", "bound_and_short"])
     def test_it_takes_arrays_tuples_and_numbers_and_returns_numbers(
-        self, scaled: Loop, is_doubled: bool
+        self, scaled: Loop, is_doubled: bool, bound: int, how: str
     ) -> None:
+        """All at once, or some of them beforehand."""
         values = np.arange(12, dtype=np.int32).reshape(3, 4)
         values.flags.writeable = False
         out = np.zeros(4)
 
-        assert scaled(values, (np.int64(2), 0.5), np.bool_(is_doubled), out) == (8 + 9 + 10 + 11, 0.5)
+        arguments = (values, (np.int64(2), 0.5), np.bool_(is_doubled), out)
+        loop = getattr(scaled, how)(*arguments[:bound]) if bound else scaled
+
+        assert loop(*arguments[bound:]) == (8 + 9 + 10 + 11, 0.5)
 
         assert out.tolist() == (values[2] * (1.0 if is_doubled else 0.5)).tolist()
 

@@ -147,7 +147,10 @@ class MachineCode:
 
 
 class Loop:
-    """A compiled loop, called like the Python function that it was made from, without the interpreter's lock."""
+    """A compiled loop, called like the Python function that it was made from.
+
+    A call holds no interpreter's lock, but for `bound_and_short`.
+    """
 
     def __init__(self, code: MachineCode, signature: Signature) -> None:
         """Load machine code.
@@ -168,8 +171,9 @@ class Loop:
         if not engine.get_function_address(code.symbol):
             raise RuntimeError(f"the machine code has no function {code.symbol}")
         self._engine = engine  # the code is unmapped with it
-        call = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_char_p)
-        self._call = call(engine.get_function_address("call"))
+        kind = ctypes.c_int32, ctypes.c_void_p, ctypes.c_char_p
+        self._call = ctypes.CFUNCTYPE(*kind)(engine.get_function_address("call"))
+        self._keeping_call = ctypes.PYFUNCTYPE(*kind)(engine.get_function_address("call"))
         self._pack = struct.Struct(signature.packed()).pack
         self._results = ctypes.c_int64 * max(len(signature.results), 1)
         self._unpack = struct.Struct("".join(_PACKED[kind][0] for kind in signature.results)).unpack_from
@@ -179,27 +183,42 @@ class Loop:
 
         Raises: TypeError for arrays of another dtype, rank or layout; ValueError for another number of arguments.
         """
-        return self._run(self._pack(*_words(values, self._kinds)))
+        return self._run(self._pack(*_words(values, self._kinds)), self._call)
 
     def bound(self, *values: Any) -> Callable[..., Any]:
-        """Return a function of the arguments that follow these, numbers all: what does not change is looked at once.
+        """Return a function of the arguments that follow these: what does not change is looked at once.
 
         Raises: as a call.
         """
-        first = len(values)
-        words = _words(values, self._kinds[:first])
-        kept = struct.Struct(self._signature.packed()[: len(words)]).pack(*words)
-        pack = struct.Struct(self._signature.packed()[len(words) :]).pack
-        run = self._run
+        return self._bound(values, self._call)
 
-        def call(*numbers: Any, _keeps: Any = values) -> Any:
-            return run(kept + pack(*numbers))
+    def bound_and_short(self, *values: Any) -> Callable[..., Any]:
+        """As `bound`, but calls keep the interpreter's lock: to have it back takes longer than some microseconds."""
+        return self._bound(values, self._keeping_call)
+
+    def _bound(self, values: tuple[Any, ...], native: Callable[..., int]) -> Callable[..., Any]:
+        words, kinds = _words(values, self._kinds[: len(values)]), self._kinds[len(values) :]
+        first, others = (
+            self._signature.arguments[part] for part in (slice(len(values)), slice(len(values), None))
+        )
+        kept = struct.Struct(Signature(first).packed()).pack(*words)
+        pack = struct.Struct(Signature(others).packed()).pack
+        run = self._run
+        if not any(kinds):
+
+            def call(*numbers: Any, _keeps: Any = values) -> Any:
+                return run(kept + pack(*numbers), native)
+
+        else:
+
+            def call(*arrays: Any, _keeps: Any = values) -> Any:
+                return run(kept + pack(*_words(arrays, kinds)), native)
 
         return call
 
-    def _run(self, words: bytes) -> Any:
+    def _run(self, words: bytes, native: Callable[..., int]) -> Any:
         results = self._results()
-        if status := self._call(results, words):
+        if status := native(results, words):
             if status == _BAD_ARRAY:
                 raise TypeError(f"expected C-contiguous arrays: {self._signature.arguments}")
             raise RuntimeError(f"a loop ended with status {status}: this is a bug in Penstock")

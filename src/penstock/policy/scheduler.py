@@ -308,7 +308,7 @@ class Scheduler:
     def use(self, loop: Loop) -> None:
         """Decide by compiled code from here on. loop: `decisions.event`, of the signature `decision_state.EVENT`."""
         self._loop = loop
-        self._bound = loop.bound(tuple(self._state))
+        self._bound = loop.bound_and_short(tuple(self._state))
 
     # Decisions
 
@@ -394,7 +394,7 @@ class Scheduler:
         self._views = views_of(state)
         self._ints = self._views.ints
         if self._loop is not None:
-            self._bound = self._loop.bound(tuple(state))
+            self._bound = self._loop.bound_and_short(tuple(state))
 
     def _mark(self, items: list[int], failed: dict[int, int]) -> None:
         """Put what an event is about into the group."""
