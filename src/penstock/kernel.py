@@ -97,7 +97,7 @@ def machine_code(function: Callable[..., Any], signature: Signature) -> MachineC
 
 #: What a loop may call; `penstock.machine_code` has the last one.
 _OF_THE_C_LIBRARY = frozenset(
-    ["memset", "memcpy", "memmove", "log2", "sqrt", "open", "preadv", "close", "NRT_MemInfo_call_dtor"]
+    ["memset", "memcpy", "memmove", "log2", "sqrt", "exp", "open", "preadv", "close", "NRT_MemInfo_call_dtor"]
 )
 
 

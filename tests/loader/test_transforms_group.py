@@ -126,13 +126,14 @@ def with_buffers(nbytes: int = 1 << 16, **options: Any) -> Scratch:
     st.sampled_from(sorted(PIPELINES)),
     st.sampled_from(["float32", "float16", "bfloat16", "uint8"]),
     st.sampled_from(["NCHW", "NHWC"]),
+    st.integers(0, 2**34),
 )
 def test_a_group_has_the_bits_and_the_errors_of_its_pictures_one_by_one(
-    data: list[bytes], name: str, dtype: str, layout: str
+    data: list[bytes], name: str, dtype: str, layout: str, first: int
 ) -> None:
     steps = [*PIPELINES[name], *([] if dtype == "uint8" else [ToTensor(), NORMALIZE])]
     pipeline = compile_pipeline(steps, seed=5, dtype=dtype, layout=layout)
-    samples = np.arange(40, 40 + len(data))
+    samples = np.arange(first, first + len(data))
     expected = np.zeros((len(data), *pipeline.output_shape), pipeline.storage_dtype)
     errors = one_by_one(pipeline, data, samples, list(range(len(data))), expected)
 

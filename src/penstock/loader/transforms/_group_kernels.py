@@ -10,14 +10,16 @@ one-picture form.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+from numba import uint64
 
-from penstock.kernel import array_at, compiled_copy, entry, function_at, inlined, machine_code
+from penstock.kernel import array_at, compiled_copy, entry, function_at, inlined, machine_code, stack_zeros
 from penstock.loader.transforms import geometry, jpeg
 from penstock.loader.transforms.compiled import GROUP_SIGNATURES
-from penstock.loader.transforms.geometry import Box, StepNumbers
+from penstock.loader.transforms.geometry import TRIES, Box, StepNumbers
 from penstock.loader.transforms.jpeg import JpegHeader
 from penstock.loader.transforms.kernels import (
     resample_to_float32,
@@ -33,6 +35,7 @@ _whole, _needs_padding, _without_resize = _rules["whole"], _rules["needs_padding
 _size_after, _is_resampled, _resized_to = _rules["size_after"], _rules["is_resampled"], _rules["resized_to"]
 _choose_shrink, _region_of, _axes_of = _rules["choose_shrink"], _rules["region_of"], _rules["axes_of"]
 _most_taps, _scratch_bytes, _pixel_bytes = _rules["most_taps"], _rules["scratch_bytes"], _rules["pixel_bytes"]
+_numbers_of = _rules["numbers_of"]
 _next_frame, _is_cut_off, _read_frame = _headers["next_frame"], _headers["is_cut_off"], _headers["read_frame"]
 _claims_too_much, _is_for_turbojpeg = _headers["claims_too_much"], _headers["is_for_turbojpeg"]
 
@@ -62,7 +65,19 @@ def _geometry_of(height: Any, width: Any, steps: Any, numbers: Any) -> Any:
     found, is_one_pass = _whole(height, width), True
     for place in range(steps.shape[0]):
         of = steps[place]
-        step = StepNumbers(int(of[0]), int(of[1]), int(of[2]), int(of[3]), of[4], of[5], of[6] != 0.0)
+        step = StepNumbers(
+            int(of[0]),
+            int(of[1]),
+            int(of[2]),
+            int(of[3]),
+            of[4],
+            of[5],
+            of[6] != 0.0,
+            of[7],
+            of[8],
+            of[9],
+            of[10],
+        )
         is_one_pass = is_one_pass and not _needs_padding(found, step)
         if is_one_pass:
             found = _without_resize(found, step, numbers)
@@ -72,6 +87,44 @@ def _geometry_of(height: Any, width: Any, steps: Any, numbers: Any) -> Any:
                 if is_one_pass:
                     found = _resized_to(found, rows, columns, step.antialias)
     return is_one_pass, found
+
+
+@inlined
+def _words(key: Any, epoch: Any, item: Any, block: Any) -> Any:
+    """Return four words of `penstock.plan.random.draw_words`: those of one item from the word 4 * block on."""
+    low, half = uint64(0xFFFFFFFF), uint64(32)
+    word_0, word_1 = uint64(item) & low, uint64(item) >> half
+    word_2, word_3 = uint64(epoch) & low, uint64(block)
+    key_0, key_1 = uint64(key) & low, uint64(key) >> half
+    for _ in range(10):
+        product_0, product_1 = word_0 * uint64(0xD2511F53), word_2 * uint64(0xCD9E8D57)
+        word_0, word_1 = (product_1 >> half) ^ word_1 ^ key_0, product_1 & low
+        word_2, word_3 = (product_0 >> half) ^ word_3 ^ key_1, product_0 & low
+        key_0, key_1 = (key_0 + uint64(0x9E3779B9)) & low, (key_1 + uint64(0xBB67AE85)) & low
+    return word_0, word_1, word_2, word_3
+
+
+@entry
+def _draw(steps: Any, keys: Any, epoch: Any, item: Any, numbers: Any) -> None:
+    """Write an item's random numbers for all steps, as `draws` does for many items."""
+    uniform = stack_zeros(np.float64, 24)
+    for place in range(steps.shape[0]):
+        of, column = steps[place], int(steps[place, 1])
+        count = _numbers_of(int(of[0]))
+        for block in range((count + 3) // 4):
+            words = _words(keys[place], epoch, item, block)
+            for k in range(4):
+                uniform[4 * block + k] = words[k] * 2.0**-32
+        if count == 1:
+            numbers[column] = uniform[0]
+        elif count > 1:
+            for attempt in range(TRIES):
+                share = of[7] + (of[8] - of[7]) * uniform[attempt]
+                ratio = math.exp(of[9] + (of[10] - of[9]) * uniform[TRIES + attempt])
+                numbers[column + 2 * attempt] = math.sqrt(share * ratio)
+                numbers[column + 2 * attempt + 1] = math.sqrt(share / ratio)
+            for k in range(2 * TRIES, count):
+                numbers[column + k] = uniform[k]
 
 
 @inlined
@@ -106,31 +159,45 @@ def _decode(functions: Any, handle: Any, data: Any, shrink: Any, region: Box, pi
 
 
 def _loop(resample: Any) -> Any:
-    """Return the loop that ends in `resample(pixels, offset, stride, ..., parameters, out, channels_last)`."""
+    """Return the loop that ends in `resample(pixels, offset, stride, ..., parameters, out, channels_last)`.
+
+    functions, handle: of libjpeg-turbo, `TurboJpeg.addresses` and a handle.
+    steps: float64[n, fields], `StepNumbers`. keys: uint64[n], of their draws.
+    numbers: float64[...], scratch for what is drawn for a sample.
+    pixels, scratch: uint8[...], the thread's buffers.
+    parameters, channels_last: of `resample`.
+    files: int64[3, n], of each its address, its length and its row; overwritten: in front of the first line, which ones
+        were left.
+    samples: int64[batch], by row. epoch: of the draws.
+    out: [batch, *shape of a sample], written.
+    Returns: how many were left.
+    """
 
     @entry
     def decode(
         functions: Any,
         handle: Any,
-        encoded: Any,
-        rows: Any,
         steps: Any,
+        keys: Any,
         numbers: Any,
         pixels: Any,
         scratch: Any,
         parameters: Any,
-        out: Any,
         channels_last: Any,
-        left: Any,
+        files: Any,
+        samples: Any,
+        epoch: Any,
+        out: Any,
     ) -> Any:
         count = 0
-        for k in range(rows.size):
-            row, is_done = rows[k], False
-            if 0 <= row < out.shape[0] and row < numbers.shape[0]:
-                data = array_at(encoded[k, 0], (encoded[k, 1],), np.uint8)
+        for k in range(files.shape[1]):
+            row, is_done = files[2, k], False
+            if 0 <= row < out.shape[0] and row < samples.size:
+                data = array_at(files[0, k], (files[1, k],), np.uint8)
                 is_plain, header = _header_of(data)
                 if is_plain:
-                    is_one_pass, found = _geometry_of(header.height, header.width, steps, numbers[row])
+                    _draw(steps, keys, epoch, samples[row], numbers)
+                    is_one_pass, found = _geometry_of(header.height, header.width, steps, numbers)
                     height, width = found.window.height, found.window.width
                     shrink = _choose_shrink(found)
                     region = _region_of(
@@ -168,7 +235,7 @@ def _loop(resample: Any) -> Any:
                             channels_last,
                         )
             if not is_done:
-                left[count] = k
+                files[0, count] = k
                 count += 1
         return count
 

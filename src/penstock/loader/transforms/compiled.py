@@ -35,10 +35,18 @@ KERNELS = {
 
 
 def _group_signature(out: str, *parameters: str) -> Signature:
-    encoded = ("int64[:]", "int64", "int64[:, :]")
-    planned = ("int64[:]", "float64[:, :]", "float64[:, :]")
-    written = (parameters, f"{out}[:, :, :, :]", "boolean", "int64[:]")
-    return Signature((*encoded, *planned, "uint8[:]", "uint8[:]", *written), results=("int64",))
+    bound = (
+        "int64[:]",
+        "int64",
+        "float64[:, :]",
+        "uint64[:]",
+        "float64[:]",
+        "uint8[:]",
+        "uint8[:]",
+        parameters,
+    )
+    group = ("int64[:, :]", "int64[:]", "int64", f"{out}[:, :, :, :]")
+    return Signature((*bound, "boolean", *group), results=("int64",))
 
 
 #: By what they write, as SIGNATURES.

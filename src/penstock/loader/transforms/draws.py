@@ -6,7 +6,8 @@ the same crop on any thread, in any batch, on any rank.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +17,27 @@ from penstock.loader.transforms.steps import RandomResizedCrop
 from penstock.plan.random import draw_uniform
 
 
-class Draws(NamedTuple):
-    """All random numbers of the samples of one batch, for one pipeline."""
+class Draws:
+    """All random numbers of the samples of one batch, for one pipeline.
 
-    epoch: int
-    #: int64[n], the samples the rows belong to.
-    samples: NDArray[np.int64]
-    #: float64[n, numbers], of each sample those of all transforms, one after the other (`StepNumbers.column`).
-    numbers: NDArray[np.float64]
+    epoch, samples: int64[n], what they are for.
+    draw: called for them when they are first asked for: a compiled loop draws its own.
+    """
+
+    def __init__(
+        self, epoch: int, samples: NDArray[np.int64], draw: Callable[[], NDArray[np.float64]]
+    ) -> None:
+        self.epoch = epoch
+        self.samples = samples
+        self._draw = draw
+        self._numbers: NDArray[np.float64] | None = None
+
+    @property
+    def numbers(self) -> NDArray[np.float64]:
+        """float64[n, numbers], of each sample those of all transforms, one after the other (`StepNumbers.column`)."""
+        if self._numbers is None:  # two threads may both draw: the same numbers
+            self._numbers = self._draw()
+        return self._numbers
 
 
 def draw_crops(
@@ -37,7 +51,15 @@ def draw_crops(
     uniform = draw_uniform(key, epoch, samples, 2 * TRIES + 2)
     low, high = crop.scale
     share = low + (high - low) * uniform[:, :TRIES]
-    low, high = np.log(crop.ratio)
-    ratio = np.exp(low + (high - low) * uniform[:, TRIES : 2 * TRIES])
+    low, high = log_ratio(crop)
+    logs = low + (high - low) * uniform[:, TRIES : 2 * TRIES]
+    # The C library's: NumPy's own differs in the last bit, and from processor to processor.
+    ratio = np.array([math.exp(each) for each in logs.ravel().tolist()]).reshape(logs.shape)
     shape = np.stack([np.sqrt(share * ratio), np.sqrt(share / ratio)], axis=2)
     return np.concatenate([shape.reshape(len(uniform), 2 * TRIES), uniform[:, 2 * TRIES :]], axis=1)
+
+
+def log_ratio(crop: RandomResizedCrop) -> tuple[float, float]:
+    """Return the logarithms of a crop's least and largest ratio of width to height."""
+    low, high = np.log(crop.ratio).tolist()
+    return low, high

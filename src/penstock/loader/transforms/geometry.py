@@ -42,6 +42,7 @@ class StepNumbers(NamedTuple):
     what: RESIZE and those after it. column: of a sample's random numbers, where its own begin.
     height, width: of its result; RESIZE_SHORTER: of the shorter side, both the same.
     low, high: the least and largest ratio of RANDOM_CROP; high: the probability of a flip.
+    least, most: share of the area, log_low, log_high: logarithm of the ratio, that RANDOM_CROP draws from.
     """
 
     what: int
@@ -51,6 +52,10 @@ class StepNumbers(NamedTuple):
     low: float = 0.0
     high: float = 0.0
     antialias: bool = True
+    least: float = 0.0
+    most: float = 0.0
+    log_low: float = 0.0
+    log_high: float = 0.0
 
 
 class Geometry(NamedTuple):
@@ -151,6 +156,13 @@ def flipped(geometry: Geometry, mirror: bool, turn_over: bool) -> Geometry:
         geometry.is_upside_down != turn_over,
         geometry.antialias,
     )
+
+
+def numbers_of(what: int) -> int:
+    """Return how many random numbers a transform takes for each sample; what: of its `StepNumbers`."""
+    if what == RANDOM_CROP:
+        return 2 * TRIES + 2
+    return 1 if what in (MIRROR, TURN_OVER) else 0
 
 
 # -- What a transform makes of a geometry ------------------------------------------------------------------

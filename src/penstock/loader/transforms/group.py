@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.loader.transforms.draws import Draws
-from penstock.loader.transforms.geometry import StepNumbers
+from penstock.loader.transforms.geometry import StepNumbers, numbers_of
 from penstock.loader.transforms.jpeg import Encoded
 from penstock.loader.transforms.sink import Sink
 from penstock.loader.transforms.stages import Scratch
 from penstock.loader.transforms.turbojpeg import BY_ADDRESS
+from penstock.machine_code import Loop
+
+#: Files that take no more together are copied into one piece: to ask for the address of each takes 2 us.
+_COPIED_BYTES = 64 << 10
 
 
 class GroupPass:
     """All steps of a pipeline of built-ins, in numbers, and how their result is written."""
 
-    def __init__(self, steps: Sequence[StepNumbers], sink: Sink) -> None:
+    def __init__(self, steps: Sequence[StepNumbers], keys: Sequence[int], sink: Sink) -> None:
+        """keys: of each step, of its draws."""
         self._steps = np.array(steps, np.float64).reshape(len(steps), len(StepNumbers._fields))
+        self._keys = np.array(keys, np.uint64)
+        #: How many random numbers a sample takes.
+        self._count = max((step.column + numbers_of(step.what) for step in steps), default=0)
         self._sink = sink
 
     def prepare(self) -> None:
@@ -38,33 +47,56 @@ class GroupPass:
         data: of each sample, as stored. rows: of each, its place in `out` and in the draws.
         out: [batch, *shape of a sample], C-contiguous.
         """
-        everything = list(range(len(data)))
-        turbo, loop = scratch.decoders.turbo, self._sink.group_loop()
-        if turbo is None or loop is None or not BY_ADDRESS:
-            return everything
-        if not scratch.reserve_kept(max(map(len, data))):
-            return everything
+        loop = self._sink.group_loop()
+        sizes = list(map(len, data))
+        nbytes = sum(sizes)
+        is_copied = nbytes <= _COPIED_BYTES
+        if (
+            loop is None
+            or scratch.decoders.turbo is None
+            or not BY_ADDRESS
+            or not scratch.reserve_kept(nbytes if is_copied else max(sizes))
+        ):
+            return list(range(len(data)))
         try:
-            encoded = np.array([_place_of(each) for each in data])
-            left = np.empty(len(data), np.int64)
-            count = loop(
-                turbo.addresses,
-                scratch.decoders.handle,
-                encoded,
-                np.array(rows),
-                self._steps,
-                draws.numbers,
-                scratch.decoders.buffer.storage,
-                scratch.blended.storage,
-                *self._sink.of_group(out),
-                left,
+            if is_copied:
+                together = b"".join((*data, b"\0"))
+                addresses = list(accumulate(sizes[:-1], initial=_address_of(together)))
+            else:
+                addresses = list(map(_address_of, data))
+            files = np.array((addresses, sizes, rows))
+            count = self._call(loop, scratch)(
+                files,
+                draws.samples,
+                draws.epoch,
+                out if self._sink.view is None else out.view(self._sink.view),
             )
         finally:
             scratch.end_picture()
-        found: list[int] = left[:count].tolist()
-        return found
+        left: list[int] = files[0, :count].tolist()
+        return left
+
+    def _call(self, loop: Loop, scratch: Scratch) -> Callable[..., int]:
+        """Return the loop with all that is the same for each group of a thread, until its buffers are others."""
+        pixels, blended = scratch.decoders.buffer.storage, scratch.blended.storage
+        key, call = scratch.group_call
+        if call is None or key[0] is not self or key[1] is not pixels or key[2] is not blended:
+            turbo = scratch.decoders.turbo
+            assert turbo is not None, "the loop calls libjpeg-turbo"
+            call = loop.bound(
+                turbo.addresses,
+                scratch.decoders.handle,
+                self._steps,
+                self._keys,
+                np.empty(self._count),
+                pixels,
+                blended,
+                *self._sink.of_group,
+            )
+            scratch.group_call = (self, pixels, blended), call
+        return call
 
 
-def _place_of(data: Encoded) -> tuple[int, int]:
-    """Return address and length of bytes, which must outlive their use."""
-    return (np.frombuffer(data, np.uint8).ctypes.data, len(data)) if len(data) else (0, 0)
+def _address_of(data: Encoded) -> int:
+    """Return where bytes are, which must outlive the use of it."""
+    return np.frombuffer(data, np.uint8).ctypes.data if len(data) else 0

@@ -104,10 +104,11 @@ class DecodeMemory:
             )
         with self._changed:
             self._alone += need is None
-            if self._waiting or not self._fits(buffers, self._with_kept(buffers, need)):
+            nbytes = self._with_kept(buffers, need)
+            if self._waiting or not self._fits(buffers, nbytes):
                 self._wait_for(buffers, self._limit_bytes if need is None else need.total)
             else:
-                self._taken[buffers] = self._with_kept(buffers, need)
+                self._taken[buffers] = nbytes
             self._busy.add(buffers)
 
     def give_back(self, buffers: Buffers) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError
 from penstock.loader.transforms.decoders import Picture
 from penstock.loader.transforms.draws import Draws, draw_crops
-from penstock.loader.transforms.geometry import StepNumbers
+from penstock.loader.transforms.geometry import StepNumbers, numbers_of
 from penstock.loader.transforms.group import GroupPass
 from penstock.loader.transforms.jpeg import Encoded, JpegHeader
 from penstock.loader.transforms.memory import Counted, Counter
@@ -38,7 +39,6 @@ from penstock.loader.transforms.stages import (
     name_of,
     normalize_array,
     normalize_stage,
-    numbers_of,
     picture_stage,
     takes_rng,
     tensor_stage,
@@ -130,7 +130,7 @@ class Pipeline:
         self._output_shape = _known_shape(transforms, layout)
         #: None where a step is a user's own, or pictures become numbers of another kind.
         self._group_pass = (
-            GroupPass(self._step_numbers, self._sink)
+            GroupPass(self._step_numbers, self._step_keys, self._sink)
             if self.dtype in IMAGE_DTYPES and not self.calls_python
             else None
         )
@@ -146,6 +146,8 @@ class Pipeline:
         stages: list[Stage] = []
         #: The steps that move pixels.
         self._step_numbers: list[StepNumbers] = []
+        #: Of each, the key of its draws.
+        self._step_keys: list[int] = []
         column = 0
         for place, step in enumerate(transforms):
             if isinstance(step, ToTensor):
@@ -154,8 +156,9 @@ class Pipeline:
                 stages.append(normalize_stage(step))
             elif isinstance(step, PictureStep):
                 self._step_numbers.append(in_numbers(step, column))
+                self._step_keys.append(self._keys[place])
                 stages.append(picture_stage(step, place, self._step_numbers[-1], to_array))
-                column += numbers_of(step)
+                column += numbers_of(self._step_numbers[-1].what)
             else:
                 stages.append(call_stage(step, place, self._keys[place], to_array))
         return tuple(stages)
@@ -249,13 +252,17 @@ class Pipeline:
 
         samples: int64[n]. The numbers of a sample depend on seed, transform, epoch and sample alone.
         """
+        samples = np.ascontiguousarray(samples, np.int64)
+        return Draws(epoch, samples, partial(self._drawn, epoch, samples))
+
+    def _drawn(self, epoch: int, samples: NDArray[np.int64]) -> NDArray[np.float64]:
         columns = [np.empty((len(samples), 0))]
         for key, step in zip(self._keys, self.transforms, strict=True):
             if isinstance(step, RandomResizedCrop):
                 columns.append(draw_crops(step, key, epoch, samples))
-            elif numbers_of(step):
-                columns.append(draw_uniform(key, epoch, samples, numbers_of(step)))
-        return Draws(epoch, samples, np.concatenate(columns, axis=1))
+            elif isinstance(step, RandomHorizontalFlip | RandomVerticalFlip):
+                columns.append(draw_uniform(key, epoch, samples, 1))
+        return np.concatenate(columns, axis=1)
 
     def run_group(
         self, data: Sequence[Encoded], out: NDArray[Any], draws: Draws, rows: Sequence[int], scratch: Scratch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from penstock.loader.transforms.compiled import GROUP_KERNELS, resampler
 from penstock.loader.transforms.geometry import Geometry, axes_of, most_taps, scratch_bytes
 from penstock.loader.transforms.pixels import Pixels
 from penstock.loader.transforms.steps import Normalize, ToTensor
+from penstock.machine_code import Loop
 
 #: How an image's number formats are stored in the slot; NumPy has no bfloat16, so its bits are.
 IMAGE_DTYPES: dict[str, np.dtype[Any]] = {
@@ -56,7 +57,8 @@ class Sink:
     ) -> None:
         self._channels_last = layout == "NHWC"
         scale, bias = combine(steps)
-        self._view: type[np.generic] | None = None
+        #: What the slot is seen as, where its type is not that of the numbers.
+        self.view: type[np.generic] | None = None
         self._parameters: tuple[NDArray[np.generic], ...]
         if dtype == "float32":
             self._item = "float32"
@@ -67,19 +69,20 @@ class Sink:
         else:
             self._item = "table"
             values = np.arange(256) * scale[:, None] + bias[:, None]
-            self._view = np.uint16
+            self.view = np.uint16
             if dtype == "float16":
                 self._parameters = (values.astype(np.float16).view(np.uint16),)
             else:
                 self._parameters = (encode_bfloat16(values.astype(np.float32)),)
 
-    def group_loop(self) -> Callable[..., int] | None:
+    def group_loop(self) -> Loop | None:
         """Return the loop of `_group_kernels` that writes such numbers; None while it is being compiled."""
         return GROUP_KERNELS[f"group_{self._item}"].ask()
 
-    def of_group(self, out: NDArray[np.generic]) -> tuple[Any, ...]:
-        """Return the arguments of that loop that say what is written, into out: [batch, *shape]."""
-        return self._parameters, out if self._view is None else out.view(self._view), self._channels_last
+    @property
+    def of_group(self) -> tuple[Any, ...]:
+        """The arguments of that loop that say what is written."""
+        return self._parameters, self._channels_last
 
     def prepare(self) -> None:
         """Have what writes loaded, or begin to compile it."""
@@ -105,7 +108,7 @@ class Sink:
             taps,
             blended.take(scratch_bytes(across.window_length, down.window_length, down.length, taps)),
             *self._parameters,
-            out if self._view is None else out.view(self._view),
+            out if self.view is None else out.view(self.view),
             self._channels_last,
         )
 

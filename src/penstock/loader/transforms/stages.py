@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms.decoders import Decoders, Picture
-from penstock.loader.transforms.draws import Draws
+from penstock.loader.transforms.draws import Draws, log_ratio
 from penstock.loader.transforms.geometry import (
     CENTER_CROP,
     MIRROR,
     RANDOM_CROP,
     RESIZE,
     RESIZE_SHORTER,
-    TRIES,
     TURN_OVER,
     Box,
     StepNumbers,
@@ -68,6 +67,8 @@ class Scratch:
         self.decoders = Decoders(decoder)
         self.blended = Blended()
         self._memory = memory
+        #: What `GroupPass` keeps here: a function, and what it is for.
+        self.group_call: tuple[tuple[object, ...], Callable[..., int] | None] = (), None
 
     @property
     def kept(self) -> Need:
@@ -157,13 +158,6 @@ def is_rgb(value: Value) -> bool:
     return value.shape[2] == 3 and value.size > 0
 
 
-def numbers_of(step: object) -> int:
-    """Return how many random numbers a built-in takes for each sample."""
-    if isinstance(step, RandomResizedCrop):
-        return 2 * TRIES + 2
-    return 1 if isinstance(step, RandomHorizontalFlip | RandomVerticalFlip) else 0
-
-
 def in_numbers(step: PictureStep, column: int) -> StepNumbers:
     """Return a built-in that moves pixels as the functions of `geometry` take it.
 
@@ -177,7 +171,9 @@ def in_numbers(step: PictureStep, column: int) -> StepNumbers:
         case CenterCrop(target=(height, width)):
             return StepNumbers(CENTER_CROP, column, height, width)
         case RandomResizedCrop(target=(height, width)):
-            return StepNumbers(RANDOM_CROP, column, height, width, *step.ratio, step.antialias)
+            return StepNumbers(
+                RANDOM_CROP, column, height, width, *step.ratio, step.antialias, *step.scale, *log_ratio(step)
+            )
         case RandomHorizontalFlip():
             return StepNumbers(MIRROR, column, high=step.p)
         case RandomVerticalFlip():
