@@ -1,10 +1,11 @@
-"""How fast the request model runs, and how its time grows.
+"""How fast the request model and virtual time run, and how their time grows.
 
     python benchmarks/requests.py [--quick] [--large]
 
 Checks the answers first: the thesis' run times of scenario 1, and that both loops consume every sample once. Then:
 samples per second of both loops; Scenario 4 under all policies, as `penstock simulate loading scenario4` runs it
-(target: under 20 s on 2 cores); how time grows with F, N and E, as exponents of a fitted power. --large: F = 10^8 on
+(target: under 20 s on 2 cores); the loaders' schedulers in virtual time, on one rank and on four (target: 1.3 million
+samples x 3 epochs under 10 s); how time grows with F, N and E, as exponents of a fitted power. --large: F = 10^8 on
 N = 1,024 ranks for one epoch, with the peak of memory; it takes minutes. Warm: all is compiled before it is timed.
 """
 
@@ -21,11 +22,15 @@ from datetime import date
 import numpy as np
 
 from penstock.flow.cpus import available_cpus
+from penstock.loader.prediction import prepare_clock
 from penstock.measure.policies import run_policies
+from penstock.simulate import predict
 from penstock.simulate.assumptions import PHYSICAL, THESIS, Assumptions
+from penstock.simulate.loading import WORTH_COMPILING_READS
 from penstock.simulate.policies import POLICY_NAMES, policy_named
 from penstock.simulate.requests import simulate_loading
 from penstock.simulate.scenario import Scenario, scenario_named
+from penstock.simulate.scheduled import limits_of, predict_job
 from penstock.simulate.sizes import SizeDistribution
 
 PRESETS = {"physical": PHYSICAL, "thesis": THESIS}
@@ -51,6 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
     show_speed(2_000 if quick else 50_000)
     show_scenario_4(2_000 if quick else 400_000)
+    show_schedulers([2_000, 4_000] if quick else [50_000, 1_300_000])
     show_growth(1_000 if quick else 70_000)
 
 
@@ -116,6 +122,29 @@ def show_scenario_4(samples: int) -> None:
         run_policies(scenario, [policy_named(name, assumed) for name in POLICY_NAMES])
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         print(f"{preset:12}{wall:8.2f} s wall {cpu:8.2f} s CPU")
+
+
+def show_schedulers(sizes: Sequence[int]) -> None:
+    """Print what the schedulers of one rank and of four take in virtual time, without spans and with them."""
+    print("\nschedulers in virtual time, staging, one core, E = 3: seconds, and microseconds a read")
+    prepare_clock(WORTH_COMPILING_READS)
+    for samples in sizes:
+        for ranks in (1, 4):
+            scenario = a_scenario(samples, ranks, 3)
+            machine = replace(scenario.machine, storage=scenario.machine.storage[:1])
+            alone = replace(scenario, machine=machine)
+            begin = time.perf_counter()
+            result = predict_job(alone, "staging")
+            seconds = time.perf_counter() - begin
+            assert result.reads.sum() == 3 * samples, "every sample is consumed once an epoch"
+            print(f"F = {samples:9,}, N = {ranks}: {seconds:6.2f} s, {seconds / samples / 3 * 1e6:.1f} us")
+        plan, sizes_bytes = alone.with_ranks(1).plan(), alone.sizes_bytes()
+        on = replace(machine, ranks=1)
+        limits = limits_of(plan, on, sizes_bytes, on.source.threads)
+        begin = time.perf_counter()
+        trace = predict(plan, on, sizes_bytes, limits=limits)
+        seconds = time.perf_counter() - begin
+        print(f"F = {samples:9,}, N = 1: {seconds:6.2f} s with {trace.spans.size:,} spans (penstock.predict)")
 
 
 def show_growth(base: int) -> None:

@@ -262,6 +262,7 @@ def pytest_sessionstart() -> None:
     from penstock.checkpoint.codecs import ours  # noqa: F401
     from penstock.compiling import PARTS
     from penstock.flow import engine  # noqa: F401
+    from penstock.loader import prediction  # noqa: F401
     from penstock.loader.transforms import compiled  # noqa: F401
     from penstock.store import files  # noqa: F401
 

@@ -207,7 +207,7 @@ def test_a_header_that_was_tampered_with_is_an_error_of_ours(record: Callable[..
         ("limits", {**limits, "decoders": 0}, "limits.decoders is 0"),
         ("limits", {**limits, "slots": 0}, "limits.slots is 0"),
         ("limits", {**limits, "slots": 10**12}, "limits.slots is 1000000000000; .* at most"),
-        ("plan", {**plan, "epochs": 84_000}, "its plan has 2,016,000 reads, and at most 2,000,000 are"),
+        ("plan", {**plan, "epochs": 1_300_000}, "its plan has 31,200,000 reads, and at most 30,000,000 are"),
         ("plan", {"order": None}, "not one that this Penstock wrote"),
         ("rank", 7, "rank is 7"),
         ("machine", "ranks = 'one'", "source is missing"),
@@ -247,8 +247,10 @@ def in_groups(trace: Trace, *, with_ids: bool) -> Trace:
             of_batch = spans[(spans["kind"] == kind) & (spans["step"] == step)]
             group = of_batch[:1].copy()
             group["start"], group["end"] = of_batch["start"].min(), of_batch["end"].max()
-            group["bytes"], group["samples"], group["flow"] = of_batch["bytes"].sum(), of_batch.size, flow
-            ids[0, flow] = of_batch["sample"]
+            ids[0, flow] = np.concatenate(
+                [trace.ids.get((0, int(span["flow"])), span["sample"][None]) for span in of_batch]
+            )
+            group["bytes"], group["samples"], group["flow"] = of_batch["bytes"].sum(), ids[0, flow].size, flow
             rows.append(group)
     return replace(trace, spans=np.concatenate(rows), ids=ids if with_ids else {})
 

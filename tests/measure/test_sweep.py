@@ -117,6 +117,19 @@ def test_one_rank_is_predicted_by_the_loaders_scheduler_whose_readers_do_not_dec
     assert 0.3 < outcome.store_reads_share <= 1 / 3  # some are in memory before their first use
 
 
+def test_ranks_that_keep_nothing_are_predicted_by_their_schedulers() -> None:
+    """Each of two decodes half of the 4,000 bytes of an epoch, at 100 bytes/s, which the store gives both together."""
+    scenario = _slow_decoding()
+    without = replace(scenario.machine, storage=scenario.machine.storage[:1], ranks=2)
+    sweep = Sweep(replace(scenario, machine=without), ("staging",), ranks=(2,))
+    outcome = Work(sweep, sweeps.predict_loading, model_digest())(sweep.tasks[-1])
+
+    assert outcome.engine == "scheduler"
+    assert outcome.run_seconds == pytest.approx(3 * 40, rel=0.02)
+    assert 0.99 * 12_000 < outcome.store_bytes <= 12_000  # what the next epoch needs on its way is read once
+    assert outcome.store_reads_share == 1.0
+
+
 def _engines(sweep: Sweep) -> dict[int, set[str]]:
     """Return by number of ranks what predicts its rows."""
     found: dict[int, set[str]] = {}
@@ -135,6 +148,11 @@ def test_what_the_scheduler_cannot_or_would_take_too_long_for_is_left_to_the_req
     preprocessed = replace(scenario.assumptions, filling="preprocessed")
 
     assert _engines(Sweep(scenario, ("frequency",), ranks=(1, 2))) == {1: {"scheduler"}, 2: {"requests"}}
+    without = replace(scenario, machine=replace(scenario.machine, storage=scenario.machine.storage[:1]))
+    assert _engines(Sweep(without, ("frequency", "staging"), ranks=(1, 2))) == {
+        1: {"scheduler"},
+        2: {"scheduler"},
+    }
     others = [
         Sweep(scenario, ("naive",)),
         Sweep(replace(scenario, machine=with_disk), ("frequency",)),

@@ -137,6 +137,7 @@ def _ps(options: argparse.Namespace) -> None:
 def _compile(options: argparse.Namespace) -> None:
     from penstock.checkpoint.codecs import ours
     from penstock.flow.engine import DECISIONS
+    from penstock.loader.prediction import CLOCK
     from penstock.loader.transforms import compiled
     from penstock.store.files import READ_FILES
 
@@ -145,6 +146,7 @@ def _compile(options: argparse.Namespace) -> None:
         *compiled.KERNELS.values(),
         *compiled.GROUP_KERNELS.values(),
         DECISIONS,
+        CLOCK,
         *ours.KERNELS.values(),
     ):
         kept, note = part.folders.kept, part.folders.note

@@ -264,11 +264,13 @@ def _computed(sweep: Sweep, run: Runner, kept: Any, out: Path) -> dict[Task, Out
 
 
 def _report_time(sweep: Sweep) -> None:
-    """Report how long the loader's scheduler will take, where that is worth waiting for."""
-    from penstock.simulate.one_rank import SECONDS_PER_READ
+    """Report how long the loader's scheduler will take, where that is worth waiting for; have it compiled."""
+    from penstock.loader.prediction import prepare_clock
+    from penstock.simulate.scheduled import SECONDS_PER_READ
 
     reads = [sweep.scheduled_reads(task) for task in sweep.tasks if task.engine == "scheduler"]
     seconds = sum(reads) * SECONDS_PER_READ
+    prepare_clock(max(reads, default=0))
     if seconds > _LONG_SECONDS:
         print_report(
             f"the loader's scheduler predicts {format_count(len(reads), 'row')} read by read: at most about "
@@ -279,7 +281,7 @@ def _report_time(sweep: Sweep) -> None:
 def _engines(sweep: Sweep, answer: Answer) -> list[str]:
     """Say what predicted the rows, and where it was not what would be best."""
     from penstock.measure.sweep import Task
-    from penstock.simulate.one_rank import MOST_READS
+    from penstock.simulate.scheduled import MOST_READS
 
     engines = {row.outcome.engine for row in answer.rows}
     names = {"scheduler": "the loader's own scheduler", "requests": "the request model"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from penstock.compiling import Part
 from penstock.errors import ConfigError
 from penstock.loader.config import LoaderConfig
 from penstock.loader.dataset import DatasetWork
@@ -13,6 +14,15 @@ from penstock.machine import Machine
 from penstock.simulate import loading
 from penstock.store.calls import Calls
 from penstock.trace import Trace
+
+#: Virtual time, compiled: for runs of many reads.
+CLOCK = Part(loading.KERNELS, "run", loading.RUN, "how a run is predicted")
+
+
+def prepare_clock(reads: int) -> None:
+    """Have virtual time compiled, once on this machine and with a report, if a run has so many reads that it pays."""
+    if reads >= loading.WORTH_COMPILING_READS:
+        CLOCK.wait()
 
 
 def predict(
@@ -56,6 +66,7 @@ def predict_run(
             "machine is not known, here or in the configuration: penstock calibrate measures one, and machine= takes "
             "the file that it writes"
         )
+    prepare_clock(setup.plan.reads(setup.rank))
     on = (
         setup.machine
         if given is None

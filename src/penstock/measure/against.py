@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
 from penstock.loader.budget import MemoryBudget
+from penstock.loader.prediction import prepare_clock
 from penstock.loader.setup import read_machine, with_memory
 from penstock.machine import Machine
 from penstock.machine.checks import check_threads
@@ -23,8 +24,8 @@ from penstock.plan import AccessPlan
 from penstock.plan.written import read_plan
 from penstock.policy import StagingLimits
 from penstock.simulate import predict
-from penstock.simulate.one_rank import MOST_READS
 from penstock.simulate.policies import POLICY_NAMES
+from penstock.simulate.scheduled import MOST_READS
 from penstock.store.calls import Calls
 from penstock.trace import NO_STEP, Cause, EpochMetrics, Kind, Spans, Summary, Trace, read_trace
 from penstock.trace.metrics import is_of_snapshots
@@ -141,6 +142,7 @@ def lay_over(
         raise ConfigError(
             f"its plan has {reads:,} reads, and at most {MOST_READS:,} are predicted: record a shorter run"
         )
+    prepare_clock(reads)
     limits = _made(StagingLimits, meta, "limits")
     check_threads("limits.decoders", limits.decoders)
     check_threads("limits.slots", limits.slots)  # no threads, but as few

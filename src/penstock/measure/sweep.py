@@ -23,9 +23,9 @@ from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, StorageClass
 from penstock.measure.own_policy import find_policy
 from penstock.policy.runnable import DISK_NAMES, why_not_run
-from penstock.simulate.one_rank import MOST_READS, is_scheduled, predict_one_rank
+from penstock.simulate.loading import Run
 from penstock.simulate.scenario import Scenario
-from penstock.trace.schema import Kind, Spans
+from penstock.simulate.scheduled import MOST_READS, is_scheduled, predict_job
 
 #: The policy that no other one beats; every sweep runs it once for each number of ranks.
 LOWER_BOUND = "lower-bound"
@@ -203,7 +203,8 @@ class Sweep:
         if self.why_not_run(task):
             return 0
         scenario = self.scenario_at(task.point)
-        return scenario.plan().reads(0) if is_scheduled(scenario, task.policy) else 0
+        plan = scenario.plan()
+        return sum(map(plan.reads, range(plan.ranks))) if is_scheduled(scenario, task.policy) else 0
 
     def _machine_at(self, point: Point) -> Machine:
         machine = self.scenario.machine
@@ -252,7 +253,7 @@ def predict_loading(scenario: Scenario, policy: str, engine: Engine) -> Outcome:
     Raises: ConfigError where the policy cannot run the scenario.
     """
     if engine == "scheduler":
-        return _outcome_of_spans(predict_one_rank(scenario, policy).spans)
+        return _outcome_of(predict_job(scenario, policy))
     from penstock.simulate.requests import simulate_loading
 
     result = simulate_loading(scenario, find_policy(policy, scenario.assumptions))
@@ -272,19 +273,17 @@ def predict_loading(scenario: Scenario, policy: str, engine: Engine) -> Outcome:
     )
 
 
-def _outcome_of_spans(spans: Spans) -> Outcome:
-    kinds = spans["kind"]
-    waits, reads, steps = (spans[kinds == kind] for kind in (Kind.WAIT, Kind.READ, Kind.STEP))
-    stall_seconds = float((waits["end"] - waits["start"]).sum())
-    hits = int(spans["samples"][kinds == Kind.HIT].sum())
+def _outcome_of(run: Run) -> Outcome:
+    stall_seconds = run.step_stall_seconds.sum(axis=0, dtype=float)
+    reads = run.reads.sum(axis=0)
     return Outcome(
         "done",
-        run_seconds=float(steps["end"].max()),
+        run_seconds=float(run.step_end_seconds[-1]),
         initial_stall_seconds=0.0,
-        stall_seconds=stall_seconds,
-        longest_stall_seconds=stall_seconds,
-        store_reads_share=1.0 - hits / max(1, int(steps["samples"].sum())),
-        store_bytes=float(reads["bytes"].sum()),
+        stall_seconds=float(stall_seconds.mean()),
+        longest_stall_seconds=float(stall_seconds.max()),
+        store_reads_share=float(reads[0] / max(1, reads.sum())),
+        store_bytes=float(run.store_bytes.sum()),
     )
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from penstock.loader.prediction import prepare_clock
 from penstock.machine import Curve, Machine
 from penstock.plan import AccessPlan, Explicit
 from penstock.policy.loading import Frequency, Job, LoadingPolicy, Staging
 from penstock.simulate import predict
 from penstock.simulate.assumptions import Assumptions
-from penstock.simulate.one_rank import limits_of
 from penstock.simulate.requests import readers_of, simulate_job
 from penstock.simulate.scenario import Scenario
+from penstock.simulate.scheduled import limits_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ def _run(job: Job, policy: LoadingPolicy, assumptions: Assumptions) -> SideBySid
     machine = job.machine
     readers = readers_of(machine, assumptions) + sum(tier.threads for tier in machine.storage[1:])
     limits = limits_of(job.plan, machine, job.sizes_bytes, readers)
+    prepare_clock(job.plan.reads(0))
     trace = predict(job.plan, machine, job.sizes_bytes, limits=limits)
     epochs = trace.epochs()
     result = simulate_job(job, policy, assumptions)
