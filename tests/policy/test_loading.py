@@ -64,44 +64,6 @@ def _by_rank(loading: Loading) -> dict[tuple[int, int], list[int]]:
 # -- All of them
 
 
-@pytest.mark.parametrize("preset", [PHYSICAL, THESIS], ids=["physical", "thesis"])
-@pytest.mark.parametrize("name", POLICY_NAMES)
-@settings(max_examples=25)
-@given(data=st.data())
-def test_no_tier_is_overfilled_and_strings_keep_their_lengths(
-    name: str, preset: object, data: st.DataObject
-) -> None:
-    samples, ranks = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 5))
-    sizes = data.draw(st.lists(st.integers(1, 30), min_size=samples, max_size=samples))
-    capacities = tuple(data.draw(st.lists(st.integers(1, 120), min_size=2, max_size=2)))
-    job = _job(samples, capacities, ranks=ranks, batch=data.draw(st.integers(1, 9)), sizes=sizes)
-    policy = policy_named(name, PHYSICAL if preset is PHYSICAL else THESIS)
-    assert policy.name == name
-
-    try:
-        loading = policy.prepare(job)
-    except NotSupported:
-        return
-
-    total: Counter[tuple[int, int]] = Counter()
-    for fill in loading.fills:
-        assert 0 <= fill.rank < ranks
-        assert 1 <= fill.tier <= 2
-        assert np.unique(fill.samples).size == fill.samples.size
-        total[fill.rank, fill.tier] += int(job.sizes_bytes[fill.samples].sum())
-    assert all(size <= capacities[tier - 1] for (_, tier), size in total.items())
-    for rank in range(ranks):
-        held = [sample for (who, _), kept in _by_rank(loading).items() if who == rank for sample in kept]
-        assert len(held) == len(set(held)), "a rank keeps a sample once"
-    if loading.strings is not None:
-        assert [each.size for each in loading.strings] == [each.size for each in job.strings]
-        assert all(((string >= 0) & (string < samples)).all() for string in loading.strings)
-    again = policy.prepare(job)
-    assert _by_rank(again) == _by_rank(loading)
-    if loading.strings is not None and again.strings is not None:
-        assert all(map(np.array_equal, loading.strings, again.strings))
-
-
 @pytest.mark.parametrize("name", POLICY_NAMES)
 @pytest.mark.parametrize("capacities", [(), (100,), (1, 1)])
 def test_a_machine_without_the_tiers_is_served_or_told_which_is_missing(
