@@ -11,6 +11,8 @@ each size, as medians over rounds:
     lock us     what of it is not spent within compiled loops, which hold no lock: at most so long is the lock held.
                 What the kernel does for threads that wake each other counts, too, though it needs no lock
     cores       CPU us over lock us: so many processors one process can keep busy, if memory and storage allow
+    expert      with --expert: images/s of a DataLoader written by an expert (peer_torch.py), the best of one and two
+                workers of each round, and how much faster the better of ours is
 
 Nothing else should run.
 """
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import io
 import os
 import platform
@@ -136,6 +139,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[16, 64, 448])
     parser.add_argument("--threads", type=int, nargs=2, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--expert", action="store_true", help="time a DataLoader, too")
     parser.add_argument("--quick", action="store_true", help="few files and one round: shows that it runs")
     options = parser.parse_args(argv)
     few, many = options.threads
@@ -143,7 +147,8 @@ def main(argv: list[str] | None = None) -> None:
         f"{datetime.date.today()}  {platform.processor() or platform.machine()}, "
         f"{len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, {few} and {many} decoding threads"
     )
-    print(f"{'size':>6} {'images/s':>16} {'ratio':>18} {'CPU us':>8} {'lock us':>18} {'cores':>6}")
+    columns = f"{'size':>6} {'images/s':>16} {'ratio':>18} {'CPU us':>8} {'lock us':>18} {'cores':>6}"
+    print(columns + "  expert" * options.expert)
     engine._WORTH_COMPILING_SAMPLES = 0  # as in a training that is longer than these epochs
     outside = Outside()
     outside.watch()
@@ -154,7 +159,11 @@ def main(argv: list[str] | None = None) -> None:
             make_files(folder, size, count)
             run_epoch(folder, size, many, outside)
             epochs: dict[int, list[Epoch]] = {few: [], many: []}
+            expert = Expert(folder, min(size, 224)) if options.expert else None
+            theirs: list[float] = []
             for number in range(1 if options.quick else options.rounds):
+                if expert is not None:
+                    theirs.append(expert.seconds())
                 for threads in (few, many) if number % 2 else (many, few):
                     epochs[threads].append(run_epoch(folder, size, threads, outside))
             ratios = [one.seconds / two.seconds for one, two in zip(epochs[few], epochs[many], strict=True)]
@@ -163,8 +172,47 @@ def main(argv: list[str] | None = None) -> None:
             locks = [1e6 * epoch.lock_seconds for epoch in epochs[many]]
             print(
                 f"{size:6} {rates:>16} {with_spread(ratios, 2):>18} {1e6 * cpu:8.1f} "
-                f"{with_spread(locks, 1):>18} {cpu / lock:6.1f}"
+                f"{with_spread(locks, 1):>18} {cpu / lock:6.1f}  {against(theirs, epochs)}"
             )
+
+
+def against(theirs: list[float], epochs: dict[int, list[Epoch]]) -> str:
+    ours = [min(epoch.seconds for epoch in each) for each in zip(*epochs.values(), strict=True)]
+    if not theirs:
+        return ""
+    ratios = [other / mine for other, mine in zip(theirs, ours, strict=True)]
+    return f"{1 / statistics.median(theirs):,.0f} {with_spread(ratios, 2)}"
+
+
+class Expert:
+    """DataLoaders with one and two workers over the same files, bilinear."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        torch = importlib.import_module("torch")
+        peer = importlib.import_module("peer_torch")
+        self._loaders = [
+            torch.utils.data.DataLoader(
+                peer.BatchedCrops(folder, size),
+                BATCH,
+                shuffle=True,
+                num_workers=workers,
+                persistent_workers=True,
+                worker_init_fn=peer.start_worker,
+                collate_fn=peer.as_it_is,
+            )
+            for workers in (1, 2)
+        ]
+        self.seconds()
+
+    def seconds(self) -> float:
+        """Return the seconds per image of an epoch, of the faster one."""
+        return min(map(self._seconds, self._loaders))
+
+    @staticmethod
+    def _seconds(loader: Any) -> float:
+        begin = time.perf_counter()
+        images = sum(len(labels) for _, labels in loader)
+        return (time.perf_counter() - begin) / images
 
 
 def with_spread(values: list[float], digits: int) -> str:

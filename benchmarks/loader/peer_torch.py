@@ -24,7 +24,8 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Crops(torch.utils.data.Dataset[Sample]):
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, size: int = SIZE) -> None:
+        self.size = size
         self.paths = sorted(root.glob("*/*.jpg"))
         labels = sorted({path.parent.name for path in self.paths})
         self.labels = [labels.index(path.parent.name) for path in self.paths]
@@ -37,16 +38,16 @@ class Crops(torch.utils.data.Dataset[Sample]):
     def __getitem__(self, index: int) -> Sample:
         picture = cv2.imread(str(self.paths[index]), cv2.IMREAD_COLOR_RGB)
         assert picture is not None
-        values = (random_crop(picture) - self.mean) * self.inverse
+        values = (random_crop(picture, self.size) - self.mean) * self.inverse
         return torch.from_numpy(values.transpose(2, 0, 1).copy()), self.labels[index]
 
 
 class BatchedCrops(Crops):
     def __getitems__(self, indices: list[int]) -> Batch:
-        images = np.empty((len(indices), 3, SIZE, SIZE), np.float32)
+        images = np.empty((len(indices), 3, self.size, self.size), np.float32)
         for image, index in zip(images, indices, strict=True):
             normalise(
-                random_crop(simplejpeg.decode_jpeg(self.paths[index].read_bytes())),
+                random_crop(simplejpeg.decode_jpeg(self.paths[index].read_bytes()), self.size),
                 self.mean,
                 self.inverse,
                 image,
@@ -68,11 +69,11 @@ def normalise(
                 out[channel, row, column] = (picture[row, column, channel] - mean[channel]) * inverse[channel]
 
 
-def random_crop(picture: NDArray[Any]) -> NDArray[Any]:
+def random_crop(picture: NDArray[Any], size: int) -> NDArray[Any]:
     """Return a part of random area and shape, resized, mirrored half of the times."""
     top, left, height, width = random_region(*picture.shape[:2])
     crop = picture[top : top + height, left : left + width]
-    resized = cv2.resize(crop, (SIZE, SIZE), interpolation=cv2.INTER_LINEAR)
+    resized = cv2.resize(crop, (size, size), interpolation=cv2.INTER_LINEAR)
     return cv2.flip(resized, 1) if random.random() < 0.5 else resized
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
+from penstock.compiling import Part
 from penstock.errors import DataError
 from penstock.loader.transforms import (
     CenterCrop,
@@ -26,7 +27,7 @@ from penstock.loader.transforms import (
     ToTensor,
     compile_pipeline,
 )
-from penstock.loader.transforms.compiled import GROUP_KERNELS
+from penstock.loader.transforms.compiled import GROUP_KERNELS, KERNELS
 from penstock.loader.transforms.memory import DecodeMemory
 
 NORMALIZE = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -224,6 +225,23 @@ def test_until_the_loop_is_compiled_and_without_the_library_everything_is_left(
     _, left_without_loop = by_group(pipeline, data, np.arange(2), with_buffers())
 
     assert left_without_library == left_without_loop == [0, 1]
+
+
+def test_what_resamples_one_picture_is_compiled_before_what_decodes_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Part] = []
+
+    def ask(part: Part) -> None:
+        asked.append(part)
+
+    monkeypatch.setattr(Part, "ask", ask)
+
+    pipeline = compile_pipeline([Resize((8, 8)), ToTensor()], seed=1)
+    _, left = by_group(pipeline, [jpeg()], np.arange(1), with_buffers())
+
+    assert left == [0]
+    assert set(asked) == {KERNELS["float32"]}
 
 
 def test_a_group_takes_no_more_memory_than_its_threads_buffers_and_gives_it_back() -> None:
