@@ -91,6 +91,7 @@ DECODE_BYTE, STEP_SAMPLE, STEP_BYTE, REQUEST, FIRST_ASK, NOW, CLOCK_FLOATS = ran
 # Ranks: ints[rank + ASKS], and so on.
 (
     ROW,  #: its number among these ranks
+    NUMBER,  #: its number in the job
     DECIDES,  #: the rank in the scheduler's state
     CONSUMER,
     WIRES,  #: the first of its wires; the others follow
@@ -106,7 +107,7 @@ DECODE_BYTE, STEP_SAMPLE, STEP_BYTE, REQUEST, FIRST_ASK, NOW, CLOCK_FLOATS = ran
     RING,
     RANK_FLOATS,  #: where its floats are
     RANK_COLUMNS,
-) = range(16)
+) = range(17)
 ASKED, DUE = 0, 1  # since when the consumer has asked; a batch has been next in line
 
 # Actors: ints[actor + RANK], and so on. The first ones are of all, then those of workers, then those of wires.
@@ -144,8 +145,7 @@ NOWHERE, IN_TODO = -1, -2
 # Phases of a consumer, and of a worker.
 STARTS, ASKING, WAITS, COMPUTES, RESTS = range(5)
 BEGINS, WAITING, FETCHING, DECODING = range(4)
-# Columns of spans, and of `reads`.
-KIND, SAMPLE, SPAN_BYTES, SPAN_CODE, SAMPLES, PLACE, THREAD, SPAN_RANK, SPAN_COLUMNS = range(9)
+# Columns of `reads`.
 FROM_STORE, FROM_TIER = 0, 1
 
 
@@ -155,10 +155,11 @@ class Clock(NamedTuple):
     ints: Ints
     floats: Floats
     #: What is read: string[bounds[rank, step] : bounds[rank, step + 1]] is the local batch of a step of the run.
-    #: int32[accesses], int64[R, steps + 1], int64[steps].
+    #: int32[accesses], int64[R, steps + 1]. Of each step of the run its epoch, and its number in it: int64[steps].
     string: Ints
     bounds: Ints
     epoch_of: Ints
+    number_of: Ints
     #: float64[steps], of the training for a step; of size 0 where STEP_SAMPLE and STEP_BYTE say so.
     step_seconds: Floats
     #: Results: float64[steps], float32[steps, R] twice, int64[R, 2], float64[R], int64[R]; see `loading.Run`.
@@ -168,7 +169,7 @@ class Clock(NamedTuple):
     reads: Ints
     store_bytes: Floats
     fill_reads: Ints
-    #: float64[room, 2], int64[room, SPAN_COLUMNS].
+    #: Room for spans: float64[room, 8] and int64[room, 8] over the same memory, each row `penstock.trace.schema.SPAN`.
     span_seconds: Floats
     spans: Ints
 
@@ -253,8 +254,8 @@ def _consume(s: State, c: Clock, rank: int, actor: int, now: float) -> int:
     c.step_stall[step, row] = now - asked
     c.step_busy[step, row] = busy
     c.step_end[step] = max(c.step_end[step], now + busy)
-    _record(c, WAIT, asked, now, step, -1, end - begin, 0, NO_PLACE, DECODER_THREAD, row)
-    _record(c, STEP, now, now + busy, step, -1, end - begin, 0, NO_PLACE, DECODER_THREAD, row)
+    _record(c, WAIT, asked, now, step, -1, end - begin, 0, NO_PLACE, DECODER_THREAD, rank)
+    _record(c, STEP, now, now + busy, step, -1, end - begin, 0, NO_PLACE, DECODER_THREAD, rank)
     w[actor + PHASE] = COMPUTES
     _push(w, g, actor, now + busy)
     # The training's name for the last batch is bound anew only now: until here it kept that slot.
@@ -438,7 +439,7 @@ def _go_on(s: State, c: Clock, rank: int, worker: int, now: float) -> bool:
         0,
         NO_PLACE,
         DECODER_THREAD,
-        w[rank + ROW],
+        rank,
     )
     w[worker + PHASE] = DECODING
     _push(w, g, worker, end)
@@ -466,7 +467,7 @@ def _note_reads(s: State, c: Clock, rank: int, worker: int, done: int, now: floa
         nbytes,
         origin,
         DECODER_THREAD if is_decoder else READER_THREAD,
-        w[rank + ROW],
+        rank,
     )
     if origin == SOURCE:
         c.store_bytes[w[rank + ROW]] += nbytes
@@ -564,7 +565,7 @@ def _record(
     nbytes: int,
     place: int,
     thread: int,
-    row: int,
+    rank: int,
 ) -> None:
     if c.ints[MOST_SPANS] == 0:
         return
@@ -572,15 +573,15 @@ def _record(
     c.ints[SPANS] += 1
     c.span_seconds[at, 0] = start
     c.span_seconds[at, 1] = end
+    step = code if code >= 0 else -1 - code
+    number = c.number_of[step] if code >= 0 else -1
     span = c.spans
-    span[at, KIND] = kind
-    span[at, SAMPLE] = sample
-    span[at, SPAN_BYTES] = nbytes
-    span[at, SPAN_CODE] = code
-    span[at, SAMPLES] = samples
-    span[at, PLACE] = place
-    span[at, THREAD] = thread
-    span[at, SPAN_RANK] = row
+    span[at, 2] = sample
+    span[at, 3] = nbytes
+    span[at, 4] = 0  # no flow
+    span[at, 5] = (number << 32) | c.epoch_of[step]
+    span[at, 6] = (-1 << 32) | samples  # no peer
+    span[at, 7] = (c.ints[rank + NUMBER] << 32) | (thread << 16) | ((place & 255) << 8) | kind
 
 
 # -- Events: a heap by time, with each actor once at most ----------------------------------------------------

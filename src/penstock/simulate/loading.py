@@ -26,7 +26,7 @@ from penstock.simulate import _clock
 from penstock.simulate._clock import Clock
 from penstock.simulate.policies import policy_of
 from penstock.trace import Trace
-from penstock.trace.schema import NO_FLOW, NO_PEER, NO_STEP, SOURCE, SPAN, Spans
+from penstock.trace.schema import SOURCE, SPAN, Spans
 
 #: Reads that make it worth to compile the clock, which takes half a minute, once on a machine. Uncompiled each takes
 #: 0.1 ms, and compiled a fiftieth of that.
@@ -48,6 +48,7 @@ RUN = Signature(
             "float64[:]",
             "int32[:]",
             "int64[:, :]",
+            "int64[:]",
             "int64[:]",
             "float64[:]",
             "float64[:]",
@@ -158,8 +159,8 @@ def run_in_virtual_time(
     loop = _compiled(clock.string.size)
     views = views_of(state), Clock(*(memoryview(array) for array in clock))
     while (loop(tuple(state), tuple(clock)) if loop is not None else _clock.run(*views)) == _clock.FULL:
-        packed.append(_packed(clock, read))
-    packed.append(_packed(clock, read))
+        packed.append(_packed(clock))
+    packed.append(_packed(clock))
     assert clock.ints[_clock.AT_STEP] == read.steps.size - 1, "the simulated run stopped before its end"
     spans = np.concatenate(packed)
     return Run(
@@ -225,7 +226,7 @@ def _new_clock(
     mine = w[ranks_at:actors_at].reshape(ranks, c.RANK_COLUMNS)
     all_actors = w[actors_at:items_at].reshape(ranks, actors, c.ACTOR_COLUMNS)
     at = (actors_at + np.arange(ranks * actors) * c.ACTOR_COLUMNS).reshape(ranks, actors)
-    mine[:, c.ROW], mine[:, c.DECIDES] = each, each * decisions.NUMBERS
+    mine[:, c.ROW], mine[:, c.NUMBER], mine[:, c.DECIDES] = each, read.ranks, each * decisions.NUMBERS
     mine[:, c.CONSUMER], mine[:, c.WIRES] = at[:, 0], at[:, 1 + workers]
     mine[:, c.IDLE_READER], mine[:, c.IDLE_DECODER] = at[:, 1], at[:, 1 + limits.readers]
     mine[:, c.KEEPS] = -1
@@ -271,12 +272,14 @@ def _new_clock(
     margin = origins + limits.slots + 2
     room = _LOOSE_SPANS + margin if has_spans else 0
     w[c.MOST_SPANS] = room - margin if has_spans else 0
+    spans = np.zeros((room, SPAN.itemsize // 8), np.int64)
     return Clock(
         ints=w,
         floats=g,
         string=np.concatenate(read.strings).astype(np.int32),
         bounds=read.bounds,
         epoch_of=read.epochs,
+        number_of=read.steps,
         step_seconds=np.empty(0) if step_seconds is None else step_seconds,
         step_end=np.zeros(steps),
         step_stall=np.zeros((steps, ranks), np.float32),
@@ -284,33 +287,17 @@ def _new_clock(
         reads=np.zeros((ranks, 2), np.int64),
         store_bytes=np.zeros(ranks),
         fill_reads=np.zeros(ranks, np.int64),
-        span_seconds=np.zeros((room, 2)),
-        spans=np.zeros((room, c.SPAN_COLUMNS), np.int64),
+        span_seconds=spans.view(np.float64),
+        spans=spans,
     )
 
 
-def _packed(clock: Clock, read: Steps) -> Spans:
+def _packed(clock: Clock) -> Spans:
     """Return the spans that the clock has recorded, and let it record anew."""
     count = int(clock.ints[_clock.SPANS])
     clock.ints[_clock.SPANS] = 0
-    rows, spans = clock.spans[:count], np.zeros(count, SPAN)
-    spans["start"], spans["end"] = clock.span_seconds[:count].T
-    code = rows[:, _clock.SPAN_CODE]
-    step = np.where(code < 0, -1 - code, code)
-    spans["epoch"] = read.epochs[step]
-    spans["step"] = np.where(code < 0, NO_STEP, read.steps[step])
-    spans["rank"] = np.array(read.ranks)[rows[:, _clock.SPAN_RANK]]
-    spans["flow"], spans["peer"] = NO_FLOW, NO_PEER
-    for name, column in (
-        ("kind", _clock.KIND),
-        ("sample", _clock.SAMPLE),
-        ("bytes", _clock.SPAN_BYTES),
-        ("samples", _clock.SAMPLES),
-        ("place", _clock.PLACE),
-        ("worker", _clock.THREAD),
-    ):
-        spans[name] = rows[:, column]
-    return spans
+    packed: Spans = clock.spans[:count].copy().view(SPAN).ravel()
+    return packed
 
 
 def predict(
