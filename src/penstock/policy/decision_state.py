@@ -15,7 +15,7 @@ from penstock.policy.decisions import State
 from penstock.policy.fetch_costs import cost_tables
 from penstock.policy.placement import Kept
 
-#: Sample ids, like numbers of places and entries, are kept in 32 bits.
+#: Virtual time keeps sample ids in 32 bits.
 _MOST_SAMPLES = 1 << 31
 
 #: What `decisions.event` takes when it is compiled: the state, and six numbers.

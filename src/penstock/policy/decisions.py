@@ -4,8 +4,8 @@ Each function is plain Python that numba can compile (`penstock.policy._decision
 `State` of memoryviews over the same memory, whose elements are Python's own numbers and several times faster to index
 than an array's; so a run may begin uncompiled and go on compiled.
 
-    samples of a batch ──stage──> places of a slot
-       place: WAITING for an entry ──moved──> DECODABLE ──next_load──> RUNNING ──loaded──> DONE or FAILED
+    samples of a batch ──STAGED──> places of a slot
+       place: WAITING for an entry ──moved──> DECODABLE ──LOAD──> RUNNING ──loaded──> DONE or FAILED
               DECODABLE at once, where the worker reads by itself, or the bytes are in memory already
        entry, a sample on its way: QUEUED ──MOVE──> MOVING ──moved──> HERE ──last place loaded──> gone
               WITH_WORKER, where a worker reads the sample into a tier
