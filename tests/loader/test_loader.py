@@ -34,6 +34,7 @@ from penstock.loader.transforms import RandomHorizontalFlip, RandomResizedCrop, 
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import BundleShuffle, Explicit, FullShuffle, Sequential
 from penstock.policy import ThreadFacts
+from penstock.policy.loading import Fill, Job, Loading
 from penstock.store import ImageFolder, SlowSource
 from penstock.trace import NO_STEP, SOURCE, Cause, Kind, limiting, read_trace
 
@@ -601,6 +602,40 @@ def test_a_prediction_has_the_reads_and_the_shape_of_the_run(folder: Path) -> No
     assert [epoch.samples for epoch in predicted] == [epoch.samples for epoch in measured]
     assert [epoch.reads_by_place for epoch in predicted] == [epoch.reads_by_place for epoch in measured]
     assert all(epoch.own_seconds == pytest.approx(0.06) for epoch in predicted)
+
+
+class KeepsTen:
+    """A user's own policy."""
+
+    name = "keeps-ten"
+
+    def prepare(self, job: Job) -> Loading:
+        return Loading([Fill(rank, 1, np.arange(3, 13)) for rank in job.asking])
+
+
+@pytest.mark.parametrize(
+    ("policy", "reads"),
+    [("frequency", [23, 0, 0]), ("staging", [23, 23, 23]), (KeepsTen(), [23, 13, 13])],
+    ids=["frequency", "staging", "a user's own"],
+)
+def test_a_run_over_a_slow_store_has_the_reads_that_were_predicted_for_its_policy(
+    folder: Path, policy: Any, reads: list[int]
+) -> None:
+    """Fewer than 23 samples are staged at a time: a read that is under way would serve two epochs."""
+    store = SlowSource(ImageFolder(folder), 1e-3, 1e-4, 1e6)
+    large = (Resize((256, 256)), ToTensor())
+    options: dict[str, Any] = {"policy": policy, "shuffle": False, "epochs": 3, "machine": SLOW_MACHINE}
+    with make(store, transforms=large, **options) as loader:
+        for _ in range(3):
+            for _ in loader:
+                pass
+        measured = [epoch.reads_by_place for epoch in loader.metrics]
+        predicted = loader.predict(step_seconds=0.01)
+    store.close()
+
+    assert predicted.meta["policy"] == getattr(policy, "name", policy)
+    assert [places.get(SOURCE, 0) for places in measured] == reads
+    assert [epoch.reads_by_place for epoch in predicted.epochs()] == measured
 
 
 def test_a_prediction_without_the_speed_of_the_training_asks_for_it(folder: Path) -> None:
