@@ -276,7 +276,7 @@ class Loader:
                 )
             self._started_at = self._position
             if self._position != self._plan.first_read_from(self._rank, 0, 0):
-                # Before there are threads: it is the first that they are told.
+                # Before there are threads, so that it is the first event they see.
                 self._engine.seek(*self._position)
         self._starter.ensure_started()
         if not self._has_reported_start:

@@ -1,8 +1,8 @@
 """What to fetch next, from where, for which batch slot or tier: one rank's run, as a pure state machine.
 
-It is told of events (`start`, `slot_freed`, `slots_added`, `moved`, `loaded`, `seek`) and answers each with
-instructions. It does no I/O and never asks for the time. Threads drive it over real stores (`flow.engine`), a virtual
-clock over the machine's curves (`simulate.loading`); neither has a rule of its own.
+Its methods are events (`start`, `slot_freed`, `slots_added`, `moved`, `loaded`, `seek`), and each returns instructions.
+It does no I/O and never asks for the time. Threads drive it over real stores (`flow.engine`), a virtual clock over the
+machine's curves (`simulate.loading`); neither has a rule of its own.
 
 Rules, in the order in which they win (the functions of `penstock.policy.decisions` hold them):
 1. Batches are staged in the plan's order into free slots, across the ends of epochs. Moves for staged batches go out

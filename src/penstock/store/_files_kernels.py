@@ -16,7 +16,8 @@ from penstock.kernel import c_function, entry, machine_code, open_file, stack_ze
 from penstock.machine_code import MachineCode
 from penstock.store.files import SIGNATURE
 
-#: The loop waits for nobody: whoever waits can be told of, and left, in the one-sample form only.
+#: Opening never waits here, as for a pipe without a writer. Reading one sample at a time may wait: that can be reported
+#: and interrupted, and this loop cannot.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 #: Longest path that Linux opens, with the NUL that closes it.
 _PATH_BYTES = 4096

@@ -110,7 +110,7 @@ class ChunkWriter:
         Who reads meanwhile reads one of the two. Not forced to the disk: if power is lost soon after, both may be lost.
         Raises: OSError when the disk does not take it; the file is then as it was before, and closed.
         """
-        # A symbolic link goes on to be one.
+        # The file that a symbolic link points to is replaced; the link stays a link.
         path = Path(os.path.realpath(self.path))
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
         try:

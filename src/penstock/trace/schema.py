@@ -24,7 +24,7 @@ class Kind(IntEnum):
     | `HIT`    | a group taken from a memory tier, start == end allowed    | first  | count   | taken   | origin |
     | `DECODE` | the bytes of a group .. their places in the slot are filled | first | count  | 0       | none |
     | `SLOT`   | batch (epoch, step) wants a slot .. is granted one        | -1     | 0       | 0       | none |
-    | `SAVE`   | the training stands still for a save .. goes on           | -1     | 0       | of the state | none |
+    | `SAVE`   | a save begins to block the training .. no longer does     | -1     | 0       | of the state | none |
     | `WRITE`  | a piece of a snapshot is encoded and written .. is        | -1     | 0       | written | written to |
     | `DRAIN`  | a piece of a snapshot is copied to the slow tier .. is    | -1     | 0       | written | copied to |
     | `LOAD`   | a snapshot is wanted back .. its state is there           | -1     | 0       | read    | read from |
@@ -43,7 +43,7 @@ class Kind(IntEnum):
 
     The last four are of snapshots, of which a loader knows nothing: their epoch is -1, their step the snapshot's,
     counted over the run, and their place a tier of the snapshots' store, 0 the one that is written first. `WRITE` and
-    `DRAIN` run while the training goes on. They come in pieces of about a second at most: what is summed up during a
+    `DRAIN` run next to the training. They come in pieces of about a second at most: what is summed up during a
     run is then known in time.
     """
 
