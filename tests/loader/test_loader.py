@@ -22,6 +22,7 @@ import numpy as np
 import PIL
 import pytest
 from tests.patience import wait_until
+from tests.store.test_ranged import CHUNK, Chunks
 
 import penstock.torch
 from penstock.errors import ConfigError, DataError, LoaderClosed, StagingError
@@ -1199,12 +1200,94 @@ def test_large_samples_in_flight_stay_within_the_memory(folder: Path) -> None:
             time.sleep(0.01)
             with self.lock:
                 self.reading -= 1
-            return super().read(sample)
+            return super().read(sample).ljust(1 << 20, b"\0")
+
+        def read_into(self, sample: int, buffer: memoryview) -> int:
+            buffer[:] = self.read(sample)
+            return len(buffer)
 
     big = Big(ImageFolder(folder))
-    with make(big, memory="16 MiB", readers=16) as loader:
+    with make(big, memory="16 MiB", readers=16, decoders=1) as loader:
         for _ in loader:
             pass
         budget = loader.memory
 
-    assert 1 <= big.most <= budget.undecoded_bytes >> 20
+    own = 1  # which the worker reads by itself, into memory of its own
+    assert 1 < big.most <= (budget.undecoded_bytes >> 20) + own
+
+
+def as_numbers(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, np.uint8)
+
+
+class TestChunks:
+    """A source whose samples of 256 bytes lie in files of 64 each. A request takes 5 ms, and 5 on the wire."""
+
+    SAMPLES = 16 * CHUNK
+
+    @pytest.fixture
+    def contents(self) -> list[bytes]:
+        return [np.random.default_rng(sample).bytes(256) for sample in range(self.SAMPLES)]
+
+    @pytest.fixture
+    def chunks(self, tmp_path: Path, contents: list[bytes]) -> Chunks:
+        return Chunks(tmp_path, contents)
+
+    def load(self, source: Any, **options: Any) -> list[tuple[np.ndarray, ...]]:
+        memory = Curve.flat(1e9)
+        store = SharedStore(None, Curve.flat(100e6), 5e-3, 8, request_seconds=5e-3)
+        on = Machine(store, (StorageClass("staging", 10**8, 1, memory),))
+        settings = {"transforms": [as_numbers], "dtype": "uint8", "batch_size": CHUNK, "machine": on}
+        with make(source, **settings | {"memory": "64 MiB"} | options) as loader:
+            return [tuple(np.array(each) for each in batch) for _ in range(2) for batch in loader]
+
+    @pytest.mark.parametrize("kept", [0, 100, 16 * CHUNK])
+    def test_batches_are_those_of_a_source_that_is_read_one_by_one(
+        self, chunks: Chunks, contents: list[bytes], kept: int
+    ) -> None:
+        """A tier keeps none of the samples, some, or all."""
+        storage = [StorageClass("staging", 10**8, 1, Curve.flat(1e9))]
+        if kept:
+            storage.append(StorageClass("memory", kept * 256, 1, Curve.flat(1e9)))
+        on = Machine(SharedStore(None, Curve.flat(100e6), 5e-3, 8, request_seconds=5e-3), tuple(storage))
+        order = FullShuffle(self.SAMPLES, 3)
+
+        with SlowSource(chunks, 1e-3, 0, 1e9) as slow:
+            found = [self.load(source, shuffle=order, machine=on) for source in (chunks, slow)]
+
+        ids = np.concatenate([order.at(epoch, np.arange(self.SAMPLES)) for epoch in range(2)])
+        expected = np.stack([as_numbers(contents[sample]) for sample in ids])
+        for batches in found:
+            np.testing.assert_array_equal(np.concatenate([images for images, _ in batches]), expected)
+
+    def test_reads_are_hardly_more_than_the_chunks_that_the_staged_batches_touch(
+        self, chunks: Chunks
+    ) -> None:
+        order = BundleShuffle(self.SAMPLES, 5, bundle_ratio=2 / 16)
+        with SlowSource(chunks, 5e-3, 5e-3, 1e9) as slow:
+            self.load(slow, shuffle=order, readers=1)
+
+        touched = 2 * 16  # a bundle, which two batches share, is two chunks
+        probes = 2 + 2  # a worker's own, one in an epoch; and what shows shape and size of a sample
+        assert len(chunks.reads) <= 1.1 * touched + probes
+
+    def test_an_extent_beyond_its_unit_is_an_error_that_names_unit_and_offset(self, chunks: Chunks) -> None:
+        chunks.offsets[65] = 10**6
+        with pytest.raises(
+            DataError, match=r"unit 1, offset 1,000,000, 256 bytes, but the unit ends at 16,392"
+        ):
+            self.load(chunks, shuffle=False)
+
+    def test_an_extent_that_has_changed_is_an_error_that_names_unit_and_offset(self, chunks: Chunks) -> None:
+        true, asked = chunks.extents, [0]
+
+        def changing(ids: Any) -> Any:
+            asked[0] += 1
+            units, offsets, lengths = true(ids)
+            return units, offsets - (ids == 65) * (asked[0] > 1), lengths
+
+        chunks.extents = changing  # type: ignore[method-assign]
+        with pytest.raises(
+            DataError, match="unit 1, offset 263, 256 bytes, but before it said unit 1, offset 264"
+        ):
+            self.load(chunks, shuffle=False)

@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 
 from penstock.flow.engine import DECISIONS
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
-from penstock.plan import AccessPlan, Explicit, FullShuffle, Order, Sequential
+from penstock.plan import AccessPlan, BundleShuffle, Explicit, FullShuffle, Order, Sequential
 from penstock.policy import (
     Drop,
+    Extents,
     Instruction,
     Load,
     Move,
@@ -55,7 +57,7 @@ class Case:
     seconds: of a read of the source. tier_seconds: of a read of the tier. lossy: samples that the tier cannot give
     back. broken: samples that the source does not give. undecodable: samples that no decoder takes.
     machine_seconds: what the machine says of the store. is_fickle: whether a worker's own reads are fast or slow by
-    chance.
+    chance. order: by default a full shuffle.
     """
 
     samples: int
@@ -74,10 +76,11 @@ class Case:
     undecodable: frozenset[int] = frozenset()
     machine_seconds: float = KNOWN_SECONDS
     is_fickle: bool = False
+    order: Order | None = None
 
     @property
     def plan(self) -> AccessPlan:
-        return AccessPlan(FullShuffle(self.samples, self.seed), self.batch, self.epochs)
+        return AccessPlan(self.order or FullShuffle(self.samples, self.seed), self.batch, self.epochs)
 
 
 class FakeRuntime:
@@ -489,12 +492,13 @@ def test_a_store_that_turns_out_slow_takes_back_what_workers_would_have_read_by_
 
 
 @settings(max_examples=60)
-@given(cases, some_samples, st.integers(0, 20))
+@given(cases, some_samples, st.integers(0, 20), st.booleans())
 def test_compiled_decisions_are_those_of_plain_python_from_any_event_on(
-    case: Case, lossy: frozenset[int], after: int
+    case: Case, lossy: frozenset[int], after: int, has_extents: bool
 ) -> None:
     loop = DECISIONS.wait()
-    plain, compiled = (FakeRuntime(replace(case, lossy=lossy)) for _ in range(2))
+    make = in_chunks if has_extents else FakeRuntime
+    plain, compiled = (make(replace(case, lossy=lossy)) for _ in range(2))
 
     for runtime in (plain, compiled):
         runtime.obey(runtime.scheduler.start(0.0))
@@ -513,6 +517,97 @@ def test_compiled_decisions_are_those_of_plain_python_from_any_event_on(
 
     assert compiled.told == plain.told
     assert len(plain.order) == sum(plain.plan.steps(epoch) for epoch in range(case.epochs))
+
+
+CHUNK = 8
+
+
+def in_chunks(case: Case, bytes_per_second: float = 1e8) -> FakeRuntime:
+    """A run whose store has samples in chunks of eight, one behind the other. A request takes 10 ms, 5 on the wire."""
+    runtime = FakeRuntime(case)
+    wire = Curve(((1, bytes_per_second),))
+    store = SharedStore(None, wire, latency_seconds=0.005, request_seconds=0.005)
+    on = replace(machine(), source=store)
+    units = np.arange(case.samples) // CHUNK
+    ends = np.cumsum(runtime.sizes)
+    offsets = ends - runtime.sizes - np.concatenate(([0], ends))[units * CHUNK]
+    extents = Extents(units, offsets, runtime.sizes)
+    limits = runtime.limits
+    runtime.scheduler = Scheduler(runtime.plan, 0, runtime.sizes, runtime.placement, on, limits, extents)
+    return runtime
+
+
+def reads_of(told: list[object]) -> list[list[int]]:
+    """Return the samples of each move from the source."""
+    return [each[2] for each in told if isinstance(each, tuple) and each[0] == "Move" and each[3] == SOURCE]
+
+
+@settings(max_examples=60)
+@given(cases)
+def test_of_a_source_in_chunks_each_batch_arrives_complete_and_each_sample_is_read_as_often(
+    case: Case,
+) -> None:
+    runtime = in_chunks(case)
+    runtime.run()
+
+    assert set(runtime.loaded.values()) == {1}
+    assert len(runtime.loaded) == case.samples * case.epochs
+    assert not runtime.bytes
+
+
+@pytest.mark.parametrize("tier_bytes", [0, 10**6])
+@pytest.mark.parametrize("order", [FullShuffle(512, 7), BundleShuffle(512, 7, bundle_ratio=CHUNK / 512)])
+def test_reads_of_a_source_in_chunks_are_hardly_more_than_the_chunks_that_a_window_touches(
+    order: Order, tier_bytes: int
+) -> None:
+    """Eight slots of 16 samples are a window; one reader, so that the next samples are known when it takes some."""
+    case = Case(512, 16, 1, 8, 1, 1, 10**6, tier_bytes, SLOW_SECONDS, 0.0, 7)
+    runtime = in_chunks(replace(case, order=order))
+    runtime.run()
+
+    reads = reads_of(runtime.told)
+    assert all(len({sample // CHUNK for sample in read}) == 1 for read in reads)
+    ids = order.at(0, np.arange(512))
+    touched = sum(np.unique(window // CHUNK).size for window in np.array_split(ids, 4))
+    assert len(reads) <= 1.1 * touched
+
+
+def correction_of(scheduler: Scheduler) -> float:
+    """Return observed over modelled seconds of readers' reads of the source."""
+    state = scheduler._state
+    cost = state.ints[state.ints[decisions.ROWS] + decisions.COSTS]
+    return float(state.floats[cost + decisions.CORRECTION])
+
+
+def test_a_source_in_chunks_is_observed_by_the_read_and_not_by_the_sample() -> None:
+    """A read takes 5 ms however many samples it brings."""
+    runtime = in_chunks(Case(512, 16, 1, 8, 1, 1, 10**6, 0, SLOW_SECONDS, 0.0, 7))
+    runtime.obey(runtime.scheduler.start(0.0))
+    (move,) = runtime.moves
+    assert len(move.samples) > 1
+
+    sizes = runtime.sizes
+    # A request counts for a sample of the mean size.
+    request_seconds = 0.005 * sizes[move.samples[0]] / sizes.mean()
+    seconds = 0.005 + request_seconds + sizes[move.samples].sum() / 1e8
+    runtime.scheduler.moved(move, seconds, [], 0.0)
+
+    assert correction_of(runtime.scheduler) == pytest.approx(1.0)
+
+
+def test_a_hole_that_costs_more_than_a_request_is_not_read_over() -> None:
+    """At 1 ms a byte, ten bytes take as long as a request."""
+    runtime = in_chunks(Case(512, 16, 1, 8, 1, 1, 10**6, 0, SLOW_SECONDS, 0.0, 7), bytes_per_second=1e3)
+    runtime.run()
+
+    ends = np.cumsum(runtime.sizes)
+    holes = [
+        int(ends[later - 1] - ends[earlier])
+        for read in map(sorted, reads_of(runtime.told))
+        for earlier, later in pairwise(read)
+    ]
+    assert len(holes) > 20
+    assert 0 < max(holes) < 10
 
 
 def test_background_fills_take_half_of_the_readers_and_urgent_moves_all_of_them() -> None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,9 @@ from penstock.loader.transforms import Draws, Pipeline, Scratch
 from penstock.loader.transforms.jpeg import JpegHeader, is_jpeg, read_header
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.loader.transforms.sizes import read_size
-from penstock.policy import Load
-from penstock.store import MemoryTier, Source, prepare_group, read_group
+from penstock.policy import Extents, Load, merge_reads
+from penstock.policy.merge import Price
+from penstock.store import MemoryTier, Source, prepare_group, read_all_merged, read_group
 from penstock.store.calls import Calls
 from penstock.trace.schema import SOURCE, STAGING
 
@@ -33,6 +34,13 @@ _MOST_PIXELS_A_BYTE = 8
 #: From here on a file's bytes get a mapping of their own. The C library would keep the memory of larger ones for each
 #: thread after they are freed: twice the largest file, times 32 readers.
 _MAPPED_BYTES = 128 << 10
+
+
+class Near(NamedTuple):
+    """What tells which samples are read together: where all of them lie, and what reads cost."""
+
+    extents: Extents
+    price: Price
 
 
 class ImageWork:
@@ -51,6 +59,7 @@ class ImageWork:
         #: Random draws of the batches that are being decoded; a draw is a function, so losing one costs only time.
         self._draws: dict[int, Draws] = {}
         self._memory: DecodeMemory | None = None
+        self._near: Near | None = None
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -151,6 +160,10 @@ class ImageWork:
     def describe(self, sample: int) -> str:
         return self._source.describe(sample)
 
+    def merge(self, near: Near) -> None:
+        """Read samples together that lie near each other, from here on."""
+        self._near = near
+
     def prepare(self) -> None:
         """Load the code that reads, in a thread that is going to."""
         prepare_group(self._source)
@@ -162,17 +175,26 @@ class ImageWork:
         at(samples[0])
         if origin != SOURCE:
             return self._from_tier(samples, self._tiers[origin])
-        if len(samples) == 1:
-            return [self._one_or_why_not(samples[0], rests[0], lasting)]
         kinds = set(rests)
         if len(kinds) == 1:
             return self._group(samples, rests[0], lasting)
-        data: list[Any] = [None] * len(samples)
-        for rest in kinds:
-            which = [index for index, each in enumerate(rests) if each == rest]
-            for index, each in zip(
-                which, self._group([samples[k] for k in which], rest, lasting), strict=True
-            ):
+        # One read may bring samples for a tier and others: then they are brought together first.
+        data: list[Any] = (
+            [None] * len(samples) if self._near is None else self._group(samples, STAGING, lasting)
+        )
+        for rest in kinds if self._near is None else kinds - {STAGING}:
+            which = [
+                index
+                for index, each in enumerate(rests)
+                if each == rest and not isinstance(data[index], Failed)
+            ]
+            wanted = [samples[index] for index in which]
+            found = (
+                self._group(wanted, rest, lasting)
+                if self._near is None
+                else self._copied(wanted, [data[index] for index in which], rest)
+            )
+            for index, each in zip(which, found, strict=True):
                 data[index] = each
         return data
 
@@ -188,32 +210,61 @@ class ImageWork:
     def _group(self, samples: list[int], rest: int, lasting: bool) -> list[Any]:
         """Read a group from the source, into one piece of memory: a tier's, or one that passes."""
         ids = np.array(samples)
+        reads = order = None
+        if self._near is not None:
+            extents = self._near.extents.of(ids)
+            reads = merge_reads(extents, self._near.price)
+            # In memory samples follow each other as in the source, so that a read needs no other.
+            order = np.concatenate((reads.which, np.flatnonzero(extents.units < 0)))
+            ids = ids[order]
         sizes = self._sizes_bytes[ids]
         begins = np.zeros(ids.size + 1, np.int64)
         if rest == STAGING:
             np.cumsum(sizes, out=begins[1:])
-            nbytes = int(begins[-1])
-            into = memoryview(bytearray(nbytes)) if lasting else self._buffer(nbytes)
+            into = self._memory_for(int(begins[-1]), lasting, is_alone=ids.size == 1)
         elif (room := self._tiers[rest].take_room(ids, sizes)) is not None:
             begins, into = room, self._tiers[rest].array.data
         else:
-            return [self._one_or_why_not(sample, rest, lasting) for sample in samples]
-        failed = read_group(self._source, ids, into, begins)
+            return self._copied(samples, self._group(samples, STAGING, lasting), rest)
+        if reads is None:
+            failed = read_group(self._source, ids, into, begins)
+        else:
+            failed = read_all_merged(self._source, reads, ids, into, begins)
         marks: list[int] = begins.tolist()
         data: list[Any] = [into[begin:end] for begin, end in pairwise(marks)]
         for index, error in failed:
-            data[index] = Failed(self._explained(error, samples[index]))
+            data[index] = Failed(self._explained(error, int(ids[index])))
         if rest != STAGING:
             wrong = np.array([index for index, _ in failed], np.int64)
             self._tiers[rest].drop(ids[wrong])
             self._tiers[rest].keep(np.delete(ids, wrong))
-        return data
+        if order is None:
+            return data
+        in_turn: list[Any] = [None] * len(data)
+        for index, each in zip(order.tolist(), data, strict=True):
+            in_turn[index] = each
+        return in_turn
 
-    def _one_or_why_not(self, sample: int, rest: int, lasting: bool) -> Any:
-        try:
-            return self._one(sample, rest, lasting)
-        except Exception as error:
-            return Failed(self._explained(error, sample))
+    def _copied(self, samples: list[int], data: list[Any], rest: int) -> list[Any]:
+        """Have a tier keep samples, one by one; return the bytes there."""
+        tier = self._tiers[rest]
+        kept: list[Any] = []
+        for sample, each in zip(samples, data, strict=True):
+            if isinstance(each, Failed):
+                kept.append(each)
+            elif tier.put(sample, each):
+                kept.append(tier.view(sample))
+            else:
+                error = DataError(
+                    "the memory that was planned for the samples is full: correct the source's sizes"
+                )
+                kept.append(Failed(self._explained(error, sample)))
+        return kept
+
+    def _memory_for(self, nbytes: int, lasting: bool, *, is_alone: bool) -> memoryview:
+        if nbytes >= _MAPPED_BYTES and (lasting or is_alone):
+            return memoryview(mmap.mmap(-1, nbytes))
+        return memoryview(bytearray(nbytes)) if lasting else self._buffer(nbytes)
 
     def decode(
         self,
@@ -247,26 +298,6 @@ class ImageWork:
     def close(self) -> None:
         for tier in self._tiers.values():
             tier.close()
-
-    def _one(self, sample: int, rest: int, lasting: bool) -> Any:
-        nbytes = int(self._sizes_bytes[sample])
-        if nbytes < _MAPPED_BYTES and (lasting or rest != STAGING):
-            content: Any = self._source.read(sample)
-        else:
-            mapped = nbytes >= _MAPPED_BYTES
-            buffer = memoryview(mmap.mmap(-1, nbytes)) if mapped else self._buffer(nbytes)
-            content = buffer[: self._source.read_into(sample, buffer)]
-        return content if rest == STAGING else self._put(sample, rest, content)
-
-    def _put(self, sample: int, rest: int, data: Any) -> Any:
-        """Have a tier keep a sample; return its bytes there."""
-        tier = self._tiers[rest]
-        if not tier.put(sample, data):
-            raise DataError(
-                f"{self.describe(sample)}: has {len(data):,} bytes where the source's sizes_bytes says "
-                f"{self._sizes_bytes[sample]:,}, so that the memory planned for the samples is full: correct the source"
-            )
-        return tier.view(sample)
 
     def _buffer(self, nbytes: int) -> memoryview:
         buffer: memoryview | None = getattr(self._threads, "buffer", None)

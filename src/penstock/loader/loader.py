@@ -193,7 +193,9 @@ class Loader:
         """Join what decides, what does the work and where it ends up."""
         setup, plan, rank = self._setup, self._plan, self._rank
         return Engine(
-            Scheduler(plan, rank, setup.sizes_bytes, setup.placement, setup.machine, setup.limits),
+            Scheduler(
+                plan, rank, setup.sizes_bytes, setup.placement, setup.machine, setup.limits, setup.extents
+            ),
             setup.work,
             setup.work,
             self._staging,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -18,19 +19,22 @@ from penstock.loader.budget import MemoryBudget, share_memory
 from penstock.loader.config import LoaderConfig, check_machine
 from penstock.loader.dataset import DatasetWork, MapDataset
 from penstock.loader.front_end import FrontEnd
-from penstock.loader.images import ImageWork
+from penstock.loader.images import ImageWork, Near
 from penstock.loader.transforms import compile_pipeline
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle, Sequential
-from penstock.policy import Placement, StagingLimits
+from penstock.policy import Extents, Placement, StagingLimits
 from penstock.policy.loading import Job, LoadingPolicy, Staging
 from penstock.policy.runnable import placement_of, why_not_kept
 from penstock.simulate.policies import policy_of
-from penstock.store import MemoryTier, Source, open_source
+from penstock.store import MemoryTier, Source, extents_of, open_source
 from penstock.store.calls import Calls
 from penstock.units import format_bytes, format_count, parse_bytes
 
 R = TypeVar("R")
+
+# Of how many samples a source is asked at a time where they lie.
+_ASKED_AT_ONCE = 1 << 20
 
 # Samples to try where the first cannot be had and its shape is wanted.
 _PROBES = 16
@@ -52,6 +56,7 @@ class Setup:
     decoders_because, readers_because: why there are as many decode and reading threads, for people.
     machine_file: that the machine was read from; None where an object or none was given.
     seed: of the order, the policy and every random transform.
+    extents: of all samples, where the source tells.
     """
 
     plan: AccessPlan
@@ -69,6 +74,7 @@ class Setup:
     readers_because: str = ""
     machine_file: str | None = None
     seed: int = 0
+    extents: Extents | None = None
 
 
 def open_source_of(config: LoaderConfig, calls: Calls) -> Source | MapDataset:
@@ -170,9 +176,15 @@ def set_up(config: LoaderConfig, front_end: FrontEnd, calls: Calls, *, runs: boo
         large_picture_bytes=large_bytes,
         decoders=max(threads.decoders, threads.most_decoders),
     )
+    on = with_memory(machine, budget, threads.decoders, plan.ranks)
+    extents = None
     if isinstance(work, ImageWork):
         work.limit_decoding(budget.decoding_bytes)
-    on = with_memory(machine, budget, threads.decoders, plan.ranks)
+        if runs and isinstance(opened, Source) and (extents := _all_extents(opened, calls)) is not None:
+            price = partial(
+                on.source_seconds, clients=plan.ranks, sample_bytes=max(float(sizes_bytes.mean()), 1.0)
+            )
+            work.merge(Near(extents, price))
     if budget.tier_bytes and runs:
         tiers[1] = MemoryTier(budget.tier_bytes)
     return Setup(
@@ -193,7 +205,21 @@ def set_up(config: LoaderConfig, front_end: FrontEnd, calls: Calls, *, runs: boo
         readers_because=threads.readers_because,
         machine_file=config.machine if isinstance(config.machine, str) else None,
         seed=config.seed,
+        extents=extents,
     )
+
+
+def _all_extents(source: Source, calls: Calls) -> Extents | None:
+    """Return where all samples lie, where the source tells. calls: what it is asked with."""
+    extents = Extents(*(np.empty(len(source), np.int64) for _ in range(3)))
+    for first in range(0, len(source), _ASKED_AT_ONCE):
+        ids = np.arange(first, min(first + _ASKED_AT_ONCE, len(source)))
+        found = calls.one(f"where the samples of {source!r} lie", partial(extents_of, source, ids))
+        if found is None:
+            return None
+        extents.units[ids], extents.offsets[ids] = found[0].units, found[0].offsets
+        extents.lengths[ids] = found[0].lengths
+    return extents if len(source) else None
 
 
 def _image_work(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,15 +14,19 @@ from penstock.machine_code import Signature
 from penstock.policy import decisions as d
 from penstock.policy.decisions import State
 from penstock.policy.fetch_costs import cost_tables
+from penstock.policy.merge import Extents, largest_paying_hole
 from penstock.policy.placement import Kept
 
 #: Virtual time keeps sample ids in 32 bits.
 _MOST_SAMPLES = 1 << 31
 
+#: A group has so many samples at most where some of them are read together, or a local batch of them.
+_MERGED_SAMPLES = 256
+
 #: What `decisions.event` takes when it is compiled: the state, and six numbers.
 EVENT = Signature(
     (
-        ("int64[:]", "float64[:]", "int64[:]", "int64[:]", "int64[:]", "int32[:, :]"),
+        ("int64[:]", "float64[:]", "int64[:]", "int64[:]", "int64[:]", "int32[:, :]", "int64[:, :]"),
         *(["int64"] * 5),
         "float64",
     ),
@@ -38,12 +43,14 @@ def new_state(
     local_batch: int,
     readers: int,
     undecoded_bytes: int,
+    extents: Extents | None = None,
 ) -> State:
     """Return the state before the first event. The rank with the number r is known as r * `decisions.NUMBERS`.
 
     sizes_bytes: int64[samples], as stored. kept: what each rank keeps; its length is the number of ranks.
     slots, local_batch: how many batch slots each rank has, all free, of so many samples.
     readers: moves under way at most of each rank, half of them for no batch. undecoded_bytes: see `StagingLimits`.
+    extents: of all samples, where the source tells.
 
     Raises: ConfigError for 2^31 samples and more.
     """
@@ -52,7 +59,7 @@ def new_state(
         raise ConfigError(
             f"the data set has {samples:,} samples; a loader takes fewer than {_MOST_SAMPLES:,}"
         )
-    group = max(local_batch, 1)
+    group = max(local_batch, 1 if extents is None else _MERGED_SAMPLES)
     mean_bytes = float(sizes_bytes.mean()) if samples else 0.0
     costs = cost_tables(machine, readers, max(mean_bytes, 1.0))
     pace = np.zeros(d.TRIAL_SECONDS + d.TRIED_LOADS)
@@ -80,6 +87,11 @@ def new_state(
     # What a machine says of a store that nobody measured is a guess, good to a factor of two.
     if costs[0, d.LATENCY] + mean_bytes / costs[0, d.RATES] < 2 * d.TRIED_AGAIN_SECONDS:
         numbers[:, d.PROBES_LEFT] = d.FIRST_PROBES
+    lying = np.zeros((0, 2), np.int64)
+    if extents is not None:
+        price = partial(machine.source_seconds, clients=machine.ranks, sample_bytes=max(mean_bytes, 1.0))
+        numbers[:, d.HOLE_BYTES] = largest_paying_hole(mean_bytes, price)
+        lying = np.column_stack((extents.units, extents.offsets))
     for first in (
         d.FIRST_URGENT,
         d.LAST_URGENT,
@@ -108,6 +120,7 @@ def new_state(
         fill_samples=np.concatenate(fills),
         copy_begin=copy_begin,
         copies=copies,
+        extents=lying,
     )
     grown = with_slots(state, slots)
     for rank in range(0, rows_at, d.NUMBERS):

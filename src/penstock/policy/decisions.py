@@ -41,6 +41,9 @@ FIRST_PROBES = 3
 # A worker waits for a sample at least for this share of the seconds that it waited for a group: nobody keeps the
 # interpreter's lock for longer.
 SURE_SHARE = 1 / 1024
+# Samples that are next in line, among which those are looked for that lie near the first one. Bytes that they span.
+WINDOW = 1024
+SPAN_BYTES = 4 << 20
 # Seconds of what was never observed.
 UNKNOWN = math.inf
 
@@ -106,6 +109,7 @@ TRIED_LOADS = 3
     COMING_BEGINS,  #: 1: it is the first of an epoch
     COMES_MORE,  #: 1: the driver has more batches than this one
     PROBES_LEFT,  #: workers' own reads of the source that readers wait for at most before they begin
+    HOLE_BYTES,  #: a hole between two samples of a unit is read over if it is no larger
     ROWS,  #: where the rows are of what bytes come from
     SLOTS,  #: where the slots' rows are listed, by index
     TABLE,  #: entries by sample (open addressing), -1 where none
@@ -120,7 +124,7 @@ TRIED_LOADS = 3
     OUT,  #: where instructions are written
     PACE,  #: where the rank's floats are about how long Loads take
     NUMBERS,
-) = range(42)
+) = range(43)
 # Floats of a rank, from PACE on. Seconds of a Load, for each sample: of the fastest lately, 0 until one ended; of Loads
 # of half the size that is tried; and then of each that had that size.
 SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
@@ -136,9 +140,11 @@ SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
     ROW_COLUMNS,
 ) = range(8)
 # Floats, from COSTS on: seconds before a read's bytes flow; observed over modelled seconds of readers' reads, 0 before
-# the first; seconds of a read by a worker itself; bytes/s of so many reads together.
-LATENCY, CORRECTION, WORKER_SECONDS, RATES = 0, 1, 2, 3
+# the first; seconds that a worker waits for a read of its own; seconds that the rates count for a request, for each of
+# its bytes; bytes/s of so many reads together.
+LATENCY, CORRECTION, WORKER_SECONDS, REQUEST, RATES = 0, 1, 2, 3, 4
 COPY_RANK, COPY_TIER, COPY_STATE = 0, 1, 2
+UNIT, OFFSET = 0, 1
 (
     SLOT_INDEX,  #: its number outside of here
     SLOT_PLACES,  #: its places, one behind the other
@@ -198,6 +204,8 @@ class State(NamedTuple):
     #: int64[F + 1], int32[copies, 3].
     copy_begin: Ints
     copies: Ints
+    #: int64[F, 2], UNIT (-1: not known) and OFFSET of each sample in the source; int64[0, 2] where that does not tell.
+    extents: Ints
 
 
 def event(s: State, what: int, rank: int, index: int, count: int, origin: int, seconds: float) -> int:
@@ -408,10 +416,19 @@ def moved(s: State, rank: int, count: int, seconds: float) -> None:
     cost, reads = m[row + COSTS], m[row + IN_FLIGHT]
     is_fill = m[first + ENTRY_BATCH] < 0
     modelled, is_complete = 0.0, True
+    unit, begin, end = -1, 0, 0
     for k in range(count):
         entry = m[m[rank + GROUP] + k]
-        nbytes = s.sizes[m[entry + ENTRY_SAMPLE]]
-        modelled += f[cost + LATENCY] + nbytes * reads / f[cost + RATES + reads]
+        sample = m[entry + ENTRY_SAMPLE]
+        nbytes = s.sizes[sample]
+        modelled += nbytes * reads / f[cost + RATES + reads]
+        if _is_near(s, rank, sample, unit, begin, end):
+            begin, end = min(begin, s.extents[sample, OFFSET]), max(end, s.extents[sample, OFFSET] + nbytes)
+            modelled -= nbytes * reads * f[cost + REQUEST]
+        else:
+            modelled += f[cost + LATENCY]
+            if m[entry + ENTRY_ORIGIN] == SOURCE:
+                unit, begin, end = _extent(s, sample)
         m[row + BACKLOG] -= nbytes
         is_complete = is_complete and m[m[rank + MARKS] + k] == OK
     if is_complete and modelled > 0.0:
@@ -698,18 +715,71 @@ def _next_urgent(s: State, rank: int) -> int:
     # So that all readers have some.
     idle = m[rank + READERS] - m[rank + MOVES]
     most = min(most, (m[rank + QUEUED_ENTRIES] + idle - 1) // idle)
-    count = 0
-    while count < most and entry >= 0 and m[entry + ENTRY_ORIGIN] == origin:
-        nbytes = s.sizes[m[entry + ENTRY_SAMPLE]]
-        if not _fits(s, rank, nbytes):
+    count, reads = 0, 0
+    while reads < most and count < m[rank + GROUP_SIZE] and entry >= 0 and m[entry + ENTRY_ORIGIN] == origin:
+        sample = m[entry + ENTRY_SAMPLE]
+        if not _fits(s, rank, s.sizes[sample]):
             break
-        _unqueue(s, rank, entry)
-        m[entry + ENTRY_STATE] = MOVING
-        m[m[rank + GROUP] + count] = entry
+        _begin_move(s, rank, entry, count)
         count += 1
-        m[rank + PASSING] += nbytes
+        reads += 1
+        if origin == SOURCE and s.extents.shape[0] > 0:
+            count = _with_neighbours(s, rank, sample, count)
         entry = m[rank + FIRST_URGENT]
     return count
+
+
+def _begin_move(s: State, rank: int, entry: int, index: int) -> None:
+    """Take an entry out of the urgent queue into the group."""
+    m = s.ints
+    _unqueue(s, rank, entry)
+    m[entry + ENTRY_STATE] = MOVING
+    m[m[rank + GROUP] + index] = entry
+    m[rank + PASSING] += s.sizes[m[entry + ENTRY_SAMPLE]]
+
+
+def _with_neighbours(s: State, rank: int, sample: int, count: int) -> int:
+    """Take what is queued soon after a sample, and lies near it, into its read; return how many the group has then."""
+    m = s.ints
+    unit, begin, end = _extent(s, sample)
+    before = -1
+    while before < count and unit >= 0:
+        before = count
+        entry, left = m[rank + FIRST_URGENT], WINDOW
+        while entry >= 0 and left > 0 and count < m[rank + GROUP_SIZE]:
+            following, near = m[entry + ENTRY_AFTER], m[entry + ENTRY_SAMPLE]
+            if (
+                m[entry + ENTRY_ORIGIN] == SOURCE
+                and _is_near(s, rank, near, unit, begin, end)
+                and _fits(s, rank, s.sizes[near])
+            ):
+                _begin_move(s, rank, entry, count)
+                count += 1
+                offset = s.extents[near, OFFSET]
+                begin, end = min(begin, offset), max(end, offset + s.sizes[near])
+            entry = following
+            left -= 1
+    return count
+
+
+def _extent(s: State, sample: int) -> tuple[int, int, int]:
+    """Return unit, begin and end of a sample in the source; unit -1 where that does not tell."""
+    if s.extents.shape[0] == 0:
+        return -1, 0, 0
+    offset = s.extents[sample, OFFSET]
+    return s.extents[sample, UNIT], offset, offset + s.sizes[sample]
+
+
+def _is_near(s: State, rank: int, sample: int, unit: int, begin: int, end: int) -> bool:
+    """Return whether one read should bring a sample and the bytes [begin, end) of a unit. unit: -1 for none."""
+    if unit < 0 or s.extents[sample, UNIT] != unit:
+        return False
+    offset, hole = s.extents[sample, OFFSET], s.ints[rank + HOLE_BYTES]
+    after = offset + s.sizes[sample]
+    if offset - end > hole or begin - after > hole:
+        return False
+    is_short: bool = max(end, after) - min(begin, offset) <= SPAN_BYTES
+    return is_short
 
 
 def _next_fill(s: State, rank: int) -> int:
@@ -728,32 +798,66 @@ def _next_fill(s: State, rank: int) -> int:
         share = max(1, m[rank + FILL_LIMIT] // max(1, unfinished))
         if m[row + FILLING] >= share:
             continue
-        count, most = 0, 1
-        while count < most and m[row + FILL_NEXT] < m[row + FILL_END]:
+        count, reads, most = 0, 0, 1
+        while reads < most and count < m[rank + GROUP_SIZE] and m[row + FILL_NEXT] < m[row + FILL_END]:
             sample = s.fill_samples[m[row + FILL_NEXT]]
-            copy = own_copy(s, rank, sample)
-            if s.copies[copy, COPY_STATE] == ABSENT:
-                nbytes = s.sizes[sample]
-                if not _fits(s, rank, nbytes):
+            if _is_absent(s, rank, sample):
+                if not _fits(s, rank, s.sizes[sample]):
                     break
                 if count == 0:
                     most = _group_size(s, rank, SOURCE, sample)
-                entry = _new_entry(s, rank, sample)
-                m[entry + ENTRY_STATE] = MOVING
-                m[entry + ENTRY_ORIGIN] = SOURCE
-                m[entry + ENTRY_REST] = tier
-                m[entry + ENTRY_BATCH] = -1
-                s.copies[copy, COPY_STATE] = PENDING
-                m[_row(m, rank, SOURCE) + BACKLOG] += nbytes
-                m[rank + PASSING] += nbytes
-                m[m[rank + GROUP] + count] = entry
+                _begin_fill(s, rank, tier, sample, count)
                 count += 1
+                reads += 1
+                if s.extents.shape[0] > 0:
+                    count = _with_later_fills(s, rank, tier, sample, count)
             m[row + FILL_NEXT] += 1
         if count:
             m[row + FILLING] += 1
             m[rank + FILLS] += 1
             return count
     return 0
+
+
+def _is_absent(s: State, rank: int, sample: int) -> bool:
+    is_absent: bool = s.copies[own_copy(s, rank, sample), COPY_STATE] == ABSENT
+    return is_absent
+
+
+def _begin_fill(s: State, rank: int, tier: int, sample: int, index: int) -> None:
+    """Put a new entry for a sample that a tier shall keep into the group."""
+    m = s.ints
+    entry, nbytes = _new_entry(s, rank, sample), s.sizes[sample]
+    m[entry + ENTRY_STATE] = MOVING
+    m[entry + ENTRY_ORIGIN] = SOURCE
+    m[entry + ENTRY_REST] = tier
+    m[entry + ENTRY_BATCH] = -1
+    s.copies[own_copy(s, rank, sample), COPY_STATE] = PENDING
+    m[_row(m, rank, SOURCE) + BACKLOG] += nbytes
+    m[rank + PASSING] += nbytes
+    m[m[rank + GROUP] + index] = entry
+
+
+def _with_later_fills(s: State, rank: int, tier: int, sample: int, count: int) -> int:
+    """As `_with_neighbours`, of what the tier is filled with soon after the sample."""
+    m = s.ints
+    unit, begin, end = _extent(s, sample)
+    row = _row(m, rank, tier)
+    first = m[row + FILL_NEXT] + 1
+    last = min(first + WINDOW, m[row + FILL_END])
+    before = -1
+    while before < count and unit >= 0:
+        before = count
+        for index in range(first, last):
+            near = s.fill_samples[index]
+            if count == m[rank + GROUP_SIZE] or not _fits(s, rank, s.sizes[near]):
+                break
+            if _is_near(s, rank, near, unit, begin, end) and _is_absent(s, rank, near):
+                _begin_fill(s, rank, tier, near, count)
+                count += 1
+                offset = s.extents[near, OFFSET]
+                begin, end = min(begin, offset), max(end, offset + s.sizes[near])
+    return count
 
 
 def _group_size(s: State, rank: int, origin: int, sample: int) -> int:

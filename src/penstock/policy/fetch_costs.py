@@ -25,6 +25,7 @@ def cost_tables(machine: Machine, readers: int, sample_bytes: float) -> NDArray[
     costs[0, decisions.LATENCY] = machine.source.latency_seconds
     costs[0, decisions.WORKER_SECONDS] = decisions.UNKNOWN
     request_seconds = machine.ranks * machine.source.request_seconds
+    costs[0, decisions.REQUEST] = request_seconds / sample_bytes
     for column, reads in enumerate(counts):
         bare = machine.source_rate(machine.ranks, reads) * reads
         rate[0, column] = sample_bytes / (sample_bytes / bare + request_seconds) if request_seconds else bare

@@ -143,6 +143,18 @@ def count_paying_holes(requests: float, nbytes: float, holes: Ids, price: Price)
     return least
 
 
+def largest_paying_hole(sample_bytes: float, price: Price, most_bytes: int = MOST_BYTES) -> int:
+    """Return how large a hole between two samples may be, at most, that it pays to read over. 0: none does."""
+    least, most = 0, most_bytes
+    while least < most:
+        middle = (least + most + 1) // 2
+        if price(1, 2 * sample_bytes + middle) < price(2, 2 * sample_bytes):
+            least = middle
+        else:
+            most = middle - 1
+    return least
+
+
 def _firsts(units: Ids, begins: Ids, ends: Ids, price: Price) -> Ids:
     """Return int64[reads]: where reads begin in sorted samples, of which none is too large."""
     if not units.size:

@@ -33,6 +33,7 @@ from penstock.plan import AccessPlan
 from penstock.policy import decisions
 from penstock.policy.decision_state import new_state, slot_of, views_of, with_slots
 from penstock.policy.decisions import OK
+from penstock.policy.merge import Extents
 from penstock.policy.placement import Kept, Placement
 from penstock.policy.thread_count import ThreadCount, ThreadFacts
 
@@ -155,6 +156,7 @@ class Scheduler:
     sizes_bytes: int64[samples], of each sample as stored.
     placement: which samples the tiers keep.
     machine: what reads cost, as far as is known; corrected by what they take.
+    extents: of all samples, where the source tells: those that lie near each other are moved together.
     """
 
     def __init__(
@@ -165,6 +167,7 @@ class Scheduler:
         placement: Placement,
         machine: Machine,
         limits: StagingLimits,
+        extents: Extents | None = None,
     ) -> None:
         self._plan = plan
         self._rank = rank
@@ -182,6 +185,7 @@ class Scheduler:
                 local_batch=plan.max_local_batch(rank),
                 readers=limits.readers,
                 undecoded_bytes=limits.undecoded_bytes,
+                extents=extents,
             )
         )
         most, least = (

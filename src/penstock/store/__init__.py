@@ -3,7 +3,7 @@
 from penstock.store.folder import FileList, FlatFolder, ImageFolder, open_source
 from penstock.store.group import prepare_group, read_group
 from penstock.store.memory import MemoryTier
-from penstock.store.ranged import RangedSource, extents_of, read_merged
+from penstock.store.ranged import RangedSource, extents_of, read_all_merged, read_merged
 from penstock.store.slow import SlowSource
 from penstock.store.source import FileBacked, Source
 from penstock.store.tier import SizedTier
@@ -21,6 +21,7 @@ __all__ = [
     "extents_of",
     "open_source",
     "prepare_group",
+    "read_all_merged",
     "read_group",
     "read_merged",
 ]

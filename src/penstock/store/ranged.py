@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
-from penstock.policy.merge import Extents, MergedRead
-from penstock.store.group import Bytes, Failed, Ids, check_group
+from penstock.policy.merge import Extents, MergedRead, MergedReads
+from penstock.store.group import Bytes, Failed, Ids, check_group, read_group
 from penstock.store.source import Source
 
 
@@ -120,6 +120,43 @@ def read_merged(source: Source, read: MergedRead, ids: Ids, into: Bytes, begins:
             except Exception as error:
                 errors[index] = error
     return sorted(errors.items())
+
+
+def read_all_merged(
+    source: Source, reads: MergedReads, ids: Ids, into: Bytes | memoryview, begins: Ids
+) -> Failed:
+    """Read a group of samples by the reads that `merge_reads` made of it; return those that failed, as `read_group`.
+
+    ids: int64[n], in the order of `reads.which`; behind them those that are in no read. into, begins: as in
+        `read_group`. Samples that lie side by side in the source and here take no other memory.
+    Raises: as `read_merged`.
+    """
+    array = np.asarray(into)
+    is_alone = reads.lasts - reads.firsts == 1
+    # Nothing is gained by a range there, and a source may read all of them in one call.
+    alone = np.sort(reads.firsts[is_alone])
+    failed = _read_some(source, alone, ids, array, begins)
+    for index in np.flatnonzero(~is_alone).tolist():
+        read, first = reads[index], int(reads.firsts[index])
+        last = first + read.which.size
+        errors = read_merged(source, read, ids[first:last], array, begins[first : last + 1])
+        failed += [(first + each, error) for each, error in errors]
+    unknown = np.arange(reads.which.size, ids.size)
+    if unknown.size:
+        found = extents_of(source, ids[unknown])
+        wrong = [] if found is None else [(reads.which.size + each, error) for each, error in found[1]]
+        failed += wrong
+        # Of what the source had said wrong things, and does no more.
+        failed += _read_some(source, np.setdiff1d(unknown, [each for each, _ in wrong]), ids, array, begins)
+    return sorted(failed, key=lambda each: each[0])
+
+
+def _read_some(source: Source, which: Ids, ids: Ids, into: Bytes, begins: Ids) -> Failed:
+    """Read some samples of a group by themselves. which: ascending."""
+    if not which.size:
+        return []
+    places = np.append(begins[which], begins[which[-1] + 1])
+    return [(int(which[each]), error) for each, error in read_group(source, ids[which], into, places)]
 
 
 def _read_at_once(
