@@ -108,7 +108,8 @@ DECODE_BYTE, STEP_SAMPLE, STEP_BYTE, REQUEST, FIRST_ASK, NOW, CLOCK_FLOATS = ran
     RANK_FLOATS,  #: where its floats are
     RANK_COLUMNS,
 ) = range(17)
-ASKED, DUE = 0, 1  # since when the consumer has asked; a batch has been next in line
+# Floats of a rank: since when the consumer has asked; a batch has been next in line; the consumer has computed.
+ASKED, DUE, BEGUN, RANK_FLOAT_COLUMNS = range(4)
 
 # Actors: ints[actor + RANK], and so on. The first ones are of all, then those of workers, then those of wires.
 (
@@ -137,8 +138,8 @@ ASKED, DUE = 0, 1  # since when the consumer has asked; a batch has been next in
     RATES,  #: floats: bytes/s of so many reads together; the store's are the clock's
     ACTOR_COLUMNS,
 ) = range(24)
-# Floats of an actor: of its event; when its instruction, and its reads from one place began; of a wire: bytes of the
-# first read that are to come, as of when, and the latency of its reads.
+# Floats of an actor: of its event; when its instruction began, and its reads from one place or its decoding; of a
+# wire: bytes of the first read that are to come, as of when, and the latency of its reads.
 TIME, BEGAN, SINCE, REST, AS_OF, LATENCY, ACTOR_FLOAT_COLUMNS = range(7)
 A_CONSUMER, A_WORKER, A_WIRE = 0, 1, 2
 NOWHERE, IN_TODO = -1, -2
@@ -228,6 +229,8 @@ def _consume(s: State, c: Clock, rank: int, actor: int, now: float) -> int:
         return -1
     if w[actor + PHASE] == COMPUTES:
         w[actor + PHASE] = RESTS
+        if w[rank + KEEPS] >= 0:
+            _record_step(c, rank, now)
         w[RUNNING] -= 1
         if w[RUNNING] == 0:
             _next_step(c, now)
@@ -255,13 +258,21 @@ def _consume(s: State, c: Clock, rank: int, actor: int, now: float) -> int:
     c.step_busy[step, row] = busy
     c.step_end[step] = max(c.step_end[step], now + busy)
     _record(c, WAIT, asked, now, step, -1, end - begin, 0, NO_PLACE, DECODER_THREAD, rank)
-    _record(c, STEP, now, now + busy, step, -1, end - begin, 0, NO_PLACE, DECODER_THREAD, rank)
     w[actor + PHASE] = COMPUTES
+    g[mine + BEGUN] = now
     _push(w, g, actor, now + busy)
     # The training's name for the last batch is bound anew only now: until here it kept that slot.
     freed: int = w[rank + KEEPS]
     w[rank + KEEPS] = slot
     return freed
+
+
+def _record_step(c: Clock, rank: int, now: float) -> None:
+    """A rank has ended the step that all ranks are at."""
+    step, row = c.ints[AT_STEP], c.ints[rank + ROW]
+    samples = c.bounds[row, step + 1] - c.bounds[row, step]
+    begun = c.floats[c.ints[rank + RANK_FLOATS] + BEGUN]
+    _record(c, STEP, begun, now, step, -1, samples, 0, NO_PLACE, DECODER_THREAD, rank)
 
 
 def _next_step(c: Clock, now: float) -> None:
@@ -399,6 +410,19 @@ def _go_on(s: State, c: Clock, rank: int, worker: int, now: float) -> bool:
     """Let a worker go on with its instruction. Returns whether that is over."""
     w, g = c.ints, c.floats
     if w[worker + PHASE] == DECODING:
+        _record(
+            c,
+            DECODE,
+            g[w[worker + ACTOR_FLOATS] + SINCE],
+            now,
+            w[worker + CODE],
+            w[worker + FIRST_SAMPLE],
+            w[worker + COUNT],
+            0,
+            NO_PLACE,
+            DECODER_THREAD,
+            rank,
+        )
         return True
     if w[worker + PHASE] == FETCHING:
         w[worker + READ_SO_FAR] += 1
@@ -427,22 +451,9 @@ def _go_on(s: State, c: Clock, rank: int, worker: int, now: float) -> bool:
         return False
     if w[worker + SLOT_OF] < 0:
         return True
-    end = now + w[worker + BYTES] * g[DECODE_BYTE]
-    _record(
-        c,
-        DECODE,
-        now,
-        end,
-        w[worker + CODE],
-        w[worker + FIRST_SAMPLE],
-        w[worker + COUNT],
-        0,
-        NO_PLACE,
-        DECODER_THREAD,
-        rank,
-    )
     w[worker + PHASE] = DECODING
-    _push(w, g, worker, end)
+    g[w[worker + ACTOR_FLOATS] + SINCE] = now
+    _push(w, g, worker, now + w[worker + BYTES] * g[DECODE_BYTE])
     return False
 
 

@@ -162,7 +162,6 @@ def run_in_virtual_time(
         packed.append(_packed(clock))
     packed.append(_packed(clock))
     assert clock.ints[_clock.AT_STEP] == read.steps.size - 1, "the simulated run stopped before its end"
-    spans = np.concatenate(packed)
     return Run(
         clock.step_end,
         clock.step_stall,
@@ -170,7 +169,7 @@ def run_in_virtual_time(
         clock.reads,
         clock.store_bytes,
         clock.fill_reads,
-        spans[np.argsort(spans["end"], kind="stable")],
+        np.concatenate(packed),
     )
 
 
@@ -212,7 +211,7 @@ def _new_clock(
     rates_at = c.CLOCK_FLOATS
     store_at = rates_at + rates.size
     rank_floats_at = store_at + store.size
-    actor_floats_at = rank_floats_at + ranks * 2
+    actor_floats_at = rank_floats_at + ranks * c.RANK_FLOAT_COLUMNS
     g = np.zeros(actor_floats_at + ranks * actors * c.ACTOR_FLOAT_COLUMNS)
     g[rates_at:store_at], g[store_at:rank_floats_at] = rates.ravel(), store.ravel()
     g[c.DECODE_BYTE] = machine.write_seconds(1)
@@ -234,7 +233,7 @@ def _new_clock(
     mine[:, c.COMPLETE] = rings_at + each * 2 * limits.slots
     mine[:, c.STEPS] = mine[:, c.COMPLETE] + limits.slots
     w[rings_at:heap_at] = -1
-    mine[:, c.RANK_FLOATS] = rank_floats_at + 2 * each
+    mine[:, c.RANK_FLOATS] = rank_floats_at + each * c.RANK_FLOAT_COLUMNS
     all_actors[:, :, c.RANK] = (ranks_at + each * c.RANK_COLUMNS)[:, None]
     all_actors[:, :, c.PLACE_IN_HEAP] = c.NOWHERE
     all_actors[:, :, c.ACTOR_FLOATS] = (
