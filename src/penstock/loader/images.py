@@ -177,10 +177,10 @@ class ImageWork:
             return self._from_tier(samples, self._tiers[origin])
         kinds = set(rests)
         if len(kinds) == 1:
-            return self._group(samples, rests[0], lasting)
+            return self._group(samples, rests[0], lasting, at)
         # One read may bring samples for a tier and others: then they are brought together first.
         data: list[Any] = (
-            [None] * len(samples) if self._near is None else self._group(samples, STAGING, lasting)
+            [None] * len(samples) if self._near is None else self._group(samples, STAGING, lasting, at)
         )
         for rest in kinds if self._near is None else kinds - {STAGING}:
             which = [
@@ -190,7 +190,7 @@ class ImageWork:
             ]
             wanted = [samples[index] for index in which]
             found = (
-                self._group(wanted, rest, lasting)
+                self._group(wanted, rest, lasting, at)
                 if self._near is None
                 else self._copied(wanted, [data[index] for index in which], rest)
             )
@@ -207,7 +207,7 @@ class ImageWork:
             for sample, (begin, end) in zip(samples, tier.places_of(np.array(samples)).tolist(), strict=True)
         ]
 
-    def _group(self, samples: list[int], rest: int, lasting: bool) -> list[Any]:
+    def _group(self, samples: list[int], rest: int, lasting: bool, at: Callable[[int], None]) -> list[Any]:
         """Read a group from the source, into one piece of memory: a tier's, or one that passes."""
         ids = np.array(samples)
         reads = order = None
@@ -225,9 +225,9 @@ class ImageWork:
         elif (room := self._tiers[rest].take_room(ids, sizes)) is not None:
             begins, into = room, self._tiers[rest].array.data
         else:
-            return self._copied(samples, self._group(samples, STAGING, lasting), rest)
+            return self._copied(samples, self._group(samples, STAGING, lasting, at), rest)
         if reads is None:
-            failed = read_group(self._source, ids, into, begins)
+            failed = read_group(self._source, ids, into, begins, at)
         else:
             failed = read_all_merged(self._source, reads, ids, into, begins)
         marks: list[int] = begins.tolist()

@@ -5,7 +5,8 @@ Decided in docs/decisions/0018-bytes-by-the-group.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,17 @@ Ids = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 Failed = list[tuple[int, Exception]]
 
+#: Of each thread that reads a group: `at`, to be called with a sample before it is read by itself.
+_thread = threading.local()
 
-def read_group(source: Source, ids: Ids, into: Bytes | memoryview, begins: Ids) -> Failed:
+
+def read_group(
+    source: Source,
+    ids: Ids,
+    into: Bytes | memoryview,
+    begins: Ids,
+    at: Callable[[int], None] | None = None,
+) -> Failed:
     """Read samples into one array; return those that failed, ascending: index in the group and error of each.
 
     The others are complete. A source that has a method `read_group(ids, into, begins)` does it in one call, as sources
@@ -29,6 +39,7 @@ def read_group(source: Source, ids: Ids, into: Bytes | memoryview, begins: Ids) 
     ids: int64[n]; a sample may be among them more than once.
     into: uint8[...], contiguous, writable. begins: int64[n + 1], ascending. Sample k goes to the front of
         into[begins[k]:begins[k + 1]]; of one that failed, what is there is undefined.
+    at: called with each sample that is read by itself, and so may take long, before it is.
     Raises: TypeError for arrays of another dtype or shape; IndexError if there is no such sample; ConfigError if a
         sample does not fit its place. Then nothing was read.
     """
@@ -36,10 +47,14 @@ def read_group(source: Source, ids: Ids, into: Bytes | memoryview, begins: Ids) 
     if not array.flags.writeable:
         raise TypeError("into is read-only: samples are written there")
     one_call: Any = getattr(source, "read_group", None)
-    if one_call is None:
-        return read_one_by_one(source, ids, array, begins)
-    failed: Failed = one_call(ids, array, begins)
-    return failed
+    _thread.at = at
+    try:
+        if one_call is None:
+            return read_one_by_one(source, ids, array, begins)
+        failed: Failed = one_call(ids, array, begins)
+        return failed
+    finally:
+        _thread.at = None
 
 
 def prepare_group(source: Source) -> None:
@@ -55,9 +70,12 @@ def read_one_by_one(
     """Read samples of a group one after the other; as `read_group`. which: indices in the group; None: all."""
     check_group(source, ids, into, begins)
     buffer, sizes, failed = into.data, source.sizes_bytes, Failed()
+    at: Callable[[int], None] | None = getattr(_thread, "at", None)
     for index in range(ids.size) if which is None else which:
         sample = int(ids[index])
         begin, size = int(begins[index]), int(sizes[sample])
+        if at is not None:
+            at(sample)
         try:
             _read(source, sample, buffer[begin : begin + size])
         except Exception as error:
