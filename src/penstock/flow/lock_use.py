@@ -46,7 +46,7 @@ class RunDelay:
     def seconds(self) -> float:
         """Return the sum so far; 0 where the kernel does not count."""
         try:
-            # Python's own `pread` would let go of the lock for 2 us, and wait for it where others want it.
+            # Python's own `pread` would release the lock for 2 us, and then wait until others release it.
             count = _pread(self._number, self._text, len(self._text), 0)
             return int(self._text.raw[: max(count, 0)].split()[1]) * 1e-9
         except (IndexError, ValueError):

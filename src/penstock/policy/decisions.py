@@ -64,11 +64,10 @@ GO_ON, FREED, MOVED, LOADED, ABANDONED, OBSERVED = 0, 1, 2, 3, 4, 5
 # Instructions, from OUT on: four numbers, of which the second is how many items follow, then columns of the items.
 #   DROP   | items | 0      | 0      | entries
 #   READY  | items | number | slot   | rows that failed
-#   GAVE_UP| 0     | number | slot   |
 #   STAGED | 0     | number | slot   |
 #   MOVE   | items | number | origin | entries, samples, rests
 #   LOAD   | items | number | slot   | rows, samples, origins, rests, entries
-DROP, READY, GAVE_UP, STAGED, MOVE, LOAD = 0, 1, 2, 3, 4, 5
+DROP, READY, STAGED, MOVE, LOAD = 0, 1, 2, 3, 4
 HEAD = 4
 
 # A Load takes about this long: an instruction should be little beside its work, and a batch not wait for one of its
@@ -284,7 +283,6 @@ def _ended(s: State, rank: int, end: int) -> int:
         slot = m[m[rank + ENDED] + k]
         number = m[slot + SLOT_NUMBER]
         if m[slot + SLOT_ABANDONED] != 0:
-            end = _head(m, end, GAVE_UP, 0, number, m[slot + SLOT_INDEX])
             free_slot(s, rank, slot)
             continue
         failed = m[slot + SLOT_FAILED]
