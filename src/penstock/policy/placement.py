@@ -32,6 +32,11 @@ class Placement:
     tier_of: NDArray[np.int8]
     fill_order: NDArray[np.int64]
 
+    @property
+    def kept(self) -> Kept:
+        """The same, listed."""
+        return Kept(self.fill_order, self.tier_of[self.fill_order])
+
     def samples_in(self, tier: int) -> NDArray[np.int64]:
         """Return the ids that `tier` keeps, in filling order."""
         chosen: NDArray[np.int64] = self.fill_order[self.tier_of[self.fill_order] == tier]

@@ -34,7 +34,7 @@ from penstock.policy import decisions
 from penstock.policy.decision_state import new_state, slot_of, views_of, with_slots
 from penstock.policy.decisions import OK
 from penstock.policy.merge import Extents
-from penstock.policy.placement import Kept, Placement
+from penstock.policy.placement import Placement
 from penstock.policy.thread_count import ThreadCount, ThreadFacts
 
 Ids = NDArray[np.int64]
@@ -175,11 +175,10 @@ class Scheduler:
         #: The compiled form of `decisions.event`, once there is one; and bound to the state.
         self._loop: Loop | None = None
         self._bound: Callable[..., int] | None = None
-        kept = Kept(placement.fill_order, placement.tier_of[placement.fill_order])
         self._have(
             new_state(
                 sizes_bytes,
-                [kept],
+                [placement.kept],
                 machine,
                 slots=limits.slots,
                 local_batch=plan.max_local_batch(rank),

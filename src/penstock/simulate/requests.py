@@ -18,6 +18,7 @@ from penstock.errors import ConfigError
 from penstock.machine import Machine
 from penstock.policy.loading import Fill, Job, Loading, LoadingPolicy
 from penstock.simulate.assumptions import PHYSICAL, Assumptions
+from penstock.simulate.loading import steps_of
 
 if TYPE_CHECKING:
     from penstock.simulate import _request_kernels as kernels
@@ -101,7 +102,7 @@ def simulate_job(
         )
     together = assumptions.time == "together"
     strings = loading.strings or job.strings
-    bounds = _bounds(job)
+    bounds = steps_of(job.plan, range(job.ranks), strings).bounds
     string = np.concatenate(strings) if strings else np.empty(0, np.int64)
     before = [fill for fill in loading.fills if fill.before_training]
     during = [fill for fill in loading.fills if not fill.before_training]
@@ -216,42 +217,6 @@ def _check_ids(policy: str, does: str, ids: NDArray[np.int64], samples: int) -> 
     if ids.min(initial=0) < 0 or ids.max(initial=0) >= samples:
         wrong = ids.min() if ids.min() < 0 else ids.max()
         raise ConfigError(f"policy {policy!r} {does} sample {wrong}; samples are 0 to {samples - 1}")
-
-
-def _bounds(job: Job) -> NDArray[np.int64]:
-    """Return where each rank's local batches begin in the concatenated strings: int64[ranks, steps + 1]."""
-    plan = job.plan
-    counts = np.concatenate(
-        [
-            np.array(
-                [
-                    [
-                        plan.local_batch_size(rank, epoch, step)
-                        for step in _steps_that_differ(plan.steps(epoch))
-                    ]
-                    for rank in range(job.ranks)
-                ],
-                np.int64,
-            )[:, _spread(plan.steps(epoch))]
-            for epoch in range(plan.epochs)
-        ],
-        axis=1,
-    )
-    bounds = np.zeros((job.ranks, counts.shape[1] + 1), np.int64)
-    np.cumsum(counts, axis=1, out=bounds[:, 1:])
-    bounds[1:] += np.cumsum(bounds[:-1, -1])[:, None]
-    return bounds
-
-
-def _steps_that_differ(steps: int) -> list[int]:
-    """A full step and the last one stand for all."""
-    return [0, steps - 1] if steps else []
-
-
-def _spread(steps: int) -> NDArray[np.int64]:
-    spread = np.zeros(steps, np.int64)
-    spread[-1:] = 1
-    return spread
 
 
 @dataclass(frozen=True, slots=True)

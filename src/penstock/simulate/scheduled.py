@@ -10,7 +10,6 @@ from penstock.machine import Machine
 from penstock.plan import AccessPlan
 from penstock.policy import StagingLimits
 from penstock.policy.loading import Job
-from penstock.policy.placement import Kept
 from penstock.policy.runnable import placement_of, why_not_run
 from penstock.simulate.assumptions import PHYSICAL
 from penstock.simulate.loading import Run, run_in_virtual_time, steps_of
@@ -44,12 +43,11 @@ def predict_job(scenario: Scenario, policy: str) -> Run:
             "machine.compute is unknown: say how fast the training consumes, for example '100 MB/s'"
         )
     ranks = range(plan.ranks)
-    kept = []
-    for rank in ranks:
-        placement = placement_of(
-            policy_named(policy), Job(plan, sizes_bytes, machine, scenario.seed, rank), rank
-        )
-        kept.append(Kept(placement.fill_order, placement.tier_of[placement.fill_order]))
+    chosen = policy_named(policy)
+    kept = [
+        placement_of(chosen, Job(plan, sizes_bytes, machine, scenario.seed, rank), rank).kept
+        for rank in ranks
+    ]
     limits = limits_of(plan, machine, sizes_bytes, machine.source.threads)
     return run_in_virtual_time(steps_of(plan, ranks, plan.strings()), machine, sizes_bytes, kept, limits)
 
