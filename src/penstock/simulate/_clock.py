@@ -69,10 +69,10 @@ READER_THREAD, DECODER_THREAD = 2, 3
     QUEUED,  #: events in the heap
     HEAP,  #: where it is
     TICKET,  #: of the next event: of two at one time the one that was said first comes first
-    TODO,  #: actors that go on now
-    TODO_FIRST,
-    TODO_RING,  #: where they are
-    TODO_SIZE,
+    AT_ONCE,  #: actors that go on now
+    AT_ONCE_FIRST,
+    AT_ONCE_RING,  #: where they are
+    AT_ONCE_SIZE,
     AT_STEP,  #: that the ranks are at
     RUNNING,  #: ranks that have not ended it
     CLIENTS,  #: ranks with reads on the store's wire
@@ -115,7 +115,7 @@ ASKED, DUE, BEGUN, RANK_FLOAT_COLUMNS = range(4)
 (
     RANK,
     ROLE,
-    PLACE_IN_HEAP,  #: or NOWHERE, or IN_TODO
+    PLACE_IN_HEAP,  #: or NOWHERE, or GOES_AT_ONCE
     TICKET_OF,
     ACTOR_FLOATS,  #: where its floats are
     PHASE,
@@ -142,7 +142,7 @@ ASKED, DUE, BEGUN, RANK_FLOAT_COLUMNS = range(4)
 # wire: bytes of the first read that are to come, as of when, and the latency of its reads.
 TIME, BEGAN, SINCE, REST, AS_OF, LATENCY, ACTOR_FLOAT_COLUMNS = range(7)
 A_CONSUMER, A_WORKER, A_WIRE = 0, 1, 2
-NOWHERE, IN_TODO = -1, -2
+NOWHERE, GOES_AT_ONCE = -1, -2
 # Phases of a consumer, and of a worker.
 STARTS, ASKING, WAITS, COMPUTES, RESTS = range(5)
 BEGINS, WAITING, FETCHING, DECODING = range(4)
@@ -181,10 +181,10 @@ def run(s: State, c: Clock) -> int:
     while True:
         if w[SPANS] >= w[MOST_SPANS] and w[MOST_SPANS] > 0:
             return FULL
-        if w[TODO] > 0:
-            actor = w[w[TODO_RING] + w[TODO_FIRST]]
-            w[TODO_FIRST] = (w[TODO_FIRST] + 1) % w[TODO_SIZE]
-            w[TODO] -= 1
+        if w[AT_ONCE] > 0:
+            actor = w[w[AT_ONCE_RING] + w[AT_ONCE_FIRST]]
+            w[AT_ONCE_FIRST] = (w[AT_ONCE_FIRST] + 1) % w[AT_ONCE_SIZE]
+            w[AT_ONCE] -= 1
             w[actor + PLACE_IN_HEAP] = NOWHERE
         elif w[QUEUED] > 0:
             actor = w[w[HEAP]]
@@ -601,9 +601,9 @@ def _record(
 def _do(w: Ints, actor: int) -> None:
     """Let an actor go on now, before any other event."""
     if w[actor + PLACE_IN_HEAP] == NOWHERE:
-        w[w[TODO_RING] + (w[TODO_FIRST] + w[TODO]) % w[TODO_SIZE]] = actor
-        w[TODO] += 1
-        w[actor + PLACE_IN_HEAP] = IN_TODO
+        w[w[AT_ONCE_RING] + (w[AT_ONCE_FIRST] + w[AT_ONCE]) % w[AT_ONCE_SIZE]] = actor
+        w[AT_ONCE] += 1
+        w[actor + PLACE_IN_HEAP] = GOES_AT_ONCE
 
 
 def _is_before(w: Ints, g: Floats, left: int, right: int) -> bool:
@@ -612,6 +612,11 @@ def _is_before(w: Ints, g: Floats, left: int, right: int) -> bool:
         left_time == right_time and w[left + TICKET_OF] < w[right + TICKET_OF]
     )
     return is_before
+
+
+def _put(w: Ints, at: int, actor: int) -> None:
+    w[w[HEAP] + at] = actor
+    w[actor + PLACE_IN_HEAP] = at
 
 
 def _push(w: Ints, g: Floats, actor: int, time: float) -> None:
@@ -632,11 +637,9 @@ def _push(w: Ints, g: Floats, actor: int, time: float) -> None:
         other = w[heap + above]
         if not _is_before(w, g, actor, other):
             break
-        w[heap + at] = other
-        w[other + PLACE_IN_HEAP] = at
+        _put(w, at, other)
         at = above
-    w[heap + at] = actor
-    w[actor + PLACE_IN_HEAP] = at
+    _put(w, at, actor)
 
 
 def _pop(w: Ints, g: Floats) -> None:
@@ -662,8 +665,6 @@ def _sink(w: Ints, g: Floats, at: int) -> None:
         other = w[heap + below]
         if not _is_before(w, g, other, actor):
             break
-        w[heap + at] = other
-        w[other + PLACE_IN_HEAP] = at
+        _put(w, at, other)
         at = below
-    w[heap + at] = actor
-    w[actor + PLACE_IN_HEAP] = at
+    _put(w, at, actor)

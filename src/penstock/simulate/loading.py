@@ -198,8 +198,8 @@ def _new_clock(
     items_at = actors_at + ranks * actors * c.ACTOR_COLUMNS
     rings_at = items_at + ranks * workers * 3 * group
     heap_at = rings_at + ranks * 2 * limits.slots
-    todo_at = heap_at + ranks * actors
-    w = np.zeros(todo_at + ranks * actors, np.int64)
+    at_once_at = heap_at + ranks * actors
+    w = np.zeros(at_once_at + ranks * actors, np.int64)
     # Where bytes cost nothing, a tier in memory, they are decoded where they lie.
     rates = np.zeros((origins, workers + 1))
     store = np.zeros((machine.ranks + 1, workers + 1))
@@ -240,7 +240,7 @@ def _new_clock(
         actor_floats_at + np.arange(ranks * actors) * c.ACTOR_FLOAT_COLUMNS
     ).reshape(ranks, actors)
     all_actors[:, 0, c.ROLE], all_actors[:, 0, c.PHASE] = c.A_CONSUMER, c.STARTS
-    all_actors[:, 0, c.PLACE_IN_HEAP] = c.IN_TODO
+    all_actors[:, 0, c.PLACE_IN_HEAP] = c.GOES_AT_ONCE
     busy = all_actors[:, 1 : 1 + workers]
     busy[:, :, c.ROLE] = c.A_WORKER
     busy[:, :, c.NEXT] = at[:, 2 : 2 + workers]
@@ -260,8 +260,8 @@ def _new_clock(
     ]
     g[wires[:, :, c.ACTOR_FLOATS] + c.LATENCY] = latency
 
-    w[c.HEAP], w[c.TODO_RING], w[c.TODO_SIZE] = heap_at, todo_at, ranks * actors
-    w[todo_at : todo_at + ranks], w[c.TODO] = at[:, 0], ranks
+    w[c.HEAP], w[c.AT_ONCE_RING], w[c.AT_ONCE_SIZE] = heap_at, at_once_at, ranks * actors
+    w[at_once_at : at_once_at + ranks], w[c.AT_ONCE] = at[:, 0], ranks
     w[c.AT_STEP], w[c.RUNNING] = -1, ranks
     w[c.ORIGINS] = origins
     w[c.STORE_RATES], w[c.STORE_COLUMNS] = store_at, workers + 1
@@ -346,7 +346,7 @@ def predict(
         read,
         machine,
         sizes_bytes,
-        [Kept(placement.fill_order, placement.tier_of[placement.fill_order])],
+        [placement.kept],
         limits,
         step_seconds=each,
         first_ask_seconds=first_ask_seconds,
