@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from penstock.arena import Arena
-from penstock.errors import ConfigError, LoaderClosed
+from penstock.errors import ClosedError, ConfigError
 
 #: Attaches a descriptor, checks its content, writes into it, and reads a line before it ends.
 CHILD = """
@@ -73,9 +73,9 @@ def test_a_view_outlives_it_and_use_after_close_is_an_error(arena: Arena) -> Non
     arena.close()
 
     assert view.tolist() == [3] * 10
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         _ = arena.array
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         _ = arena.nbytes
 
 
@@ -103,7 +103,7 @@ def test_only_a_shared_one_has_a_descriptor_and_until_it_is_closed() -> None:
 
     shared.close()
 
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         _ = shared.descriptor
     gc.collect()
     assert open_descriptors() == before

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import ConfigError, LoaderClosed
+from penstock.errors import ClosedError, ConfigError
 
 #: A mapping keeps no descriptor of its own.
 _UNTRACKED: Any = {"trackfd": False} if sys.version_info >= (3, 13) else {}
@@ -82,17 +82,17 @@ class Arena:
 
     @property
     def array(self) -> NDArray[np.uint8]:
-        """uint8[nbytes]. Its views keep the memory, also after `close`. Raises: LoaderClosed after `close`."""
+        """uint8[nbytes]. Its views keep the memory, also after `close`. Raises: ClosedError after `close`."""
         return np.frombuffer(self.mapping, np.uint8)
 
     @property
     def mapping(self) -> mmap.mmap:
         """The memory as a buffer. An array over it, unlike one over `array`, is what its own views refer to.
 
-        Raises: LoaderClosed after `close`.
+        Raises: ClosedError after `close`.
         """
         if self._mapping is None:
-            raise LoaderClosed("this arena is closed; make a new one")
+            raise ClosedError("this arena is closed; make a new one")
         return self._mapping
 
     @property
@@ -105,11 +105,11 @@ class Arena:
 
     @property
     def descriptor(self) -> int:
-        """By which another process attaches it. Raises: ConfigError for a private arena; LoaderClosed after `close`."""
+        """By which another process attaches it. Raises: ConfigError for a private arena; ClosedError after `close`."""
         if self._close_descriptor is None:
             raise ConfigError("a private arena has no descriptor: make it with is_shared=True")
         if not self._close_descriptor.alive:
-            raise LoaderClosed("this arena is closed; make a new one")
+            raise ClosedError("this arena is closed; make a new one")
         return self._descriptor
 
     def close(self) -> None:

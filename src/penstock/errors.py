@@ -7,7 +7,7 @@
     ├── StagingError (MemoryError)   batches that are kept fill the memory that was given
     ├── WaitTimeout (TimeoutError)   a wait outlasted `timeout=`
     ├── RankError (RuntimeError)     another rank of the job failed, or is not where this one is
-    └── LoaderClosed (RuntimeError)  used after close, in another process, or past the last epoch
+    └── ClosedError (RuntimeError)   used after close, in a forked process, or past the last epoch
 
 Messages name the value, the rule it broke and the next move. They name files, too, and a file name on Linux is any
 bytes: what a terminal would obey or an encoding refuse is escaped (`printable`).
@@ -67,5 +67,8 @@ class RankError(PenstockError, RuntimeError):
     """What the ranks of a job do together failed on one of them; the message names it."""
 
 
-class LoaderClosed(PenstockError, RuntimeError):
-    """A loader was used after it was closed, in a forked child, or beyond its last epoch."""
+class ClosedError(PenstockError, RuntimeError):
+    """A loader, store or tier was used after it was closed, or in a process forked from the one that opened it.
+
+    A loader closes an epoch loop, too: past its last epoch, and when another loop over it begins.
+    """

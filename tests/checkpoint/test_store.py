@@ -33,7 +33,7 @@ from penstock.checkpoint.dtypes import DTYPES
 from penstock.checkpoint.manifest import NewerFormat
 from penstock.checkpoint.restoring import Restored
 from penstock.checkpoint.store import SnapshotStore
-from penstock.errors import ConfigError, DataError, FormatError, LoaderClosed, PenstockError
+from penstock.errors import ClosedError, ConfigError, DataError, FormatError, PenstockError
 from penstock.policy.keeping import Keep
 
 WAYS = [
@@ -632,7 +632,7 @@ def test_a_closed_store_says_so(folder: Path, call: Callable[[SnapshotStore], An
     store.close()
     store.close()
 
-    with pytest.raises(LoaderClosed, match="the snapshot store was closed"):
+    with pytest.raises(ClosedError, match=f"the snapshot store {folder} was closed: .*open another to write"):
         call(store)
 
 

@@ -189,7 +189,7 @@ def test_a_forked_child_does_not_write_and_waits_for_nothing_that_its_parent_doe
     assert (restored, closed) == ("2", "None")
     for error in refused:
         assert error.startswith(
-            f"LoaderClosed: the snapshot store was opened by process {os.getpid()}, from which"
+            f"ClosedError: the snapshot store {folder} was opened by process {os.getpid()}, from which"
         )
     assert store_steps(folder) == [1, 2, 3, 4]
 

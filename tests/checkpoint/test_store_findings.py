@@ -21,7 +21,7 @@ from penstock.checkpoint import alone, lock
 from penstock.checkpoint.saving import BackgroundSave, Saved
 from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.wire import Refresher
-from penstock.errors import ConfigError, DataError, FormatError, LoaderClosed
+from penstock.errors import ClosedError, ConfigError, DataError, FormatError
 from penstock.policy.keeping import Keep
 
 # -- Arguments -------------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ def test_a_closed_store_can_be_read_and_not_written(folder: Path) -> None:
         store.drain,
         lambda: store.prepare({}),
     ):
-        with pytest.raises(LoaderClosed, match="was closed: it can still be read; make a new one to write"):
+        with pytest.raises(ClosedError, match="was closed: it can still be read; open another to write"):
             write()
 
 

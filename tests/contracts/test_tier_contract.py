@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from penstock.errors import ConfigError, LoaderClosed
+from penstock.errors import ClosedError, ConfigError
 from penstock.store import MemoryTier, SizedTier
 
 TIERS = [MemoryTier]
@@ -120,9 +120,9 @@ class TestTierContract:
 
         assert not tier.contains(1)
         assert tier.used_bytes == 0
-        with pytest.raises(LoaderClosed):
+        with pytest.raises(ClosedError):
             tier.put(2, b"data")
-        with pytest.raises(LoaderClosed):
+        with pytest.raises(ClosedError):
             tier.view(1)
 
     def test_a_view_outlives_the_tier(self, build: Build) -> None:
@@ -261,7 +261,7 @@ class TestTierContract:
             lambda: tier.drop(ids_of(2)),
             lambda: tier.array,
         ):
-            with pytest.raises(LoaderClosed):
+            with pytest.raises(ClosedError):
                 call()
         assert tier.places_of(ids_of(1, 2)).tolist() == [[-1, -1], [-1, -1]]
 

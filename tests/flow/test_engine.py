@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.patience import patient, wait_until
 
-from penstock.errors import DataError, LoaderClosed, StagingError, WaitTimeout
+from penstock.errors import ClosedError, DataError, StagingError, WaitTimeout
 from penstock.flow import waits
 from penstock.flow.engine import DECISIONS, Engine, Failed
 from penstock.flow.recorder import Recorder
@@ -416,7 +416,7 @@ def test_closing_twice_is_harmless_and_a_closed_engine_says_so(run: Callable[...
     running.engine.close()
     running.engine.close()
 
-    with pytest.raises(LoaderClosed, match="closed"):
+    with pytest.raises(ClosedError, match="closed"):
         running.take(0, 0)
 
 
@@ -451,7 +451,7 @@ def test_a_forked_child_is_told_that_it_needs_a_loader_of_its_own(run: Callable[
     if child == 0:
         try:
             running.take(0, 0)
-        except LoaderClosed as error:
+        except ClosedError as error:
             os._exit(0 if "forked" in str(error) else 1)
         os._exit(2)
 

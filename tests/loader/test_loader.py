@@ -25,7 +25,7 @@ from tests.patience import wait_until
 from tests.store.test_ranged import CHUNK, Chunks
 
 import penstock.torch
-from penstock.errors import ConfigError, DataError, LoaderClosed, StagingError
+from penstock.errors import ClosedError, ConfigError, DataError, StagingError
 from penstock.flow.cpus import CpuLimit
 from penstock.flow.engine import Engine
 from penstock.flow.lock_use import LockUse
@@ -270,7 +270,7 @@ def test_the_end_of_a_run_is_a_place_to_start_at_too(folder: Path) -> None:
     for position in ((2, 0), (1, 6)):
         with make(folder) as loader:
             loader.start(*position)
-            with pytest.raises(LoaderClosed, match="all 2 epochs of this loader were read"):
+            with pytest.raises(ClosedError, match="all 2 epochs of this loader were read"):
                 iter(loader)
 
 
@@ -295,7 +295,7 @@ def test_a_place_that_the_plan_has_not_is_refused_and_starts_nothing(
         assert sum(len(labels) for _, labels in loader) == COUNT
         with pytest.raises(ConfigError, match="was started already"):
             loader.start(1, 0)
-    with pytest.raises(LoaderClosed, match="closed"):
+    with pytest.raises(ClosedError, match="closed"):
         loader.start()
 
 
@@ -371,7 +371,7 @@ def test_leaving_a_loop_early_ends_that_epoch_and_the_next_loop_runs_the_next(fo
             pass
 
         assert second == order.at(1, np.arange(COUNT)).tolist()
-        with pytest.raises(LoaderClosed, match="all 3 epochs"):
+        with pytest.raises(ClosedError, match="all 3 epochs"):
             iter(loader)
 
 
@@ -382,7 +382,7 @@ def test_a_loader_runs_one_epoch_at_a_time_and_the_older_pass_is_told(folder: Pa
         newer = iter(loader)
         next(newer)
 
-        with pytest.raises(LoaderClosed, match="one epoch at a time"):
+        with pytest.raises(ClosedError, match="one epoch at a time"):
             next(older)
 
 
@@ -893,7 +893,7 @@ def test_a_closed_loader_says_so(folder: Path) -> None:
     loader.close()
     loader.close()
 
-    with pytest.raises(LoaderClosed, match="closed"):
+    with pytest.raises(ClosedError, match="closed"):
         iter(loader)
 
 

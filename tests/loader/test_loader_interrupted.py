@@ -15,7 +15,7 @@ from tests.interrupting import every_place
 from tests.patience import patient, wait_until
 
 from penstock.compiling import Part
-from penstock.errors import ConfigError, DataError, LoaderClosed
+from penstock.errors import ClosedError, ConfigError, DataError
 from penstock.flow import waits
 from penstock.loader import Loader
 from penstock.loader.transforms import Resize, ToTensor
@@ -284,7 +284,7 @@ def test_closing_in_another_thread_ends_a_wait(tmp_path: Path) -> None:
     def consume() -> None:
         try:
             seen_in(loader)
-        except LoaderClosed as error:
+        except ClosedError as error:
             raised.append(error)
 
     consumer = threading.Thread(target=consume)
@@ -296,7 +296,7 @@ def test_closing_in_another_thread_ends_a_wait(tmp_path: Path) -> None:
     gate.set()
     closer.join()
 
-    assert [type(error) for error in raised] == [LoaderClosed]
+    assert [type(error) for error in raised] == [ClosedError]
 
 
 def test_close_ends_though_a_worker_hangs_where_machine_code_is_kept(
@@ -497,7 +497,7 @@ def test_a_loader_that_was_made_before_a_fork_starts_in_the_parent_alone(tmp_pat
 
         def begin_there() -> None:
             for begin in (loader.start, lambda: iter(loader)):
-                with pytest.raises(LoaderClosed, match="make a loader of its own here"):
+                with pytest.raises(ClosedError, match="make a loader of its own here"):
                     begin()
             loader.close()
 

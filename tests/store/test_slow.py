@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock.errors import ConfigError, DataError, LoaderClosed
+from penstock.errors import ClosedError, ConfigError, DataError
 from penstock.store import SlowSource
 from penstock.store import slow as slow_module
 from penstock.store.slow import SharedWire
@@ -163,7 +163,7 @@ def test_a_closed_store_is_not_read() -> None:
     slow.close()
     slow.close()
 
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         slow.read(0)
 
 

@@ -489,14 +489,14 @@ with Loader(Numbers(), **{**options, "report": lambda line: None}, trace=sys.arg
 
 FORKED = """
 import multiprocessing, warnings
-from penstock.errors import LoaderClosed
+from penstock.errors import ClosedError
 warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork beside threads
 
 def use(loader):
     try:
         for batch in loader:
             pass
-    except LoaderClosed as error:
+    except ClosedError as error:
         say("child:", error)
         sys.exit(3)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import ConfigError, FormatError
+from penstock.errors import ClosedError, ConfigError, FormatError
 from penstock.trace import JSON
 from penstock.trace.blocks import (
     REFERENCE,
@@ -330,5 +330,5 @@ def test_arrays_of_another_form_are_refused(tmp_path: Path) -> None:
             writer.append(np.zeros(3, [("time", "<f8")]), {})
         writer.close()
         writer.close()
-        with pytest.raises(ConfigError, match="is closed"):
+        with pytest.raises(ClosedError, match="is closed"):
             writer.append(np.zeros(0, REFERENCE), {})

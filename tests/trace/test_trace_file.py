@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tests.spans import spans_of
 
-from penstock.errors import ConfigError, FormatError
+from penstock.errors import ClosedError, ConfigError, FormatError
 from penstock.trace import (
     JSON,
     NO_PLACE,
@@ -536,7 +536,7 @@ def test_closing_twice_is_harmless_and_appending_after_it_an_error(tmp_path: Pat
     writer.close()
     writer.close()
 
-    with pytest.raises(ConfigError, match="is closed"):
+    with pytest.raises(ClosedError, match="is closed"):
         writer.append(numbered_spans(0, 1))
     assert read_trace(tmp_path / "trace").is_complete
 

@@ -60,7 +60,7 @@ from penstock.checkpoint.wire import messages
 from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.checkpoint.writing import Piece
 from penstock.compiling import Lease
-from penstock.errors import ConfigError, DataError, LoaderClosed, RankError, WaitTimeout, printable
+from penstock.errors import ClosedError, ConfigError, DataError, RankError, WaitTimeout, printable
 from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
@@ -920,16 +920,18 @@ class SnapshotStore:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise LoaderClosed("the snapshot store was closed: it can still be read; make a new one to write")
+            raise ClosedError(
+                f"the snapshot store {self._tiers[-1].name} was closed: it can still be read; open another to write"
+            )
         if self._reads_only:
             raise ConfigError(f"the snapshot store can be read here and not written to: {self._reads_only}")
         self._check_process()
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
-            raise LoaderClosed(
-                f"the snapshot store was opened by process {self._process}, from which this one, {os.getpid()}, was "
-                "forked: open one here to read; to write, once the other is closed"
+            raise ClosedError(
+                f"the snapshot store {self._tiers[-1].name} was opened by process {self._process}, from which this "
+                f"one, {os.getpid()}, was forked: open one here to read; to write, once the other is closed"
             )
 
     def __enter__(self) -> SnapshotStore:

@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.compiling import Part
-from penstock.errors import LoaderClosed, no_thread, printable
+from penstock.errors import ClosedError, no_thread, printable
 from penstock.flow import waits
 from penstock.flow.lock_use import ASK_EVERY_SECONDS, LockUse, RunDelay, ask_for_lock
 from penstock.flow.patience import Patience
@@ -295,7 +295,7 @@ class Engine:
 
         Batches come in the plan's order; those before (epoch, step) are let go; see `seek`.
 
-        Raises: WaitTimeout, StagingError, LoaderClosed; whatever a thread raised that no sample is to blame for.
+        Raises: WaitTimeout, StagingError, ClosedError; whatever a thread raised that no sample is to blame for.
         """
         self._check_usable()
         key = (epoch, step)
@@ -406,14 +406,14 @@ class Engine:
 
     def _check_usable(self) -> None:
         if self.is_forked:
-            raise LoaderClosed(
+            raise ClosedError(
                 f"this loader was started in process {self._pid} and its threads do not exist in the forked process "
                 f"{os.getpid()}: make a loader of its own there, after the fork"
             )
         if self._fault is not None:
             raise self._fault
         if self._closed:
-            raise LoaderClosed("this loader is closed: make a new one to read on")
+            raise ClosedError("this loader is closed: make a new one to read on")
 
     def _forget_before(self, key: tuple[int, int]) -> None:
         for earlier in [arrived for arrived in self._arrived.copy() if arrived < key]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.compiling import Lease
-from penstock.errors import ConfigError, DataError, LoaderClosed, WaitTimeout, printable
+from penstock.errors import ClosedError, ConfigError, DataError, WaitTimeout, printable
 from penstock.flow.engine import DECISIONS, Departure, Engine, Whole
 from penstock.flow.lock_use import LockUse
 from penstock.flow.recorder import Recorder
@@ -221,7 +221,7 @@ class Loader:
         the first batch is asked for.
 
         Raises: ConfigError if the plan has no such step, if it was started elsewhere before (the first loop starts it,
-            too), or while another thread is inside; LoaderClosed after `close`, or in a forked process; DataError if no
+            too), or while another thread is inside; ClosedError after `close`, or in a forked process; DataError if no
             thread can be started.
         """
         me = get_ident()
@@ -245,7 +245,7 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch.
 
-        Raises: LoaderClosed after the last epoch or after `close`; ConfigError while another thread is inside `iter` or
+        Raises: ClosedError after the last epoch or after `close`; ConfigError while another thread is inside `iter` or
             `next`; DataError if no thread can be started.
         """
         me = get_ident()
@@ -273,7 +273,7 @@ class Loader:
         """Start the threads, and report it, unless that was done."""
         if not self._starter.is_started:
             if self._engine.is_forked:
-                raise LoaderClosed(
+                raise ClosedError(
                     "this loader was made in the process that this one was forked from: make a loader of its own here"
                 )
             self._started_at = self._position
@@ -289,7 +289,7 @@ class Loader:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise LoaderClosed("this loader is closed: make a new one to read on")
+            raise ClosedError("this loader is closed: make a new one to read on")
 
     def _begin_epoch(self) -> Iterator[Any]:
         self._check_open()
@@ -298,7 +298,7 @@ class Loader:
             self._leave_epoch()
         epoch = self._position[0]
         if epoch >= self._plan.epochs:
-            raise LoaderClosed(
+            raise ClosedError(
                 f"all {self._plan.epochs} epochs of this loader were read: give a larger epochs= to plan for more"
             )
         self._iteration += 1
@@ -647,7 +647,7 @@ class _Epoch(Iterator[Any]):
             raise StopIteration
         loader = self._loader
         if self._iteration != loader._iteration:
-            raise LoaderClosed(
+            raise ClosedError(
                 f"this pass over epoch {self._epoch} ended when another `for` loop over the same loader began: a "
                 "loader runs one epoch at a time; make a second loader to read in two places at once"
             )

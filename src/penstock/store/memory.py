@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.arena import Arena
-from penstock.errors import ConfigError, LoaderClosed
+from penstock.errors import ClosedError, ConfigError
 
 Ids = NDArray[np.int64]
 
@@ -61,7 +61,7 @@ class MemoryTier:
     @property
     def array(self) -> NDArray[np.uint8]:
         if self._array is None:
-            raise LoaderClosed("this memory tier is closed; make a new one")
+            raise ClosedError("this memory tier is closed; make a new one")
         return self._array
 
     def __len__(self) -> int:

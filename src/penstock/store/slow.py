@@ -16,7 +16,7 @@ from typing import Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import ConfigError, LoaderClosed
+from penstock.errors import ClosedError, ConfigError
 from penstock.store.group import Ids
 from penstock.store.ranged import RangedSource
 from penstock.store.source import Source
@@ -146,7 +146,7 @@ class SharedWire:
         """
         with _between_threads:
             if self._memory.closed:
-                raise LoaderClosed("this slow source is closed; make a new one")
+                raise ClosedError("this slow source is closed; make a new one")
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
             try:
                 (free,) = _MOMENT.unpack_from(self._memory)

@@ -35,7 +35,7 @@ class SizedTier(Protocol):
 
     @property
     def array(self) -> NDArray[np.uint8]:
-        """uint8[capacity_bytes], the tier's memory. Write only where room was taken. Raises: LoaderClosed."""
+        """uint8[capacity_bytes], the tier's memory. Write only where room was taken. Raises: ClosedError."""
         ...
 
     def take_room(self, ids: Ids, sizes: Ids) -> Ids | None:
@@ -43,14 +43,14 @@ class SizedTier(Protocol):
 
         ids: int64[n]. sizes: int64[n], bytes of each.
         None: it does not fit, or one of them is here, is arriving, or is among the ids twice.
-        Raises: LoaderClosed after `close`; IndexError for an id below 0.
+        Raises: ClosedError after `close`; IndexError for an id below 0.
         """
         ...
 
     def keep(self, ids: Ids) -> None:
         """Let samples be found, for which room was taken and which are there whole by now. ids: int64[n].
 
-        Raises: KeyError naming one that no room was taken for, or that is kept; then none is. LoaderClosed.
+        Raises: KeyError naming one that no room was taken for, or that is kept; then none is. ClosedError.
         """
         ...
 
@@ -69,7 +69,7 @@ class SizedTier(Protocol):
         """Keep a copy of a sample; return whether it is held, or about to be by another thread.
 
         False means that the room left is too small. A sample that is held already is not copied again.
-        Raises: LoaderClosed after `close`.
+        Raises: ClosedError after `close`.
         """
         ...
 
@@ -80,7 +80,7 @@ class SizedTier(Protocol):
     def view(self, sample: int) -> memoryview:
         """Return the sample's bytes, read-only and without a copy where the tier allows; valid after `close`.
 
-        Raises: KeyError if it is not here; LoaderClosed after `close`.
+        Raises: KeyError if it is not here; ClosedError after `close`.
         """
         ...
 

@@ -27,7 +27,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import ConfigError
+from penstock.errors import ClosedError, ConfigError
 from penstock.trace.chunks import ChunkReader, ChunkWriter, Format, damaged
 from penstock.trace.trace import JSON
 
@@ -381,10 +381,11 @@ class RecordingWriter:
         """Write rows, in the order given, and the names that are new since the last call.
 
         names: path of each file that is new, or was renamed, by its number.
-        Raises: ConfigError after close or for rows of another dtype; OSError when the disk does not take them.
+        Raises: ClosedError after close; ConfigError for rows of another dtype; OSError when the disk does not take
+            them.
         """
         if self._chunks.is_closed:
-            raise ConfigError(
+            raise ClosedError(
                 f"{self._chunks.path} is closed; it takes references until then: open another file"
             )
         if rows.dtype != REFERENCE:

@@ -28,7 +28,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import ConfigError
+from penstock.errors import ClosedError, ConfigError
 from penstock.trace.chunks import Chunk, ChunkReader, ChunkWriter, Format, damaged
 from penstock.trace.schema import SPAN, GroupIds, Spans
 from penstock.trace.summary import Summary
@@ -78,7 +78,7 @@ class TraceWriter:
         dropped: how many spans were lost so far, as `Recorder.dropped` counts them. A trace that misses some
             does not read as complete.
         ids: of groups that these spans or later ones are of.
-        Raises: ConfigError after close or for an array of another dtype; OSError when the disk does not take
+        Raises: ClosedError after close; ConfigError for an array of another dtype; OSError when the disk does not take
         them, after which the trace is closed and readable up to its last intact chunk.
         """
         self._check_open()
@@ -93,7 +93,7 @@ class TraceWriter:
     def name(self, samples: Mapping[int, str] | None = None, hosts: Mapping[int, str] | None = None) -> None:
         """Write what samples are called, and on which host ranks run.
 
-        Raises: ConfigError after close; OSError as `append`.
+        Raises: ClosedError after close; OSError as `append`.
         """
         self._check_open()
         for chunk in _names(samples or {}, hosts or {}):
@@ -116,7 +116,7 @@ class TraceWriter:
 
         summary: of all spans that were appended but those waiting, which later ones belong to.
         ids, names, hosts: that later spans may need and that were written before.
-        Raises: ConfigError after close; OSError as `append`.
+        Raises: ClosedError after close; OSError as `append`.
         """
         self._check_open()
         if self._before is not None:
@@ -151,7 +151,7 @@ class TraceWriter:
 
     def _check_open(self) -> None:
         if self._chunks.is_closed:
-            raise ConfigError(
+            raise ClosedError(
                 f"{self._chunks.path} is closed; a trace takes spans until then: open another file"
             )
 
