@@ -181,6 +181,27 @@ def test_after_ctrl_c_anywhere_in_the_start_the_loop_runs_whole_from_where_it_wa
             thread.join(patient(20))
 
 
+@pytest.mark.parametrize("is_cause", [True, False])
+def test_ctrl_c_that_a_data_set_wraps_into_its_own_error_ends_the_construction(is_cause: bool) -> None:
+    """As data sets do whose library tells every failure of its read as one error of its own."""
+    asked = []
+
+    class Wraps(Numbers):
+        def __getitem__(self, index: int) -> tuple[np.ndarray, str]:
+            asked.append(index)
+            try:
+                try:
+                    raise KeyboardInterrupt
+                except KeyboardInterrupt as interrupt:
+                    raise OSError("read failed") from (interrupt if is_cause else None)
+            except OSError as error:
+                raise ValueError("no sample") from error
+
+    with pytest.raises(KeyboardInterrupt):
+        make(Wraps(), epochs=1, on_error="skip", shuffle=False)
+    assert asked == [0]
+
+
 def test_an_error_in_the_first_batch_comes_again_and_again_and_costs_no_slot() -> None:
     with make(
         Numbers(), epochs=1, shuffle=FullShuffle(SAMPLES, 3), batch_size=SAMPLES, memory="2 KiB"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from penstock.errors import DataError, WaitTimeout, printable
 from penstock.flow.engine import Failed
 from penstock.flow.staging import Field
-from penstock.loader.probing import from_first
+from penstock.loader.probing import from_first, raise_interrupt
 from penstock.loader.transforms import Draws, Pipeline, Scratch
 from penstock.loader.transforms.jpeg import JpegHeader, is_jpeg, read_header
 from penstock.loader.transforms.memory import DecodeMemory
@@ -90,8 +90,8 @@ class ImageWork:
                 (height, width), nbytes = size, len(data)
         except WaitTimeout:
             raise
-        except Exception:  # who reads it for a batch says what is wrong
-            pass
+        except Exception as error:  # who reads it for a batch says what is wrong
+            raise_interrupt(error)
         large = max(nbytes, float(np.percentile(sizes_bytes, 99)))
         # A blank picture has thousands of pixels to a byte, and the others are hardly all blank.
         most_pixels = max(height * width, min(height * width / nbytes, _MOST_PIXELS_A_BYTE) * large)
