@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import sys
 import threading
@@ -337,6 +338,32 @@ def test_a_closed_store_can_be_read_and_not_written(folder: Path) -> None:
 
 
 # -- Steps -----------------------------------------------------------------------------------------------------
+
+
+def test_a_lower_step_than_the_one_saved_last_is_reported_once_with_what_restore_returns(
+    folder: Path,
+) -> None:
+    lines: list[str] = []
+    save_all(folder, [7, 9])
+    with opened(folder, report=lines.append) as store:
+        for step in (5, 6):
+            store.save(step, training(step)).wait()
+        assert store.restore().step == 6
+
+    (warning,) = [line for line in lines if "restore()" in line]
+    assert re.match(
+        r"step 5 is saved after step 9: restore\(\) returns .* step 5, and restore\(9\) ", warning
+    )
+
+
+def test_a_training_that_went_back_by_rewind_is_not_warned(folder: Path) -> None:
+    lines: list[str] = []
+    save_all(folder, [4, 9])
+    with opened(folder, report=lines.append) as store:
+        store.rewind(4)
+        store.save(5, training(5)).wait()
+
+    assert not [line for line in lines if "restore()" in line]
 
 
 @pytest.mark.parametrize("step", [np.int64(77), torch.tensor(77), 2**63 - 1])

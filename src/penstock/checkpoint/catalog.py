@@ -269,6 +269,16 @@ class Catalog:
         created = _created_seconds(self._copies.values())
         return sorted(created, key=lambda step: (created[step], step))
 
+    def describe_lower(self, step: int) -> str:
+        """Return what to report of a step that is saved now and is lower than that saved last; "" where it is not."""
+        last = self.steps()[-1:]
+        if not last or last[0] <= step:
+            return ""
+        return (
+            f"step {step} is saved after step {last[0]}: restore() returns the snapshot that was saved last, step "
+            f"{step}, and restore({last[0]}) the other; a training that went back calls rewind() first"
+        )
+
     def newest_seconds(self) -> float:
         """Return when the last snapshot was saved; 0 if there is none."""
         return max(_created_seconds(self._copies.values()).values(), default=0.0)

@@ -433,6 +433,7 @@ class SnapshotStore:
     def save(self, step: int, state: Any, *, per_rank: Any = None) -> Saving:
         """Copy a state, and write it in the background.
 
+        step: any but one that is there; a lower one than that saved last is reported, as `restore` then returns it.
         state: nested mappings and lists of torch or NumPy arrays and plain values; equal on all ranks. Plain values
             and small arrays in main memory are compared; floats that differ, such as the running means
             of a batch norm, are reported and kept as rank 0 has them.
@@ -496,6 +497,8 @@ class SnapshotStore:
             self._fall_through(job, error)
             writer = self._writer
             writer.begin(job, layouts, reserve)
+        if self._ranks.rank == 0 and (warning := self._catalog.describe_lower(step)):
+            self._told(warning)
         #: The whole state, if it lies in memory at once.
         staged: builtins.list[Sequence[Piece]] = []
         workers: Workers | None = None
