@@ -1,4 +1,4 @@
-"""What every fetcher and decoder must do; a new one is added to `WORKS` and has all of these tests."""
+"""What every fetcher and decoder must do; a new one is added to `PARTS` and has all of these tests."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock.flow.engine import Failed
-from penstock.loader.dataset import DatasetWork
-from penstock.loader.images import ImageWork
+from penstock.flow.engine import Decoder, Failed, Fetcher
+from penstock.loader.dataset import DatasetFetcher, SampleDecoder
+from penstock.loader.fetching import SourceFetcher
+from penstock.loader.images import ImageDecoder
 from penstock.loader.transforms import Resize, ToTensor
+from penstock.loader.transforms.memory import DecodeMemory
 from penstock.loader.transforms.pipeline import compile_pipeline
 from penstock.policy import Load
 from penstock.store import FlatFolder, MemoryTier
-from penstock.store.calls import Calls
 from penstock.trace.schema import SOURCE, STAGING
 
 SAMPLES, BROKEN = 7, 3
@@ -27,27 +28,28 @@ SAMPLES, BROKEN = 7, 3
 
 @dataclass
 class Made:
-    """work: a fetcher and decoder of seven samples, the fourth of which cannot be had. damaged: what no decoder takes.
+    """A fetcher and a decoder of seven samples, the fourth of which cannot be had.
 
+    damaged: what the decoder does not take. tier: that keeps samples, or STAGING.
     value: of every element of a sample's row in the first array.
     """
 
-    work: Any
+    fetcher: Fetcher
+    decoder: Decoder
     damaged: Any
     tier: int
     value: Callable[[int], float]
 
     def arrays(self) -> tuple[NDArray[Any], ...]:
-        shapes = ((9, *field.shape) for field in self.work.fields)
+        shapes = ((9, *field.shape) for field in self.decoder.fields)
         return tuple(
-            np.full(shape, 77, field.dtype) for shape, field in zip(shapes, self.work.fields, strict=True)
+            np.full(shape, 77, field.dtype) for shape, field in zip(shapes, self.decoder.fields, strict=True)
         )
 
-    def fetch(self, samples: list[int], origin: int = SOURCE, rest: int = STAGING) -> list[Any]:
-        data: list[Any] = self.work.fetch(
-            samples, origin, [rest] * len(samples), lambda sample: None, lasting=True
+    def fetch(self, samples: list[int], origin: int = SOURCE, rests: list[int] | None = None) -> list[Any]:
+        return self.fetcher.fetch(
+            samples, origin, rests or [STAGING] * len(samples), lambda sample: None, lasting=True
         )
-        return data
 
     def decode(
         self, rows: list[int], samples: list[int], data: list[Any], arrays: tuple[NDArray[Any], ...]
@@ -56,7 +58,7 @@ class Made:
         load = Load(
             0, 0, 0, np.arange(9), 0, rows, samples, [STAGING] * len(rows), [STAGING] * len(rows), rows
         )
-        failed = self.work.decode(load, rows, samples, data, arrays, lambda sample: None)
+        failed = self.decoder.decode(load, rows, samples, data, arrays, lambda sample: None)
         assert all(isinstance(error, Exception) for _, error in failed)
         return [index for index, _ in failed]
 
@@ -66,9 +68,10 @@ def pictures(folder: Path, tiers: dict[int, MemoryTier], tier: int) -> Made:
         cv2.imwrite(str(folder / f"{number}.png"), np.full((8, 8, 3), 10 * number, np.uint8))
     source = FlatFolder(folder)
     (folder / f"{BROKEN}.png").unlink()
-    work = ImageWork(source, compile_pipeline((Resize((8, 8)), ToTensor()), seed=0), tiers)
-    work.limit_decoding(1 << 24)
-    return Made(work, b"no picture", tier, lambda sample: 10 * sample / 255)
+    pipeline = compile_pipeline((Resize((8, 8)), ToTensor()), seed=0)
+    decoder = ImageDecoder(pipeline, source.labels, source.describe, DecodeMemory(1 << 24))
+    damaged = np.frombuffer(b"no picture", np.uint8)
+    return Made(SourceFetcher(source, tiers), decoder, damaged, tier, lambda sample: 10 * sample / 255)
 
 
 class Numbers:
@@ -92,10 +95,12 @@ def data_set(of: Numbers) -> Made:
     def as_array(leaf: Any) -> NDArray[Any] | None:
         return np.asarray(leaf) if isinstance(leaf, np.ndarray | int) else None
 
-    return Made(DatasetWork(of, [0], as_array, True, Calls()), (np.zeros((5, 5)), 1), STAGING, float)
+    fetcher = DatasetFetcher(of)
+    decoder = SampleDecoder((0, of[0]), fetcher.describe, as_array)
+    return Made(fetcher, decoder, (np.zeros((5, 5)), 1), STAGING, float)
 
 
-WORKS: dict[str, Callable[[Path], Made]] = {
+PARTS: dict[str, Callable[[Path], Made]] = {
     "pictures": lambda folder: pictures(folder, {}, STAGING),
     "pictures, kept": lambda folder: pictures(folder, {1: MemoryTier(1 << 20)}, 1),
     "data set": lambda folder: data_set(Numbers()),
@@ -103,17 +108,17 @@ WORKS: dict[str, Callable[[Path], Made]] = {
 }
 
 
-@pytest.fixture(params=WORKS)
+@pytest.fixture(params=PARTS)
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Made]:
-    made = WORKS[request.param](tmp_path)
+    made = PARTS[request.param](tmp_path)
     yield made
-    made.work.close()
+    made.fetcher.close()
 
 
 class TestFetcherContract:
     def test_it_says_where_it_reads_and_names_each_sample(self, made: Made) -> None:
-        assert made.work.place
-        assert len({made.work.describe(sample) for sample in range(SAMPLES)}) == SAMPLES
+        assert made.fetcher.place
+        assert len({made.fetcher.describe(sample) for sample in range(SAMPLES)}) == SAMPLES
 
     @pytest.mark.parametrize("samples", [[5], [6, 0, 2], [4, 1, 4]])
     def test_what_it_brings_is_in_the_order_of_the_question(self, made: Made, samples: list[int]) -> None:
@@ -133,18 +138,22 @@ class TestFetcherContract:
 
         assert [isinstance(each, Failed) for each in data] == [False, True, False]
         error = data[1].error
-        assert made.work.describe(BROKEN) in "\n".join([str(error), *getattr(error, "__notes__", ())])
+        assert made.fetcher.describe(BROKEN) in "\n".join([str(error), *getattr(error, "__notes__", ())])
         assert isinstance(made.fetch([BROKEN])[0], Failed)
 
-    def test_what_a_tier_is_to_keep_is_there_afterwards_and_nothing_else(self, made: Made) -> None:
+    @pytest.mark.parametrize("samples", [[5, 1], [5, 4, 1], [5, BROKEN, 1]])
+    def test_what_a_tier_is_to_keep_is_there_afterwards_and_nothing_else(
+        self, made: Made, samples: list[int]
+    ) -> None:
         if made.tier == STAGING:
             return
-        brought = [bytes(each) for each in made.fetch([5, 1], rest=made.tier)]
+        rests = [made.tier if sample in (5, 1) else STAGING for sample in samples]
+        brought = made.fetch(samples, rests=rests)
 
-        found = made.fetch([1, 4, 5], origin=made.tier)
+        found = made.fetch([1, 4, BROKEN, 5], origin=made.tier)
 
-        assert isinstance(found[1], Failed)
-        assert [bytes(found[2]), bytes(found[0])] == brought
+        assert [isinstance(each, Failed) for each in found] == [False, True, True, False]
+        assert [bytes(found[3]), bytes(found[0])] == [bytes(brought[0]), bytes(brought[-1])]
 
 
 class TestDecoderContract:

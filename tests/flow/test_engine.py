@@ -5,7 +5,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,13 @@ class NumberWork:
         (ids,) = arrays
         ids[rows] = data
         return []
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return (FIELD,)
+
+    def finish(self, slot: int, arrays: tuple[np.ndarray, ...], kept: Sequence[int]) -> Any:
+        return arrays
 
     @property
     def place(self) -> str:

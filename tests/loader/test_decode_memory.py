@@ -239,7 +239,9 @@ def test_callables_that_wait_for_each_other_do_not_wait_for_memory_as_well(tmp_p
     with Loader(
         tmp_path / "large", transforms=[RandomHorizontalFlip(), meet, Resize((8, 8))], **options
     ) as loader:
-        one = loader._work._pipeline.decode_bytes(1500, 2000, JpegHeader(1500, 2000, 3, 8, False, 16, True))  # type: ignore[union-attr]
+        pipeline = loader._setup.pipeline
+        assert pipeline is not None
+        one = pipeline.decode_bytes(1500, 2000, JpegHeader(1500, 2000, 3, 8, False, 16, True))
         assert loader.memory.decoding_bytes < 2 * one
         assert sum(len(labels) for _, labels in loader) == 6
 

@@ -1009,8 +1009,8 @@ def test_a_trace_says_what_ran_where_and_when_and_what_its_slowest_samples_are_c
     with make(folder, epochs=1, trace=tmp_path / "run.trace") as loader:
         for _ in loader:
             pass
-        source = loader._work.place
-        names = {sample: loader._work.describe(sample) for sample in range(COUNT)}
+        source = loader._fetcher.place
+        names = {sample: loader._fetcher.describe(sample) for sample in range(COUNT)}
     trace = read_trace(tmp_path / "run.trace")
     meta: dict[str, Any] = dict(trace.meta)
 

@@ -412,7 +412,7 @@ def test_a_worker_that_died_of_an_error_of_ours_is_told_at_every_wait_and_never_
     loader = make(Numbers(), epochs=3, on_error="skip")
     loader.close()
     with monkeypatch.context() as patched:
-        patched.setattr("penstock.loader.dataset.DatasetWork.decode", lambda *_: 1 / 0)
+        patched.setattr("penstock.loader.dataset.SampleDecoder.decode", lambda *_: 1 / 0)
         loader = make(Numbers(), epochs=3)
         for _ in range(3):
             with pytest.raises(ZeroDivisionError):

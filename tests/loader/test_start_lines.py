@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from penstock.loader import Loader, MemoryBudget
-from penstock.loader.dataset import DatasetWork, numpy_leaf
-from penstock.loader.images import ImageWork
-from penstock.loader.setup import Setup, with_memory
+from penstock.loader.dataset import DatasetFetcher, SampleDecoder, numpy_leaf
+from penstock.loader.fetching import SourceFetcher
+from penstock.loader.images import ImageDecoder
+from penstock.loader.setup import Setup, data_of, with_memory
 from penstock.loader.start_lines import start_lines
 from penstock.loader.transforms import RandomHorizontalFlip, Resize, ToTensor, compile_pipeline
+from penstock.loader.transforms.memory import DecodeMemory
 from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Sequential
 from penstock.policy import StagingLimits, place_by_frequency
 from penstock.policy.loading import Frequency
-from penstock.store.calls import Calls
 
 COUNT = 1000
 TO_ARRAY = (Resize((8, 8)), ToTensor())
@@ -46,14 +47,19 @@ class Photos:
 
 def setup_of(plan: AccessPlan, transforms: Any = TO_ARRAY, **fields: Any) -> Setup:
     budget = MemoryBudget(100_000_000, 5_000_000, 4, 5_000_000, 25_000_000, 9_000_000)
-    work = ImageWork(Photos(), compile_pipeline(transforms, seed=0), {})
+    photos, pipeline = Photos(), compile_pipeline(transforms, seed=0)
     placement = place_by_frequency(plan, 0, Photos.sizes_bytes, [25_000_000])
     limits, machine = StagingLimits(4, 32, 2, 5_000_000), with_memory(None, budget, 2, plan.ranks)
     setup = Setup(
         plan,
         0,
         Photos.sizes_bytes,
-        work,
+        data_of(photos),
+        SourceFetcher(photos, {}),
+        ImageDecoder(
+            compile_pipeline(TO_ARRAY, seed=0), photos.labels, photos.describe, DecodeMemory(9_000_000)
+        ),
+        pipeline,
         budget,
         machine,
         False,
@@ -125,16 +131,11 @@ def test_the_machine_file_and_the_seed_of_random_transforms_are_named() -> None:
     plan = AccessPlan(Sequential(COUNT), 64, 1)
     flips = compile_pipeline([RandomHorizontalFlip(), *TO_ARRAY], seed=7)
 
-    first, second = start_lines(
-        setup_of(plan, work=ImageWork(Photos(), flips, {}), machine_file="cluster.toml")
-    )[:2]
+    first, second = start_lines(setup_of(plan, pipeline=flips, machine_file="cluster.toml"))[:2]
     assert "in the order Sequential, transforms drawn with seed=7: 1 epoch" in first
     assert "as readers= says; machine 'cluster.toml'; takes" in second
     shuffled = AccessPlan(FullShuffle(COUNT, 7), 64, 1)
-    assert (
-        "in the order FullShuffle(seed=7): "
-        in start_lines(setup_of(shuffled, work=ImageWork(Photos(), flips, {})))[0]
-    )
+    assert "in the order FullShuffle(seed=7): " in start_lines(setup_of(shuffled, pipeline=flips))[0]
 
 
 def test_numbers_from_0_to_255_in_a_float_type_get_a_line_of_their_own() -> None:
@@ -145,8 +146,8 @@ def test_numbers_from_0_to_255_in_a_float_type_get_a_line_of_their_own() -> None
     assert third.startswith("images are float32 from 0 to 255, because ToTensor is not among the transforms")
     for transforms in ([Resize((8, 8)), ToTensor()], [Resize((8, 8)), lambda picture: picture]):
         assert len(start_lines(setup_of(plan, transforms=transforms))) == 2
-    as_bytes = ImageWork(Photos(), compile_pipeline([Resize((8, 8))], seed=0, dtype="uint8"), {})
-    assert len(start_lines(setup_of(plan, work=as_bytes))) == 2
+    as_bytes = compile_pipeline([Resize((8, 8))], seed=0, dtype="uint8")
+    assert len(start_lines(setup_of(plan, pipeline=as_bytes))) == 2
 
 
 class Numbers:
@@ -159,9 +160,13 @@ class Numbers:
 
 def test_a_data_set_is_named_by_its_type_and_promises_nothing_about_what_is_kept() -> None:
     plan = AccessPlan(Sequential(COUNT), 64, 1)
+    numbers = DatasetFetcher(Numbers())
     setup = setup_of(
         plan,
-        work=DatasetWork(Numbers(), [0], numpy_leaf, True, Calls()),
+        data=data_of(Numbers()),
+        fetcher=numbers,
+        decoder=SampleDecoder((0, Numbers()[0]), numbers.describe, numpy_leaf),
+        pipeline=None,
         sizes_bytes=np.zeros(COUNT, np.int64),
         limits=StagingLimits(4, 0, 16, 5_000_000),
         decoders_because="as decoders= says",

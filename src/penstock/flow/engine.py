@@ -43,7 +43,7 @@ from penstock.flow import waits
 from penstock.flow.lock_use import ASK_EVERY_SECONDS, LockUse, RunDelay, ask_for_lock
 from penstock.flow.patience import Patience
 from penstock.flow.recorder import Recorder, Ring
-from penstock.flow.staging import Reference, StagingBuffer
+from penstock.flow.staging import Field, Reference, StagingBuffer
 from penstock.machine_code import Loop
 from penstock.policy import Drop, Instruction, Load, Move, OwnRead, Ready, Scheduler, Staged, ThreadFacts
 from penstock.policy.decision_state import EVENT
@@ -142,7 +142,7 @@ class Fetcher(Protocol):
     def fetch(
         self, samples: list[int], origin: int, rests: list[int], at: Callable[[int], None], *, lasting: bool
     ) -> list[Any]:
-        """Return the bytes of each sample, or `Failed`.
+        """Return what there is of each sample, uint8[bytes] of stored ones, or `Failed`.
 
         origin: SOURCE, or the number of the tier to take them from.
         rests: of each, the tier that is to keep what comes from the source, or STAGING.
@@ -160,7 +160,12 @@ class Fetcher(Protocol):
 
 
 class Decoder(Protocol):
-    """Turns bytes into rows of a batch slot. Any thread may call it at any time."""
+    """Turns what a fetcher brings into rows of a batch slot. Any thread may call it at any time."""
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The arrays of a batch: what it writes of each sample."""
+        ...
 
     def decode(
         self,
@@ -176,6 +181,10 @@ class Decoder(Protocol):
         rows: of the batch. samples, data: of each row, its id and what the fetcher brought.
         arrays: of the slot, [batch size, *shape] each.
         """
+        ...
+
+    def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], kept: Sequence[int]) -> Any:
+        """Return what a batch is made of, once its arrays hold the `kept` places of the slot."""
         ...
 
 
@@ -786,7 +795,7 @@ class Engine:
         had = [index for index, each in enumerate(data) if not isinstance(each, Failed)]
         if not had:
             return NO_FLOW
-        nbytes = sum(len(data[index]) for index in had if isinstance(data[index], bytes | memoryview))
+        nbytes = sum(data[index].nbytes for index in had if isinstance(data[index], np.ndarray))
         flow = self._recorder.next_flow()
         if len(had) > 1:
             ring.record_ids(flow, [samples[index] for index in had])

@@ -1,9 +1,8 @@
-"""The threads' work on somebody's map-style data set: call it, and copy what it returns into the slot."""
+"""Somebody's map-style data set: threads call it, and copy what it returns into the slot."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,71 +25,32 @@ class MapDataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-class DatasetWork:
-    """Samples that a data set's own code makes, on the decode threads.
+class DatasetFetcher:
+    """A `Fetcher` of samples that a data set's own code makes."""
 
-    The first of `samples` that can be had, fetched once more beforehand, shows the structure: a tuple, list or
-    mapping of arrays and numbers, nested at will. Arrays and numbers get a place in the slot; anything else (a path,
-    a string) is handed over in a list. Batches have the structure that PyTorch's default_collate gives them.
-
-    as_array: turns a leaf into an array without a copy where it can. calls: what the first sample is fetched with.
-    copy_leaves: copies leaves into an array that has a row for each, if it can at once and they are as this wants
-        them; returns whether it did.
-    """
-
-    def __init__(
-        self,
-        dataset: MapDataset,
-        samples: Iterable[int],
-        as_array: Callable[[Any], NDArray[Any] | None],
-        on_error_raise: bool,
-        calls: Calls,
-        copy_leaves: Callable[[Sequence[Any], NDArray[Any]], bool] = lambda leaves, place: False,
-    ) -> None:
+    def __init__(self, dataset: MapDataset) -> None:
         self._dataset = dataset
         #: PyTorch's protocol: a list of numbers to a list of samples.
         self._get_list: Callable[[list[int]], Iterable[Any]] | None = getattr(dataset, "__getitems__", None)
-        self._copy_leaves = copy_leaves
-        self._as_array = as_array
-        sample, example = from_first(samples, partial(self._example, calls), on_error_raise=on_error_raise)
-        self._structure = learn_structure(example)
-        leaves = [as_array(leaf) for leaf in self._structure.leaves_of(example, self.describe(sample))]
-        #: Which leaves are arrays, in the structure's order.
-        self._is_array = [leaf is not None for leaf in leaves]
-        self.fields = tuple(
-            Field(f"leaf {number}", leaf.shape, leaf.dtype)
-            for number, leaf in enumerate(leaves)
-            if leaf is not None
-        )
-        if not self.fields:
-            raise ConfigError(
-                f"sample {sample} of {type(dataset).__name__} is a {type(example).__name__} without any array "
-                "or number: return at least one, for example the label"
-            )
-        #: Leaves without an array, by slot, row and order of appearance.
-        self._other_leaves: dict[int, dict[int, list[Any]]] = {}
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """What torchvision's data sets call their labels' names; empty where the data set tells none."""
-        return tuple(getattr(self._dataset, "classes", ()))
-
-    @property
-    def name(self) -> str:
-        """The data set in a word, for lines about an epoch."""
-        return type(self._dataset).__name__
-
-    @property
-    def read_from(self) -> str:
-        """What reads that take long are blamed on: whether the data set's code reads or computes is not seen here."""
-        return "the data set"
 
     @property
     def place(self) -> str:
         return type(self._dataset).__name__
 
     def describe(self, sample: int) -> str:
-        return f"{type(self._dataset).__name__}[{sample}]"
+        return f"{self.place}[{sample}]"
+
+    def example(self, samples: Iterable[int], calls: Calls, *, on_error_raise: bool) -> tuple[int, Any]:
+        """Return the first of some samples that can be had, with its number. calls: what it is fetched with."""
+
+        def look(sample: int) -> tuple[int, Any]:
+            try:
+                return sample, calls.one(self.describe(sample), lambda: self._dataset[sample])
+            except Exception as error:
+                error.add_note(f"while asking {self.place} for sample {sample}, to see its shape")
+                raise
+
+        return from_first(samples, look, on_error_raise=on_error_raise)
 
     def fetch(
         self, samples: list[int], origin: int, rests: list[int], at: Callable[[int], None], *, lasting: bool
@@ -111,11 +71,56 @@ class DatasetWork:
             try:
                 values.append(self._dataset[sample])
             except Exception as error:
-                values.append(Failed(self._explained(error, sample)))
+                values.append(Failed(_noted(error, self.describe(sample))))
                 has_failed = True
         if len(samples) > 1 and not has_failed:
             self._get_list = None  # it fails where no sample does: each would be made twice, in every Load
         return values
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class SampleDecoder:
+    """A `Decoder` of samples that are made already: a tuple, list or mapping of arrays and numbers, nested at will.
+
+    An example shows the structure. Arrays and numbers get a place in the slot; anything else (a path, a string) is
+    handed over in a list. Batches have the structure that PyTorch's default_collate gives them.
+
+    example: a sample, and its number. describe: names one, in errors.
+    as_array: turns a leaf into an array without a copy where it can.
+    copy_leaves: copies leaves into an array that has a row for each, if it can at once and they are as this wants
+        them; returns whether it did.
+    Raises: ConfigError for an example without any array or number.
+    """
+
+    def __init__(
+        self,
+        example: tuple[int, Any],
+        describe: Callable[[int], str],
+        as_array: Callable[[Any], NDArray[Any] | None],
+        copy_leaves: Callable[[Sequence[Any], NDArray[Any]], bool] = lambda leaves, place: False,
+    ) -> None:
+        sample, value = example
+        self._describe = describe
+        self._copy_leaves = copy_leaves
+        self._as_array = as_array
+        self._structure = learn_structure(value)
+        leaves = [as_array(leaf) for leaf in self._structure.leaves_of(value, describe(sample))]
+        #: Which leaves are arrays, in the structure's order.
+        self._is_array = [leaf is not None for leaf in leaves]
+        self.fields = tuple(
+            Field(f"leaf {number}", leaf.shape, leaf.dtype)
+            for number, leaf in enumerate(leaves)
+            if leaf is not None
+        )
+        if not self.fields:
+            raise ConfigError(
+                f"{describe(sample)} is a {type(value).__name__} without any array or number: return at least one, for "
+                "example the label"
+            )
+        #: Leaves without an array, by slot, row and order of appearance.
+        self._other_leaves: dict[int, dict[int, list[Any]]] = {}
 
     def decode(
         self,
@@ -134,7 +139,7 @@ class DatasetWork:
                 try:
                     others[row] = self._store(data[index], arrays, row, sample)
                 except Exception as error:
-                    failed.append((index, self._explained(error, sample)))
+                    failed.append((index, _noted(error, self._describe(sample))))
         return failed
 
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], kept: Sequence[int]) -> Any:
@@ -145,20 +150,6 @@ class DatasetWork:
         return self._structure.build(
             next(stacked) if is_array else next(listed) for is_array in self._is_array
         )
-
-    def close(self) -> None:
-        self._other_leaves.clear()
-
-    def _example(self, calls: Calls, sample: int) -> tuple[int, Any]:
-        try:
-            return sample, calls.one(self.describe(sample), lambda: self._dataset[sample])
-        except Exception as error:
-            error.add_note(f"while asking {self.place} for sample {sample}, to see its shape")
-            raise
-
-    def _explained(self, error: Exception, sample: int) -> Exception:
-        error.add_note(f"while loading {self.describe(sample)}")
-        return error
 
     def _store_columns(
         self,
@@ -225,7 +216,7 @@ class DatasetWork:
         """Copy a sample's arrays into its row; return the leaves that are none."""
         others: list[Any] = []
         places = iter(arrays)
-        name = self.describe(sample)
+        name = self._describe(sample)
         leaves = self._structure.leaves_of(value, name)
         for number, (leaf, is_array) in enumerate(zip(leaves, self._is_array, strict=True)):
             array = self._as_array(leaf)
@@ -241,6 +232,11 @@ class DatasetWork:
                 )
             place[row] = array
         return others
+
+
+def _noted(error: Exception, name: str) -> Exception:
+    error.add_note(f"while loading {name}")
+    return error
 
 
 def numpy_leaf(value: Any) -> NDArray[Any] | None:

@@ -31,7 +31,7 @@ class FrontEnd:
     present: present(batch, dtype) turns a structure of NumPy arrays, most of them over a slot, into what the caller
         gets, without a copy. dtype: number format of the images, None for the batch of a data set.
     as_array: turns a part of a data set's sample into an array; None for what is neither array nor number.
-    copy_leaves: copies parts of samples that are neither numbers nor NumPy arrays, see `DatasetWork`.
+    copy_leaves: copies parts of samples that are neither numbers nor NumPy arrays, see `SampleDecoder`.
     begin_thread: what each thread that decodes does first.
     device_event: asked when a loader is made for the `device_event` of its `StagingBuffer`.
     """

@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 
 from penstock.compiling import Lease
 from penstock.errors import ClosedError, ConfigError, DataError, WaitTimeout, printable
-from penstock.flow.engine import DECISIONS, Departure, Engine, Whole
+from penstock.flow.engine import DECISIONS, Departure, Engine, Fetcher, Whole
 from penstock.flow.lock_use import LockUse
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import StagingBuffer, are_small
 from penstock.loader.budget import MemoryBudget
 from penstock.loader.config import LoaderArguments, LoaderConfig, config_of
-from penstock.loader.dataset import DatasetWork, MapDataset
+from penstock.loader.dataset import MapDataset
+from penstock.loader.fetching import SourceFetcher
 from penstock.loader.front_end import NUMPY, FrontEnd
-from penstock.loader.images import ImageWork
+from penstock.loader.images import ImageDecoder
 from penstock.loader.opening import Opening
 from penstock.loader.prediction import predict_run
 from penstock.loader.progress import Collector
@@ -131,8 +132,10 @@ class Loader:
         opening = Opening(config.patience_seconds, config.timeout_seconds, say)
         try:
             self._setup = setup = set_up(config, front_end, opening.calls)
-            self._plan, self._rank, self._work = setup.plan, setup.rank, setup.work
-            self._name = self._work.name if self._plan.ranks == 1 else f"{self._work.name}, rank {self._rank}"
+            self._plan, self._rank = setup.plan, setup.rank
+            self._fetcher, self._decoder = setup.fetcher, setup.decoder
+            name = setup.data.name
+            self._name = name if self._plan.ranks == 1 else f"{name}, rank {self._rank}"
             self._recorder = Recorder(_RING_SPANS, self._rank)
             writer = self._trace_writer(trace, opening.calls)
         finally:
@@ -144,13 +147,13 @@ class Loader:
 
         self._ring = self._recorder.ring(_CONSUMER)
         self._collector = Collector(
-            self._recorder, writer, say, self._work.describe, {self._rank: socket.gethostname()}
+            self._recorder, writer, say, self._fetcher.describe, {self._rank: socket.gethostname()}
         )
         self._staging = self._make_staging()
         self._engine = engine = self._make_engine(say)
         self._starter = Starter(engine.start)
         #: Which of a batch's arrays are handed out as copies, so that kept labels keep no slot.
-        self._are_copied = are_small(setup.work.fields)
+        self._are_copied = are_small(setup.decoder.fields)
 
         #: (epoch, step) of the next batch to hand out; the batch handed out last, and when.
         self._position = self._plan.first_read_from(self._rank, 0, 0)
@@ -183,7 +186,7 @@ class Loader:
         setup = self._setup
         rows = setup.plan.max_local_batch(setup.rank)
         staging = StagingBuffer(
-            setup.work.fields, rows, setup.budget.staging_bytes, self._front_end.device_event()
+            setup.decoder.fields, rows, setup.budget.staging_bytes, self._front_end.device_event()
         )
         for _ in range(setup.limits.slots):
             staging.grow()
@@ -196,12 +199,12 @@ class Loader:
             Scheduler(
                 plan, rank, setup.sizes_bytes, setup.placement, setup.machine, setup.limits, setup.extents
             ),
-            setup.work,
-            setup.work,
+            setup.fetcher,
+            setup.decoder,
             self._staging,
             self._recorder,
             readers=setup.limits.readers,
-            begin=partial(_begin, self._front_end.begin_thread, setup.work),
+            begin=partial(_begin, self._front_end.begin_thread, setup.fetcher),
             patience_seconds=self._config.patience_seconds,
             timeout_seconds=self._config.timeout_seconds,
             say=say,
@@ -350,7 +353,7 @@ class Loader:
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the labels, by label; empty where the source names none."""
-        return self._work.classes
+        return self._setup.data.classes
 
     @property
     def position(self) -> tuple[int, int]:
@@ -441,7 +444,7 @@ class Loader:
                 for array, is_copied in zip(whole.keep(kept), self._are_copied, strict=True)
             )
             batch = (
-                self._front_end.present(self._work.finish(whole.ready.slot, arrays, kept), self._dtype)
+                self._front_end.present(self._decoder.finish(whole.ready.slot, arrays, kept), self._dtype)
                 if kept
                 else None
             )
@@ -512,8 +515,9 @@ class Loader:
         self._collector.collect()
         metrics = None if ended is None else self._collector.epoch(ended)
         if ended is not None and metrics is not None and metrics.seconds and self._report is not None:
-            of_dataset = isinstance(self._work, DatasetWork)  # which reads and computes in one
-            line = limiting(metrics, self._work.read_from, self._work.read_from if of_dataset else "decode")
+            # Whether a data set's code reads or computes is not seen here.
+            is_of_data_set = self._setup.pipeline is None
+            line = limiting(metrics, *(("the data set",) * 2 if is_of_data_set else ("storage", "decode")))
             clauses = (
                 self._threads_clause(),
                 self._lock_clause(metrics),
@@ -536,7 +540,7 @@ class Loader:
                 return [], [], placed
             if decision != "skip":
                 raise ConfigError(f'on_error returned {decision!r}; it must return "raise" or "skip"')
-            name = self._work.describe(sample)
+            name = self._fetcher.describe(sample)
             skipped.append(SkippedSample(ready.epoch, ready.step, sample, name, printable(str(error))))
             _forget_frames(error)
         lost = set(ready.failed)
@@ -554,7 +558,8 @@ class Loader:
             # Of an earlier epoch. One thread shows nothing and may be there for it, so that it is kept then.
             self._lock_use = LockUse()
         waited = stall_share(metrics.stall_seconds, metrics.own_seconds)
-        calls_python = isinstance(self._work, DatasetWork) or self._work.calls_python
+        pipeline = self._setup.pipeline
+        calls_python = pipeline is None or pipeline.calls_python
         if not calls_python or not self._lock_use.is_by_lock(cpus) or waited < NOTHING_TO_GAIN:
             return ""
         return (
@@ -572,7 +577,7 @@ class Loader:
 
     def _alone_clause(self) -> str:
         """Report once that pictures are decoded one at a time."""
-        alone = self._work.decoded_alone if isinstance(self._work, ImageWork) else 0
+        alone = self._decoder.decoded_alone if isinstance(self._decoder, ImageDecoder) else 0
         if not alone or self._has_reported_alone:
             return ""
         self._has_reported_alone = True
@@ -591,9 +596,7 @@ class Loader:
 
     def __repr__(self) -> str:
         epoch, step = self._position
-        return (
-            f"{type(self).__name__}({self._work.place}; at epoch {epoch} of {self._plan.epochs}, step {step})"
-        )
+        return f"{type(self).__name__}({self._fetcher.place}; at epoch {epoch} of {self._plan.epochs}, step {step})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a loader has threads and cannot be copied or pickled: make one in each process")
@@ -613,8 +616,8 @@ class Loader:
         setup = self._setup
         return {
             "loader": self._name,
-            "reads": "data set" if isinstance(self._work, DatasetWork) else "source",
-            "source": self._work.place,
+            "reads": "data set" if setup.pipeline is None else "source",
+            "source": self._fetcher.place,
             "started": self._recorder.started.isoformat(),
             "host": socket.gethostname(),
             "rank": int(self._rank),
@@ -622,7 +625,7 @@ class Loader:
                 "penstock": version("penstock"),
                 "python": platform.python_version(),
                 "numpy": np.__version__,
-                **(decoder_versions() if isinstance(self._work, ImageWork) else {}),
+                **({} if setup.pipeline is None else decoder_versions()),
             },
             "plan": write_plan(self._plan),
             "machine": setup.machine.to_toml() if setup.is_measured else None,
@@ -670,11 +673,11 @@ def _report_printable(report: Callable[[str], None], line: str) -> None:
     report(printable(line))
 
 
-def _begin(begin_thread: Callable[[], None], work: ImageWork | DatasetWork) -> None:
+def _begin(begin_thread: Callable[[], None], fetcher: Fetcher) -> None:
     """Do what a thread that decodes does first."""
     begin_thread()
-    if isinstance(work, ImageWork):
-        work.prepare()
+    if isinstance(fetcher, SourceFetcher):
+        fetcher.prepare()
 
 
 def _keep_silent(_: str) -> None:

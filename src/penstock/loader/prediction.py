@@ -7,7 +7,6 @@ import os
 from penstock.compiling import Part
 from penstock.errors import ConfigError
 from penstock.loader.config import LoaderConfig
-from penstock.loader.dataset import DatasetWork
 from penstock.loader.front_end import NUMPY
 from penstock.loader.setup import Setup, not_predictable, read_machine, set_up, with_memory
 from penstock.machine import Machine
@@ -58,8 +57,8 @@ def predict_run(
     setup: Setup, machine: Machine | str | os.PathLike[str] | None, step_seconds: float | None
 ) -> Trace:
     """Return the trace of a run that was set up. Arguments and errors are those of `predict`."""
-    if isinstance(setup.work, DatasetWork):
-        raise not_predictable(setup.work.place)
+    if setup.pipeline is None:
+        raise not_predictable(setup.data.place)
     given = read_machine(machine, Calls())
     if given is None and not setup.is_measured:
         raise ConfigError(

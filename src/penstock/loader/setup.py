@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError, WaitTimeout
 from penstock.flow.cpus import cpu_limit, default_readers, memory_limit_bytes, ranks_on_this_host
+from penstock.flow.engine import Decoder, Fetcher
 from penstock.flow.staging import slot_bytes
 from penstock.loader.budget import MemoryBudget, share_memory
 from penstock.loader.config import LoaderConfig, check_machine
-from penstock.loader.dataset import DatasetWork, MapDataset
+from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
+from penstock.loader.fetching import Near, SourceFetcher, located
 from penstock.loader.front_end import FrontEnd
-from penstock.loader.images import ImageWork, Near
-from penstock.loader.transforms import compile_pipeline
+from penstock.loader.images import ImageDecoder, image_fields, picture_bytes
+from penstock.loader.probing import from_first, raise_interrupt
+from penstock.loader.transforms import Pipeline, compile_pipeline
+from penstock.loader.transforms.memory import DecodeMemory
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle, Sequential
 from penstock.policy import Extents, Placement, StagingLimits
@@ -30,8 +33,6 @@ from penstock.simulate.policies import policy_of
 from penstock.store import MemoryTier, Source, extents_of, open_source
 from penstock.store.calls import Calls
 from penstock.units import format_bytes, format_count, parse_bytes
-
-R = TypeVar("R")
 
 # Of how many samples a source is asked at a time where they lie.
 _ASKED_AT_ONCE = 1 << 20
@@ -45,11 +46,24 @@ _UNKNOWN_LATENCY_SECONDS = 1e-3
 _MEMORY_BYTES_PER_SECOND = 5e9
 
 
+class Data(NamedTuple):
+    """What is read, in words.
+
+    name: in one word, for lines about an epoch. place: of what kind it is, and where.
+    classes: names of the labels, as `Source.classes`.
+    """
+
+    name: str
+    place: str
+    classes: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """A rank's part of a run, before any thread is started.
 
     sizes_bytes: int64[samples], as stored; zeros for a data set, which does not tell.
+    pipeline: what the decoder does to each sample; None for a data set, whose own code reads and decodes.
     machine: with the memory budget as its storage classes.
     is_measured: whether the machine was given, rather than guessed until reads have been observed.
     cpus: how many threads can compute at once.
@@ -62,7 +76,10 @@ class Setup:
     plan: AccessPlan
     rank: int
     sizes_bytes: NDArray[np.int64]
-    work: ImageWork | DatasetWork
+    data: Data
+    fetcher: Fetcher
+    decoder: Decoder
+    pipeline: Pipeline | None
     budget: MemoryBudget
     machine: Machine
     is_measured: bool
@@ -125,13 +142,6 @@ def read_machine(machine: Machine | str | os.PathLike[str] | None, calls: Calls)
         raise DataError(f"machine: {machine!r} cannot be read as text: {error}") from error
 
 
-class _NothingRead(Calls):
-    """For a prediction: no sample is asked for."""
-
-    def one(self, place: str, call: Callable[[], R]) -> R:
-        raise DataError(f"{place} is not read for a prediction")
-
-
 def set_up(config: LoaderConfig, front_end: FrontEnd, calls: Calls, *, runs: bool = True) -> Setup:
     """Open the source, compile the transforms and share the memory out.
 
@@ -151,47 +161,55 @@ def set_up(config: LoaderConfig, front_end: FrontEnd, calls: Calls, *, runs: boo
     cpus, cpu_reason = cpu_limit()
     threads = _threads(config, machine, cpus, cpu_reason)
     probes = plan.stream(rank, 0, 0, _PROBES).tolist()
-    tiers: dict[int, MemoryTier] = {}
-    work: ImageWork | DatasetWork
+    pipeline = None
     if isinstance(opened, Source):
         sizes_bytes = opened.sizes_bytes
-        work = _image_work(opened, config, tiers, probes, calls if runs else None)
-        picture_bytes, large_bytes = work.picture_bytes(
-            sizes_bytes, probes[0], calls if runs else _NothingRead()
-        )
+        pipeline = _pipeline(opened, config, probes, calls if runs else None)
+        fields = image_fields(pipeline)
+        first = _first_picture(opened, probes[0], calls) if runs else None
+        picture, large_picture = picture_bytes(pipeline, sizes_bytes, first)
     else:
-        sizes_bytes, picture_bytes, large_bytes = np.zeros(plan.samples, np.int64), 0, 0
-        as_array, copy_leaves = front_end.as_array, front_end.copy_leaves
-        work = DatasetWork(opened, probes, as_array, config.on_error == "raise", calls, copy_leaves)
+        sizes_bytes, picture, large_picture = np.zeros(plan.samples, np.int64), 0, 0
+        fetching = DatasetFetcher(opened)
+        example = fetching.example(probes, calls, on_error_raise=config.on_error == "raise")
+        fetcher: Fetcher = fetching
+        decoder: Decoder = SampleDecoder(
+            example, fetching.describe, front_end.as_array, front_end.copy_leaves
+        )
+        fields = decoder.fields
 
     local_batch = plan.max_local_batch(rank)
     budget = share_memory(
         memory_bytes,
-        slot_bytes=slot_bytes(work.fields, local_batch),
+        slot_bytes=slot_bytes(fields, local_batch),
         local_batch=local_batch,
         readers=threads.readers,
         largest_sample_bytes=int(sizes_bytes.max(initial=0)),
         keep_bytes=0 if isinstance(policy, Staging) else _most_kept_bytes(machine, sizes_bytes),
-        picture_bytes=picture_bytes,
-        large_picture_bytes=large_bytes,
+        picture_bytes=picture,
+        large_picture_bytes=large_picture,
         decoders=max(threads.decoders, threads.most_decoders),
     )
     on = with_memory(machine, budget, threads.decoders, plan.ranks)
     extents = None
-    if isinstance(work, ImageWork):
-        work.limit_decoding(budget.decoding_bytes)
-        if runs and isinstance(opened, Source) and (extents := _all_extents(opened, calls)) is not None:
+    if isinstance(opened, Source) and pipeline is not None:
+        near = None
+        if runs and (extents := _all_extents(opened, calls)) is not None:
             price = partial(
                 on.source_seconds, clients=plan.ranks, sample_bytes=max(float(sizes_bytes.mean()), 1.0)
             )
-            work.merge(Near(extents, price))
-    if budget.tier_bytes and runs:
-        tiers[1] = MemoryTier(budget.tier_bytes)
+            near = Near(extents, price)
+        tiers = {1: MemoryTier(budget.tier_bytes)} if budget.tier_bytes and runs else {}
+        fetcher = SourceFetcher(opened, tiers, near)
+        decoder = ImageDecoder(pipeline, opened.labels, opened.describe, DecodeMemory(budget.decoding_bytes))
     return Setup(
         plan=plan,
         rank=rank,
         sizes_bytes=sizes_bytes,
-        work=work,
+        data=data_of(opened),
+        fetcher=fetcher,
+        decoder=decoder,
+        pipeline=pipeline,
         budget=budget,
         machine=on,
         is_measured=machine is not None,
@@ -222,25 +240,49 @@ def _all_extents(source: Source, calls: Calls) -> Extents | None:
     return extents if len(source) else None
 
 
-def _image_work(
-    source: Source,
-    config: LoaderConfig,
-    tiers: dict[int, MemoryTier],
-    probes: list[int],
-    calls: Calls | None,
-) -> ImageWork:
-    """Return what decodes the samples of a source. calls: what a sample is read with; None for a prediction."""
-    runs = calls is not None
-    pipeline = compile_pipeline(config.transforms, config.seed, config.dtype, config.layout, runs=runs)
-    work = ImageWork(source, pipeline, tiers)
-    if calls is not None:
-        work.learn_shape(probes, config.on_error == "raise", calls)
-    elif pipeline.needs_probe:
+def data_of(source: Source | MapDataset) -> Data:
+    """Name a source or data set. Its classes are what torchvision calls the names of labels."""
+    kind = type(source).__name__
+    path = getattr(source, "list_file", None) or getattr(source, "root", None)
+    name, place = kind, kind
+    if isinstance(source, Source) and path:
+        name, place = os.path.basename(path), f"{kind} {path!r}"
+    return Data(name, place, tuple(getattr(source, "classes", ())))
+
+
+def _pipeline(source: Source, config: LoaderConfig, probes: list[int], calls: Calls | None) -> Pipeline:
+    """Return what is done to the samples of a source. calls: what one is read with; None for a prediction."""
+    pipeline = compile_pipeline(
+        config.transforms, config.seed, config.dtype, config.layout, runs=calls is not None
+    )
+    if not pipeline.needs_probe:
+        return pipeline
+    if calls is None:
         raise ConfigError(
             "transforms do not fix the shape of a sample, and no sample is read for a prediction: put "
             "Resize((height, width)) or a crop among them, or make a loader and ask its predict()"
         )
-    return work
+
+    def probe(sample: int) -> None:
+        try:
+            pipeline.probe(calls.one(source.describe(sample), lambda: source.read(sample)))
+        except Exception as error:
+            if (placed := located(error, sample, source.describe)) is error:
+                raise
+            raise placed from error
+
+    from_first(probes, probe, on_error_raise=config.on_error == "raise")
+    return pipeline
+
+
+def _first_picture(source: Source, sample: int, calls: Calls) -> bytes | None:
+    try:
+        return calls.one(source.describe(sample), lambda: source.read(sample))
+    except WaitTimeout:
+        raise
+    except Exception as error:  # who reads it for a batch says what is wrong
+        raise_interrupt(error)
+        return None
 
 
 class _Threads(NamedTuple):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from penstock.loader.config import POLICY
-from penstock.loader.dataset import DatasetWork
-from penstock.loader.images import ImageWork
 from penstock.loader.setup import Setup
 from penstock.plan import AccessPlan, Order
 from penstock.units import format_bytes, format_count
@@ -17,9 +15,9 @@ def start_lines(setup: Setup) -> list[str]:
     """
     lines = [f"{_data(setup)} in the order {_order(setup.plan.order)}{_draws(setup)}: {_steps(setup.plan)}"]
     lines.append(f"{_threads(setup)}; {_memory(setup)}")
-    if isinstance(setup.work, ImageWork) and setup.work.has_byte_values:
+    if setup.pipeline is not None and setup.pipeline.has_byte_values:
         lines.append(
-            f"images are {setup.work.dtype} from 0 to 255, because ToTensor is not among the transforms: "
+            f"images are {setup.pipeline.dtype} from 0 to 255, because ToTensor is not among the transforms: "
             'put it in for 0 to 1, or take dtype="uint8" for less memory'
         )
     return lines
@@ -28,8 +26,7 @@ def start_lines(setup: Setup) -> list[str]:
 def _data(setup: Setup) -> str:
     total_bytes = int(setup.sizes_bytes.sum())
     size = f" ({format_bytes(total_bytes)})" if total_bytes else ""
-    place = setup.work.place_of_data if isinstance(setup.work, ImageWork) else setup.work.place
-    return f"reads {format_count(setup.plan.samples, 'sample')}{size} of {place}"
+    return f"reads {format_count(setup.plan.samples, 'sample')}{size} of {setup.data.place}"
 
 
 def _order(order: Order) -> str:
@@ -39,9 +36,9 @@ def _order(order: Order) -> str:
 
 def _draws(setup: Setup) -> str:
     """Name the seed of random transforms where the order does not name it."""
-    if not isinstance(setup.work, ImageWork) or setup.work.seed_of_draws is None:
+    if setup.pipeline is None or not setup.pipeline.is_random:
         return ""
-    seed = setup.work.seed_of_draws
+    seed = setup.pipeline.seed
     return "" if seed == getattr(setup.plan.order, "seed", None) else f", transforms drawn with seed={seed}"
 
 
@@ -71,9 +68,9 @@ def _batch(plan: AccessPlan) -> str:
 
 def _threads(setup: Setup) -> str:
     limits, because = setup.limits, setup.decoders_because
-    if not isinstance(setup.work, ImageWork):
+    if setup.pipeline is None:
         return (
-            f"starts with {format_count(limits.decoders, 'thread')} that call {setup.work.place}, {because}"
+            f"starts with {format_count(limits.decoders, 'thread')} that call {setup.data.place}, {because}"
         )
     decoding = f"{format_count(limits.decoders, 'decode thread')}, {because}"
     readers_because = f", {setup.readers_because}" if setup.readers_because else ""
@@ -86,7 +83,7 @@ def _memory(setup: Setup) -> str:
     kept_bytes = min(budget.tier_bytes, total_bytes)
     is_kept = f"for later epochs (policy {setup.policy.name})"
     parts = [f"{format_count(budget.slots, 'batch slot')} of {format_bytes(budget.slot_bytes)}"]
-    if isinstance(setup.work, ImageWork):
+    if setup.pipeline is not None:
         parts.append(f"{format_bytes(budget.undecoded_bytes)} for files being read")
         parts.append(f"{format_bytes(budget.decoding_bytes)} for pictures being decoded")
     if budget.tier_bytes >= total_bytes > 0:
@@ -102,7 +99,7 @@ def _memory(setup: Setup) -> str:
     taken_bytes = (
         budget.slots * budget.slot_bytes + budget.undecoded_bytes + budget.decoding_bytes + kept_bytes
     )
-    if isinstance(setup.work, DatasetWork):
+    if setup.pipeline is None:
         taken_bytes = budget.slots * budget.slot_bytes
     limit = f" ({format_bytes(budget.limit_bytes)} while batches are kept)"
     more = limit if taken_bytes + budget.slot_bytes <= budget.limit_bytes else ""

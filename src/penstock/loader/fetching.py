@@ -1,0 +1,146 @@
+"""Bytes of stored samples: read from their source, or taken from the tier that keeps them."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.errors import DataError, printable
+from penstock.flow.engine import Failed
+from penstock.policy import Extents, merge_reads
+from penstock.policy.merge import Price
+from penstock.store import MemoryTier, Source, prepare_group, read_all_merged, read_group
+from penstock.store.group import Bytes, Ids
+from penstock.trace.schema import SOURCE, STAGING
+
+#: From here on a file's bytes get a mapping of their own. The C library would keep the memory of larger ones for each
+#: thread after they are freed: twice the largest file, times 32 readers.
+_MAPPED_BYTES = 128 << 10
+
+
+class Near(NamedTuple):
+    """What tells which samples are read together: where all of them lie, and what reads cost."""
+
+    extents: Extents
+    price: Price
+
+
+class SourceFetcher:
+    """A `Fetcher` of bytes. Tiers are written by whoever reads a sample that they keep.
+
+    tiers: by number. near: samples that lie near each other are read together, where it is known where they lie.
+    """
+
+    def __init__(self, source: Source, tiers: dict[int, MemoryTier], near: Near | None = None) -> None:
+        self._source = source
+        self._tiers = tiers
+        self._near = near
+        self._sizes_bytes = source.sizes_bytes
+        self._threads = threading.local()
+
+    @property
+    def place(self) -> str:
+        return repr(self._source)
+
+    def describe(self, sample: int) -> str:
+        return self._source.describe(sample)
+
+    def prepare(self) -> None:
+        """Load the code that reads, in a thread that is going to."""
+        prepare_group(self._source)
+
+    def fetch(
+        self, samples: list[int], origin: int, rests: list[int], at: Callable[[int], None], *, lasting: bool
+    ) -> list[Any]:
+        """Bring uint8[...] of each sample, all from one piece of memory where nothing failed; see `Fetcher`."""
+        at(samples[0])
+        ids = np.array(samples)
+        if origin != SOURCE:
+            return self._from_tier(ids, self._tiers[origin])
+        reads = order = None
+        if self._near is not None:
+            extents = self._near.extents.of(ids)
+            reads = merge_reads(extents, self._near.price)
+            # In memory samples follow each other as in the source, so that a read needs no other.
+            order = np.concatenate((reads.which, np.flatnonzero(extents.units < 0)))
+            ids = ids[order]
+        sizes = self._sizes_bytes[ids]
+        # One read may bring samples for a tier and others: they are read together, and those copied that are kept.
+        tier = self._tiers.get(rests[0]) if rests.count(rests[0]) == len(rests) else None
+        begins = None if tier is None else tier.take_room(ids, sizes)
+        if tier is None or begins is None:
+            tier = None
+            begins = np.zeros(ids.size + 1, np.int64)
+            np.cumsum(sizes, out=begins[1:])
+            into = self._memory_for(int(begins[-1]), lasting, is_alone=ids.size == 1)
+        else:
+            into = tier.array
+        if reads is None:
+            failed = read_group(self._source, ids, into, begins, at)
+        else:
+            failed = read_all_merged(self._source, reads, ids, into, begins)
+        found: list[Any] = [into[begin:end] for begin, end in pairwise(begins.tolist())]
+        for index, error in failed:
+            found[index] = Failed(located(error, int(ids[index]), self.describe))
+        if tier is not None:
+            wrong = np.array([index for index, _ in failed], np.int64)
+            tier.drop(ids[wrong])
+            tier.keep(np.delete(ids, wrong))
+        data = found
+        if order is not None:
+            data = found.copy()
+            for index, each in zip(order.tolist(), found, strict=True):
+                data[index] = each
+        if tier is None:
+            for index, rest in enumerate(rests):
+                if rest != STAGING and not isinstance(data[index], Failed):
+                    data[index] = self._copied(samples[index], data[index], self._tiers[rest])
+        return data
+
+    def close(self) -> None:
+        for tier in self._tiers.values():
+            tier.close()
+
+    def _from_tier(self, ids: Ids, tier: MemoryTier) -> list[Any]:
+        memory = tier.array
+        places = zip(ids.tolist(), tier.places_of(ids).tolist(), strict=True)
+        return [
+            memory[begin:end]
+            if begin >= 0
+            else Failed(DataError(f"{self.describe(sample)} is not in memory"))
+            for sample, (begin, end) in places
+        ]
+
+    def _copied(self, sample: int, data: Bytes, tier: MemoryTier) -> Any:
+        """Have a tier keep a sample; return the bytes there."""
+        if tier.put(sample, data.data):
+            return np.frombuffer(tier.view(sample), np.uint8)
+        error = DataError("the memory that was planned for the samples is full: correct the source's sizes")
+        return Failed(located(error, sample, self.describe))
+
+    def _memory_for(self, nbytes: int, lasting: bool, *, is_alone: bool) -> Bytes:
+        if nbytes >= _MAPPED_BYTES and (lasting or is_alone):
+            return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+        return np.empty(nbytes, np.uint8) if lasting else self._buffer(nbytes)
+
+    def _buffer(self, nbytes: int) -> Bytes:
+        buffer: Bytes | None = getattr(self._threads, "buffer", None)
+        if buffer is None or buffer.size < nbytes:
+            buffer = self._threads.buffer = np.empty(2 * nbytes, np.uint8)
+        return buffer
+
+
+def located(error: Exception, sample: int, describe: Callable[[int], str]) -> Exception:
+    """Give an error its place. What the source raised names the file already."""
+    path = printable(describe(sample))
+    if isinstance(error, DataError) and path not in str(error):
+        placed = DataError(f"{path}: {error}")
+        placed.__cause__ = error
+        return placed
+    error.add_note(f"while loading sample {sample} ({path})")
+    return error
