@@ -3,10 +3,11 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from numba import types
 from numpy.typing import NDArray
 
 from penstock import kernel as kernel_module
@@ -133,6 +134,30 @@ class TestMachineCode:
         assert loop(1) == 1
         with pytest.raises(RuntimeError, match="status"):
             loop(0)
+
+
+class _Arrays(NamedTuple):
+    left: Any
+    right: Any
+
+
+def _is_pair(arrays: _Arrays, index: int) -> bool:
+    left, right = arrays
+    is_pair: bool = left[index] == 0 or right[index] == left[index]
+    return is_pair
+
+
+def test_the_compiled_copy_of_a_module_counts_no_references() -> None:
+    """A function that takes arrays out of a tuple and has branches would: most of the time of virtual time was that."""
+    is_pair: Any = kernel_module.compiled_copy(sys.modules[__name__])["_is_pair"]
+
+    known: Any = types
+    array = known.Array(known.int64, 1, "C")
+    is_pair.compile((known.NamedTuple([array, array], _Arrays), known.int64))
+
+    (assembly,) = is_pair.inspect_llvm().values()
+    assert "_is_pair" in assembly
+    assert "NRT_" not in assembly
 
 
 def test_a_kernel_where_numba_is_switched_off_is_refused_so_that_the_plain_form_serves() -> None:
