@@ -277,7 +277,7 @@ def test_the_end_of_a_run_is_a_place_to_start_at_too(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("position", "message"),
     [
-        ((3, 0), "epoch is 3; this loader has the epochs 0 to 1"),
+        ((3, 0), "epoch is 3; the plan has the epochs 0 to 1"),
         ((-1, 0), "epoch is -1"),
         ((1, 7), "step is 7; epoch 1 has 6 steps, from 0"),
         ((2, 1), "step is 1; epoch 2 has 0 steps"),
@@ -318,7 +318,7 @@ def test_what_a_start_failed_with_is_raised_by_every_loop(
 ) -> None:
     lines: list[str] = []
     with make(folder, report=lines.append) as loader:
-        monkeypatch.setattr(loader._starter, "_start", lambda: 1 / 0)
+        monkeypatch.setattr(loader, "_start", lambda: 1 / 0)
         for begin in (loader.start, lambda: iter(loader), lambda: iter(loader)):
             with pytest.raises(ZeroDivisionError):
                 begin()
@@ -342,11 +342,11 @@ def test_a_front_end_of_ones_own_says_how_samples_come_in_and_batches_go_out() -
 
 
 def test_a_loader_that_was_never_started_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "trace").write_text("of an earlier run")
     with make(folder, trace=tmp_path / "trace"):
         pass
-    assert read_trace(tmp_path / "trace").is_complete
 
-    loader = make(folder)
+    loader = make(folder, trace=tmp_path / "trace")
     gone = weakref.ref(loader._engine)
     del loader
 
@@ -355,6 +355,7 @@ def test_a_loader_that_was_never_started_leaves_nothing_behind(folder: Path, tmp
         return gone() is None
 
     wait_until(is_gone)
+    assert (tmp_path / "trace").read_text() == "of an earlier run"
 
 
 # Leaving
@@ -983,9 +984,30 @@ def test_the_sums_can_be_asked_for_after_the_end(folder: Path, tmp_path: Path) -
     assert loader.metrics[0].samples == COUNT
 
 
-def test_a_trace_that_cannot_be_written_is_named(folder: Path) -> None:
-    with pytest.raises(DataError, match=r"trace is '/nowhere/run\.trace'"):
-        make(folder, trace="/nowhere/run.trace")
+def test_a_trace_that_cannot_be_written_is_named(folder: Path, tmp_path: Path) -> None:
+    for trace, why in (("/nowhere/run.trace", "No such file"), (str(folder), "Is a directory")):
+        with pytest.raises(DataError, match=rf"trace is {trace!r}, which cannot be written: .*{why}"):
+            make(folder, trace=trace)
+    (tmp_path / "gone").mkdir()
+    with make(folder, trace=tmp_path / "gone" / "run.trace") as loader:
+        (tmp_path / "gone").rmdir()
+        for _ in range(2):
+            with pytest.raises(
+                DataError, match=r"gone/run\.trace.*, which cannot be written: .*No such file"
+            ):
+                iter(loader)
+
+
+def test_saves_before_the_start_are_in_the_trace(folder: Path, tmp_path: Path) -> None:
+    with make(folder, epochs=1, trace=tmp_path / "run.trace") as loader:
+        with SnapshotSpan(loader.recorder, Kind.LOAD, step=7):
+            pass
+        assert loader.metrics == []
+        loader.start(0, 2)
+
+    trace = read_trace(tmp_path / "run.trace")
+    assert trace.spans["step"][trace.spans["kind"] == Kind.LOAD].tolist() == [7]
+    assert trace.meta["first_step"] == [0, 2]
 
 
 def test_a_trace_is_on_the_disk_every_few_seconds_however_slow_the_steps(

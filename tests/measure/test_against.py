@@ -51,7 +51,12 @@ def record(image_folder: Callable[..., Path], tmp_path: Path) -> Callable[..., P
     folder = image_folder(images=IMAGES)
 
     def run(
-        epochs: int = 2, leave_after: int | None = None, shuffle: bool | Order = True, known: bool = True
+        epochs: int = 2,
+        leave_after: int | None = None,
+        shuffle: bool | Order = True,
+        known: bool = True,
+        first: tuple[int, int] = (0, 0),
+        policy: str = "frequency",
     ) -> Path:
         with (
             SlowSource(ImageFolder(folder), OPEN_SECONDS, OPEN_SECONDS, WIRE) as source,
@@ -66,11 +71,13 @@ def record(image_folder: Callable[..., Path], tmp_path: Path) -> Callable[..., P
                 machine=slow_machine() if known else None,
                 readers=4,
                 decoders=2,
+                policy=policy,
                 trace=tmp_path / "run.trace",
                 report=None,
             ) as loader,
         ):
-            for _ in range(epochs):
+            loader.start(*first)
+            for _ in range(first[0], epochs):
                 for count, _batch in enumerate(loader, 1):
                     if count == leave_after:
                         break
@@ -116,6 +123,39 @@ def test_an_epoch_that_was_left_early_counts_on_both_sides_as_far_as_it_went(
     assert [each.measured.steps for each in comparison.epochs] == [2, 2]
     assert [each.predicted.steps for each in comparison.epochs] == [2, 2]
     assert any("4 of the 10 planned steps" in note for note in comparison.notes)
+
+
+@pytest.mark.parametrize(("policy", "epoch", "expected"), [("frequency", 1, 24), ("staging", 2, 14)])
+def test_a_run_that_began_in_the_middle_is_compared_from_there_on(
+    record: Callable[..., Path], policy: str, epoch: int, expected: int
+) -> None:
+    """Step 2 of an epoch, which has 5: 14 samples, and all 24 in the next, if any, each read from the store once."""
+    path = record(epochs=3, first=(epoch, 2), policy=policy)
+
+    comparison = compare(path)
+
+    assert read_trace(path).meta["first_step"] == [epoch, 2]
+    # Without a tier to fill, ten samples were never read.
+    assert [note[:23] for note in comparison.notes] == ["The sizes of 10 of 24 s"] * (policy == "staging")
+    for trace in (comparison.predicted, comparison.measured):
+        waits = trace.spans[trace.spans["kind"] == Kind.WAIT]
+        assert sorted(zip(waits["epoch"].tolist(), waits["step"].tolist(), strict=True)) == [
+            *((epoch, step) for step in range(2, 5)),
+            *((later, step) for later in range(epoch + 1, 3) for step in range(5)),
+        ]
+        reads = trace.spans["samples"][trace.spans["kind"] == Kind.READ].sum()
+        assert reads == expected
+    for each in comparison.epochs:
+        assert each.predicted.own_seconds == pytest.approx(each.measured.own_seconds)
+
+
+def test_a_run_from_the_middle_over_an_order_of_listed_ids_cannot_be_compared(
+    record: Callable[..., Path],
+) -> None:
+    ids = np.random.default_rng(0).integers(0, IMAGES, (2, 20))
+
+    with pytest.raises(ConfigError, match=r"can only be told by its spans, .* began in the middle"):
+        compare(record(shuffle=Explicit(ids, IMAGES), first=(1, 0)))
 
 
 def test_an_order_of_listed_ids_is_replayed_from_the_record(record: Callable[..., Path]) -> None:
@@ -301,7 +341,7 @@ def test_of_a_run_too_long_for_its_file_the_last_steps_are_compared(record: Call
         "The run was too long to keep all of its spans: the last steps alone"
     )
     meta = {**trace.meta, "plan": {**trace.meta["plan"], "order": None}}  # type: ignore[dict-item]
-    with pytest.raises(ConfigError, match="too long to keep those of its first steps"):
+    with pytest.raises(ConfigError, match=r"first steps are not in it.*too long"):
         lay_over(replace(long, meta=meta))
 
 

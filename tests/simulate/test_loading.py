@@ -12,7 +12,7 @@ from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle, Sequential
 from penstock.policy import StagingLimits
 from penstock.simulate import predict
-from penstock.trace import SOURCE, Cause, Kind, Trace
+from penstock.trace import SOURCE, Cause, Kind, Spans, Trace
 
 MEMORY = Curve(((1, 1e12),))
 BIG = 10**12
@@ -197,6 +197,29 @@ def test_steps_may_each_take_their_own_time() -> None:
     assert steps["end"] == pytest.approx([2.5, 7.0, 7.25])
     with pytest.raises(ConfigError, match="lists 2 steps and rank 0 runs 3"):
         predict(plan, on, np.full(6, 100), limits=limits, step_seconds=[0.5, 3.0])
+
+
+def test_a_run_may_begin_in_the_middle() -> None:
+    """Of three batches of two samples an epoch, the last two of the second: at 2 and 4 s, as when they are all."""
+    plan = AccessPlan(Sequential(6), 2, 2)
+    limits = StagingLimits(slots=4, readers=1, decoders=1, undecoded_bytes=BIG)
+    on = machine(read=Curve(((1, 100.0),)))
+
+    def begun_at(epoch: int, step: int, steps: int) -> Spans:
+        seconds = [0.5, 0.25, 0.0, 0.0][:steps]
+        first = (epoch, step)
+        return predict(plan, on, np.full(6, 100), limits=limits, first=first, step_seconds=seconds).spans
+
+    spans = begun_at(1, 1, 2)
+    waits, steps = spans[spans["kind"] == Kind.WAIT], spans[spans["kind"] == Kind.STEP]
+    assert list(zip(waits["epoch"], waits["step"], strict=True)) == [(1, 1), (1, 2)]
+    assert waits["end"] == pytest.approx([2.0, 4.0])
+    assert steps["end"] == pytest.approx([2.5, 4.25])
+    # The step after the last of an epoch is the first of the next; that of the last epoch ends the run.
+    assert np.array_equal(begun_at(0, 3, 3), begun_at(1, 0, 3))
+    assert begun_at(2, 0, 0).size == 0
+    with pytest.raises(ConfigError, match="step is 4; epoch 1 has 3 steps"):
+        begun_at(1, 4, 0)
 
 
 def test_a_training_that_asks_late_waits_less() -> None:

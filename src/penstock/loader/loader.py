@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import socket
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from threading import current_thread, get_ident
 from threading import enumerate as enumerate_threads
 from typing import Any, NoReturn, Self, Unpack, overload
@@ -44,7 +46,7 @@ from penstock.store import Source
 from penstock.store.calls import Calls
 from penstock.trace import NOTHING_TO_GAIN, EpochMetrics, Trace, TraceWriter, limiting, stall_share
 from penstock.trace.schema import NO_STEP, Kind
-from penstock.units import format_count, is_integer
+from penstock.units import format_count
 
 _CONSUMER = 0
 _RING_SPANS = 4096
@@ -116,7 +118,7 @@ class Loader:
 
         source, arguments: those of `LoaderConfig`; or such a configuration alone.
         front_end: what becomes of batches and of a data set's samples.
-        trace: a file to record every span in.
+        trace: a file to record every span in, made when prefetching begins.
         report: gets the lines about the start (on rank 0), epochs and long waits; None for silence.
 
         Raises: ConfigError naming the argument; DataError if the source cannot be opened; WaitTimeout if it does not
@@ -137,7 +139,8 @@ class Loader:
             name = setup.data.name
             self._name = name if self._plan.ranks == 1 else f"{name}, rank {self._rank}"
             self._recorder = Recorder(_RING_SPANS, self._rank)
-            writer = self._trace_writer(trace, opening.calls)
+            if trace is not None:
+                _check_trace(trace, opening.calls)
         finally:
             opening.close()
         self._front_end = front_end
@@ -147,11 +150,14 @@ class Loader:
 
         self._ring = self._recorder.ring(_CONSUMER)
         self._collector = Collector(
-            self._recorder, writer, say, self._fetcher.describe, {self._rank: socket.gethostname()}
+            self._recorder, None, say, self._fetcher.describe, {self._rank: socket.gethostname()}
         )
         self._staging = self._make_staging()
         self._engine = engine = self._make_engine(say)
-        self._starter = Starter(engine.start)
+        self._starter = Starter()
+        self._trace = trace
+        if trace is not None:
+            self._collector.hold()
         #: Which of a batch's arrays are handed out as copies, so that kept labels keep no slot.
         self._are_copied = are_small(setup.decoder.fields)
 
@@ -234,7 +240,7 @@ class Loader:
         self._thread_inside = me
         try:
             self._check_open()
-            first = self._first_position(epoch, step)
+            first = self._plan.first_of_run(self._rank, epoch, step)
             if self._started_at is not None and not self._started_at == self._position == first:
                 raise ConfigError(
                     f"this loader was started already and is at epoch {self._position[0]}, step {self._position[1]}: "
@@ -262,16 +268,6 @@ class Loader:
         finally:
             self._thread_inside = None
 
-    def _first_position(self, epoch: int, step: int) -> tuple[int, int]:
-        """Return (epoch, step) of the rank's first batch from a step on."""
-        plan = self._plan
-        if not is_integer(epoch) or not 0 <= epoch <= plan.epochs:
-            raise ConfigError(f"epoch is {epoch!r}; this loader has the epochs 0 to {plan.epochs - 1}")
-        steps = plan.steps(epoch) if epoch < plan.epochs else 0
-        if not is_integer(step) or not 0 <= step <= steps:
-            raise ConfigError(f"step is {step!r}; epoch {epoch} has {format_count(steps, 'step')}, from 0")
-        return plan.first_read_from(self._rank, int(epoch), int(step))
-
     def _ensure_started(self) -> None:
         """Start the threads, and report it, unless that was done."""
         if not self._starter.is_started:
@@ -283,12 +279,21 @@ class Loader:
             if self._position != self._plan.first_read_from(self._rank, 0, 0):
                 # Before there are threads, so that it is the first event they see.
                 self._engine.seek(*self._position)
-        self._starter.ensure_started()
+        self._starter.ensure_started(self._start)
         if not self._has_reported_start:
             self._has_reported_start = True
             if self._rank == 0 and self._report is not None:
                 for line in self.start_lines:
                     self._report(line)
+
+    def _start(self) -> None:
+        """Begin the trace, which says where the run begins, and then the run."""
+        if self._trace is not None:
+            try:
+                self._collector.write_to(TraceWriter(self._trace, self._about()))
+            except OSError as error:
+                raise _not_written(self._trace, error) from error
+        self._engine.start()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -404,17 +409,24 @@ class Loader:
         return self._plan.stream(self._rank, epoch, step, count)
 
     def predict(
-        self, *, machine: Machine | str | os.PathLike[str] | None = None, step_seconds: float | None = None
+        self,
+        *,
+        machine: Machine | str | os.PathLike[str] | None = None,
+        step_seconds: float | None = None,
+        epoch: int = 0,
+        step: int = 0,
     ) -> Trace:
-        """Return the trace that this run, from epoch 0 on, should leave; see `penstock.predict`.
+        """Return the trace that this run should leave; see `penstock.predict`.
 
         machine: with measured costs, or its file; this loader's memory is put in the place of its storage classes.
             The one that the loader was made with unless given.
         step_seconds: that the training takes for each batch; machine.compute says unless given.
+        epoch, step: where the run begins, as for `start`.
 
-        Raises: ConfigError if one of the two is not known, or for a data set, whose costs are its own code's.
+        Raises: ConfigError if one of the first two is not known, if the plan has no such step, or for a data set, whose
+            costs are its own code's.
         """
-        return predict_run(self._setup, machine, step_seconds)
+        return predict_run(self._setup, machine, step_seconds, (epoch, step))
 
     # One batch
 
@@ -601,16 +613,6 @@ class Loader:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a loader has threads and cannot be copied or pickled: make one in each process")
 
-    def _trace_writer(self, trace: str | os.PathLike[str] | None, calls: Calls) -> TraceWriter | None:
-        if trace is None:
-            return None
-        try:
-            return calls.one(f"trace {os.fspath(trace)!r}", lambda: TraceWriter(trace, self._about()))
-        except WaitTimeout:
-            raise
-        except (OSError, TypeError, ValueError) as error:
-            raise DataError(f"trace is {trace!r}, which cannot be written: {error}") from error
-
     def _about(self) -> dict[str, Any]:
         """Return what a trace must say for the run to be predicted from it alone, by the same scheduler."""
         setup = self._setup
@@ -628,6 +630,7 @@ class Loader:
                 **({} if setup.pipeline is None else decoder_versions()),
             },
             "plan": write_plan(self._plan),
+            "first_step": list(self._position),
             "machine": setup.machine.to_toml() if setup.is_measured else None,
             # As whole numbers: NumPy's, which arguments may be, are no JSON.
             "memory": {name: int(size) for name, size in asdict(setup.budget).items()},
@@ -678,6 +681,29 @@ def _begin(begin_thread: Callable[[], None], fetcher: Fetcher) -> None:
     begin_thread()
     if isinstance(fetcher, SourceFetcher):
         fetcher.prepare()
+
+
+def _check_trace(trace: str | os.PathLike[str], calls: Calls) -> None:
+    """Raise DataError if no trace can be written there, and write nothing yet. calls: what the disk is asked with."""
+
+    def look() -> None:
+        path.parent.stat()
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    try:
+        path = Path(trace)
+        calls.one(f"trace {str(path)!r}", look)
+    except WaitTimeout:
+        raise
+    except (OSError, TypeError, ValueError) as error:
+        raise _not_written(trace, error) from error
+
+
+def _not_written(trace: str | os.PathLike[str], error: Exception) -> DataError:
+    return DataError(f"trace is {trace!r}, which cannot be written: {error}")
 
 
 def _keep_silent(_: str) -> None:

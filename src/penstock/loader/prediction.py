@@ -29,6 +29,8 @@ def predict(
     machine: Machine | str | os.PathLike[str] | None = None,
     *,
     step_seconds: float | None = None,
+    epoch: int = 0,
+    step: int = 0,
 ) -> Trace:
     """Return the trace that a loader of this configuration should leave, without making one.
 
@@ -41,20 +43,25 @@ def predict(
     machine: with measured costs, or its file; the loader's memory is put in the place of its storage classes.
         config.machine unless given.
     step_seconds: that the training takes for each batch; machine.compute says unless given.
+    epoch, step: where the run begins, as for `Loader.start`.
 
-    Raises: ConfigError if one of the two is not known, for a data set, whose costs are its own code's, and for
-        transforms that do not fix the shape of a sample; DataError if the source or the file cannot be read.
+    Raises: ConfigError if one of the first two is not known, if the plan has no such step, for a data set, whose costs
+        are its own code's, and for transforms that do not fix the shape of a sample; DataError if the source or the
+        file cannot be read.
     """
     if not isinstance(config, LoaderConfig):
         raise ConfigError(
             f"config is of type {type(config).__name__}; it is a LoaderConfig. What reads a plan without a source, or "
             "sizes of your own, is penstock.simulate.predict(plan, machine, sizes_bytes, limits=...)"
         )
-    return predict_run(set_up(config, NUMPY, Calls(), runs=False), machine, step_seconds)
+    return predict_run(set_up(config, NUMPY, Calls(), runs=False), machine, step_seconds, (epoch, step))
 
 
 def predict_run(
-    setup: Setup, machine: Machine | str | os.PathLike[str] | None, step_seconds: float | None
+    setup: Setup,
+    machine: Machine | str | os.PathLike[str] | None,
+    step_seconds: float | None,
+    first: tuple[int, int],
 ) -> Trace:
     """Return the trace of a run that was set up. Arguments and errors are those of `predict`."""
     if setup.pipeline is None:
@@ -79,5 +86,6 @@ def predict_run(
         policy=setup.policy,
         seed=setup.seed,
         rank=setup.rank,
+        first=first,
         step_seconds=step_seconds,
     )

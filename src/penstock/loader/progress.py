@@ -48,8 +48,16 @@ class Collector:
         #: Ids of groups of which nothing is summed up yet, by (rank, flow).
         self._ids: dict[tuple[int, int], NDArray[np.int64]] = {}
         self._pid = os.getpid()
-        self._is_closed = False
+        self._is_closed = self._is_held = False
         self.consumed = (0, -1)
+
+    def hold(self) -> None:
+        """Drain nothing before `write_to`, so that what is recorded until then is in the file."""
+        self._is_held = True
+
+    def write_to(self, writer: TraceWriter) -> None:
+        """Write to a file from now on. Before there are threads."""
+        self._writer, self._is_held = writer, False
 
     def collect(self) -> None:
         """Drain the rings; do nothing once closed, nor in a forked child, where a lock may be held for ever."""
@@ -60,7 +68,7 @@ class Collector:
             return
         failed: OSError | None = None
         with self._sums_lock:
-            if self._is_closed:
+            if self._is_closed or (self._is_held and not ends):
                 return
             consumed = self.consumed  # before the drain, which then has all spans of these batches
             spans = self._recorder.drain()

@@ -132,10 +132,11 @@ def lay_over(
         )
     rank = int(_field(meta, "rank", int))
     written = _field(meta, "plan", dict)
-    if trace.left_out.spans and None in (written.get("order"), written.get("split")):
+    first = _first_of(meta)
+    if None in (written.get("order"), written.get("split")) and (trace.left_out.spans or any(first)):
         raise ConfigError(
-            "its plan can only be told by its spans, and the run was too long to keep those of its first steps: record "
-            "a shorter run"
+            "its plan can only be told by its spans, and those of its first steps are not in it, as the run was too "
+            "long or began in the middle: record a shorter run from epoch 0 on"
         )
     plan, rank = read_plan(written, rank, trace.spans, trace.ids)
     if (reads := plan.reads(rank)) > MOST_READS:
@@ -148,7 +149,7 @@ def lay_over(
     check_threads("limits.slots", limits.slots)  # no threads, but as few
     on = _machine_of(meta, machine, limits, int(written["ranks"]))
     sizes_bytes, unknown, together = _sizes_bytes(trace.spans, trace.ids, plan.samples)
-    number = _numbers(plan, rank)
+    number = _numbers(plan, rank, first)
     recorded = _steps_of(number, waits, trace.spans)
     # Of a run that keeps only its last steps, nobody knows how it began.
     begin = float(waits["start"].min())
@@ -167,6 +168,7 @@ def lay_over(
         limits=limits,
         policy=policy,
         rank=rank,
+        first=first,
         step_seconds=seconds.tolist(),
         first_ask_seconds=float(waits["start"].min()) - begin,
     )
@@ -216,12 +218,23 @@ def _steps_of(number: _Numbers, waits: Spans, spans: Spans) -> _Steps:
     return _Steps(was_consumed, own, until_next)
 
 
-def _numbers(plan: AccessPlan, rank: int) -> _Numbers:
+def _first_of(meta: Mapping[str, Any]) -> tuple[int, int]:
+    """Return (epoch, step) of the batch that the run began with."""
+    match _field(meta, "first_step", list):
+        case [int() as epoch, int() as step]:
+            return epoch, step
+        case other:
+            raise ConfigError(
+                f"its header says first_step = {other!r}; that is an epoch and a step, such as [0, 0]"
+            )
+
+
+def _numbers(plan: AccessPlan, rank: int, first: tuple[int, int]) -> _Numbers:
     read = [
         (epoch, step)
         for epoch in range(plan.epochs)
         for step in range(plan.steps(epoch))
-        if plan.local_batch_size(rank, epoch, step)
+        if (epoch, step) >= first and plan.local_batch_size(rank, epoch, step)
     ]
     return {place: number for number, place in enumerate(read)}
 

@@ -227,6 +227,19 @@ class AccessPlan:
                     return later, candidate
         return self.epochs, 0
 
+    def first_of_run(self, rank: int, epoch: int, step: int) -> tuple[int, int]:
+        """Return (epoch, step) of the rank's first batch in a run that begins at a step.
+
+        epoch, step: a step after the last one of an epoch is the first of the next; epochs, 0 is the end of the run.
+        Raises: ConfigError if there is no such step.
+        """
+        if not is_integer(epoch) or not 0 <= epoch <= self.epochs:
+            raise ConfigError(f"epoch is {epoch!r}; the plan has the epochs 0 to {self.epochs - 1}")
+        steps = self.steps(epoch) if epoch < self.epochs else 0
+        if not is_integer(step) or not 0 <= step <= steps:
+            raise ConfigError(f"step is {step!r}; epoch {epoch} has {format_count(steps, 'step')}, from 0")
+        return self.first_read_from(rank, int(epoch), int(step))
+
     def max_local_batch(self, rank: int) -> int:
         """Return the most samples that the rank reads in one step of the run."""
         self._check_rank(rank)

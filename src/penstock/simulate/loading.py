@@ -81,8 +81,16 @@ class Steps:
     steps: NDArray[np.int64]
 
 
-def steps_of(plan: AccessPlan, ranks: Sequence[int], strings: Sequence[NDArray[np.int64]]) -> Steps:
-    """Return what these ranks read in the steps of the plan. strings: of each."""
+def steps_of(
+    plan: AccessPlan,
+    ranks: Sequence[int],
+    strings: Sequence[NDArray[np.int64]],
+    first: tuple[int, int] = (0, 0),
+) -> Steps:
+    """Return what these ranks read in the steps of the plan.
+
+    strings: of each. first: (epoch, step) at which the run begins; the strings are those of the plan nevertheless.
+    """
     counts = np.array([plan.steps(epoch) for epoch in range(plan.epochs)], np.int64)
     epochs = np.repeat(np.arange(plan.epochs), counts)
     steps = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -95,6 +103,11 @@ def steps_of(plan: AccessPlan, ranks: Sequence[int], strings: Sequence[NDArray[n
                 sizes[row, begin : begin + count] = plan.local_batch_size(rank, epoch, 0)
                 sizes[row, begin + count - 1] = plan.local_batch_size(rank, epoch, count - 1)
         begin += count
+    skipped = int(counts[: first[0]].sum()) + first[1]
+    strings = [
+        string[read:] for string, read in zip(strings, sizes[:, :skipped].sum(axis=1).tolist(), strict=True)
+    ]
+    epochs, steps, sizes = epochs[skipped:], steps[skipped:], sizes[:, skipped:]
     bounds = np.zeros((len(ranks), steps.size + 1), np.int64)
     np.cumsum(sizes, axis=1, out=bounds[:, 1:])
     bounds[1:] += np.cumsum(bounds[:-1, -1])[:, None]
@@ -308,6 +321,7 @@ def predict(
     policy: str | LoadingPolicy = "frequency",
     seed: int = 0,
     rank: int = 0,
+    first: tuple[int, int] = (0, 0),
     step_seconds: float | Sequence[float] | None = None,
     first_ask_seconds: float = 0.0,
 ) -> Trace:
@@ -317,12 +331,13 @@ def predict(
     sizes_bytes: int64[samples], as stored.
     limits: slots, readers and decode workers of the real run.
     policy: what the tiers keep, as the loader's `policy`; what it draws follows from `seed`.
-    step_seconds: of the training for each batch, or for the rank's batches one after the other; by default
-        machine.compute says.
+    first: (epoch, step) at which the run begins, as for the loader's `start`.
+    step_seconds: of the training for each batch, or for the rank's batches from the first on, one after the other; by
+        default machine.compute says.
     first_ask_seconds: how long after the start of prefetching the training asks for its first batch.
 
     Raises: ConfigError where neither step_seconds nor machine.compute is known, or a list of them has another length
-        than the run; what `placement_of` raises for a policy.
+        than the run, or the plan has no such step; what `placement_of` raises for a policy.
     """
     chosen = policy_of(policy)
     placement = placement_of(chosen, Job(plan, sizes_bytes, machine, seed, rank), rank)
@@ -330,7 +345,8 @@ def predict(
         raise ConfigError(
             "step_seconds is not given and machine.compute is unknown: say how long the training takes for a batch"
         )
-    read = steps_of(plan, [rank], [plan.string(rank)])
+    first = plan.first_of_run(rank, *first)
+    read = steps_of(plan, [rank], [plan.string(rank)], first)
     has_batch = np.diff(read.bounds[0]) > 0
     each: NDArray[np.float64] | None = None
     if isinstance(step_seconds, Sequence):
@@ -352,4 +368,6 @@ def predict(
         first_ask_seconds=first_ask_seconds,
         has_spans=True,
     )
-    return Trace(run.spans, {"time": "virtual", "rank": rank, "policy": chosen.name})
+    return Trace(
+        run.spans, {"time": "virtual", "rank": rank, "policy": chosen.name, "first_step": list(first)}
+    )
