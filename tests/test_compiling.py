@@ -27,7 +27,7 @@ from PIL import Image
 from tests.interrupting import every_place
 from tests.patience import wait_until
 
-from penstock import Loader, compiling, kernel_cache
+from penstock import Loader, child, compiling, kernel_cache
 from penstock.checkpoint.codecs.codec import SLACK_BYTES, Coder, Kind, Pair
 from penstock.checkpoint.codecs.ours import CODECS
 from penstock.checkpoint.dtypes import DTYPES
@@ -366,7 +366,7 @@ def test_an_interrupt_after_any_call_leaves_no_lock_held_and_no_process(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python raises KeyboardInterrupt there: each run raises it one call later than the run before."""
-    monkeypatch.setattr(compiling, "_PROGRAM", "import time; time.sleep(3600)")
+    monkeypatch.setattr(child, "_PROGRAM", "import time; time.sleep(3600)")
     children: list[subprocess.Popen[bytes]] = []
     popen = subprocess.Popen
 
@@ -453,14 +453,8 @@ def test_a_process_that_is_killed_leaves_the_plain_form(
     assert kernels.began == [child]
 
 
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)", "pass"])
-def test_the_process_ends_with_the_training(kernels: Kernels, end: str) -> None:
-    program = f"""
-part.ask()
-input()
-{end}
-"""
-    with kernels.program(program) as training:
+def test_the_process_ends_with_the_training(kernels: Kernels) -> None:
+    with kernels.program("part.ask()\ninput()") as training:
         assert training.stdin is not None
         child = Path(f"/proc/{kernels.first()}")
         training.stdin.write("\n")

@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from penstock.child import NoChild, has_interpreter, start_child
 from penstock.errors import ConfigError
 from penstock.files import write_whole
 from penstock.kernel_cache import Folders, file_of, folders_of, read_code
@@ -47,14 +48,10 @@ PATIENCE_SECONDS = 2.0
 #: So is a wait for another process that compiles, if it lasts longer by this.
 _PATIENCE_WITH_OTHERS_SECONDS = 8.0
 _POLL_SECONDS = 0.05
-_POLL_PARENT_SECONDS = 0.3
 #: How long to wait for a part's thread, which ends the child; it may hang in a file system.
 _STOP_SECONDS = 1.0
 #: How long a fork waits for a thread that loads, which takes 0.1 s, or compiles where no child can.
 _LOAD_SECONDS = 10.0
-_PROGRAM = "from penstock.compiling import _serve; _serve()"
-#: A job's manager sends these to all processes of the job; the training decides what they mean.
-_SIGNALS_OF_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 #: The line on its standard error by which a child reports that it holds the lock and compiles.
 _COMPILES = "penstock compiles"
 
@@ -192,7 +189,7 @@ class Part:
     @property
     def _compiles_here(self) -> bool:
         """Whether this process compiles: no child can, or none could leave what it compiled."""
-        return self._is_for_this_process or self._file is None or not _has_interpreter()
+        return self._is_for_this_process or self._file is None or not has_interpreter()
 
     def _load(self) -> Loop | None:
         """Return the loop if it was compiled on this machine. Raises: RuntimeError."""
@@ -251,32 +248,17 @@ class Part:
         """
         if not is_waited_for and not self._is_wanted():
             return
-        # Entries of other types are legal there, and nothing is imported from them.
-        places = [place for place in sys.path if isinstance(place, str) and place]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
-        environment.pop("PYTHONINSPECT", None)
-        words = [str(os.getpid()), self._module, self._name, str(self._file)]
+        words = [self._module, self._name, str(self._file)]
         process = None
-        # The child inherits the mask: signals stay pending until it ignores them.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS_OF_THE_JOB)
         try:
             try:
-                process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _PROGRAM, *words],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,  # needs no folder for temporary files
-                    bufsize=0,
-                    process_group=0,  # its own: signals to the training's group do not reach it
-                )
-            except (OSError, ValueError):  # no more processes are allowed, or this is no Python interpreter
+                # A pipe needs no folder for temporary files.
+                process = start_child("penstock.compiling:_serve", words, stderr=subprocess.PIPE)
+            except NoChild:
                 self._is_for_this_process = True
                 return
             except RuntimeError:  # this interpreter is shutting down
                 return
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             code, written = self._watch(process, is_waited_for)
         finally:
             if process is not None:
@@ -359,11 +341,6 @@ def _report(line: str) -> None:
     if report is not None:
         with contextlib.suppress(Exception):
             report(line)
-
-
-def _has_interpreter() -> bool:
-    """Return whether there is one for a child: the executable of a frozen program is the program itself."""
-    return bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
 # -- The end of the process, and forks ---------------------------------------------------------------------
@@ -469,20 +446,11 @@ def _locked(path: Path, is_done: Callable[[], bool]) -> Iterator[None]:
 
 
 def _serve() -> None:
-    """Run the child that compiles. It ends with the training that started it, even in the middle of a kernel."""
-    for number in _SIGNALS_OF_THE_JOB:
-        signal.signal(number, signal.SIG_IGN)
+    """Do what the child does that compiles."""
     # Not nice: threads that decode on all processors would starve the compiler that speeds them up.
-    parent, module, name, place = sys.argv[1:]
-    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
+    module, name, place = sys.argv[1:]
     file = Path(place)
     with _locked(file.parent / "lock", file.exists):
         if not file.exists():
             print(_COMPILES, file=sys.stderr, flush=True)
             write_whole(file, _compiled(module, name, file.parent).to_bytes())
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_POLL_PARENT_SECONDS)
-    os._exit(1)

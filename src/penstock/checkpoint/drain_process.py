@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import queue
-import select
 import selectors
 import signal
 import subprocess
@@ -39,22 +38,15 @@ from penstock.checkpoint.recipe import (
 from penstock.checkpoint.staged import FromChain, write_staged
 from penstock.checkpoint.throttle import CappedTier
 from penstock.checkpoint.tier import Tier
+from penstock.child import NoChild, start_child
 from penstock.errors import DataError, FormatError, PenstockError
 from penstock.flow.cpus import give_way
 from penstock.flow.ordered import Workers
 from penstock.trace.trace import JSON
 
-_PROGRAM = "from penstock.checkpoint.drain_process import serve; serve()"
 #: Its first line. What starts with an interpreter, such as a `sitecustomize`, may write to its output before.
 _GREETING = b"penstock drains\n"
 _LOOK_SECONDS = 0.05
-_LOOK_FOR_PARENT_SECONDS = 1.0
-#: A job's manager sends them to all of its processes; what they mean is the training's to say: it may still drain.
-_OF_THE_TRAINING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-
-
-class NoProcess(Exception):
-    """A process of its own cannot be had here."""
 
 
 class ProcessEnded(DataError):
@@ -69,30 +61,11 @@ class DrainProcess:
     """The process, as the training sees it. Used by one thread, which closes it."""
 
     def __init__(self, interrupt: threading.Event) -> None:
-        """Begin. interrupt: once set, what is asked is broken off. Raises: NoProcess."""
+        """Begin. interrupt: once set, what is asked is broken off. Raises: NoChild."""
         self._interrupt = interrupt
-        if not sys.executable or getattr(sys, "frozen", False):
-            raise NoProcess("this program is no Python interpreter that another could be begun with")
-        # Entries of other types are legal there, and nothing is imported from them.
-        places = [place for place in sys.path if isinstance(place, str) and place]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
-        # With it, an interpreter that fails asks its standard input what to do next.
-        environment.pop("PYTHONINSPECT", None)
-        # Inherited: until it ignores them, they wait.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_TRAINING)
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM, str(os.getpid())],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                process_group=0,  # of its own: what is sent to the training's group is not for it
-            )
-        except (OSError, ValueError) as error:
-            raise NoProcess(str(error)) from None
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        self._process = start_child(
+            "penstock.checkpoint.drain_process:serve", stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         assert self._process.stdin is not None and self._process.stdout is not None, "they are pipes"  # noqa: PT018
         self._requests, self._answers = self._process.stdin, self._process.stdout
         try:
@@ -100,7 +73,7 @@ class DrainProcess:
         except BaseException as error:
             self.close()
             if isinstance(error, ProcessEnded) and not interrupt.is_set():
-                raise NoProcess(str(error)) from None
+                raise NoChild(str(error)) from None
             raise
 
     def ask(self, request: JSON, *, to_its_end: bool = False) -> Any:
@@ -193,7 +166,7 @@ class Apart:
         if self._process is None and not self._is_refused:
             try:
                 self._process = DrainProcess(self._interrupt)
-            except NoProcess as error:
+            except NoChild as error:
                 self._is_refused = True
                 self._report(f"snapshots are drained by threads of this process: {error}")
         if self._process is None:
@@ -264,15 +237,13 @@ def serve() -> None:
     """Answer requests until the training ends or kills it."""
     # Not before: where the training leaves no processor, loading what it takes would last half a minute.
     give_way()
-    for number in _OF_THE_TRAINING:
-        signal.signal(number, signal.SIG_IGN)
     # By their numbers, for a `sitecustomize` may have put something else in the place of these files. The training's
     # standard error may be closed; the next file that is opened would get its number, and what libraries write to it.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     answers = os.fdopen(fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3), "wb")
     os.dup2(nowhere if sys.stderr is None else 2, 1)
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(int(sys.argv[1]), requests), daemon=True).start()
+    threading.Thread(target=_listen, args=(requests,), daemon=True).start()
     answers.write(_GREETING)
     while True:
         answers.flush()
@@ -280,18 +251,10 @@ def serve() -> None:
         answers.write(json.dumps(answer).encode() + b"\n")
 
 
-def _listen(training: int, requests: queue.SimpleQueue[bytes]) -> None:
-    """Take requests; end the process once nobody is there any more, whatever is being written.
-
-    training: its process. Those that it forked keep the other end of standard input open.
-    """
+def _listen(requests: queue.SimpleQueue[bytes]) -> None:
+    """Take requests; end the process with its standard input, whatever is being written."""
     left = b""
-    while os.getppid() == training:
-        if not select.select([0], [], [], _LOOK_FOR_PARENT_SECONDS)[0]:
-            continue
-        data = os.read(0, 1 << 20)
-        if not data:
-            break
+    while data := os.read(0, 1 << 20):
         *lines, left = (left + data).split(b"\n")
         for line in lines:
             requests.put(line)
