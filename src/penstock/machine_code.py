@@ -30,8 +30,9 @@ _PACKED = {
     "float64": ("d", "double"),
     "boolean": ("?7x", "i8"),
 }
-#: Where an array's fields begin in its object: address, rank, shape, strides, base, dtype, flags.
-_ARRAY = object.__basicsize__
+#: Where an array's fields begin in its object: address, rank, shape, strides, base, dtype, flags. `_check_layout` has
+#: seen that they do. Which of these words are the addresses of the items and of the shape.
+ARRAY, DATA, SHAPE = object.__basicsize__, 0, 2
 _C_CONTIGUOUS = 1
 #: What a call returns where an array is not C-contiguous. numba's own are below 3 or from 1,000 on.
 _BAD_ARRAY = 100
@@ -89,8 +90,8 @@ class Signature:
                     arguments.append(f"{_PACKED[each][1]} {word}")
                     continue
                 # numpy/ndarraytypes.h: PyArrayObject_fields.
-                data, shape_at = loaded("ptr", word, _ARRAY), loaded("ptr", word, _ARRAY + 16)
-                flag = value(f"and i32 {loaded('i32', word, _ARRAY + 48)}, {_C_CONTIGUOUS}")
+                data, shape_at = loaded("ptr", word, ARRAY), loaded("ptr", word, ARRAY + 8 * SHAPE)
+                flag = value(f"and i32 {loaded('i32', word, ARRAY + 48)}, {_C_CONTIGUOUS}")
                 is_well = value(f"and i1 {is_well}, {value(f'icmp ne i32 {flag}, 0')}")
                 shape = [loaded("i64", shape_at, 8 * axis) for axis in range(dimensions)]
                 strides = [str(np.dtype(item).itemsize)]
@@ -260,13 +261,13 @@ def _check_layout() -> None:
     """Raise RuntimeError where an array's object is laid out otherwise."""
     array = np.zeros((2, 3), np.int16)[:, :2]
     whole = array.copy()
-    at = id(array) + _ARRAY
+    at = id(array) + ARRAY
     found = (
         ctypes.c_uint64.from_address(at).value,
         ctypes.c_int32.from_address(at + 8).value,
         ctypes.c_int64.from_address(ctypes.c_uint64.from_address(at + 16).value).value,
         ctypes.c_int32.from_address(at + 48).value & _C_CONTIGUOUS,
-        ctypes.c_int32.from_address(id(whole) + _ARRAY + 48).value & _C_CONTIGUOUS,
+        ctypes.c_int32.from_address(id(whole) + ARRAY + 48).value & _C_CONTIGUOUS,
     )
     if found != (array.ctypes.data, 2, 2, 0, _C_CONTIGUOUS):
         raise RuntimeError(f"NumPy {np.__version__} lays out its arrays in a way that Penstock does not know")

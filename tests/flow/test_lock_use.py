@@ -77,3 +77,24 @@ def test_a_part_of_a_run_is_judged_by_itself() -> None:
     assert not then.is_by_lock(2)
     assert then.since(first).is_by_lock(2)
     assert then.since(first).processors == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("wall_seconds", "cpu_seconds", "left_seconds"),
+    [(0.010, 0.004, 0.007), (0.010, 0.008, 0.008), (0.010, 0.0095, 0.010), (50e-6, 25e-6, 50e-6)],
+    ids=["waited for more", "for no more than it was idle", "hardly idle", "for a moment"],
+)
+def test_the_kernel_is_asked_how_long_a_thread_waited_for_a_processor_where_it_matters(
+    tmp_path: Path, wall_seconds: float, cpu_seconds: float, left_seconds: float
+) -> None:
+    schedstat = tmp_path / "schedstat"
+    schedstat.write_text("1 2000000 3")
+    with closing(RunDelay(schedstat)) as delay:
+        schedstat.write_text("1 5000000 3")
+
+        assert delay.left_of(wall_seconds, cpu_seconds) == pytest.approx(left_seconds)
+
+        assert delay.taken_seconds == pytest.approx(wall_seconds - left_seconds)
+        # What was taken once is not taken again.
+        again = delay.left_of(0.010, 0.004)
+        assert again == pytest.approx(0.010 if left_seconds < wall_seconds else 0.007)

@@ -925,7 +925,7 @@ def test_spans_of_a_long_step_of_the_training_are_not_lost(
 ) -> None:
     """While the training validates for minutes, background fills go on and fill the threads' rings."""
     monkeypatch.setattr("penstock.flow.engine._READER_SPANS", 4)
-    with make(SlowSource(ImageFolder(folder), 1e-4, 1e-4, 1e6), memory="96 KiB", readers=1) as loader:
+    with make(SlowSource(ImageFolder(folder), 1e-3, 1e-3, 1e6), memory="96 KiB", readers=1) as loader:
         first = iter(loader)
         next(first)
         wait_until(lambda: len(loader._collector._sums._ahead))  # nobody asks for a batch, yet spans arrive

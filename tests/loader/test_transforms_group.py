@@ -110,7 +110,11 @@ def by_group(
     """Return what `Pipeline.run_group` wrote, and what it left."""
     out = np.zeros((len(data), *pipeline.output_shape), pipeline.storage_dtype)
     rows = list(range(len(data)))
-    return out, pipeline.run_group(data, out, pipeline.draw(3, samples), rows, scratch)
+    return out, pipeline.run_group(arrays(data), out, pipeline.draw(3, samples), rows, scratch)
+
+
+def arrays(data: list[bytes]) -> list[NDArray[np.uint8]]:
+    return [np.frombuffer(each, np.uint8) for each in data]
 
 
 def with_buffers(nbytes: int = 1 << 16, **options: Any) -> Scratch:
@@ -208,7 +212,9 @@ def test_rows_and_draws_are_those_of_the_places_in_the_batch() -> None:
     whole, _ = by_group(pipeline, data, np.arange(5), with_buffers())
     out = np.zeros_like(whole)
 
-    left = pipeline.run_group([data[3], data[1]], out, pipeline.draw(3, np.arange(5)), [3, 1], with_buffers())
+    left = pipeline.run_group(
+        arrays([data[3], data[1]]), out, pipeline.draw(3, np.arange(5)), [3, 1], with_buffers()
+    )
 
     assert left == []
     assert out[[1, 3]].tobytes() == whole[[1, 3]].tobytes()

@@ -31,6 +31,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
@@ -58,6 +59,7 @@ _RECENT_READS = 256
 # The consumer's own ring is number 0.
 _SCHEDULER = 1
 _FIRST_WORKER = 2
+_NBYTES = attrgetter("nbytes")
 
 
 # Samples after which decisions are worth compiling, which takes 10 to 25 s of a processor. A job that is over soon, or
@@ -198,6 +200,7 @@ class Engine:
     collect: drains the recorder; workers call it when their ring is half full, as in a long step of the training.
     readers: threads that only read. Decode workers are as many as the scheduler lets load at once.
     begin: called by each decode worker before its first Load.
+    watches_lock: whether to find out if threads wait for the interpreter's lock, for `lock_use`.
     compiled: returns the compiled decisions once there are any.
     finish: called at the end, when no thread records any more, or by a `close` that left threads which hang.
     """
@@ -218,6 +221,7 @@ class Engine:
         collect: Callable[[], None],
         finish: Callable[[], None],
         samples_of: Callable[[int, int], NDArray[np.int64]],
+        watches_lock: bool = False,
         compiled: Callable[[], Loop | None] = lambda: None,
     ) -> None:
         self._scheduler = scheduler
@@ -229,6 +233,7 @@ class Engine:
         self._patience_seconds = patience_seconds
         self._timeout_seconds = timeout_seconds
         self._say = say
+        self._watches_lock = watches_lock
         self._collect = collect
         self._when_finished = finish
         #: None once the scheduler has the compiled decisions.
@@ -607,7 +612,7 @@ class Engine:
         now: float,
     ) -> list[Instruction]:
         wall_seconds, cpu_seconds = seconds
-        if self._scheduler.loads_running > 1:
+        if self._watches_lock and self._scheduler.loads_running > 1:
             # No longer than this Load: before it there may have been nothing to do.
             since_last = min(now - self._load_ended, wall_seconds)
             self._lock_use = self._lock_use.plus(since_last, cpu_seconds, asked_seconds)
@@ -716,11 +721,13 @@ class Engine:
             if loop is not None:
                 self._compiled = None
                 self._inbox.append(partial(self._use, loop))
-        asked_seconds = self._ask_for_lock(worker, delay)
-        begin, computed, delayed = self._clock(), time.thread_time(), delay.seconds()
+        asked_seconds = self._ask_for_lock(worker, delay) if self._watches_lock else None
+        begin, computed, taken = self._clock(), time.thread_time(), delay.taken_seconds
         failed, own_reads = self._fetch_and_decode(load, partial(self._note, worker), ring, delay)
+        cpu_seconds = time.thread_time() - computed
         # Other programs on the processors are no reason for more threads or fewer.
-        seconds = self._clock() - begin - (delay.seconds() - delayed), time.thread_time() - computed
+        wall_seconds = self._clock() - begin - (delay.taken_seconds - taken)
+        seconds = delay.left_of(wall_seconds, cpu_seconds), cpu_seconds
         self._at.pop(worker, None)
         self._inbox.append(partial(self._loaded, load, failed, own_reads, seconds, asked_seconds))
 
@@ -729,42 +736,36 @@ class Engine:
     ) -> tuple[dict[int, tuple[int, Exception]], list[OwnRead]]:
         """Return what failed, by index in the Load, and how long own reads waited."""
         rows, samples, origins = load.rows, load.ids, load.origins
-        data: list[Any] = [None] * len(rows)
         own_reads: list[OwnRead] = []
-        flow = NO_FLOW
-        for origin in set(origins):
-            which = [index for index, each in enumerate(origins) if each == origin]
-            if origin == STAGING:
-                for index in which:
-                    data[index], flow = self._bytes[load.entries[index]]
-                continue
-            begin, computed, delayed = self._clock(), time.thread_time(), delay.seconds()
-            wanted = [samples[index] for index in which]
-            rests = [load.rests[index] for index in which]
-            found = self._fetcher.fetch(wanted, origin, rests, at, lasting=False)
-            end = self._clock()
-            waited = end - begin - (time.thread_time() - computed) - (delay.seconds() - delayed)
-            for place, index in enumerate(which):
-                data[index] = found[place]
-            flow = self._record_fetched(ring, (begin, end), wanted, found, origin, load.epoch, load.step)
-            if not any(isinstance(each, Failed) for each in found):
-                own_reads.append(OwnRead(origin, len(found), max(0.0, waited)))
-                if origin == SOURCE:
-                    self._recent_read_seconds.append((end - begin) / len(found))
-            found.clear()  # as in `_loaded`
-        failed = {index: (UNREAD, each.error) for index, each in enumerate(data) if isinstance(each, Failed)}
-        if failed:
-            had = [index for index in range(len(rows)) if index not in failed]
-            rows, samples, data = ([items[index] for index in had] for items in (rows, samples, data))
+        if origins.count(origins[0]) == len(origins):
+            data, flow = self._brought(
+                load, origins[0], samples, load.rests, load.entries, at, ring, delay, own_reads
+            )
         else:
-            had = list(range(len(rows)))
+            data, flow = [None] * len(rows), NO_FLOW
+            for origin in set(origins):
+                which = [index for index, each in enumerate(origins) if each == origin]
+                wanted, rests, entries = (
+                    [items[index] for index in which] for items in (samples, load.rests, load.entries)
+                )
+                found, _ = self._brought(load, origin, wanted, rests, entries, at, ring, delay, own_reads)
+                for index, each in zip(which, found, strict=True):
+                    data[index] = each
+                found.clear()  # as in `_loaded`
+        failed: dict[int, tuple[int, Exception]] = {}
+        had: Sequence[int] = range(len(rows))
+        if Failed in set(map(type, data)):
+            failed = {
+                index: (UNREAD, each.error) for index, each in enumerate(data) if isinstance(each, Failed)
+            }
+            had = [index for index in had if index not in failed]
+            rows, samples, data = ([items[index] for index in had] for items in (rows, samples, data))
         if rows:
             begin = self._clock()
             arrays = self._staging.arrays(load.slot)
             wrong = self._decoder.decode(load, rows, samples, data, arrays, at)
             count = len(samples)
-            if count > 1 and (failed or origins.count(origins[0]) < count or origins[0] == STAGING):
-                # Not one group that was fetched together.
+            if count > 1 and flow == NO_FLOW:  # not one group that was fetched together
                 flow = self._recorder.next_flow()
                 ring.record_ids(flow, samples)
             ring.record(
@@ -781,6 +782,33 @@ class Engine:
             wrong.clear()
         return failed, own_reads
 
+    def _brought(
+        self,
+        load: Load,
+        origin: int,
+        samples: list[int],
+        rests: list[int],
+        entries: list[int],
+        at: Callable[[int], None],
+        ring: Ring,
+        delay: RunDelay,
+        own_reads: list[OwnRead],
+    ) -> tuple[list[Any], int]:
+        """Return what there is of some samples of a Load, all from one origin, and the flow that they came by."""
+        if origin == STAGING:
+            pairs = [self._bytes[entry] for entry in entries]
+            return [each for each, _ in pairs], pairs[0][1] if len(pairs) == 1 else NO_FLOW
+        begin, computed = self._clock(), time.thread_time()
+        data = self._fetcher.fetch(samples, origin, rests, at, lasting=False)
+        end, computed = self._clock(), time.thread_time() - computed
+        flow = self._record_fetched(ring, (begin, end), samples, data, origin, load.epoch, load.step)
+        if Failed not in set(map(type, data)):
+            waited = delay.left_of(end - begin, computed) - computed
+            own_reads.append(OwnRead(origin, len(data), max(0.0, waited)))
+            if origin == SOURCE:
+                self._recent_read_seconds.append((end - begin) / len(data))
+        return data, flow
+
     def _record_fetched(
         self,
         ring: Ring,
@@ -792,15 +820,18 @@ class Engine:
         step: int,
     ) -> int:
         """Record what a group of samples came from, but for those that failed; return its flow."""
-        had = [index for index, each in enumerate(data) if not isinstance(each, Failed)]
-        if not had:
-            return NO_FLOW
-        nbytes = sum(data[index].nbytes for index in had if isinstance(data[index], np.ndarray))
+        kinds = set(map(type, data))
+        if Failed in kinds:
+            had = [index for index, each in enumerate(data) if not isinstance(each, Failed)]
+            samples, data = [samples[index] for index in had], [data[index] for index in had]
+            if not had:
+                return NO_FLOW
+        nbytes = sum(map(_NBYTES, data)) if kinds <= {np.ndarray, Failed} else 0
         flow = self._recorder.next_flow()
-        if len(had) > 1:
-            ring.record_ids(flow, [samples[index] for index in had])
+        if len(data) > 1:
+            ring.record_ids(flow, samples)
         kind = Kind.READ if origin == SOURCE else Kind.HIT
-        ring.record(kind, *seconds, samples[had[0]], nbytes, epoch, step, origin, samples=len(had), flow=flow)
+        ring.record(kind, *seconds, samples[0], nbytes, epoch, step, origin, samples=len(data), flow=flow)
         return flow
 
     def _ask_for_lock(self, worker: int, delay: RunDelay) -> float | None:

@@ -24,6 +24,8 @@ _LEAST_ASKED = 10
 # Of the times that a thread asked. Measured with two threads on two processors: 0.54 to 0.79 where both run Python
 # code, 0.02 where each does so half of the time, 0.00 where they wait or compute without the lock.
 _KEPT_SHARE = 0.3
+# Of a thread's time: where it did not compute for less than this, it is not asked whether it waited for a processor.
+_NOTABLE_SHARE, _NOTABLE_SECONDS = 0.1, 30e-6
 # Of one processor: more is used where code works without the lock; less where another thread than these keeps it.
 _LEAST_PROCESSORS, _MOST_PROCESSORS = 0.6, 1.15
 _pread = ctypes.PyDLL(None).pread
@@ -42,6 +44,9 @@ class RunDelay:
         self._number, self._text = -1, ctypes.create_string_buffer(96)
         with contextlib.suppress(OSError):
             self._number = os.open(schedstat, os.O_RDONLY | os.O_CLOEXEC)
+        self._known_seconds = self.seconds()
+        #: What `left_of` has taken from anything so far.
+        self.taken_seconds = 0.0
 
     def seconds(self) -> float:
         """Return the sum so far; 0 where the kernel does not count."""
@@ -51,6 +56,21 @@ class RunDelay:
             return int(self._text.raw[: max(count, 0)].split()[1]) * 1e-9
         except (IndexError, ValueError):
             return 0.0
+
+    def left_of(self, wall_seconds: float, cpu_seconds: float) -> float:
+        """Return what is left of some work's time without the thread's waits for a processor, as far as they matter.
+
+        wall_seconds: that the work took, but for what `taken_seconds` grew by meanwhile. cpu_seconds: that the thread
+            computed for it. Where that is nearly all, the kernel is not asked: it takes 10 us to answer, for which the
+            interpreter's lock is held.
+        """
+        idle_seconds = wall_seconds - cpu_seconds
+        if idle_seconds <= max(_NOTABLE_SHARE * wall_seconds, _NOTABLE_SECONDS):
+            return wall_seconds
+        known, self._known_seconds = self._known_seconds, self.seconds()
+        taken_seconds = min(self._known_seconds - known, idle_seconds)
+        self.taken_seconds += taken_seconds
+        return wall_seconds - taken_seconds
 
     def close(self) -> None:
         """Close the file. Idempotent."""

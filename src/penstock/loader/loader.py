@@ -217,6 +217,7 @@ class Loader:
             collect=self._collector.collect,
             finish=self._collector.close,
             samples_of=partial(plan.local_batch, rank),
+            watches_lock=self._calls_python,
             compiled=DECISIONS.ask,
         )
 
@@ -560,6 +561,11 @@ class Loader:
 
     # Bookkeeping
 
+    @property
+    def _calls_python(self) -> bool:
+        """Whether a user's own code runs for each sample."""
+        return self._setup.pipeline is None or self._setup.pipeline.calls_python
+
     def _lock_clause(self, metrics: EpochMetrics) -> str:
         """Name Python code that holds the interpreter's lock, where the training waited for it."""
         seen, cpus = self._engine.lock_use.since(self._lock_use_before), self._setup.cpus
@@ -570,9 +576,7 @@ class Loader:
             # Of an earlier epoch. One thread shows nothing and may be there for it, so that it is kept then.
             self._lock_use = LockUse()
         waited = stall_share(metrics.stall_seconds, metrics.own_seconds)
-        pipeline = self._setup.pipeline
-        calls_python = pipeline is None or pipeline.calls_python
-        if not calls_python or not self._lock_use.is_by_lock(cpus) or waited < NOTHING_TO_GAIN:
+        if not self._calls_python or not self._lock_use.is_by_lock(cpus) or waited < NOTHING_TO_GAIN:
             return ""
         return (
             "; its Python code holds the interpreter's lock: threads that had work used "

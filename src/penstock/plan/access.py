@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -72,8 +73,7 @@ class AccessPlan:
 
     @property
     def _split(self) -> Split:
-        assert isinstance(self.split, Split), "made a Split in __post_init__"
-        return self.split
+        return cast(Split, self.split)  # which __post_init__ made it
 
     def length(self, epoch: int) -> int:
         """Return the number of positions that the epoch reads, over all ranks."""

@@ -71,8 +71,8 @@ DROP, READY, STAGED, MOVE, LOAD = 0, 1, 2, 3, 4
 HEAD = 4
 
 # A Load takes about this long: an instruction should be little beside its work, and a batch not wait for one of its
-# Loads. Between pictures an instruction takes 0.3 to 0.5 ms of the interpreter's lock.
-LOAD_SECONDS = 8e-3
+# Loads. Between pictures an instruction takes 0.3 to 0.6 ms of the interpreter's lock.
+LOAD_SECONDS = 25e-3
 # A Load of twice as many samples stays where each of them takes this share of the time at most, the median of so many.
 # That is so for a data set whose `__getitems__` asks a database once, and not for one that decodes pictures.
 WORTH_DOUBLING = 0.8

@@ -28,7 +28,7 @@ from penstock.loader.transforms.kernels import (
     with_short_vectors,
 )
 from penstock.loader.transforms.turbojpeg import RGB
-from penstock.machine_code import MachineCode
+from penstock.machine_code import ARRAY, DATA, SHAPE, MachineCode
 
 _rules, _headers = compiled_copy(geometry), compiled_copy(jpeg)
 _whole, _needs_padding, _without_resize = _rules["whole"], _rules["needs_padding"], _rules["without_resize"]
@@ -166,8 +166,8 @@ def _loop(resample: Any) -> Any:
     numbers: float64[...], scratch for what is drawn for a sample.
     pixels, scratch: uint8[...], the thread's buffers.
     parameters, channels_last: of `resample`.
-    files: int64[3, n], of each its address, its length and its row; overwritten: in front of the first line, which ones
-        were left.
+    files: int64[2, n], of each the address of the array object that holds it, and its row; overwritten: in front of the
+        first line, which ones were left.
     samples: int64[batch], by row. epoch: of the draws.
     out: [batch, *shape of a sample], written.
     Returns: how many were left.
@@ -191,9 +191,11 @@ def _loop(resample: Any) -> Any:
     ) -> Any:
         count = 0
         for k in range(files.shape[1]):
-            row, is_done = files[2, k], False
+            row, is_done = files[1, k], False
             if 0 <= row < out.shape[0] and row < samples.size:
-                data = array_at(files[0, k], (files[1, k],), np.uint8)
+                fields = array_at(files[0, k] + ARRAY, (3,), np.int64)
+                length = array_at(fields[SHAPE], (1,), np.int64)[0]
+                data = array_at(fields[DATA], (length,), np.uint8)
                 is_plain, header = _header_of(data)
                 if is_plain:
                     _draw(steps, keys, epoch, samples[row], numbers)

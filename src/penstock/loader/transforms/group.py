@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,10 @@ from numpy.typing import NDArray
 
 from penstock.loader.transforms.draws import Draws
 from penstock.loader.transforms.geometry import StepNumbers, numbers_of
-from penstock.loader.transforms.jpeg import Encoded
 from penstock.loader.transforms.sink import Sink
 from penstock.loader.transforms.stages import Scratch
 from penstock.loader.transforms.turbojpeg import BY_ADDRESS
 from penstock.machine_code import Loop
-
-#: Files that take no more together are copied into one piece: to ask for the address of each takes 2 us.
-_COPIED_BYTES = 64 << 10
 
 
 class GroupPass:
@@ -37,34 +32,35 @@ class GroupPass:
         self._sink.group_loop()
 
     def run(
-        self, data: Sequence[Encoded], out: NDArray[Any], draws: Draws, rows: Sequence[int], scratch: Scratch
+        self,
+        data: Sequence[NDArray[np.uint8]],
+        out: NDArray[Any],
+        draws: Draws,
+        rows: Sequence[int],
+        scratch: Scratch,
     ) -> list[int]:
         """Decode what is plain, and return the indices of the rest, of which nothing is known.
 
         The rest are whatever is no JPEG, or of another kind than the usual; damaged; larger than the thread's buffers,
         which the one-picture form enlarges; in need of two passes; and all until the loop is compiled.
 
-        data: of each sample, as stored. rows: of each, its place in `out` and in the draws.
+        data: of each sample, as stored: uint8[bytes], contiguous. rows: of each, its place in `out` and in the draws.
         out: [batch, *shape of a sample], C-contiguous.
+        Raises: TypeError for data that are no arrays.
         """
         loop = self._sink.group_loop()
-        sizes = list(map(len, data))
-        nbytes = sum(sizes)
-        is_copied = nbytes <= _COPIED_BYTES
+        if set(map(type, data)) != {np.ndarray}:
+            raise TypeError("data must be arrays: their addresses are taken from them")
         if (
             loop is None
             or scratch.decoders.turbo is None
             or not BY_ADDRESS
-            or not scratch.reserve_kept(nbytes if is_copied else max(sizes))
+            or not scratch.reserve_kept(max(map(len, data)))
         ):
             return list(range(len(data)))
+        # Whoever calls keeps the arrays; what an array's object tells, the loop reads by itself.
+        files = np.array((list(map(id, data)), rows))
         try:
-            if is_copied:
-                together = b"".join((*data, b"\0"))
-                addresses = list(accumulate(sizes[:-1], initial=_address_of(together)))
-            else:
-                addresses = list(map(_address_of, data))
-            files = np.array((addresses, sizes, rows))
             count = self._call(loop, scratch)(
                 files,
                 draws.samples,
@@ -95,8 +91,3 @@ class GroupPass:
             )
             scratch.group_call = (self, pixels, blended), call
         return call
-
-
-def _address_of(data: Encoded) -> int:
-    """Return where bytes are, which must outlive the use of it."""
-    return np.frombuffer(data, np.uint8).ctypes.data if len(data) else 0

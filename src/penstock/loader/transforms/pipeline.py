@@ -265,11 +265,17 @@ class Pipeline:
         return np.concatenate(columns, axis=1)
 
     def run_group(
-        self, data: Sequence[Encoded], out: NDArray[Any], draws: Draws, rows: Sequence[int], scratch: Scratch
+        self,
+        data: Sequence[NDArray[np.uint8]],
+        out: NDArray[Any],
+        draws: Draws,
+        rows: Sequence[int],
+        scratch: Scratch,
     ) -> list[int]:
         """Transform samples by one compiled call; return the indices of those that are left to `run`.
 
-        data: of each sample. out: [batch, *output_shape]. rows: of each, its place in `out` and in the draws.
+        data: of each sample, uint8[bytes], contiguous. rows: of each, its place in `out` and in the draws.
+        out: [batch, *output_shape].
         """
         if self._group_pass is None:
             return list(range(len(data)))
