@@ -18,7 +18,7 @@ from penstock.child import NoChild, start_child
 TASKS = """
 import os, sys, time
 def tell():
-    print(sorted(os.listdir("/proc/self/fd")), sys.argv[1:], flush=True)
+    print(sorted(os.listdir("/proc/self/fd")), sys.argv[1:], os.environ.get("PYTHONINSPECT"), flush=True)
 def hang():
     tell()
     time.sleep(3600)
@@ -43,7 +43,7 @@ def test_a_child_imports_what_its_parent_can_and_inherits_no_descriptor(
         child = start_child(f"{tasks}:tell", ["one", "two"], stdout=subprocess.PIPE)
 
     # The fourth is that of the listing.
-    assert child.communicate()[0] == b"['0', '1', '2', '3'] ['one', 'two']\n"
+    assert child.communicate()[0] == b"['0', '1', '2', '3'] ['one', 'two'] None\n"
     assert child.returncode == 0
 
 
