@@ -336,6 +336,14 @@ def test_a_folder_in_use_is_left_alone(
         plan(scenario)
 
 
+def test_what_is_no_folder_is_refused_by_the_option(scenario: Path, tmp_path: Path) -> None:
+    (tmp_path / "plan-out").touch()
+    with pytest.raises(
+        ConfigError, match=r"plan-out cannot be a folder \(File exists\): give another .* --out"
+    ):
+        plan(scenario)
+
+
 OWN_POLICY = """
 import os, threading
 from penstock.policy.loading import Loading

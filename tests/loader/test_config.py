@@ -132,6 +132,10 @@ def test_a_loader_is_made_from_a_configuration_as_from_its_arguments(make: Any) 
         assert (isinstance(one, penstock.Loader), isinstance(one, make)) == (True, True)
     with pytest.raises(ConfigError, match=r"epochs given beside a LoaderConfig.*replace\(config, epochs="):
         make(config, epochs=2)
+    with pytest.raises(ConfigError, match="epochs is missing: give how many"):
+        make(dataset, batch_size=4)
+    with pytest.raises(ConfigError, match="source has no samples"):
+        make([], **arguments)
     with pytest.raises(ConfigError, match="num_workers is no argument of a loader: threads are counted"):
         make(dataset, num_workers=4, **arguments)
     with pytest.raises(ConfigError, match=r"epoch is no argument of a loader: see penstock\.LoaderConfig"):

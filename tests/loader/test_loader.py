@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import pickle
 import platform
+import re
 import socket
 import threading
 import time
@@ -103,6 +104,9 @@ def test_preview_and_position_say_what_comes_next(folder: Path) -> None:
         next(passes)
         assert loader.position == (0, 1)
         expected = loader.preview(2 * BATCH).tolist()
+        for wrong in (-1, "3"):
+            with pytest.raises(ConfigError, match=f"count is {wrong!r}; ask for 0 samples or more"):
+                loader.preview(wrong)  # type: ignore[arg-type]
 
         seen = ids_of(source, numbers(next(passes)[0])) + ids_of(source, numbers(next(passes)[0]))
 
@@ -337,6 +341,8 @@ def test_a_front_end_of_ones_own_says_how_samples_come_in_and_batches_go_out() -
 
     with Loader(dates, batch_size=3, epochs=1, shuffle=False, front_end=front_end, report=None) as loader:
         assert list(loader) == [(None, dates[:3]), (None, dates[3:])]
+    with pytest.raises(ConfigError, match=r"front_end is 'torch'; .* penstock\.torch\.Loader"):
+        Loader(dates, batch_size=3, epochs=1, front_end="torch")  # type: ignore[call-overload]
     assert begun
     assert all(name.startswith("penstock-decode") for name in begun)
 
@@ -985,8 +991,11 @@ def test_the_sums_can_be_asked_for_after_the_end(folder: Path, tmp_path: Path) -
 
 
 def test_a_trace_that_cannot_be_written_is_named(folder: Path, tmp_path: Path) -> None:
-    for trace, why in (("/nowhere/run.trace", "No such file"), (str(folder), "Is a directory")):
-        with pytest.raises(DataError, match=rf"trace is {trace!r}, which cannot be written: .*{why}"):
+    places = ("/nowhere/run.trace", "No such file"), (str(folder), "Is a directory"), ("nul\0", "null byte")
+    for trace, why in places:
+        with pytest.raises(
+            DataError, match=rf"trace is {re.escape(repr(trace))}, which cannot be written: .*{why}"
+        ):
             make(folder, trace=trace)
     (tmp_path / "gone").mkdir()
     with make(folder, trace=tmp_path / "gone" / "run.trace") as loader:

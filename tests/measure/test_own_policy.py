@@ -39,6 +39,7 @@ number = 3
 def _in_a_folder_with_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_loading_policy.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken_loading_policy.py").write_text("class Nothing(:")
     monkeypatch.syspath_prepend(tmp_path)  # taken off again after the test
 
 
@@ -53,6 +54,8 @@ def test_one_of_ours_and_one_of_ones_own_are_found() -> None:
         ("frequence", "Known are lower-bound, naive"),
         ("no_such_module:Nothing", "No module named"),
         (":Nothing", "module:Class"),
+        ("./my_loading_policy.py:Nothing", "module:Class"),
+        ("broken_loading_policy:Nothing", "broken_loading_policy raised SyntaxError: "),
         ("my_loading_policy:Missing", "has no class Missing"),
         ("my_loading_policy:number", "has no class number"),
         ("my_loading_policy:Nameless", "lacks a name"),

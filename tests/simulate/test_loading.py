@@ -1,6 +1,7 @@
 """A run in virtual time: evident by hand where it is small, within its bounds where it is not."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -195,8 +196,13 @@ def test_steps_may_each_take_their_own_time() -> None:
     steps = trace.spans[trace.spans["kind"] == Kind.STEP]
     assert steps["start"] == pytest.approx([2.0, 4.0, 7.0])
     assert steps["end"] == pytest.approx([2.5, 7.0, 7.25])
-    with pytest.raises(ConfigError, match="lists 2 steps and rank 0 runs 3"):
-        predict(plan, on, np.full(6, 100), limits=limits, step_seconds=[0.5, 3.0])
+    two: Any
+    for two in ([0.5, 3.0], np.array([0.5, 3.0])):
+        with pytest.raises(ConfigError, match="lists 2 steps and rank 0 runs 3"):
+            predict(plan, on, np.full(6, 100), limits=limits, step_seconds=two)
+    for wrong in ("100 ms", -1.0, np.nan, np.inf, [0.5, -1.0, 0.0], [[0.5]], True):
+        with pytest.raises(ConfigError, match=r"step_seconds is .*; give seconds of zero or more"):
+            predict(plan, on, np.full(6, 100), limits=limits, step_seconds=wrong)  # type: ignore[arg-type]
 
 
 def test_a_run_may_begin_in_the_middle() -> None:

@@ -61,7 +61,7 @@ def parsed_count(option: str, text: str) -> int:
     return int(text) if text.strip().isdigit() else int(number)
 
 
-def parsed_names(text: str, option: str = "a list of names") -> list[str]:
+def parsed_names(text: str, option: str) -> list[str]:
     """Return the words between commas, each once. Raises: ConfigError naming the option if there are none."""
     if not text.strip():
         raise ConfigError(f"{option} is {text!r}: give at least one name, or leave it out")

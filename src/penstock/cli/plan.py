@@ -202,7 +202,9 @@ def _sweep_of(options: argparse.Namespace) -> Sweep:
             f"{options.scenario}: machine.compute is missing, so how fast the training consumes is not known: "
             'add it, for example compute = "640 samples/s"'
         )
-    policies = tuple(parsed_names("frequency" if options.policies is None else options.policies))
+    policies = tuple(
+        parsed_names("frequency" if options.policies is None else options.policies, "--policies")
+    )
     for name in policies:
         find_policy(name, scenario.assumptions)
     if set(policies) == {LOWER_BOUND}:

@@ -274,12 +274,19 @@ _ADVICE = {
 }
 
 
+_REQUIRED = {
+    "batch_size": "the samples of one step over all ranks, such as batch_size=64",
+    "epochs": "how many the training reads, as a loader plans all of them, such as epochs=90",
+}
+
+
 def config_of(
     source: LoaderConfig | str | os.PathLike[str] | Source | MapDataset, arguments: Mapping[str, Any]
 ) -> LoaderConfig:
     """Return the configuration that a loader was given, as one value or argument by argument.
 
-    Raises: ConfigError for an argument beside a configuration, or one that there is not; what `LoaderConfig` raises.
+    Raises: ConfigError for an argument beside a configuration, one that there is not, or one that is missing; what
+        `LoaderConfig` raises.
     """
     if isinstance(source, LoaderConfig):
         if arguments:
@@ -292,4 +299,7 @@ def config_of(
     for name in arguments.keys() - LoaderArguments.__annotations__.keys():
         advice = _ADVICE.get(name, "see penstock.LoaderConfig for the arguments there are")
         raise ConfigError(f"{name} is no argument of a loader: {advice}")
+    for name, what in _REQUIRED.items():
+        if name not in arguments:
+            raise ConfigError(f"{name} is missing: give {what}")
     return LoaderConfig(source, **arguments)

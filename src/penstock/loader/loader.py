@@ -46,7 +46,7 @@ from penstock.store import Source
 from penstock.store.calls import Calls
 from penstock.trace import NOTHING_TO_GAIN, EpochMetrics, Trace, TraceWriter, limiting, stall_share
 from penstock.trace.schema import NO_STEP, Kind
-from penstock.units import format_count
+from penstock.units import format_count, is_integer
 
 _CONSUMER = 0
 _RING_SPANS = 4096
@@ -127,6 +127,11 @@ class Loader:
         self._config = config = config_of(source, arguments)
         if report is not None and not callable(report):
             raise ConfigError(f"report is {report!r}; give a function that takes a line, or None for silence")
+        if not isinstance(front_end, FrontEnd):
+            raise ConfigError(
+                f"front_end is {front_end!r}; it is a penstock.loader.FrontEnd. For PyTorch there is "
+                "penstock.torch.Loader, which has its own"
+            )
         report = None if report is None else partial(_report_printable, report)
         say = report if report is not None else _keep_silent
         #: Kernels are compiled by another process while it is open.
@@ -292,7 +297,7 @@ class Loader:
         if self._trace is not None:
             try:
                 self._collector.write_to(TraceWriter(self._trace, self._about()))
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 raise _not_written(self._trace, error) from error
         self._engine.start()
 
@@ -402,8 +407,8 @@ class Loader:
 
         Raises: ConfigError if count is negative.
         """
-        if count < 0:
-            raise ConfigError(f"count is {count}; ask for 0 samples or more")
+        if not is_integer(count) or count < 0:
+            raise ConfigError(f"count is {count!r}; ask for 0 samples or more")
         epoch, step = self.position
         if epoch >= self._plan.epochs:
             return np.empty(0, np.int64)
@@ -689,21 +694,22 @@ def _begin(begin_thread: Callable[[], None], fetcher: Fetcher) -> None:
 
 def _check_trace(trace: str | os.PathLike[str], calls: Calls) -> None:
     """Raise DataError if no trace can be written there, and write nothing yet. calls: what the disk is asked with."""
-
-    def look() -> None:
-        path.parent.stat()
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-
     try:
         path = Path(trace)
-        calls.one(f"trace {str(path)!r}", look)
+        calls.one(f"trace {str(path)!r}", partial(_check_writable, path))
     except WaitTimeout:
         raise
     except (OSError, TypeError, ValueError) as error:
         raise _not_written(trace, error) from error
+
+
+def _check_writable(path: Path) -> None:
+    """Raise OSError or ValueError if no file can be written there, as far as can be seen."""
+    path.parent.stat()
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not os.access(path if os.access(path, os.F_OK) else path.parent, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def _not_written(trace: str | os.PathLike[str], error: Exception) -> DataError:

@@ -51,8 +51,9 @@ def predict(
     """
     if not isinstance(config, LoaderConfig):
         raise ConfigError(
-            f"config is of type {type(config).__name__}; it is a LoaderConfig. What reads a plan without a source, or "
-            "sizes of your own, is penstock.simulate.predict(plan, machine, sizes_bytes, limits=...)"
+            f"config is of type {type(config).__name__}; it is a LoaderConfig. A loader has a predict() of its own; "
+            "what takes a plan without a source, or sizes of your own, is penstock.simulate.predict(plan, machine, "
+            "sizes_bytes, limits=...)"
         )
     return predict_run(set_up(config, NUMPY, Calls(), runs=False), machine, step_seconds, (epoch, step))
 

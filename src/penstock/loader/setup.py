@@ -105,6 +105,8 @@ def plan_of(config: LoaderConfig, samples: int) -> AccessPlan:
 
     Raises: ConfigError if the order is over another number of samples, or an epoch has no step that all ranks share.
     """
+    if samples == 0:
+        raise ConfigError("source has no samples: give one that has some")
     order = config.shuffle
     if isinstance(order, bool):
         order = FullShuffle(samples, config.seed) if order else Sequential(samples)

@@ -30,10 +30,12 @@ def find_policy(name: str, assumptions: Assumptions) -> LoadingPolicy:
         sys.path.insert(0, here)
     try:
         kind = getattr(importlib.import_module(module_name), class_name, None)
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, TypeError) as error:
         raise ConfigError(
             f"policy {name!r}: {error}; it is module:Class, of a module that Python finds here or on its path"
         ) from error
+    except Exception as error:  # of the module's own code
+        raise ConfigError(f"policy {name!r}: {module_name} raised {type(error).__name__}: {error}") from error
     if not isinstance(kind, type):
         raise ConfigError(f"policy {name!r}: {module_name} has no class {class_name}")
     try:

@@ -23,12 +23,17 @@ NAME = "points.jsonl"
 class KeptPoints:
     """The finished tasks of a folder, of whatever sweeps; one process at a time writes.
 
-    Raises: ConfigError if another process holds the folder; FormatError naming file and line of what is no such line;
-    OSError if it cannot be written.
+    Raises: ConfigError if another process holds the folder, or it cannot be made; FormatError naming file and line of
+    what is no such line; OSError if it cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} cannot be a folder ({error.strerror}): give another one with --out"
+            ) from error
         self.path = folder / NAME
         is_new = not self.path.exists()
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)

@@ -349,15 +349,18 @@ def predict(
     read = steps_of(plan, [rank], [plan.string(rank)], first)
     has_batch = np.diff(read.bounds[0]) > 0
     each: NDArray[np.float64] | None = None
-    if isinstance(step_seconds, Sequence):
-        if len(step_seconds) != (steps := np.count_nonzero(has_batch)):
+    if step_seconds is not None:
+        given = np.asarray(step_seconds)
+        if given.dtype.kind not in "iuf" or given.ndim > 1 or not ((given >= 0) & (given < np.inf)).all():
             raise ConfigError(
-                f"step_seconds lists {len(step_seconds)} steps and rank {rank} runs {steps}: give one time for each"
+                f"step_seconds is {step_seconds!r:.80}; give seconds of zero or more: one number, or one for each batch"
+            )
+        if given.ndim and given.size != (steps := np.count_nonzero(has_batch)):
+            raise ConfigError(
+                f"step_seconds lists {given.size} steps and rank {rank} runs {steps}: give one time for each"
             )
         each = np.zeros(has_batch.size)
-        each[has_batch] = step_seconds
-    elif step_seconds is not None:
-        each = np.full(has_batch.size, float(step_seconds))
+        each[has_batch] = given
     run = run_in_virtual_time(
         read,
         machine,

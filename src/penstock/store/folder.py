@@ -151,6 +151,11 @@ def _absolute(path: str | os.PathLike[str]) -> str:
         text = ""
     if not isinstance(text, str) or not text or "\0" in text:
         raise ConfigError(f"{path!r} is not the path of a folder or of a list of files: give one")
+    if "://" in text:
+        raise ConfigError(
+            f"{path!r} is an address, and what is read here is a folder or a list of files: mount it and give the "
+            "path, or give a Source of your own"
+        )
     return os.path.abspath(text)
 
 
