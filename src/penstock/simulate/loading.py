@@ -33,7 +33,7 @@ from penstock.trace.schema import SOURCE, SPAN, Spans
 WORTH_COMPILING_READS = 100_000
 #: From so many on the clock is loaded, if it was compiled before.
 _WORTH_LOADING_READS = 2_000
-#: Spans that are kept in the clock's own form before they are packed; also how often Ctrl-C is noticed.
+#: Spans after which the clock returns, for them to be taken; also how often Ctrl-C is noticed.
 _LOOSE_SPANS = 1 << 16
 
 
@@ -168,12 +168,12 @@ def run_in_virtual_time(
         state.ints[rank + decisions.LOADS_ALLOWED] = limits.decoders
         state.ints[rank + decisions.COMES_MORE] = 1
     clock = _new_clock(read, machine, limits, local_batch, step_seconds, first_ask_seconds, has_spans)
-    packed = [np.empty(0, SPAN)]
+    spans = np.empty((0, clock.spans.shape[1]), np.int64)
     loop = _compiled(clock.string.size)
     views = views_of(state), Clock(*(memoryview(array) for array in clock))
     while (loop(tuple(state), tuple(clock)) if loop is not None else _clock.run(*views)) == _clock.FULL:
-        packed.append(_packed(clock))
-    packed.append(_packed(clock))
+        _take_spans(clock, spans)
+    _take_spans(clock, spans)
     assert clock.ints[_clock.AT_STEP] == read.steps.size - 1, "the simulated run stopped before its end"
     return Run(
         clock.step_end,
@@ -182,7 +182,7 @@ def run_in_virtual_time(
         clock.reads,
         clock.store_bytes,
         clock.fill_reads,
-        np.concatenate(packed),
+        spans.view(SPAN).ravel(),
     )
 
 
@@ -304,12 +304,12 @@ def _new_clock(
     )
 
 
-def _packed(clock: Clock) -> Spans:
-    """Return the spans that the clock has recorded, and let it record anew."""
-    count = int(clock.ints[_clock.SPANS])
+def _take_spans(clock: Clock, spans: NDArray[np.int64]) -> None:
+    """Move what the clock has recorded to the end of an array, which grows in place: a copy would double the memory."""
+    count, known = int(clock.ints[_clock.SPANS]), len(spans)
     clock.ints[_clock.SPANS] = 0
-    packed: Spans = clock.spans[:count].copy().view(SPAN).ravel()
-    return packed
+    spans.resize((known + count, spans.shape[1]), refcheck=False)
+    spans[known:] = clock.spans[:count]
 
 
 def predict(
