@@ -143,7 +143,7 @@ def test_why_the_scheduler_is_not_asked_for_one_rank_is_said(
 
     out = capsys.readouterr().out
     assert "Predicted by the request model." in out
-    assert "The request model predicts all rows of 1 rank and comes out up to a third too long" in out
+    assert "The request model comes out up to a third too long" in out
     assert "leave out --ssd and other --policies" in out
 
 

@@ -302,8 +302,8 @@ def _engines(sweep: Sweep, answer: Answer) -> list[str]:
             else "the loader's scheduler cannot predict some of them: leave out --ssd and other --policies"
         )
         notes.append(
-            "The request model predicts all rows of 1 rank and comes out up to a third too long where few reads in "
-            f"flight have to cover decoding. It is used because {why}."
+            "The request model comes out up to a third too long where few reads in flight have to cover decoding. It "
+            f"predicts these rows because {why}."
         )
     return notes
 
