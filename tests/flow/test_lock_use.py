@@ -95,6 +95,22 @@ def test_the_kernel_is_asked_how_long_a_thread_waited_for_a_processor_where_it_m
         assert delay.left_of(wall_seconds, cpu_seconds) == pytest.approx(left_seconds)
 
         assert delay.taken_seconds == pytest.approx(wall_seconds - left_seconds)
-        # What was taken once is not taken again.
-        again = delay.left_of(0.010, 0.004)
-        assert again == pytest.approx(0.010 if left_seconds < wall_seconds else 0.007)
+        # What was taken once is not taken again; what was before some work is none of its own.
+        assert delay.left_of(0.010, 0.004) == pytest.approx(0.010 if left_seconds < wall_seconds else 0.007)
+        schedstat.write_text("1 8000000 3")
+        delay.begin()
+        assert delay.left_of(0.010, 0.004) == 0.010
+
+
+def test_work_that_follows_work_which_waited_for_nothing_asks_nothing_when_it_begins(tmp_path: Path) -> None:
+    schedstat = tmp_path / "schedstat"
+    schedstat.write_text("1 2000000 3")
+    with closing(RunDelay(schedstat)) as delay:
+        delay.left_of(0.010, 0.010)
+        schedstat.write_text("1 5000000 3")
+        delay.begin(surely=False)
+        assert delay.left_of(0.010, 0.004) == pytest.approx(0.007)
+
+        schedstat.write_text("1 7000000 3")
+        delay.begin(surely=False)
+        assert delay.left_of(0.010, 0.004) == 0.010

@@ -445,6 +445,72 @@ class CountingSource:
         return self._source.read_into(sample, buffer)
 
 
+class WithNames(CountingSource):
+    """The class, a weight and two boxes of each picture."""
+
+    def __init__(self, source: ImageFolder, is_structured: bool = False) -> None:
+        super().__init__(source)
+        self.class_of = source.labels.astype(np.int8)
+        self.weights = np.arange(len(source)) / 4
+        self.boxes = np.arange(8 * len(source), dtype=np.float32).reshape(-1, 2, 4)
+        self.labels: Any = {"class": self.class_of, "weight": self.weights, "boxes": self.boxes}
+        if is_structured:
+            kinds = [("class", ">i2"), ("weight", "f8"), ("boxes", "f4", (2, 4))]
+            rows = zip(self.class_of, self.weights, self.boxes, strict=True)
+            self.labels = np.array(list(rows), kinds)
+
+
+@pytest.mark.parametrize("is_structured", [False, True], ids=["a mapping", "named fields"])
+def test_labels_with_names_give_dicts_with_an_array_for_each_name(folder: Path, is_structured: bool) -> None:
+    source = WithNames(ImageFolder(folder), is_structured)
+    spoil(Path(ImageFolder(folder).path_of(5)), "vanished")
+
+    with make(source, on_error="skip") as loader:
+        for epoch in range(2):
+            ids = [k for k in loader.plan.string(0)[epoch * COUNT : (epoch + 1) * COUNT] if k != 5]
+            batches = list(loader)
+
+            assert {tuple(batch) for batch in batches} == {("images", "class", "weight", "boxes")}
+            joined = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+            assert len(joined["images"]) == COUNT - 1
+            assert joined["class"].dtype == (np.int16 if is_structured else np.int8)
+            for name, expected in (
+                ("class", source.class_of),
+                ("weight", source.weights),
+                ("boxes", source.boxes),
+            ):
+                assert np.array_equal(joined[name], expected[ids])
+
+
+def test_labels_without_a_name_that_are_no_whole_numbers_keep_their_type_and_shape(folder: Path) -> None:
+    source = CountingSource(ImageFolder(folder))
+    targets = np.linspace(0, 1, 3 * COUNT, dtype=np.float32).reshape(COUNT, 3)
+    source.labels = targets  # type: ignore[assignment]
+
+    with make(source, shuffle=False, epochs=1) as loader:
+        found = np.concatenate([labels for _, labels in loader])
+
+    assert found.dtype == np.float32
+    assert np.array_equal(found, targets)
+
+
+@pytest.mark.parametrize(
+    ("labels", "text"),
+    [
+        (np.zeros(COUNT - 1, np.int64), rf"labels of the source is int64\[{COUNT - 1}\]"),
+        ({"name": np.array(["a"] * COUNT)}, r"labels\['name'\] of the source is <U1"),
+        ({"boxes": [[1, 2]]}, r"labels\['boxes'\] of the source is int64\[1, 2\]"),
+        ({"images": np.zeros(COUNT)}, r"labels\['images'\] of the source has the name of the images"),
+    ],
+)
+def test_labels_that_are_no_numbers_for_each_sample_are_named(folder: Path, labels: Any, text: str) -> None:
+    source = CountingSource(ImageFolder(folder))
+    source.labels = labels
+
+    with pytest.raises(ConfigError, match=text):
+        make(source)
+
+
 def test_the_parts_of_the_memory_never_exceed_what_was_given(folder: Path) -> None:
     for memory in ("64 KiB", "1 MiB", "1 GiB"):
         with make(folder, memory=memory) as loader:

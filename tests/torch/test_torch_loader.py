@@ -25,6 +25,7 @@ from penstock.loader import LoaderConfig
 from penstock.loader.transforms import Normalize, Resize, ToTensor
 from penstock.plan import FullShuffle
 from penstock.plan.torch_order import TorchShuffle
+from penstock.store import ImageFolder
 from penstock.torch import Loader
 from penstock.torch.loader import TORCH, cuda_event
 
@@ -287,6 +288,31 @@ def test_bfloat16_is_the_nearest_of_what_float32_gives(folder: Path) -> None:
     ):
         for (images, _), (rounded, _) in zip(precise, coarse, strict=True):
             assert torch.equal(images.to(torch.bfloat16), rounded)
+
+
+def test_labels_with_names_give_dicts_of_tensors_as_a_dataloader_makes_of_dicts(folder: Path) -> None:
+    class Named(ImageFolder):
+        @property
+        def labels(self) -> Any:
+            return {"weight": np.arange(COUNT) / 4, "boxes": np.arange(4 * COUNT, dtype="i4").reshape(-1, 4)}
+
+        @labels.setter
+        def labels(self, value: Any) -> None:
+            """What the folder says is not asked for."""
+
+    samples = [
+        {"weight": k / 4, "boxes": torch.arange(4 * k, 4 * k + 4, dtype=torch.int32)} for k in range(COUNT)
+    ]
+    theirs: DataLoader[Any] = DataLoader(samples, BATCH)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"transforms": [Resize((6, 8)), ToTensor()], "shuffle": False, "epochs": 1}
+
+    with make(Named(folder), dtype="bfloat16", **options) as loader:
+        for mine, expected in zip(loader, theirs, strict=True):
+            assert list(mine) == ["images", "weight", "boxes"]
+            assert mine["images"].dtype == torch.bfloat16
+            for name in ("weight", "boxes"):
+                assert mine[name].dtype == expected[name].dtype
+                assert torch.equal(mine[name], expected[name])
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ class RunDelay:
         self._number, self._text = -1, ctypes.create_string_buffer(96)
         with contextlib.suppress(OSError):
             self._number = os.open(schedstat, os.O_RDONLY | os.O_CLOEXEC)
-        self._known_seconds = self.seconds()
+        self._known_seconds, self._has_waited = self.seconds(), True
         #: What `left_of` has taken from anything so far.
         self.taken_seconds = 0.0
 
@@ -57,6 +57,11 @@ class RunDelay:
         except (IndexError, ValueError):
             return 0.0
 
+    def begin(self, *, surely: bool = True) -> None:
+        """Take note that work begins. surely: also where the work before hardly waited for anything."""
+        if surely or self._has_waited:
+            self._known_seconds = self.seconds()
+
     def left_of(self, wall_seconds: float, cpu_seconds: float) -> float:
         """Return what is left of some work's time without the thread's waits for a processor, as far as they matter.
 
@@ -65,7 +70,8 @@ class RunDelay:
             interpreter's lock is held.
         """
         idle_seconds = wall_seconds - cpu_seconds
-        if idle_seconds <= max(_NOTABLE_SHARE * wall_seconds, _NOTABLE_SECONDS):
+        self._has_waited = idle_seconds > max(_NOTABLE_SHARE * wall_seconds, _NOTABLE_SECONDS)
+        if not self._has_waited:
             return wall_seconds
         known, self._known_seconds = self._known_seconds, self.seconds()
         taken_seconds = min(self._known_seconds - known, idle_seconds)

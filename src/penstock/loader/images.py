@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import ConfigError
 from penstock.flow.staging import Field
 from penstock.loader.fetching import located
 from penstock.loader.transforms import Draws, Pipeline, Scratch
@@ -26,19 +27,22 @@ _MOST_PIXELS_A_BYTE = 8
 class ImageDecoder:
     """A `Decoder` of encoded pictures, through a fused pipeline. Each thread has its own scratch buffers.
 
-    labels: int64[samples]. describe: names a sample, in errors. memory: bounds what all threads take.
+    labels: as `labels_of` returns them; where they have names, batches are dicts.
+    describe: names a sample, in errors. memory: bounds what all threads take.
     """
 
     def __init__(
         self,
         pipeline: Pipeline,
-        labels: NDArray[np.int64],
+        labels: NDArray[Any] | dict[str, NDArray[Any]],
         describe: Callable[[int], str],
         memory: DecodeMemory,
     ) -> None:
-        self.fields = image_fields(pipeline)
+        self.fields = image_fields(pipeline, labels)
         self._pipeline = pipeline
-        self._labels = labels
+        self._is_named = isinstance(labels, dict)
+        #: As many as there are fields behind the images.
+        self._labels = list(labels.values()) if isinstance(labels, dict) else [labels]
         self._describe = describe
         self._memory = memory
         self._threads = threading.local()
@@ -60,7 +64,7 @@ class ImageDecoder:
         at: Callable[[int], None],
     ) -> list[tuple[int, Exception]]:
         """See `Decoder`."""
-        images, labels = arrays
+        images, *labels = arrays
         draws = self._draws_of(load)
         scratch = self._scratch()
         failed: list[tuple[int, Exception]] = []
@@ -72,12 +76,15 @@ class ImageDecoder:
                 self._pipeline.run(data[index].data, images[row], draws, row, scratch)
             except Exception as error:
                 failed.append((index, located(error, samples[index], self._describe)))
-        labels[rows] = self._labels[samples]
+        for array, known in zip(labels, self._labels, strict=True):
+            array[rows] = known[samples]
         return failed
 
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], kept: Sequence[int]) -> Any:
-        """Return what a batch is made of, once its arrays hold the `kept` places of the slot."""
-        return arrays
+        """See `Decoder`: images and labels, or a dict with these by name."""
+        if not self._is_named:
+            return arrays
+        return {field.name: array for field, array in zip(self.fields, arrays, strict=True)}
 
     def _scratch(self) -> Scratch:
         scratch: Scratch | None = getattr(self._threads, "scratch", None)
@@ -94,11 +101,19 @@ class ImageDecoder:
         return draws
 
 
-def image_fields(pipeline: Pipeline) -> tuple[Field, ...]:
-    """Return what `ImageDecoder` writes. The pipeline's shape is known."""
+def image_fields(pipeline: Pipeline, labels: NDArray[Any] | dict[str, NDArray[Any]]) -> tuple[Field, ...]:
+    """Return what `ImageDecoder` writes. The pipeline's shape is known.
+
+    Raises: ConfigError if there are labels called images.
+    """
+    named = labels if isinstance(labels, dict) else {"labels": labels}
+    if "images" in named:
+        raise ConfigError(
+            "labels['images'] of the source has the name of the images in a batch: call it otherwise"
+        )
     return (
         Field("images", pipeline.output_shape, pipeline.storage_dtype),
-        Field("labels", (), np.dtype(np.int64)),
+        *(Field(name, array.shape[1:], array.dtype) for name, array in named.items()),
     )
 
 

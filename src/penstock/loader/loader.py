@@ -70,8 +70,9 @@ class Loader:
     staging buffer without a copy.
 
     A folder gives tuples of images, [batch, channels, height, width] or channels last, of the chosen dtype
-    (bfloat16 as its bits in uint16), and labels, int64[batch], -1 where there is none. A data set gives the
-    structure of its samples with an array in the place of each array or number.
+    (bfloat16 as its bits in uint16), and labels, int64[batch], -1 where there is none. A source whose labels have names
+    gives dicts: "images", and an array [batch, *shape] for each name. A data set gives the structure of its samples
+    with an array in the place of each array or number.
 
     A slot is filled again when nothing refers to its arrays any more: copy the images that you keep. Arrays of less
     than a 64th of a sample, as labels are next to images, are copies already.

@@ -30,7 +30,7 @@ from penstock.policy import Extents, Placement, StagingLimits
 from penstock.policy.loading import Job, LoadingPolicy, Staging
 from penstock.policy.runnable import placement_of, why_not_kept
 from penstock.simulate.policies import policy_of
-from penstock.store import MemoryTier, Source, extents_of, open_source
+from penstock.store import MemoryTier, Source, extents_of, labels_of, open_source
 from penstock.store.calls import Calls
 from penstock.units import format_bytes, format_count, parse_bytes
 
@@ -167,7 +167,8 @@ def set_up(config: LoaderConfig, front_end: FrontEnd, calls: Calls, *, runs: boo
     if isinstance(opened, Source):
         sizes_bytes = opened.sizes_bytes
         pipeline = _pipeline(opened, config, probes, calls if runs else None)
-        fields = image_fields(pipeline)
+        labels = labels_of(opened.labels, plan.samples)
+        fields = image_fields(pipeline, labels)
         first = _first_picture(opened, probes[0], calls) if runs else None
         picture, large_picture = picture_bytes(pipeline, sizes_bytes, first)
     else:
@@ -203,7 +204,7 @@ def set_up(config: LoaderConfig, front_end: FrontEnd, calls: Calls, *, runs: boo
             near = Near(extents, price)
         tiers = {1: MemoryTier(budget.tier_bytes)} if budget.tier_bytes and runs else {}
         fetcher = SourceFetcher(opened, tiers, near)
-        decoder = ImageDecoder(pipeline, opened.labels, opened.describe, DecodeMemory(budget.decoding_bytes))
+        decoder = ImageDecoder(pipeline, labels, opened.describe, DecodeMemory(budget.decoding_bytes))
     return Setup(
         plan=plan,
         rank=rank,

@@ -132,7 +132,7 @@ class StoredImages(Dataset[tuple[Tensor, int]]):
         image = np.empty(self._pipeline.output_shape, np.float32)
         draws = self._pipeline.draw(0, np.array([index]))
         self._pipeline.run(self._source.read(index), image, draws, 0, self._scratch)
-        return torch.from_numpy(image), int(self._source.labels[index])
+        return torch.from_numpy(image), int(np.asarray(self._source.labels)[index])
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from penstock.store.folder import FileList, FlatFolder, ImageFolder, open_source
 from penstock.store.group import prepare_group, read_group
+from penstock.store.labels import Labels, labels_of
 from penstock.store.memory import MemoryTier
 from penstock.store.ranged import RangedSource, extents_of, read_all_merged, read_merged
 from penstock.store.slow import SlowSource
@@ -13,12 +14,14 @@ __all__ = [
     "FileList",
     "FlatFolder",
     "ImageFolder",
+    "Labels",
     "MemoryTier",
     "RangedSource",
     "SizedTier",
     "SlowSource",
     "Source",
     "extents_of",
+    "labels_of",
     "open_source",
     "prepare_group",
     "read_all_merged",

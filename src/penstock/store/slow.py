@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ClosedError, ConfigError
 from penstock.store.group import Ids
+from penstock.store.labels import Labels
 from penstock.store.ranged import RangedSource
 from penstock.store.source import Source
 
@@ -63,7 +64,7 @@ class SlowSource:
         return self._source.sizes_bytes
 
     @property
-    def labels(self) -> NDArray[np.int64]:
+    def labels(self) -> Labels:
         return self._source.labels
 
     @property

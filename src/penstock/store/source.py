@@ -7,6 +7,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.store.labels import Labels
+
 
 @runtime_checkable
 class Source(Protocol):
@@ -22,8 +24,12 @@ class Source(Protocol):
         ...
 
     @property
-    def labels(self) -> NDArray[np.int64]:
-        """int64[samples], an index into `classes`, or -1 for a sample without a label; read-only."""
+    def labels(self) -> Labels:
+        """int64[samples], an index into `classes`, or -1 for a sample without a label; read-only.
+
+        Or several by name, as a mapping or as an array with named fields: numbers, [samples, *shape] each. Then a batch
+        is a dict.
+        """
         ...
 
     @property

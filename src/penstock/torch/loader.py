@@ -37,6 +37,7 @@ class Loader(loader.Loader):
     of torch.distributed where it is initialised, unless given.
 
     A folder gives tuples of images, [batch, channels, height, width] (or channels last) and labels, int64[batch].
+    A source whose labels have names gives dicts: images, and a tensor for each name.
     A map-style data set gives what PyTorch's own loader makes of it.
 
     A slot is filled again when no tensor refers to it any more and, where CUDA is in use, the copies that were
@@ -108,8 +109,12 @@ def _place(rank: int | None = None, world_size: int | None = None, **_: Any) -> 
 
 def _present(batch: Any, dtype: str | None) -> Any:
     if dtype == "bfloat16":
-        images, labels = batch
-        batch = images.view(_marked(torch.bfloat16)), labels
+        mark = _marked(torch.bfloat16)
+        if isinstance(batch, dict):
+            batch = {**batch, "images": batch["images"].view(mark)}
+        else:
+            images, *labels = batch
+            batch = images.view(mark), *labels
     return _tensors(batch)
 
 
