@@ -11,12 +11,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
 
 from penstock.arena import Arena
 from penstock.errors import ClosedError, ConfigError
+from penstock.flow.staging import Field, StagingBuffer
 
 #: Attaches a descriptor, checks its content, writes into it, and reads a line before it ends.
 CHILD = """
@@ -138,6 +140,40 @@ def test_another_process_sees_what_was_written_and_writes(is_sent: bool) -> None
 
         assert process.returncode == -signal.SIGKILL
         assert bytes(arena.array[-4:]) == b"back"
+
+
+#: Attaches the descriptors of two slots, fills the second with what is in the first, backwards.
+WORKER = """
+import sys
+import numpy as np
+from penstock.arena import Arena
+from penstock.flow.staging import Field, slot_arrays
+fields = (Field("images", (3, 5), np.dtype("f4")), Field("labels", (), np.dtype("i8")))
+first, second = (Arena.attach(int(word)) for word in sys.argv[1:])
+for ours, theirs in zip(slot_arrays(first, fields, 4, 4), slot_arrays(second, fields, 4, 4)):
+    theirs[:] = ours[::-1]
+"""
+
+
+def test_another_process_reads_a_slot_and_fills_one() -> None:
+    fields = (Field("images", (3, 5), np.dtype("f4")), Field("labels", (), np.dtype("i8")))
+    staging = StagingBuffer(fields, 4, 10_000, new_arena=partial(Arena, is_shared=True))
+    slots = [staging.grow(), staging.grow()]
+    images, labels = staging.arrays(slots[0])
+    images[:] = np.arange(60).reshape(4, 3, 5)
+    labels[:] = [7, 8, 9, 10]
+    descriptors = [staging.arena(slot).descriptor for slot in slots]
+
+    subprocess.run(
+        [sys.executable, "-c", WORKER, *map(str, descriptors)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        pass_fds=descriptors,
+        check=True,
+    )
+
+    found, last = staging.lend(slots[1], 3, lambda reference: None)
+    assert np.array_equal(found, np.arange(60).reshape(4, 3, 5)[:0:-1])
+    assert last.tolist() == [10, 9, 8]
 
 
 def test_nobody_can_shorten_one_that_others_map() -> None:

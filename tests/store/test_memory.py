@@ -1,6 +1,7 @@
 """What is particular to samples in this process's memory."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,7 @@ def test_room_that_is_given_back_serves_others() -> None:
 
 
 def test_another_process_can_map_it() -> None:
-    tier = MemoryTier(100, is_shared=True)
+    tier = MemoryTier(100, partial(Arena, is_shared=True))
     tier.put(5, b"abc")
     ((begin, end),) = tier.places_of(np.array([5])).tolist()
 

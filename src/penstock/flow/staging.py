@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import methodcaller
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from penstock.errors import StagingError
 from penstock.units import format_bytes
 
 _ALIGNMENT = 64
+_IN_HUGE_PAGES = partial(Arena, huge_pages=True)
 #: An array of at most this share of a sample is handed out as a copy: it costs next to nothing, and whoever keeps it
 #: keeps no slot that is many times larger.
 _SMALL_SHARE = 1 / 64
@@ -38,24 +40,27 @@ class Field:
 
 
 class _Slot:
-    """One batch's memory: an arena, its arrays one after the other, each on a 64-byte boundary."""
+    """One batch's memory."""
 
-    def __init__(self, fields: Sequence[Field], batch_size: int, nbytes: int) -> None:
-        self.arena = Arena(nbytes, huge_pages=True)
-        self.fields = fields
-        self.offsets: list[int] = []
-        offset = 0
-        for field in fields:
-            self.offsets.append(offset)
-            offset += _aligned(batch_size * field.sample_bytes)
+    def __init__(self, fields: Sequence[Field], batch_size: int, arena: Arena) -> None:
+        self.arena = arena
+        self.view = partial(slot_arrays, arena, fields, batch_size)
         self.arrays = self.view(batch_size)
         self.loan: _Loan | None = None
 
-    def view(self, rows: int) -> tuple[NDArray[Any], ...]:
-        return tuple(
-            np.ndarray((rows, *field.shape), field.dtype, buffer=self.arena.mapping, offset=offset)
-            for field, offset in zip(self.fields, self.offsets, strict=True)
-        )
+
+def slot_arrays(
+    arena: Arena, fields: Sequence[Field], batch_size: int, rows: int
+) -> tuple[NDArray[Any], ...]:
+    """Return the arrays of a slot, [rows, *shape] each: one behind the other, each on a 64-byte boundary.
+
+    arena: of the slot, in this process or in another that has attached it. batch_size: that the slot has space for.
+    """
+    arrays, offset = [], 0
+    for field in fields:
+        arrays.append(np.ndarray((rows, *field.shape), field.dtype, buffer=arena.mapping, offset=offset))
+        offset += _aligned(batch_size * field.sample_bytes)
+    return tuple(arrays)
 
 
 def _aligned(nbytes: int) -> int:
@@ -141,6 +146,7 @@ class StagingBuffer:
 
     device_event: returns a fresh event for an array that is handed out, or None where no device is in use. The thread
         that drops the array's last reference records it at that moment; the slot is free once the event has passed.
+    new_arena: makes the memory of a slot; shared ones can be mapped by other processes (`arena`, `slot_arrays`).
     """
 
     def __init__(
@@ -149,12 +155,14 @@ class StagingBuffer:
         batch_size: int,
         limit_bytes: int,
         device_event: Callable[[], DeviceEvent | None] | None = None,
+        new_arena: Callable[[int], Arena] = _IN_HUGE_PAGES,
     ) -> None:
         self._fields = tuple(fields)
         self._batch_size = batch_size
         self.slot_bytes = slot_bytes(fields, batch_size)
         self._limit_bytes = limit_bytes
         self._device_event = device_event
+        self._new_arena = new_arena
         self._slots: list[_Slot] = []
         #: Loans whose references are gone while a device copy may still read the slot.
         self._held: list[_Loan] = []
@@ -186,12 +194,17 @@ class StagingBuffer:
                 f"staging buffer may take {format_bytes(self._limit_bytes)}: batches alias the buffer, so copy what "
                 f"you keep (tensor.clone(), array.copy()) and let go of the rest, or give more memory="
             )
-        self._slots.append(_Slot(self._fields, self._batch_size, max(self.slot_bytes, 1)))
+        arena = self._new_arena(max(self.slot_bytes, 1))
+        self._slots.append(_Slot(self._fields, self._batch_size, arena))
         return len(self._slots) - 1
 
     def arrays(self, slot: int) -> tuple[NDArray[Any], ...]:
         """Return the arrays of a slot, [batch_size, *shape] each, for workers to fill."""
         return self._slots[slot].arrays
+
+    def arena(self, slot: int) -> Arena:
+        """Return the memory of a slot."""
+        return self._slots[slot].arena
 
     def lend(self, slot: int, rows: int, on_drop: Callable[[Reference], None]) -> tuple[NDArray[Any], ...]:
         """Lend the first `rows` rows of a slot: [rows, *shape] each.

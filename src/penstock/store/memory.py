@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +22,17 @@ class MemoryTier:
     Beside the arena it takes 4 bytes for each id up to the largest, and 16 for each sample kept; at times half of that
     is not in use yet.
 
-    capacity_bytes: at least 1. is_shared: whether other processes can map the arena.
+    capacity_bytes: at least 1. new_arena: makes its memory, one that other processes can map if it is shared.
     Raises: ConfigError if the capacity is below 1 or the kernel has no such room in its address space.
     """
 
-    def __init__(self, capacity_bytes: int, *, is_shared: bool = False) -> None:
+    def __init__(self, capacity_bytes: int, new_arena: Callable[[int], Arena] = Arena) -> None:
         if capacity_bytes < 1:
             raise ConfigError(
                 f"capacity_bytes is {capacity_bytes}; a tier needs room for at least one sample"
             )
         self._capacity_bytes = capacity_bytes
-        self.arena = Arena(capacity_bytes, is_shared=is_shared)
+        self.arena = new_arena(capacity_bytes)
         #: uint8[capacity_bytes]; None once closed.
         self._array: NDArray[np.uint8] | None = self.arena.array
         #: Guards all below; not held while samples arrive. Lookups do without it: they read `_rows` before `_places`,
