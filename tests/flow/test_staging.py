@@ -158,3 +158,18 @@ def test_what_a_kept_array_would_pin_many_times_over_is_small() -> None:
     assert are_small((picture, label, boxes)) == (False, True, True)
     assert are_small((boxes, label)) == (False, False)
     assert are_small((label,)) == (False,)
+    assert not any(are_small((label,) * 70))
+
+
+def test_a_small_array_is_lent_as_a_copy_that_has_no_slot() -> None:
+    picture, label = Field("images", (3, 32, 32), np.dtype(np.uint8)), Field("labels", (), np.dtype(np.int64))
+    buffer = StagingBuffer((picture, label), 2, 10_000)
+    slot, freed = buffer.grow(), list[int | None]()
+    buffer.arrays(slot)[1][:] = [3, 4]
+
+    images, labels = buffer.lend(slot, 2, lambda reference: freed.append(buffer.settle(reference)))
+    del images
+    buffer.arrays(slot)[1][:] = 0
+
+    assert freed == [slot]
+    assert labels.tolist() == [3, 4]

@@ -760,7 +760,9 @@ class Engine:
                 index: (UNREAD, each.error) for index, each in enumerate(data) if isinstance(each, Failed)
             }
             had = [index for index in had if index not in failed]
+            brought = data
             rows, samples, data = ([items[index] for index in had] for items in (rows, samples, data))
+            brought.clear()  # as in `_loaded`
         if rows:
             begin = self._clock()
             arrays = self._staging.arrays(load.slot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class Field:
 
     @property
     def sample_bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class _Slot:
@@ -75,11 +76,14 @@ def slot_bytes(fields: Sequence[Field], batch_size: int) -> int:
 def are_small(fields: Sequence[Field]) -> tuple[bool, ...]:
     """Return, for each field, whether it is so small next to the others that a copy is better than an alias.
 
+    The largest one is not, however many there are.
+
     >>> are_small((Field("images", (3, 224, 224), np.dtype("f4")), Field("labels", (), np.dtype("i8"))))
     (False, True)
     """
-    total_bytes = sum(field.sample_bytes for field in fields)
-    return tuple(field.sample_bytes <= _SMALL_SHARE * total_bytes for field in fields)
+    sizes_bytes = [field.sample_bytes for field in fields]
+    most_bytes = min(_SMALL_SHARE * sum(sizes_bytes), max(sizes_bytes) - 1)
+    return tuple(size_bytes <= most_bytes for size_bytes in sizes_bytes)
 
 
 class Reference(weakref.ref["NDArray[Any]"]):
@@ -122,7 +126,8 @@ _RECORD = methodcaller("record")
 class _Loan:
     """A slot in a consumer's hands, until nothing refers to any of its arrays.
 
-    references: weak, one for each array; kept here, as a weak reference that is gone itself calls nobody.
+    references: weak, one for each array over its memory; kept here, as a weak reference that is gone itself calls
+        nobody.
     left: arrays of which `settle` has not been told yet.
     guards: one for each array where a device may copy from them, else empty.
     """
@@ -140,9 +145,9 @@ class StagingBuffer:
     """A growing set of equal batch slots.
 
     Workers write through `arrays(slot)`. A consumer gets a whole slot by `lend`: fresh arrays over its memory, without
-    a copy. Whoever has them has the slot; when the last reference to them is gone (views, and tensors made from
-    them, included) and no device copy reads them any more, the slot is free. There is no moment at which an interrupted
-    consumer could lose one.
+    a copy, but for small ones. Whoever has the others has the slot; when the last reference to them is gone (views, and
+    tensors made from them, included) and no device copy reads them any more, the slot is free. There is no moment at
+    which an interrupted consumer could lose one.
 
     device_event: returns a fresh event for an array that is handed out, or None where no device is in use. The thread
         that drops the array's last reference records it at that moment; the slot is free once the event has passed.
@@ -160,6 +165,7 @@ class StagingBuffer:
         self._fields = tuple(fields)
         self._batch_size = batch_size
         self.slot_bytes = slot_bytes(fields, batch_size)
+        self._are_copied = are_small(fields)
         self._limit_bytes = limit_bytes
         self._device_event = device_event
         self._new_arena = new_arena
@@ -207,22 +213,26 @@ class StagingBuffer:
         return self._slots[slot].arena
 
     def lend(self, slot: int, rows: int, on_drop: Callable[[Reference], None]) -> tuple[NDArray[Any], ...]:
-        """Lend the first `rows` rows of a slot: [rows, *shape] each.
+        """Lend the first `rows` rows of a slot: [rows, *shape] each, those that `are_small` as copies.
 
-        on_drop: told once for each array, by the thread that drops its last reference, at any point of its work and
-            inside the garbage collector too; the reference is for `settle`. It must neither block nor be written in
-            Python, where Ctrl-C could stop it: `SimpleQueue.put` is made for this.
+        on_drop: told once for each array that is no copy, by the thread that drops its last reference, at any point of
+            its work and inside the garbage collector too; the reference is for `settle`. It must neither block nor be
+            written in Python, where Ctrl-C could stop it: `SimpleQueue.put` is made for this.
         """
         entry = self._slots[slot]
-        arrays = entry.view(rows)
         loan = _Loan(slot)
-        loan.left = len(arrays)
-        for array in arrays:
+        lent: list[NDArray[Any]] = []
+        for array, is_copied in zip(entry.view(rows), self._are_copied, strict=True):
+            if is_copied:
+                lent.append(array.copy())
+                continue
             reference = Reference(array, on_drop)
             reference.loan = loan
             loan.references.append(reference)
+            lent.append(array)
+        loan.left = len(loan.references)
         entry.loan = loan
-        return arrays
+        return tuple(lent)
 
     def guard(self, slot: int) -> None:
         """Free a lent slot only after the device copies out of it, where a device is in use by now.

@@ -23,7 +23,7 @@ from penstock.errors import ClosedError, ConfigError, DataError, WaitTimeout, pr
 from penstock.flow.engine import DECISIONS, Departure, Engine, Fetcher, Whole
 from penstock.flow.lock_use import LockUse
 from penstock.flow.recorder import Recorder
-from penstock.flow.staging import StagingBuffer, are_small
+from penstock.flow.staging import StagingBuffer
 from penstock.loader.budget import MemoryBudget
 from penstock.loader.config import LoaderArguments, LoaderConfig, config_of
 from penstock.loader.dataset import MapDataset
@@ -164,8 +164,6 @@ class Loader:
         self._trace = trace
         if trace is not None:
             self._collector.hold()
-        #: Which of a batch's arrays are handed out as copies, so that kept labels keep no slot.
-        self._are_copied = are_small(setup.decoder.fields)
 
         #: (epoch, step) of the next batch to hand out; the batch handed out last, and when.
         self._position = self._plan.first_read_from(self._rank, 0, 0)
@@ -458,10 +456,7 @@ class Loader:
                 finally:
                     # The traceback refers to this frame, and to the caller's, which has batches: no circle, please.
                     del error, whole
-            arrays = tuple(
-                array.copy() if is_copied else array
-                for array, is_copied in zip(whole.keep(kept), self._are_copied, strict=True)
-            )
+            arrays = whole.keep(kept)
             batch = (
                 self._front_end.present(self._decoder.finish(whole.ready.slot, arrays, kept), self._dtype)
                 if kept
