@@ -6,7 +6,6 @@ import argparse
 import errno
 import os
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -833,15 +832,3 @@ if child:
         assert Path(folder).parent == tmp_path
         assert was_there == "True"
         assert not Path(folder).exists()
-
-
-def test_the_benchmark_of_what_is_first_goes_on_running(capsys: pytest.CaptureFixture[str]) -> None:
-    benchmark = Path(__file__).parents[1] / "benchmarks" / "first_use.py"
-
-    runpy.run_path(str(benchmark))["main"](["--quick"])
-
-    assert [line.partition(", cold: ")[0] for line in capsys.readouterr().out.splitlines()[1:]] == [
-        "penstock.Loader, first batch",
-        "penstock.torch.Loader, first batch",
-        "SnapshotStore, first save of 1 MB",
-    ]

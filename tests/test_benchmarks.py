@@ -1,0 +1,92 @@
+"""The benchmarks go on running, check their answers and print what they are for; quick figures mean nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+Run = Callable[..., list[str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return what runs a benchmark quickly and returns the lines that it prints."""
+
+    def run(name: str, *words: str) -> list[str]:
+        runpy.run_path(str(BENCHMARKS / f"{name}.py"))["main"](["--quick", *words])
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("plan", {r"M positions/s": 24, r" ms  \(": 4}),
+        ("caches", {r"^lru ": 4, r"has none": 6}),
+        ("requests", {r" s wall ": 2, r"^physical|^thesis": 4, r"^(naive|staging|frequency|cover|push)": 30}),
+        ("tracing", {r"us/span$": 4, r"us/sample$": 4}),
+        ("wear", {r"M pages/s$": 2}),
+        pytest.param("blocks", {r" x  \(": 3}, marks=pytest.mark.system),
+    ],
+)
+def test_a_benchmark_prints_a_line_for_each_of_its_cases(run: Run, name: str, counts: dict[str, int]) -> None:
+    lines = run(name)
+
+    assert {sign: sum(bool(re.search(sign, line)) for line in lines) for sign in counts} == counts
+
+
+def test_the_benchmark_of_reading_prints_each_cost_beside_its_bound(run: Run) -> None:
+    lines = run("reading")
+
+    assert [line.split("  ")[0] for line in lines if line.startswith(("read", "keep"))] == [
+        "read_into",
+        "read",
+        "keep in a fresh memory tier",
+        "read_group, threads: 1",
+        "read, threads: 1",
+        "read_group, threads: 2",
+        "read, threads: 2",
+    ]
+    assert sum("bound: " in line for line in lines) in (2, 4)  # without or with a C compiler
+
+
+def test_the_benchmark_of_watching_prints_the_cost_beside_the_bare_loop(run: Run) -> None:
+    steps = [line[:9].strip() for line in run("watch") if line.endswith("us/step")]
+    assert steps == ["bare loop", "handed on", "watched"]
+
+
+def test_the_benchmark_of_what_is_first_times_a_cold_start_of_each(run: Run) -> None:
+    assert [line.partition(", cold: ")[0] for line in run("first_use")[1:]] == [
+        "penstock.Loader, first batch",
+        "penstock.torch.Loader, first batch",
+        "SnapshotStore, first save of 1 MB",
+    ]
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_bundles_trains_compares_and_counts(run: Run, tmp_path: Path) -> None:
+    lines = run("bundles", "--out", str(tmp_path / "study.json"))
+
+    assert lines[0].startswith("16 trainings of 3 epochs")
+    assert sum("less full shuffle" in line for line in lines) == 8
+    assert "Table 1" in lines[-1]
+    assert len(json.loads((tmp_path / "study.json").read_text())["runs"]) == 16
+
+
+def test_unequal_files_lose_hits_of_bundles_and_none_of_a_full_shuffle(run: Run) -> None:
+    rows = [line.split() for line in run("bundles", "--file-sizes")]
+    original, proposed = (
+        [float(row[row.index(name) + 1]) for row in rows] for name in ("original", "proposed")
+    )
+
+    assert all(abs(hits - 12.27) < 0.3 for hits in original)
+    assert proposed[0] > 39.9
+    assert proposed == sorted(proposed, reverse=True)
