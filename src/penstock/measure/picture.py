@@ -12,12 +12,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Okabe and Ito's colours, told apart with any colour vision.
-BLUE, SKY, GREEN, ORANGE, RED, PURPLE = "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7"
-YELLOW = "#F0E442"
-INK, DARK, FAINT, PALE = "#222222", "#4A4A4A", "#8A8F96", "#C9CDD2"
-GRID = "#E6E8EB"
 _ENDINGS = (".png", ".svg", ".pdf")
+
+
+class Colour:
+    """Okabe and Ito's colours, told apart with any colour vision; and greys."""
+
+    BLUE, SKY, GREEN, ORANGE, RED, PURPLE = "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7"
+    YELLOW = "#F0E442"
+    INK, DARK, FAINT, PALE = "#222222", "#4A4A4A", "#8A8F96", "#C9CDD2"
+    GRID = "#E6E8EB"
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -32,18 +36,18 @@ def new_figure(width: float, height: float) -> Figure:
 def style_axes(axes: Axes) -> None:
     """Draw axes thin and behind."""
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(FAINT)
-    axes.tick_params(colors=INK, labelsize=9, color=FAINT)
-    axes.grid(axis="y", color=GRID, lw=0.8)
+    axes.spines[["left", "bottom"]].set_color(Colour.FAINT)
+    axes.tick_params(colors=Colour.INK, labelsize=9, color=Colour.FAINT)
+    axes.grid(axis="y", color=Colour.GRID, lw=0.8)
     axes.set_axisbelow(True)
 
 
 def title_axes(axes: Axes, title: str, below: str = "") -> None:
     """Name axes at their left; `below` stands under the title in smaller letters."""
     if not below:
-        axes.set_title(title, fontsize=11, fontweight="bold", color=INK, loc="left")
+        axes.set_title(title, fontsize=11, fontweight="bold", color=Colour.INK, loc="left")
         return
-    axes.set_title(title, fontsize=11.5, fontweight="bold", color=INK, loc="left", pad=20.0)
+    axes.set_title(title, fontsize=11.5, fontweight="bold", color=Colour.INK, loc="left", pad=20.0)
     axes.annotate(
         below,
         (0.0, 1.0),
@@ -51,7 +55,7 @@ def title_axes(axes: Axes, title: str, below: str = "") -> None:
         xycoords="axes fraction",
         textcoords="offset points",
         fontsize=9,
-        color=INK,
+        color=Colour.INK,
     )
 
 

@@ -13,23 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.measure.picture import (
-    BLUE,
-    DARK,
-    FAINT,
-    GREEN,
-    INK,
-    ORANGE,
-    PALE,
-    PURPLE,
-    RED,
-    SKY,
-    YELLOW,
-    new_figure,
-    save_picture,
-    style_axes,
-    title_axes,
-)
+from penstock.measure.picture import Colour, new_figure, save_picture, style_axes, title_axes
 from penstock.trace import NO_STEP, Cause, EpochMetrics, Kind, Trace, stall_causes, stall_share
 from penstock.units import format_seconds
 
@@ -39,17 +23,17 @@ if TYPE_CHECKING:
 
 #: The darkest for what is worst known.
 COLOUR_OF = {
-    Cause.SOURCE_READ: RED,
-    Cause.TIER_READ: ORANGE,
-    Cause.DECODE: BLUE,
-    Cause.NO_FREE_SLOT: PURPLE,
-    Cause.HAND_OVER: GREEN,
-    Cause.NO_BATCH: YELLOW,
-    Cause.UNSEEN: DARK,
+    Cause.SOURCE_READ: Colour.RED,
+    Cause.TIER_READ: Colour.ORANGE,
+    Cause.DECODE: Colour.BLUE,
+    Cause.NO_FREE_SLOT: Colour.PURPLE,
+    Cause.HAND_OVER: Colour.GREEN,
+    Cause.NO_BATCH: Colour.YELLOW,
+    Cause.UNSEEN: Colour.DARK,
 }
-OWN_COLOUR = PALE
+OWN_COLOUR = Colour.PALE
 #: What is of snapshots: saves as a part of the bars, all three as lanes along the top of the strip.
-SAVE_COLOURS = {Kind.SAVE: SKY, Kind.WRITE: FAINT, Kind.DRAIN: INK}
+SAVE_COLOURS = {Kind.SAVE: Colour.SKY, Kind.WRITE: Colour.FAINT, Kind.DRAIN: Colour.INK}
 _LABEL_OF = {cause: f"stall: {cause}" for cause in Cause} | {
     Cause.NO_BATCH: "stall: got no batch",
     Cause.UNSEEN: "stall: cause unseen",
@@ -170,7 +154,7 @@ def _draw_epochs(axes: Axes, metrics: list[EpochMetrics]) -> None:
                 ha="center",
                 va="bottom",
                 fontsize=8,
-                color=INK,
+                color=Colour.INK,
                 linespacing=1.0,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
             )
@@ -213,7 +197,7 @@ def _draw_strip(
             )
             top = top + means[cause]
     for begin in begins:
-        axes.axvline(begin, color=FAINT, lw=0.8, ls=(0, (2, 2)), zorder=0)
+        axes.axvline(begin, color=Colour.FAINT, lw=0.8, ls=(0, (2, 2)), zorder=0)
     axes.set_xlim(0.0, float(edges[-1]))
     per_column = edges[1] - edges[0]
     axes.set_xlabel(

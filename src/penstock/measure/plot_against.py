@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.measure.against import RunComparison
-from penstock.measure.picture import DARK, FAINT, INK, new_figure, save_picture, style_axes
+from penstock.measure.picture import Colour, new_figure, save_picture, style_axes
 from penstock.measure.plot import COLOUR_OF
 from penstock.trace import NO_STEP, Kind, Trace
 from penstock.units import format_seconds
@@ -44,7 +44,7 @@ def draw_against(comparison: RunComparison) -> Figure:
     told = f"stall predicted {format_seconds(predicted)}, measured {format_seconds(measured)}"
     if run_seconds:
         told += f": {100 * (predicted - measured) / run_seconds:+.2f} % of the run"
-    epochs.set_title(told, loc="left", fontsize=11, fontweight="bold", color=INK)
+    epochs.set_title(told, loc="left", fontsize=11, fontweight="bold", color=Colour.INK)
     _draw_epochs(epochs, comparison)
     _draw_growth(steps, comparison)
     handles, labels = epochs.get_legend_handles_labels()
@@ -83,8 +83,8 @@ def _draw_epochs(axes: Axes, comparison: RunComparison) -> None:
     shown = np.arange(0, len(pairs), -(-len(pairs) // _MOST_TICKS))
     axes.set_xticks(shown, [str(pairs[place].epoch) for place in shown])
     axes.set_xlim(-0.7, max(len(pairs), 2) - 0.3)
-    axes.set_xlabel("epoch: left, hatched, as predicted; right as measured", color=INK)
-    axes.set_ylabel("stall (s)", color=INK)
+    axes.set_xlabel("epoch: left, hatched, as predicted; right as measured", color=Colour.INK)
+    axes.set_ylabel("stall (s)", color=Colour.INK)
 
 
 def _draw_growth(axes: Axes, comparison: RunComparison) -> None:
@@ -93,13 +93,13 @@ def _draw_growth(axes: Axes, comparison: RunComparison) -> None:
         ("measured", comparison.measured, "solid"),
     ):
         seconds, begins = _growth(trace)
-        axes.plot(np.arange(seconds.size), seconds, color=DARK, lw=1.6, ls=style, label=name)
+        axes.plot(np.arange(seconds.size), seconds, color=Colour.DARK, lw=1.6, ls=style, label=name)
     for begin in begins:
-        axes.axvline(begin, color=FAINT, lw=0.8, ls=(0, (2, 2)), zorder=0)
+        axes.axvline(begin, color=Colour.FAINT, lw=0.8, ls=(0, (2, 2)), zorder=0)
     axes.set_ylim(bottom=0.0)
     axes.set_xlim(0.0, None)
-    axes.set_xlabel("step of the run", color=INK)
-    axes.set_ylabel("stall so far (s)", color=INK)
+    axes.set_xlabel("step of the run", color=Colour.INK)
+    axes.set_ylabel("stall so far (s)", color=Colour.INK)
     axes.legend(frameon=False, fontsize=9, loc="lower right")
 
 

@@ -14,17 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.measure.picture import (
-    BLUE,
-    FAINT,
-    ORANGE,
-    RED,
-    check_picture,
-    new_figure,
-    save_picture,
-    style_axes,
-    title_axes,
-)
+from penstock.measure.picture import Colour, check_picture, new_figure, save_picture, style_axes, title_axes
 from penstock.trace.blocks import BLOCK_BYTES, BlockString, Phase, PhaseRule, Recording
 
 if TYPE_CHECKING:
@@ -32,10 +22,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOUR_OF = {
-    Phase.LIBRARY: ORANGE,
-    Phase.DATA: BLUE,
-    Phase.CHECKPOINT: RED,
-    Phase.OTHER: FAINT,
+    Phase.LIBRARY: Colour.ORANGE,
+    Phase.DATA: Colour.BLUE,
+    Phase.CHECKPOINT: Colour.RED,
+    Phase.OTHER: Colour.FAINT,
 }
 _LABEL_OF = {
     Phase.LIBRARY: "reading libraries",
@@ -98,7 +88,7 @@ def draw_blocks(strings: Sequence[tuple[str, BlockString]]) -> Figure:
     present = [phase for phase in Phase if any((string.phases == phase).any() for _, string in strings)]
     figure.legend(
         [
-            Line2D([], [], ls="", marker="o", ms=6, mfc=COLOUR_OF[phase], mec=FAINT, mew=0.3)
+            Line2D([], [], ls="", marker="o", ms=6, mfc=COLOUR_OF[phase], mec=Colour.FAINT, mew=0.3)
             for phase in present
         ],
         [_LABEL_OF[phase] for phase in present],

@@ -11,19 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.measure.convergence import BY_CLASS, SCATTERED, Study, compare
-from penstock.measure.picture import (
-    BLUE,
-    FAINT,
-    GREEN,
-    INK,
-    ORANGE,
-    PURPLE,
-    RED,
-    SKY,
-    new_figure,
-    style_axes,
-    title_axes,
-)
+from penstock.measure.picture import Colour, new_figure, style_axes, title_axes
 from penstock.simulate.bundles import (
     PAPER_TABLE_1,
     Choice,
@@ -40,9 +28,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOUR_OF = {SCATTERED: BLUE, BY_CLASS: RED}
+_COLOUR_OF = {SCATTERED: Colour.BLUE, BY_CLASS: Colour.RED}
 #: Light for little randomness left, dark for a full shuffle.
-_SCALE = (INK, BLUE, SKY, GREEN, ORANGE, RED, PURPLE, FAINT)
+_SCALE = (
+    Colour.INK,
+    Colour.BLUE,
+    Colour.SKY,
+    Colour.GREEN,
+    Colour.ORANGE,
+    Colour.RED,
+    Colour.PURPLE,
+    Colour.FAINT,
+)
 _DASHED = (0, (4, 2))
 _DOTTED = (0, (1, 1.5))
 
@@ -83,8 +80,12 @@ def _draw_hits(axes: Axes, recommendation: Recommendation, counted: Sequence[tup
     bundles = [bundle for bundle in even_bundles(setting.samples) if bundle * 2000 >= setting.samples]
     choices = [Choice(setting, bundle) for bundle in bundles]
     ratios = np.array(bundles) / setting.samples
-    axes.axhline(100 * setting.bound, color=INK, lw=1.2, ls=_DASHED, label="bound of every order and policy")
-    axes.plot(ratios, [100 * each.hit_ratio for each in choices], color=BLUE, lw=1.2, label="expected, LRU")
+    axes.axhline(
+        100 * setting.bound, color=Colour.INK, lw=1.2, ls=_DASHED, label="bound of every order and policy"
+    )
+    axes.plot(
+        ratios, [100 * each.hit_ratio for each in choices], color=Colour.BLUE, lw=1.2, label="expected, LRU"
+    )
     if counted:
         axes.plot(
             [each.bundle / setting.samples for each, _ in counted],
@@ -92,7 +93,7 @@ def _draw_hits(axes: Axes, recommendation: Recommendation, counted: Sequence[tup
             "o",
             ms=5,
             mfc="white",
-            color=BLUE,
+            color=Colour.BLUE,
             label="counted by replay",
         )
     axes.plot(
@@ -100,7 +101,7 @@ def _draw_hits(axes: Axes, recommendation: Recommendation, counted: Sequence[tup
         [100 * chosen.hit_ratio],
         "*",
         ms=15,
-        color=RED,
+        color=Colour.RED,
         label=f"recommended: {chosen.bundle_ratio:g}",
     )
     _log_ratios(axes, float(ratios.min()))
@@ -137,7 +138,7 @@ def _draw_accuracy(axes: Axes, study: Study) -> None:
     axes.axhspan(
         100 * (1 - full.mean - full.noise),
         100 * (1 - full.mean + full.noise),
-        color=FAINT,
+        color=Colour.FAINT,
         alpha=0.35,
         lw=0,
         label="full shuffle, ± 1 standard deviation",
@@ -197,7 +198,7 @@ def draw_table_1(rows: Sequence[NodeHits], epochs: int) -> Figure:
         axes.set_xlabel("nodes; a point for each")
         axes.set_ylabel("reads that hit the cache (%)")
         title_axes(axes, name, below)
-    panels[1].axhline(bound, color=INK, lw=1.2, ls=_DASHED, label="bound, cache of 50%")
+    panels[1].axhline(bound, color=Colour.INK, lw=1.2, ls=_DASHED, label="bound, cache of 50%")
     handles, labels = panels[1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     return figure
@@ -212,8 +213,10 @@ def _draw_nodes(
         first = begin == 0.0
         if count in PAPER_TABLE_1:
             paper = [row[column] for row in PAPER_TABLE_1[count]]
-            axes.plot(places, paper, "x", ms=6, color=INK, label="the paper" if first else None)
-        for colour, share in zip((BLUE, RED, GREEN, PURPLE), shares, strict=False):
+            axes.plot(places, paper, "x", ms=6, color=Colour.INK, label="the paper" if first else None)
+        for colour, share in zip(
+            (Colour.BLUE, Colour.RED, Colour.GREEN, Colour.PURPLE), shares, strict=False
+        ):
             own = [row for row in rows if row.nodes == count and row.cache_share == share]
             axes.plot(
                 places,
@@ -239,23 +242,25 @@ def draw_effective_cache(curves: Sequence[HitCurve], epochs: int, samples: int) 
         caches = np.linspace(curve.caches[0], curve.caches[-1], 201).astype(int)
         expected = [100 * expected_hit_ratio(samples, int(cache), epochs, bundle) for cache in caches]
         axes.axhspan(
-            paper.min(), paper.max(), color=FAINT, alpha=0.25, lw=0, label="the paper's nodes: range"
+            paper.min(), paper.max(), color=Colour.FAINT, alpha=0.25, lw=0, label="the paper's nodes: range"
         )
-        axes.axhline(100 * mean, color=INK, lw=1.0, label="the paper's nodes: mean")
+        axes.axhline(100 * mean, color=Colour.INK, lw=1.0, label="the paper's nodes: mean")
         bound = [100 * best_hit_ratio(samples, int(cache), epochs) for cache in caches]
-        axes.plot(100 * caches / samples, bound, color=INK, lw=1.2, ls=_DASHED, label="bound of every policy")
-        axes.plot(100 * caches / samples, expected, color=BLUE, lw=1.4, label="computed")
+        axes.plot(
+            100 * caches / samples, bound, color=Colour.INK, lw=1.2, ls=_DASHED, label="bound of every policy"
+        )
+        axes.plot(100 * caches / samples, expected, color=Colour.BLUE, lw=1.4, label="computed")
         axes.plot(
             100 * np.array(curve.caches) / samples,
             100 * np.array(curve.counted),
             "o",
             ms=5,
             mfc="white",
-            color=BLUE,
+            color=Colour.BLUE,
             label="counted by replay",
         )
         full = curve.bundle_ratio == 1.0
-        axes.axvline(49, color=RED, lw=1.0, ls=_DOTTED, label="cache of 49 %")
+        axes.axvline(49, color=Colour.RED, lw=1.0, ls=_DOTTED, label="cache of 49 %")
         margin = 1.2 if full else 0.5
         axes.set_ylim(min(expected[0], paper.min()) - margin, max(expected[-1], paper.max()) + margin)
         axes.set_xlabel("cache, of the node's samples (%)")
@@ -280,7 +285,7 @@ def draw_curves(curves: Sequence[HitCurve], epochs: int, samples: int) -> Figure
     axes.plot(
         100 * shares,
         [100 * best_hit_ratio(samples, int(share * samples), epochs) for share in shares],
-        color=INK,
+        color=Colour.INK,
         lw=1.4,
         ls=_DASHED,
         label="bound of every order and policy",

@@ -14,20 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.measure.picture import (
-    BLUE,
-    GREEN,
-    INK,
-    ORANGE,
-    PALE,
-    PURPLE,
-    RED,
-    SKY,
-    new_figure,
-    save_picture,
-    style_axes,
-    title_axes,
-)
+from penstock.measure.picture import Colour, new_figure, save_picture, style_axes, title_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,17 +22,17 @@ if TYPE_CHECKING:
 
 #: By what a line shows, so that a policy looks alike in every picture.
 _COLOUR_OF = {
-    "LRU": RED,
-    "LFU": BLUE,
-    "MRU": GREEN,
-    "CLOCK": ORANGE,
-    "FIFO": PURPLE,
-    "PERFECT-LFU": SKY,
-    "MIN": INK,
-    "full shuffle": RED,
-    "sequential": PURPLE,
+    "LRU": Colour.RED,
+    "LFU": Colour.BLUE,
+    "MRU": Colour.GREEN,
+    "CLOCK": Colour.ORANGE,
+    "FIFO": Colour.PURPLE,
+    "PERFECT-LFU": Colour.SKY,
+    "MIN": Colour.INK,
+    "full shuffle": Colour.RED,
+    "sequential": Colour.PURPLE,
 }
-_COLOURS = (BLUE, GREEN, ORANGE, SKY, PURPLE, INK, RED)
+_COLOURS = (Colour.BLUE, Colour.GREEN, Colour.ORANGE, Colour.SKY, Colour.PURPLE, Colour.INK, Colour.RED)
 #: Lines that may lie on each other stay visible through each other's gaps.
 _DASHES = ("-", (0, (5, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1)), (0, (8, 3)))
 
@@ -101,7 +88,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.plot(
             100.0 * panel.bound.cache_share,
             100.0 * panel.bound.hit_ratio,
-            color=PALE,
+            color=Colour.PALE,
             lw=6.0,
             solid_capstyle="butt",
             label=panel.bound.label,

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.measure.picture import FAINT, INK, RED, new_figure, save_picture, style_axes
+from penstock.measure.picture import Colour, new_figure, save_picture, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MANY, _FEW = RED, "#9DB8CC"
+_MANY, _FEW = Colour.RED, "#9DB8CC"
 
 
 def plot_frequency(
@@ -50,14 +50,14 @@ def draw(expected: NDArray[np.float64], counted: NDArray[np.int64], more_than: f
     axes.plot(
         reads,
         expected,
-        color=INK,
+        color=Colour.INK,
         lw=1.4,
         label=f"expected, B(E, 1/N): {expected[many].sum():,.0f} above",
     )
-    axes.axvline(more_than, color=FAINT, lw=1.0, ls=(0, (3, 2)))
+    axes.axvline(more_than, color=Colour.FAINT, lw=1.0, ls=(0, (3, 2)))
     axes.set_xlim(shown[0] - 1.0, shown[-1] + 1.0)
     axes.set_ylim(0.0, 1.22 * max(float(counted.max()), float(expected.max())))
-    axes.set_xlabel("times that the rank reads a sample during the training", color=INK)
-    axes.set_ylabel("samples", color=INK)
+    axes.set_xlabel("times that the rank reads a sample during the training", color=Colour.INK)
+    axes.set_ylabel("samples", color=Colour.INK)
     axes.legend(frameon=False, fontsize=9, loc="upper left")
     return figure

@@ -10,22 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.measure.picture import (
-    BLUE,
-    DARK,
-    FAINT,
-    GREEN,
-    GRID,
-    INK,
-    ORANGE,
-    PURPLE,
-    RED,
-    SKY,
-    new_figure,
-    save_picture,
-    style_axes,
-    title_axes,
-)
+from penstock.measure.picture import Colour, new_figure, save_picture, style_axes, title_axes
 from penstock.simulate.layout import TITLES, LayoutComparison, LayoutOption, Name
 from penstock.units import format_seconds
 
@@ -34,13 +19,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLOUR_OF: dict[Name, str] = {
-    "samples": DARK,
-    "ranges": SKY,
-    "sieving": BLUE,
-    "collective": GREEN,
-    "packed": PURPLE,
-    "rewritten": ORANGE,
-    "copies": RED,
+    "samples": Colour.DARK,
+    "ranges": Colour.SKY,
+    "sieving": Colour.BLUE,
+    "collective": Colour.GREEN,
+    "packed": Colour.PURPLE,
+    "rewritten": Colour.ORANGE,
+    "copies": Colour.RED,
 }
 _DASHES = {"copies": (0, (5, 2)), "rewritten": (0, (2, 1.5)), "ranges": (0, (6, 2, 1, 2))}
 #: A break-even further out than so many times the run's epochs is not worth an axis.
@@ -69,7 +54,7 @@ def draw(comparison: LayoutComparison) -> Figure:
 def _draw_bars(axes: Axes, comparison: LayoutComparison) -> None:
     style_axes(axes)
     axes.grid(axis="y", visible=False)
-    axes.grid(axis="x", color=GRID, lw=0.8)
+    axes.grid(axis="x", color=Colour.GRID, lw=0.8)
     options = comparison.options[::-1]
     places = np.arange(len(options))
     rewriting = np.array([option.rewrite_seconds for option in options])
@@ -85,7 +70,7 @@ def _draw_bars(axes: Axes, comparison: LayoutComparison) -> None:
             textcoords="offset points",
             va="center",
             fontsize=9,
-            color=INK,
+            color=Colour.INK,
         )
     axes.set_yticks(places, [TITLES[option.name] for option in options])
     axes.set_xlim(0.0, 1.2 * max(option.run_seconds for option in options) or 1.0)
@@ -110,7 +95,7 @@ def _draw_lines(axes: Axes, comparison: LayoutComparison) -> None:
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if epochs.size > 1:
-        axes.axvline(comparison.epochs, color=FAINT, lw=0.8, ls=(0, (2, 2)), zorder=0)
+        axes.axvline(comparison.epochs, color=Colour.FAINT, lw=0.8, ls=(0, (2, 2)), zorder=0)
         axes.set_xlim(1, int(epochs[-1]))
     axes.set_ylim(bottom=0.0)
     axes.set_xlabel("epochs of the run")

@@ -13,22 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.measure.picture import (
-    BLUE,
-    DARK,
-    FAINT,
-    GREEN,
-    INK,
-    ORANGE,
-    PALE,
-    PURPLE,
-    RED,
-    SKY,
-    new_figure,
-    save_picture,
-    style_axes,
-    title_axes,
-)
+from penstock.measure.picture import Colour, new_figure, save_picture, style_axes, title_axes
 from penstock.measure.policies import PolicyRuns
 from penstock.simulate.requests import LoadingResult
 from penstock.units import format_count
@@ -41,24 +26,28 @@ if TYPE_CHECKING:
 _COLUMNS = 240
 #: Policies that would otherwise look alike differ in colour or dash; one's own take what is left.
 _LOOKS: dict[str, tuple[str, Any]] = {
-    "lower-bound": (INK, (0, (1, 1.2))),
-    "naive": (FAINT, "-"),
-    "staging": (ORANGE, "-"),
-    "deepio": (RED, "-"),
-    "deepio-opportunistic": (RED, (0, (5, 2))),
-    "parallel-staging": (PURPLE, "-"),
-    "lbann-dynamic": (SKY, "-"),
-    "lbann-preloading": (SKY, (0, (5, 2))),
-    "locality-aware": (PURPLE, (0, (5, 2))),
-    "frequency": (BLUE, "-"),
-    "frequency-unordered": (BLUE, (0, (1, 1.2))),
-    "frequency-cleanup": (BLUE, (0, (5, 2))),
-    "hash-home": (DARK, (0, (6, 2, 1, 2))),
-    "cover": (GREEN, "-"),
-    "cover+local": (GREEN, (0, (5, 2))),
-    "push": (GREEN, (0, (1, 1.2))),
+    "lower-bound": (Colour.INK, (0, (1, 1.2))),
+    "naive": (Colour.FAINT, "-"),
+    "staging": (Colour.ORANGE, "-"),
+    "deepio": (Colour.RED, "-"),
+    "deepio-opportunistic": (Colour.RED, (0, (5, 2))),
+    "parallel-staging": (Colour.PURPLE, "-"),
+    "lbann-dynamic": (Colour.SKY, "-"),
+    "lbann-preloading": (Colour.SKY, (0, (5, 2))),
+    "locality-aware": (Colour.PURPLE, (0, (5, 2))),
+    "frequency": (Colour.BLUE, "-"),
+    "frequency-unordered": (Colour.BLUE, (0, (1, 1.2))),
+    "frequency-cleanup": (Colour.BLUE, (0, (5, 2))),
+    "hash-home": (Colour.DARK, (0, (6, 2, 1, 2))),
+    "cover": (Colour.GREEN, "-"),
+    "cover+local": (Colour.GREEN, (0, (5, 2))),
+    "push": (Colour.GREEN, (0, (1, 1.2))),
 }
-_OWN_LOOKS: list[tuple[str, Any]] = [(DARK, "-"), (DARK, (0, (5, 2))), (DARK, (0, (1, 1.2)))]
+_OWN_LOOKS: list[tuple[str, Any]] = [
+    (Colour.DARK, "-"),
+    (Colour.DARK, (0, (5, 2))),
+    (Colour.DARK, (0, (1, 1.2))),
+]
 
 _NOTHING_TO_DRAW = "no policy could run, so that there is nothing to draw: see the reasons in the table"
 
@@ -183,10 +172,10 @@ def _draw_bars(axes: Axes, drawn: Sequence[tuple[PolicyRuns, LoadingResult]]) ->
     waits = np.array([result.step_stall_seconds.sum(dtype=float) / row.ranks for row, result in drawn])
     total = np.array([result.run_seconds for _, result in drawn])
     parts = [
-        ("computes", busy, PALE),
-        ("waits for slower ranks", total - busy - before - waits, FAINT),
-        ("loads before training", before, SKY),
-        ("waits for samples", waits, RED),
+        ("computes", busy, Colour.PALE),
+        ("waits for slower ranks", total - busy - before - waits, Colour.FAINT),
+        ("loads before training", before, Colour.SKY),
+        ("waits for samples", waits, Colour.RED),
     ]
     left = np.zeros(len(drawn))
     for label, seconds, colour in parts:
@@ -205,7 +194,7 @@ def _draw_bars(axes: Axes, drawn: Sequence[tuple[PolicyRuns, LoadingResult]]) ->
             ha="right" if is_cut else "left",
             va="center",
             fontsize=8.5,
-            color=INK,
+            color=Colour.INK,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8 if is_cut else 0.0},
         )
     axes.xaxis.set_major_formatter(lambda value, _place: f"{value:,.6g}")

@@ -13,19 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.measure.picture import (
-    BLUE,
-    DARK,
-    GREEN,
-    INK,
-    ORANGE,
-    PALE,
-    PURPLE,
-    RED,
-    new_figure,
-    save_picture,
-    style_axes,
-)
+from penstock.measure.picture import Colour, new_figure, save_picture, style_axes
 from penstock.simulate.sharing import COVER, FREQUENCY, HASH, LOCAL, MIN, PUSH, ReadCounts
 
 if TYPE_CHECKING:
@@ -34,12 +22,12 @@ if TYPE_CHECKING:
 
 #: Lines that may lie on each other are told apart by dashes and markers.
 _LOOK: dict[str, tuple[str, Any, str]] = {
-    HASH: (DARK, (0, (1, 1.2)), "x"),
-    FREQUENCY: (RED, "-", "o"),
-    MIN: (ORANGE, (0, (6, 2, 1, 2)), "v"),
-    COVER: (BLUE, "-", "s"),
-    PUSH: (PURPLE, (0, (5, 2)), "D"),
-    LOCAL: (GREEN, "-", "^"),
+    HASH: (Colour.DARK, (0, (1, 1.2)), "x"),
+    FREQUENCY: (Colour.RED, "-", "o"),
+    MIN: (Colour.ORANGE, (0, (6, 2, 1, 2)), "v"),
+    COVER: (Colour.BLUE, "-", "s"),
+    PUSH: (Colour.PURPLE, (0, (5, 2)), "D"),
+    LOCAL: (Colour.GREEN, "-", "^"),
 }
 _PANELS = (
     ("local when read", "local"),
@@ -77,11 +65,11 @@ def draw(
     panels = figure.subplots(1, 3, sharex=True, sharey=True)
     for axes, (title, what) in zip(panels, _PANELS, strict=True):
         style_axes(axes)
-        axes.set_title(title, fontsize=11, color=INK, loc="left")
+        axes.set_title(title, fontsize=11, color=Colour.INK, loc="left")
         axes.set_xlabel("held by all ranks, N C / F")
         if what == "store_reads":
             least = 100.0 * np.asarray(bounds)[order]
-            axes.fill_between(held, least, color=PALE, lw=0, label="no scheme reads less")
+            axes.fill_between(held, least, color=Colour.PALE, lw=0, label="no scheme reads less")
         for name, look in _LOOK.items():
             if name in counted[0]:
                 shares = [

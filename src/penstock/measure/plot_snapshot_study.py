@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.measure.picture import FAINT, GRID, new_figure, style_axes, title_axes
+from penstock.measure.picture import Colour, new_figure, style_axes, title_axes
 from penstock.measure.plot_wear import COLOUR_OF, draw_erases, draw_written
 from penstock.measure.snapshot_study import SnapshotStudy, stored_as
 from penstock.policy.snap_distance import useful_bytes
@@ -132,7 +132,7 @@ def _draw_storage(axes: Axes, study: SnapshotStudy) -> None:
         assert stored is not None, "a study has these sizes"
         useful = [size / study.nbytes for size in useful_bytes(method.scheme, stored, TABLE_9_SNAP_DIS)]
         axes.plot(places, useful, color=COLOUR_OF[method.name], lw=1.6, marker="o", ms=3)
-    axes.axhline(1.0, color=FAINT, lw=1.0, ls="--")
+    axes.axhline(1.0, color=Colour.FAINT, lw=1.0, ls="--")
     axes.set_ylim(bottom=0.0)
     axes.yaxis.set_major_formatter("{x:.1f}×")
     _name_snapshots(axes, study)
@@ -152,7 +152,7 @@ def _draw_seconds(axes: Axes, study: SnapshotStudy) -> None:
         axes.plot(parameters, 1e3 * seconds, ls="none", marker="o", ms=4, alpha=0.7, color=COLOUR_OF[method])
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.grid(axis="x", color=GRID, lw=0.8)
+    axes.grid(axis="x", color=Colour.GRID, lw=0.8)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("parameters of a tensor", fontsize=9)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.measure.picture import BLUE, FAINT, INK, PALE, check_picture, new_figure, save_picture
+from penstock.measure.picture import Colour, check_picture, new_figure, save_picture
 from penstock.measure.sweep import Sweep
 from penstock.measure.sweep_answer import Answer, Row, price_decimals
 from penstock.units import format_bytes
@@ -93,14 +93,19 @@ def draw_sweep(answer: Answer) -> Figure:
                 if (row.point.ranks, row.policy, row.point.staging_bytes) == (ranks, policy, staging_bytes)
             ]
             _draw_panel(each, shown, answer, (ram, ssd), colours, norm, decimals)
-            each.set_title(f"staging {format_bytes(staging_bytes)}", fontsize=10, color=INK)
-            each.set_xlabel("RAM per rank", color=INK)
-        axes[0].set_ylabel("SSD per rank", color=INK)
+            each.set_title(f"staging {format_bytes(staging_bytes)}", fontsize=10, color=Colour.INK)
+            each.set_xlabel("RAM per rank", color=Colour.INK)
+        axes[0].set_ylabel("SSD per rank", color=Colour.INK)
         part.suptitle(
-            _title(ranks, policy, answer), x=0.015, ha="left", fontsize=11, fontweight="bold", color=INK
+            _title(ranks, policy, answer),
+            x=0.015,
+            ha="left",
+            fontsize=11,
+            fontweight="bold",
+            color=Colour.INK,
         )
         _bar(part, list(axes), colours, norm)
-    below.text(0.015, 0.5, _legend(answer, priced), fontsize=8.5, color=INK, va="center")
+    below.text(0.015, 0.5, _legend(answer, priced), fontsize=8.5, color=Colour.INK, va="center")
     return figure
 
 
@@ -129,7 +134,7 @@ def _draw_panel(
     seconds = np.full((len(ssd), len(ram)), np.nan)
     chosen = {answer.cheapest} if answer.cheapest is not None else set(answer.least)
     sufficient = set(answer.sufficient)
-    axes.set_facecolor(PALE)
+    axes.set_facecolor(Colour.PALE)
     for row in rows:
         place = ram.index(row.point.ram_bytes), ssd.index(row.point.ssd_bytes)
         run = row.outcome.run_seconds
@@ -144,12 +149,14 @@ def _draw_panel(
             va="center",
             fontsize=8,
             linespacing=1.25,
-            color="white" if is_dark else INK,
+            color="white" if is_dark else Colour.INK,
             fontweight="bold" if row in sufficient else "normal",
             zorder=3,
         )
         if row in chosen:
-            frame = Rectangle((place[0] - 0.47, place[1] - 0.47), 0.94, 0.94, fill=False, ec=BLUE, lw=2.4)
+            frame = Rectangle(
+                (place[0] - 0.47, place[1] - 0.47), 0.94, 0.94, fill=False, ec=Colour.BLUE, lw=2.4
+            )
             axes.add_patch(frame).set_zorder(4)
     axes.imshow(seconds, origin="lower", aspect="auto", cmap=colours, norm=norm)
     axes.set_xticks(range(len(ram)), [_size(each) for each in ram])
@@ -157,7 +164,7 @@ def _draw_panel(
     axes.set_xticks(np.arange(len(ram) + 1) - 0.5, minor=True)
     axes.set_yticks(np.arange(len(ssd) + 1) - 0.5, minor=True)
     axes.grid(which="minor", color="white", lw=1.5)
-    axes.tick_params(which="both", length=0, labelsize=9, colors=INK)
+    axes.tick_params(which="both", length=0, labelsize=9, colors=Colour.INK)
     axes.spines[:].set_visible(False)
 
 
@@ -187,9 +194,9 @@ def _bar(figure: SubFigure, axes: list[Any], colours: Colormap, norm: Normalize)
     from matplotlib.cm import ScalarMappable
 
     bar = figure.colorbar(ScalarMappable(norm, colours), ax=axes, aspect=16, pad=0.015)
-    bar.set_label("run time (s)", fontsize=9, color=INK)
+    bar.set_label("run time (s)", fontsize=9, color=Colour.INK)
     bar.ax.yaxis.set_major_formatter("{x:,g}")
-    bar.ax.tick_params(labelsize=8, colors=INK, color=FAINT)
+    bar.ax.tick_params(labelsize=8, colors=Colour.INK, color=Colour.FAINT)
     bar.outline.set_visible(False)
 
 

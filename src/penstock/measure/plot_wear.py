@@ -10,19 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.measure.picture import (
-    BLUE,
-    DARK,
-    GREEN,
-    INK,
-    ORANGE,
-    PURPLE,
-    RED,
-    SKY,
-    new_figure,
-    style_axes,
-    title_axes,
-)
+from penstock.measure.picture import Colour, new_figure, style_axes, title_axes
 from penstock.simulate.snapshots import (
     METHODS,
     OWN_METHOD,
@@ -44,7 +32,16 @@ if TYPE_CHECKING:
 COLOUR_OF = dict(
     zip(
         (method.name for method in (*METHODS, OWN_METHOD)),
-        (DARK, "#9AA0A6", PURPLE, ORANGE, RED, BLUE, GREEN, SKY),
+        (
+            Colour.DARK,
+            "#9AA0A6",
+            Colour.PURPLE,
+            Colour.ORANGE,
+            Colour.RED,
+            Colour.BLUE,
+            Colour.GREEN,
+            Colour.SKY,
+        ),
         strict=True,
     )
 )
@@ -134,7 +131,7 @@ def _annotate(axes: Axes, text: str, place: float, height: float, rotation: int)
         ha="center",
         va="bottom",
         fontsize=7.5,
-        color=INK,
+        color=Colour.INK,
         rotation=rotation,
     )
 
@@ -152,7 +149,7 @@ def _draw_published(axes: Axes, runs: Sequence[StoredRun]) -> None:
         ha="center",
         va="bottom",
         fontsize=8,
-        color=INK,
+        color=Colour.INK,
     )
 
 
