@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from tests.cli.typed import run_command
 
 from penstock.cli import bundles
 from penstock.errors import ConfigError
@@ -18,12 +19,7 @@ from penstock.simulate.bundles import Setting, recommend
 
 pytestmark = pytest.mark.usefixtures("fonts")
 
-
-def run(*arguments: str) -> None:
-    parser = argparse.ArgumentParser()
-    bundles.add(parser.add_subparsers())
-    options = parser.parse_args(["bundles", *arguments])
-    options.run(options)
+run = partial(run_command, bundles, "bundles")
 
 
 @pytest.fixture

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.cli.typed import run_command
 
 from penstock.cli import caches, sharing
 from penstock.errors import ConfigError, DataError, FormatError
@@ -17,12 +18,7 @@ from penstock.trace.references import References, write_references
 
 pytestmark = pytest.mark.usefixtures("fonts")
 
-
-def run(*words: str) -> None:
-    parser = argparse.ArgumentParser()
-    caches.add(parser.add_subparsers())
-    options = parser.parse_args(["caches", *words])
-    options.run(options)
+run = partial(run_command, caches, "caches")
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
@@ -208,10 +204,7 @@ def test_the_command_for_agreed_caches_counts_the_same_job(capsys: pytest.Captur
     data = run_json(capsys, *words, "--policies", "min", "--order", "full")
     run(*words)
     command = next(line for line in capsys.readouterr().out.splitlines() if "simulate sharing" in line)
-    parser = argparse.ArgumentParser()
-    sharing.add(parser.add_subparsers())
-    options = parser.parse_args([*command.split()[2:], "--json"])
-    options.run(options)
+    run_command(sharing, *command.split()[2:], "--json")
 
     points = json.loads(capsys.readouterr().out)["points"]
     (curve,) = data["curves"]

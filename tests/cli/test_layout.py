@@ -1,11 +1,12 @@
 """`penstock simulate layout` as a user types it."""
 
-import argparse
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.cli.typed import run_command
 
 from penstock.cli import layout
 from penstock.errors import ConfigError
@@ -43,11 +44,7 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "cats.toml")
 
 
-def run(*arguments: str) -> None:
-    parser = argparse.ArgumentParser()
-    layout.add(parser.add_subparsers())
-    options = parser.parse_args(["layout", *arguments])
-    options.run(options)
+run = partial(run_command, layout, "layout")
 
 
 def test_a_table_and_the_verdict_are_printed(file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields, replace
-from io import BytesIO
 from pathlib import Path
 
 import pytest
 
 from penstock.cli.main import main
 from penstock.measure import policies, two_engines
-from penstock.measure.plot_loading import draw_policies
-from penstock.measure.policies import run_policies
-from penstock.policy.loading import Naive
 from penstock.simulate import requests
 from penstock.simulate.assumptions import Assumptions
 from penstock.simulate.policies import POLICY_NAMES
@@ -24,10 +20,7 @@ from penstock.simulate.scenario import scenario_named
 _SMALL = ("simulate", "loading", "scenario1", "--samples", "1000", "--epochs", "3")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _fonts() -> None:
-    """Matplotlib keeps the files of its fonts open for as long as the process lives."""
-    draw_policies("fonts", run_policies(scenario_named("scenario1"), [Naive()])).savefig(BytesIO())
+pytestmark = pytest.mark.usefixtures("fonts")
 
 
 def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:  # type: ignore[type-arg]

@@ -29,7 +29,7 @@ def test_what_is_written_well_is_read() -> None:
         3,
         2**53 + 1,
     ]
-    assert parsed_names("lru, min,lru") == ["lru", "min"]
+    assert parsed_names("lru, min,lru", "--policies") == ["lru", "min"]
 
 
 @pytest.mark.parametrize("text", ["0 s", "inf s"])

@@ -1,22 +1,17 @@
 """`penstock simulate sharing` and `frequency`: what they print, write and refuse."""
 
-import argparse
 import json
 from pathlib import Path
 
 import pytest
+from tests.cli.typed import run_command
 
 from penstock.cli import frequency, sharing
 from penstock.errors import ConfigError
 
 
-def _run(*arguments: str) -> None:
-    parser = argparse.ArgumentParser()
-    commands = parser.add_subparsers()
-    sharing.add(commands)
-    frequency.add(commands)
-    options = parser.parse_args(arguments)
-    options.run(options)
+def _run(name: str, *arguments: str) -> None:
+    run_command({"sharing": sharing, "frequency": frequency}[name], name, *arguments)
 
 
 pytestmark = pytest.mark.usefixtures("fonts")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from tests.cli.typed import run_command
 
 from penstock import compiling
 from penstock.checkpoint.codecs import ours
@@ -18,12 +19,7 @@ from penstock.cli.main import main
 from penstock.errors import ConfigError, DataError
 from penstock.machine_code import Loop
 
-
-def run(*arguments: object) -> None:
-    parser = argparse.ArgumentParser()
-    snapshot_files.add(parser.add_subparsers())
-    options = parser.parse_args([str(argument) for argument in arguments])
-    options.run(options)
+run = partial(run_command, snapshot_files)
 
 
 def test_a_checkpoint_goes_in_and_out_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.typed import run_command
 
 from penstock.cli import wear
 from penstock.errors import PenstockError
@@ -21,12 +22,7 @@ SMALL = replace(Ssd.paper(), blocks_per_chip=512)
 
 pytestmark = pytest.mark.usefixtures("fonts")
 
-
-def run(*arguments: str) -> None:
-    parser = argparse.ArgumentParser()
-    wear.add(parser.add_subparsers())
-    options = parser.parse_args(["wear", *arguments])
-    options.run(options)
+run = partial(run_command, wear, "wear")
 
 
 @pytest.fixture

@@ -14,36 +14,14 @@ from matplotlib.colors import to_hex
 from matplotlib.container import BarContainer
 from matplotlib.patches import StepPatch
 from PIL import Image
-from tests.spans import spans_of
+from tests.spans import a_run, spans_of
 
 from penstock.errors import ConfigError
 from penstock.measure.plot import COLOUR_OF, OWN_COLOUR, SAVE_COLOURS, draw, plot_trace
 from penstock.measure.watch import watch
-from penstock.trace import NO_EPOCH, NO_PLACE, NO_STEP, SOURCE, SPAN, Cause, Kind, Summary, Trace
+from penstock.trace import NO_EPOCH, SOURCE, SPAN, Cause, Kind, Summary, Trace
 
 pytestmark = pytest.mark.usefixtures("fonts")
-
-
-def a_run(stalls: list[list[float]], decode: float = 0.0, stop: float = 0.0) -> Trace:
-    """A run that waits so long for each step of each epoch: for its read, and `decode` for decoding.
-
-    Every step takes a second of its own; at the end of an epoch it waits `stop` for nothing.
-    """
-    rows: list[tuple[float, float, int, int, int, int, int, int, int, int]] = []
-    now = 0.0
-    for epoch, waits in enumerate(stalls):
-        for step, wait in enumerate(waits):
-            ready = now + wait
-            rows += [
-                (now, ready - decode, step, 10, epoch, step, Kind.READ, SOURCE, 1, 0),
-                (ready - decode, ready, step, 0, epoch, step, Kind.DECODE, NO_PLACE, 1, 0),
-                (now, ready, -1, 0, epoch, step, Kind.WAIT, NO_PLACE, 0, 0),
-                (ready, ready + 1.0, -1, 0, epoch, step, Kind.STEP, NO_PLACE, 0, 0),
-            ]
-            now = ready + 1.0
-        rows.append((now, now + stop, -1, 0, epoch, NO_STEP, Kind.WAIT, NO_PLACE, 0, 0))
-        now += stop
-    return Trace(spans_of(rows))
 
 
 def bars_of(axes: Axes) -> dict[str, list[tuple[float, float]]]:

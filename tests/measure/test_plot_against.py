@@ -7,31 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.container import BarContainer
-from tests.spans import spans_of
+from tests.spans import a_run
 
 from penstock.measure.against import RunComparison
 from penstock.measure.plot_against import draw_against, plot_against
-from penstock.trace import NO_PLACE, NO_STEP, SOURCE, Kind, Trace
 
 pytestmark = pytest.mark.usefixtures("fonts")
-
-
-def a_run(stalls: list[list[float]], decode: float) -> Trace:
-    """A run that waits so long for each step of each epoch: for its read, and `decode` of it for decoding."""
-    rows: list[tuple[float, float, int, int, int, int, int, int, int, int]] = []
-    now = 0.0
-    for epoch, waits in enumerate(stalls):
-        for step, wait in enumerate(waits):
-            ready = now + wait
-            rows += [
-                (now, ready - decode, step, 10, epoch, step, Kind.READ, SOURCE, 1, 0),
-                (ready - decode, ready, step, 0, epoch, step, Kind.DECODE, NO_PLACE, 1, 0),
-                (now, ready, -1, 0, epoch, step, Kind.WAIT, NO_PLACE, 0, 0),
-                (ready, ready + 1.0, -1, 0, epoch, step, Kind.STEP, NO_PLACE, 0, 0),
-            ]
-            now = ready + 1.0
-        rows.append((now, now, -1, 0, epoch, NO_STEP, Kind.WAIT, NO_PLACE, 0, 0))
-    return Trace(spans_of(rows))
 
 
 @pytest.fixture
