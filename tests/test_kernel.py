@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,6 +159,41 @@ def test_the_compiled_copy_of_a_module_counts_no_references() -> None:
     (assembly,) = is_pair.inspect_llvm().values()
     assert "_is_pair" in assembly
     assert "NRT_" not in assembly
+
+
+def _of(values: Any, factor: int) -> int:
+    product: int = factor * values[0]
+    return product
+
+
+def _sum(values: Any) -> int:
+    return _of(values, 2) + _of(values, -3) + _of(values, values[1])
+
+
+def test_the_compiled_copy_of_a_module_has_one_form_of_a_function_for_all_integers() -> None:
+    """numba compiles one for each constant that it is called with, which was a third of all that was compiled."""
+    copy = kernel_module.compiled_copy(sys.modules[__name__])
+    known: Any = types
+
+    copy["_sum"].compile((known.Array(known.int32, 1, "C"),))
+
+    assert len(copy["_of"].overloads) == 1
+
+
+@pytest.mark.parametrize("starts_at_zero", [False, True])
+def test_no_index_is_counted_from_the_end_where_a_loop_says_so(starts_at_zero: bool) -> None:
+    @kernel_module.entry
+    def value_at(values: Any, index: int) -> Any:
+        return values[index]
+
+    signature = Signature(("int64[:]", "int64"), ("int64",))
+    with kernel_module.indexed_from_zero() if starts_at_zero else nullcontext():
+        loop = Loop(kernel_module.machine_code(value_at, signature), signature)
+
+    array = np.arange(10)
+    assert loop(array[5:], 2) == 7
+    # Where it starts at zero, the item before the first one: there is one in this test.
+    assert loop(array[5:], -1) == (4 if starts_at_zero else 9)
 
 
 def test_a_kernel_where_numba_is_switched_off_is_refused_so_that_the_plain_form_serves() -> None:

@@ -8,15 +8,19 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from llvmlite import ir
 from numba import njit, types
 from numba.core.cgutils import alloca_once, get_or_insert_function, memset
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 from numba.extending import intrinsic
+from numba.np import arrayobj
 
 from penstock.errors import ConfigError
 from penstock.machine_code import MachineCode, Signature
@@ -52,19 +56,48 @@ def compiled_copy(module: ModuleType, others: dict[str, Any] | None = None) -> d
 
     others: such a copy of a module that this one imports functions from.
     The functions stay plain Python for whoever imports the module. Compiled, none of them may make an array: they count
-    no references, which took three quarters of the time of functions that hand several arrays to each other.
+    no references, which took three quarters of the time of functions that hand several arrays to each other. Nor is a
+    division by 0 an error.
     """
     names = dict(vars(module))
     options: Any = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}
-    options["_nrt"] = False
+    options |= {"_nrt": False, "error_model": "numpy"}
     for name, function in vars(module).items():
         if not isinstance(function, FunctionType):
             continue
         if function.__module__ == module.__name__:
-            names[name] = njit(**options)(FunctionType(function.__code__, names, name))
+            names[name] = compiled = njit(**options)(FunctionType(function.__code__, names, name))
+            compiled.get_call_template = partial(_call_template, compiled)
         else:
             names[name] = (others or {}).get(name, function)
     return names
+
+
+def _call_template(function: Any, arguments: Any, named: Any) -> Any:
+    """Return what a call of a function is compiled to: to one form for all signed integers.
+
+    numba compiles a function for each of the constants that it is called with, and for each size of integers.
+    """
+    known: Any = types
+    kinds = [known.unliteral(kind) for kind in arguments]
+    wide = [known.int64 if isinstance(kind, known.Integer) and kind.signed else kind for kind in kinds]
+    return type(function).get_call_template(function, tuple(wide), named)
+
+
+@contextmanager
+def indexed_from_zero() -> Iterator[None]:
+    """Compile loops that use no negative indices: to look whether one is takes as long as the rest of an access."""
+
+    def fixed(context: Any, builder: Any, kind: Any, index: Any, size: Any) -> Any:
+        return context.cast(builder, index, kind, types.intp)
+
+    with global_compiler_lock:
+        arrays: Any = arrayobj
+        before, arrays.fix_integer_index = arrays.fix_integer_index, fixed
+        try:
+            yield
+        finally:
+            arrays.fix_integer_index = before
 
 
 def machine_code(function: Callable[..., Any], signature: Signature) -> MachineCode:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.policy.from_zero import views_from_zero
 
 from penstock.flow.engine import DECISIONS
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
@@ -496,9 +497,12 @@ def test_a_store_that_turns_out_slow_takes_back_what_workers_would_have_read_by_
 def test_compiled_decisions_are_those_of_plain_python_from_any_event_on(
     case: Case, lossy: frozenset[int], after: int, has_extents: bool
 ) -> None:
+    """And no index is negative."""
     loop = DECISIONS.wait()
     make = in_chunks if has_extents else FakeRuntime
-    plain, compiled = (make(replace(case, lossy=lossy)) for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.policy.scheduler.views_of", views_from_zero)
+        plain, compiled = (make(replace(case, lossy=lossy)) for _ in range(2))
 
     for runtime in (plain, compiled):
         runtime.obey(runtime.scheduler.start(0.0))

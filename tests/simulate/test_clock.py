@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.policy.from_zero import views_from_zero
 
 from penstock.kernel_cache import kept_loop
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
@@ -116,7 +117,7 @@ runs = st.fixed_dictionaries(
 @settings(max_examples=60)
 @given(runs)
 def test_compiled_time_is_that_of_plain_python(case: dict[str, float]) -> None:
-    """And each rank gets each of its samples once an epoch, from the store or a tier."""
+    """And each rank gets each of its samples once an epoch, from the store or a tier. No index is negative."""
     loop = kept_loop(loading.KERNELS, "run", loading.RUN, compiles=True)
     ranks, samples = int(case["ranks"]), int(case["samples"])
     plan = AccessPlan(
@@ -130,6 +131,7 @@ def test_compiled_time_is_that_of_plain_python(case: dict[str, float]) -> None:
 
     found = []
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "views_of", views_from_zero)
         for each in (None, loop):
             patch.setattr(loading, "_compiled", lambda _reads, each=each: each)
             found.append(run(plan, on, sizes, limits, 0.001))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.kernel import compiled_copy, entry, machine_code
+from penstock.kernel import compiled_copy, entry, indexed_from_zero, machine_code
 from penstock.machine_code import MachineCode
 from penstock.policy import decisions
 from penstock.policy.decision_state import EVENT
@@ -21,4 +21,5 @@ def event(state: Any, what: Any, rank: Any, slot: Any, count: Any, origin: Any, 
 
 def compile_part(name: str) -> MachineCode:
     """Return the machine code; name: "event"."""
-    return machine_code(event, EVENT)
+    with indexed_from_zero():
+        return machine_code(event, EVENT)

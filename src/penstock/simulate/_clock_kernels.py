@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.kernel import compiled_copy, entry, machine_code
+from penstock.kernel import compiled_copy, entry, indexed_from_zero, machine_code
 from penstock.machine_code import MachineCode
 from penstock.policy import decisions
 from penstock.simulate import _clock
@@ -22,4 +22,5 @@ def run(state: Any, clock: Any) -> Any:
 
 def compile_part(name: str) -> MachineCode:
     """Return the machine code; name: "run"."""
-    return machine_code(run, RUN)
+    with indexed_from_zero():
+        return machine_code(run, RUN)

@@ -170,7 +170,7 @@ def run_in_virtual_time(
     clock = _new_clock(read, machine, limits, local_batch, step_seconds, first_ask_seconds, has_spans)
     spans = np.empty((0, clock.spans.shape[1]), np.int64)
     loop = _compiled(clock.string.size)
-    views = views_of(state), Clock(*(memoryview(array) for array in clock))
+    views = views_of(state), views_of(clock)
     while (loop(tuple(state), tuple(clock)) if loop is not None else _clock.run(*views)) == _clock.FULL:
         _take_spans(clock, spans)
     _take_spans(clock, spans)
