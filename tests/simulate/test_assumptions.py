@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from math import inf
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
+from tests.simulate.given import Given
 
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
@@ -53,15 +54,6 @@ def test_the_presets_differ_in_everything() -> None:
 # -- One small job per switch, in which it tells
 
 
-@dataclass(frozen=True)
-class _Given:
-    loading: Loading
-    name: str = "given"
-
-    def prepare(self, job: Job) -> Loading:
-        return self.loading
-
-
 def _memory(
     capacity: int = 10_000, rate: float = 1e9, name: str = "memory", threads: int = 1
 ) -> StorageClass:
@@ -94,7 +86,7 @@ def _job(
 
 
 def _run(job: Job, policy: str | Loading, assumed: Assumptions) -> LoadingResult:
-    chosen = policy_named(policy, assumed) if isinstance(policy, str) else _Given(policy)
+    chosen = policy_named(policy, assumed) if isinstance(policy, str) else Given(policy)
     return simulate_job(job, chosen, assumed)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from tests.simulate.given import Given
 
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
@@ -82,15 +83,6 @@ def _simulate(job: Job, policy: str, assumed: Assumptions = PHYSICAL) -> Loading
     return simulate_job(job, policy_named(policy, assumed), assumed)
 
 
-@dataclass(frozen=True)
-class _Given:
-    loading: Loading
-    name: str = "given"
-
-    def prepare(self, job: Job) -> Loading:
-        return self.loading
-
-
 BOTH = pytest.mark.parametrize(
     "assumed",
     [PHYSICAL, replace(PHYSICAL, time="rank-by-rank", clients="all")],
@@ -155,7 +147,7 @@ def test_what_lies_in_a_tier_costs_decoding_alone(assumed: Assumptions) -> None:
     job = _job(_machine(tiers=[_memory()], compute=100.0), epochs=3)
     everything = Fill(0, 1, np.arange(20), before_training=True)
 
-    result = simulate_job(job, _Given(Loading([everything], stages_from_store=False)), assumed)
+    result = simulate_job(job, Given(Loading([everything], stages_from_store=False)), assumed)
 
     assert result.initial_stall_seconds == pytest.approx(20)
     assert result.run_seconds == pytest.approx(20 + 60 * 1 + 0.1)
@@ -247,7 +239,7 @@ def test_a_rank_that_fetches_by_itself_may_ask_its_peers() -> None:
     job = _job(machine, samples=10, batch=2)
     kept = [Fill(rank, 1, np.arange(5 * rank, 5 * rank + 5), before_training=True) for rank in (0, 1)]
 
-    result = simulate_job(job, _Given(Loading(kept, stages=False)))
+    result = simulate_job(job, Given(Loading(kept, stages=False)))
 
     assert result.reads[:, ORIGINS.index("peer")].sum() > 0
     assert result.reads[:, ORIGINS.index("store")].sum() == 0
@@ -256,7 +248,7 @@ def test_a_rank_that_fetches_by_itself_may_ask_its_peers() -> None:
 def test_loading_before_training_waits_out_the_stores_latency() -> None:
     machine = _machine(tiers=[_memory(threads=2)], latency=3.0)
 
-    result = simulate_job(_job(machine), _Given(Loading([Fill(0, 1, np.arange(20), before_training=True)])))
+    result = simulate_job(_job(machine), Given(Loading([Fill(0, 1, np.arange(20), before_training=True)])))
 
     assert result.initial_stall_seconds == pytest.approx(20 / 2 * (3.0 + 10 / 5))
 
@@ -265,7 +257,7 @@ def test_loading_before_training_keeps_as_many_reads_in_flight_as_the_tier_has_t
     own = Curve(((1.0, 10.0), (4.0, 40.0)))
     machine = replace(_machine(tiers=[_memory(threads=4)]), source=SharedStore(None, own))
 
-    result = simulate_job(_job(machine), _Given(Loading([Fill(0, 1, np.arange(20), before_training=True)])))
+    result = simulate_job(_job(machine), Given(Loading([Fill(0, 1, np.arange(20), before_training=True)])))
 
     assert result.initial_stall_seconds == pytest.approx(200 / 40)
 
@@ -291,7 +283,7 @@ def test_loading_before_training_keeps_as_many_reads_in_flight_as_the_tier_has_t
 )
 def test_decisions_that_cannot_be_carried_out_are_told_apart(loading: Loading, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        simulate_job(_job(_machine(tiers=[_memory(100)])), _Given(loading))
+        simulate_job(_job(_machine(tiers=[_memory(100)])), Given(loading))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.simulate.given import Given
 
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
@@ -815,17 +816,6 @@ def _job(random: Random, assumed: Assumptions) -> Job:
     return Job(plan, sizes, machine, random.randint(0, 9))
 
 
-@dataclass(frozen=True)
-class _Given:
-    """A policy that has decided already."""
-
-    loading: Loading
-    name: str = "given"
-
-    def prepare(self, job: Job) -> Loading:
-        return self.loading
-
-
 def _loading(random: Random, job: Job) -> Loading:
     """What no policy of ours decides: any mixture of fills, hits and switches that the machine has room for."""
     storage, samples = job.machine.storage, job.plan.samples
@@ -886,7 +876,7 @@ def test_ranks_that_go_one_after_the_other_are_as_in_the_plain_model(seed: int) 
     model = _OneAfterTheOther(job, loading, assumed)
     model.run()
 
-    _assert_equal(model, simulate_job(job, _Given(loading), assumed))
+    _assert_equal(model, simulate_job(job, Given(loading), assumed))
 
 
 @settings(max_examples=300)
@@ -896,7 +886,7 @@ def test_ranks_that_share_one_time_are_as_in_the_plain_event_simulation(seed: in
     model = _AllAtOnce(job, loading, assumed)
     model.run()
 
-    _assert_equal(model, simulate_job(job, _Given(loading), assumed))
+    _assert_equal(model, simulate_job(job, Given(loading), assumed))
     for host in model.hosts:
         assert host.most_bytes <= max(job.machine.storage[0].capacity_bytes, int(job.sizes_bytes.max()))
 
@@ -909,7 +899,7 @@ def test_every_read_is_consumed_once_in_order_and_no_run_is_shorter_than_its_bou
     job, loading, assumed = _run(seed, time)
     strings = loading.strings or job.strings
 
-    result = simulate_job(job, _Given(loading), assumed, per_sample=True)
+    result = simulate_job(job, Given(loading), assumed, per_sample=True)
 
     assert result.reads.sum(axis=1).tolist() == [string.size for string in strings]
     assert (np.diff(result.step_end_seconds) >= 0).all()
@@ -925,7 +915,7 @@ def test_every_read_is_consumed_once_in_order_and_no_run_is_shorter_than_its_bou
         result.step_stall_seconds + result.step_busy_seconds
         <= np.diff(result.step_end_seconds, prepend=result.initial_stall_seconds)[:, None] * (1 + 1e-5) + 1e-5
     ).all()
-    bound = simulate_job(job, _Given(Loading(strings=list(strings), is_ready=True)), assumed)
+    bound = simulate_job(job, Given(Loading(strings=list(strings), is_ready=True)), assumed)
     assert result.run_seconds >= result.initial_stall_seconds + bound.run_seconds - 1e-9 * result.run_seconds
 
 
@@ -935,7 +925,7 @@ def test_bytes_of_the_store_are_those_of_its_reads_and_fills(seed: int) -> None:
     job, loading, assumed = _run(seed, "together")
     alike = Job(job.plan, np.full(job.plan.samples, int(job.sizes_bytes.min())), job.machine)
 
-    result = simulate_job(alike, _Given(loading), assumed)
+    result = simulate_job(alike, Given(loading), assumed)
 
     counts = dict(zip(ORIGINS, result.reads.T, strict=True))
     reads = counts["staged from the store"] + counts["store"] + result.fill_reads

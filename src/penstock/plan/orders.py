@@ -73,17 +73,11 @@ class EvenOrder(Order, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Sequential:
-    """Every epoch reads the samples in the order of their ids.
+class _OfAll:
+    """What orders share whose epochs all read F samples."""
 
-    samples: F, 1 to 2**62.
-    """
-
+    __slots__ = ()
     samples: int
-
-    def __post_init__(self) -> None:
-        check_samples(self.samples)
 
     @property
     def even_from(self) -> int:
@@ -94,6 +88,19 @@ class Sequential:
         """Return F."""
         check_epoch(epoch)
         return self.samples
+
+
+@dataclass(frozen=True, slots=True)
+class Sequential(_OfAll):
+    """Every epoch reads the samples in the order of their ids.
+
+    samples: F, 1 to 2**62.
+    """
+
+    samples: int
+
+    def __post_init__(self) -> None:
+        check_samples(self.samples)
 
     def at(self, epoch: int, positions: ArrayLike) -> NDArray[np.int64]:
         """Return the positions themselves, checked."""
@@ -107,7 +114,7 @@ class Sequential:
 
 
 @dataclass(frozen=True, slots=True)
-class BundleShuffle:
+class BundleShuffle(_OfAll):
     """Shuffle within bundles of consecutive ids; bundles follow each other in sequence.
 
     Every second epoch (1, 3, ...) takes the bundles in reverse, so that what an epoch read last, and a cache
@@ -149,16 +156,6 @@ class BundleShuffle:
         """Samples per bundle; the last bundle may have fewer."""
         return self._shuffle.block
 
-    @property
-    def even_from(self) -> int:
-        """0: all epochs read F samples."""
-        return 0
-
-    def length(self, epoch: int) -> int:
-        """Return F."""
-        check_epoch(epoch)
-        return self.samples
-
     def at(self, epoch: int, positions: ArrayLike) -> NDArray[np.int64]:
         """See `Order.at`."""
         check_epoch(epoch)
@@ -193,7 +190,7 @@ class BundleShuffle:
 
 
 @dataclass(frozen=True, slots=True)
-class FullShuffle:
+class FullShuffle(_OfAll):
     """Shuffle all samples anew each epoch; every permutation as likely as any other.
 
     samples: F, 1 to 2**62.
@@ -213,16 +210,6 @@ class FullShuffle:
         check_samples(self.samples)
         check_seed(self.seed)
         object.__setattr__(self, "_shuffle", BlockShuffle(self.samples, self.samples, self.seed))
-
-    @property
-    def even_from(self) -> int:
-        """0: all epochs read F samples."""
-        return 0
-
-    def length(self, epoch: int) -> int:
-        """Return F."""
-        check_epoch(epoch)
-        return self.samples
 
     def at(self, epoch: int, positions: ArrayLike) -> NDArray[np.int64]:
         """See `Order.at`."""
