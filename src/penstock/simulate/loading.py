@@ -29,7 +29,7 @@ from penstock.trace import Trace
 from penstock.trace.schema import SOURCE, SPAN, Spans
 
 #: Reads that make it worth to compile the clock, which takes half a minute, once on a machine. Uncompiled each takes
-#: 0.1 ms, and compiled a fiftieth of that.
+#: 0.1 ms, and compiled half a microsecond.
 WORTH_COMPILING_READS = 100_000
 #: From so many on the clock is loaded, if it was compiled before.
 _WORTH_LOADING_READS = 2_000
