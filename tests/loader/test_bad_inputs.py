@@ -181,7 +181,7 @@ def test_a_data_set_without_samples_is_refused() -> None:
         def __getitem__(self, index: int) -> Any:
             raise IndexError(index)
 
-    with pytest.raises(ConfigError, match="samples is 0"):
+    with pytest.raises(ConfigError, match="source has no samples"):
         make(Nothing(), transforms=())
 
 
