@@ -1,12 +1,12 @@
-"""How fast the request model and virtual time run, and how their time grows.
+"""How fast whole jobs are simulated, by the loaders' schedulers and as published, and how the time grows.
 
     python benchmarks/requests.py [--quick] [--large]
 
-Checks the answers first: the thesis' run times of scenario 1, and that both loops consume every sample once. Then:
-samples per second of both loops; Scenario 4 under all policies, as `penstock simulate loading scenario4` runs it
-(target: under 20 s on 2 cores); the loaders' schedulers in virtual time, on one rank and on four (target: 1.3 million
-samples x 3 epochs under 10 s); how time grows with F, N and E, as exponents of a fitted power. --large: F = 10^8 on
-N = 1,024 ranks for one epoch, with the peak of memory; it takes minutes. Warm: all is compiled before it is timed.
+Checks the answers first: the thesis' run times of scenario 1, and that every sample is consumed once. Then: samples
+per second under some policies; Scenario 4 under all policies, as `penstock simulate loading scenario4` runs it
+(target: under 20 s on 2 cores); one rank and four without tiers (target: 1.3 million samples x 3 epochs under 10 s);
+how time grows with F, N and E, as exponents of a fitted power. --large: F = 10^8 on N = 1,024 ranks for one epoch, with
+the peak of memory; it takes minutes. Warm: all is compiled before it is timed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.simulate.loading import WORTH_COMPILING_READS
 from penstock.simulate.policies import POLICY_NAMES, policy_named
 from penstock.simulate.requests import simulate_loading
 from penstock.simulate.scenario import Scenario, scenario_named
-from penstock.simulate.scheduled import limits_of, predict_job
+from penstock.simulate.scheduled import limits_of
 from penstock.simulate.sizes import SizeDistribution
 
 PRESETS = {"physical": PHYSICAL, "thesis": THESIS}
@@ -79,6 +79,7 @@ def a_scenario(samples: int, ranks: int, epochs: int, assumed: Assumptions = PHY
 
 def check_answers() -> None:
     """Raise when a run does not come out as it must; compiles both loops on the way."""
+    prepare_clock(WORTH_COMPILING_READS)
     thesis = replace(scenario_named("scenario1"), assumptions=THESIS)
     for name, published in (("staging", 10.24), ("frequency", 7.78)):
         seconds = simulate_loading(thesis, policy_named(name, THESIS)).run_seconds
@@ -127,14 +128,13 @@ def show_scenario_4(samples: int) -> None:
 def show_schedulers(sizes: Sequence[int]) -> None:
     """Print what the schedulers of one rank and of four take in virtual time, without spans and with them."""
     print("\nschedulers in virtual time, staging, one core, E = 3: seconds, and microseconds a read")
-    prepare_clock(WORTH_COMPILING_READS)
     for samples in sizes:
         for ranks in (1, 4):
             scenario = a_scenario(samples, ranks, 3)
             machine = replace(scenario.machine, storage=scenario.machine.storage[:1])
             alone = replace(scenario, machine=machine)
             begin = time.perf_counter()
-            result = predict_job(alone, "staging")
+            result = simulate_loading(alone, policy_named("staging"))
             seconds = time.perf_counter() - begin
             assert result.reads.sum() == 3 * samples, "every sample is consumed once an epoch"
             print(f"F = {samples:9,}, N = {ranks}: {seconds:6.2f} s, {seconds / samples / 3 * 1e6:.1f} us")

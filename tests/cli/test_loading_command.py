@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
-from penstock.measure import policies, two_engines
+from penstock.measure import policies
 from penstock.simulate import requests
 from penstock.simulate.assumptions import Assumptions
 from penstock.simulate.policies import POLICY_NAMES
@@ -84,7 +84,8 @@ def test_json_has_the_keys_that_its_help_documents(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("per", ["batch", "sample"])
 def test_series_are_per_batch_or_per_sample(per: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (run,) = _json(capsys, "--policies", "naive", "--series", "--per", per)["runs"]
+    published = ("--assumptions", "thesis") if per == "sample" else ()
+    (run,) = _json(capsys, "--policies", "naive", "--series", "--per", per, *published)["runs"]
 
     name, length = ("step", 30) if per == "batch" else ("sample", 750)
     assert len(run[f"{name}_end_seconds"]) == len(run[f"{name}_stall_seconds"]) == length
@@ -109,10 +110,10 @@ def test_scaling_is_a_table_per_number_of_ranks(capsys: pytest.CaptureFixture[st
 def test_an_assumption_is_changed_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     plain, changed = (
         _json(capsys, "--policies", "naive", *arguments)
-        for arguments in ((), ("--assume", "clients=all", "--assume", "freed=next-step"))
+        for arguments in (("--assumptions", "thesis"), ("--assumptions", "thesis", "--assume", "clients=all"))
     )
 
-    assert changed["assumptions"] == plain["assumptions"] | {"clients": "all", "freed": "next-step"}
+    assert changed["assumptions"] == plain["assumptions"] | {"clients": "all"}
     assert changed["runs"][0]["run_seconds"] >= plain["runs"][0]["run_seconds"]
 
 
@@ -135,7 +136,11 @@ def test_a_policy_of_ones_own_runs_beside_ours(
 def test_pictures_are_drawn_of_policies_and_of_scaling(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, more in (("a.png", ()), ("b.png", ("--per", "sample")), ("c.png", ("--scaling", "1,2"))):
+    for name, more in (
+        ("a.png", ()),
+        ("b.png", ("--per", "sample", "--assumptions", "thesis")),
+        ("c.png", ("--scaling", "1,2")),
+    ):
         assert main([*_SMALL, "--policies", "naive,cover", "--plot", str(tmp_path / name), *more]) == 0
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert "cover" in capsys.readouterr().out
@@ -161,9 +166,7 @@ def test_pictures_are_drawn_of_policies_and_of_scaling(
         (("--plot", "policies.txt"), "no picture"),
         (("--plot", "no/such/folder.png"), "there is no folder"),
         (("--series",), "give --json as well"),
-        (("--two-engines", "--seeds", "2"), "--seeds is about policies"),
-        (("--two-engines", "--policies", "naive"), "--policies is about policies"),
-        (("--two-engines", "--plot", "a.png"), "--plot is about policies"),
+        (("--per", "sample"), "only --assumptions thesis knows of single samples"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_computed(
@@ -175,7 +178,7 @@ def test_what_cannot_be_is_refused_before_anything_is_computed(
     def compute(*_: object, **__: object) -> None:
         raise AssertionError("it was computed")
 
-    for module in (requests, policies, two_engines):
+    for module in (requests, policies):
         monkeypatch.setattr(module, "simulate_job", compute)
 
     assert main([*_SMALL, *arguments]) == 1
@@ -194,21 +197,6 @@ def test_the_fastest_policy_that_the_loader_runs_is_named(
     out = capsys.readouterr().out
     assert re.search(r"1 rank: the fastest is .* of these the loader of this version runs frequency", out)
     assert re.search(r"2 ranks: the fastest is .* runs none of these: .* other ranks' memory", out)
-
-
-def test_two_engines_are_laid_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    data = _json(capsys, "--two-engines")
-
-    assert set(data) == {"scenario", "rows"}
-    assert [row["policy"] for row in data["rows"]] == ["staging", "frequency"]
-    for row in data["rows"]:
-        assert set(row) == {
-            "policy", "scheduler_seconds", "requests_seconds", "scheduler_stall_seconds", "requests_stall_seconds",
-        }  # fmt: skip
-    assert main([*_SMALL, "--two-engines"]) == 0
-    shown = capsys.readouterr().out
-    assert "one of 4 ranks" in shown
-    assert "two-engines.md" in shown
 
 
 def test_ctrl_c_ends_with_its_own_status_and_no_threads(

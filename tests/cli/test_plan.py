@@ -1,4 +1,4 @@
-"""`penstock plan` as a user types it: with a real scenario, small enough for a test, and the request model itself."""
+"""`penstock plan` as a user types it: with a real scenario, small enough for a test, and real predictions."""
 
 from __future__ import annotations
 
@@ -99,7 +99,6 @@ def test_what_the_loader_runs_is_named_beside_the_best_and_the_slow_beside_the_f
     plan(*common, "--ranks", "1,2", "--ram", "0,400MB", "--ssd", "400MB")
 
     out = capsys.readouterr().out
-    assert "The request model predicts" not in out  # no row of 1 rank could be the scheduler's
     assert "keeps samples in memory only" in out
     assert "It runs none of them." in out
     assert re.search(
@@ -121,30 +120,12 @@ def test_what_the_loader_runs_is_named_beside_the_best_and_the_slow_beside_the_f
     )
 
     out = capsys.readouterr().out
-    assert (
-        "Predicted by the loader's own scheduler (scheduler) and by the request model (requests), all rows"
-        in out
-    )
     assert "reads no samples from other ranks' memory" in out
     assert "The cheapest within 200 % of the lower bound and 3,600 s: 1 rank" in out
     assert "It runs what is named above." in out
     assert "times as long" not in out
     values = json.loads(Path("plan-out/plan.json").read_text())
-    assert {(row["ranks"], row["engine"], row["is_runnable"]) for row in values["rows"]} == {
-        (1, "scheduler", True),
-        (2, "requests", False),
-    }
-
-
-def test_why_the_scheduler_is_not_asked_for_one_rank_is_said(
-    scenario: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan(scenario, "--ranks", "1", "--ram", "400MB", "--ssd", "0,400MB", "--jobs", "1")
-
-    out = capsys.readouterr().out
-    assert "Predicted by the request model." in out
-    assert "The request model comes out up to a third too long" in out
-    assert "leave out --ssd and other --policies" in out
+    assert {(row["ranks"], row["is_runnable"]) for row in values["rows"]} == {(1, True), (2, False)}
 
 
 @pytest.mark.slow
@@ -199,7 +180,7 @@ def test_what_was_computed_before_is_not_computed_again(
     told = capsys.readouterr()
     first = json.loads(told.out)
     lines = (tmp_path / "plan-out" / "points.jsonl").read_bytes()
-    assert "scheduler predicts 1 row read by read: at most about 0 s on one core" in told.err
+    assert "2 rows are predicted read by read: about 0 s of one core" in told.err
 
     plan(*arguments)
 

@@ -15,7 +15,6 @@ from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
 from penstock.measure import sweep as sweeps
 from penstock.measure.sweep import (
     LOWER_BOUND,
-    Engine,
     Finished,
     Outcome,
     Point,
@@ -58,7 +57,7 @@ class Model:
 
     asked: list[tuple[Scenario, str]] = field(default_factory=list)
 
-    def __call__(self, scenario: Scenario, policy: str, engine: Engine) -> Outcome:
+    def __call__(self, scenario: Scenario, policy: str) -> Outcome:
         self.asked.append((scenario, policy))
         if policy == "refuses":
             raise ConfigError("too small for this policy")
@@ -104,12 +103,11 @@ def _slow_decoding(**changes: Any) -> Scenario:
     return replace(scenario, **changes)
 
 
-def test_one_rank_is_predicted_by_the_loaders_scheduler_whose_readers_do_not_decode() -> None:
-    """Decoding takes 3 x 40 s; a thread that reads too, as in the request model, needs 40 s more in the first epoch."""
+def test_readers_do_not_decode() -> None:
+    """Decoding takes 3 x 40 s; a thread that read as well would need 40 s more in the first epoch."""
     sweep = Sweep(_slow_decoding(), ("frequency",))
     outcome = Work(sweep, sweeps.predict_loading, model_digest())(sweep.tasks[-1])
 
-    assert outcome.engine == "scheduler"
     assert outcome.run_seconds == pytest.approx(3 * 40, rel=0.02)
     assert outcome.stall_seconds == pytest.approx(3 * 40, rel=0.02)
     assert outcome.store_bytes == 400 * 10
@@ -117,77 +115,28 @@ def test_one_rank_is_predicted_by_the_loaders_scheduler_whose_readers_do_not_dec
     assert 0.3 < outcome.store_reads_share <= 1 / 3  # some are in memory before their first use
 
 
-def test_ranks_that_keep_nothing_are_predicted_by_their_schedulers() -> None:
+def test_ranks_share_the_store_and_decode_each_for_itself() -> None:
     """Each of two decodes half of the 4,000 bytes of an epoch, at 100 bytes/s, which the store gives both together."""
     scenario = _slow_decoding()
     without = replace(scenario.machine, storage=scenario.machine.storage[:1], ranks=2)
     sweep = Sweep(replace(scenario, machine=without), ("staging",), ranks=(2,))
     outcome = Work(sweep, sweeps.predict_loading, model_digest())(sweep.tasks[-1])
 
-    assert outcome.engine == "scheduler"
     assert outcome.run_seconds == pytest.approx(3 * 40, rel=0.02)
     # What the next epoch needs while it is on its way is read once.
     assert outcome.store_bytes == pytest.approx(12_000, rel=0.01)
     assert outcome.store_reads_share == 1.0
 
 
-def _engines(sweep: Sweep) -> dict[int, set[str]]:
-    """Return by number of ranks what predicts its rows."""
-    found: dict[int, set[str]] = {}
-    for task in sweep.tasks:
-        if task.policy != LOWER_BOUND:
-            found.setdefault(task.point.ranks, set()).add(task.engine)
-    return found
-
-
-def test_what_the_scheduler_cannot_or_would_take_too_long_for_is_left_to_the_request_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scenario = _slow_decoding()
-    disk = replace(scenario.machine.storage[1], name="ssd")
-    with_disk = replace(scenario.machine, storage=(*scenario.machine.storage, disk))
-    preprocessed = replace(scenario.assumptions, filling="preprocessed")
-
-    assert _engines(Sweep(scenario, ("frequency",), ranks=(1, 2))) == {1: {"scheduler"}, 2: {"requests"}}
-    without = replace(scenario, machine=replace(scenario.machine, storage=scenario.machine.storage[:1]))
-    assert _engines(Sweep(without, ("frequency", "staging"), ranks=(1, 2))) == {
-        1: {"scheduler"},
-        2: {"scheduler"},
-    }
-    others = [
-        Sweep(scenario, ("naive",)),
-        Sweep(replace(scenario, machine=with_disk), ("frequency",)),
-        Sweep(replace(scenario, assumptions=preprocessed), ("frequency",)),
-    ]
-    assert [_engines(sweep) for sweep in others] == [{1: {"requests"}}] * 3
-    monkeypatch.setattr(sweeps, "MOST_READS", 3 * 400 - 1)
-    assert _engines(Sweep(scenario, ("frequency",))) == {1: {"requests"}}
-
-
-def test_rows_of_one_number_of_ranks_are_predicted_by_one_engine() -> None:
-    """The scheduler's and the request model's seconds differ, so an SSD once looked slower than none."""
+def test_a_disk_beside_memory_makes_no_run_longer() -> None:
     scenario = _slow_decoding()
     disks = Sweep(scenario, ("frequency",), ssd_bytes=(0, 100_000), ssd_read_bytes_per_second=1e12)
     found = run_sweep(disks, in_turn, Kept())
     without, with_disk = (found[task].run_seconds for task in disks.tasks if task.policy != LOWER_BOUND)
 
-    assert _engines(disks) == {1: {"requests"}}
-    assert _engines(Sweep(scenario, ("frequency", "naive"))) == {1: {"requests"}}
     assert without is not None
     assert with_disk is not None
-    assert with_disk <= without
-
-
-def test_what_one_engine_predicted_is_not_kept_for_the_other() -> None:
-    alone, beside = (
-        Sweep(_slow_decoding(), policies) for policies in (("frequency",), ("frequency", "naive"))
-    )
-    keys = [
-        next(key for task, key in task_keys(sweep, "this").items() if task.policy == "frequency")
-        for sweep in (alone, beside)
-    ]
-
-    assert keys[0] != keys[1]
+    assert with_disk <= 1.01 * without
 
 
 def test_a_size_of_zero_leaves_the_tier_out() -> None:

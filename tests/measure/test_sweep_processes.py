@@ -45,7 +45,7 @@ def work(task):
         threading.Event().wait()
     return Outcome("done", run_seconds=float(task.point.ranks), reason=str(os.getpid()))
 
-def evaluate(scenario, policy, engine):
+def evaluate(scenario, policy):
     with (FOLDER / "computed").open("a") as file:
         file.write(f"{scenario.machine.ranks} {policy}\\n")
     if scenario.machine.ranks == 4 and policy == "naive" and (FOLDER / "hang").exists():

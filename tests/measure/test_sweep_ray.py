@@ -30,7 +30,7 @@ def work(task):
         raise SystemExit("no")
     return Outcome("done", run_seconds=float(task.point.ranks))
 
-def evaluate(scenario, policy, engine):
+def evaluate(scenario, policy):
     if scenario.machine.ranks == 4 and policy == "naive":
         with open(os.environ["PENSTOCK_TEST_HANGS"], "w") as pipe:
             pipe.write(str(os.getpid()))

@@ -125,10 +125,10 @@ def test_tiers_are_filled_in_the_order_of_first_use_and_each_in_its_own() -> Non
         ([(0, [0])], "policy 'mine' fills tier 0 of rank 0, and the tiers are 1 to 1"),
         ([(1, range(11))], r"tier 1 of rank 0 with 1,100,000,000 bytes, and it holds 1,000,000,000"),
         ([(1, range(6)), (1, range(6, 12))], r"with 1,200,000,000 bytes, and it holds"),
-        ([(1, [3, 3])], "with a sample that is already kept"),
-        ([(1, [3]), (1, [3])], "with a sample that is already kept"),
-        ([(1, [12])], "with a sample outside 0 to 11"),
-        ([(1, [-1])], "with a sample outside 0 to 11"),
+        ([(1, [3, 3])], "lets rank 0 keep sample 3 twice"),
+        ([(1, [3]), (1, [3])], "lets rank 0 keep sample 3 twice"),
+        ([(1, [12])], "samples are 0 to 11"),
+        ([(1, [-1])], "samples are 0 to 11"),
     ],
 )
 def test_a_policy_that_keeps_what_cannot_be_kept_is_named_with_rank_and_tier(

@@ -36,7 +36,10 @@ def test_a_value_that_is_none_is_answered_with_those_that_are(name: str) -> None
     [
         ({"clients": "ahead"}, "it needs time = 'rank-by-rank'"),
         ({"time": "rank-by-rank"}, "clients is 'reading-now'"),
-        ({"counted": "first-time"}, "counted is 'first-time'"),
+        (
+            {"counted": "first-time"},
+            r"counted is 'first-time', and loaders that run together do as 'always' says",
+        ),
     ],
 )
 def test_values_that_do_not_go_together_are_refused(changes: dict[str, Any], said: str) -> None:
@@ -100,15 +103,6 @@ def test_time_rank_by_rank_lets_the_first_ranks_have_the_store_to_themselves() -
     assert _run(job, "naive", BY_RANK).run_seconds < 0.9 * _run(job, "naive", PHYSICAL).run_seconds
 
 
-def test_clients_all_slows_a_rank_that_reads_alone() -> None:
-    job = _job(batch=1)  # rank 0 reads every batch
-
-    all_of_them = _run(job, "naive", replace(PHYSICAL, clients="all"))
-    assert all_of_them.step_stall_seconds.sum() == pytest.approx(
-        4 * _run(job, "naive", PHYSICAL).step_stall_seconds.sum()
-    )
-
-
 def test_clients_ahead_are_fewer_than_all() -> None:
     job = _job()
 
@@ -122,28 +116,27 @@ def test_bandwidth_per_thread_is_more_than_there_is() -> None:
     job = _job(threads=4, ranks=1, compute=1e9)
 
     shared, per_thread = (
-        _run(job, "staging", replace(PHYSICAL, bandwidth=value)) for value in ("shared", "per-thread")
+        _run(job, "staging", replace(BY_RANK, bandwidth=value)) for value in ("shared", "per-thread")
     )
     assert shared.run_seconds == pytest.approx(4 * per_thread.run_seconds, rel=0.1)
 
 
 def test_curves_exact_refuses_what_was_not_measured() -> None:
     job = _job(StorageClass("memory", 100, 2, Curve(((1.0, 5.0), (3.0, 9.0)))))
-    exact = replace(PHYSICAL, curves="exact")
+    exact = replace(BY_RANK, curves="exact")
 
-    _run(job, "staging", PHYSICAL)
+    _run(job, "staging", BY_RANK)
     with pytest.raises(ConfigError, match=r"storage class 'memory' has 2 threads.*curves = 'interpolated'"):
         _run(job, "staging", exact)
 
 
-@pytest.mark.parametrize("assumed", [PHYSICAL, BY_RANK], ids=["together", "rank-by-rank"])
-def test_remote_last_may_be_the_slowest(assumed: Assumptions) -> None:
+def test_remote_last_may_be_the_slowest() -> None:
     job = _job(_memory(), _memory(rate=5.0, name="disk"), store=1.0, ranks=3, batch=3, epochs=1)
     all_of_them = np.arange(80)
     fills = [Fill(rank, tier, all_of_them, before_training=True) for rank, tier in ((1, 1), (2, 2))]
     loading = Loading(fills, stages_from_store=False, stages_from_peers=True)
 
-    fastest, last = (_run(job, loading, replace(assumed, remote=value)) for value in ("fastest", "last"))
+    fastest, last = (_run(job, loading, replace(BY_RANK, remote=value)) for value in ("fastest", "last"))
     assert last.stall_seconds[0] > fastest.stall_seconds[0] + 10
 
 
@@ -158,12 +151,11 @@ def test_remote_staging_for_some_leaves_hdmlp_to_the_store() -> None:
     assert some.store_bytes.sum() > for_all.store_bytes.sum()
 
 
-@pytest.mark.parametrize("assumed", [PHYSICAL, BY_RANK], ids=["together", "rank-by-rank"])
-def test_freed_a_step_later_stages_less_ahead(assumed: Assumptions) -> None:
+def test_freed_a_step_later_stages_less_ahead() -> None:
     job = _job(staging=40, ranks=1, batch=4, store=12.0, compute=10.0)
 
     on_use, next_step = (
-        _run(job, "staging", replace(assumed, freed=value)) for value in ("on-use", "next-step")
+        _run(job, "staging", replace(BY_RANK, freed=value)) for value in ("on-use", "next-step")
     )
     assert next_step.run_seconds > 1.1 * on_use.run_seconds
 
@@ -191,7 +183,7 @@ def test_initial_stall_of_the_last_rank_may_leave_others_loading() -> None:
     job = _job(_memory(), ranks=2)
 
     longest, last = (
-        _run(job, _unequal_fills(), replace(PHYSICAL, initial_stall=value))
+        _run(job, _unequal_fills(), replace(BY_RANK, initial_stall=value))
         for value in ("longest", "last-rank")
     )
     # Each has half of the store until rank 1 is done with its 100 bytes; rank 0 then reads the other 500 alone.
@@ -204,7 +196,7 @@ def test_staging_at_zero_is_done_with_its_start_when_training_begins() -> None:
     loading = Loading([Fill(0, 1, np.arange(80), before_training=True)])
 
     after, zero = (
-        _run(job, loading, replace(PHYSICAL, staging_begins=value)) for value in ("after-loading", "at-zero")
+        _run(job, loading, replace(BY_RANK, staging_begins=value)) for value in ("after-loading", "at-zero")
     )
     assert after.initial_stall_seconds == zero.initial_stall_seconds
     assert zero.run_seconds == pytest.approx(after.run_seconds - after.initial_stall_seconds)
@@ -215,7 +207,7 @@ def test_filling_preprocessed_waits_for_the_decoder() -> None:
     loading = Loading([Fill(0, 1, np.arange(80), before_training=True)])
 
     as_read, preprocessed = (
-        _run(job, loading, replace(PHYSICAL, filling=value)) for value in ("as-read", "preprocessed")
+        _run(job, loading, replace(BY_RANK, filling=value)) for value in ("as-read", "preprocessed")
     )
     assert as_read.initial_stall_seconds == pytest.approx(800 / 100)
     assert preprocessed.initial_stall_seconds == pytest.approx(800 / 100 + 800 / 10)
@@ -259,6 +251,6 @@ def test_late_copies_of_lower_ids_leave_rank_0_with_its_part() -> None:
         [fill.samples.size for fill in each.fills if fill.origin == "peers"] for each in (any_of_them, lower)
     ]
     assert copied == [[40, 40], [0, 40]]
-    longer = _run(job, "parallel-staging", PHYSICAL).initial_stall_seconds
-    shorter = _run(job, "parallel-staging", replace(PHYSICAL, late_copies="lower", initial_stall="last-rank"))
+    longer = _run(job, "parallel-staging", BY_RANK).initial_stall_seconds
+    shorter = _run(job, "parallel-staging", replace(BY_RANK, late_copies="lower", initial_stall="last-rank"))
     assert longer >= shorter.initial_stall_seconds

@@ -14,7 +14,7 @@ from penstock.plan import AccessPlan, FullShuffle, Sequential
 from penstock.policy import StagingLimits
 from penstock.policy.placement import Kept, keep_by_frequency
 from penstock.simulate import loading
-from penstock.simulate.loading import Run, run_in_virtual_time, steps_of
+from penstock.simulate.loading import Agreed, Run, run_in_virtual_time, steps_of
 from penstock.trace import Kind
 
 MEMORY = Curve.flat(1e12)
@@ -40,7 +40,7 @@ def run(plan: AccessPlan, on: Machine, sizes: np.ndarray, limits: StagingLimits,
         read,
         on,
         sizes,
-        [keep_by_frequency(plan, rank, sizes, capacities) for rank in ranks],
+        Agreed([keep_by_frequency(plan, rank, sizes, capacities) for rank in ranks]),
         limits,
         step_seconds=np.full(read.steps.size, step_seconds),
         has_spans=True,
@@ -61,7 +61,7 @@ def test_ranks_share_the_store() -> None:
     decoding = 0.01
     assert both.step_end_seconds == pytest.approx([8.0 + decoding])
     assert alone.step_end_seconds == pytest.approx([4.0 + decoding])
-    assert both.reads.tolist() == [[4, 0], [4, 0]]
+    assert both.reads.tolist() == [[4, 0, 0], [4, 0, 0]]
     assert both.store_bytes.tolist() == [40_000.0] * 2
 
 
@@ -169,10 +169,10 @@ def test_nothing_is_kept_where_nothing_is_said_to_be() -> None:
         read,
         machine(1, MEMORY, tier_bytes=10**6),
         np.full(4, 100),
-        [nothing],
+        Agreed([nothing]),
         LIMITS,
         step_seconds=np.zeros(4),
     )
 
-    assert once.reads.tolist() == [[8, 0]]
+    assert once.reads.tolist() == [[8, 0, 0]]
     assert once.spans.size == 0

@@ -16,7 +16,7 @@ from penstock.plan import AccessPlan, FullShuffle
 from penstock.policy.loading import Fill, Job, Loading, Staging
 from penstock.simulate.assumptions import PHYSICAL, THESIS, Assumptions
 from penstock.simulate.policies import POLICY_NAMES, policy_named
-from penstock.simulate.requests import ORIGINS, LoadingResult, check_loading, simulate_job, simulate_loading
+from penstock.simulate.requests import ORIGINS, LoadingResult, simulate_job, simulate_loading
 from penstock.simulate.scenario import scenario_named
 
 #: R. Böhringer, ETH Zürich 2020, tables 5.1, 5.2 and 5.3: run time in seconds.
@@ -83,27 +83,22 @@ def _simulate(job: Job, policy: str, assumed: Assumptions = PHYSICAL) -> Loading
     return simulate_job(job, policy_named(policy, assumed), assumed)
 
 
-BOTH = pytest.mark.parametrize(
-    "assumed",
-    [PHYSICAL, replace(PHYSICAL, time="rank-by-rank", clients="all")],
-    ids=["together", "rank-by-rank"],
-)
+BY_RANK = replace(PHYSICAL, time="rank-by-rank", clients="all")
+BOTH = pytest.mark.parametrize("assumed", [PHYSICAL, BY_RANK], ids=["together", "rank-by-rank"])
 
 
-@BOTH
-def test_a_slow_thread_sets_the_pace_and_the_last_sample_is_computed_after_it(assumed: Assumptions) -> None:
+def test_a_slow_thread_sets_the_pace_and_the_last_sample_is_computed_after_it() -> None:
     # 1 s to fetch, 1 s to decode, 0.5 s to compute.
     job = _job(_machine(compute=20.0))
 
-    assert _simulate(job, "staging", assumed).run_seconds == pytest.approx(20 * 2 + 0.5)
+    assert _simulate(job, "staging", BY_RANK).run_seconds == pytest.approx(20 * 2 + 0.5)
 
 
-@BOTH
-def test_a_fast_thread_is_waited_for_once(assumed: Assumptions) -> None:
+def test_a_fast_thread_is_waited_for_once() -> None:
     # 1 s to fetch, 1 s to decode, 4 s to compute.
     job = _job(_machine(compute=2.5))
 
-    result = _simulate(job, "staging", assumed)
+    result = _simulate(job, "staging", BY_RANK)
 
     assert result.run_seconds == pytest.approx(2 + 20 * 4)
     assert result.stall_seconds[0] == pytest.approx(2)
@@ -141,8 +136,9 @@ def _memory(capacity: int = 10_000, threads: int = 1, rate: float = 1e9) -> Stor
     return StorageClass("memory", capacity, threads, Curve.flat(rate))
 
 
-@BOTH
-def test_what_lies_in_a_tier_costs_decoding_alone(assumed: Assumptions) -> None:
+@pytest.mark.parametrize(("assumed", "last"), [(PHYSICAL, 5), (BY_RANK, 1)])
+def test_what_lies_in_a_tier_costs_decoding_alone(assumed: Assumptions, last: int) -> None:
+    """The training gets batches of 5 from a loader, and single samples as published."""
     # 20 samples are loaded at 1 s each; then each costs 1 s of decoding, computing 0.1 s after it.
     job = _job(_machine(tiers=[_memory()], compute=100.0), epochs=3)
     everything = Fill(0, 1, np.arange(20), before_training=True)
@@ -150,7 +146,7 @@ def test_what_lies_in_a_tier_costs_decoding_alone(assumed: Assumptions) -> None:
     result = simulate_job(job, Given(Loading([everything], stages_from_store=False)), assumed)
 
     assert result.initial_stall_seconds == pytest.approx(20)
-    assert result.run_seconds == pytest.approx(20 + 60 * 1 + 0.1)
+    assert result.run_seconds == pytest.approx(20 + 60 * 1 + last * 0.1)
     assert result.reads[0, ORIGINS.index("staged from a tier")] == 60
     assert result.store_bytes.tolist() == [200]
     assert result.fill_reads.tolist() == [20]
@@ -227,11 +223,13 @@ def test_shares_may_be_unequal() -> None:
 def test_each_samples_waiting_and_end_are_told_where_asked_for() -> None:
     job = _job(_machine())
 
-    result = simulate_job(job, Staging(), per_sample=True)
+    result = simulate_job(job, Staging(), BY_RANK, per_sample=True)
 
     assert result.sample_end_seconds is not None
     assert result.sample_end_seconds[0].tolist() == pytest.approx([2.0 * place + 3.0 for place in range(20)])
-    assert simulate_job(job, Staging()).sample_end_seconds is None
+    assert simulate_job(job, Staging(), BY_RANK).sample_end_seconds is None
+    with pytest.raises(ConfigError, match="only time = 'rank-by-rank' knows of single samples"):
+        simulate_job(job, Staging(), per_sample=True)
 
 
 def test_a_rank_that_fetches_by_itself_may_ask_its_peers() -> None:
@@ -245,21 +243,33 @@ def test_a_rank_that_fetches_by_itself_may_ask_its_peers() -> None:
     assert result.reads[:, ORIGINS.index("store")].sum() == 0
 
 
-def test_loading_before_training_waits_out_the_stores_latency() -> None:
+@pytest.mark.parametrize("assumed", [PHYSICAL, BY_RANK])
+def test_loading_before_training_waits_out_the_stores_latency(assumed: Assumptions) -> None:
+    """Two threads, of the store for loaders and of the tier as published; there they share the wire step by step."""
     machine = _machine(tiers=[_memory(threads=2)], latency=3.0)
+    machine = replace(machine, source=replace(machine.source, threads=2))
+    fill = Fill(0, 1, np.arange(20), before_training=True)
 
-    result = simulate_job(_job(machine), Given(Loading([Fill(0, 1, np.arange(20), before_training=True)])))
+    result = simulate_job(_job(machine), Given(Loading([fill])), assumed)
 
-    assert result.initial_stall_seconds == pytest.approx(20 / 2 * (3.0 + 10 / 5))
+    # Reads that begin at different times do not share the wire: 3 s, then 1 s alone on it.
+    expected = 20 / 2 * (3.0 + 1.0) + 1.0 if assumed == PHYSICAL else 20 / 2 * (3.0 + 10 / 5)
+    assert result.initial_stall_seconds == pytest.approx(expected)
 
 
-def test_loading_before_training_keeps_as_many_reads_in_flight_as_the_tier_has_threads() -> None:
+def test_loading_before_training_keeps_as_many_reads_in_flight_as_its_threads() -> None:
     own = Curve(((1.0, 10.0), (4.0, 40.0)))
-    machine = replace(_machine(tiers=[_memory(threads=4)]), source=SharedStore(None, own))
+    machine = replace(_machine(tiers=[_memory(threads=4)]), source=SharedStore(None, own, threads=4))
+    fill = Fill(0, 1, np.arange(20), before_training=True)
 
-    result = simulate_job(_job(machine), Given(Loading([Fill(0, 1, np.arange(20), before_training=True)])))
+    by_rank, physical = (
+        simulate_job(_job(machine), Given(Loading([fill])), assumed).initial_stall_seconds
+        for assumed in (BY_RANK, PHYSICAL)
+    )
 
-    assert result.initial_stall_seconds == pytest.approx(200 / 40)
+    assert by_rank == pytest.approx(200 / 40)
+    # While the last three are under way, fewer reads get less.
+    assert physical == pytest.approx(170 / 40 + 10 / 30 + 10 / 20 + 10 / 10)
 
 
 # -- Decisions that cannot be carried out
@@ -268,9 +278,9 @@ def test_loading_before_training_keeps_as_many_reads_in_flight_as_the_tier_has_t
 @pytest.mark.parametrize(
     ("loading", "said"),
     [
-        (Loading([Fill(0, 1, np.arange(20))]), "puts 200 bytes into tier 1 of rank 0, which holds 100"),
-        (Loading([Fill(0, 2, np.arange(2))]), "fills tier 2 of rank 0; tiers are 1 to 1, ranks 0 to 0"),
-        (Loading([Fill(1, 1, np.arange(2))]), "fills tier 1 of rank 1"),
+        (Loading([Fill(0, 1, np.arange(20))]), "fills tier 1 of rank 0 with 200 bytes, and it holds 100"),
+        (Loading([Fill(0, 2, np.arange(2))]), "fills tier 2 of rank 0, and the tiers are 1 to 1"),
+        (Loading([Fill(1, 1, np.arange(2))]), "fills tier 1 of rank 1, and the ranks are 0 to 0"),
         (Loading(strings=[np.arange(3)]), "strings of other lengths"),
         (Loading(hits=[np.ones(3, np.int8)]), "hits of other lengths"),
         (Loading([Fill(0, 1, np.array([3, 20]))]), "samples are 0 to 19"),
@@ -311,7 +321,7 @@ def test_a_policy_that_decides_nothing_at_all_is_named() -> None:
         def prepare(self, job: Job) -> Loading:
             return None  # type: ignore[return-value]
 
-    with pytest.raises(ConfigError, match="'forgetful': prepare returned a NoneType"):
+    with pytest.raises(ConfigError, match="policy 'forgetful' prepared a NoneType"):
         simulate_job(_job(_machine()), Forgetful())
 
 
@@ -351,11 +361,10 @@ def test_a_sample_that_its_rank_reads_no_more_is_not_brought_in() -> None:
 
 
 def test_a_rank_keeps_as_many_reads_under_way_as_its_store_rewards() -> None:
-    machine = _machine()
-    patient = replace(machine, source=replace(machine.source, latency_seconds=1.0, threads=8))
+    patient = _machine(latency=1.0, decode=1e9, compute=1e9)
+    rewarded = replace(patient, source=replace(patient.source, threads=8))
 
-    few = simulate_job(_job(patient), Staging(), replace(PHYSICAL, readers="staging"))
-    many = simulate_job(_job(patient), Staging())
+    few, many = (simulate_job(_job(machine), Staging()) for machine in (patient, rewarded))
 
     assert many.run_seconds < 0.6 * few.run_seconds
 
@@ -365,4 +374,3 @@ def test_a_machine_whose_training_speed_is_unknown_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="compute is unknown"):
         simulate_job(job, Staging())
-    check_loading(job, Loading(), "staging")

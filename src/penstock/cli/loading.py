@@ -14,14 +14,13 @@ from penstock.units import format_count
 
 if TYPE_CHECKING:
     from penstock.measure.policies import PolicyRuns
-    from penstock.measure.two_engines import SideBySide
     from penstock.policy.loading import LoadingPolicy
     from penstock.simulate.scenario import Scenario
 
 _DESCRIPTION = """\
-Predicts a job's loading request by request, on all ranks, under each policy: how long it runs and waits, and from where
-its samples come. The modelling assumptions have names; the presets are physical (default) and thesis (those of the
-published tables). See docs/howto/compare-loading-policies.md.
+Predicts a job's loading on all ranks under each policy: how long it runs and waits, and from where its samples come.
+By default the loaders' own schedulers run in virtual time; the preset thesis counts as the published tables do, request
+by request and rank by rank, and its assumptions have names. See docs/howto/compare-loading-policies.md.
 """
 _EPILOG = """\
 examples:
@@ -34,8 +33,6 @@ not_runnable_reason), run_seconds (mean of the seeds, null where the policy
 cannot run: see reason), run_seconds_of_seeds[], spread_seconds, reason; and of the first seed initial_stall_seconds,
 stall_seconds_of_ranks[], store_read_bytes, data_set_bytes, shares{}; with --series also step_end_seconds[] and
 step_stall_seconds[] (mean over ranks), or with --per sample sample_end_seconds[] and sample_stall_seconds[] of rank 0.
-With --two-engines instead: scenario, rows[] of policy, scheduler_seconds, requests_seconds, scheduler_stall_seconds,
-requests_stall_seconds.
 """
 
 
@@ -61,32 +58,32 @@ def add(commands: Any) -> None:
         "--per", choices=("batch", "sample"), default="batch", help="of series and pictures (%(default)s)"
     )
     parser.add_argument("--series", action="store_true", help="put every batch or sample into the JSON")
-    parser.add_argument(
-        "--two-engines",
-        action="store_true",
-        help="beside the request model, run the loader's own scheduler on a virtual clock, one rank without peers",
-    )
     add_output_options(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
+    from penstock.loader.prediction import prepare_clock
     from penstock.measure.own_policy import find_policy
     from penstock.measure.policies import run_policies
+    from penstock.simulate.assumptions import TOGETHER
     from penstock.simulate.policies import POLICY_NAMES
 
     if options.series and not options.json:
         raise ConfigError("--series puts every batch or sample into the JSON: give --json as well")
     scenario = _assuming(scenario_from(options), options.assume)
-    if options.two_engines:
-        _run_two_engines(options, scenario)
-        return
     if options.seeds < 1:
         raise ConfigError(f"--seeds is {options.seeds}; at least 1 is needed")
     names = POLICY_NAMES if options.policies is None else parsed_names(options.policies, "--policies")
     policies = [find_policy(name, scenario.assumptions) for name in names]
     check_memory("samples", scenario.samples, 8 * (1 + scenario.epochs))  # sizes, and what all ranks read
     ranks = _ranks(options.scaling)
+    if scenario.assumptions.time == TOGETHER:
+        if options.per == "sample":
+            raise ConfigError(
+                "--per sample: loaders hand over batches, so that only --assumptions thesis knows of single samples"
+            )
+        prepare_clock(len(policies) * sum(map(scenario.plan().reads, range(scenario.ranks))))
     total = len(policies) * options.seeds * max(1, len(ranks))
     with progress("simulating", total) as done:
         runs = run_policies(
@@ -272,50 +269,3 @@ def _as_json(options: argparse.Namespace, scenario: Scenario, runs: Sequence[Pol
         "seeds": options.seeds,
         "runs": entries,
     }
-
-
-def _run_two_engines(options: argparse.Namespace, scenario: Scenario) -> None:
-    from dataclasses import asdict
-
-    from penstock.measure.two_engines import run_two_engines
-
-    others = ("plot", "policies", "scaling", "series")
-    given = [f"--{name}" for name in others if getattr(options, name)] + ["--seeds"] * (options.seeds != 1)
-    if given:
-        raise ConfigError(
-            f"{given[0]} is about policies; --two-engines compares two engines under two policies, once: leave one of "
-            "them out"
-        )
-    rows: list[SideBySide] = run_two_engines(scenario)
-    columns = [
-        "policy",
-        "scheduler (s)",
-        "requests (s)",
-        "difference",
-        "waits: scheduler (s)",
-        "requests (s)",
-    ]
-    cells = [
-        [
-            row.policy,
-            f"{row.scheduler_seconds:,.2f}",
-            f"{row.requests_seconds:,.2f}",
-            f"{100 * (row.requests_seconds / row.scheduler_seconds - 1):+.1f} %",
-            f"{row.scheduler_stall_seconds:,.2f}",
-            f"{row.requests_stall_seconds:,.2f}",
-        ]
-        for row in rows
-    ]
-    who = (
-        f"one of {scenario.ranks} ranks, all {scenario.ranks} reading the store"
-        if scenario.ranks > 1
-        else "1 rank"
-    )
-    title = f"{scenario.name}: {who}, no peers"
-    notes = ["Where the two differ and why: docs/howto/two-engines.md"]
-    show(
-        options,
-        {"scenario": scenario.name, "rows": [asdict(row) for row in rows]},
-        [Table(title, columns, cells)],
-        notes,
-    )

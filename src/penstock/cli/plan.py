@@ -170,7 +170,7 @@ def _plan_sweep(options: argparse.Namespace) -> None:
     if options.plot is not None:
         plot_sweep(answer, options.plot)
     decimals = price_decimals(answer.rows, 2)
-    notes = [*_assumed(sweep), *_engines(sweep, answer), *_verdict(answer, decimals), *_failures(answer)]
+    notes = [*_assumed(sweep), *_verdict(answer, decimals), *_failures(answer)]
     tables = _tables(answer, sweep, decimals)
     if len(answer.rows) > _MOST_ROWS and not options.all:
         tables = tables[1:]
@@ -266,46 +266,21 @@ def _computed(sweep: Sweep, run: Runner, kept: Any, out: Path) -> dict[Task, Out
 
 
 def _report_time(sweep: Sweep) -> None:
-    """Report how long the loader's scheduler will take, where that is worth waiting for; have it compiled."""
+    """Report how long predicting will take, where that is worth waiting for; have virtual time compiled."""
     from penstock.loader.prediction import prepare_clock
+    from penstock.simulate.assumptions import TOGETHER
     from penstock.simulate.scheduled import SECONDS_PER_READ
 
-    reads = [sweep.scheduled_reads(task) for task in sweep.tasks if task.engine == "scheduler"]
-    seconds = sum(reads) * SECONDS_PER_READ
-    prepare_clock(max(reads, default=0))
+    if sweep.scenario.assumptions.time != TOGETHER:
+        return
+    reads = sum(map(sweep.reads, sweep.tasks))
+    prepare_clock(reads)
+    seconds = reads * SECONDS_PER_READ
     if seconds > _LONG_SECONDS:
         print_report(
-            f"the loader's scheduler predicts {format_count(len(reads), 'row')} read by read: at most about "
-            f"{seconds:,.0f} s on one core"
+            f"{format_count(len(sweep.tasks), 'row')} are predicted read by read: about {seconds:,.0f} s of one core. "
+            "Fewer --epochs, or a smaller data set of the same kind, are predicted sooner"
         )
-
-
-def _engines(sweep: Sweep, answer: Answer) -> list[str]:
-    """Say what predicted the rows, and where it was not what would be best."""
-    from penstock.measure.sweep import Task
-    from penstock.simulate.scheduled import MOST_READS
-
-    engines = {row.outcome.engine for row in answer.rows}
-    names = {"scheduler": "the loader's own scheduler", "requests": "the request model"}
-    if len(engines) > 1:
-        notes = [
-            f"Predicted by {names['scheduler']} (scheduler) and by {names['requests']} (requests), all rows of one "
-            "number of ranks by the same one: compare different numbers of ranks with care."
-        ]
-    else:
-        notes = [f"Predicted by {names[engine]}." for engine in engines]
-    left = (row for row in answer.rows if row.outcome.engine == "requests")
-    if most := max((sweep.scheduled_reads(Task(row.point, row.policy)) for row in left), default=0):
-        why = (
-            f"they make more than {MOST_READS:,} reads: give fewer --epochs or --samples"
-            if most > MOST_READS
-            else "the loader's scheduler cannot predict some of them: leave out --ssd and other --policies"
-        )
-        notes.append(
-            "The request model comes out up to a third too long where few reads in flight have to cover decoding. It "
-            f"predicts these rows because {why}."
-        )
-    return notes
 
 
 def _assumed(sweep: Sweep) -> list[str]:
@@ -326,7 +301,7 @@ def _assumed(sweep: Sweep) -> list[str]:
 
 def _tables(answer: Answer, sweep: Sweep, decimals: int) -> list[Table]:
     priced = any(row.price is not None for row in answer.rows)
-    columns = ["ranks", "staging", "RAM", "SSD", "policy", "runs today", "by"]
+    columns = ["ranks", "staging", "RAM", "SSD", "policy", "runs today"]
     columns += ["run (s)", "over bound", "stall (s)", "from store"]
     rows = [_cells(row, answer, priced, decimals) for row in answer.rows]
     tables = [Table(f"{sweep.scenario.name}", [*columns, *(["price"] if priced else []), ""], rows)]
@@ -351,7 +326,6 @@ def _cells(row: Row, answer: Answer, priced: bool, decimals: int) -> list[str]:
         _size(row.point.ssd_bytes),
         row.policy,
         "yes" if row.why_not_run is None else "no",
-        "" if outcome.run_seconds is None else outcome.engine,
         missing if outcome.run_seconds is None else f"{outcome.run_seconds:,.2f}",
         "" if row.over is None else f"{100 * row.over:.2f} %",
         "" if outcome.stall_seconds is None else f"{outcome.stall_seconds:,.2f}",

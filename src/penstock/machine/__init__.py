@@ -1,6 +1,6 @@
 """What each byte costs here: storage classes and links as measured curves."""
 
 from penstock.machine.curve import Curve
-from penstock.machine.machine import Machine, Rate, SharedStore, StorageClass
+from penstock.machine.machine import DISK_NAMES, Machine, Rate, SharedStore, StorageClass
 
-__all__ = ["Curve", "Machine", "Rate", "SharedStore", "StorageClass"]
+__all__ = ["DISK_NAMES", "Curve", "Machine", "Rate", "SharedStore", "StorageClass"]

@@ -44,6 +44,10 @@ class Rate:
         return (stored_bytes if self.of == "bytes" else samples) / self.per_second
 
 
+#: Storage classes of these names are local disks, whatever their backend.
+DISK_NAMES = ("ssd", "nvme", "disk")
+
+
 @dataclass(frozen=True, slots=True)
 class StorageClass:
     """A place on the rank's own host that can hold samples (storage class j).
@@ -82,6 +86,11 @@ class StorageClass:
             raise ConfigError(
                 f"path is {self.path!r}, but backend 'memory' has none: drop it or use 'filesystem'"
             )
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether samples lie in memory, where they are decoded. A class named as a disk is one."""
+        return self.backend == "memory" and self.name.lower() not in DISK_NAMES
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,11 @@ from typing import Literal, Protocol
 
 import penstock
 from penstock.errors import ConfigError
-from penstock.machine import Curve, Machine, StorageClass
+from penstock.machine import DISK_NAMES, Curve, Machine, StorageClass
 from penstock.measure.own_policy import find_policy
-from penstock.policy.runnable import DISK_NAMES, why_not_run
-from penstock.simulate.loading import Run
+from penstock.policy.runnable import why_not_run
+from penstock.simulate.requests import simulate_loading
 from penstock.simulate.scenario import Scenario
-from penstock.simulate.scheduled import MOST_READS, is_scheduled, predict_job
 
 #: The policy that no other one beats; every sweep runs it once for each number of ranks.
 LOWER_BOUND = "lower-bound"
@@ -59,17 +58,12 @@ class Point:
                 raise ConfigError(f"{name} is {value:,}, which no machine has: at most {MOST_BYTES:,}")
 
 
-#: What predicts a task: the loader's own scheduler on a virtual clock, or the request model.
-Engine = Literal["scheduler", "requests"]
-
-
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is computed at once: one policy at one point, by one engine."""
+    """What is computed at once: one policy at one point."""
 
     point: Point
     policy: str
-    engine: Engine = "requests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +77,6 @@ class Outcome:
     store_reads_share: samples consumed that came straight from the shared store, over all. store_bytes: read from it
         over the run by all ranks, for their tiers too.
     took_seconds: that computing it took. reason: why there is no result.
-    engine: what predicted it.
     """
 
     status: Literal["done", "not supported", "failed"]
@@ -95,10 +88,9 @@ class Outcome:
     store_bytes: float | None = None
     took_seconds: float = 0.0
     reason: str = ""
-    engine: Engine = "requests"
 
 
-Evaluate = Callable[[Scenario, str, Engine], Outcome]
+Evaluate = Callable[[Scenario, str], Outcome]
 Finished = Generator[tuple[Task, Outcome], None, None]
 #: Called with the tasks and what does one of them; yields each task with its outcome as it finishes, in any order.
 #: Closing the generator ends what is under way.
@@ -168,21 +160,13 @@ class Sweep:
 
     @property
     def tasks(self) -> list[Task]:
-        """Every policy at every point, and the lower bound once for each number of ranks, without tiers.
-
-        Rows of two engines cannot be ranked against each other, so all of a number of ranks have the same one: the
-        scheduler where it can predict every one of them in time, the request model otherwise.
-        """
+        """Every policy at every point, and the lower bound once for each number of ranks, without tiers."""
         points = self.points
         staging_bytes = max(point.staging_bytes for point in points)
         ranks = sorted({point.ranks for point in points})
         bounds = [Task(Point(each, staging_bytes, 0, 0), LOWER_BOUND) for each in ranks]
         policies = [policy for policy in self.policies if policy != LOWER_BOUND]
-        rows = [Task(point, policy) for point in points for policy in policies]
-        modelled = {task.point.ranks for task in rows if not 0 < self.scheduled_reads(task) <= MOST_READS}
-        return bounds + [
-            task if task.point.ranks in modelled else replace(task, engine="scheduler") for task in rows
-        ]
+        return bounds + [Task(point, policy) for point in points for policy in policies]
 
     def scenario_at(self, point: Point) -> Scenario:
         """Return the scenario on the point's machine.
@@ -198,13 +182,13 @@ class Sweep:
         except ConfigError as error:
             return str(error)
 
-    def scheduled_reads(self, task: Task) -> int:
-        """Return how many reads the loader's scheduler would predict for a task; 0 where it cannot."""
-        if self.why_not_run(task):
+    def reads(self, task: Task) -> int:
+        """Return how many reads of all ranks are to be predicted for a task; 0 where there is no such machine."""
+        try:
+            plan = self.scenario_at(task.point).plan()
+        except ConfigError:
             return 0
-        scenario = self.scenario_at(task.point)
-        plan = scenario.plan()
-        return sum(map(plan.reads, range(plan.ranks))) if is_scheduled(scenario, task.policy) else 0
+        return 0 if task.policy == LOWER_BOUND else sum(map(plan.reads, range(plan.ranks)))
 
     def _machine_at(self, point: Point) -> Machine:
         machine = self.scenario.machine
@@ -246,22 +230,16 @@ def _named(machine: Machine, names: Sequence[str]) -> StorageClass | None:
     return next((tiers[name] for name in names if name in tiers), None)
 
 
-def predict_loading(scenario: Scenario, policy: str, engine: Engine) -> Outcome:
+def predict_loading(scenario: Scenario, policy: str) -> Outcome:
     """Predict one run; what the sweep of `penstock plan` evaluates.
 
-    engine: "scheduler" only where `is_scheduled` allows it.
     Raises: ConfigError where the policy cannot run the scenario.
     """
-    if engine == "scheduler":
-        return _outcome_of(predict_job(scenario, policy))
-    from penstock.simulate.requests import simulate_loading
-
     result = simulate_loading(scenario, find_policy(policy, scenario.assumptions))
     stall_seconds = result.stall_seconds
     reads = result.reads.sum(axis=0)
-    from_store = int(
-        reads[[0, 3]].sum()
-    )  # of penstock.simulate.requests.ORIGINS: staged from the store, and store
+    # Of ORIGINS: staged from the store, and store.
+    from_store = int(reads[[0, 3]].sum())
     return Outcome(
         "done",
         run_seconds=float(result.run_seconds),
@@ -270,20 +248,6 @@ def predict_loading(scenario: Scenario, policy: str, engine: Engine) -> Outcome:
         longest_stall_seconds=float(stall_seconds.max()),
         store_reads_share=from_store / max(1, int(reads.sum())),
         store_bytes=float(result.store_bytes.sum()),
-    )
-
-
-def _outcome_of(run: Run) -> Outcome:
-    stall_seconds = run.step_stall_seconds.sum(axis=0, dtype=float)
-    reads = run.reads.sum(axis=0)
-    return Outcome(
-        "done",
-        run_seconds=float(run.step_end_seconds[-1]),
-        initial_stall_seconds=0.0,
-        stall_seconds=float(stall_seconds.mean()),
-        longest_stall_seconds=float(stall_seconds.max()),
-        store_reads_share=float(reads[0] / max(1, reads.sum())),
-        store_bytes=float(run.store_bytes.sum()),
     )
 
 
@@ -301,12 +265,12 @@ class Work:
         try:
             if _model_of_this_process() != self.model:
                 raise RuntimeError("the Penstock installed here is not the one that began the sweep")
-            outcome = self.evaluate(self.sweep.scenario_at(task.point), task.policy, task.engine)
+            outcome = self.evaluate(self.sweep.scenario_at(task.point), task.policy)
         except ConfigError as error:
             outcome = Outcome("not supported", reason=str(error))
         except Exception as error:
             outcome = Outcome("failed", reason=f"{type(error).__name__}: {error}{_place(error)}")
-        return replace(outcome, took_seconds=time.perf_counter() - begin, engine=task.engine)
+        return replace(outcome, took_seconds=time.perf_counter() - begin)
 
 
 def _place(error: Exception) -> str:
@@ -362,8 +326,8 @@ def run_sweep(
 def task_keys(sweep: Sweep, model: str) -> dict[Task, str]:
     """Return under which key each task is kept: a digest of all that its outcome depends on.
 
-    That is the scenario, the sizes of a folder's files, the point, the policy (the file of one's own too), the engine
-    and the code of the model.
+    That is the scenario, the sizes of a folder's files, the point, the policy (the file of one's own too) and the
+    code of the model.
 
     model: its digest, of `model_digest`.
     """

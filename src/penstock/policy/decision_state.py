@@ -48,48 +48,69 @@ def new_state(
     readers: int,
     undecoded_bytes: int,
     extents: Extents | None = None,
+    due: Sequence[Kept] = (),
+    reads_peers: bool = False,
+    hands_on: bool = False,
+    spares: Sequence[NDArray[np.int64]] = (),
+    last_batches: Sequence[NDArray[np.int32]] = (),
 ) -> State:
     """Return the state before the first event. The rank with the number r is known as r * `decisions.NUMBERS`.
 
     sizes_bytes: int64[samples], as stored. kept: what each rank keeps; its length is the number of ranks.
+    due: what each rank keeps besides, and is handed by whoever reads it first.
+    reads_peers: ranks read each other's tiers. hands_on: samples have no home, but go from reader to reader.
+    spares: of each rank, what follows where a sample that it keeps is read no more; empty where tiers drop nothing.
+    last_batches: then, of each rank, the number of the last batch that has each of `kept`, `due` and `spares`, or -1.
     slots, local_batch: how many batch slots each rank has, all free, of so many samples.
     readers: moves under way at most of each rank, half of them for no batch. undecoded_bytes: see `StagingLimits`.
     extents: of all samples, where the source tells.
 
     Raises: ConfigError for 2^31 samples and more.
     """
-    ranks, origins, samples = len(kept), len(machine.storage) + 1, sizes_bytes.size
+    ranks, tiers, samples = len(kept), len(machine.storage) - 1, sizes_bytes.size
+    gives, origins = hands_on or any(each.samples.size for each in due), tiers + 2
+    if reads_peers or gives:
+        origins += tiers
     if samples >= _MOST_SAMPLES:
         raise ConfigError(
             f"the data set has {samples:,} samples; a loader takes fewer than {_MOST_SAMPLES:,}"
         )
     group = max(local_batch, 1 if extents is None else _MERGED_SAMPLES)
     mean_bytes = float(sizes_bytes.mean()) if samples else 0.0
-    costs = cost_tables(machine, readers, max(mean_bytes, 1.0))
+    costs = cost_tables(machine, readers, max(mean_bytes, 1.0))[:origins]
     pace = np.zeros(d.TRIAL_SECONDS + d.TRIED_LOADS)
     pace[d.HALF_SECONDS] = np.inf
     floats = np.concatenate([costs.ravel(), pace])
 
     rows_at = ranks * d.NUMBERS
     groups_at = rows_at + ranks * origins * d.ROW_COLUMNS
-    ints = np.zeros(groups_at + ranks * 3 * group, np.int64)
+    columns = 5 if hands_on else 3
+    ints = np.zeros(groups_at + ranks * columns * group, np.int64)
     numbers = ints[:rows_at].reshape(ranks, d.NUMBERS)
     rows = ints[rows_at:groups_at].reshape(ranks, origins, d.ROW_COLUMNS)
     each = np.arange(ranks)
     numbers[:, d.RANK] = each
-    numbers[:, d.TIERS] = origins - 2
+    numbers[:, d.TIERS] = tiers
+    numbers[:, d.READS_PEERS] = reads_peers
+    numbers[:, d.HANDS_ON] = hands_on
+    numbers[:, d.HAS_HEIRS] = gives
+    numbers[:, d.DROPS] = len(spares) > 0
+    numbers[:, d.STAGES_UNTIL] = np.iinfo(np.int64).max
     numbers[:, d.READERS] = readers
     numbers[:, d.FILL_LIMIT] = max(1, readers // 2)
     numbers[:, d.PASSING_LIMIT] = undecoded_bytes
     numbers[:, d.TRIED_SIZE] = 1
     numbers[:, d.ROWS] = rows_at + each * origins * d.ROW_COLUMNS
     numbers[:, d.GROUP_SIZE] = group
-    numbers[:, d.GROUP] = groups_at + each * 3 * group
+    numbers[:, d.GROUP] = groups_at + each * columns * group
     numbers[:, d.MARKS] = numbers[:, d.GROUP] + group
     numbers[:, d.COMING] = numbers[:, d.MARKS] + group
     numbers[:, d.PACE] = each * floats.size + costs.size
     # What a machine says of a store that nobody measured is a guess, good to a factor of two.
-    if costs[0, d.LATENCY] + mean_bytes / costs[0, d.RATES] < 2 * d.TRIED_AGAIN_SECONDS:
+    seconds = costs[0, d.LATENCY] + mean_bytes / costs[0, d.RATES]
+    if (
+        seconds < 2 * d.TRIED_AGAIN_SECONDS and not gives and not reads_peers
+    ):  # workers deal with no other rank
         numbers[:, d.PROBES_LEFT] = d.FIRST_PROBES
     lying = np.zeros((0, 2), np.int64)
     if extents is not None:
@@ -104,19 +125,29 @@ def new_state(
         d.FREE_ENTRY,
         d.FIRST_FREE,
         d.LAST_FREE,
+        d.FIRST_GIFT,
+        d.LAST_GIFT,
     ):
         numbers[:, first] = -1
-    rows[:, :, d.PROBE] = 1
+    rows[:, : tiers + 2, d.PROBE] = 1
     rows[:, :, d.COSTS] = each[:, None] * floats.size + np.arange(origins) * costs.shape[1]
     fills = [np.empty(0, np.int64)]
     begin = 0
     for rank, keeps in enumerate(kept):
-        for tier in range(1, origins - 1):
+        for tier in range(1, tiers + 1):
             fill = keeps.samples[keeps.tiers == tier]
             rows[rank, tier + 1, d.FILL_NEXT], begin = begin, begin + fill.size
             rows[rank, tier + 1, d.FILL_END] = begin
             fills.append(fill)
-    copy_begin, copies = _copies(kept, samples)
+            if spares:
+                room = machine.storage[tier].capacity_bytes - sizes_bytes[fill].sum()
+                rows[rank, tier + 1, d.ROOM] = room
+    for rank, spare in enumerate(spares):
+        rows[rank, 1, d.FILL_NEXT], begin = begin, begin + spare.size
+        rows[rank, 1, d.FILL_END] = begin
+        fills.append(spare)
+    extra = [Kept(spare, np.zeros(spare.size, np.int8)) for spare in spares]
+    copy_begin, copies = _no_copies(samples) if hands_on else _copies(kept, due, extra, last_batches, samples)
     state = State(
         ints=ints,
         floats=np.tile(floats, ranks),
@@ -138,9 +169,11 @@ def with_slots(state: State, slots: int) -> State:
     old = state.ints
     ranks = range(0, int(old[d.ROWS]), d.NUMBERS)
     group, readers, known_slots = (int(old[column]) for column in (d.GROUP_SIZE, d.READERS, d.SLOT_COUNT))
-    known = known_slots * group + readers * group + 1 if known_slots else 0
-    # A place has one entry at most. Moves that nobody waits for any more, and fills, have a group each.
-    count = slots * group + readers * group + 1
+    # A place has one entry at most. Moves that nobody waits for any more, and fills, have a group each; and what waits
+    # to be handed on.
+    places = (2 if old[d.HAS_HEIRS] else 1) * group
+    known = known_slots * places + readers * group + 1 if known_slots else 0
+    count = slots * places + readers * group + 1
     table = 1 << (2 * count).bit_length()
     more = slots - known_slots
     lengths = (
@@ -170,9 +203,9 @@ def with_slots(state: State, slots: int) -> State:
         new = ints[slots_at:places_at].reshape(more, d.SLOT_COLUMNS)
         new[:, d.SLOT_INDEX] = np.arange(known_slots, slots)
         new[:, d.SLOT_PLACES] = places_at + np.arange(more) * group * d.PLACE_COLUMNS
-        places = ints[places_at:entries_at].reshape(more, group, d.PLACE_COLUMNS)
-        places[:, :, d.PLACE_SLOT] = np.arange(slots_at, places_at, d.SLOT_COLUMNS)[:, None]
-        places[:, :, d.PLACE_ROW] = np.arange(group)
+        rows = ints[places_at:entries_at].reshape(more, group, d.PLACE_COLUMNS)
+        rows[:, :, d.PLACE_SLOT] = np.arange(slots_at, places_at, d.SLOT_COLUMNS)[:, None]
+        rows[:, :, d.PLACE_ROW] = np.arange(group)
         free = ints[entries_at:list_at].reshape(-1, d.ENTRY_COLUMNS)
         free[:, d.ENTRY_AFTER] = np.arange(entries_at, list_at, d.ENTRY_COLUMNS) + d.ENTRY_COLUMNS
         free[-1, d.ENTRY_AFTER] = old[rank + d.FREE_ENTRY]
@@ -200,16 +233,53 @@ def slot_of(state: State, rank: int, index: int) -> int:
     return slot
 
 
+def parts_of(state: State, machine: Machine) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the numbers of all ranks, int64[ranks, NUMBERS], and the rows of their own tiers, [ranks, tiers, columns].
+
+    Both are views of the state's memory.
+    """
+    tiers, rows_at = len(machine.storage) - 1, int(state.ints[d.ROWS])
+    ranks = rows_at // d.NUMBERS
+    origins = int(state.ints[d.GROUP] - rows_at) // (ranks * d.ROW_COLUMNS)
+    rows = state.ints[rows_at : state.ints[d.GROUP]].reshape(ranks, origins, d.ROW_COLUMNS)
+    return state.ints[:rows_at].reshape(ranks, d.NUMBERS), rows[:, 2 : tiers + 2]
+
+
 def views_of(tables: Tables) -> Tables:
     """Return memoryviews of the arrays of a state or a clock: plain Python indexes them several times faster."""
     return type(tables)(*(memoryview(array) for array in tables))
 
 
-def _copies(kept: Sequence[Kept], samples: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    ids = np.concatenate([each.samples for each in kept])
-    copies = np.zeros((ids.size, 3), np.int32)
-    copies[:, d.COPY_RANK] = np.repeat(np.arange(len(kept)), [each.samples.size for each in kept])
-    copies[:, d.COPY_TIER] = np.concatenate([each.tiers for each in kept])
+def _no_copies(samples: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Of each sample one copy, wherever it goes; it is nowhere yet."""
+    copies = np.zeros((samples, 3), np.int32)
+    copies[:, d.COPY_RANK] = -1
+    copies[:, d.COPY_STATE] = d.GONE
+    return np.arange(samples + 1), copies
+
+
+def _copies(
+    kept: Sequence[Kept],
+    due: Sequence[Kept],
+    spares: Sequence[Kept],
+    last_batches: Sequence[NDArray[np.int32]],
+    samples: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """All copies, by sample, then by rank."""
+    parts = [
+        (rank, state, each)
+        for rank in range(len(kept))
+        for state, of_ranks in ((d.ABSENT, kept), (d.DUE, due), (d.GONE, spares))
+        for each in of_ranks[rank : rank + 1]
+    ]
+    counts = [each.samples.size for _, _, each in parts]
+    ids = np.concatenate([each.samples for _, _, each in parts])
+    copies = np.zeros((ids.size, d.COPY_LAST + bool(last_batches)), np.int32)
+    copies[:, d.COPY_RANK] = np.repeat([rank for rank, _, _ in parts], counts)
+    copies[:, d.COPY_TIER] = np.concatenate([each.tiers for _, _, each in parts])
+    copies[:, d.COPY_STATE] = np.repeat([state for _, state, _ in parts], counts)
+    if last_batches:
+        copies[:, d.COPY_LAST] = np.concatenate(last_batches)
     begin = np.zeros(samples + 1, np.int64)
     np.cumsum(np.bincount(ids, minlength=samples), out=begin[1:])
     return begin, copies[np.argsort(ids, kind="stable")]

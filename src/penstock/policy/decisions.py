@@ -9,6 +9,8 @@ than an array's; so a run may begin uncompiled and go on compiled.
               DECODABLE at once, where the worker reads by itself, or the bytes are in memory already
        entry, a sample on its way: QUEUED ──MOVE──> MOVING ──moved──> HERE ──last place loaded──> gone
               WITH_WORKER, where a worker reads the sample into a tier
+              EXPECTED, where another rank hands it over ──received, or late──> QUEUED
+          HERE, and wanted by another rank: a gift ──MOVE──moved──> gone
 
 A place is in one list at a time: the waiting ones of its entry, or the decodable ones of its slot.
 """
@@ -47,19 +49,24 @@ SPAN_BYTES = 4 << 20
 # Seconds of what was never observed.
 UNKNOWN = math.inf
 
-# Where bytes come from, as in the trace.
+# Of a sample that many ranks keep, so many of them are looked at.
+MOST_HOLDERS = 8
+
+# Where bytes come from, and where they rest, as in the trace. With T tiers, 1 to T are a rank's own; tier t of rank p
+# is (p + 1) * T + t to all others.
 SOURCE, STAGING = -1, 0
 
-# States of a place, and of an entry.
+# States of a place, and of an entry. EXPECTED: another rank will hand it over.
 WAITING, DECODABLE, RUNNING, DONE, FAILED = 1, 2, 3, 4, 5
-QUEUED, MOVING, HERE, WITH_WORKER = 1, 2, 3, 4
-# States of a copy: of a sample that a rank's tier shall keep. LOST: its tier could not give it back.
-ABSENT, PENDING, PRESENT, LOST = 0, 1, 2, 3
+QUEUED, MOVING, HERE, WITH_WORKER, EXPECTED = 1, 2, 3, 4, 5
+# States of a copy: of a sample that a rank's tier shall keep. ABSENT: its rank reads it, for a fill at the latest.
+# DUE: who reads it first hands it over. GONE: its tier could not give it back, or has given its room to another.
+ABSENT, PENDING, PRESENT, GONE, DUE = 0, 1, 2, 3, 4
 # What became of one sample of a group: done, its bytes could not be had, it could not be decoded.
 OK, UNREAD, UNDECODED = 0, 1, 2
 
 # Events that `event` takes. After the last two nothing is decided yet.
-GO_ON, FREED, MOVED, LOADED, ABANDONED, OBSERVED = 0, 1, 2, 3, 4, 5
+GO_ON, FREED, MOVED, LOADED, RECEIVED, LATE, ABANDONED, OBSERVED = 0, 1, 2, 3, 4, 5, 6, 7
 
 # Instructions, from OUT on: four numbers, of which the second is how many items follow, then columns of the items.
 #   DROP   | items | 0      | 0      | entries
@@ -87,12 +94,17 @@ TRIED_LOADS = 3
     PASSING_LIMIT,  #: bytes that readers have read or are reading, and that are not decoded yet
     MOVES,  #: moves under way
     FILLS,  #: of these, for no batch
+    GIFTS,  #: of these, to other ranks
     QUEUED_ENTRIES,  #: entries in the urgent queue
     DECODABLE_PLACES,
     PASSING,  #: bytes, as PASSING_LIMIT
     FREE_ENTRY,  #: first of the free entries, -1 where none is
     FIRST_URGENT,  #: the urgent queue: entries by due time
     LAST_URGENT,
+    FIRST_GIFT,  #: entries that are here, and that another rank is to get
+    LAST_GIFT,
+    GIFTS_LEFT,  #: how many, those that move included
+    GIFT_BYTES,  #: of these, which have half as much room as PASSING_LIMIT besides
     FIRST_SLOT,  #: slots whose batches are incomplete, in the plan's order
     LAST_SLOT,
     ENDED_SLOTS,  #: how many slots ENDED lists
@@ -109,6 +121,11 @@ TRIED_LOADS = 3
     COMES_MORE,  #: 1: the driver has more batches than this one
     PROBES_LEFT,  #: workers' own reads of the source that readers wait for at most before they begin
     HOLE_BYTES,  #: a hole between two samples of a unit is read over if it is no larger
+    READS_PEERS,  #: 1: it may read other ranks' tiers
+    STAGES_UNTIL,  #: batches whose number is no larger may be read from the source
+    DROPS,  #: 1: what a rank reads no more from its tiers gives its room to spares, the fills of row STAGING
+    HAS_HEIRS,  #: 1: what is read may be for other ranks' tiers, too
+    HANDS_ON,  #: 1: samples have no home, but go from reader to reader; see COMING
     ROWS,  #: where the rows are of what bytes come from
     SLOTS,  #: where the slots' rows are listed, by index
     TABLE,  #: entries by sample (open addressing), -1 where none
@@ -117,17 +134,19 @@ TRIED_LOADS = 3
     MARKS,  #: what became of each
     GROUP_SIZE,  #: the most that a group has, and places of a slot: B
     SLOT_COUNT,
-    COMING,  #: samples of the batch that is next in line
+    COMING,  #: samples of the batch that is next in line. Where HANDS_ON, behind GROUP_SIZE of them for each the tier
+    #: where it is found, or SOURCE, and behind as many again where it goes then, or STAGING
     ENDED,  #: slots whose batch is complete, or was abandoned, since the last decisions
     RELEASED,  #: entries whose bytes nobody wants any more, since the last decisions
     OUT,  #: where instructions are written
     PACE,  #: where the rank's floats are about how long Loads take
     NUMBERS,
-) = range(43)
+) = range(53)
 # Floats of a rank, from PACE on. Seconds of a Load, for each sample: of the fastest lately, 0 until one ended; of Loads
 # of half the size that is tried; and then of each that had that size.
 SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
-# Rows: one for each origin, the source, the staging buffer, the tiers.
+# Rows: one for each origin, the source, the staging buffer, the tiers, and those of other ranks: one for all that is
+# read from tier 1 of any of them, and so on.
 (
     PROBE,  #: 1: the next read is the worker's, to learn what it takes
     BACKLOG,  #: bytes that are queued or moving from there
@@ -135,14 +154,16 @@ SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
     FILL_NEXT,  #: a tier is filled with fill_samples[FILL_NEXT : FILL_END]
     FILL_END,
     FILLING,  #: moves into it that are under way for no batch
+    ROOM,  #: bytes that are free for spares
     COSTS,  #: where the floats are about what it costs
     ROW_COLUMNS,
-) = range(8)
+) = range(9)
 # Floats, from COSTS on: seconds before a read's bytes flow; observed over modelled seconds of readers' reads, 0 before
 # the first; seconds that a worker waits for a read of its own; seconds that the rates count for a request, for each of
 # its bytes; bytes/s of so many reads together.
 LATENCY, CORRECTION, WORKER_SECONDS, REQUEST, RATES = 0, 1, 2, 3, 4
-COPY_RANK, COPY_TIER, COPY_STATE = 0, 1, 2
+# The last column is there where DROPS: number of the last batch of the rank that has the sample, -1 for none.
+COPY_RANK, COPY_TIER, COPY_STATE, COPY_LAST = 0, 1, 2, 3
 UNIT, OFFSET = 0, 1
 (
     SLOT_INDEX,  #: its number outside of here
@@ -168,13 +189,16 @@ UNIT, OFFSET = 0, 1
     PLACE_ORIGIN,
     PLACE_ENTRY,  #: that it waits for, takes its bytes from, or reads for; -1 where none
     PLACE_NEXT,  #: the next in its list, or -1
+    PLACE_HIT,  #: where HANDS_ON, the tier where it is found, or SOURCE
+    PLACE_HEIR,  #: where HANDS_ON, the place that keeps it afterwards, or STAGING
     PLACE_COLUMNS,
-) = range(8)
+) = range(10)
 (
     ENTRY_SAMPLE,
     ENTRY_STATE,
     ENTRY_ORIGIN,
     ENTRY_REST,  #: the tier that is to keep the bytes, or STAGING
+    ENTRY_HEIR,  #: the place that is to get them besides once they are here, or STAGING
     ENTRY_BATCH,  #: running number of the batch that it is wanted for, -1 for none
     ENTRY_HOLDERS,  #: places that have yet to take the bytes
     ENTRY_FIRST,  #: waiting places
@@ -182,7 +206,7 @@ UNIT, OFFSET = 0, 1
     ENTRY_BEFORE,  #: its neighbours in the urgent queue
     ENTRY_AFTER,  #: or the next of the free entries
     ENTRY_COLUMNS,
-) = range(11)
+) = range(12)
 
 
 class State(NamedTuple):
@@ -200,7 +224,7 @@ class State(NamedTuple):
     #: int64, of all ranks' tiers.
     fill_samples: Ints
     #: Copies that ranks keep or shall keep of sample k: copies[copy_begin[k] : copy_begin[k + 1]], by rank.
-    #: int64[F + 1], int32[copies, 3].
+    #: int64[F + 1], int32[copies, 3 or 4].
     copy_begin: Ints
     copies: Ints
     #: int64[F, 2], UNIT (-1: not known) and OFFSET of each sample in the source; int64[0, 2] where that does not tell.
@@ -219,6 +243,10 @@ def event(s: State, what: int, rank: int, index: int, count: int, origin: int, s
         moved(s, rank, count, seconds)
     elif what == LOADED:
         loaded(s, rank, slot, count, seconds)
+    elif what == RECEIVED:
+        received(s, rank, count)
+    elif what == LATE:
+        late(s, rank)
     elif what == ABANDONED:
         abandon(s, rank, slot)
         return 0
@@ -319,8 +347,12 @@ def _stage(s: State, rank: int) -> int:
     m[slot + SLOT_DECODABLE] = 0
     _append(m, rank, slot, SLOT_BEFORE, FIRST_SLOT)
     place = m[slot + SLOT_PLACES]
+    coming, size = m[rank + COMING], m[rank + GROUP_SIZE]
     for index in range(count):
-        m[place + PLACE_SAMPLE] = m[m[rank + COMING] + index]
+        m[place + PLACE_SAMPLE] = m[coming + index]
+        if m[rank + HANDS_ON] != 0:
+            m[place + PLACE_HIT] = m[coming + size + index]
+            m[place + PLACE_HEIR] = m[coming + 2 * size + index]
         _route(s, rank, place, False)
         place += PLACE_COLUMNS
     return slot
@@ -331,21 +363,28 @@ def _next_move(s: State, rank: int, begin: int) -> int:
     m = s.ints
     if m[rank + PROBES_LEFT] > 0:
         return begin
-    count = _next_urgent(s, rank)
-    if count == 0 and m[rank + QUEUED_ENTRIES] == 0:
-        count = _next_fill(s, rank)
+    is_gift = False
+    count = _next_gift(s, rank) if m[rank + FIRST_GIFT] >= 0 else 0
+    if count > 0:
+        is_gift = True
+    else:
+        count = _next_urgent(s, rank)
+        if count == 0 and m[rank + QUEUED_ENTRIES] == 0:
+            count = _next_fill(s, rank)
     if count == 0:
         return begin
     first = m[m[rank + GROUP]]
-    origin = m[first + ENTRY_ORIGIN]
+    origin, rest = m[first + ENTRY_ORIGIN], ENTRY_REST
+    if is_gift:
+        origin, rest = STAGING, ENTRY_HEIR
     m[rank + MOVES] += 1
     m[_row(m, rank, origin) + IN_FLIGHT] += 1
-    at = _head(m, begin, MOVE, count, m[first + ENTRY_BATCH], origin)
+    at = _head(m, begin, MOVE, count, -1 if is_gift else m[first + ENTRY_BATCH], origin)
     for k in range(count):
         entry = m[m[rank + GROUP] + k]
         m[at + k] = entry
         m[at + count + k] = m[entry + ENTRY_SAMPLE]
-        m[at + 2 * count + k] = m[entry + ENTRY_REST]
+        m[at + 2 * count + k] = m[entry + rest]
     return at + 3 * count
 
 
@@ -410,6 +449,9 @@ def moved(s: State, rank: int, count: int, seconds: float) -> None:
     """Take note that a move of the entries in the group is over after `seconds`; MARK tells which have no bytes."""
     m, f = s.ints, s.floats
     first = m[m[rank + GROUP]]
+    if m[first + ENTRY_STATE] == HERE:
+        _given(s, rank, count)
+        return
     row = _row(m, rank, m[first + ENTRY_ORIGIN])
     cost, reads = m[row + COSTS], m[row + IN_FLIGHT]
     is_fill = m[first + ENTRY_BATCH] < 0
@@ -445,6 +487,43 @@ def moved(s: State, rank: int, count: int, seconds: float) -> None:
             _fail(s, rank, entry)
 
 
+def received(s: State, rank: int, count: int) -> None:
+    """Take note that another rank has handed over the samples in the group: a tier of this one has them."""
+    m = s.ints
+    for k in range(count):
+        sample = m[m[rank + GROUP] + k]
+        copy = own_copy(s, rank, sample)
+        if copy < 0:
+            continue
+        s.copies[copy, COPY_STATE] = PRESENT
+        entry = find(s, rank, sample)
+        if entry < 0:
+            continue
+        if m[entry + ENTRY_STATE] == EXPECTED:
+            _queue(s, rank, entry)
+        elif m[rank + HANDS_ON] != 0:
+            s.copies[copy, COPY_STATE] = GONE  # it came too late
+
+
+def late(s: State, rank: int) -> None:
+    """Take note that the training has waited for the earliest batch as long as a read of the source takes.
+
+    What that expects of other ranks is read from the source. If the wait had been shorter, that would not have been
+    worth it; so the choice costs at most twice what the better one would have.
+    """
+    m = s.ints
+    slot = m[rank + FIRST_SLOT]
+    if slot < 0:
+        return
+    place = m[slot + SLOT_PLACES]
+    for _ in range(m[slot + SLOT_SIZE]):
+        entry = m[place + PLACE_ENTRY]
+        if m[place + PLACE_STATE] == WAITING and m[entry + ENTRY_STATE] == EXPECTED:
+            m[entry + ENTRY_ORIGIN] = SOURCE
+            _queue(s, rank, entry)
+        place += PLACE_COLUMNS
+
+
 def loaded(s: State, rank: int, slot: int, count: int, seconds: float) -> None:
     """Take note that a Load of the places in the group is over after `seconds`; MARK tells what became of each."""
     m = s.ints
@@ -465,9 +544,11 @@ def loaded(s: State, rank: int, slot: int, count: int, seconds: float) -> None:
             else:
                 _settle(s, rank, entry)
         m[place + PLACE_ENTRY] = -1
+        if m[rank + DROPS] != 0:
+            _drop_before(s, rank, m[place + PLACE_SAMPLE], m[slot + SLOT_NUMBER] + 1)
         is_to_route = False
         if mark == UNREAD and origin > STAGING:
-            _lose(s, rank, m[place + PLACE_SAMPLE])
+            _lose(s, rank, origin, m[place + PLACE_SAMPLE])
             is_to_route = m[slot + SLOT_ABANDONED] == 0
         if is_to_route:
             _route(s, rank, place, True)
@@ -595,17 +676,54 @@ def reads_by_itself(s: State, rank: int, origin: int) -> bool:
 
 def _row(m: Ints, rank: int, origin: int) -> int:
     """Return the row of an origin."""
+    tiers = m[rank + TIERS]
+    if origin > tiers:
+        origin = tiers + tier_of(tiers, origin)
     row: int = m[rank + ROWS] + (origin + 1) * ROW_COLUMNS
     return row
 
 
+def place_of(tiers: int, peer: int, tier: int) -> int:
+    """Return what a tier of another rank is known as."""
+    return (peer + 1) * tiers + tier
+
+
+def peer_of(tiers: int, place: int) -> int:
+    """Return whose tier a place is that `place_of` returned."""
+    return (place - 1) // tiers - 1
+
+
+def tier_of(tiers: int, place: int) -> int:
+    """Return which of its tiers that is."""
+    return (place - 1) % tiers + 1
+
+
 def own_copy(s: State, rank: int, sample: int) -> int:
     """Return the copy of a sample that a rank's tier keeps or shall keep, -1 where none does."""
-    number = s.ints[rank + RANK]
-    for copy in range(s.copy_begin[sample], s.copy_begin[sample + 1]):
-        if s.copies[copy, COPY_RANK] == number:
-            return copy
-    return -1
+    return _copy_in(s, rank, STAGING, sample)
+
+
+def _copy_in(s: State, rank: int, place: int, sample: int) -> int:
+    """Return the copy of a sample that is for a place, of another rank or one of this rank's; -1 where none is."""
+    number, tiers = s.ints[rank + RANK], s.ints[rank + TIERS]
+    if place > tiers:
+        number = peer_of(tiers, place)
+    copy = _first_copy(s, sample, number)
+    is_there = copy < s.copy_begin[sample + 1] and s.copies[copy, COPY_RANK] == number
+    return copy if is_there else -1
+
+
+def _first_copy(s: State, sample: int, number: int) -> int:
+    """Return the first copy of a sample by rank that is not of a lower rank than this one."""
+    begin, end = s.copy_begin[sample], s.copy_begin[sample + 1]
+    while begin < end:
+        middle = (begin + end) // 2
+        if s.copies[middle, COPY_RANK] < number:
+            begin = middle + 1
+        else:
+            end = middle
+    first: int = begin
+    return first
 
 
 def _route(s: State, rank: int, place: int, is_second_choice: bool) -> None:
@@ -614,6 +732,8 @@ def _route(s: State, rank: int, place: int, is_second_choice: bool) -> None:
     sample = m[place + PLACE_SAMPLE]
     entry = find(s, rank, sample)
     if entry >= 0:
+        if m[rank + HANDS_ON] != 0:
+            _change_heir(s, rank, entry, m[place + PLACE_HEIR])
         if m[entry + ENTRY_STATE] == HERE:
             m[entry + ENTRY_HOLDERS] += 1
             _offer(s, rank, place, STAGING, entry)
@@ -621,17 +741,27 @@ def _route(s: State, rank: int, place: int, is_second_choice: bool) -> None:
             _wait(s, rank, place, entry)
         return
     copy = own_copy(s, rank, sample)
-    origin = SOURCE
-    if copy >= 0 and s.copies[copy, COPY_STATE] == PRESENT:
-        nbytes, tier = s.sizes[sample], s.copies[copy, COPY_TIER]
-        # What a worker computes for its own reads is not seen, and it is the least for a tier.
-        if reads_by_itself(s, rank, tier) or (
-            expected_seconds(s, rank, tier, nbytes) <= expected_seconds(s, rank, SOURCE, nbytes)
-        ):
-            origin = tier
-    is_wanted = copy >= 0 and s.copies[copy, COPY_STATE] == ABSENT
+    is_expected = False
+    if m[rank + HANDS_ON] == 0:
+        origin = _best_origin(s, rank, sample, copy)
+        heir = STAGING
+        if m[rank + HAS_HEIRS] != 0 and origin == SOURCE:
+            heir = _due_elsewhere(s, rank, sample)
+    else:
+        origin, heir = m[place + PLACE_HIT], m[place + PLACE_HEIR]
+        if is_second_choice:
+            origin = SOURCE
+        is_expected = origin != SOURCE and (copy < 0 or s.copies[copy, COPY_STATE] != PRESENT)
+        if origin != SOURCE and not is_expected:
+            s.copies[copy, COPY_STATE] = GONE  # after this read
+    number = m[m[place + PLACE_SLOT] + SLOT_NUMBER]
+    is_wanted = copy >= 0 and (s.copies[copy, COPY_STATE] == ABSENT or s.copies[copy, COPY_STATE] == DUE)
+    if is_wanted and m[rank + DROPS] != 0:
+        is_wanted = not _drop_before(s, rank, sample, number + 1)
     by_worker = reads_by_itself(s, rank, origin) or is_second_choice
-    if m[_row(m, rank, origin) + PROBE] != 0:
+    if heir != STAGING or is_expected:
+        by_worker = False
+    elif m[_row(m, rank, origin) + PROBE] != 0:
         m[_row(m, rank, origin) + PROBE] = 0
         by_worker = True
     if by_worker and not is_wanted:
@@ -639,17 +769,64 @@ def _route(s: State, rank: int, place: int, is_second_choice: bool) -> None:
         return
     entry = _new_entry(s, rank, sample)
     m[entry + ENTRY_ORIGIN] = origin
-    m[entry + ENTRY_REST] = STAGING
-    m[entry + ENTRY_BATCH] = m[m[place + PLACE_SLOT] + SLOT_NUMBER]
+    m[entry + ENTRY_HEIR] = heir
+    m[entry + ENTRY_BATCH] = number
     if is_wanted:
         m[entry + ENTRY_REST] = s.copies[copy, COPY_TIER]
         s.copies[copy, COPY_STATE] = PENDING
     if by_worker:
         m[entry + ENTRY_STATE] = WITH_WORKER
         _offer(s, rank, place, origin, entry)
+        return
+    _wait(s, rank, place, entry)
+    if is_expected:
+        m[entry + ENTRY_STATE] = EXPECTED
     else:
-        _wait(s, rank, place, entry)
         _queue(s, rank, entry)
+
+
+def _best_origin(s: State, rank: int, sample: int, copy: int) -> int:
+    """Return what is expected to bring a sample first: the source, a tier, another rank's. copy: this rank's, or -1."""
+    m = s.ints
+    begin, end = s.copy_begin[sample], s.copy_begin[sample + 1]
+    if begin == end:
+        return SOURCE
+    own: int = s.copies[copy, COPY_TIER] if copy >= 0 and s.copies[copy, COPY_STATE] == PRESENT else SOURCE
+    # What a worker computes for its own reads is not seen, and it is the least for a tier.
+    if own != SOURCE and reads_by_itself(s, rank, own):
+        return own
+    nbytes, origin = s.sizes[sample], SOURCE
+    least = expected_seconds(s, rank, SOURCE, nbytes)
+    if own != SOURCE:
+        seconds = expected_seconds(s, rank, own, nbytes)
+        if seconds <= least:
+            origin, least = own, seconds
+    if m[rank + READS_PEERS] == 0 or reads_by_itself(s, rank, SOURCE):
+        return origin
+    # Each rank begins behind itself, so that not all of them ask the same one.
+    number, other = m[rank + RANK], _first_copy(s, sample, m[rank + RANK] + 1)
+    for _ in range(min(end - begin, MOST_HOLDERS)):
+        if other == end:
+            other = begin
+        peer = s.copies[other, COPY_RANK]
+        if peer != number and s.copies[other, COPY_STATE] == PRESENT:
+            place = place_of(m[rank + TIERS], peer, s.copies[other, COPY_TIER])
+            by_then = expected_seconds(s, rank, place, nbytes)
+            if by_then < least:
+                origin, least = place, by_then
+        other += 1
+    return origin
+
+
+def _due_elsewhere(s: State, rank: int, sample: int) -> int:
+    """Return which place of another rank a sample is handed to by who reads it first, STAGING for none."""
+    m = s.ints
+    if reads_by_itself(s, rank, SOURCE):
+        return STAGING
+    for copy in range(s.copy_begin[sample], s.copy_begin[sample + 1]):
+        if s.copies[copy, COPY_STATE] == DUE and s.copies[copy, COPY_RANK] != m[rank + RANK]:
+            return place_of(m[rank + TIERS], s.copies[copy, COPY_RANK], s.copies[copy, COPY_TIER])
+    return STAGING
 
 
 def _hand_to_workers(s: State, rank: int, origin: int, most: int) -> int:
@@ -658,7 +835,7 @@ def _hand_to_workers(s: State, rank: int, origin: int, most: int) -> int:
     entry, count = m[rank + FIRST_URGENT], 0
     while entry >= 0 and count < most:
         following = m[entry + ENTRY_AFTER]
-        if m[entry + ENTRY_ORIGIN] == origin:
+        if m[entry + ENTRY_ORIGIN] == origin and m[entry + ENTRY_HEIR] == STAGING:
             count += 1
             _unqueue(s, rank, entry)
             m[_row(m, rank, origin) + BACKLOG] -= s.sizes[m[entry + ENTRY_SAMPLE]]
@@ -703,9 +880,66 @@ def _hand_to_readers(s: State, rank: int, origin: int) -> None:
 # -- Moves ---------------------------------------------------------------------------------------------------
 
 
+def _next_gift(s: State, rank: int) -> int:
+    """What another rank is to get, on at most as many readers as fills."""
+    m = s.ints
+    if m[rank + GIFTS] >= m[rank + FILL_LIMIT]:
+        return 0
+    entry = m[rank + FIRST_GIFT]
+    heir = m[entry + ENTRY_HEIR]
+    most = min(_group_size(s, rank, heir, m[entry + ENTRY_SAMPLE]), m[rank + GROUP_SIZE])
+    count = 0
+    while count < most and entry >= 0 and m[entry + ENTRY_HEIR] == heir:
+        _unlink(m, rank, entry, ENTRY_BEFORE, FIRST_GIFT)
+        m[m[rank + GROUP] + count] = entry
+        count += 1
+        entry = m[rank + FIRST_GIFT]
+    m[rank + GIFTS] += 1
+    return count
+
+
+def _given(s: State, rank: int, count: int) -> None:
+    """Another rank has the entries in the group, or those of MARK OK."""
+    m = s.ints
+    m[rank + MOVES] -= 1
+    m[rank + GIFTS] -= 1
+    m[_row(m, rank, STAGING) + IN_FLIGHT] -= 1
+    for k in range(count):
+        entry = m[m[rank + GROUP] + k]
+        copy = _copy_in(s, rank, m[entry + ENTRY_HEIR], m[entry + ENTRY_SAMPLE])
+        if copy >= 0:
+            s.copies[copy, COPY_STATE] = PRESENT if m[m[rank + MARKS] + k] == OK else DUE
+        m[rank + GIFTS_LEFT] -= 1
+        m[rank + GIFT_BYTES] -= s.sizes[m[entry + ENTRY_SAMPLE]]
+        _let_go(s, rank, entry)
+
+
+def _first_urgent(s: State, rank: int) -> int:
+    """Return the first entry of the urgent queue that may be read by now, -1 where none is."""
+    m = s.ints
+    entry: int = m[rank + FIRST_URGENT]
+    while (
+        entry >= 0 and m[entry + ENTRY_ORIGIN] == SOURCE and m[entry + ENTRY_BATCH] > m[rank + STAGES_UNTIL]
+    ):
+        entry = m[entry + ENTRY_AFTER]
+    if entry >= 0 and m[rank + READS_PEERS] != 0:
+        _choose_again(s, rank, entry)
+    return entry
+
+
+def _choose_again(s: State, rank: int, entry: int) -> None:
+    """Another rank may have got a sample since it was queued."""
+    m = s.ints
+    sample, known = m[entry + ENTRY_SAMPLE], m[entry + ENTRY_ORIGIN]
+    origin = _best_origin(s, rank, sample, own_copy(s, rank, sample))
+    m[entry + ENTRY_ORIGIN] = origin
+    m[_row(m, rank, known) + BACKLOG] -= s.sizes[sample]
+    m[_row(m, rank, origin) + BACKLOG] += s.sizes[sample]
+
+
 def _next_urgent(s: State, rank: int) -> int:
     m = s.ints
-    entry = m[rank + FIRST_URGENT]
+    entry = _first_urgent(s, rank)
     if entry < 0:
         return 0
     origin = m[entry + ENTRY_ORIGIN]
@@ -723,7 +957,7 @@ def _next_urgent(s: State, rank: int) -> int:
         reads += 1
         if origin == SOURCE and s.extents.shape[0] > 0:
             count = _with_neighbours(s, rank, sample, count)
-        entry = m[rank + FIRST_URGENT]
+        entry = _first_urgent(s, rank)
     return count
 
 
@@ -796,25 +1030,65 @@ def _next_fill(s: State, rank: int) -> int:
         share = max(1, m[rank + FILL_LIMIT] // max(1, unfinished))
         if m[row + FILLING] >= share:
             continue
-        count, reads, most = 0, 0, 1
+        count, reads, most, origin = 0, 0, 1, SOURCE
         while reads < most and count < m[rank + GROUP_SIZE] and m[row + FILL_NEXT] < m[row + FILL_END]:
             sample = s.fill_samples[m[row + FILL_NEXT]]
+            if m[rank + DROPS] != 0:
+                _drop_before(s, rank, sample, m[rank + COMING_NUMBER])
             if _is_absent(s, rank, sample):
                 if not _fits(s, rank, s.sizes[sample]):
                     break
+                best = _best_origin(s, rank, sample, -1)
                 if count == 0:
-                    most = _group_size(s, rank, SOURCE, sample)
-                _begin_fill(s, rank, tier, sample, count)
+                    origin = best
+                    most = _group_size(s, rank, origin, sample)
+                elif best != origin:
+                    break
+                _begin_fill(s, rank, origin, tier, sample, count)
                 count += 1
                 reads += 1
-                if s.extents.shape[0] > 0:
+                if origin == SOURCE and s.extents.shape[0] > 0:
                     count = _with_later_fills(s, rank, tier, sample, count)
             m[row + FILL_NEXT] += 1
         if count:
             m[row + FILLING] += 1
             m[rank + FILLS] += 1
             return count
+    return _next_spare(s, rank) if m[rank + DROPS] != 0 else 0
+
+
+def _next_spare(s: State, rank: int) -> int:
+    """The next spare that the rank still reads, once a tier has room for it."""
+    m = s.ints
+    spares = _row(m, rank, STAGING)
+    while m[spares + FILL_NEXT] < m[spares + FILL_END]:
+        sample = s.fill_samples[m[spares + FILL_NEXT]]
+        copy, nbytes = own_copy(s, rank, sample), s.sizes[sample]
+        if s.copies[copy, COPY_LAST] >= m[rank + COMING_NUMBER] and find(s, rank, sample) < 0:
+            for tier in range(1, m[rank + TIERS] + 1):
+                row = _row(m, rank, tier)
+                if m[row + ROOM] >= nbytes and _fits(s, rank, nbytes):
+                    m[row + ROOM] -= nbytes
+                    m[row + FILLING] += 1
+                    m[rank + FILLS] += 1
+                    m[spares + FILL_NEXT] += 1
+                    s.copies[copy, COPY_TIER] = tier
+                    _begin_fill(s, rank, _best_origin(s, rank, sample, -1), tier, sample, 0)
+                    return 1
+            return 0
+        m[spares + FILL_NEXT] += 1
     return 0
+
+
+def _drop_before(s: State, rank: int, sample: int, number: int) -> bool:
+    """Give the room of a sample to spares if no batch from a number on has it. Returns whether none has."""
+    m, copy = s.ints, own_copy(s, rank, sample)
+    if copy < 0 or s.copies[copy, COPY_LAST] >= number:
+        return False
+    if s.copies[copy, COPY_STATE] == ABSENT or s.copies[copy, COPY_STATE] == PRESENT:
+        m[_row(m, rank, s.copies[copy, COPY_TIER]) + ROOM] += s.sizes[sample]
+        s.copies[copy, COPY_STATE] = GONE
+    return True
 
 
 def _is_absent(s: State, rank: int, sample: int) -> bool:
@@ -822,16 +1096,16 @@ def _is_absent(s: State, rank: int, sample: int) -> bool:
     return is_absent
 
 
-def _begin_fill(s: State, rank: int, tier: int, sample: int, index: int) -> None:
+def _begin_fill(s: State, rank: int, origin: int, tier: int, sample: int, index: int) -> None:
     """Put a new entry for a sample that a tier shall keep into the group."""
     m = s.ints
     entry, nbytes = _new_entry(s, rank, sample), s.sizes[sample]
     m[entry + ENTRY_STATE] = MOVING
-    m[entry + ENTRY_ORIGIN] = SOURCE
+    m[entry + ENTRY_ORIGIN] = origin
     m[entry + ENTRY_REST] = tier
     m[entry + ENTRY_BATCH] = -1
     s.copies[own_copy(s, rank, sample), COPY_STATE] = PENDING
-    m[_row(m, rank, SOURCE) + BACKLOG] += nbytes
+    m[_row(m, rank, origin) + BACKLOG] += nbytes
     m[rank + PASSING] += nbytes
     m[m[rank + GROUP] + index] = entry
 
@@ -851,7 +1125,7 @@ def _with_later_fills(s: State, rank: int, tier: int, sample: int, count: int) -
             if count == m[rank + GROUP_SIZE] or not _fits(s, rank, s.sizes[near]):
                 break
             if _is_near(s, rank, near, unit, begin, end) and _is_absent(s, rank, near):
-                _begin_fill(s, rank, tier, near, count)
+                _begin_fill(s, rank, SOURCE, tier, near, count)
                 count += 1
                 offset = s.extents[near, OFFSET]
                 begin, end = min(begin, offset), max(end, offset + s.sizes[near])
@@ -871,7 +1145,7 @@ def _group_size(s: State, rank: int, origin: int, sample: int) -> int:
 
 def _fits(s: State, rank: int, nbytes: int) -> bool:
     m = s.ints
-    passing = m[rank + PASSING]
+    passing = m[rank + PASSING] - m[rank + GIFT_BYTES]
     is_within: bool = passing == 0 or passing + nbytes <= m[rank + PASSING_LIMIT]
     return is_within
 
@@ -891,6 +1165,8 @@ def _settle(s: State, rank: int, entry: int) -> None:
         s.copies[own_copy(s, rank, sample), COPY_STATE] = PRESENT
     m[entry + ENTRY_STATE] = HERE
     m[entry + ENTRY_HOLDERS] = 1
+    if m[entry + ENTRY_HEIR] != STAGING:
+        _hand_on(s, rank, entry)
     place = m[entry + ENTRY_FIRST]
     while place >= 0:
         following = m[place + PLACE_NEXT]
@@ -905,6 +1181,54 @@ def _settle(s: State, rank: int, entry: int) -> None:
     if state == MOVING and rest != STAGING:
         m[rank + PASSING] -= s.sizes[sample]  # the tier's memory has it
     _let_go(s, rank, entry)
+
+
+def _hand_on(s: State, rank: int, entry: int) -> None:
+    """An entry has come for whom there is an heir: its own tier, or another rank's, which gets it by and by.
+
+    Where the link is so slow that too much waits to be sent, it is not sent: who reads the sample next hands it over,
+    and who expects it reads it from the source.
+    """
+    m = s.ints
+    heir, sample = m[entry + ENTRY_HEIR], m[entry + ENTRY_SAMPLE]
+    tiers, nbytes = m[rank + TIERS], s.sizes[sample]
+    copy, state = s.copy_begin[sample], PRESENT
+    if heir > tiers:
+        waiting = m[rank + GIFTS_LEFT]
+        has_room = waiting < m[rank + SLOT_COUNT] * m[rank + GROUP_SIZE] and (
+            waiting == 0
+            or m[rank + HANDS_ON] != 0
+            or m[rank + GIFT_BYTES] + nbytes <= m[rank + PASSING_LIMIT] // 2
+        )
+        state = PENDING if has_room else GONE
+    if m[rank + HANDS_ON] != 0:
+        s.copies[copy, COPY_RANK] = m[rank + RANK] if heir <= tiers else peer_of(tiers, heir)
+        s.copies[copy, COPY_TIER] = heir if heir <= tiers else tier_of(tiers, heir)
+    else:
+        copy = _copy_in(s, rank, heir, sample)
+        if state == GONE or s.copies[copy, COPY_STATE] != DUE:
+            return
+    s.copies[copy, COPY_STATE] = state
+    if state != PENDING:
+        return
+    m[entry + ENTRY_HOLDERS] += 1
+    m[rank + GIFTS_LEFT] += 1
+    m[rank + GIFT_BYTES] += nbytes
+    _append(m, rank, entry, ENTRY_BEFORE, FIRST_GIFT)
+    if m[rank + HANDS_ON] != 0:
+        _remove(s, rank, entry)  # whoever needs it next waits until it comes back
+
+
+def _change_heir(s: State, rank: int, entry: int, heir: int) -> None:
+    """A sample is read once more by the rank that was to keep it: who is its heir after that read?"""
+    m = s.ints
+    m[entry + ENTRY_HEIR] = heir
+    if m[entry + ENTRY_STATE] != HERE:
+        return
+    if heir == STAGING:
+        s.copies[s.copy_begin[m[entry + ENTRY_SAMPLE]], COPY_STATE] = GONE
+    else:
+        _hand_on(s, rank, entry)
 
 
 def _let_go(s: State, rank: int, entry: int) -> None:
@@ -926,7 +1250,7 @@ def _fail(s: State, rank: int, entry: int) -> None:
         m[rank + PASSING] -= s.sizes[sample]
     _forget(s, rank, entry)
     if origin != SOURCE:
-        _lose(s, rank, sample)
+        _lose(s, rank, origin, sample)
     while first >= 0:
         following = m[first + PLACE_NEXT]
         m[first + PLACE_ENTRY] = -1
@@ -940,10 +1264,10 @@ def _fail(s: State, rank: int, entry: int) -> None:
         first = following
 
 
-def _lose(s: State, rank: int, sample: int) -> None:
-    copy = own_copy(s, rank, sample)
+def _lose(s: State, rank: int, place: int, sample: int) -> None:
+    copy = _copy_in(s, rank, place, sample)
     if copy >= 0 and s.copies[copy, COPY_STATE] == PRESENT:
-        s.copies[copy, COPY_STATE] = LOST
+        s.copies[copy, COPY_STATE] = GONE
 
 
 def _pass_on(s: State, rank: int, entry: int) -> None:
@@ -964,6 +1288,7 @@ def _forget(s: State, rank: int, entry: int) -> None:
     m = s.ints
     if m[entry + ENTRY_REST] != STAGING:
         s.copies[own_copy(s, rank, m[entry + ENTRY_SAMPLE]), COPY_STATE] = ABSENT
+    m[entry + ENTRY_HEIR] = STAGING
     _free_entry(s, rank, entry)
 
 
@@ -972,6 +1297,8 @@ def _new_entry(s: State, rank: int, sample: int) -> int:
     entry: int = m[rank + FREE_ENTRY]
     m[rank + FREE_ENTRY] = m[entry + ENTRY_AFTER]
     m[entry + ENTRY_SAMPLE] = sample
+    m[entry + ENTRY_REST] = STAGING
+    m[entry + ENTRY_HEIR] = STAGING
     m[entry + ENTRY_HOLDERS] = 0
     m[entry + ENTRY_FIRST] = -1
     m[entry + ENTRY_LAST] = -1
@@ -981,7 +1308,8 @@ def _new_entry(s: State, rank: int, sample: int) -> int:
 
 def _free_entry(s: State, rank: int, entry: int) -> None:
     m = s.ints
-    _remove(s, rank, entry)
+    if find(s, rank, m[entry + ENTRY_SAMPLE]) == entry:  # what is handed on is not found any more
+        _remove(s, rank, entry)
     m[m[rank + RELEASED] + m[rank + RELEASED_ENTRIES]] = entry
     m[rank + RELEASED_ENTRIES] += 1
     m[entry + ENTRY_STATE] = 0

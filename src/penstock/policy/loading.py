@@ -188,6 +188,10 @@ class Loading:
                 raise ConfigError(
                     f"hits name tier {hits.min()}; a tier is 1 or more, and {SOURCE} means none"
                 )
+        if self.hits is not None and (self.fills or self.drops):
+            raise ConfigError(
+                "hits are given with fills or drops: what goes from reader to reader has no home; leave one out"
+            )
         if self.spares is not None and not self.drops:
             raise ConfigError(
                 "spares are given without drops, so that room is never made for them: set drops=True"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
 from penstock.machine import Machine, StorageClass
 from penstock.plan.frequency import uses_of
-from penstock.policy.loading import Fill, Job, Loading, LoadingPolicy, NotSupported
+from penstock.policy.loading import Job, Loading, LoadingPolicy, NotSupported
 from penstock.policy.placement import Placement
 from penstock.trace.schema import SOURCE
 
-#: Storage classes of these names are local disks, whatever their backend.
-DISK_NAMES = ("ssd", "nvme", "disk")
 #: The loading policies of the package that the loader follows.
 LOADER_POLICIES = ("frequency", "frequency-unordered", "staging")
 
@@ -21,7 +20,7 @@ def why_not_kept(tier: StorageClass) -> str | None:
     """Return why the loader keeps no samples in a storage class; None where it does."""
     if tier.backend != "memory":
         return f"storage {tier.name!r} is of backend {tier.backend!r}, and the loader keeps samples in memory only"
-    if tier.name.lower() in DISK_NAMES:
+    if not tier.is_memory:
         return f"storage {tier.name!r} is a disk by its name, and the loader keeps samples in memory only"
     return None
 
@@ -59,11 +58,7 @@ def placement_of(policy: LoadingPolicy, job: Job, rank: int) -> Placement:
     Raises: NotSupported naming the policy and what the loader cannot run of it; ConfigError for a policy that fills a
         tier which the machine has not, keeps more than fits, or a sample twice: it names policy, rank and tier.
     """
-    loading = policy.prepare(job)
-    if not isinstance(loading, Loading):
-        raise ConfigError(
-            f"policy {policy.name!r} prepared a {type(loading).__name__}: return a penstock.policy.loading.Loading"
-        )
+    loading = prepared(policy, job)
     if reason := _why_not_run(loading, rank):
         raise NotSupported(
             f"the loader does not run policy {policy.name!r} yet, which {reason}. It runs "
@@ -73,7 +68,6 @@ def placement_of(policy: LoadingPolicy, job: Job, rank: int) -> Placement:
     fills = [fill for fill in loading.fills if fill.rank == rank and fill.samples.size]
     tier_of = np.full(job.plan.samples, SOURCE, np.int8)
     for fill in fills:
-        _check_fits(policy.name, fill, job, tier_of)
         tier_of[fill.samples] = fill.tier
     order = np.concatenate([fill.samples for fill in fills]) if fills else np.empty(0, np.int64)
     if len(fills) > 1:
@@ -100,21 +94,63 @@ def _why_not_run(loading: Loading, rank: int) -> str | None:
     return next((what for what, is_asked in asked.items() if is_asked), None)
 
 
-def _check_fits(
-    policy: str, fill: Fill, job: Job, tier_of: np.ndarray[tuple[int], np.dtype[np.int8]]
-) -> None:
-    tiers = len(job.machine.storage) - 1
-    where = f"policy {policy!r} fills tier {fill.tier} of rank {fill.rank}"
-    if not 1 <= fill.tier <= tiers:
-        raise ConfigError(f"{where}, and the tiers are 1 to {tiers}: job.machine.storage[1:]")
-    if fill.samples.min() < 0 or fill.samples.max() >= job.plan.samples:
-        raise ConfigError(f"{where} with a sample outside 0 to {job.plan.samples - 1:,}")
-    twice = fill.samples[tier_of[fill.samples] != SOURCE]
-    listed = np.zeros(job.plan.samples, np.bool_)
-    listed[fill.samples] = True
-    if twice.size or np.count_nonzero(listed) < fill.samples.size:
-        raise ConfigError(f"{where} with a sample that is already kept: a rank keeps a sample once")
-    kept = np.flatnonzero(tier_of == fill.tier)
-    nbytes = int(job.sizes_bytes[fill.samples].sum()) + int(job.sizes_bytes[kept].sum())
-    if nbytes > (room := job.machine.storage[fill.tier].capacity_bytes):
-        raise ConfigError(f"{where} with {nbytes:,} bytes, and it holds {room:,}: keep fewer samples")
+def prepared(policy: LoadingPolicy, job: Job) -> Loading:
+    """Return what a policy decides for a job.
+
+    Raises: NotSupported where the policy cannot run it; ConfigError for decisions that cannot be carried out on the
+        job's machine: it names policy, rank and tier.
+    """
+    loading = policy.prepare(job)
+    if not isinstance(loading, Loading):
+        raise ConfigError(
+            f"policy {policy.name!r} prepared a {type(loading).__name__}: return a penstock.policy.loading.Loading"
+        )
+    name, storage, samples = policy.name, job.machine.storage, job.plan.samples
+    nbytes = np.zeros((job.ranks, len(storage)), np.int64)
+    of_ranks: list[list[NDArray[np.int64]]] = [[] for _ in range(job.ranks)]
+    for fill in loading.fills:
+        where = f"policy {name!r} fills tier {fill.tier} of rank {fill.rank}"
+        if not 0 <= fill.rank < job.ranks:
+            raise ConfigError(f"{where}, and the ranks are 0 to {job.ranks - 1}")
+        if not 1 <= fill.tier < len(storage):
+            raise ConfigError(f"{where}, and the tiers are 1 to {len(storage) - 1}: job.machine.storage[1:]")
+        _check_ids(f"{where} with", fill.samples, samples)
+        nbytes[fill.rank, fill.tier] += job.sizes_bytes[fill.samples].sum()
+        if nbytes[fill.rank, fill.tier] > (room := storage[fill.tier].capacity_bytes):
+            raise ConfigError(
+                f"{where} with {nbytes[fill.rank, fill.tier]:,} bytes, and it holds {room:,}: keep fewer samples"
+            )
+        of_ranks[fill.rank].append(fill.samples)
+    for what, arrays in (("strings", loading.strings), ("hits", loading.hits)):
+        if arrays is not None and [each.size for each in arrays] != [each.size for each in job.strings]:
+            raise ConfigError(
+                f"policy {name!r} gives {what} of other lengths than the plan's strings: keep them"
+            )
+    for rank, string in enumerate(loading.strings or ()):
+        _check_ids(f"policy {name!r} lets rank {rank} read", string, samples)
+    if loading.spares is not None and len(loading.spares) != job.ranks:
+        raise ConfigError(
+            f"policy {name!r} gives spares for {len(loading.spares)} of {job.ranks} ranks: one array each"
+        )
+    for rank, spares in enumerate(loading.spares or ()):
+        _check_ids(f"policy {name!r} gives rank {rank} as a spare", spares, samples)
+        of_ranks[rank].append(spares)
+    for rank, listed in enumerate(of_ranks):
+        ids = np.sort(np.concatenate(listed)) if listed else np.empty(0, np.int64)
+        if (twice := np.flatnonzero(ids[1:] == ids[:-1])).size:
+            raise ConfigError(
+                f"policy {name!r} lets rank {rank} keep sample {ids[twice[0]]} twice: list it in one fill, once, or in "
+                "spares"
+            )
+    for rank, hits in enumerate(loading.hits or ()):
+        if hits.max(initial=SOURCE) >= len(storage):
+            raise ConfigError(
+                f"policy {name!r} has hits in tier {hits.max()} of rank {rank}; tiers are 1 to {len(storage) - 1}"
+            )
+    return loading
+
+
+def _check_ids(does: str, ids: NDArray[np.int64], samples: int) -> None:
+    if ids.min(initial=0) < 0 or ids.max(initial=0) >= samples:
+        wrong = ids.min() if ids.min() < 0 else ids.max()
+        raise ConfigError(f"{does} sample {wrong}; samples are 0 to {samples - 1:,}")

@@ -6,13 +6,14 @@ nothing is decided here. A rank has actors, each with one event to come at most:
     its consumer  asks for a batch, has it, computes for a while; all ranks end a step together
     its readers   obey moves
     its decoders  obey Loads: read by themselves, then decode
-    its wires     one for each origin: the source, the staging buffer (unused), the tiers
+    its wires     one for each origin: the source, its link to other ranks, the tiers
 
 The reads of a rank from one place each wait out its latency in parallel and then share its wire. The bytes under way
 flow at the rate that so many reads get together, those of the read that came first before the others. Dividing the
 rate equally instead would keep equal reads in step for ever: they would all end at once, and the wire would lie idle
 during their successors' latency, which no real store does. What ranks share, the store, slows each of them by how many
-have reads on their wires; a wire learns of that with its next read.
+have reads on their wires; a wire learns of that with its next read. What a rank reads from another's tier goes over the
+wire of that tier, then over the link of the rank that has it; what a rank hands over goes over its own link.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from penstock.policy.decisions import (
     FREED,
     GO_ON,
     GROUP,
+    GROUP_SIZE,
     HEAD,
+    LATE,
     LOAD,
     LOADED,
     MARKS,
@@ -44,10 +47,15 @@ from penstock.policy.decisions import (
     SLOTS,
     SOURCE,
     STAGED,
+    STAGES_UNTIL,
     STAGING,
     State,
     event,
+    expected_seconds,
     observe_worker,
+    peer_of,
+    received,
+    tier_of,
 )
 
 # Whatever can be indexed, as in `decisions`.
@@ -57,10 +65,14 @@ Floats = Any
 # What `run` returns: all is over, or there is no room for more spans.
 OVER, FULL = 0, 1
 NOTHING = -1
+# When batches are staged: ahead of the training; ahead, but what only the store has once it is asked for; once they are
+# asked for.
+AHEAD, STORE_ON_DEMAND, ON_DEMAND = 0, 1, 2
 
 # Kinds of spans, and the place of those that take bytes from nowhere, as in `penstock.trace.schema`.
 WAIT, STEP, READ, HIT, DECODE, SLOT = range(6)
 NO_PLACE = -128
+NO_PEER = -1
 # Threads in spans.
 READER_THREAD, DECODER_THREAD = 2, 3
 
@@ -77,13 +89,14 @@ READER_THREAD, DECODER_THREAD = 2, 3
     RUNNING,  #: ranks that have not ended it
     CLIENTS,  #: ranks with reads on the store's wire
     IS_SHARED,  #: 1: CLIENTS follows what the ranks do
-    ORIGINS,  #: of a rank
+    ORIGINS,  #: of a rank, other ranks' tiers left out
+    STAGES,  #: AHEAD, STORE_ON_DEMAND or ON_DEMAND
     STORE_RATES,  #: floats: bytes/s of a rank's reads together, by clients, by reads
     STORE_COLUMNS,  #: how many there are of a number of clients
     SPANS,  #: recorded since the driver took some
     MOST_SPANS,  #: where so many are recorded, the driver takes them; 0: none are recorded
     CLOCK_NUMBERS,
-) = range(17)
+) = range(18)
 # Floats of the clock: seconds of decoding for each byte; of a step for each sample and byte; of one read on the store's
 # wire, for each client; when the first batch is asked for; what time it is.
 DECODE_BYTE, STEP_SAMPLE, STEP_BYTE, REQUEST, FIRST_ASK, NOW, CLOCK_FLOATS = range(7)
@@ -130,6 +143,7 @@ ASKED, DUE, BEGUN, RANK_FLOAT_COLUMNS = range(4)
     BYTES,  #: of a Load's samples
     SLOT_OF,  #: of a Load, else -1
     CODE,  #: the step, counted over the run, or -1 - step for a fill
+    GIVES_TO,  #: the rank that gets what it moves, -1 where its own does
     ORIGIN,  #: of a wire
     FIRST,  #: worker on the wire
     LAST,
@@ -137,17 +151,18 @@ ASKED, DUE, BEGUN, RANK_FLOAT_COLUMNS = range(4)
     TAKES_TIME,  #: 1: of a wire whose reads take any
     RATES,  #: floats: bytes/s of so many reads together; the store's are the clock's
     ACTOR_COLUMNS,
-) = range(24)
-# Floats of an actor: of its event; when its instruction began, and its reads from one place or its decoding; of a
-# wire: bytes of the first read that are to come, as of when, and the latency of its reads.
-TIME, BEGAN, SINCE, REST, AS_OF, LATENCY, ACTOR_FLOAT_COLUMNS = range(7)
+) = range(25)
+# Floats of an actor: of its event; when its instruction began, and its reads from one place or its decoding; what it
+# takes to write into tiers; of a wire: bytes of the first read that are to come, as of when, the latency of its reads,
+# and what it takes to write a byte.
+TIME, BEGAN, SINCE, STORING_SECONDS, REST, AS_OF, LATENCY, WRITE_BYTE, ACTOR_FLOAT_COLUMNS = range(9)
 A_CONSUMER, A_WORKER, A_WIRE = 0, 1, 2
 NOWHERE, GOES_AT_ONCE = -1, -2
 # Phases of a consumer, and of a worker.
-STARTS, ASKING, WAITS, COMPUTES, RESTS = range(5)
-BEGINS, WAITING, FETCHING, DECODING = range(4)
+STARTS, ASKING, WAITS, COMPUTES, RESTS, PREPARES = range(6)
+BEGINS, WAITING, FETCHING, SENDING, STORING, DECODING = range(6)
 # Columns of `reads`.
-FROM_STORE, FROM_TIER = 0, 1
+FROM_STORE, FROM_TIER, FROM_PEER = 0, 1, 2
 
 
 class Clock(NamedTuple):
@@ -159,11 +174,15 @@ class Clock(NamedTuple):
     #: int32[accesses], int64[R, steps + 1]. Of each step of the run its epoch, and its number in it: int64[steps].
     string: Ints
     bounds: Ints
+    #: Where samples have no home, of each access the tier where it is found, or SOURCE, and the place that keeps it
+    #: afterwards, or STAGING: int8[accesses], int32[accesses]; else of size 0.
+    hits: Ints
+    heirs: Ints
     epoch_of: Ints
     number_of: Ints
     #: float64[steps], of the training for a step; of size 0 where STEP_SAMPLE and STEP_BYTE say so.
     step_seconds: Floats
-    #: Results: float64[steps], float32[steps, R] twice, int64[R, 2], float64[R], int64[R]; see `loading.Run`.
+    #: Results: float64[steps], float32[steps, R] twice, int64[R, 3], float64[R], int64[R]; see `loading.Run`.
     step_end: Floats
     step_stall: Floats
     step_busy: Floats
@@ -193,25 +212,47 @@ def run(s: State, c: Clock) -> int:
         else:
             return OVER
         now = g[NOW]
-        rank = w[actor + RANK]
-        what, slot, count, seconds = NOTHING, 0, 0, 0.0
+        what, slot, count, seconds, receiver = NOTHING, 0, 0, 0.0, -1
         if w[actor + ROLE] == A_CONSUMER:
-            if w[actor + PHASE] == STARTS:
+            rank = w[actor + RANK]
+            if w[actor + PHASE] == STARTS or w[actor + PHASE] == PREPARES:
                 what = GO_ON
+            elif w[actor + PHASE] == ASKING and w[STAGES] == STORE_ON_DEMAND:
+                s.ints[w[rank + DECIDES] + STAGES_UNTIL] = w[rank + ASKS]
+                what = GO_ON
+            was_waiting = w[actor + PHASE] == WAITS
             slot = _consume(s, c, rank, actor, now)
             if slot >= 0:
                 what = FREED
+            elif was_waiting and w[actor + PHASE] == WAITS:
+                what = LATE
         else:
             worker = actor
             if w[actor + ROLE] == A_WIRE:
                 worker = _end_of_read(w, g, s.sizes, actor, now)
+            rank = w[worker + RANK]
             if _go_on(s, c, rank, worker, now):
                 what = LOADED if w[worker + SLOT_OF] >= 0 else MOVED
                 slot, count, seconds = _over(s, c, rank, worker, now)
+                if w[worker + GIVES_TO] >= 0:
+                    receiver = _hand_over(s, c, worker)
         while what != NOTHING:
             size = event(s, what, w[rank + DECIDES], slot, count, 0, seconds)
             _obey(s, c, rank, size, now)
             what = GO_ON if _line_up(s, c, rank) else NOTHING
+            if what == NOTHING and receiver >= 0:
+                rank, what, receiver = receiver, GO_ON, -1
+
+
+def _hand_over(s: State, c: Clock, worker: int) -> int:
+    """Another rank has got what a reader moved. Returns that rank."""
+    m, w = s.ints, c.ints
+    rank: int = CLOCK_NUMBERS + w[worker + GIVES_TO] * RANK_COLUMNS
+    group, samples = m[w[rank + DECIDES] + GROUP], w[worker + ITEMS] + w[worker + MOST_ITEMS]
+    for k in range(w[worker + COUNT]):
+        m[group + k] = w[samples + k]
+    received(s, w[rank + DECIDES], w[worker + COUNT])
+    return rank
 
 
 # -- The consumer --------------------------------------------------------------------------------------------
@@ -221,6 +262,8 @@ def _consume(s: State, c: Clock, rank: int, actor: int, now: float) -> int:
     """Let a consumer go on. Returns a slot that it does not need any more, or -1."""
     w, g = c.ints, c.floats
     mine = w[rank + RANK_FLOATS]
+    if w[actor + PHASE] == PREPARES:
+        return -1
     if w[actor + PHASE] == STARTS:
         # As if it ended a step before the first one when it asks for the first time.
         w[actor + PHASE] = COMPUTES
@@ -235,13 +278,20 @@ def _consume(s: State, c: Clock, rank: int, actor: int, now: float) -> int:
         if w[RUNNING] == 0:
             _next_step(c, now)
         return -1
+    freed: int = -1
     if w[actor + PHASE] == ASKING:
         w[actor + PHASE] = WAITS
         g[mine + ASKED] = now
+        if c.hits.shape[0] > 0:
+            sample = c.string[c.bounds[w[rank + ROW], w[AT_STEP]]]
+            _push(w, g, actor, now + expected_seconds(s, w[rank + DECIDES], SOURCE, s.sizes[sample]))
+        if w[STAGES] == ON_DEMAND:
+            freed = w[rank + KEEPS]
+            w[rank + KEEPS] = -1
     at = w[rank + ASKS] % w[rank + RING]
     slot = w[w[rank + COMPLETE] + at]
     if slot < 0:
-        return -1
+        return freed
     w[w[rank + COMPLETE] + at] = -1
     w[rank + ASKS] += 1
     row, step = w[rank + ROW], w[w[rank + STEPS] + at]
@@ -257,12 +307,12 @@ def _consume(s: State, c: Clock, rank: int, actor: int, now: float) -> int:
     c.step_stall[step, row] = now - asked
     c.step_busy[step, row] = busy
     c.step_end[step] = max(c.step_end[step], now + busy)
-    _record(c, WAIT, asked, now, step, -1, end - begin, 0, NO_PLACE, DECODER_THREAD, rank)
+    _record(c, WAIT, asked, now, step, -1, end - begin, 0, NO_PLACE, NO_PEER, DECODER_THREAD, rank)
     w[actor + PHASE] = COMPUTES
     g[mine + BEGUN] = now
     _push(w, g, actor, now + busy)
     # The training's name for the last batch is bound anew only now: until here it kept that slot.
-    freed: int = w[rank + KEEPS]
+    freed = w[rank + KEEPS]
     w[rank + KEEPS] = slot
     return freed
 
@@ -272,7 +322,7 @@ def _record_step(c: Clock, rank: int, now: float) -> None:
     step, row = c.ints[AT_STEP], c.ints[rank + ROW]
     samples = c.bounds[row, step + 1] - c.bounds[row, step]
     begun = c.floats[c.ints[rank + RANK_FLOATS] + BEGUN]
-    _record(c, STEP, begun, now, step, -1, samples, 0, NO_PLACE, DECODER_THREAD, rank)
+    _record(c, STEP, begun, now, step, -1, samples, 0, NO_PLACE, NO_PEER, DECODER_THREAD, rank)
 
 
 def _next_step(c: Clock, now: float) -> None:
@@ -287,7 +337,7 @@ def _next_step(c: Clock, now: float) -> None:
                 w[RUNNING] += 1
                 consumer = w[CLOCK_NUMBERS + row * RANK_COLUMNS + CONSUMER]
                 w[consumer + PHASE] = ASKING
-                _do(w, consumer)
+                let_go_on(w, consumer)
 
 
 # -- Instructions --------------------------------------------------------------------------------------------
@@ -305,8 +355,13 @@ def _line_up(s: State, c: Clock, rank: int) -> bool:
     w[rank + NEXT_STEP] = step + 1
     if step < steps:
         begin, size = c.bounds[row, step], c.bounds[row, step + 1] - c.bounds[row, step]
+        coming, most = m[decides + COMING], m[decides + GROUP_SIZE]
         for k in range(size):
-            m[m[decides + COMING] + k] = c.string[begin + k]
+            m[coming + k] = c.string[begin + k]
+        if c.hits.shape[0] > 0:
+            for k in range(size):
+                m[coming + most + k] = c.hits[begin + k]
+                m[coming + 2 * most + k] = c.heirs[begin + k]
         number = w[rank + NEXT_NUMBER]
         w[rank + NEXT_NUMBER] += 1
         m[decides + COMING_SIZE] = size
@@ -336,6 +391,12 @@ def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
                 w[items + k] = m[at + k]
                 w[items + most + k] = m[at + count + k]
                 w[items + 2 * most + k] = where
+            w[worker + GIVES_TO] = -1
+            c.floats[w[worker + ACTOR_FLOATS] + STORING_SECONDS] = 0.0
+            if where == STAGING:
+                w[worker + GIVES_TO] = peer_of(w[ORIGINS] - 2, m[at + 2 * count])
+            else:
+                _expect_to_store(s, c, rank, worker, at + count, at + 2 * count, count)
             at += 3 * count
             w[worker + READS] = count
             w[worker + SLOT_OF] = -1
@@ -356,10 +417,14 @@ def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
                     own += 1
                 else:
                     origin = m[m[at + 4 * count + k] + ENTRY_ORIGIN]
-                c.reads[w[rank + ROW], FROM_STORE if origin == SOURCE else FROM_TIER] += 1
+                column = FROM_STORE if origin == SOURCE else FROM_TIER
+                c.reads[w[rank + ROW], FROM_PEER if origin > w[ORIGINS] - 2 else column] += 1
             w[worker + READS] = own
+            w[worker + GIVES_TO] = -1
+            c.floats[w[worker + ACTOR_FLOATS] + STORING_SECONDS] = 0.0
             if own > 0:
                 _list_own_reads(m, w, worker, at + count, count)
+                _expect_to_store(s, c, rank, worker, at + count, at + 3 * count, count)
             w[worker + BYTES] = nbytes
             w[worker + SLOT_OF] = where
             w[worker + CODE] = w[w[rank + STEPS] + number % w[rank + RING]]
@@ -369,17 +434,30 @@ def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
             w[w[rank + COMPLETE] + number % w[rank + RING]] = where
             at += count
             if w[w[rank + CONSUMER] + PHASE] == WAITS:
-                _do(w, w[rank + CONSUMER])
+                _take_out(w, c.floats, w[rank + CONSUMER])
+                let_go_on(w, w[rank + CONSUMER])
         elif what == STAGED:
             step = w[rank + COMING_STEP]
             w[w[rank + STEPS] + number % w[rank + RING]] = step
             mine = w[rank + RANK_FLOATS]
             _record(
-                c, SLOT, c.floats[mine + DUE], now, step, -1, 0, 0, NO_PLACE, DECODER_THREAD, w[rank + ROW]
+                c, SLOT, c.floats[mine + DUE], now, step, -1, 0, 0, NO_PLACE, NO_PEER, DECODER_THREAD, rank
             )
             c.floats[mine + DUE] = now
         else:  # DROP: there are no bytes
             at += count
+
+
+def _expect_to_store(
+    s: State, c: Clock, rank: int, worker: int, samples: int, rests: int, count: int
+) -> None:
+    """Say how long it takes to write what tiers are to keep. samples, rests: where `count` of each are."""
+    m, w, g = s.ints, c.ints, c.floats
+    for k in range(count):
+        if m[rests + k] != STAGING:
+            wire = w[rank + WIRES] + (m[rests + k] - SOURCE) * ACTOR_COLUMNS
+            seconds = s.sizes[m[samples + k]] * g[w[wire + ACTOR_FLOATS] + WRITE_BYTE]
+            g[w[worker + ACTOR_FLOATS] + STORING_SECONDS] += seconds
 
 
 def _list_own_reads(m: Ints, w: Ints, worker: int, at: int, count: int) -> None:
@@ -403,7 +481,7 @@ def _begin(c: Clock, worker: int, count: int, sample: int, now: float) -> None:
     w[worker + FIRST_SAMPLE] = sample
     c.floats[w[worker + ACTOR_FLOATS] + BEGAN] = now
     c.floats[w[worker + ACTOR_FLOATS] + SINCE] = now
-    _do(w, worker)
+    let_go_on(w, worker)
 
 
 def _go_on(s: State, c: Clock, rank: int, worker: int, now: float) -> bool:
@@ -420,26 +498,33 @@ def _go_on(s: State, c: Clock, rank: int, worker: int, now: float) -> bool:
             w[worker + COUNT],
             0,
             NO_PLACE,
+            NO_PEER,
             DECODER_THREAD,
             rank,
         )
         return True
-    if w[worker + PHASE] == FETCHING:
-        w[worker + READ_SO_FAR] += 1
+    if w[worker + PHASE] == STORING:
+        return True
     done, reads = w[worker + READ_SO_FAR], w[worker + READS]
-    origins = w[worker + ITEMS] + 2 * w[worker + MOST_ITEMS]
-    wires = w[rank + WIRES]
+    places = w[worker + ITEMS] + 2 * w[worker + MOST_ITEMS]
+    if w[worker + PHASE] == FETCHING and _send(w, g, s.sizes, rank, worker, w[places + done], now):
+        return False
+    if w[worker + PHASE] == FETCHING or w[worker + PHASE] == SENDING:
+        done += 1
+        w[worker + READ_SO_FAR] = done
     while w[worker + PHASE] != WAITING:
         first = w[worker + FROM_HERE]
-        if done > first and (done == reads or w[origins + done] != w[origins + first]):
+        if done > first and (done == reads or w[places + done] != w[places + first]):
             _note_reads(s, c, rank, worker, done, now)
         if done == reads:
             break
-        wire = wires + (w[origins + done] - SOURCE) * ACTOR_COLUMNS
+        w[worker + READ_SO_FAR] = done
+        wire = _wire(w, rank, w[places + done])
         if w[wire + TAKES_TIME] == 0:
+            if _send(w, g, s.sizes, rank, worker, w[places + done], now):
+                return False
             done += 1
             continue
-        w[worker + READ_SO_FAR] = done
         w[worker + PHASE] = WAITING
         latency = g[w[wire + ACTOR_FLOATS] + LATENCY]
         if latency > 0.0:
@@ -447,14 +532,41 @@ def _go_on(s: State, c: Clock, rank: int, worker: int, now: float) -> bool:
             return False
     if w[worker + PHASE] == WAITING:
         w[worker + PHASE] = FETCHING
-        _join(w, g, s.sizes, wires + (w[origins + done] - SOURCE) * ACTOR_COLUMNS, worker, now)
+        _join(w, g, s.sizes, _wire(w, rank, w[places + done]), worker, now)
         return False
+    storing: float = g[w[worker + ACTOR_FLOATS] + STORING_SECONDS]
     if w[worker + SLOT_OF] < 0:
-        return True
+        w[worker + PHASE] = STORING
+        if storing > 0.0:
+            _push(w, g, worker, now + storing)
+        return storing == 0.0
     w[worker + PHASE] = DECODING
     g[w[worker + ACTOR_FLOATS] + SINCE] = now
-    _push(w, g, worker, now + w[worker + BYTES] * g[DECODE_BYTE])
+    _push(w, g, worker, now + storing + w[worker + BYTES] * g[DECODE_BYTE])
     return False
+
+
+def _send(w: Ints, g: Floats, sizes: Ints, rank: int, worker: int, place: int, now: float) -> bool:
+    """Let what another rank's tier has read go over that rank's link. Returns whether that takes time."""
+    tiers = w[ORIGINS] - 2
+    if place <= tiers:
+        return False
+    link = _wire(w, CLOCK_NUMBERS + peer_of(tiers, place) * RANK_COLUMNS, STAGING)
+    if w[link + TAKES_TIME] == 0:
+        return False
+    w[worker + PHASE] = SENDING
+    _join(w, g, sizes, link, worker, now)
+    return True
+
+
+def _wire(w: Ints, rank: int, place: int) -> int:
+    """Return the wire over which a place is read; of another rank's tier, that rank's."""
+    tiers = w[ORIGINS] - 2
+    if place > tiers:
+        rank = CLOCK_NUMBERS + peer_of(tiers, place) * RANK_COLUMNS
+        place = tier_of(tiers, place)
+    wire: int = w[rank + WIRES] + (place - SOURCE) * ACTOR_COLUMNS
+    return wire
 
 
 def _note_reads(s: State, c: Clock, rank: int, worker: int, done: int, now: float) -> None:
@@ -462,24 +574,29 @@ def _note_reads(s: State, c: Clock, rank: int, worker: int, done: int, now: floa
     w, g = c.ints, c.floats
     samples, first = w[worker + ITEMS] + w[worker + MOST_ITEMS], w[worker + FROM_HERE]
     origin: int = w[samples + w[worker + MOST_ITEMS] + first]
+    tiers, place, peer = w[ORIGINS] - 2, origin, NO_PEER
+    if origin > tiers:
+        place, peer = tier_of(tiers, origin), peer_of(tiers, origin)
     is_decoder = w[worker + SLOT_OF] >= 0
     since = g[w[worker + ACTOR_FLOATS] + SINCE]
     nbytes = 0
     for k in range(first, done):
         nbytes += s.sizes[w[samples + k]]
-    _record(
-        c,
-        READ if origin == SOURCE else HIT,
-        since,
-        now,
-        w[worker + CODE],
-        w[samples + first],
-        done - first,
-        nbytes,
-        origin,
-        DECODER_THREAD if is_decoder else READER_THREAD,
-        rank,
-    )
+    if origin != STAGING:  # else another rank gets it
+        _record(
+            c,
+            READ if origin == SOURCE else HIT,
+            since,
+            now,
+            w[worker + CODE],
+            w[samples + first],
+            done - first,
+            nbytes,
+            place,
+            peer,
+            DECODER_THREAD if is_decoder else READER_THREAD,
+            rank,
+        )
     if origin == SOURCE:
         c.store_bytes[w[rank + ROW]] += nbytes
         if w[worker + CODE] < 0:
@@ -575,6 +692,7 @@ def _record(
     samples: int,
     nbytes: int,
     place: int,
+    peer: int,
     thread: int,
     rank: int,
 ) -> None:
@@ -591,14 +709,14 @@ def _record(
     span[at, 3] = nbytes
     span[at, 4] = 0  # no flow
     span[at, 5] = (number << 32) | c.epoch_of[step]
-    span[at, 6] = (-1 << 32) | samples  # no peer
+    span[at, 6] = (peer << 32) | samples
     span[at, 7] = (c.ints[rank + NUMBER] << 32) | (thread << 16) | ((place & 255) << 8) | kind
 
 
 # -- Events: a heap by time, with each actor once at most ----------------------------------------------------
 
 
-def _do(w: Ints, actor: int) -> None:
+def let_go_on(w: Ints, actor: int) -> None:
     """Let an actor go on now, before any other event."""
     if w[actor + PLACE_IN_HEAP] == NOWHERE:
         w[w[AT_ONCE_RING] + (w[AT_ONCE_FIRST] + w[AT_ONCE]) % w[AT_ONCE_SIZE]] = actor
@@ -650,6 +768,13 @@ def _pop(w: Ints, g: Floats) -> None:
     if w[QUEUED] > 0:
         w[heap] = w[heap + w[QUEUED]]
         _sink(w, g, 0)
+
+
+def _take_out(w: Ints, g: Floats, actor: int) -> None:
+    """Take an actor's event out, if it has one."""
+    if w[actor + PLACE_IN_HEAP] >= 0:
+        _push(w, g, actor, -1.0)
+        _pop(w, g)
 
 
 def _sink(w: Ints, g: Floats, at: int) -> None:

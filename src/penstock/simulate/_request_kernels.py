@@ -1,4 +1,4 @@
-"""The compiled request model: what both of its loops share, and the loop in which ranks go one after the other.
+"""The compiled request model: ranks go one after the other through each step, request by request.
 
 Every rate comes in as a table that `penstock.machine` computed, every decision of what is kept where as arrays that a
 policy made; the loops keep clocks. Times are seconds, sizes bytes. `penstock.simulate.requests` prepares the arrays.
@@ -62,8 +62,7 @@ class Fills(NamedTuple):
     """What is brought into tiers during the training: rank r's samples[begin[r] : begin[r + 1]], in this order.
 
     level: the tier of each sample; 0 where it goes to the first with room. room: float64[ranks, tiers], bytes.
-    first_read, last_read: int64[samples], the rank's first and last read of each, -1 where there is none; of size 0
-    where nobody stages at once, and where nothing is dropped.
+    last_read: int64[samples], the rank's last read of each, -1 where there is none; of size 0 where nothing is dropped.
     """
 
     begin: Ints
@@ -71,12 +70,11 @@ class Fills(NamedTuple):
     level: NDArray[np.int8]
     threads: Ints
     room: Floats
-    first_read: Ints
     last_read: Ints
 
 
 class Costs(NamedTuple):
-    """Bytes per second of a read: store[clients, reads of this rank], tier and peer [tier, reads]; seconds per byte.
+    """Bytes per second of a read: store[clients], tier and peer [tiers]; seconds per byte.
 
     preprocess: decoding and writing a byte into the staging buffer. fill: into tier j, [tiers]. network: bytes/s
     between ranks. latency: seconds before the bytes of a read flow, [tiers], at 0 the store's.
@@ -108,7 +106,6 @@ class Rules(NamedTuple):
     counts_first_time: bool
     staging_bytes: float
     threads: int
-    decoders: int
     start: float
     staging_start: float
 
@@ -274,10 +271,8 @@ def run_rank_by_rank(
     """
     string, bounds, sizes, hit, next_read, next_rank, arrival, is_last = job
     begin, holder, tier, ready, is_handed = copies
-    fill_begin, fill_samples, fill_level, fill_threads, room, _, fill_last = fills
-    tier_rate: Floats = costs.tier[:, 1].copy()
-    peer_rate: Floats = costs.peer[:, 1].copy()
-    store_rate: Floats = costs.store[:, 1].copy()
+    fill_begin, fill_samples, fill_level, fill_threads, room, fill_last = fills
+    tier_rate, peer_rate, store_rate = costs.tier, costs.peer, costs.store
     asked_begin, asked_count, asked_times = asked
     fetched_begin, fetched_count, fetched_times = fetched
     (
@@ -501,13 +496,3 @@ def sort_by_sample(samples: Ints, begin: Ints, place: Ints) -> None:
     for sample in range(begin.size - 1, 0, -1):
         begin[sample] = begin[sample - 1]
     begin[0] = 0
-
-
-@kernel
-def kept_twice(begin: Ints, holder: NDArray[np.int32]) -> int:
-    """Return the first sample of which a rank has two copies, or -1; a sample's copies are in the order of ranks."""
-    for sample in range(begin.size - 1):
-        for copy in range(begin[sample] + 1, begin[sample + 1]):
-            if holder[copy] == holder[copy - 1]:
-                return sample
-    return -1

@@ -1,4 +1,4 @@
-"""What the request model takes for granted, each as a named value.
+"""What a simulated job takes for granted, each as a named value.
 
 `PHYSICAL` is what a careful engineer would assume, and the default; `THESIS` is what the published numbers
 (R. Böhringer, "Clairvoyant Prefetching for Machine Learning I/O", ETH Zürich 2020, section 5.2) were computed with.
@@ -12,17 +12,34 @@ from typing import Literal, get_args, get_type_hints
 
 from penstock.errors import ConfigError
 
+#: The value of `Assumptions.time` by which the loaders' own schedulers run.
+TOGETHER = "together"
+#: What they do, so that nothing else can be assumed.
+_OF_LOADERS = {
+    "clients": "reading-now",
+    "bandwidth": "shared",
+    "curves": "interpolated",
+    "remote": "fastest",
+    "freed": "on-use",
+    "counted": "always",
+    "initial_stall": "longest",
+    "staging_begins": "after-loading",
+    "filling": "as-read",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
     """The modelling assumptions of a simulated run; the first of each pair is physical.
 
-    time: how the ranks of a job share time within a step. ``together``: events of all ranks and threads happen in the
-        order of their times. ``rank-by-rank``: each rank goes through its whole local batch before the next one
-        begins; the first ranks see little of the others, as if they had the shared store to themselves.
-    clients: how many ranks share the store at a read (gamma). ``reading-now``: those with a read under way. ``ahead``
-        (only with rank-by-rank): oneself and every other rank whose list of read times has an entry at or after now,
-        however far ahead; a read of next hour slows one of today. ``all``: N, always.
+    time: how the ranks of a job share time. ``together``: the schedulers of all ranks run at once, as those of the
+        loaders do (`penstock.simulate.scheduled`); how reads share a place, what is staged and when buffers are freed
+        follows from what they do, so that the assumptions about these are the physical ones. ``rank-by-rank``: each
+        rank goes through its whole local batch before the next one begins; the first ranks see little of the others,
+        as if they had the shared store to themselves.
+    clients: how many ranks share the store at a read (gamma). ``reading-now``: those with a read under way. With
+        rank-by-rank one of the others. ``ahead``: oneself and every other rank whose list of read times has an entry
+        at or after now, however far ahead; a read of next hour slows one of today. ``all``: N, always.
     bandwidth: what several reads of one place get. ``shared``: the place's bandwidth is divided among them.
         ``per-thread``: each gets all of it; two threads read twice what the device can.
     curves: a throughput between two measured thread counts. ``interpolated``: on the line between them. ``exact``: it
@@ -40,9 +57,6 @@ class Assumptions:
         ``last-rank``: when the highest rank that loads is done; the others may still be loading.
     staging_begins: when staging threads begin under a policy that loads before training. ``after-loading``: then.
         ``at-zero``: at time zero, with the samples that are still being loaded available already.
-    readers: how many reads for the staging buffer a rank keeps under way. ``source``: as many as the store's threads,
-        if these are more than the buffer's, while decode_threads decode. ``staging``: one for each thread of the
-        buffer; a store that rewards more waits.
     filling: what bringing a sample into a tier costs. ``as-read``: its fetch, and the tier's write. ``preprocessed``:
         its fetch at N clients, then preprocessing (beta), though tiers keep samples as they are stored.
     pieces: how HDMLP's list of samples by frequency is sorted by first use. ``tiers``: what each tier will keep.
@@ -67,7 +81,6 @@ class Assumptions:
     counted: Literal["always", "first-time"] = "always"
     initial_stall: Literal["longest", "last-rank"] = "longest"
     staging_begins: Literal["after-loading", "at-zero"] = "after-loading"
-    readers: Literal["source", "staging"] = "source"
     filling: Literal["as-read", "preprocessed"] = "as-read"
     pieces: Literal["tiers", "from-staging"] = "tiers"
     unread: Literal["left", "kept"] = "left"
@@ -82,17 +95,14 @@ class Assumptions:
                 raise ConfigError(
                     f"assumptions.{field.name} is {value!r}; it is one of {', '.join(map(repr, known))}"
                 )
-        if self.clients == "ahead" and self.time != "rank-by-rank":
-            raise ConfigError(
-                "assumptions.clients is 'ahead', which counts reads that a rank before has already planned: "
-                "it needs time = 'rank-by-rank'"
-            )
-        if self.counted == "first-time" and self.time != "rank-by-rank":
-            raise ConfigError(
-                "assumptions.counted is 'first-time', which fills a buffer that several threads watch beyond its "
-                "capacity: it needs time = 'rank-by-rank'"
-            )
-        if self.clients == "reading-now" and self.time != "together":
+        if self.time == TOGETHER:
+            for name, value in _OF_LOADERS.items():
+                if getattr(self, name) != value:
+                    raise ConfigError(
+                        f"assumptions.{name} is {getattr(self, name)!r}, and loaders that run together do as "
+                        f"{value!r} says: it needs time = 'rank-by-rank', as in the preset thesis"
+                    )
+        elif self.clients == "reading-now":
             raise ConfigError(
                 "assumptions.clients is 'reading-now', but ranks that go through a step one after the other never "
                 "read at once: use 'all' or 'ahead', or time = 'together'"
@@ -111,7 +121,6 @@ THESIS = Assumptions(
     counted="first-time",
     initial_stall="last-rank",
     staging_begins="at-zero",
-    readers="staging",
     filling="preprocessed",
     pieces="from-staging",
     unread="kept",

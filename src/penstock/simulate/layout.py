@@ -448,7 +448,7 @@ class _Comparison:
         )
 
     def _fits_memory(self) -> bool:
-        memory = sum(each.capacity_bytes for each in self._machine.storage if each.backend == "memory")
+        memory = sum(each.capacity_bytes for each in self._machine.storage if each.is_memory)
         return self._total_bytes <= self._plan.ranks * memory
 
     # Putting together

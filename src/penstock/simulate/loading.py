@@ -6,8 +6,8 @@ ranks, and the trace that comes out has the spans that a real run records.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,8 @@ from penstock.machine import Machine
 from penstock.machine_code import Loop, Signature
 from penstock.plan import AccessPlan
 from penstock.policy import StagingLimits, decisions
-from penstock.policy.decision_state import EVENT, new_state, views_of
+from penstock.policy.decision_state import EVENT, new_state, parts_of, views_of
+from penstock.policy.decisions import State
 from penstock.policy.loading import Job, LoadingPolicy
 from penstock.policy.placement import Kept
 from penstock.policy.runnable import placement_of
@@ -48,6 +49,8 @@ RUN = Signature(
             "float64[:]",
             "int32[:]",
             "int64[:, :]",
+            "int8[:]",
+            "int32[:]",
             "int64[:]",
             "int64[:]",
             "float64[:]",
@@ -115,16 +118,42 @@ def steps_of(
 
 
 @dataclass(frozen=True, slots=True)
+class Agreed:
+    """What the schedulers of a job's ranks were told by a policy. R ranks, T tiers.
+
+    kept: of each rank what it keeps, in the order in which it fills its tiers.
+    due: of each rank what it keeps besides, and is handed by whoever reads it first; empty where nothing is.
+    before: int64[rounds, R, T], how many more samples of each tier are filled in each round before the training.
+    stages: AHEAD, STORE_ON_DEMAND or ON_DEMAND of `_clock`.
+    hits: int8[accesses], where samples have no home: the tier in which each read finds its own, or SOURCE. Else empty.
+    heirs: int32[accesses], as `Clock.heirs`.
+    spares, last_batches: see `new_state`.
+    """
+
+    kept: Sequence[Kept]
+    due: Sequence[Kept] = ()
+    before: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0, 0), np.int64))
+    reads_peers: bool = False
+    stages: int = _clock.AHEAD
+    hits: NDArray[np.int8] = field(default_factory=lambda: np.empty(0, np.int8))
+    heirs: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    spares: Sequence[NDArray[np.int64]] = ()
+    last_batches: Sequence[NDArray[np.int32]] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """What a run in virtual time amounts to. R ranks.
 
+    begin_seconds: when the training began, after what is loaded before it.
     step_end_seconds: float64[steps], when the slowest rank has ended each.
     step_stall_seconds, step_busy_seconds: float32[steps, R], waiting for samples, and computing.
-    reads: int64[R, 2], consumed samples that came from the store, and from a tier.
+    reads: int64[R, 3], consumed samples that came from the store, from a tier, and from a tier of another rank.
     store_bytes: float64[R], read from the store, for tiers too. fill_reads: int64[R], reads for no batch.
     spans: of all ranks, by their ends; empty unless asked for.
     """
 
+    begin_seconds: float
     step_end_seconds: NDArray[np.float64]
     step_stall_seconds: NDArray[np.float32]
     step_busy_seconds: NDArray[np.float32]
@@ -138,7 +167,7 @@ def run_in_virtual_time(
     read: Steps,
     machine: Machine,
     sizes_bytes: NDArray[np.int64],
-    kept: Sequence[Kept],
+    agreed: Agreed,
     limits: StagingLimits,
     *,
     step_seconds: NDArray[np.float64] | None = None,
@@ -147,7 +176,8 @@ def run_in_virtual_time(
 ) -> Run:
     """Run the loading of some ranks, which share the store and end each step together.
 
-    sizes_bytes: int64[samples], as stored. kept: what each of the ranks keeps. limits: of each rank.
+    read: of all ranks of the job, where they read each other's tiers.
+    sizes_bytes: int64[samples], as stored. limits: of each rank.
     step_seconds: float64[steps], of the training for each step; None: machine.compute says, which must be known then.
     first_ask_seconds: how long after the start of prefetching the training asks for its first batch.
 
@@ -157,25 +187,43 @@ def run_in_virtual_time(
     local_batch = int(np.diff(read.bounds, axis=1).max(initial=0))
     state = new_state(
         sizes_bytes,
-        kept,
+        agreed.kept,
         machine,
         slots=limits.slots,
         local_batch=local_batch,
         readers=limits.readers,
         undecoded_bytes=limits.undecoded_bytes,
+        due=agreed.due,
+        reads_peers=agreed.reads_peers,
+        hands_on=agreed.hits.size > 0,
+        spares=agreed.spares,
+        last_batches=agreed.last_batches,
     )
-    for rank in range(0, len(kept) * decisions.NUMBERS, decisions.NUMBERS):
-        state.ints[rank + decisions.LOADS_ALLOWED] = limits.decoders
-        state.ints[rank + decisions.COMES_MORE] = 1
-    clock = _new_clock(read, machine, limits, local_batch, step_seconds, first_ask_seconds, has_spans)
+    numbers, _ = parts_of(state, machine)
+    numbers[:, decisions.LOADS_ALLOWED] = limits.decoders
+    if agreed.stages == _clock.STORE_ON_DEMAND:
+        numbers[:, decisions.STAGES_UNTIL] = -1
+    clock = _new_clock(read, machine, limits, agreed, local_batch, step_seconds, has_spans)
     spans = np.empty((0, clock.spans.shape[1]), np.int64)
-    loop = _compiled(clock.string.size)
+    loop = _compiled(clock.string.size + int(agreed.before.sum()))
     views = views_of(state), views_of(clock)
-    while (loop(tuple(state), tuple(clock)) if loop is not None else _clock.run(*views)) == _clock.FULL:
+
+    def go_on() -> None:
+        while (loop(tuple(state), tuple(clock)) if loop is not None else _clock.run(*views)) == _clock.FULL:
+            _take_spans(clock, spans)
         _take_spans(clock, spans)
-    _take_spans(clock, spans)
-    assert clock.ints[_clock.AT_STEP] == read.steps.size - 1, "the simulated run stopped before its end"
+
+    if agreed.before.size:
+        _load_before(state, clock, machine, agreed.before, go_on)
+    begin_seconds = float(clock.floats[_clock.NOW])
+    clock.floats[_clock.FIRST_ASK] = begin_seconds + first_ask_seconds
+    numbers[:, decisions.COMES_MORE] = 1
+    _let_consumers(clock, _clock.STARTS)
+    go_on()
+    is_over = clock.ints[_clock.AT_STEP] == read.steps.size - 1 and clock.ints[_clock.RUNNING] == 0
+    assert is_over, "the simulated run stopped before its end"
     return Run(
+        begin_seconds,
         clock.step_end,
         clock.step_stall,
         clock.step_busy,
@@ -184,6 +232,33 @@ def run_in_virtual_time(
         clock.fill_reads,
         spans.view(SPAN).ravel(),
     )
+
+
+def _load_before(
+    state: State, clock: Clock, machine: Machine, before: NDArray[np.int64], go_on: Callable[[], None]
+) -> None:
+    """Let time go on until all tiers have what they are to have before the training, on all readers, round by round."""
+    numbers, rows = parts_of(state, machine)
+    ends = rows[:, :, decisions.FILL_END].copy()
+    limit = numbers[:, decisions.FILL_LIMIT].copy()
+    numbers[:, decisions.FILL_LIMIT] = numbers[:, decisions.READERS]
+    # Afterwards nobody may have to read the source.
+    numbers[:, decisions.PROBES_LEFT] = 0
+    for more in before:
+        rows[:, :, decisions.FILL_END] = rows[:, :, decisions.FILL_NEXT] + more
+        _let_consumers(clock, _clock.PREPARES)
+        go_on()
+    rows[:, :, decisions.FILL_END] = ends
+    numbers[:, decisions.FILL_LIMIT] = limit
+
+
+def _let_consumers(clock: Clock, phase: int) -> None:
+    """Let the consumers of all ranks go on now, with a phase."""
+    c, w = _clock, clock.ints
+    for row in range(clock.bounds.shape[0]):
+        consumer = w[c.CLOCK_NUMBERS + row * c.RANK_COLUMNS + c.CONSUMER]
+        w[consumer + c.PHASE] = phase
+        c.let_go_on(w, consumer)
 
 
 def _compiled(reads: int) -> Loop | None:
@@ -197,9 +272,9 @@ def _new_clock(
     read: Steps,
     machine: Machine,
     limits: StagingLimits,
+    agreed: Agreed,
     local_batch: int,
     step_seconds: NDArray[np.float64] | None,
-    first_ask_seconds: float,
     has_spans: bool,
 ) -> Clock:
     c = _clock
@@ -214,12 +289,18 @@ def _new_clock(
     at_once_at = heap_at + ranks * actors
     w = np.zeros(at_once_at + ranks * actors, np.int64)
     # Where bytes cost nothing, a tier in memory, they are decoded where they lie.
-    rates = np.zeros((origins, workers + 1))
+    # Those of other ranks may read a tier, too.
+    most = ranks * limits.readers + limits.decoders if agreed.reads_peers else workers
+    rates = np.zeros((origins, most + 1))
+    # A rank's link to the others.
+    rates[1] = machine.network_bytes_per_second
     store = np.zeros((machine.ranks + 1, workers + 1))
     for reads in range(1, workers + 1):
         for clients in range(1, machine.ranks + 1):
             store[clients, reads] = reads * machine.source_rate(clients, reads)
-        for tier in range(1, origins - 1):
+    for tier in range(1, origins - 1):
+        # Beyond the points of its curve a tier gives no more.
+        for reads in range(1, most + 1):
             rates[tier + 1, reads] = reads * machine.local_rate(tier, reads)
     rates_at = c.CLOCK_FLOATS
     store_at = rates_at + rates.size
@@ -229,7 +310,6 @@ def _new_clock(
     g[rates_at:store_at], g[store_at:rank_floats_at] = rates.ravel(), store.ravel()
     g[c.DECODE_BYTE] = machine.write_seconds(1)
     g[c.REQUEST] = machine.source.request_seconds
-    g[c.FIRST_ASK] = first_ask_seconds
     if step_seconds is None:
         assert machine.compute is not None, "the caller has seen to it"
         g[c.STEP_SAMPLE], g[c.STEP_BYTE] = machine.compute.seconds(1, 0), machine.compute.seconds(0, 1)
@@ -252,8 +332,7 @@ def _new_clock(
     all_actors[:, :, c.ACTOR_FLOATS] = (
         actor_floats_at + np.arange(ranks * actors) * c.ACTOR_FLOAT_COLUMNS
     ).reshape(ranks, actors)
-    all_actors[:, 0, c.ROLE], all_actors[:, 0, c.PHASE] = c.A_CONSUMER, c.STARTS
-    all_actors[:, 0, c.PLACE_IN_HEAP] = c.GOES_AT_ONCE
+    all_actors[:, 0, c.ROLE] = c.A_CONSUMER
     busy = all_actors[:, 1 : 1 + workers]
     busy[:, :, c.ROLE] = c.A_WORKER
     busy[:, :, c.NEXT] = at[:, 2 : 2 + workers]
@@ -262,21 +341,21 @@ def _new_clock(
     wires = all_actors[:, 1 + workers :]
     wires[:, :, c.ROLE] = c.A_WIRE
     wires[:, :, c.ORIGIN] = np.arange(origins) + SOURCE
-    wires[:, :, c.RATES] = rates_at + np.arange(origins) * (workers + 1)
+    wires[:, :, c.RATES] = rates_at + np.arange(origins) * (most + 1)
     latency = np.array(
         [machine.source.latency_seconds, 0.0, *(tier.latency_seconds for tier in machine.storage[1:])]
     )
-    wires[:, :, c.TAKES_TIME] = [
-        1,
-        0,
-        *(tier.latency_seconds > 0 or tier.backend != "memory" for tier in machine.storage[1:]),
-    ]
+    takes_time = [tier.latency_seconds > 0 or not tier.is_memory for tier in machine.storage[1:]]
+    wires[:, :, c.TAKES_TIME] = [1, machine.network_bytes_per_second < np.inf, *takes_time]
     g[wires[:, :, c.ACTOR_FLOATS] + c.LATENCY] = latency
+    for number, is_slow in enumerate(takes_time, start=1):
+        if is_slow:
+            each_byte = 1 / machine.write_rate(number, machine.storage[number].threads)
+            g[wires[:, number + 1, c.ACTOR_FLOATS] + c.WRITE_BYTE] = each_byte
 
     w[c.HEAP], w[c.AT_ONCE_RING], w[c.AT_ONCE_SIZE] = heap_at, at_once_at, ranks * actors
-    w[at_once_at : at_once_at + ranks], w[c.AT_ONCE] = at[:, 0], ranks
     w[c.AT_STEP], w[c.RUNNING] = -1, ranks
-    w[c.ORIGINS] = origins
+    w[c.ORIGINS], w[c.STAGES] = origins, agreed.stages
     w[c.STORE_RATES], w[c.STORE_COLUMNS] = store_at, workers + 1
     # One rank of many, alone: the others read as much as it does.
     w[c.IS_SHARED], w[c.CLIENTS] = ranks > 1, machine.ranks if ranks == 1 else 0
@@ -290,13 +369,15 @@ def _new_clock(
         floats=g,
         string=np.concatenate(read.strings).astype(np.int32),
         bounds=read.bounds,
+        hits=agreed.hits,
+        heirs=agreed.heirs,
         epoch_of=read.epochs,
         number_of=read.steps,
         step_seconds=np.empty(0) if step_seconds is None else step_seconds,
         step_end=np.zeros(steps),
         step_stall=np.zeros((steps, ranks), np.float32),
         step_busy=np.zeros((steps, ranks), np.float32),
-        reads=np.zeros((ranks, 2), np.int64),
+        reads=np.zeros((ranks, 3), np.int64),
         store_bytes=np.zeros(ranks),
         fill_reads=np.zeros(ranks, np.int64),
         span_seconds=spans.view(np.float64),
@@ -365,7 +446,7 @@ def predict(
         read,
         machine,
         sizes_bytes,
-        [placement.kept],
+        Agreed([placement.kept]),
         limits,
         step_seconds=each,
         first_ask_seconds=first_ask_seconds,

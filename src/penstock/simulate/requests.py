@@ -1,8 +1,8 @@
-"""A whole job's loading in modelled time, request by request: the thesis' performance simulation (3.1 and 4.1).
+"""A whole job's loading under a policy: by the schedulers of all ranks in virtual time, or as was published.
 
-The plan says who reads what, the machine what a read costs, a policy what is kept where; the loops of
-`_request_kernels` and `_event_kernels` keep the clocks of all ranks. What the product itself will do, event by event,
-is `penstock.simulate.predict`; docs/howto/two-engines.md lays the two side by side.
+The plan says who reads what, the machine what a read costs, a policy what is kept where. `penstock.simulate.scheduled`
+runs the job as the loaders would. The published numbers (thesis, 3.1 and 4.1) came from ranks that go through a step
+one after the other, request by request; that reading is kept here, and the loop of `_request_kernels` keeps its clocks.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError
 from penstock.machine import Machine
 from penstock.policy.loading import Fill, Job, Loading, LoadingPolicy
-from penstock.simulate.assumptions import PHYSICAL, Assumptions
+from penstock.policy.runnable import prepared
+from penstock.simulate.assumptions import PHYSICAL, TOGETHER, Assumptions
 from penstock.simulate.loading import steps_of
+from penstock.simulate.scheduled import run_job
 
 if TYPE_CHECKING:
     from penstock.simulate import _request_kernels as kernels
@@ -82,25 +84,26 @@ def simulate_job(
 
     per_sample: also return each sample's stall and end.
     """
-    from penstock.simulate import _event_kernels, _request_kernels
+    from penstock.simulate import _request_kernels
 
-    loading = policy.prepare(job)
-    if not isinstance(loading, Loading):
-        raise ConfigError(
-            f"policy {policy.name!r}: prepare returned a {type(loading).__name__}; it returns a Loading"
-        )
+    loading = prepared(policy, job)
     if assumptions.counted == "first-time" and job.ranks * job.plan.samples > _MOST_SEEN:
         raise ConfigError(
             f"assumptions.counted is 'first-time', which remembers {job.ranks:,} x {job.plan.samples:,} samples: use "
             "fewer, or counted = 'always'"
         )
-    check_loading(job, loading, policy.name)
     compute = job.machine.compute
     if compute is None:
         raise ConfigError(
             "machine.compute is unknown: say how fast the training consumes, for example '100 MB/s'"
         )
-    together = assumptions.time == "together"
+    if assumptions.time == TOGETHER:
+        if per_sample:
+            raise ConfigError(
+                "per_sample is True, and ranks that share one time wait for batches: only time = 'rank-by-rank' knows "
+                "of single samples"
+            )
+        return _scheduled(policy.name, job, loading)
     strings = loading.strings or job.strings
     bounds = steps_of(job.plan, range(job.ranks), strings).bounds
     string = np.concatenate(strings) if strings else np.empty(0, np.int64)
@@ -109,7 +112,7 @@ def simulate_job(
     loaded = _load_before(job, before, assumptions)
     start = _initial_stall(loaded.stall_seconds, assumptions)
     staging_start = 0.0 if assumptions.staging_begins == "at-zero" else start
-    copies = _copies(job, loading, policy.name, staging_start)
+    copies = _copies(job, loading, staging_start)
     fills = _fills(job, during, loading.spares)
     rules = _request_kernels.Rules(
         stages=loading.stages,
@@ -123,8 +126,7 @@ def simulate_job(
         frees_on_use=assumptions.freed == "on-use",
         counts_first_time=assumptions.counted == "first-time",
         staging_bytes=float(job.machine.storage[0].capacity_bytes),
-        threads=readers_of(job.machine, assumptions),
-        decoders=job.machine.decode_threads,
+        threads=job.machine.storage[0].threads,
         start=start,
         staging_start=staging_start,
     )
@@ -143,23 +145,16 @@ def simulate_job(
     next_read, next_rank, arrival = _hand_ons(string, bounds, hit, start)
     is_last, last_read = _NO_LAST_READS
     if loading.drops:
-        is_last, last_read = _last_reads(strings), _read_of_listed(strings, fills, bounds, first=False)
-    if together and loading.stages:
-        fills = fills._replace(first_read=_read_of_listed(strings, fills, bounds, first=True))
+        is_last, last_read = _last_reads(strings), _last_read_of_listed(strings, fills, bounds)
     fills = fills._replace(last_read=last_read)
     work = _request_kernels.Job(string, bounds, job.sizes_bytes, hit, next_read, next_rank, arrival, is_last)
     costs = _costs(job.machine, assumptions, compute.seconds(0, 1), compute.seconds(1, 0))
-    if together:
-        actors, state = _event_kernels.new_state(work, fills, rules)
-        ended = _event_kernels.run_together(work, copies, fills, costs, rules, actors, state, results)
-        assert ended, f"under {policy.name} every rank waits for another"
-    else:
-        asked = _read_times(rules, [string.size for string in strings])
-        fetched = _read_times(
-            rules, [each.size for each in strings], loaded.read_seconds, np.diff(fills.begin).tolist()
-        )
-        clocks = _request_kernels.new_clocks(work, fills, rules)
-        _request_kernels.run_rank_by_rank(work, copies, fills, costs, rules, asked, fetched, clocks, results)
+    asked = _read_times(rules, [string.size for string in strings])
+    fetched = _read_times(
+        rules, [each.size for each in strings], loaded.read_seconds, np.diff(fills.begin).tolist()
+    )
+    clocks = _request_kernels.new_clocks(work, fills, rules)
+    _request_kernels.run_rank_by_rank(work, copies, fills, costs, rules, asked, fetched, clocks, results)
     splits = np.cumsum([each.size for each in strings])[:-1]
     return LoadingResult(
         policy.name,
@@ -176,47 +171,23 @@ def simulate_job(
     )
 
 
-def check_loading(job: Job, loading: Loading, policy: str) -> None:
-    """Raise ConfigError where a policy's decisions cannot be carried out on the job's machine."""
-    storage, samples = job.machine.storage, job.plan.samples
-    kept_bytes = np.zeros((job.ranks, len(storage)), np.int64)
-    for fill in loading.fills:
-        if not 1 <= fill.tier < len(storage) or not 0 <= fill.rank < job.ranks:
-            raise ConfigError(
-                f"policy {policy!r} fills tier {fill.tier} of rank {fill.rank}; tiers are 1 to "
-                f"{len(storage) - 1}, ranks 0 to {job.ranks - 1}"
-            )
-        _check_ids(policy, f"fills tier {fill.tier} of rank {fill.rank} with", fill.samples, samples)
-        kept_bytes[fill.rank, fill.tier] += int(job.sizes_bytes[fill.samples].sum())
-        if kept_bytes[fill.rank, fill.tier] > storage[fill.tier].capacity_bytes:
-            raise ConfigError(
-                f"policy {policy!r} puts {kept_bytes[fill.rank, fill.tier]:,} bytes into tier {fill.tier} of rank "
-                f"{fill.rank}, which holds {storage[fill.tier].capacity_bytes:,}: let it keep less"
-            )
-    if loading.spares is not None and len(loading.spares) != job.ranks:
-        raise ConfigError(
-            f"policy {policy!r} gives spares for {len(loading.spares)} of {job.ranks} ranks: one array each"
-        )
-    for name, arrays in (("strings", loading.strings), ("hits", loading.hits)):
-        if arrays is not None and [each.size for each in arrays] != [each.size for each in job.strings]:
-            raise ConfigError(
-                f"policy {policy!r} gives {name} of other lengths than the plan's strings: keep them"
-            )
-    for string in loading.strings or ():
-        _check_ids(policy, "reads", string, samples)
-    for spares in loading.spares or ():
-        _check_ids(policy, "spares", spares, samples)
-    for hits in loading.hits or ():
-        if hits.max(initial=-1) >= len(storage):
-            raise ConfigError(
-                f"policy {policy!r} has hits in tier {hits.max()}; tiers are 1 to {len(storage) - 1}"
-            )
-
-
-def _check_ids(policy: str, does: str, ids: NDArray[np.int64], samples: int) -> None:
-    if ids.min(initial=0) < 0 or ids.max(initial=0) >= samples:
-        wrong = ids.min() if ids.min() < 0 else ids.max()
-        raise ConfigError(f"policy {policy!r} {does} sample {wrong}; samples are 0 to {samples - 1}")
+def _scheduled(policy: str, job: Job, loading: Loading) -> LoadingResult:
+    run = run_job(job, loading)
+    reads = np.zeros((job.ranks, len(ORIGINS)), np.int64)
+    # What is fetched when it is asked for was not staged.
+    first = 0 if loading.stages or loading.is_ready else len(ORIGINS) // 2
+    reads[:, first : first + run.reads.shape[1]] = run.reads
+    return LoadingResult(
+        policy,
+        float(run.step_end_seconds[-1]) if run.step_end_seconds.size else run.begin_seconds,
+        run.begin_seconds,
+        run.step_end_seconds,
+        run.step_stall_seconds,
+        run.step_busy_seconds,
+        reads,
+        run.store_bytes,
+        run.fill_reads,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +275,7 @@ def _fill_byte_seconds(machine: Machine, tier: int, assumptions: Assumptions) ->
     return 1 / machine.write_rate(tier, threads)
 
 
-def _copies(job: Job, loading: Loading, policy: str, ready_seconds: float) -> kernels.Copies:
+def _copies(job: Job, loading: Loading, ready_seconds: float) -> kernels.Copies:
     from penstock.simulate import _request_kernels
 
     parts = [
@@ -331,11 +302,6 @@ def _copies(job: Job, loading: Loading, policy: str, ready_seconds: float) -> ke
         return column
 
     holder = sorted_column([part[1] for part in parts], np.int32)
-    twice = _request_kernels.kept_twice(begin, holder)
-    if twice >= 0:
-        raise ConfigError(
-            f"policy {policy!r} lets a rank keep sample {twice} twice: list it in one fill, once, or in spares"
-        )
     return _request_kernels.Copies(
         begin,
         holder,
@@ -370,7 +336,6 @@ def _fills(job: Job, during: Sequence[Fill], spares: Sequence[NDArray[np.int64]]
         np.array([tier.threads for tier in storage], np.int64),
         room,
         np.empty(0, np.int64),
-        np.empty(0, np.int64),
     )
 
 
@@ -388,17 +353,17 @@ def _last_reads(strings: Sequence[NDArray[np.int64]]) -> NDArray[np.bool_]:
     return np.concatenate(flags)
 
 
-def _read_of_listed(
-    strings: Sequence[NDArray[np.int64]], fills: kernels.Fills, bounds: NDArray[np.int64], *, first: bool
+def _last_read_of_listed(
+    strings: Sequence[NDArray[np.int64]], fills: kernels.Fills, bounds: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return for each listed sample its rank's first or last access to it, -1 where there is none: int64[listed]."""
+    """Return for each listed sample its rank's last access to it, -1 where there is none: int64[listed]."""
     found = np.full(fills.samples.size, -1, np.int64)
     for rank, string in enumerate(strings):
         begin, end = fills.begin[rank], fills.begin[rank + 1]
         if begin == end or not string.size:
             continue
-        samples, place = np.unique(string if first else string[::-1], return_index=True)
-        access = bounds[rank, 0] + (place if first else string.size - 1 - place)
+        samples, place = np.unique(string[::-1], return_index=True)
+        access = bounds[rank, 0] + string.size - 1 - place
         mine = fills.samples[begin:end]
         nearest = np.minimum(np.searchsorted(samples, mine), samples.size - 1)
         found[begin:end] = np.where(samples[nearest] == mine, access[nearest], -1)
@@ -427,19 +392,12 @@ def _hand_ons(
     return next_read, np.where(next_read >= 0, rank[next_read], np.int32(-1)), arrival
 
 
-def readers_of(machine: Machine, assumptions: Assumptions) -> int:
-    """Return how many reads for the staging buffer a rank keeps under way."""
-    staging = machine.storage[0].threads
-    from_source = assumptions.readers == "source" and assumptions.time == "together"
-    return max(staging, machine.source.threads) if from_source else staging
-
-
 def _costs(
     machine: Machine, assumptions: Assumptions, compute_byte: float, compute_sample: float
 ) -> kernels.Costs:
     from penstock.simulate import _request_kernels
 
-    storage, ranks = machine.storage, machine.ranks
+    storage = machine.storage
     if assumptions.curves == "exact":
         for each in storage:
             if each.threads not in [users for users, _ in each.read.points]:
@@ -447,26 +405,19 @@ def _costs(
                     f"storage class {each.name!r} has {each.threads} threads, and its read curve was not measured with "
                     "as many: add the point, or use assumptions.curves = 'interpolated'"
                 )
-    # All threads of a rank, and its consumer.
-    most = readers_of(machine, assumptions) + sum(tier.threads for tier in storage[1:]) + 1
-    by_rank = assumptions.time == "rank-by-rank"
-    store = np.zeros((ranks + 1, most + 1))
-    tiers, peers = np.zeros((len(storage), ranks * most + 1)), np.zeros((len(storage), ranks * most + 1))
     per_thread = assumptions.bandwidth == "per-thread"
-    for clients in range(1, ranks + 1):
-        for reads in range(1, most + 1):
-            sharing = 1 if per_thread else storage[0].threads if by_rank else reads
-            store[clients, reads] = machine.source_rate(clients, sharing)
-    for tier in range(len(storage)):
-        threads = storage[tier].threads
-        for reads in range(1, tiers.shape[1]):
-            if per_thread:
-                tiers[tier, reads] = machine.local_rate(tier, threads) * threads
-                peers[tier, reads] = min(machine.network_bytes_per_second, tiers[tier, reads])
-            else:
-                sharing = threads if by_rank else reads
-                tiers[tier, reads] = machine.local_rate(tier, sharing)
-                peers[tier, reads] = machine.remote_rate(tier, sharing)
+    sharing = 1 if per_thread else storage[0].threads
+    store = np.array(
+        [0.0, *(machine.source_rate(clients, sharing) for clients in range(1, machine.ranks + 1))]
+    )
+    tiers, peers = np.zeros(len(storage)), np.zeros(len(storage))
+    for tier, each in enumerate(storage):
+        if per_thread:
+            tiers[tier] = machine.local_rate(tier, each.threads) * each.threads
+            peers[tier] = min(machine.network_bytes_per_second, tiers[tier])
+        else:
+            tiers[tier] = machine.local_rate(tier, each.threads)
+            peers[tier] = machine.remote_rate(tier, each.threads)
     fill = np.array([_fill_byte_seconds(machine, tier, assumptions) for tier in range(len(storage))])
     latency = np.array([machine.source.latency_seconds, *(tier.latency_seconds for tier in storage[1:])])
     return _request_kernels.Costs(

@@ -31,7 +31,7 @@ class Scenario:
     seed: of the order of the samples and of drawn sizes.
     split: "balanced", "uniform", "strided", "whole", "imbalanced", or one share per rank; see `penstock.plan.splits`.
     drop_last: leave out an epoch's last batch if it is short.
-    assumptions: what the request model takes for granted.
+    assumptions: what a simulated run takes for granted.
     Raises: ConfigError naming the field.
 
     >>> scenario_named("scenario1").sizes_bytes().size

@@ -1,6 +1,8 @@
-"""A scenario's run as the loaders of all ranks would run it: their schedulers in virtual time."""
+"""A whole job as the loaders of all ranks would run it under a policy: their schedulers in virtual time."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,12 +11,12 @@ from penstock.errors import ConfigError
 from penstock.machine import Machine
 from penstock.plan import AccessPlan
 from penstock.policy import StagingLimits
-from penstock.policy.loading import Job
-from penstock.policy.runnable import placement_of, why_not_run
-from penstock.simulate.assumptions import PHYSICAL
-from penstock.simulate.loading import Run, run_in_virtual_time, steps_of
-from penstock.simulate.policies import policy_named
-from penstock.simulate.scenario import Scenario
+from penstock.policy.decisions import place_of
+from penstock.policy.loading import Fill, Job, Loading
+from penstock.policy.placement import Kept
+from penstock.simulate import _clock
+from penstock.simulate.loading import Agreed, Run, Steps, run_in_virtual_time, steps_of
+from penstock.trace.schema import SOURCE, SPAN, STAGING
 
 #: What a read takes at most, of all ranks, compiled, on one core. Measured: 0.3 to 0.5 us.
 SECONDS_PER_READ = 1e-6
@@ -24,32 +26,132 @@ MOST_READS = 30_000_000
 _MOST_SLOTS = 64
 
 
-def is_scheduled(scenario: Scenario, policy: str) -> bool:
-    """Whether the loaders' schedulers can predict a scenario under a policy, by its name, if `MOST_READS` allows it.
+def run_job(job: Job, loading: Loading) -> Run:
+    """Run a job as a policy loads it.
 
-    A policy and machine that the loader runs (`why_not_run`), and nothing assumed but what is physical.
-    """
-    return scenario.assumptions == PHYSICAL and why_not_run(scenario.machine, policy) is None
-
-
-def predict_job(scenario: Scenario, policy: str) -> Run:
-    """Run a scenario for which `is_scheduled` holds as the loaders would, with as many readers as the store rewards.
+    A rank has as many readers as the store or its staging buffer has threads, and those of its disks; half of the
+    staging buffer is for batch slots, half for bytes on their way. One that stages nothing has one slot, and one thread
+    that reads and decodes.
 
     Time: `SECONDS_PER_READ`. Raises: ConfigError if the machine's compute is unknown.
     """
-    plan, sizes_bytes, machine = scenario.plan(), scenario.sizes_bytes(), scenario.machine
+    machine = job.machine
     if machine.compute is None:
         raise ConfigError(
             "machine.compute is unknown: say how fast the training consumes, for example '100 MB/s'"
         )
-    ranks = range(plan.ranks)
-    chosen = policy_named(policy)
-    kept = [
-        placement_of(chosen, Job(plan, sizes_bytes, machine, scenario.seed, rank), rank).kept
-        for rank in ranks
-    ]
-    limits = limits_of(plan, machine, sizes_bytes, machine.source.threads)
-    return run_in_virtual_time(steps_of(plan, ranks, plan.strings()), machine, sizes_bytes, kept, limits)
+    read = steps_of(job.plan, range(job.ranks), loading.strings or job.strings)
+    if loading.is_ready:
+        return _run_ready(read, job)
+    readers = max(machine.source.threads, machine.storage[0].threads)
+    readers += sum(tier.threads for tier in machine.storage[1:] if not tier.is_memory)
+    limits = limits_of(job.plan, machine, job.sizes_bytes, readers)
+    if not loading.stages:
+        limits = StagingLimits(1, readers if loading.fills or loading.hits else 0, 1, limits.undecoded_bytes)
+    return run_in_virtual_time(read, machine, job.sizes_bytes, agreed_by(loading, job, read), limits)
+
+
+def agreed_by(loading: Loading, job: Job, read: Steps) -> Agreed:
+    """Return what a policy's decisions mean to the schedulers of all ranks."""
+    by_origin = {
+        (origin, when): _kept(
+            [f for f in loading.fills if f.origin == origin and f.before_training == when], job
+        )
+        for origin in ("store", "peers", "hand-over")
+        for when in (True, False)
+    }
+    rounds = [by_origin["store", True], by_origin["peers", True]]
+    tiers = range(1, len(job.machine.storage))
+    before = np.array(
+        [
+            [[np.count_nonzero(kept.tiers == tier) for tier in tiers] for kept in of_ranks]
+            for of_ranks in rounds
+        ]
+    )
+    stages = _clock.AHEAD if loading.stages_from_store else _clock.STORE_ON_DEMAND
+    hits, heirs = _handed_on(loading, job, read)
+    kept = [_joined(parts) for parts in zip(*rounds, by_origin["store", False], strict=True)]
+    due = by_origin["hand-over", False]
+    spares = loading.spares or [np.empty(0, np.int64)] * job.ranks if loading.drops else []
+    return Agreed(
+        kept=kept,
+        due=due,
+        before=before[before.any(axis=(1, 2))],
+        reads_peers=loading.stages_from_peers or not loading.stages or before[1].any(),
+        stages=stages if loading.stages else _clock.ON_DEMAND,
+        hits=hits,
+        heirs=heirs,
+        spares=spares,
+        last_batches=[
+            _last_batches(read, row, np.concatenate([kept[row].samples, due[row].samples, spare]))
+            for row, spare in enumerate(spares)
+        ],
+    )
+
+
+def _last_batches(read: Steps, row: int, samples: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return the number of a rank's last batch with each sample, -1 for none. Only batches with samples count."""
+    sizes, string = np.diff(read.bounds[row]), read.strings[row]
+    numbers = np.repeat(np.arange(np.count_nonzero(sizes)), sizes[sizes > 0])
+    last = np.full(max(samples.max(initial=0), string.max(initial=0)) + 1, -1, np.int32)
+    np.maximum.at(last, string, numbers.astype(np.int32))
+    found: NDArray[np.int32] = last[samples]
+    return found
+
+
+def _kept(fills: Sequence[Fill], job: Job) -> list[Kept]:
+    of_ranks: list[list[Kept]] = [[] for _ in range(job.ranks)]
+    for fill in fills:
+        of_ranks[fill.rank].append(Kept(fill.samples, np.full(fill.samples.size, fill.tier, np.int8)))
+    return [_joined(parts) for parts in of_ranks]
+
+
+def _joined(parts: Sequence[Kept]) -> Kept:
+    samples = [np.empty(0, np.int64), *(part.samples for part in parts)]
+    return Kept(
+        np.concatenate(samples), np.concatenate([np.empty(0, np.int8), *(part.tiers for part in parts)])
+    )
+
+
+def _handed_on(loading: Loading, job: Job, read: Steps) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
+    """Return for each access where it finds its sample, and which place keeps that afterwards, for its next reader."""
+    if not loading.hits:
+        return np.empty(0, np.int8), np.empty(0, np.int32)
+    hits, string = np.concatenate(loading.hits).astype(np.int8), np.concatenate(read.strings)
+    counts = np.diff(read.bounds, axis=1)
+    step = np.repeat(np.tile(np.arange(counts.shape[1]), job.ranks), counts.ravel())
+    rank = np.repeat(np.arange(job.ranks), counts.sum(axis=1))
+    order = np.lexsort((step, string))
+    now, following = order[:-1], order[1:]
+    is_found = (string[now] == string[following]) & (hits[following] != SOURCE)
+    now, following = now[is_found], following[is_found]
+    tier = hits[following].astype(np.int64)
+    tiers = len(job.machine.storage) - 1
+    elsewhere = place_of(tiers, rank[following], tier)
+    heirs = np.full(string.size, STAGING, np.int32)
+    heirs[now] = np.where(rank[now] == rank[following], tier, elsewhere)
+    return hits, heirs
+
+
+def _run_ready(read: Steps, job: Job) -> Run:
+    """Return a run in which every sample is there when it is asked for, so that ranks wait for the slowest alone."""
+    compute = job.machine.compute
+    assert compute is not None, "the caller has seen to it"
+    until = np.concatenate([[0], np.cumsum(job.sizes_bytes[np.concatenate(read.strings)])])
+    nbytes, samples = np.diff(until[read.bounds], axis=1), np.diff(read.bounds, axis=1)
+    busy = (samples * compute.seconds(1, 0) + nbytes * compute.seconds(0, 1)).T
+    reads = np.zeros((job.ranks, 3), np.int64)
+    reads[:, _clock.FROM_TIER] = samples.sum(axis=1)
+    return Run(
+        0.0,
+        np.cumsum(busy.max(axis=1)),
+        np.zeros(busy.shape, np.float32),
+        busy.astype(np.float32),
+        reads,
+        np.zeros(job.ranks),
+        np.zeros(job.ranks, np.int64),
+        np.empty(0, SPAN),
+    )
 
 
 def limits_of(
@@ -57,7 +159,8 @@ def limits_of(
 ) -> StagingLimits:
     """Return what a rank has under way at most: half of the staging buffer is slots, half is for bytes on their way."""
     staging_bytes = machine.storage[0].capacity_bytes
-    batch_bytes = plan.max_local_batch(0) * max(1.0, float(sizes_bytes.mean()))
+    batch = max(map(plan.max_local_batch, range(plan.ranks)))
+    batch_bytes = batch * max(1.0, float(sizes_bytes.mean()))
     return StagingLimits(
         slots=int(np.clip(staging_bytes / 2 // batch_bytes, 2, _MOST_SLOTS)),
         readers=readers,
