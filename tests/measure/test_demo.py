@@ -62,8 +62,8 @@ def test_the_split_is_a_partition_with_a_fifth_of_every_class_to_test_on(
     paths = [[source.describe(k) for k in range(len(source))] for source in (train, test, whole)]
     assert sorted(paths[0] + paths[1]) == sorted(paths[2])
     assert classes == 10
-    counts = np.bincount(whole.labels)
-    assert np.bincount(test.labels).tolist() == (counts // 5).tolist()
+    of_whole, of_test = (np.bincount(np.asarray(source.labels)) for source in (whole, test))
+    assert of_test.tolist() == (of_whole // 5).tolist()
 
 
 def test_a_folder_that_cannot_teach_anything_is_refused(tmp_path: Path) -> None:
