@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.policy.from_zero import views_from_zero
 
+from penstock.errors import ConfigError
 from penstock.flow.engine import DECISIONS
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, BundleShuffle, Explicit, FullShuffle, Order, Sequential
@@ -873,3 +874,16 @@ def test_what_workers_hand_back_to_readers_is_for_the_batch_that_waits_for_it_no
     (move,) = moves_in(scheduler.loaded(second, {}, [OwnRead(SOURCE, 1, 0.5)], 0.0))
 
     assert (move.batch, move.samples) == (2, [3])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"slots": 0}, r"limits\.slots is 0; it must be at least 1"),
+        ({"decoders": 1.5}, r"limits\.decoders is 1\.5; it must be a whole number"),
+        ({"readers": -1}, r"limits\.readers is -1; it must be at least 0"),
+    ],
+)
+def test_limits_that_cannot_be_are_named(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        StagingLimits(**{"slots": 2, "readers": 4, "decoders": 2, "undecoded_bytes": 10**6, **changes})

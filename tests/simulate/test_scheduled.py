@@ -217,6 +217,18 @@ def test_what_nobody_keeps_is_read_ahead_only_where_the_policy_lets_it() -> None
     assert on_demand == naive == pytest.approx(4.0)
 
 
+def test_what_a_tier_has_is_read_there_where_the_store_is_read_on_demand_alone() -> None:
+    """However slow the disk is: the policy trains on what was brought there."""
+    disk = StorageClass("disk", 10_000, 1, Curve.flat(1.0))
+    job = _job(_machine(1, store=1e6, tiers=[disk]), [[0], [1], [2]])
+    fills = _before([0, 1, 2])
+
+    on_demand, free = (run_job(job, Loading(fills, stages_from_store=ahead)).reads for ahead in (False, True))
+
+    assert on_demand.tolist() == [[0, 3, 0]]
+    assert free[0, 0] == 2  # the first read of a tier is tried
+
+
 def test_a_tier_on_a_disk_is_written_by_who_reads_for_it() -> None:
     """Ten samples, of which each takes 1 s to read and 4 s to write; two readers take turns."""
     disk = StorageClass("disk", 100, 1, Curve.flat(1e9), Curve.flat(2.5), latency_seconds=1e-6)

@@ -19,7 +19,6 @@ from penstock.loader.budget import MemoryBudget
 from penstock.loader.prediction import prepare_clock
 from penstock.loader.setup import read_machine, with_memory
 from penstock.machine import Machine
-from penstock.machine.checks import check_threads
 from penstock.plan import AccessPlan
 from penstock.plan.written import read_plan
 from penstock.policy import StagingLimits
@@ -145,8 +144,6 @@ def lay_over(
         )
     prepare_clock(reads)
     limits = _made(StagingLimits, meta, "limits")
-    check_threads("limits.decoders", limits.decoders)
-    check_threads("limits.slots", limits.slots)  # no threads, but as few
     on = _machine_of(meta, machine, limits, int(written["ranks"]))
     sizes_bytes, unknown, together = _sizes_bytes(trace.spans, trace.ids, plan.samples)
     number = _numbers(plan, rank, first)

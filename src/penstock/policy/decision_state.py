@@ -95,7 +95,7 @@ def new_state(
     numbers[:, d.HANDS_ON] = hands_on
     numbers[:, d.HAS_HEIRS] = gives
     numbers[:, d.DROPS] = len(spares) > 0
-    numbers[:, d.STAGES_UNTIL] = np.iinfo(np.int64).max
+    numbers[:, d.STAGES_UNTIL] = d.ALWAYS
     numbers[:, d.READERS] = readers
     numbers[:, d.FILL_LIMIT] = max(1, readers // 2)
     numbers[:, d.PASSING_LIMIT] = undecoded_bytes

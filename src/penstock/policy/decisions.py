@@ -48,6 +48,8 @@ WINDOW = 1024
 SPAN_BYTES = 4 << 20
 # Seconds of what was never observed.
 UNKNOWN = math.inf
+# Of STAGES_UNTIL: all batches.
+ALWAYS = (1 << 63) - 1
 
 # Of a sample that many ranks keep, so many of them are looked at.
 MOST_HOLDERS = 8
@@ -796,7 +798,8 @@ def _best_origin(s: State, rank: int, sample: int, copy: int) -> int:
     if own != SOURCE and reads_by_itself(s, rank, own):
         return own
     nbytes, origin = s.sizes[sample], SOURCE
-    least = expected_seconds(s, rank, SOURCE, nbytes)
+    # Where it is read only once the training asks, a tier that has the sample does better.
+    least = expected_seconds(s, rank, SOURCE, nbytes) if m[rank + STAGES_UNTIL] == ALWAYS else UNKNOWN
     if own != SOURCE:
         seconds = expected_seconds(s, rank, own, nbytes)
         if seconds <= least:

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.machine import Machine
+from penstock.machine.checks import check_count, check_threads
 from penstock.machine_code import Loop
 from penstock.plan import AccessPlan
 from penstock.policy import decisions
@@ -50,6 +51,7 @@ class StagingLimits:
     most_decoders: where not 0, the number of `Load`s in progress follows what it does to the rate, from 1 up to this.
     undecoded_bytes: of samples that reader threads are reading, or have read for a batch and that are not decoded
         yet; one sample is always allowed.
+    Raises: ConfigError naming the field.
     """
 
     slots: int
@@ -57,6 +59,12 @@ class StagingLimits:
     decoders: int
     undecoded_bytes: int
     most_decoders: int = 0
+
+    def __post_init__(self) -> None:
+        check_threads("limits.slots", self.slots)  # no threads, but as few
+        check_threads("limits.decoders", self.decoders)
+        for name in ("readers", "undecoded_bytes", "most_decoders"):
+            check_count(f"limits.{name}", getattr(self, name), 0)
 
 
 class Move(NamedTuple):

@@ -420,8 +420,10 @@ def predict(
     Raises: ConfigError where neither step_seconds nor machine.compute is known, or a list of them has another length
         than the run, or the plan has no such step; what `placement_of` raises for a policy.
     """
-    chosen = policy_of(policy)
-    placement = placement_of(chosen, Job(plan, sizes_bytes, machine, seed, rank), rank)
+    if not isinstance(limits, StagingLimits):
+        raise ConfigError(f"limits is a {type(limits).__name__}; it is a penstock.policy.StagingLimits")
+    chosen, job = policy_of(policy), Job(plan, sizes_bytes, machine, seed, rank)
+    placement = placement_of(chosen, job, rank)
     if step_seconds is None and machine.compute is None:
         raise ConfigError(
             "step_seconds is not given and machine.compute is unknown: say how long the training takes for a batch"
@@ -445,7 +447,7 @@ def predict(
     run = run_in_virtual_time(
         read,
         machine,
-        sizes_bytes,
+        job.sizes_bytes,
         Agreed([placement.kept]),
         limits,
         step_seconds=each,
