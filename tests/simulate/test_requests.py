@@ -303,6 +303,12 @@ def test_decisions_that_cannot_be_carried_out_are_told_apart(loading: Loading, s
         (lambda: Fill(0, 1, np.arange(2), "peers"), "copies from peers are made before"),
         (lambda: Fill(0, 1, np.arange(2), "nowhere"), "'store', 'peers' or 'hand-over'"),  # type: ignore[arg-type]
         (lambda: Fill(0, 1, [1, 2]), "samples of a Fill are a list"),  # type: ignore[arg-type]
+        (lambda: Fill("0", 1, np.arange(2)), "rank of a Fill is '0'"),  # type: ignore[arg-type]
+        (lambda: Fill(0, 1.0, np.arange(2)), "tier of a Fill is 1.0"),  # type: ignore[arg-type]
+        (lambda: Loading(None), "fills of a Loading are a list"),  # type: ignore[arg-type]
+        (lambda: Loading([(0, 1)]), "fills of a Loading are a list"),  # type: ignore[list-item]
+        (lambda: Loading(strings=np.zeros((2, 3))), "strings of a Loading is a ndarray"),  # type: ignore[arg-type]
+        (lambda: Loading([Fill(0, 1, np.arange(2))], hits=[np.ones(2, np.int8)]), "fills or drops"),
         (lambda: Loading(strings=[np.zeros(3)]), "strings are float64 of shape"),  # type: ignore[list-item]
         (lambda: Loading(hits=[np.full(3, -7, np.int8)]), "hits name tier -7"),
         (lambda: Loading(spares=[np.arange(3)]), "spares are given without drops"),

@@ -239,6 +239,18 @@ def test_a_tier_on_a_disk_is_written_by_who_reads_for_it() -> None:
     assert run.begin_seconds == pytest.approx(5 * 5.0 + 1.0, rel=0.05)
 
 
+def test_a_disk_that_is_slow_to_write_makes_no_batch_wait() -> None:
+    """What a batch reads is written beside; fills have half of the readers."""
+    disk = StorageClass("disk", 10_000, 1, Curve.flat(1e6), Curve.flat(0.1))
+    machine = replace(_machine(1, threads=4, tiers=[disk]), compute=Rate(10.0))
+    job = _job(machine, [[sample] for sample in range(20)])
+
+    with_disk = _ends(job, Loading([Fill(0, 1, np.arange(20))]))
+    without = _ends(job, Loading())
+
+    assert with_disk[-1] <= without[-1] + 1.0
+
+
 def test_what_is_read_no_more_makes_room_for_spares() -> None:
     """A tier of two samples: 0 and 1 are kept first, each read twice; then 2 and 3 take their places."""
     tier = StorageClass("memory", 20, 1, QUICK)

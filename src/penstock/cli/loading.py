@@ -26,7 +26,8 @@ _EPILOG = """\
 examples:
   penstock simulate loading scenario1 --assumptions thesis --seeds 6
   penstock simulate loading scenario4 --policies lower-bound,staging,cover,mine:MyPolicy --plot policies.png
-  penstock simulate loading cats.toml --scaling 1,2,4,8 --assume clients=all --json
+  penstock simulate loading cats.toml --scaling 1,2,4,8 --json
+  penstock simulate loading scenario4 --assumptions thesis --assume clients=all
 
 JSON: scenario, assumptions{}, seeds, and runs[] of policy, ranks, is_runnable (by the loader of this version, else
 not_runnable_reason), run_seconds (mean of the seeds, null where the policy

@@ -68,6 +68,7 @@ def new_state(
     Raises: ConfigError for 2^31 samples and more.
     """
     ranks, tiers, samples = len(kept), len(machine.storage) - 1, sizes_bytes.size
+    reads_peers = reads_peers and ranks > 1
     gives, origins = hands_on or any(each.samples.size for each in due), tiers + 2
     if reads_peers or gives:
         origins += tiers

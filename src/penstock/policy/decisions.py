@@ -1084,9 +1084,10 @@ def _next_spare(s: State, rank: int) -> int:
 
 
 def _drop_before(s: State, rank: int, sample: int, number: int) -> bool:
-    """Give the room of a sample to spares if no batch from a number on has it. Returns whether none has."""
+    """Give the room of a sample to spares if no batch from a number on has it. Returns whether that is so."""
     m, copy = s.ints, own_copy(s, rank, sample)
-    if copy < 0 or s.copies[copy, COPY_LAST] >= number:
+    spares = _row(m, rank, STAGING)
+    if copy < 0 or s.copies[copy, COPY_LAST] >= number or m[spares + FILL_NEXT] == m[spares + FILL_END]:
         return False
     if s.copies[copy, COPY_STATE] == ABSENT or s.copies[copy, COPY_STATE] == PRESENT:
         m[_row(m, rank, s.copies[copy, COPY_TIER]) + ROOM] += s.sizes[sample]

@@ -78,8 +78,11 @@ class Job:
 
     @cached_property
     def strings(self) -> list[Ids]:
-        """Each rank's access string R_i over the run: int64[reads] each."""
-        return self.plan.strings()
+        """Each rank's access string R_i over the run: int64[reads] each, read-only."""
+        strings = self.plan.strings()
+        for string in strings:
+            string.flags.writeable = False
+        return strings
 
     @cached_property
     def total_bytes(self) -> int:
@@ -128,6 +131,9 @@ class Fill:
     before_training: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("rank", "tier"):
+            if isinstance(value := getattr(self, name), bool) or not isinstance(value, int | np.integer):
+                raise ConfigError(f"{name} of a Fill is {value!r}; it is a whole number")
         _check_ids("samples of a Fill", self.samples)
         if self.origin not in ("store", "peers", "hand-over"):
             raise ConfigError(f"origin of a Fill is {self.origin!r}; it is 'store', 'peers' or 'hand-over'")
@@ -180,8 +186,14 @@ class Loading:
     is_ready: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.fills, Sequence) or not all(isinstance(fill, Fill) for fill in self.fills):
+            raise ConfigError("fills of a Loading are a list of penstock.policy.loading.Fill")
         for name in ("strings", "spares", "hits"):
-            for each in getattr(self, name) or ():
+            if not isinstance(arrays := getattr(self, name), list | tuple | None):
+                raise ConfigError(
+                    f"{name} of a Loading is a {type(arrays).__name__}; it is a list, an array a rank"
+                )
+            for each in arrays or ():
                 _check_ids(f"the arrays of {name}", each)
         for hits in self.hits or ():
             if ((hits != SOURCE) & (hits < 1)).any():

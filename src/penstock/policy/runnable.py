@@ -42,6 +42,8 @@ def why_not_run(machine: Machine, policy: str) -> str | None:
     """
     if policy not in LOADER_POLICIES:
         return f"the loader's policies are {', '.join(LOADER_POLICIES)}"
+    if policy == "staging":  # keeps nothing
+        return None
     for tier in machine.storage[1:]:
         if reason := why_not_kept(tier):
             return reason

@@ -395,7 +395,7 @@ def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
             c.floats[w[worker + ACTOR_FLOATS] + STORING_SECONDS] = 0.0
             if where == STAGING:
                 w[worker + GIVES_TO] = peer_of(w[ORIGINS] - 2, m[at + 2 * count])
-            else:
+            elif number < 0:  # what a batch waits for is written beside
                 _expect_to_store(s, c, rank, worker, at + count, at + 2 * count, count)
             at += 3 * count
             w[worker + READS] = count
@@ -421,10 +421,8 @@ def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
                 c.reads[w[rank + ROW], FROM_PEER if origin > w[ORIGINS] - 2 else column] += 1
             w[worker + READS] = own
             w[worker + GIVES_TO] = -1
-            c.floats[w[worker + ACTOR_FLOATS] + STORING_SECONDS] = 0.0
             if own > 0:
                 _list_own_reads(m, w, worker, at + count, count)
-                _expect_to_store(s, c, rank, worker, at + count, at + 3 * count, count)
             w[worker + BYTES] = nbytes
             w[worker + SLOT_OF] = where
             w[worker + CODE] = w[w[rank + STEPS] + number % w[rank + RING]]
@@ -451,7 +449,7 @@ def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
 def _expect_to_store(
     s: State, c: Clock, rank: int, worker: int, samples: int, rests: int, count: int
 ) -> None:
-    """Say how long it takes to write what tiers are to keep. samples, rests: where `count` of each are."""
+    """Say how long a fill takes to write what tiers are to keep. samples, rests: where `count` of each are."""
     m, w, g = s.ints, c.ints, c.floats
     for k in range(count):
         if m[rests + k] != STAGING:
@@ -534,15 +532,15 @@ def _go_on(s: State, c: Clock, rank: int, worker: int, now: float) -> bool:
         w[worker + PHASE] = FETCHING
         _join(w, g, s.sizes, _wire(w, rank, w[places + done]), worker, now)
         return False
-    storing: float = g[w[worker + ACTOR_FLOATS] + STORING_SECONDS]
     if w[worker + SLOT_OF] < 0:
+        storing: float = g[w[worker + ACTOR_FLOATS] + STORING_SECONDS]
         w[worker + PHASE] = STORING
         if storing > 0.0:
             _push(w, g, worker, now + storing)
         return storing == 0.0
     w[worker + PHASE] = DECODING
     g[w[worker + ACTOR_FLOATS] + SINCE] = now
-    _push(w, g, worker, now + storing + w[worker + BYTES] * g[DECODE_BYTE])
+    _push(w, g, worker, now + w[worker + BYTES] * g[DECODE_BYTE])
     return False
 
 

@@ -102,7 +102,9 @@ def _last_batches(read: Steps, row: int, samples: NDArray[np.int64]) -> NDArray[
 def _kept(fills: Sequence[Fill], job: Job) -> list[Kept]:
     of_ranks: list[list[Kept]] = [[] for _ in range(job.ranks)]
     for fill in fills:
-        of_ranks[fill.rank].append(Kept(fill.samples, np.full(fill.samples.size, fill.tier, np.int8)))
+        of_ranks[fill.rank].append(
+            Kept(fill.samples.astype(np.int64), np.full(fill.samples.size, fill.tier, np.int8))
+        )
     return [_joined(parts) for parts in of_ranks]
 
 
