@@ -724,7 +724,7 @@ def draw(results: list[Result], path: Path) -> None:
                 row.rate_in,
                 row.share,
                 marker,
-                color=getattr(picture, colour),
+                color=getattr(picture.Colour, colour),
                 ms=9 if label == "Penstock's own" else 5,
             )
         axes.set_xscale("log")

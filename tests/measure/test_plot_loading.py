@@ -12,6 +12,7 @@ import pytest
 from penstock.errors import ConfigError
 from penstock.measure.plot_loading import draw_policies, draw_scaling, plot_policies, plot_scaling
 from penstock.measure.policies import PolicyRuns, run_policies
+from penstock.simulate.assumptions import PHYSICAL, THESIS
 from penstock.simulate.policies import POLICY_NAMES, policy_named
 from penstock.simulate.scenario import Scenario, scenario_named
 from penstock.simulate.sizes import SizeDistribution
@@ -26,9 +27,11 @@ def _scenario() -> Scenario:
 def _runs(
     ranks: tuple[int, ...] = (), *, per_sample: bool = False, names: tuple[str, ...] = POLICY_NAMES
 ) -> list[PolicyRuns]:
-    return run_policies(
-        _scenario(), [policy_named(name) for name in names], ranks=ranks, per_sample=per_sample
-    )
+    # Only the published reading knows of single samples.
+    assumed = THESIS if per_sample else PHYSICAL
+    scenario = replace(_scenario(), assumptions=assumed)
+    policies = [policy_named(name, assumed) for name in names]
+    return run_policies(scenario, policies, ranks=ranks, per_sample=per_sample)
 
 
 @pytest.fixture(autouse=True, scope="module")
