@@ -113,9 +113,9 @@ def test_a_sample_that_another_rank_has_got_by_now_is_read_from_it() -> None:
 
 
 def test_each_rank_begins_with_the_one_behind_it_where_many_keep_a_sample() -> None:
-    """Four keep it; ranks 4 to 7 ask the four in turn, so that each link brings one: 1 s, and not 4."""
+    """Four keep it and four want it: 4 s over one link where the keepers come first, 1 s where they alternate."""
     job = _job(_machine(8, store=0.01), [[0, 1, 2, 3, 4, 4, 4, 4]])
-    fills = [Fill(rank, 1, np.array([rank, 4])[: 2 - (rank < 0)], before_training=True) for rank in range(4)]
+    fills = [Fill(rank, 1, np.array([rank, 4]), before_training=True) for rank in range(4)]
 
     # Rank 4 asks rank 0 (the next one, around the end), and so do 5, 6 and 7.
     assert _ends(job, Loading(fills, stages_from_peers=True)) == pytest.approx([4.0])

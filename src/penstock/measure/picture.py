@@ -16,7 +16,7 @@ _ENDINGS = (".png", ".svg", ".pdf")
 
 
 class Colour:
-    """Okabe and Ito's colours, told apart with any colour vision; and greys."""
+    """The palette of Okabe and Ito, which colour-blind readers can tell apart; and greys."""
 
     BLUE, SKY, GREEN, ORANGE, RED, PURPLE = "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7"
     YELLOW = "#F0E442"

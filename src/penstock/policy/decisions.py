@@ -1312,7 +1312,8 @@ def _new_entry(s: State, rank: int, sample: int) -> int:
 
 def _free_entry(s: State, rank: int, entry: int) -> None:
     m = s.ints
-    if find(s, rank, m[entry + ENTRY_SAMPLE]) == entry:  # what is handed on is not found any more
+    # What is handed on to the next reader is not found any more.
+    if m[rank + HANDS_ON] == 0 or find(s, rank, m[entry + ENTRY_SAMPLE]) == entry:
         _remove(s, rank, entry)
     m[m[rank + RELEASED] + m[rank + RELEASED_ENTRIES]] = entry
     m[rank + RELEASED_ENTRIES] += 1

@@ -119,7 +119,7 @@ def steps_of(
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What the schedulers of a job's ranks were told by a policy. R ranks, T tiers.
+    """What a policy tells the schedulers of a job's R ranks, each with T tiers.
 
     kept: of each rank what it keeps, in the order in which it fills its tiers.
     due: of each rank what it keeps besides, and is handed by whoever reads it first; empty where nothing is.

@@ -20,7 +20,7 @@ from penstock.policy.loading import Fill, Job, Loading, LoadingPolicy
 from penstock.policy.runnable import prepared
 from penstock.simulate.assumptions import PHYSICAL, TOGETHER, Assumptions
 from penstock.simulate.loading import steps_of
-from penstock.simulate.scheduled import run_job
+from penstock.simulate.scheduled import read_again, run_job
 
 if TYPE_CHECKING:
     from penstock.simulate import _request_kernels as kernels
@@ -84,8 +84,6 @@ def simulate_job(
 
     per_sample: also return each sample's stall and end.
     """
-    from penstock.simulate import _request_kernels
-
     loading = prepared(policy, job)
     if assumptions.counted == "first-time" and job.ranks * job.plan.samples > _MOST_SEEN:
         raise ConfigError(
@@ -104,6 +102,8 @@ def simulate_job(
                 "of single samples"
             )
         return _scheduled(policy.name, job, loading)
+    from penstock.simulate import _request_kernels  # loads numba
+
     strings = loading.strings or job.strings
     bounds = steps_of(job.plan, range(job.ranks), strings).bounds
     string = np.concatenate(strings) if strings else np.empty(0, np.int64)
@@ -379,16 +379,11 @@ def _hand_ons(
     """
     if not hit.size:
         return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0)
-    ranks, steps = bounds.shape[0], bounds.shape[1] - 1
-    counts = np.diff(bounds, axis=1)
-    step = np.repeat(np.tile(np.arange(steps), ranks), counts.ravel())
-    rank = np.repeat(np.arange(ranks, dtype=np.int32), counts.sum(axis=1))
-    order = np.lexsort((step, string))
-    follows = string[order[1:]] == string[order[:-1]]
+    now, following, rank = read_again(string, bounds)
     next_read = np.full(string.size, -1, np.int64)
-    next_read[order[:-1][follows]] = order[1:][follows]
+    next_read[now] = following
     arrival = np.full(string.size, start)
-    arrival[order[1:][follows]] = np.inf
+    arrival[following] = np.inf
     return next_read, np.where(next_read >= 0, rank[next_read], np.int32(-1)), arrival
 
 
