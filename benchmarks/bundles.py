@@ -5,8 +5,8 @@
     python benchmarks/bundles.py --optimizer sgd
                                                a training that forgives less
     python benchmarks/bundles.py --file-sizes  what files of unequal sizes do to Table 1 (a minute)
-    python benchmarks/bundles.py --out FILE    keep the trainings; those that `penstock simulate bundles` shows
-                                               are src/penstock/measure/convergence.json
+    python benchmarks/bundles.py --out FILE    keep the trainings; those of `penstock paper bundles-figure-9`
+                                               are src/penstock.papers.convergence.json
 
 Accuracies repeat on one machine and version of PyTorch; on others they differ as seeds do.
 """
@@ -23,10 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.cli.output import progress
-from penstock.measure.convergence import NUMBERINGS, RATIOS, compare, train_digits
+from penstock.papers.bundles import count_hits
+from penstock.papers.convergence import NUMBERINGS, RATIOS, compare, train_digits
 from penstock.plan import AccessPlan, BundleShuffle, FullShuffle
 from penstock.plan.random import derive_key, generator_for
-from penstock.simulate.bundles import expected_hit_ratio, table_1
+from penstock.simulate.bundles import expected_hit_ratio
 from penstock.simulate.caches import hit_ratios
 
 
@@ -99,8 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
 
     begin = time.perf_counter()
-    rows = table_1(nodes=(2,) if options.quick else (2, 4, 8, 16))
-    counted = np.array([(row.original, row.proposed) for row in rows]).mean(axis=0)
+    rows = count_hits((2,) if options.quick else (2, 4, 8, 16), [0.5])
+    counted = np.mean([row.hit_ratio[0] for row in rows], axis=0)
     seconds = time.perf_counter() - begin
     computed = [expected_hit_ratio(54_377, 27_188, 5, bundle) for bundle in (54_377, 5_438)]
     np.testing.assert_allclose(counted, computed, atol=0.005)

@@ -14,7 +14,6 @@ from tests.cli.typed import run_command
 
 from penstock.cli import bundles
 from penstock.errors import ConfigError
-from penstock.measure.convergence import read_study
 from penstock.simulate.bundles import Setting, recommend
 
 pytestmark = pytest.mark.usefixtures("fonts")
@@ -41,19 +40,6 @@ def test_the_recommendation_is_that_of_the_library(as_json: Any) -> None:
     assert data["bound_hit_ratio"] == pytest.approx(0.27)
     assert [each["bundle_samples"] for each in data["beside"]] == [each.bundle for each in found.beside]
     assert data["ids"] == {"noise_growth": None, "scatter": None}
-    assert len(data["accuracy"]) == 16
-
-
-def test_ratios_of_the_study_may_mean_the_same_bundle_here(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a hundred samples, a hundredth is one sample: two rows of the study hit alike."""
-    run("--samples", "100", "--cache", "30%")
-
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    (hundredth,) = (row for row in rows if row[:1] == ["0.01"])
-    (one_sample,) = (row for row in rows if row[:2] == ["one", "sample"])
-    assert (
-        hundredth[1] == one_sample[2] == "27.55%"
-    )  # 19 of 20 epochs, with 29 samples: 2 % of 30 are others'
 
 
 def test_the_table_says_what_to_take_and_why(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,8 +49,6 @@ def test_the_table_says_what_to_take_and_why(capsys: pytest.CaptureFixture[str])
     assert "take this" in said
     assert "no order hits more than 27.00%" in said
     assert "the largest bundle within 1% of the best hit ratio" in said
-    assert "within noise" in said
-    assert "differs" in said
     assert "Scattered(BundleShuffle(...))" in said
 
 
@@ -111,55 +95,11 @@ def test_a_folder_tells_its_samples_sizes_and_classes(as_json: Any, tmp_path: Pa
     assert data["ids"]["scatter"] is True
 
 
-def test_other_trainings_can_be_shown(as_json: Any, tmp_path: Path) -> None:
-    study = read_study()
-    kept = tuple(run for run in study.runs if run.bundle_ratio in (1.0, 0.1) and run.seed < 2)
-    path = tmp_path / "own.json"
-    path.write_text(
-        type(study)(**{**{f: getattr(study, f) for f in study.__slots__}, "runs": kept}).to_json()
-    )
-
-    data = as_json("--samples", "1000", "--cache", "30%", "--accuracy", str(path))
-
-    assert [row["bundle_ratio"] for row in data["accuracy"]] == [1.0, 0.1, 1.0, 0.1]
-
-
 def test_a_run_too_long_to_count_is_computed(as_json: Any) -> None:
     data = as_json("--samples", "100000000", "--cache", "30%", "--batch-size", "256")
 
     assert data["recommended"]["counted_hit_ratio"] is None
     assert data["recommended"]["hit_ratio"] > 0.27
-
-
-def test_table_1_stands_beside_the_papers(as_json: Any, tmp_path: Path) -> None:
-    data = as_json("--study", "table1", "--plot", str(tmp_path / "table.png"))
-
-    assert data["bound_hit_ratio"] == pytest.approx(0.4, abs=1e-5)
-    assert len(data["rows"]) == 2 * 30
-    first = data["rows"][0]
-    assert (first["paper_original"], first["paper_proposed"]) == (0.1163, 0.3699)
-    halves = [row for row in data["rows"] if row["cache_share"] == 0.5]
-    assert np.mean([row["proposed"] for row in halves]) == pytest.approx(0.4, abs=0.001)
-    with Image.open(tmp_path / "table.png") as picture:
-        assert picture.size[0] > 500
-
-
-def test_the_effective_cache_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    run("--study", "effective-cache")
-
-    said = capsys.readouterr().out
-    assert "11.97% and 37.18%" in said
-    assert "49.4%" in said
-    assert "48.9%" in said
-
-
-def test_sizes_and_ratios_are_laid_side_by_side(as_json: Any) -> None:
-    data = as_json("--study", "sizes")
-
-    assert [curve["bundle_ratio"] for curve in data["curves"]] == [1.0, 0.5, 0.2, 0.1, 0.05, 0.01]
-    for curve in data["curves"]:
-        assert (np.array(curve["counted_hit_ratio"]) <= np.array(data["bound_hit_ratio"]) + 1e-9).all()
-        np.testing.assert_allclose(curve["counted_hit_ratio"], curve["expected_hit_ratio"], atol=0.008)
 
 
 @pytest.mark.parametrize(
@@ -178,8 +118,6 @@ def test_sizes_and_ratios_are_laid_side_by_side(as_json: Any) -> None:
         (["--samples", "100", "--cache", "30%", "--tolerate", "nan"], "--tolerate: 'nan' is no share"),
         (["--samples", "100", "--cache", "30%", "--tolerate", "1", "--reach", "0.1"], "both given"),
         (["--samples", "100", "--cache", "30%", "--epochs", "0"], "epochs is 0"),
-        (["--study", "table1", "--cache", "30%"], "do not go together"),
-        (["--study", "sizes", "--epochs", "1"], "first epoch never hits"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments: list[str], message: str) -> None:

@@ -108,81 +108,6 @@ def test_a_trace_is_replayed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFix
     assert "500 requests for 40 objects; 8.0% are an object's first" in capsys.readouterr().out
 
 
-def test_figures_5_and_10_stand_beside_the_papers_numbers(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Relative sizes decide, so that data sets of some thousand samples show what the paper's do."""
-    monkeypatch.setattr("penstock.simulate.cache_study.FOOD101_SAMPLES", 3000)
-    monkeypatch.setattr("penstock.simulate.cache_study.IMAGENET100_SAMPLES", 2000)
-
-    five = run_json(capsys, "--figure", "5", "--plot", str(tmp_path / "5.png"))
-    ten = run_json(capsys, "--figure", "10")
-    run("--figure", "10")
-
-    assert [panel["name"] for panel in five["panels"]] == ["ImageNet100, LRU", "Food101, LRU"]
-    assert five["panels"][0]["paper_improvement"] == {"mean": 0.407, "most": 0.741}
-    assert len(five["panels"][0]["cache_share"]) == 101
-    lru, lfu, mru = (panel["improvement"] for panel in ten["panels"])
-    # 1 - f / b with f = c + (1 - c) ln(1 - c) and b = c, over c = 0.1, 0.2, ... 1.
-    cache = np.arange(1, 10) / 10
-    expected = np.append(-(1 - cache) * np.log(1 - cache) / cache, 0.0).mean()
-    assert lru["of_new_hits"][0] == pytest.approx(expected, abs=0.01)
-    assert lfu["of_new_hits"][0] < lru["of_new_hits"][0]
-    assert mru["of_new_hits"][0] == pytest.approx(0.0, abs=0.001)
-    out = capsys.readouterr().out
-    assert "33.8 (59.6) %" in out
-    assert "29.3 (66.6) %" in out
-    assert (tmp_path / "5.png").exists()
-
-
-def test_small_caches_are_shown_for_subsets_and_for_a_shared_order(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replayed: dict[str, Any] = {}
-    replay = caches._curves
-
-    def once(*of: Any) -> Any:
-        return replayed[repr(of)] if repr(of) in replayed else replayed.setdefault(repr(of), replay(*of))
-
-    monkeypatch.setattr(caches, "_curves", once)
-    data = run_json(capsys, "--small", "--samples", "6400", "--plot", str(tmp_path / "small.png"))
-    run("--small", "--samples", "6400")
-
-    of_name = {panel["name"]: panel for panel in data["panels"]}
-    assert len(of_name) == 8
-    own = {
-        curve["order"]: curve
-        for curve in of_name["4 ranks, own subsets"]["curves"]
-        if curve["policy"] == "lru"
-    }
-    assert own["bundle:0.01"]["hit_ratio"][4] > 3 * own["bundle"]["hit_ratio"][4]
-    shared = of_name["4 ranks, one shared order"]
-    best = next(curve for curve in shared["curves"] if curve["policy"] == "min")
-    assert best["hit_ratio"][4] > 0.9 * shared["bound_hit_ratio"][4]
-    out = capsys.readouterr().out
-    assert "LRU, one shared order" in out
-    assert (
-        "\n  penstock simulate sharing --small --samples 6400 --ranks 16 --epochs 5 --batch 64 --seed 0\n"
-        in out
-    )
-    few, many = (
-        (curve["hit_ratio"], of_name[f"{ranks} ranks, one shared order"]["bound_hit_ratio"])
-        for ranks in (4, 16)
-        for curve in of_name[f"{ranks} ranks, one shared order"]["curves"]
-        if curve["policy"] == "min"
-    )
-    reached = {min(hit / bound for hit, bound in zip(*each, strict=True) if bound) for each in (few, many)}
-    # 16 ranks for 5 epochs: a rank reads so few samples twice that its own MIN stays below the bound.
-    assert min(reached) < 0.8 < 0.9 < max(reached)
-    assert f"MIN by itself reaches {100 * min(reached):.1f} % at the least (16 ranks, 10 %)" in out
-
-
-def test_one_epoch_brings_nothing_back(capsys: pytest.CaptureFixture[str]) -> None:
-    run("--small", "--samples", "800", "--epochs", "1", "--order", "full")
-
-    assert "With one epoch nothing comes back" in capsys.readouterr().out
-
-
 def test_ranks_that_share_an_order_are_told_of_caches_that_they_agree_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -239,9 +164,6 @@ def test_a_huge_cache_holds_everything(size: str, capsys: pytest.CaptureFixture[
         ("--batch-size 0", "batch_size is 0"),
         ("--ranks 4 --samples 3", "ranks is 4; of 3 samples"),
         ("--trace a.csv --samples 5", "--trace and --samples do not go together"),
-        ("--trace a.csv --figure 5", "--trace and --figure do not go together"),
-        ("--figure 5 --sizes 3%", "--figure and --sizes do not go together"),
-        ("--small --ranks 3", "--small and --ranks do not go together"),
         ("--bytes", "--bytes is about a trace"),
         ("--format csv", "--format is about a trace"),
     ],
@@ -285,7 +207,6 @@ def test_ids_that_are_text_are_said_with_the_first_such_line(
     ("words", "said"),
     [
         (("--samples", "1000000000000"), "--samples is 1,000,000,000,000, which takes at least 80 TB"),
-        (("--small", "--samples", "1000000000000"), "which takes at least 40 TB"),
         (("--policies", "LRU"), "did you mean lru"),
         (("--policies", ""), "give at least one name"),
     ],

@@ -236,7 +236,7 @@ def test_what_a_locale_has_no_letter_for_is_escaped(tmp_path: Path) -> None:
         ["simulate", "sharing", "--ranks", "0"],
         ["simulate", "frequency", "--ranks", "0"],
         ["simulate", "caches", "--samples", "0"],
-        ["simulate", "bundles", "--study", "table1", "--epochs", "0"],
+        ["simulate", "bundles", "--epochs", "0"],
         ["simulate", "wear", "--stream", "/nowhere.txt"],
         ["plan", "/nowhere.toml"],
         ["trace", "/nowhere.trace"],

@@ -36,14 +36,6 @@ def test_one_size_of_cache_is_one_table_of_all_schemes(capsys: pytest.CaptureFix
     assert "BatchNorm" in shown  # said, never silent
 
 
-def test_small_caches_are_ready_made(capsys: pytest.CaptureFixture[str]) -> None:
-    _run("sharing", *_SMALL, "--small", "--json")
-
-    points = json.loads(capsys.readouterr().out)["points"]
-    assert [point["cache_share"] for point in points] == [percent / 100 for percent in range(1, 11)]
-    assert [point["samples_held"] for point in points] == list(range(6, 61, 6))
-
-
 def test_json_counts_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     _run("sharing", *_SMALL, "--cache", "0.5", "1", "--json")
 

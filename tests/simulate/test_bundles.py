@@ -1,4 +1,4 @@
-"""Bundles: the formula beside a replay, the paper's table beside ours, and which bundle is recommended."""
+"""Bundles: the formula beside a replay, and which bundle is recommended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError
 from penstock.plan import BundleShuffle, FullShuffle, Scattered
 from penstock.simulate.bundles import (
-    PAPER_TABLE_1,
     Choice,
     Setting,
     batch_noise,
@@ -22,15 +21,11 @@ from penstock.simulate.bundles import (
     boundary_misses,
     even_bundles,
     expected_hit_ratio,
-    hit_curves,
-    implied_cache,
     label_variance,
-    paper_means,
     ratio_of,
     recommend,
     replayed_hit_ratios,
     scattered_variance,
-    table_1,
 )
 
 
@@ -187,65 +182,10 @@ def test_the_formula_follows_the_replay_just_below_a_whole_number_of_bundles() -
     samples = 54_377
     caches = [int(share * samples) for share in (0.45, 0.46, 0.47, 0.48, 0.49, 0.495, 0.5)]
 
-    for curve in hit_curves(samples, 5, [1.0, 0.1], caches):
-        np.testing.assert_allclose(curve.counted, curve.expected, atol=0.0015)
-
-
-# The paper's table
-
-
-def test_the_papers_table_has_the_means_and_ranges_that_are_cited() -> None:
-    rows = np.array([row for of_nodes in PAPER_TABLE_1.values() for row in of_nodes])
-
-    assert {nodes: len(of_nodes) for nodes, of_nodes in PAPER_TABLE_1.items()} == {2: 2, 4: 4, 8: 8, 16: 16}
-    np.testing.assert_allclose(rows.mean(axis=0), [11.97, 37.18], atol=0.005)
-    np.testing.assert_allclose(rows.min(axis=0), [11.39, 36.14])
-    np.testing.assert_allclose(rows.max(axis=0), [13.14, 37.75])
-    assert paper_means() == pytest.approx((0.1197, 0.3718), abs=5e-5)
-
-
-def test_table_1_with_the_whole_cache_is_the_ideal_on_every_node() -> None:
-    rows = table_1()
-
-    assert [(row.nodes, row.node) for row in rows] == [
-        (n, node + 1) for n in (2, 4, 8, 16) for node in range(n)
-    ]
-    for nodes in PAPER_TABLE_1:
-        assert sum(row.samples for row in rows if row.nodes == nodes) == 108_754
-    original, proposed = np.array([(row.original, row.proposed) for row in rows]).T
-    np.testing.assert_allclose(original.mean(), 0.1227, atol=0.0005)
-    np.testing.assert_allclose(proposed, 0.4, atol=0.0012)
-    np.testing.assert_allclose(original, 0.1227, atol=0.006)
-
-
-def test_table_1_with_a_fiftieth_of_the_cache_missing_is_the_papers() -> None:
-    """One missing share explains both columns: the bundles' loss of 2.6 points and the full shuffle's of 0.5."""
-    rows = table_1(nodes=(2, 4), cache_shares=(0.49,))
-
-    original, proposed = np.array([(row.original, row.proposed) for row in rows]).mean(axis=0)
-    paper_original, paper_proposed = paper_means()
-    assert original == pytest.approx(paper_original, abs=0.0035)
-    assert proposed == pytest.approx(paper_proposed, abs=0.0025)
-
-
-def test_the_papers_means_imply_a_cache_of_49_per_cent() -> None:
-    original, proposed = paper_means()
-
-    assert implied_cache(original, 54_377, 5, 54_377) / 54_377 == pytest.approx(0.494, abs=0.001)
-    assert implied_cache(proposed, 54_377, 5, 5_438) / 54_377 == pytest.approx(0.489, abs=0.001)
-
-
-@pytest.mark.parametrize("bundle", [1, 7, 100, 1000])
-def test_the_implied_cache_is_the_smallest_that_does(bundle: int) -> None:
-    cache = implied_cache(0.3, 1000, 4, bundle)
-
-    assert expected_hit_ratio(1000, cache, 4, bundle) >= 0.3 > expected_hit_ratio(1000, cache - 1, 4, bundle)
-
-
-def test_no_cache_is_implied_by_more_than_all_epochs_but_the_first() -> None:
-    assert implied_cache(0.75, 1000, 4, 100) == 1000
-    with pytest.raises(ConfigError, match="first epoch"):
-        implied_cache(0.76, 1000, 4, 100)
+    for ratio in (1.0, 0.1):
+        order = BundleShuffle(samples, bundle_ratio=ratio)
+        expected = [expected_hit_ratio(samples, cache, 5, order.bundle) for cache in caches]
+        np.testing.assert_allclose(replayed_hit_ratios(order, 5, caches), expected, atol=0.0015)
 
 
 # Randomness

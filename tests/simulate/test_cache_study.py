@@ -13,7 +13,6 @@ from penstock.plan import AccessPlan, FullShuffle
 from penstock.plan.named import OrderName
 from penstock.simulate.cache_study import (
     Job,
-    improvement,
     job_curve,
     string_curve,
 )
@@ -170,12 +169,3 @@ def test_a_string_has_a_curve_too() -> None:
     curve = string_curve([1, 2, 1, 3, 2], "lru", [1, 2, 3])
 
     assert curve.hit_ratio.tolist() == hit_ratios([1, 2, 1, 3, 2], [1, 2, 3], "lru").tolist() == [0, 0.2, 0.4]
-
-
-def test_improvement_has_four_readings() -> None:
-    gained = improvement(full=[0.0, 0.1, 0.5], bundles=[0.0, 0.4, 0.5])
-
-    assert list(gained.of_new_hits) == pytest.approx([0.375, 0.75])
-    assert list(gained.relative) == pytest.approx([1.5, 3.0])
-    assert list(gained.difference) == pytest.approx([0.1, 0.3])
-    assert list(gained.of_old_misses) == pytest.approx([1 / 9, 1 / 3])

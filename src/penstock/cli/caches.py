@@ -15,11 +15,11 @@ from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
+    from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from penstock.measure.plot_caches import Panel
     from penstock.plan.named import OrderName
-    from penstock.simulate.cache_study import Curve, Improvement, Job, PaperGain
+    from penstock.simulate.cache_study import Curve, Job
 
 _POLICIES = "lru,lfu,mru,clock,fifo,min"
 _DESCRIPTION = """\
@@ -32,19 +32,14 @@ examples:
   penstock simulate caches --ranks 8 --subsets --order full,bundle:0.02 --policies lru,min --sizes 1..10%
   penstock simulate caches --order torch,my-order.npy --epochs 3
   penstock simulate caches --trace requests.csv --sizes 100,1000,10000 --json
-  penstock simulate caches --figure 10 --plot figure-10.png
 
 JSON: curves[] of order, policy and hit_ratio[], one for each of cache_share[] (relative to a rank's share of the
 samples, or to the trace's objects or bytes), with lowest_rank_hit_ratio[], highest_rank_hit_ratio[] and, where a
-formula is known, expected_hit_ratio[]; bound_hit_ratio[]. --figure and --small print panels[] of these.
+formula is known, expected_hit_ratio[]; bound_hit_ratio[].
 """
 #: More sizes than this are thinned out in tables.
 _MOST_ROWS = 25
 _EASY_PERCENT = (1, 2, 5, *range(10, 101, 10))
-_SMALL_ROWS = ("1 %", "2 %", "5 %", "10 %")
-#: Under data parallelism, where sizes are a share of what each of them reads.
-_SMALL_RANKS = (2, 4, 8, 16)
-_SMALL_BATCH = 64
 
 
 def add(commands: Any) -> None:
@@ -77,11 +72,6 @@ def add(commands: Any) -> None:
     trace.add_argument(
         "--bytes", action="store_true", help="sizes are bytes, of unequal objects (lru and fifo)"
     )
-    ready = parser.add_argument_group("or a ready-made study")
-    ready.add_argument(
-        "--figure", choices=("5", "10"), help="that figure of the bundle paper, beside its numbers"
-    )
-    ready.add_argument("--small", action="store_true", help="caches of 1 to 10 %% under data parallelism")
     parser.add_argument("--policies", metavar="NAMES", help=f"({_POLICIES}); also perfect-lfu")
     parser.add_argument(
         "--sizes", metavar="SIZES", help="1..100%%, or objects (with --bytes: 10 GB), by commas"
@@ -94,10 +84,6 @@ def _run(options: argparse.Namespace) -> None:
     _check_together(options)
     if options.trace is not None:
         _run_trace(options)
-    elif options.figure is not None:
-        _run_figure(options)
-    elif options.small:
-        _run_small(options)
     else:
         _run_job(options)
 
@@ -106,13 +92,7 @@ def _check_together(options: argparse.Namespace) -> None:
     """Refuse options that would be ignored."""
     job = ("samples", "epochs", "order", "ranks", "subsets", "batch_size", "seed")
     trace = ("format", "columns", "bytes")
-    excluded = {
-        "trace": (*job, "figure", "small"),
-        "figure": ("samples", "order", "ranks", "subsets", "batch_size", "small", "policies", "sizes"),
-        "small": ("ranks", "subsets", "batch_size", "policies", "sizes"),
-    }
-    for mode, others in excluded.items():
-        refuse_together(options, mode, others)
+    refuse_together(options, "trace", job)
     for other in trace:
         if is_given(options, other) and options.trace is None:
             raise ConfigError(f"--{other} is about a trace: name its file by --trace")
@@ -144,21 +124,28 @@ def _run_job(options: argparse.Namespace) -> None:
     shares = _shares(_or(options.sizes, "1..100%"), job.own_samples(0))
     curves = _curves(job, orders, policies, shares)
     bound = job.bound(shares)
+    sizes = [job.cache_samples(0, share) for share in shares]
     tables = []
-    panels = []
+    drawn: dict[str, dict[str, NDArray[np.float64]]] = {}
     for order in orders:
-        lines = [curve for curve in curves if curve.order == order.name]
+        columns = {curve.policy.upper(): curve.hit_ratio for curve in curves if curve.order == order.name}
+        if len(policies) == 1:
+            drawn.setdefault(policies[0].upper(), {})[_label(order)] = columns[policies[0].upper()]
+        else:
+            drawn[_label(order)] = dict(columns)
         expected = job.expected(order, shares) if "lru" in policies else None
-        columns = {curve.policy.upper(): curve.hit_ratio for curve in lines}
         if expected is not None:
             columns["LRU by formula"] = expected
-        sizes = [job.cache_samples(0, share) for share in shares]
         tables.append(_table(_label(order), shares, sizes, "samples", columns | {"bound": bound}))
-        panels.append(
-            _panel(_label(order), shares, {each.policy.upper(): each for each in lines}, bound, job)
-        )
-    show(options, _job_data(job, shares, curves, bound), tables, _job_notes(job, orders, shares))
-    _plot(options, panels, _of_what(job))
+
+    def draw() -> Figure:
+        from penstock.measure.plot_caches import cache_panel, draw_caches
+
+        behind = f"bound: {job.epochs - 1}/{job.epochs} of the cache", bound
+        panels = [cache_panel(title, shares, lines, behind) for title, lines in drawn.items()]
+        return draw_caches(panels, "samples" if job.ranks == 1 else "a rank's share")
+
+    show(options, _job_data(job, shares, curves, bound), tables, _job_notes(job, orders, shares), draw)
 
 
 def _check_memory(samples: int, epochs: int, ranks: int) -> None:
@@ -200,10 +187,6 @@ def _who(job: Job) -> str:
         "each shuffling its own subset" if job.own_subsets else f"sharing one order, {job.batch_size} a batch"
     )
     return f"{job.ranks} ranks {how} (sizes are of a rank's share, hit rates of all ranks together)"
-
-
-def _of_what(job: Job) -> str:
-    return "samples" if job.ranks == 1 else "a rank's share"
 
 
 def _curves(
@@ -303,185 +286,14 @@ def _run_trace(options: argparse.Namespace) -> None:
         )
     if "min" in policies:
         notes.append("MIN is the bound for this string.")
-    show(options, data, [table], notes)
-    _plot(options, [_panel(options.trace.name, shares, named, None, None)], f"the trace's {unit}")
 
+    def draw() -> Figure:
+        from penstock.measure.plot_caches import cache_panel, draw_caches
 
-# Ready-made studies
+        lines = {name: each.hit_ratio for name, each in named.items()}
+        return draw_caches([cache_panel(options.trace.name, shares, lines)], f"the trace's {unit}")
 
-
-def _run_figure(options: argparse.Namespace) -> None:
-    from penstock.plan.named import OrderName
-    from penstock.simulate import cache_study as study
-
-    shares = [percent / 100 for percent in range(101)]
-    orders = [OrderName("full"), OrderName("bundle")]
-    setting = {"epochs": _or(options.epochs, 5), "seed": _or(options.seed, 0)}
-    if options.figure == "5":
-        of_name = {"ImageNet100": study.IMAGENET100_SAMPLES, "Food101": study.FOOD101_SAMPLES}
-        parts = [
-            (f"{name}, LRU", study.Job(samples, **setting), "lru", study.PAPER_FIGURE_5[name])
-            for name, samples in of_name.items()
-        ]
-    else:
-        job = study.Job(study.FOOD101_SAMPLES, **setting)
-        parts = [
-            (f"Food101, {policy.upper()}", job, policy, paper)
-            for policy, paper in study.PAPER_FIGURE_10.items()
-        ]
-    tables, panels, data = [], [], []
-    compared: dict[str, tuple[Improvement, PaperGain]] = {}
-    for title, job, policy, paper in parts:
-        curves = _curves(job, orders, [policy], shares)
-        bound = job.bound(shares)
-        sizes = [job.cache_samples(0, share) for share in shares]
-        columns = {_label(order): curve.hit_ratio for order, curve in zip(orders, curves, strict=True)}
-        expected = {
-            f"{_label(order)}, by formula": ratios
-            for order in orders
-            if policy == "lru" and (ratios := job.expected(order, shares)) is not None
-        }
-        tables.append(_table(title, shares, sizes, "samples", columns | expected | {"bound": bound}))
-        lines = {_label(order): curve for order, curve in zip(orders, curves, strict=True)}
-        panels.append(_panel(title, shares, lines, bound, job))
-        # The paper's axis has a mark every 10 %.
-        every_tenth = slice(10, None, 10)
-        gained = study.improvement(*(curve.hit_ratio[every_tenth] for curve in curves))
-        compared[title] = (gained, paper)
-        data.append(
-            {"name": title}
-            | _job_data(job, shares, curves, bound)
-            | {"improvement": asdict(gained), "paper_improvement": asdict(paper)}
-        )
-    tables.append(_improvement_table(compared))
-    show(options, {"figure": options.figure, "panels": data}, tables, _IMPROVEMENT_NOTES)
-    _plot(options, panels, "samples")
-
-
-_IMPROVEMENT_NOTES = (
-    "Improvements: mean (most) over cache sizes 10, 20, ... 100 %. The paper does not say how its own are computed, "
-    "nor over which sizes.",
-    "Its Table 1, 12 % against 37 % at half size, is an improvement of 68 % as 1 - full/bundle, "
-    "210 % as bundle/full - 1, 25 points, and 29 % of misses: only the first fits between its 40.7 % on average and "
-    "74.1 % at most.",
-    "In-cache LFU narrows the gap, as in the paper; LFU with counts of the whole run (perfect-lfu) would equal LRU.",
-)
-
-
-def _improvement_table(compared: dict[str, tuple[Improvement, PaperGain]]) -> Table:
-    def both(pair: tuple[float, float], unit: str = " %") -> str:
-        mean, most = (round(100 * each, 1) + 0.0 for each in pair)  # no minus before a zero
-        return f"{mean:.1f} ({most:.1f}){unit}"
-
-    rows = [
-        (
-            title,
-            "almost the same" if paper.most is None else both((paper.mean, paper.most)),
-            both(gained.of_new_hits),
-            both(gained.relative),
-            both(gained.difference, " points"),
-            both(gained.of_old_misses),
-        )
-        for title, (gained, paper) in compared.items()
-    ]
-    columns = (
-        "bundles for full shuffle",
-        "paper",
-        "1 - full/bundle",
-        "bundle/full - 1",
-        "difference",
-        "misses saved",
-    )
-    return Table("What bundles improve", columns, rows)
-
-
-def _run_small(options: argparse.Namespace) -> None:
-    from penstock.simulate.cache_study import Job
-
-    shares = [percent / 100 for percent in range(1, 11)]
-    orders = _orders(_or(options.order, "full,bundle,bundle:0.02,bundle:0.01"))
-    samples = _or(options.samples, 108_754)  # SUN397, with which the paper shows data parallelism
-    setting = {"epochs": _or(options.epochs, 5), "seed": _or(options.seed, 0)}
-    _check_memory(samples, setting["epochs"], min(_SMALL_RANKS))
-    tables, panels, data = [], [], []
-    shared: dict[int, tuple[Sequence[Curve], Curve, NDArray[np.float64]]] = {}
-    for own_subsets in (True, False):
-        way = "own subsets" if own_subsets else "one shared order"
-        rows: list[list[str]] = []
-        header: list[str] = []
-        for ranks in _SMALL_RANKS:
-            batch = _SMALL_BATCH * ranks
-            job = Job(samples, ranks=ranks, own_subsets=own_subsets, batch_size=batch, **setting)
-            curves = _curves(job, orders, ["lru"], shares)
-            (best,) = _curves(job, orders[:1], ["min"], shares)
-            bound = job.bound(shares)
-            if not own_subsets:
-                shared[ranks] = curves, best, bound
-            lines = {_label(order): curve for order, curve in zip(orders, curves, strict=True)}
-            lines[f"MIN, {_label(orders[0])}"] = best
-            sizes = [job.cache_samples(0, share) for share in shares]
-            columns = {name: curve.hit_ratio for name, curve in lines.items()}
-            part = _table("", shares, sizes, "samples", columns | {"bound": bound})
-            header = ["ranks", *part.columns]
-            rows += [[str(ranks), *row] for row in part.rows if row[0] in _SMALL_ROWS]
-            data.append({"name": f"{ranks} ranks, {way}"} | _job_data(job, shares, [*curves, best], bound))
-            if ranks == 4:
-                panels.append(_panel(f"{ranks} ranks, {way}, LRU", shares, lines, bound, job))
-        tables.append(Table(f"LRU, {way}", header, rows))
-    notes = [
-        f"{samples:,} samples, {setting['epochs']} epochs; sizes are of a rank's share, hit rates of all ranks "
-        "together.",
-        "Own subsets: a small cache does as well as on one rank, if a bundle is no larger than the cache.",
-        *_shared_notes(shared, shares, setting["epochs"]),
-        "Caches that ranks agree on, counted for the same job:",
-        f"  penstock simulate sharing --small --samples {samples} --ranks 16 --epochs {setting['epochs']} "
-        f"--batch {_SMALL_BATCH} --seed {setting['seed']}",
-    ]
-    show(options, {"panels": data}, tables, notes)
-    _plot(options, panels, "a rank's share")
-
-
-def _shared_notes(
-    shared: dict[int, tuple[Sequence[Curve], Curve, NDArray[np.float64]]],
-    shares: Sequence[float],
-    epochs: int,
-) -> list[str]:
-    """Say how much of the bound LRU and MIN reach where all ranks share one order.
-
-    shared: by the number of ranks N, LRU's curve of each order, MIN's, and the bound. Sizes without a bound, and
-        caches of no sample, count for nothing.
-    """
-    most_of_lru = 0.0
-    #: By whether N is above E: the least share of the bound that MIN reaches, and where.
-    least_of_min: dict[bool, tuple[float, int, float]] = {}
-    for ranks, (curves, best, bound) in shared.items():
-        for at, share in enumerate(shares):
-            if bound[at] == 0:
-                continue
-            most_of_lru = max(most_of_lru, *(curve.hit_ratio[at] / bound[at] for curve in curves))
-            reached = (float(best.hit_ratio[at] / bound[at]), ranks, share)
-            is_seldom = ranks > epochs
-            least_of_min[is_seldom] = min(reached, least_of_min.get(is_seldom, reached))
-    if not least_of_min:
-        return ["With one epoch nothing comes back, whatever the cache."]
-    notes = [
-        "One shared order: a sample comes back to the same rank after N epochs on average, so that LRU reaches at most "
-        f"{100 * most_of_lru:.0f} % of the bound, whatever the order."
-    ]
-    if False in least_of_min:
-        least, ranks, share = least_of_min[False]
-        notes.append(
-            f"MIN, which knows when it comes, reaches at least {100 * least:.1f} % of it ({ranks} ranks, "
-            f"{100 * share:g} %) up to as many ranks as epochs: the plan is needed, not a friendlier order."
-        )
-    if True in least_of_min:
-        least, ranks, share = least_of_min[True]
-        notes.append(
-            "On more ranks than epochs a rank seldom reads a sample twice, and MIN by itself reaches "
-            f"{100 * least:.1f} % at the least ({ranks} ranks, {100 * share:g} %): beyond that it takes caches that "
-            "ranks agree on."
-        )
-    return notes
+    show(options, data, [table], notes, draw)
 
 
 # What all share
@@ -563,29 +375,3 @@ def _table(
         for at in shown
     ]
     return Table(title, ["cache", unit, *columns], rows)
-
-
-def _panel(
-    title: str,
-    shares: Sequence[float],
-    curves: dict[str, Curve],
-    bound: NDArray[np.float64] | None,
-    job: Job | None,
-) -> Panel:
-    import numpy as np
-
-    from penstock.measure.plot_caches import Line, Panel
-
-    cache_share = np.array(shares)
-    lines = [Line(label, cache_share, curve.hit_ratio) for label, curve in curves.items()]
-    if bound is None or job is None:
-        return Panel(title, lines)
-    return Panel(title, lines, Line(f"bound: {job.epochs - 1}/{job.epochs} of the cache", cache_share, bound))
-
-
-def _plot(options: argparse.Namespace, panels: Sequence[Panel], of_what: str) -> None:
-    if options.plot is None:
-        return
-    from penstock.measure.plot_caches import plot_caches
-
-    plot_caches(panels, options.plot, of_what=of_what)

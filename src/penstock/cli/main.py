@@ -13,6 +13,7 @@ from pathlib import Path
 
 from penstock.cli.options import check_folder
 from penstock.cli.output import check_plot, needing, print_line
+from penstock.cli.paper import add_paper
 from penstock.cli.plan import add_plan
 from penstock.cli.simulate import add_simulate
 from penstock.cli.snapshots import add_snapshots
@@ -97,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     add_snapshots(commands)
 
     add_trace(commands)
+    add_paper(commands)
     return parser
 
 

@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +49,21 @@ def check_plot(options: argparse.Namespace) -> None:
             raise ConfigError(f"--plot {error}") from None
 
 
-def show(options: argparse.Namespace, data: Any, tables: Sequence[Table], notes: Sequence[str] = ()) -> None:
+def show(
+    options: argparse.Namespace,
+    data: Any,
+    tables: Sequence[Table],
+    notes: Sequence[str] = (),
+    draw: Callable[[], Figure] | None = None,
+) -> None:
     """Print `data` as JSON where --json was given, else the tables, below them the notes and the picture's name.
 
-    data: of dicts, lists, text, finite numbers and None alone.
+    data: of dicts, lists, text, finite numbers and None alone. draw: returns the picture for --plot.
     """
+    if draw is not None and options.plot is not None:
+        from penstock.measure.picture import save_picture
+
+        save_picture(draw(), options.plot)
     if options.json:
         print(json.dumps(data, indent=2, allow_nan=False))
         return

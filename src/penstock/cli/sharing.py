@@ -23,7 +23,6 @@ the bound that no scheme can beat: F + (E - 1) max(0, F - N C) reads of the stor
 _EPILOG = """\
 examples:
   penstock simulate sharing --cache 1
-  penstock simulate sharing --small --samples 108754 --epochs 5 --batch 64
   penstock simulate sharing --ranks 32 --batch 64 --samples 200000 --epochs 10 --cache 0.5 1 --plot sharing.png
 
 JSON: points[], one per --cache, each with cache_share, samples_held, least_store_reads_share and schemes{}: by name
@@ -32,7 +31,6 @@ the counts reads, local, moved, store (these three make all reads), handed, fill
 store_reads_by_epoch[], local_by_rank[]. schemes{} at the top says what each name means.
 """
 _SHARES = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.6, 2.0)
-_SMALL_SHARES = tuple(percent / 100 for percent in range(1, 11))
 
 
 def add(commands: Any) -> None:
@@ -45,8 +43,7 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_shuffle_options(parser, samples=20_000, epochs=50, batch=32)
-    cache = parser.add_mutually_exclusive_group()
-    cache.add_argument(
+    parser.add_argument(
         "--cache",
         type=_shares,
         nargs="+",
@@ -54,13 +51,6 @@ def add(commands: Any) -> None:
         metavar="SHARE",
         help=f"of the data set, that all ranks together hold: N C / F ({' '.join(map(str, _SHARES))}); "
         "N is all of it on every rank, and more is no more",
-    )
-    cache.add_argument(
-        "--small",
-        dest="cache",
-        action="store_const",
-        const=[list(_SMALL_SHARES)],
-        help="all ranks together hold 1 to 10 %% of it, as in penstock simulate caches --small",
     )
     add_output_options(parser)
     parser.set_defaults(run=_run)

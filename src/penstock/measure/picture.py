@@ -1,10 +1,14 @@
-"""What all pictures share: ink, axes, and how they are saved. Importing it imports no matplotlib."""
+"""What all pictures share: ink, series, panels, and how they are saved. Importing it imports no matplotlib."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
+
+from numpy.typing import ArrayLike
 
 from penstock.errors import ConfigError
 
@@ -22,6 +26,103 @@ class Colour:
     YELLOW = "#F0E442"
     INK, DARK, FAINT, PALE = "#222222", "#4A4A4A", "#8A8F96", "#C9CDD2"
     GRID = "#E6E8EB"
+
+
+#: Dashes by which lines that lie on each other stay visible through each other's gaps.
+DASHED, DOTTED, DASH_DOTTED = (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Series:
+    """A line, points, or both: y over x, float64[points] each.
+
+    label: in the legend; "" leaves it out. dashes: of the line, as matplotlib has them; "" draws none. marker: of the
+    points; "" draws none. is_open: points are rings. width: of the line, in points.
+    """
+
+    label: str
+    x: ArrayLike
+    y: ArrayLike
+    colour: str
+    dashes: Any = "-"
+    marker: str = ""
+    is_open: bool = False
+    width: float = 1.6
+    size: float = 4.5
+
+    def draw(self, axes: Axes) -> None:
+        """Draw it over what is there."""
+        axes.plot(
+            self.x,
+            self.y,
+            color=self.colour,
+            ls=self.dashes,
+            lw=self.width,
+            marker=self.marker,
+            ms=self.size,
+            mfc="white" if self.is_open else self.colour,
+            label=self.label or None,
+            solid_capstyle="butt",
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Panel:
+    """Series that share their axes. below: under the title, in smaller letters."""
+
+    title: str
+    series: Sequence[Series]
+    below: str = ""
+
+
+def draw_panels(
+    panels: Sequence[Panel],
+    *,
+    x_label: str,
+    y_label: str,
+    size: tuple[float, float] | None = None,
+    is_shared: bool = True,
+    legend: Literal["inside", "below"] = "inside",
+) -> Figure:
+    """Return panels side by side.
+
+    size: width and height in inches; by the number of panels unless given. is_shared: both axes have one scale.
+    legend: one in each panel, or one below all, of what is in any.
+    Raises: ConfigError if there is no panel, or one without a series.
+    """
+    if not panels or not all(panel.series for panel in panels):
+        raise ConfigError(f"{len(panels)} panels were given to draw; each needs a series")
+    figure = new_figure(*size or (1.4 + 4.2 * len(panels), 4.4))
+    row = figure.subplots(1, len(panels), squeeze=False, sharex=is_shared, sharey=is_shared)[0]
+    for axes, panel in zip(row, panels, strict=True):
+        style_axes(axes)
+        title_axes(axes, panel.title, panel.below)
+        for series in panel.series:
+            series.draw(axes)
+        axes.set_xlabel(x_label)
+        if legend == "inside":
+            axes.legend(loc="best", frameon=False, fontsize=9, handlelength=2.6)
+    row[0].set_ylabel(y_label)
+    if legend == "below":
+        add_legend_below(figure)
+    return figure
+
+
+def add_legend_below(figure: Figure, columns: int = 6) -> None:
+    """Name below all axes what is in any of them, each once."""
+    drawn = {
+        label: handle
+        for axes in figure.axes
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        drawn.values(),
+        drawn.keys(),
+        loc="outside lower center",
+        ncols=min(len(drawn), columns),
+        frameon=False,
+        fontsize=9,
+    )
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -28,16 +28,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
-from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Order
+from penstock.plan import AccessPlan, BundleShuffle, Order
 from penstock.plan.orders import check_samples
-from penstock.plan.subsets import own_subset
-from penstock.simulate.caches import share_of
 from penstock.units import is_integer
 
-#: Share of its cache that the bundle paper's runs did without: 49 of 50 % explain its Table 1 (`implied_cache`).
+#: Share of its cache that the bundle paper's runs did without: 49 of 50 % explain its Table 1 (`penstock.papers`).
 HEADROOM = 0.02
-#: The paper's ratio (section 4.1).
-PAPER_RATIO = 0.1
 #: Hit ratios that differ by less, relative to each other, are taken for equal: the larger bundle is preferred.
 _AS_GOOD = 0.01
 #: A batch whose mean is noisier by more than this factor than a full shuffle's calls for scattered ids.
@@ -78,27 +74,6 @@ def expected_hit_ratio(
     # The second epoch begins with the last bundle, the third with the first, and so on.
     ends, starts = epochs // 2, (epochs - 1) // 2
     return (ends * from_the_end + starts * from_the_start) / (epochs * samples)
-
-
-def implied_cache(hit_ratio: float, samples: int, epochs: int, bundle: int) -> int:
-    """Return the smallest cache, in samples, with which at least that ratio is expected: the effective cache.
-
-    Raises: ConfigError for a ratio that no cache reaches.
-    """
-    _check_share("hit_ratio", hit_ratio)
-    if hit_ratio > best_hit_ratio(samples, samples, epochs):
-        raise ConfigError(
-            f"hit_ratio is {hit_ratio:g}; in {epochs} epochs no cache hits more than {(epochs - 1) / epochs:g}, "
-            "for the first epoch misses: ask for less, or for more epochs"
-        )
-    low, high = 0, samples
-    while low < high:
-        middle = (low + high) // 2
-        if expected_hit_ratio(samples, middle, epochs, bundle) < hit_ratio:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 def replayed_hit_ratios(order: Order, epochs: int, caches: ArrayLike) -> NDArray[np.float64]:
@@ -160,29 +135,6 @@ def _harmonic(n: int) -> float:
     return (
         math.log(n) + 0.5772156649015329 + 1 / (2 * n) - 1 / (12 * n**2) + 1 / (120 * n**4) - 1 / (252 * n**6)
     )
-
-
-@dataclass(frozen=True, slots=True)
-class HitCurve:
-    """Hit ratios of one bundle ratio over caches of several sizes, least-recently-used eviction."""
-
-    bundle_ratio: float
-    caches: tuple[int, ...]
-    counted: tuple[float, ...]
-    expected: tuple[float, ...]
-
-
-def hit_curves(
-    samples: int, epochs: int, bundle_ratios: Sequence[float], caches: Sequence[int], *, seed: int = 0
-) -> list[HitCurve]:
-    """Return a curve for each bundle ratio, counted by replay and beside it computed."""
-    curves = []
-    for ratio in bundle_ratios:
-        order = BundleShuffle(samples, seed, ratio)
-        counted = replayed_hit_ratios(order, epochs, caches)
-        expected = tuple(expected_hit_ratio(samples, cache, epochs, order.bundle) for cache in caches)
-        curves.append(HitCurve(ratio, tuple(caches), tuple(counted.tolist()), expected))
-    return curves
 
 
 # What it costs in randomness
@@ -387,7 +339,7 @@ def recommend(
 
 def _beside(setting: Setting, chosen: Choice, choices: Sequence[Choice]) -> tuple[Choice, ...]:
     place = choices.index(chosen)
-    paper = Choice(setting, BundleShuffle(setting.samples, bundle_ratio=PAPER_RATIO).bundle)
+    paper = Choice(setting, BundleShuffle(setting.samples).bundle)
     around = choices[max(0, place - 1) : place + 2]
     of_bundle = {each.bundle: each for each in (choices[0], paper, *around)}
     return tuple(of_bundle[bundle] for bundle in sorted(of_bundle, reverse=True))
@@ -432,80 +384,6 @@ def ratio_of(bundle: int, samples: int) -> float:
         if ratio > 0 and BundleShuffle(samples, bundle_ratio=ratio).bundle == bundle:
             return ratio
     return bundle / samples
-
-
-# The paper's table
-
-
-@dataclass(frozen=True, slots=True)
-class NodeHits:
-    """Hit ratios of one node that shuffles its own samples, counted, with a cache of a share of them."""
-
-    nodes: int
-    #: From 1, as the paper counts.
-    node: int
-    samples: int
-    cache_share: float
-    original: float
-    proposed: float
-
-
-SUN397_SAMPLES = 108_754
-
-#: Hit ratios in per cent by nodes, then node: original shuffle, proposed shuffle. The mean is 11.97 and 37.18.
-#: Source: Lee & Bahn 2023 (see `BundleShuffle`), Table 1. Its section 4.2 says 12.70 where the table has 13.14.
-PAPER_TABLE_1: dict[int, tuple[tuple[float, float], ...]] = {
-    2: ((11.63, 36.99), (11.64, 37.52)),
-    4: ((11.87, 37.02), (11.90, 37.33), (11.60, 36.93), (11.59, 36.98)),
-    8: (
-        *((11.95, 37.58), (12.35, 36.27), (11.43, 36.81), (11.82, 37.55)),
-        *((12.01, 36.35), (11.82, 37.55), (11.70, 36.14), (11.87, 37.26)),
-    ),
-    16: (
-        *((13.14, 37.04), (11.62, 37.60), (12.70, 37.53), (12.17, 37.75)),
-        *((12.21, 36.46), (12.59, 37.51), (12.34, 37.40), (11.57, 37.45)),
-        *((12.49, 37.52), (11.49, 37.11), (11.39, 37.57), (11.80, 36.78)),
-        *((11.66, 37.49), (12.05, 37.48), (12.20, 36.96), (12.38, 37.39)),
-    ),
-}
-
-
-def table_1(
-    *,
-    samples: int = SUN397_SAMPLES,
-    nodes: Sequence[int] = (2, 4, 8, 16),
-    cache_shares: Sequence[float] = (0.5,),
-    epochs: int = 5,
-    bundle_ratio: float = PAPER_RATIO,
-    seed: int = 0,
-) -> list[NodeHits]:
-    """Return the paper's Table 1, counted: by nodes, node, then share.
-
-    samples: of the whole data set; each node has an `own_subset` of it. cache_shares: of each node's own samples,
-        whole ones; the paper says "of the full data set", with which every read after the first epoch would hit.
-    """
-    check_samples(samples)
-    for share in cache_shares:
-        _check_share("cache_shares", share)
-    rows = []
-    for count in nodes:
-        for node in range(count):
-            own = own_subset(samples, seed, node, count)
-            caches = [share_of(own.samples, share) for share in cache_shares]
-            original = replayed_hit_ratios(FullShuffle(own.samples, own.seed), epochs, caches)
-            proposed = replayed_hit_ratios(BundleShuffle(own.samples, own.seed, bundle_ratio), epochs, caches)
-            rows += [
-                NodeHits(count, node + 1, own.samples, share, float(one), float(other))
-                for share, one, other in zip(cache_shares, original, proposed, strict=True)
-            ]
-    return rows
-
-
-def paper_means() -> tuple[float, float]:
-    """Return the paper's mean hit ratios over the 30 nodes of its Table 1: original, proposed."""
-    rows = np.array([row for rows in PAPER_TABLE_1.values() for row in rows]) / 100
-    original, proposed = rows.mean(axis=0).tolist()
-    return original, proposed
 
 
 def _check_setting(samples: int, cache: int, epochs: int) -> None:

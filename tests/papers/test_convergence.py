@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import ConfigError, FormatError
-from penstock.measure.convergence import (
+from penstock.papers.convergence import (
     BY_CLASS,
     RATIOS,
     SCATTERED,

@@ -1,0 +1,95 @@
+"""The published tables and figures that can be repeated, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A number that was computed here, beside the published one.
+
+    of: what it is of. computed: None where it cannot be computed. published: None where the paper prints none.
+    unit: of both; a share is 0 to 1.
+    """
+
+    of: str
+    computed: float | None
+    published: float | None
+    unit: Literal["seconds", "share", "count"]
+
+    @property
+    def difference(self) -> float | None:
+        """Computed less published: of shares in shares, of all else relative to the published number."""
+        if self.computed is None or self.published is None:
+            return None
+        apart = self.computed - self.published
+        return apart if self.unit == "share" else apart / self.published
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A published table or figure, repeated.
+
+    why: a sentence on why computed and published numbers differ. draw: returns the picture; needs matplotlib.
+    """
+
+    results: Sequence[Result]
+    why: str
+    draw: Callable[[], Figure]
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """A published table or figure.
+
+    source: who published it. function: "module:name" in this package, which returns it `Repeated`.
+    """
+
+    name: str
+    title: str
+    source: str
+    function: str
+
+    def repeat(self) -> Repeated:
+        """Compute it, with fixed seeds: the same each time."""
+        module, _, name = self.function.partition(":")
+        repeated: Repeated = getattr(import_module(f"{__package__}.{module}"), name)()
+        return repeated
+
+
+_BUNDLES = (
+    'J. Lee and H. Bahn, "Analyzing data reference characteristics of deep learning workloads for improving buffer '
+    'cache performance", Applied Sciences 2023'
+)
+
+PAPERS = (
+    Paper("bundles-table-1", "buffer cache hits on 2 to 16 nodes, SUN397", _BUNDLES, "bundles:table_1"),
+    Paper("bundles-figure-5", "what bundles improve under LRU", _BUNDLES, "improvements:figure_5"),
+    Paper("bundles-figure-9", "test accuracy by bundle_ratio", _BUNDLES, "accuracy:figure_9"),
+    Paper(
+        "bundles-figure-10", "what bundles improve under LRU, LFU and MRU", _BUNDLES, "improvements:figure_10"
+    ),
+)
+
+
+def paper_named(name: str) -> Paper:
+    """Return a paper by its name.
+
+    Raises: ConfigError that lists the known names.
+    """
+    for paper in PAPERS:
+        if paper.name == name:
+            return paper
+    known = ", ".join(paper.name for paper in PAPERS)
+    raise ConfigError(
+        f"NAME is {name!r}, which is no published table or figure here; the known ones are {known}"
+    )
