@@ -377,6 +377,8 @@ class ObviousScheduler:
         if self.load_seconds is not None:
             worth = max(self.tried, int(LOAD_SECONDS / self.load_seconds))
         most = min(worth, math.ceil(all_work / self.limits.decoders))
+        if len(batch.work) - most < most / 2:
+            most = len(batch.work)
         taken: list[Place] = []
         for place in batch.work[:most]:
             own = [each for each in [*taken, place] if each.origin == SOURCE]

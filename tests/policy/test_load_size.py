@@ -35,8 +35,8 @@ def test_a_call_that_costs_much_is_made_for_many_samples(call_seconds: float) ->
     assert settled(call_seconds, 1e-6) == 64
 
 
-@pytest.mark.parametrize(("sample_seconds", "samples"), [(20e-3, 1), (3e-3, 8), (1.2e-3, 20), (20e-6, 64)])
-def test_where_samples_cost_a_load_is_25_milliseconds(sample_seconds: float, samples: int) -> None:
+@pytest.mark.parametrize(("sample_seconds", "samples"), [(40e-3, 1), (6e-3, 8), (2.4e-3, 20), (40e-6, 64)])
+def test_where_samples_cost_a_load_is_50_milliseconds(sample_seconds: float, samples: int) -> None:
     assert settled(0.0, sample_seconds) == samples
 
 

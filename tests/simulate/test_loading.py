@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle, Sequential
-from penstock.policy import StagingLimits
+from penstock.policy import Extents, StagingLimits
 from penstock.simulate import predict
 from penstock.trace import SOURCE, Cause, Kind, Spans, Trace
 
@@ -274,6 +274,22 @@ def test_a_store_answers_no_more_requests_than_it_can() -> None:
     trace = run(plan, on, np.full(8, 100), limits)
 
     assert trace.spans["end"][trace.spans["kind"] == Kind.READ].max() == pytest.approx(8 * 0.501)
+
+
+def test_samples_that_lie_near_each_other_are_one_read() -> None:
+    """Latency 1 s, 100 bytes/s. The decoder reads sample 0; the reader samples 1 and 3 by one read of 250 bytes, until
+    3.5 s, then sample 2 of another file, until 5.5 s. One by one it would read until 6 s."""
+    limits = StagingLimits(slots=1, readers=1, decoders=1, undecoded_bytes=BIG)
+    lying = Extents(np.array([0, 0, 1, 0]), np.array([0, 100, 0, 250]), np.full(4, 100))
+    on = machine(read=Curve(((1, 100.0),)), latency=1.0)
+
+    def waited(extents: Extents | None) -> float:
+        plan = AccessPlan(Sequential(4), 4, 1)
+        trace = predict(plan, on, np.full(4, 100), limits=limits, extents=extents, step_seconds=0.0)
+        return float(trace.spans[trace.spans["kind"] == Kind.WAIT]["end"][0])
+
+    assert waited(lying) == pytest.approx(5.5)
+    assert waited(None) == pytest.approx(6.0)
 
 
 def test_a_tier_behind_a_latency_is_read_once_the_store_has_a_queue() -> None:

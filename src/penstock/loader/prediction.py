@@ -84,6 +84,7 @@ def predict_run(
         on,
         setup.sizes_bytes,
         limits=setup.limits,
+        extents=setup.extents,
         policy=setup.policy,
         seed=setup.seed,
         rank=setup.rank,

@@ -197,7 +197,7 @@ def set_up(config: LoaderConfig, front_end: FrontEnd, calls: Calls, *, runs: boo
     extents = None
     if isinstance(opened, Source) and pipeline is not None:
         near = None
-        if runs and (extents := _all_extents(opened, calls)) is not None:
+        if (extents := _all_extents(opened, calls)) is not None:
             price = partial(
                 on.source_seconds, clients=plan.ranks, sample_bytes=max(float(sizes_bytes.mean()), 1.0)
             )

@@ -81,7 +81,7 @@ HEAD = 4
 
 # A Load takes about this long: an instruction should be little beside its work, and a batch not wait for one of its
 # Loads. Between pictures an instruction takes 0.3 to 0.6 ms of the interpreter's lock.
-LOAD_SECONDS = 25e-3
+LOAD_SECONDS = 50e-3
 # A Load of twice as many samples stays where each of them takes this share of the time at most, the median of so many.
 # That is so for a data set whose `__getitems__` asks a database once, and not for one that decodes pictures.
 WORTH_DOUBLING = 0.8
@@ -399,6 +399,9 @@ def _next_load(s: State, rank: int, begin: int) -> int:
     # So that all threads have some.
     threads = m[rank + LOADS_ALLOWED]
     most = min(load_size(s, rank), (m[rank + DECODABLE_PLACES] + threads - 1) // threads)
+    # A Load of the batch's few last places would cost as much lock as another.
+    if m[slot + SLOT_DECODABLE] < most + (most + 1) // 2:
+        most = m[slot + SLOT_DECODABLE]
     place = m[slot + SLOT_FIRST]
     count, own = 0, 0
     while count < min(most, m[rank + GROUP_SIZE]) and place >= 0:
@@ -464,13 +467,13 @@ def moved(s: State, rank: int, count: int, seconds: float) -> None:
         sample = m[entry + ENTRY_SAMPLE]
         nbytes = s.sizes[sample]
         modelled += nbytes * reads / f[cost + RATES + reads]
-        if _is_near(s, rank, sample, unit, begin, end):
+        if is_near(s, rank, sample, unit, begin, end):
             begin, end = min(begin, s.extents[sample, OFFSET]), max(end, s.extents[sample, OFFSET] + nbytes)
             modelled -= nbytes * reads * f[cost + REQUEST]
         else:
             modelled += f[cost + LATENCY]
             if m[entry + ENTRY_ORIGIN] == SOURCE:
-                unit, begin, end = _extent(s, sample)
+                unit, begin, end = extent_of(s, sample)
         m[row + BACKLOG] -= nbytes
         is_complete = is_complete and m[m[rank + MARKS] + k] == OK
     if is_complete and modelled > 0.0:
@@ -976,7 +979,7 @@ def _begin_move(s: State, rank: int, entry: int, index: int) -> None:
 def _with_neighbours(s: State, rank: int, sample: int, count: int) -> int:
     """Take what is queued soon after a sample, and lies near it, into its read; return how many the group has then."""
     m = s.ints
-    unit, begin, end = _extent(s, sample)
+    unit, begin, end = extent_of(s, sample)
     before = -1
     while before < count and unit >= 0:
         before = count
@@ -985,7 +988,7 @@ def _with_neighbours(s: State, rank: int, sample: int, count: int) -> int:
             following, near = m[entry + ENTRY_AFTER], m[entry + ENTRY_SAMPLE]
             if (
                 m[entry + ENTRY_ORIGIN] == SOURCE
-                and _is_near(s, rank, near, unit, begin, end)
+                and is_near(s, rank, near, unit, begin, end)
                 and _fits(s, rank, s.sizes[near])
             ):
                 _begin_move(s, rank, entry, count)
@@ -997,7 +1000,7 @@ def _with_neighbours(s: State, rank: int, sample: int, count: int) -> int:
     return count
 
 
-def _extent(s: State, sample: int) -> tuple[int, int, int]:
+def extent_of(s: State, sample: int) -> tuple[int, int, int]:
     """Return unit, begin and end of a sample in the source; unit -1 where that does not tell."""
     if s.extents.shape[0] == 0:
         return -1, 0, 0
@@ -1005,7 +1008,7 @@ def _extent(s: State, sample: int) -> tuple[int, int, int]:
     return s.extents[sample, UNIT], offset, offset + s.sizes[sample]
 
 
-def _is_near(s: State, rank: int, sample: int, unit: int, begin: int, end: int) -> bool:
+def is_near(s: State, rank: int, sample: int, unit: int, begin: int, end: int) -> bool:
     """Return whether one read should bring a sample and the bytes [begin, end) of a unit. unit: -1 for none."""
     if unit < 0 or s.extents[sample, UNIT] != unit:
         return False
@@ -1117,7 +1120,7 @@ def _begin_fill(s: State, rank: int, origin: int, tier: int, sample: int, index:
 def _with_later_fills(s: State, rank: int, tier: int, sample: int, count: int) -> int:
     """As `_with_neighbours`, of what the tier is filled with soon after the sample."""
     m = s.ints
-    unit, begin, end = _extent(s, sample)
+    unit, begin, end = extent_of(s, sample)
     row = _row(m, rank, tier)
     first = m[row + FILL_NEXT] + 1
     last = min(first + WINDOW, m[row + FILL_END])
@@ -1128,7 +1131,7 @@ def _with_later_fills(s: State, rank: int, tier: int, sample: int, count: int) -
             near = s.fill_samples[index]
             if count == m[rank + GROUP_SIZE] or not _fits(s, rank, s.sizes[near]):
                 break
-            if _is_near(s, rank, near, unit, begin, end) and _is_absent(s, rank, near):
+            if is_near(s, rank, near, unit, begin, end) and _is_absent(s, rank, near):
                 _begin_fill(s, rank, SOURCE, tier, near, count)
                 count += 1
                 offset = s.extents[near, OFFSET]

@@ -52,6 +52,8 @@ from penstock.policy.decisions import (
     State,
     event,
     expected_seconds,
+    extent_of,
+    is_near,
     observe_worker,
     peer_of,
     received,
@@ -133,8 +135,9 @@ ASKED, DUE, BEGUN, RANK_FLOAT_COLUMNS = range(4)
     ACTOR_FLOATS,  #: where its floats are
     PHASE,
     NEXT,  #: worker on the same wire, or that is idle
-    READS,  #: how many samples it reads, one after the other, from one place after the other
+    READS,  #: how many samples it reads, from one place after the other
     READ_SO_FAR,
+    TOGETHER,  #: how many of them the read under way brings
     FROM_HERE,  #: where the reads from the place of now began
     ITEMS,  #: where they are: entries or rows of the instruction, then samples to read, then their origins
     MOST_ITEMS,
@@ -151,11 +154,13 @@ ASKED, DUE, BEGUN, RANK_FLOAT_COLUMNS = range(4)
     TAKES_TIME,  #: 1: of a wire whose reads take any
     RATES,  #: floats: bytes/s of so many reads together; the store's are the clock's
     ACTOR_COLUMNS,
-) = range(25)
+) = range(26)
 # Floats of an actor: of its event; when its instruction began, and its reads from one place or its decoding; what it
-# takes to write into tiers; of a wire: bytes of the first read that are to come, as of when, the latency of its reads,
-# and what it takes to write a byte.
-TIME, BEGAN, SINCE, STORING_SECONDS, REST, AS_OF, LATENCY, WRITE_BYTE, ACTOR_FLOAT_COLUMNS = range(9)
+# takes to write into tiers; the bytes of its read; of a wire: bytes of the first read that are to come, as of when, the
+# latency of its reads, and what it takes to write a byte.
+TIME, BEGAN, SINCE, STORING_SECONDS, READ_BYTES, REST, AS_OF, LATENCY, WRITE_BYTE, ACTOR_FLOAT_COLUMNS = (
+    range(10)
+)
 A_CONSUMER, A_WORKER, A_WIRE = 0, 1, 2
 NOWHERE, GOES_AT_ONCE = -1, -2
 # Phases of a consumer, and of a worker.
@@ -229,7 +234,7 @@ def run(s: State, c: Clock) -> int:
         else:
             worker = actor
             if w[actor + ROLE] == A_WIRE:
-                worker = _end_of_read(w, g, s.sizes, actor, now)
+                worker = _end_of_read(w, g, actor, now)
             rank = w[worker + RANK]
             if _go_on(s, c, rank, worker, now):
                 what = LOADED if w[worker + SLOT_OF] >= 0 else MOVED
@@ -505,10 +510,12 @@ def _go_on(s: State, c: Clock, rank: int, worker: int, now: float) -> bool:
         return True
     done, reads = w[worker + READ_SO_FAR], w[worker + READS]
     places = w[worker + ITEMS] + 2 * w[worker + MOST_ITEMS]
-    if w[worker + PHASE] == FETCHING and _send(w, g, s.sizes, rank, worker, w[places + done], now):
+    if w[worker + PHASE] == FETCHING and _send(w, g, rank, worker, w[places + done], now):
         return False
     if w[worker + PHASE] == FETCHING or w[worker + PHASE] == SENDING:
-        done += 1
+        if w[places + done] == SOURCE:
+            c.store_bytes[w[rank + ROW]] += g[w[worker + ACTOR_FLOATS] + READ_BYTES]
+        done += w[worker + TOGETHER]
         w[worker + READ_SO_FAR] = done
     while w[worker + PHASE] != WAITING:
         first = w[worker + FROM_HERE]
@@ -517,9 +524,10 @@ def _go_on(s: State, c: Clock, rank: int, worker: int, now: float) -> bool:
         if done == reads:
             break
         w[worker + READ_SO_FAR] = done
+        _choose_read(s, c, rank, worker)
         wire = _wire(w, rank, w[places + done])
         if w[wire + TAKES_TIME] == 0:
-            if _send(w, g, s.sizes, rank, worker, w[places + done], now):
+            if _send(w, g, rank, worker, w[places + done], now):
                 return False
             done += 1
             continue
@@ -530,7 +538,7 @@ def _go_on(s: State, c: Clock, rank: int, worker: int, now: float) -> bool:
             return False
     if w[worker + PHASE] == WAITING:
         w[worker + PHASE] = FETCHING
-        _join(w, g, s.sizes, _wire(w, rank, w[places + done]), worker, now)
+        _join(w, g, _wire(w, rank, w[places + done]), worker, now)
         return False
     if w[worker + SLOT_OF] < 0:
         storing: float = g[w[worker + ACTOR_FLOATS] + STORING_SECONDS]
@@ -544,7 +552,33 @@ def _go_on(s: State, c: Clock, rank: int, worker: int, now: float) -> bool:
     return False
 
 
-def _send(w: Ints, g: Floats, sizes: Ints, rank: int, worker: int, place: int, now: float) -> bool:
+def _choose_read(s: State, c: Clock, rank: int, worker: int) -> None:
+    """Say what a worker reads next: a sample and, from a source that tells where they lie, those near it."""
+    w, decides = c.ints, c.ints[rank + DECIDES]
+    first, reads = w[worker + READ_SO_FAR], w[worker + READS]
+    samples = w[worker + ITEMS] + w[worker + MOST_ITEMS]
+    places = samples + w[worker + MOST_ITEMS]
+    count, nbytes = 1, s.sizes[w[samples + first]]
+    if s.extents.shape[0] > 0 and w[places + first] == SOURCE:
+        unit, begin, end = extent_of(s, w[samples + first])
+        before = 0
+        while before < count:
+            before = count
+            for k in range(first + count, reads):
+                near = w[samples + k]
+                if w[places + k] == SOURCE and is_near(s, decides, near, unit, begin, end):
+                    w[samples + k] = w[samples + first + count]
+                    w[samples + first + count] = near
+                    count += 1
+                    _, its_begin, its_end = extent_of(s, near)
+                    begin, end = min(begin, its_begin), max(end, its_end)
+        if unit >= 0:
+            nbytes = end - begin
+    w[worker + TOGETHER] = count
+    c.floats[w[worker + ACTOR_FLOATS] + READ_BYTES] = nbytes
+
+
+def _send(w: Ints, g: Floats, rank: int, worker: int, place: int, now: float) -> bool:
     """Let what another rank's tier has read go over that rank's link. Returns whether that takes time."""
     tiers = w[ORIGINS] - 2
     if place <= tiers:
@@ -553,7 +587,7 @@ def _send(w: Ints, g: Floats, sizes: Ints, rank: int, worker: int, place: int, n
     if w[link + TAKES_TIME] == 0:
         return False
     w[worker + PHASE] = SENDING
-    _join(w, g, sizes, link, worker, now)
+    _join(w, g, link, worker, now)
     return True
 
 
@@ -595,10 +629,8 @@ def _note_reads(s: State, c: Clock, rank: int, worker: int, done: int, now: floa
             DECODER_THREAD if is_decoder else READER_THREAD,
             rank,
         )
-    if origin == SOURCE:
-        c.store_bytes[w[rank + ROW]] += nbytes
-        if w[worker + CODE] < 0:
-            c.fill_reads[w[rank + ROW]] += done - first
+    if origin == SOURCE and w[worker + CODE] < 0:
+        c.fill_reads[w[rank + ROW]] += done - first
     if is_decoder:
         observe_worker(s, w[rank + DECIDES], origin, done - first, now - since)
     w[worker + FROM_HERE] = done
@@ -634,7 +666,7 @@ def _rate(w: Ints, g: Floats, wire: int) -> float:
     return rate
 
 
-def _join(w: Ints, g: Floats, sizes: Ints, wire: int, worker: int, now: float) -> None:
+def _join(w: Ints, g: Floats, wire: int, worker: int, now: float) -> None:
     """A read's bytes begin to flow."""
     mine = w[wire + ACTOR_FLOATS]
     is_first = w[wire + WAITERS] == 0
@@ -648,28 +680,26 @@ def _join(w: Ints, g: Floats, sizes: Ints, wire: int, worker: int, now: float) -
     w[worker + NEXT] = -1
     w[wire + LAST] = worker
     w[wire + WAITERS] += 1
-    _expect(w, g, sizes, wire, is_first, now)
+    _expect(w, g, wire, is_first, now)
 
 
-def _end_of_read(w: Ints, g: Floats, sizes: Ints, wire: int, now: float) -> int:
+def _end_of_read(w: Ints, g: Floats, wire: int, now: float) -> int:
     """The first read on a wire is over. Returns whose it was."""
     worker: int = w[wire + FIRST]
     w[wire + FIRST] = w[worker + NEXT]
     w[wire + WAITERS] -= 1
     if w[wire + WAITERS] > 0:
-        _expect(w, g, sizes, wire, True, now)
+        _expect(w, g, wire, True, now)
     elif w[wire + ORIGIN] == SOURCE and w[IS_SHARED] != 0:
         w[CLIENTS] -= 1
     return worker
 
 
-def _expect(w: Ints, g: Floats, sizes: Ints, wire: int, begins: bool, now: float) -> None:
+def _expect(w: Ints, g: Floats, wire: int, begins: bool, now: float) -> None:
     """Say when the first read on a wire ends, as far as is known now. begins: its bytes begin to flow."""
     rate, mine = _rate(w, g, wire), w[wire + ACTOR_FLOATS]
     if begins:
-        worker = w[wire + FIRST]
-        sample = w[w[worker + ITEMS] + w[worker + MOST_ITEMS] + w[worker + READ_SO_FAR]]
-        rest = float(sizes[sample])
+        rest = g[w[w[wire + FIRST] + ACTOR_FLOATS] + READ_BYTES]
         if w[wire + ORIGIN] == SOURCE:
             rest += g[REQUEST] * w[CLIENTS] * rate
         g[mine + REST] = rest

@@ -17,7 +17,7 @@ from penstock.kernel_cache import kept_loop
 from penstock.machine import Machine
 from penstock.machine_code import Loop, Signature
 from penstock.plan import AccessPlan
-from penstock.policy import StagingLimits, decisions
+from penstock.policy import Extents, StagingLimits, decisions
 from penstock.policy.decision_state import EVENT, new_state, parts_of, views_of
 from penstock.policy.decisions import State
 from penstock.policy.loading import Job, LoadingPolicy
@@ -170,6 +170,7 @@ def run_in_virtual_time(
     agreed: Agreed,
     limits: StagingLimits,
     *,
+    extents: Extents | None = None,
     step_seconds: NDArray[np.float64] | None = None,
     first_ask_seconds: float = 0.0,
     has_spans: bool = False,
@@ -178,6 +179,7 @@ def run_in_virtual_time(
 
     read: of all ranks of the job, where they read each other's tiers.
     sizes_bytes: int64[samples], as stored. limits: of each rank.
+    extents: of all samples, where the source tells: those near each other are one read.
     step_seconds: float64[steps], of the training for each step; None: machine.compute says, which must be known then.
     first_ask_seconds: how long after the start of prefetching the training asks for its first batch.
 
@@ -198,12 +200,15 @@ def run_in_virtual_time(
         hands_on=agreed.hits.size > 0,
         spares=agreed.spares,
         last_batches=agreed.last_batches,
+        extents=extents,
     )
     numbers, _ = parts_of(state, machine)
     numbers[:, decisions.LOADS_ALLOWED] = limits.decoders
     if agreed.stages == _clock.STORE_ON_DEMAND:
         numbers[:, decisions.STAGES_UNTIL] = -1
-    clock = _new_clock(read, machine, limits, agreed, local_batch, step_seconds, has_spans)
+    clock = _new_clock(
+        read, machine, limits, agreed, int(numbers[0, decisions.GROUP_SIZE]), step_seconds, has_spans
+    )
     spans = np.empty((0, clock.spans.shape[1]), np.int64)
     loop = _compiled(clock.string.size + int(agreed.before.sum()))
     views = views_of(state), views_of(clock)
@@ -273,13 +278,13 @@ def _new_clock(
     machine: Machine,
     limits: StagingLimits,
     agreed: Agreed,
-    local_batch: int,
+    group: int,
     step_seconds: NDArray[np.float64] | None,
     has_spans: bool,
 ) -> Clock:
     c = _clock
     ranks, steps, origins = len(read.ranks), read.steps.size, len(machine.storage) + 1
-    workers, group = limits.readers + limits.decoders, max(local_batch, 1)
+    workers = limits.readers + limits.decoders
     actors = 1 + workers + origins
     ranks_at = c.CLOCK_NUMBERS
     actors_at = ranks_at + ranks * c.RANK_COLUMNS
@@ -399,6 +404,7 @@ def predict(
     sizes_bytes: NDArray[np.int64],
     *,
     limits: StagingLimits,
+    extents: Extents | None = None,
     policy: str | LoadingPolicy = "frequency",
     seed: int = 0,
     rank: int = 0,
@@ -411,6 +417,7 @@ def predict(
     machine: what a read, a decode and a tier cost here; its storage classes after the first are the tiers.
     sizes_bytes: int64[samples], as stored.
     limits: slots, readers and decode workers of the real run.
+    extents: of all samples, where the source tells: those near each other are one read.
     policy: what the tiers keep, as the loader's `policy`; what it draws follows from `seed`.
     first: (epoch, step) at which the run begins, as for the loader's `start`.
     step_seconds: of the training for each batch, or for the rank's batches from the first on, one after the other; by
@@ -450,6 +457,7 @@ def predict(
         job.sizes_bytes,
         Agreed([placement.kept]),
         limits,
+        extents=extents,
         step_seconds=each,
         first_ask_seconds=first_ask_seconds,
         has_spans=True,
