@@ -32,6 +32,7 @@ from penstock.policy.loading import (
 from penstock.simulate.assumptions import PHYSICAL, THESIS
 from penstock.simulate.policies import POLICY_NAMES, policy_named
 from penstock.simulate.scenario import scenario_named
+from penstock.trace.schema import SOURCE
 
 
 def _job(
@@ -87,6 +88,34 @@ def test_a_machine_without_the_tiers_is_served_or_told_which_is_missing(
     else:
         kept = _by_rank(policy.prepare(_job(capacities=capacities)))
         assert capacities == (100,) or not any(kept.values())
+
+
+@pytest.mark.parametrize("name", ["frequency", "frequency-cleanup", "hash-home", "cover", "push"])
+@pytest.mark.parametrize(
+    ("disk", "latency_seconds", "threads", "is_used"),
+    [
+        # A sample of 10 bytes: each of four ranks that share 10 bytes/s waits 4 s for it.
+        (2.6, 0.0, 1, True),
+        (2.4, 0.0, 1, False),
+        (10.0, 2.9, 1, True),
+        (10.0, 3.1, 1, False),
+        (10.0, 12.0, 4, True),  # four at once: one in 13 / 4 s
+    ],
+)
+def test_a_disk_that_is_slower_than_the_store_is_left_empty(
+    name: str, disk: float, latency_seconds: float, threads: int, is_used: bool
+) -> None:
+    job = _job(capacities=(30,))
+    slow = StorageClass("ssd", 60, 1, Curve.flat(disk), latency_seconds=latency_seconds)
+    source = replace(job.machine.source, threads=threads)
+    machine = replace(job.machine, source=source, storage=(*job.machine.storage, slow))
+
+    loading = policy_named(name, PHYSICAL).prepare(Job(job.plan, job.sizes_bytes, machine))
+
+    tiers = {fill.tier for fill in loading.fills} | {
+        int(tier) for hits in loading.hits or () for tier in hits
+    }
+    assert tiers - {SOURCE} == ({1, 2} if is_used else {1})
 
 
 def test_as_published_locality_aware_loading_needs_tier_2() -> None:

@@ -265,3 +265,14 @@ def test_what_is_read_no_more_makes_room_for_spares() -> None:
     assert without.reads.tolist() == [[14, 2, 0]]
     assert run.reads.tolist() == [[10, 6, 0]]
     assert run.fill_reads.tolist() == [without.fill_reads[0] + 2]
+
+
+def test_a_tier_to_which_the_policy_gives_nothing_gets_no_spares_either() -> None:
+    """Samples 0 and 1 are read to the end, so that they make no room; the second tier is left empty."""
+    tiers = [StorageClass("memory", 20, 1, QUICK), StorageClass("left empty", 20, 1, QUICK)]
+    job = _job(_machine(1, staging=20, tiers=tiers), [[sample] for sample in (0, 1, 2, 3, 4, 2, 0, 1)])
+    kept = Fill(0, 1, np.array([0, 1]))
+
+    run = run_job(job, Loading([kept], drops=True, spares=[np.array([2])]))
+
+    assert run.reads.tolist() == run_job(job, Loading([kept])).reads.tolist() == [[6, 2, 0]]

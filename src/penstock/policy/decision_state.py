@@ -140,7 +140,7 @@ def new_state(
             rows[rank, tier + 1, d.FILL_NEXT], begin = begin, begin + fill.size
             rows[rank, tier + 1, d.FILL_END] = begin
             fills.append(fill)
-            if spares:
+            if spares and fill.size:
                 room = machine.storage[tier].capacity_bytes - sizes_bytes[fill].sum()
                 rows[rank, tier + 1, d.ROOM] = room
     for rank, spare in enumerate(spares):

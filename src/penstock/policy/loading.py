@@ -29,7 +29,7 @@ from penstock.plan.frequency import check_partition, uses_of
 from penstock.plan.local import split_locally
 from penstock.plan.random import derive_key, draw_uniform
 from penstock.policy.homes import as_sizes, place_by_hash, place_cover
-from penstock.policy.placement import Kept, fill_in_order, keep_by_frequency
+from penstock.policy.placement import Kept, fill_in_order, is_as_fast_as_store, keep_by_frequency
 from penstock.policy.push import decide_push
 from penstock.trace.schema import SOURCE
 
@@ -92,6 +92,17 @@ class Job:
     def capacities_bytes(self) -> list[int]:
         """Return d_1, d_2, ... of one rank."""
         return [tier.capacity_bytes for tier in self.machine.storage[1:]]
+
+    def worthwhile_bytes(self) -> list[int]:
+        """Return the same, with 0 for a disk that delivers samples more slowly than the store does to each rank.
+
+        A sample that waits for such a disk holds up its batch, and whatever else a reader could have brought by then.
+        """
+        mean_bytes = self.total_bytes / max(1, self.plan.samples)
+        return [
+            tier.capacity_bytes if is_as_fast_as_store(self.machine, number, mean_bytes) else 0
+            for number, tier in enumerate(self.machine.storage[1:], start=1)
+        ]
 
     def tier(self, number: int, policy: str) -> int:
         """Return the tier's capacity in bytes.
@@ -171,7 +182,8 @@ class Loading:
         SOURCE (-1) where it does not. None: nowhere.
     drops: after a rank's last read of it a sample gives its place in the rank's tiers to `spares`; until one takes it
         other ranks may read it. What the rank will not read from its tiers any more is not brought in.
-    spares: samples per rank that follow, in this order, where room is made; with `drops` alone.
+    spares: samples per rank that follow, in this order, where room is made in a tier that fills were for; with `drops`
+        alone.
     is_ready: every sample is ready when it is asked for, whatever it takes.
     """
 
@@ -452,7 +464,7 @@ class Frequency:
         spares: list[Ids] = [np.empty(0, np.int64) for _ in range(job.ranks)]
         for rank in job.asking:
             if self == Frequency(stages_from_peers=self.stages_from_peers):
-                kept = keep_by_frequency(job.plan, rank, job.sizes_bytes, job.capacities_bytes())
+                kept = keep_by_frequency(job.plan, rank, job.sizes_bytes, job.worthwhile_bytes())
                 fills += _fills_of(rank, kept, "store")
                 continue
             uses = uses_of(job.plan, rank)
@@ -467,7 +479,7 @@ class Frequency:
             if self.in_order and self.pieces == "from-staging":
                 sorted_pieces = _sort_pieces(job, listed, first_use)
                 listed, first_use = listed[sorted_pieces], first_use[sorted_pieces]
-            tiers = fill_in_order(job.sizes_bytes[listed], job.capacities_bytes())
+            tiers = fill_in_order(job.sizes_bytes[listed], job.worthwhile_bytes())
             listed_kept = listed[: tiers.size]
             if self.cleanup_read:
                 spares[rank] = listed[tiers.size :]
@@ -554,14 +566,14 @@ class OneHome:
 
     def prepare(self, job: Job) -> Loading:
         """See `LoadingPolicy.prepare`."""
-        if not any(job.capacities_bytes()):
+        if not any(job.worthwhile_bytes()):
             return Loading()
         if self.by == "cover" or self.reads_locally:
             _need_one_reader(job, self.name)
         if self.by == "hash":
-            homes = place_by_hash(job.sizes_bytes, job.capacities_bytes(), job.ranks)
+            homes = place_by_hash(job.sizes_bytes, job.worthwhile_bytes(), job.ranks)
         else:
-            homes = place_cover(job.plan, job.sizes_bytes, job.capacities_bytes())
+            homes = place_cover(job.plan, job.sizes_bytes, job.worthwhile_bytes())
         fills = [fill for rank, kept in enumerate(homes.keeps) for fill in _fills_of(rank, kept, "hand-over")]
         strings = split_locally(job.plan, homes.rank_of).strings() if self.reads_locally else None
         return Loading(fills, strings, stages_from_peers=True)
@@ -575,11 +587,11 @@ class Push:
 
     def prepare(self, job: Job) -> Loading:
         """See `LoadingPolicy.prepare`."""
-        if not any(job.capacities_bytes()):
+        if not any(job.worthwhile_bytes()):
             return Loading()
         _need_one_reader(job, self.name)
         hits = [
-            decide_push(job.plan, rank, job.sizes_bytes, job.capacities_bytes()).tiers
+            decide_push(job.plan, rank, job.sizes_bytes, job.worthwhile_bytes()).tiers
             for rank in range(job.ranks)
         ]
         return Loading(hits=hits)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.machine import Machine
 from penstock.plan import AccessPlan
 from penstock.plan.frequency import uses_of
 from penstock.trace.schema import SOURCE
@@ -99,6 +100,20 @@ def _counted(plan: AccessPlan, rank: int) -> AccessPlan:
     """The epochs of the plan by which samples are chosen: all, except in very long runs."""
     of_epoch = max(1, plan.max_local_batch(rank) * plan.steps(0))
     return replace(plan, epochs=min(plan.epochs, _EPOCHS_COUNTED, max(1, _READS_COUNTED // of_epoch)))
+
+
+def is_as_fast_as_store(machine: Machine, tier: int, sample_bytes: float) -> bool:
+    """Return whether a tier delivers samples of this mean size as fast as the store while all ranks read that.
+
+    Each is read by as many readers as the store has threads; their latencies overlap. Memory is always as fast:
+    what it has is decoded where it lies.
+    """
+    storage, threads = machine.storage[tier], machine.source.threads
+    if storage.is_memory:
+        return True
+    wire = sample_bytes / storage.read.at(threads)
+    seconds = max(wire, (storage.latency_seconds + wire) / threads)
+    return seconds <= machine.source_seconds(1, sample_bytes, machine.ranks, sample_bytes)
 
 
 def fill_in_order(sizes_bytes: NDArray[np.int64], capacities_bytes: Sequence[int]) -> NDArray[np.int8]:
