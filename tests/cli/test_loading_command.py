@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,8 +24,8 @@ _SMALL = ("simulate", "loading", "scenario1", "--samples", "1000", "--epochs", "
 pytestmark = pytest.mark.usefixtures("fonts")
 
 
-def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:  # type: ignore[type-arg]
-    assert main([*_SMALL, "--json", *arguments]) == 0
+def _json(capsys: pytest.CaptureFixture[str], *arguments: str, scenario: str = "scenario1") -> dict[str, Any]:
+    assert main([*_SMALL[:2], scenario, *_SMALL[3:], "--json", *arguments]) == 0
     data = json.loads(capsys.readouterr().out)
     assert isinstance(data, dict)
     return data
@@ -160,7 +161,7 @@ def test_pictures_are_drawn_of_policies_and_of_scaling(
         (("--scaling", "0"), "--scaling is '0'"),
         (("--assume", "clients"), "--assume clients: it is NAME=VALUE, and the names are time, clients"),
         (("--assume", "nothing=1"), "the names are time, clients"),
-        (("--assume", "clients=some"), "assumptions.clients is 'some'"),
+        (("--assume", "clients=some"), "penstock: --assume clients is 'some'"),
         (("--assume", "clients=ahead"), "it needs time = 'rank-by-rank'"),
         (("--assumptions", "naive"), "the known ones are physical, thesis"),
         (("--plot", "policies.txt"), "no picture"),
@@ -186,17 +187,52 @@ def test_what_cannot_be_is_refused_before_anything_is_computed(
 
 
 def test_the_fastest_policy_that_the_loader_runs_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scenario = scenario_named("scenario1")
     memory_alone = replace(scenario.machine, ranks=1, storage=scenario.machine.storage[:2])
     file = tmp_path / "one.toml"
     file.write_text(replace(scenario, machine=memory_alone).to_toml())
+    (tmp_path / "own_of_the_table.py").write_text(
+        "import numpy as np\nfrom penstock.policy.loading import Fill, Loading\n\n\n"
+        "class Few:\n    name = 'few'\n\n"
+        "    def prepare(self, job):\n        return Loading([Fill(r, 1, np.arange(9)) for r in job.asking])\n"
+    )
+    monkeypatch.chdir(tmp_path)
+
+    own, cover = _json(capsys, "--policies", "own_of_the_table:Few,cover", scenario=str(file))["runs"]
+    assert (own["is_runnable"], own["not_runnable_reason"]) == (True, None)
+    assert cover["not_runnable_reason"].endswith("policy 'cover' yet, which hands samples from rank to rank")
 
     assert main(["simulate", "loading", str(file), *_SMALL[3:], "--scaling", "1,2"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"1 rank: the fastest is .* of these the loader of this version runs frequency", out)
     assert re.search(r"2 ranks: the fastest is .* the loader of this version runs staging", out)
+
+
+def test_what_an_assumption_forbids_is_said_with_the_option_that_changes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario = scenario_named("scenario1")
+    staging, ram, *_ = scenario.machine.storage
+    storage = (staging, replace(ram, threads=1000))
+    file = tmp_path / "unmeasured.toml"
+    file.write_text(replace(scenario, machine=replace(scenario.machine, storage=storage)).to_toml())
+
+    assert main(["simulate", "loading", str(file), *_SMALL[3:], "--assumptions", "thesis"]) == 1
+    assert "add the point, or use --assume curves=interpolated\n" in capsys.readouterr().err
+
+
+def test_a_staging_buffer_without_room_for_batches_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario = scenario_named("scenario1")
+    staging = replace(scenario.machine.storage[0], capacity_bytes=1000)
+    file = tmp_path / "small.toml"
+    file.write_text(replace(scenario, machine=replace(scenario.machine, storage=(staging,))).to_toml())
+
+    assert main(["simulate", "loading", str(file), *_SMALL[3:], "--policies", "staging,frequency"]) == 0
+    assert "runs none of these: storage 'staging' is 1 kB; 3 batch slots of" in capsys.readouterr().out
 
 
 def test_ctrl_c_ends_with_its_own_status_and_no_threads(

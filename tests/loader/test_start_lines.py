@@ -18,7 +18,7 @@ from penstock.loader.transforms import RandomHorizontalFlip, Resize, ToTensor, c
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Sequential
 from penstock.policy import StagingLimits, place_by_frequency
-from penstock.policy.loading import Frequency
+from penstock.policy.loading import Frequency, LoadingPolicy, Staging
 
 COUNT = 1000
 TO_ARRAY = (Resize((8, 8)), ToTensor())
@@ -114,17 +114,38 @@ def test_the_steps_are_told_with_their_ends_and_the_share_of_a_rank(plan: Access
     assert not first.endswith(",")
 
 
-def test_memory_for_everything_and_for_nothing_reads_so() -> None:
+@pytest.mark.parametrize(
+    ("tier_bytes", "kept_bytes", "policy", "text"),
+    [
+        (
+            100_000_000,
+            100_000_000,
+            Frequency(),
+            ", 100 MB to keep all samples for later epochs (policy frequency)",
+        ),
+        (0, 0, Frequency(), ", none to keep samples for later epochs (policy frequency)"),
+        # A policy may keep less than there is room for.
+        (
+            25_000_000,
+            10_000_000,
+            Staging("mine"),
+            ", 10 MB to keep 10 % of the samples for later epochs (policy mine)",
+        ),
+        (25_000_000, 0, Staging("mine"), "; policy mine"),
+        (0, 0, Staging(), "; policy staging"),
+    ],
+)
+def test_what_is_kept_is_named_with_its_policy_where_anything_is(
+    tier_bytes: int, kept_bytes: int, policy: LoadingPolicy, text: str
+) -> None:
     plan = AccessPlan(Sequential(COUNT), 64, 1)
-    budget = setup_of(plan).budget
+    budget = replace(setup_of(plan).budget, tier_bytes=tier_bytes)
+    placement = place_by_frequency(plan, 0, Photos.sizes_bytes, [kept_bytes])
 
-    everything = start_lines(setup_of(plan, budget=replace(budget, tier_bytes=100_000_000)))[1]
-    nothing = start_lines(setup_of(plan, budget=replace(budget, tier_bytes=0)))[1]
+    _, line = start_lines(setup_of(plan, budget=budget, placement=placement, policy=policy))
 
-    assert everything.endswith(
-        "9 MB for pictures being decoded, 100 MB to keep all samples for later epochs (policy frequency)"
-    )
-    assert nothing.endswith("9 MB for pictures being decoded, none to keep samples for later epochs")
+    assert line.endswith(f"9 MB for pictures being decoded{text}")
+    assert f"at most {34 + kept_bytes // 10**6} MB of memory" in line
 
 
 def test_the_machine_file_and_the_seed_of_random_transforms_are_named() -> None:

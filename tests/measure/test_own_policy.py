@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,13 +68,19 @@ def test_a_policy_that_is_none_is_told_why(name: str, said: str) -> None:
         find_policy(name, PHYSICAL)
 
 
-def test_a_policy_of_ones_own_that_raises_is_told_by_file_and_line() -> None:
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [("return 1 / 0", "ZeroDivisionError: "), ("return Loading(3)", "ConfigError: fills of a Loading")],
+)
+def test_a_policy_of_ones_own_that_raises_is_told_by_file_and_line(
+    body: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("raising_loading_policy.py").write_text(
-        "class Raising:\n    name = 'raising'\n    def prepare(self, job):\n        return 1 / 0\n"
+        "from penstock.policy.loading import Loading\n"
+        f"class Raising:\n    name = 'raising'\n    def prepare(self, job):\n        {body}\n"
     )
+    monkeypatch.delitem(sys.modules, "raising_loading_policy", raising=False)
     policy = find_policy("raising_loading_policy:Raising", PHYSICAL)
 
-    with pytest.raises(
-        ConfigError, match=r"'raising': .*raising_loading_policy\.py, line 4: ZeroDivisionError"
-    ):
+    with pytest.raises(ConfigError, match=rf"'raising': .*raising_loading_policy\.py, line 5: {said}"):
         run_policies(scenario_named("scenario1"), [policy])

@@ -112,7 +112,8 @@ def test_readers_do_not_decode() -> None:
     assert outcome.stall_seconds == pytest.approx(3 * 40, rel=0.02)
     assert outcome.store_bytes == 400 * 10
     assert outcome.store_reads_share is not None
-    assert 0.3 < outcome.store_reads_share <= 1 / 3  # some are in memory before their first use
+    # Some are in memory before their first use; one is on its way when the next epoch wants it as well.
+    assert 0.3 < outcome.store_reads_share <= 401 / 1200
 
 
 def test_ranks_share_the_store_and_decode_each_for_itself() -> None:

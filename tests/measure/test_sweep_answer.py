@@ -202,22 +202,23 @@ def test_nothing_beats_what_is_recommended(
 def test_the_best_that_the_loader_runs_stands_beside_the_best_of_all() -> None:
     """An SSD of 80 GB is cheaper than 40 GB of RAM, and the loader of today keeps nothing on disks."""
     sweep = Sweep(scenario_named("scenario1"), ("frequency",))
-    found = outcomes({(1, 40, 0): 401.0, (1, 80, 0): 400.0, (1, 0, 80): 402.0})
+    found = outcomes({(1, 40, 0): 401.0, (1, 80, 0): 400.0, (1, 0, 80): 402.0, (1, 1, 0): None})
+    on_disk = Task(Point(1, GB, 0, 80 * GB), "frequency")
+    found[on_disk] = replace(found[on_disk], why_not_run="samples in memory only")
 
-    answer = judge(found, within=0.05, prices=RAM_IS_DEAR, why_not_run=sweep.why_not_run)
+    answer = judge(found, within=0.05, prices=RAM_IS_DEAR)
 
     assert gigabytes(answer, "cheapest") == [(0, 80)]
     assert answer.of_loader is not None
     assert gigabytes(answer.of_loader, "cheapest") == [(40, 0)]
     values = answer_values(answer, sweep)
     assert values["cheapest"]["is_runnable"] is False
-    assert "in memory only" in values["cheapest"]["not_runnable_reason"]
+    assert values["cheapest"]["not_runnable_reason"] == "samples in memory only"
     assert values["of_loader"]["cheapest"]["ram_bytes"] == 40 * GB
-    assert [row["is_runnable"] for row in values["rows"]] == [True, True, False]
+    assert [row["is_runnable"] for row in values["rows"]] == [True, True, False, False]
+    assert values["rows"][3]["not_runnable_reason"] == "too small"
 
-    memory = judge(
-        outcomes({(1, 40, 0): 401.0}), within=0.05, prices=RAM_IS_DEAR, why_not_run=sweep.why_not_run
-    )
+    memory = judge(outcomes({(1, 40, 0): 401.0}), within=0.05, prices=RAM_IS_DEAR)
     assert memory.of_loader is None
 
 

@@ -157,12 +157,12 @@ def test_what_lies_in_a_tier_costs_decoding_alone(assumed: Assumptions, last: in
 def test_where_all_fits_each_sample_is_read_from_the_store_once(policy: str, ranks: int) -> None:
     # A short staging buffer: nobody wants a sample again while its first read is still under way.
     machine = _machine(ranks=ranks, staging=40, tiers=[_memory()])
-    job = _job(machine, samples=30, batch=6, epochs=4)
+    job = _job(machine, samples=60, batch=6, epochs=4)
 
     result = _simulate(job, policy)
 
     counts = dict(zip(ORIGINS, result.reads.sum(axis=0).tolist(), strict=True))
-    assert counts["staged from the store"] + counts["store"] == 30
+    assert counts["staged from the store"] + counts["store"] == 60
     assert result.fill_reads.sum() == 0
     assert result.store_bytes.sum() == job.total_bytes
     assert (counts["staged from a peer"] == 0) == (policy == "push" or ranks == 1)
@@ -309,7 +309,11 @@ def test_decisions_that_cannot_be_carried_out_are_told_apart(loading: Loading, s
         (lambda: Loading([(0, 1)]), "fills of a Loading are a list"),  # type: ignore[list-item]
         (lambda: Loading(strings=np.zeros((2, 3))), "strings of a Loading is a ndarray"),  # type: ignore[arg-type]
         (lambda: Loading([Fill(0, 1, np.arange(2))], hits=[np.ones(2, np.int8)]), "fills or drops"),
-        (lambda: Loading(strings=[np.zeros(3)]), "strings are float64 of shape"),  # type: ignore[list-item]
+        (lambda: Loading(strings=[np.zeros(3)]), "strings of rank 0 are float64 of shape"),  # type: ignore[list-item]
+        (
+            lambda: Loading(hits=[np.ones(3, np.int8), np.zeros(3)]),  # type: ignore[list-item]
+            r"hits of rank 1 are float64 of shape \(3,\); they are numbers of tiers, a NumPy array of integers",
+        ),
         (lambda: Loading(hits=[np.full(3, -7, np.int8)]), "hits name tier -7"),
         (lambda: Loading(spares=[np.arange(3)]), "spares are given without drops"),
     ],

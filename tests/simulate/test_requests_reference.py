@@ -21,10 +21,12 @@ from penstock.kernel_cache import kept_loop
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle
 from penstock.policy.loading import Fill, Job, Loading
+from penstock.policy.push import decide_push
 from penstock.simulate import loading as virtual_time
 from penstock.simulate.assumptions import PHYSICAL, THESIS, Assumptions
 from penstock.simulate.policies import POLICY_NAMES, policy_named
 from penstock.simulate.requests import ORIGINS, LoadingResult, simulate_job
+from penstock.trace.schema import SOURCE
 
 # -- The slow model: prices, strings, loading before training; then steps, rank by rank
 
@@ -533,8 +535,10 @@ def _loading(random: Random, job: Job) -> Loading:
     hands_on = random.random() < 0.3
     if hands_on:
         fills, spares = [], [np.empty(0, np.int64)] * job.ranks
-    tiers = [-1, *range(1, len(storage))]
-    hits = [np.array([random.choice(tiers) for _ in string], np.int8) for string in job.strings]
+    hits = []
+    for rank in range(job.ranks if hands_on else 0):
+        found = decide_push(job.plan, rank, job.sizes_bytes, job.capacities_bytes()).tiers
+        hits.append(np.where([random.random() < 0.8 for _ in found], found, np.int8(SOURCE)))
     drops = random.random() < 0.5 and not hands_on
     return Loading(
         fills,

@@ -130,13 +130,13 @@ def test_each_rank_begins_with_the_one_behind_it_where_many_keep_a_sample() -> N
 def test_who_reads_a_sample_first_hands_it_to_its_home() -> None:
     """Each rank reads in the first epoch what the other keeps: afterwards nobody needs the store."""
     machine = replace(_machine(link=1e9, staging=40, threads=4), compute=Rate(10.0))
-    job = _job(machine, [[0, 1], [2, 3], [1, 0], [3, 2]])
+    job = _job(machine, [[0, 1], [2, 3], [4, 5], [1, 0], [3, 2]])
     homes = [Fill(0, 1, np.array([1, 3]), "hand-over"), Fill(1, 1, np.array([0, 2]), "hand-over")]
 
     run = run_job(job, Loading(homes, stages_from_peers=True))
 
-    assert run.reads.tolist() == [[2, 2, 0], [2, 2, 0]]
-    assert run.store_bytes.tolist() == [20.0, 20.0]
+    assert run.reads.tolist() == [[3, 2, 0], [3, 2, 0]]
+    assert run.store_bytes.tolist() == [30.0, 30.0]
     assert run.fill_reads.tolist() == [0, 0]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import check_memory, parsed_names
@@ -72,7 +74,9 @@ def _run(options: argparse.Namespace) -> None:
 
     if options.series and not options.json:
         raise ConfigError("--series puts every batch or sample into the JSON: give --json as well")
-    scenario = _assuming(scenario_from(options), options.assume)
+    scenario = scenario_from(options)
+    with _in_words_of_the_command():
+        scenario = _assuming(scenario, options.assume)
     if options.seeds < 1:
         raise ConfigError(f"--seeds is {options.seeds}; at least 1 is needed")
     names = POLICY_NAMES if options.policies is None else parsed_names(options.policies, "--policies")
@@ -86,7 +90,7 @@ def _run(options: argparse.Namespace) -> None:
             )
         prepare_clock(len(policies) * sum(map(scenario.plan().reads, range(scenario.ranks))))
     total = len(policies) * options.seeds * max(1, len(ranks))
-    with progress("simulating", total) as done:
+    with progress("simulating", total) as done, _in_words_of_the_command():
         runs = run_policies(
             scenario,
             policies,
@@ -102,8 +106,18 @@ def _run(options: argparse.Namespace) -> None:
             plot_scaling(scenario.name, runs, options.plot)
         else:
             plot_policies(scenario.name, runs, options.plot, per=options.per)
-    notes = [*_notes(runs), *_of_loader(scenario, runs)]
+    notes = [*_notes(runs), *_of_loader(runs)]
     show(options, _as_json(options, scenario, runs), _tables(scenario, policies, runs), notes)
+
+
+@contextlib.contextmanager
+def _in_words_of_the_command() -> Iterator[None]:
+    """Have errors name an assumption by the option that changes it."""
+    try:
+        yield
+    except ConfigError as error:
+        text = re.sub(r"assumptions\.(\w+) = '([\w-]+)'", r"--assume \1=\2", str(error))
+        raise ConfigError(re.sub(r"\bassumptions\.(\w+)", r"--assume \1", text)) from error
 
 
 def _assuming(scenario: Scenario, changes: Sequence[str]) -> Scenario:
@@ -198,13 +212,7 @@ def _notes(runs: Sequence[PolicyRuns]) -> list[str]:
     return notes
 
 
-def _why_not_run(scenario: Scenario, row: PolicyRuns) -> str | None:
-    from penstock.policy.runnable import why_not_run
-
-    return why_not_run(scenario.with_ranks(row.ranks).machine, row.policy)
-
-
-def _of_loader(scenario: Scenario, runs: Sequence[PolicyRuns]) -> list[str]:
+def _of_loader(runs: Sequence[PolicyRuns]) -> list[str]:
     """Say for each number of ranks which policy is the fastest, and which of those that the loader runs today."""
     from penstock.policy.runnable import LOADER_POLICIES
 
@@ -216,14 +224,14 @@ def _of_loader(scenario: Scenario, runs: Sequence[PolicyRuns]) -> list[str]:
         if not rows:
             continue
         fastest = min(rows, key=_mean)
-        runnable = [row for row in rows if _why_not_run(scenario, row) is None]
+        runnable = [row for row in rows if row.not_runnable_reason is None]
         note = f"{format_count(ranks, 'rank')}: the fastest is {fastest.policy}, {_mean(fastest):,.2f} s; "
         if runnable:
             best = min(runnable, key=_mean)
             note += f"of these the loader of this version runs {best.policy}, {_mean(best):,.2f} s"
         else:
-            reasons = {_why_not_run(scenario, row) for row in rows if row.policy in LOADER_POLICIES}
-            reasons = reasons or {_why_not_run(scenario, fastest)}
+            reasons = {row.not_runnable_reason for row in rows if row.policy in LOADER_POLICIES}
+            reasons = reasons or {fastest.not_runnable_reason}
             note += f"the loader of this version runs none of these: {'; '.join(sorted(map(str, reasons)))}"
         notes.append(note)
     return notes
@@ -241,8 +249,8 @@ def _as_json(options: argparse.Namespace, scenario: Scenario, runs: Sequence[Pol
         entry: dict[str, Any] = {
             "policy": row.policy,
             "ranks": row.ranks,
-            "is_runnable": _why_not_run(scenario, row) is None,
-            "not_runnable_reason": _why_not_run(scenario, row),
+            "is_runnable": row.not_runnable_reason is None,
+            "not_runnable_reason": row.not_runnable_reason,
             "run_seconds": row.mean_seconds,
             "run_seconds_of_seeds": list(row.run_seconds),
             "spread_seconds": row.spread_seconds,

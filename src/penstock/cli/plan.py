@@ -162,7 +162,6 @@ def _plan_sweep(options: argparse.Namespace) -> None:
             within=within,
             prices=prices,
             deadline_seconds=deadline_seconds,
-            why_not_run=sweep.why_not_run,
         )
         values = answer_values(answer, sweep)
         write_whole(options.out / "plan.json", f"{json.dumps(values, indent=2, allow_nan=False)}\n".encode())
@@ -325,7 +324,7 @@ def _cells(row: Row, answer: Answer, priced: bool, decimals: int) -> list[str]:
         _size(row.point.ram_bytes),
         _size(row.point.ssd_bytes),
         row.policy,
-        "yes" if row.why_not_run is None else "no",
+        "yes" if row.not_runnable_reason is None else "no",
         missing if outcome.run_seconds is None else f"{outcome.run_seconds:,.2f}",
         "" if row.over is None else f"{100 * row.over:.2f} %",
         "" if outcome.stall_seconds is None else f"{outcome.stall_seconds:,.2f}",
@@ -397,10 +396,10 @@ def _of_loader(answer: Answer, decimals: int) -> list[str]:
     """Say what of a sweep the loader of this version runs, and the best of that."""
     if answer.of_loader is None:
         return ["The loader of this version runs all of these."]
-    reasons = dict.fromkeys(row.why_not_run for row in answer.rows if row.why_not_run is not None)
+    reasons = filter(None, dict.fromkeys(row.outcome.why_not_run for row in answer.rows))
     notes = [f"The loader of this version does not run all of these: {'; '.join(map(str, reasons))}."]
     chosen = [row for row in (answer.cheapest, *answer.least, answer.closest) if row is not None]
-    if chosen and all(row.why_not_run is None for row in chosen):
+    if chosen and all(row.not_runnable_reason is None for row in chosen):
         return [*notes, "It runs what is named above."]
     if not answer.of_loader.rows:
         return [*notes, "It runs none of them."]

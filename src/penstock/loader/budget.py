@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
-from penstock.units import format_bytes
+from penstock.policy.runnable import LEAST_SLOTS, why_too_small
 
-_LEAST_SLOTS = 3  # the training holds one, one is whole, one is being filled
 _USUAL_SLOTS = 8
 _USUALLY_IN_PASSING_BYTES = 256 << 20
 
@@ -58,17 +57,10 @@ def share_memory(
 
     Raises: ConfigError where the limit does not hold three batch slots and two samples in passing.
     """
+    if reason := why_too_small("memory", limit_bytes, slot_bytes, largest_sample_bytes, picture_bytes):
+        raise ConfigError(reason)
     least_in_passing = 2 * largest_sample_bytes
-    least_bytes = _LEAST_SLOTS * slot_bytes + least_in_passing
-    if limit_bytes < least_bytes + picture_bytes:
-        decoded = (
-            f" and a picture of {format_bytes(picture_bytes)} while it is decoded" if picture_bytes else ""
-        )
-        raise ConfigError(
-            f"memory is {format_bytes(limit_bytes)}; {_LEAST_SLOTS} batch slots of {format_bytes(slot_bytes)}, two "
-            f"samples of up to {format_bytes(largest_sample_bytes)} in passing{decoded} need "
-            f"{format_bytes(least_bytes + picture_bytes)}: give more, or make the batch smaller"
-        )
+    least_bytes = LEAST_SLOTS * slot_bytes + least_in_passing
     decoding = 0
     if picture_bytes:
         large_bytes = max(picture_bytes, large_picture_bytes)
@@ -80,9 +72,9 @@ def share_memory(
     busy_bytes = min(readers * largest_sample_bytes, limit_bytes // 4)
     usual_bytes = min(limit_bytes // 16, _USUALLY_IN_PASSING_BYTES)
     in_passing = least_in_passing + min(spare_bytes, max(busy_bytes, usual_bytes))
-    wanted = max(_USUAL_SLOTS, -(-2 * readers // max(local_batch, 1)) + _LEAST_SLOTS)
+    wanted = max(_USUAL_SLOTS, -(-2 * readers // max(local_batch, 1)) + LEAST_SLOTS)
     affordable = min(limit_bytes // 4, limit_bytes - in_passing) // max(slot_bytes, 1)
-    slots = max(_LEAST_SLOTS, min(wanted, affordable))
+    slots = max(LEAST_SLOTS, min(wanted, affordable))
     rest = limit_bytes - in_passing - slots * slot_bytes
     tier_bytes = max(0, min(rest, keep_bytes))
     if picture_bytes:

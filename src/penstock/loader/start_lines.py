@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.loader.config import POLICY
 from penstock.loader.setup import Setup
 from penstock.plan import AccessPlan, Order
+from penstock.policy.loading import Staging
 from penstock.units import format_bytes, format_count
 
 
@@ -80,22 +81,20 @@ def _threads(setup: Setup) -> str:
 
 def _memory(setup: Setup) -> str:
     budget, total_bytes = setup.budget, int(setup.sizes_bytes.sum())
-    kept_bytes = min(budget.tier_bytes, total_bytes)
-    is_kept = f"for later epochs (policy {setup.policy.name})"
+    kept_bytes = int(setup.sizes_bytes[setup.placement.fill_order].sum())
+    policy = f"policy {setup.policy.name}"
     parts = [f"{format_count(budget.slots, 'batch slot')} of {format_bytes(budget.slot_bytes)}"]
     if setup.pipeline is not None:
         parts.append(f"{format_bytes(budget.undecoded_bytes)} for files being read")
         parts.append(f"{format_bytes(budget.decoding_bytes)} for pictures being decoded")
-    if budget.tier_bytes >= total_bytes > 0:
-        parts.append(f"{format_bytes(total_bytes)} to keep all samples {is_kept}")
-    elif total_bytes and not budget.tier_bytes:
-        parts.append("none to keep samples for later epochs")
+    if kept_bytes:
+        share = f"{100 * kept_bytes / total_bytes:.2g} % of the" if kept_bytes < total_bytes else "all"
+        those = ", those used most," if setup.policy.name == POLICY and kept_bytes < total_bytes else ""
+        parts.append(f"{format_bytes(kept_bytes)} to keep {share} samples{those} for later epochs ({policy})")
+    elif total_bytes and not budget.tier_bytes and not isinstance(setup.policy, Staging):
+        parts.append(f"none to keep samples for later epochs ({policy})")
     elif total_bytes:
-        share = 100 * budget.tier_bytes / total_bytes
-        those = ", those used most" if setup.policy.name == POLICY else ""
-        parts.append(
-            f"{format_bytes(budget.tier_bytes)} to keep {share:.2g} % of the samples{those}, {is_kept}"
-        )
+        parts[-1] += f"; {policy}"
     taken_bytes = (
         budget.slots * budget.slot_bytes + budget.undecoded_bytes + budget.decoding_bytes + kept_bytes
     )

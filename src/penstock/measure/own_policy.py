@@ -8,8 +8,8 @@ import sys
 import traceback
 from dataclasses import dataclass
 
-from penstock.errors import ConfigError, PenstockError
-from penstock.policy.loading import Job, Loading, LoadingPolicy
+from penstock.errors import ConfigError
+from penstock.policy.loading import Job, Loading, LoadingPolicy, NotSupported
 from penstock.simulate.assumptions import Assumptions
 from penstock.simulate.policies import is_policy, policy_named
 
@@ -68,7 +68,7 @@ class _Own:
     def prepare(self, job: Job) -> Loading:
         try:
             return self.policy.prepare(job)
-        except PenstockError:
+        except NotSupported:
             raise
         except Exception as error:
             raise _raised(self.policy, error) from error

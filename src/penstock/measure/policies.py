@@ -35,6 +35,11 @@ class PolicyRuns:
     reason: str = ""
 
     @property
+    def not_runnable_reason(self) -> str | None:
+        """Why the loader of this version does not run it; None where it does."""
+        return self.reason or None if self.result is None else self.result.not_runnable_reason
+
+    @property
     def mean_seconds(self) -> float | None:
         """Mean run time over the seeds; None where the policy cannot run."""
         return float(np.mean(self.run_seconds)) if self.run_seconds else None

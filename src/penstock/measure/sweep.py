@@ -22,7 +22,6 @@ import penstock
 from penstock.errors import ConfigError
 from penstock.machine import DISK_NAMES, Curve, Machine, StorageClass
 from penstock.measure.own_policy import find_policy
-from penstock.policy.runnable import why_not_run
 from penstock.simulate.requests import simulate_loading
 from penstock.simulate.scenario import Scenario
 
@@ -76,7 +75,8 @@ class Outcome:
     stall_seconds, longest_stall_seconds: mean and maximum over the ranks of their waiting.
     store_reads_share: samples consumed that came straight from the shared store, over all. store_bytes: read from it
         over the run by all ranks, for their tiers too.
-    took_seconds: that computing it took. reason: why there is no result.
+    took_seconds: that computing it took. reason: why there is no result. why_not_run: why the loader of this version
+        does not run it; None where it does, or there is no result.
     """
 
     status: Literal["done", "not supported", "failed"]
@@ -88,6 +88,7 @@ class Outcome:
     store_bytes: float | None = None
     took_seconds: float = 0.0
     reason: str = ""
+    why_not_run: str | None = None
 
 
 Evaluate = Callable[[Scenario, str], Outcome]
@@ -175,13 +176,6 @@ class Sweep:
         """
         return replace(self.scenario, machine=self._machine_at(point))
 
-    def why_not_run(self, task: Task) -> str | None:
-        """Return why the loader of this version does not run a task; None where it does."""
-        try:
-            return why_not_run(self.scenario_at(task.point).machine, task.policy)
-        except ConfigError as error:
-            return str(error)
-
     def reads(self, task: Task) -> int:
         """Return how many reads of all ranks are to be predicted for a task; 0 where there is no such machine."""
         try:
@@ -248,6 +242,7 @@ def predict_loading(scenario: Scenario, policy: str) -> Outcome:
         longest_stall_seconds=float(stall_seconds.max()),
         store_reads_share=from_store / max(1, int(reads.sum())),
         store_bytes=float(result.store_bytes.sum()),
+        why_not_run=result.not_runnable_reason,
     )
 
 

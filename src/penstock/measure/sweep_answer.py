@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
@@ -26,7 +26,6 @@ class Row:
     lower_bound_seconds: of the same number of ranks; None where it could not be computed.
     over: by which share the run is longer than it; None where either is not known.
     price: of all hosts; None where no price was given.
-    why_not_run: why the loader of this version does not run it; None where it does.
     """
 
     point: Point
@@ -35,7 +34,11 @@ class Row:
     lower_bound_seconds: float | None
     over: float | None
     price: float | None
-    why_not_run: str | None = None
+
+    @property
+    def not_runnable_reason(self) -> str | None:
+        """Why the loader of this version does not run it; None where it does."""
+        return self.outcome.why_not_run or self.outcome.reason or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +77,11 @@ def judge(
     within: float,
     prices: Prices | None = None,
     deadline_seconds: float = math.inf,
-    why_not_run: Callable[[Task], str | None] = lambda _task: None,
 ) -> Answer:
     """Choose from a sweep's outcomes.
 
     within: 0.05 allows runs 5 % longer than the lower bound of as many ranks.
     prices: None where nobody said what anything costs.
-    why_not_run: `Sweep.why_not_run`; without it the loader is taken to run everything.
 
     Raises: ConfigError if within or deadline_seconds is negative or not a number.
     """
@@ -94,12 +95,12 @@ def judge(
         if task.policy == LOWER_BOUND
     }
     rows = tuple(
-        _row(task, outcome, bounds.get(task.point.ranks), prices, why_not_run(task))
+        _row(task, outcome, bounds.get(task.point.ranks), prices)
         for task, outcome in outcomes.items()
         if task.policy != LOWER_BOUND
     )
     answer = _choose(rows, within, prices is not None, deadline_seconds)
-    runnable = tuple(row for row in rows if row.why_not_run is None)
+    runnable = tuple(row for row in rows if row.outcome.why_not_run is None)
     if len(runnable) == len(rows):
         return answer
     return replace(answer, of_loader=_choose(runnable, within, prices is not None, deadline_seconds))
@@ -123,15 +124,13 @@ def _choose(rows: tuple[Row, ...], within: float, priced: bool, deadline_seconds
     )
 
 
-def _row(
-    task: Task, outcome: Outcome, bound: float | None, prices: Prices | None, why_not_run: str | None
-) -> Row:
+def _row(task: Task, outcome: Outcome, bound: float | None, prices: Prices | None) -> Row:
     over = None
     if outcome.run_seconds is not None and bound:
         # Rounding of a sum of many steps may put a run below its bound by a hair.
         over = max(0.0, outcome.run_seconds / bound - 1.0)
     price = None if prices is None else prices.of(task.point)
-    return Row(task.point, task.policy, outcome, bound, over, price, why_not_run)
+    return Row(task.point, task.policy, outcome, bound, over, price)
 
 
 def _seconds(row: Row) -> float:
@@ -199,8 +198,8 @@ def _values(row: Row, is_sufficient: bool, is_on_front: bool) -> dict[str, Any]:
         "ram_bytes": row.point.ram_bytes,
         "ssd_bytes": row.point.ssd_bytes,
         "policy": row.policy,
-        "is_runnable": row.why_not_run is None,
-        "not_runnable_reason": row.why_not_run,
+        "is_runnable": row.not_runnable_reason is None,
+        "not_runnable_reason": row.not_runnable_reason,
         "status": outcome.status,
         "run_seconds": outcome.run_seconds,
         "lower_bound_seconds": row.lower_bound_seconds,

@@ -75,6 +75,17 @@ def steps_of_reads(plan: AccessPlan, rank: int) -> Ids:
     return np.repeat(np.arange(sizes.size), sizes)
 
 
+def read_again(samples: Ids, steps: Ids) -> tuple[Ids, Ids]:
+    """Return the accesses whose sample is read again later, and for each the next access to it.
+
+    samples, steps: int64[accesses], which sample is read at which step; of any number of ranks, in any order. Of two
+    accesses at one step, the first comes first. Time: that of sorting.
+    """
+    order = np.lexsort((steps, samples))
+    follows = samples[order[1:]] == samples[order[:-1]]
+    return order[:-1][follows], order[1:][follows]
+
+
 def first_steps(plan: AccessPlan) -> Ids:
     """Return the number of steps before each epoch, and of all: int64[epochs + 1]."""
     steps = [plan.steps(epoch) for epoch in range(plan.epochs)]

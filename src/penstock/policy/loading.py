@@ -145,7 +145,7 @@ class Fill:
         for name in ("rank", "tier"):
             if isinstance(value := getattr(self, name), bool) or not isinstance(value, int | np.integer):
                 raise ConfigError(f"{name} of a Fill is {value!r}; it is a whole number")
-        _check_ids("samples of a Fill", self.samples)
+        _check_array("samples of a Fill", self.samples, "sample ids")
         if self.origin not in ("store", "peers", "hand-over"):
             raise ConfigError(f"origin of a Fill is {self.origin!r}; it is 'store', 'peers' or 'hand-over'")
         if (self.origin == "peers" and not self.before_training) or (
@@ -158,14 +158,12 @@ class Fill:
             )
 
 
-def _check_ids(what: str, ids: object) -> None:
-    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu":
-        told = (
-            f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, np.ndarray) else f"a {type(ids).__name__}"
-        )
-        raise ConfigError(
-            f"{what} are {told}; they are sample ids, a NumPy array of whole numbers, one-dimensional"
-        )
+def _check_array(what: str, array: object, of: str) -> None:
+    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "iu":
+        given = f"a {type(array).__name__}"
+        if isinstance(array, np.ndarray):
+            given = f"{array.dtype} of shape {array.shape}"
+        raise ConfigError(f"{what} are {given}; they are {of}, a NumPy array of integers, one-dimensional")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +177,8 @@ class Loading:
         asked for.
     stages_from_peers: whether they may read other ranks' tiers.
     hits: int8 array per rank: the tier in which each of its reads finds the sample, handed on by its previous user;
-        SOURCE (-1) where it does not. None: nowhere.
+        SOURCE (-1) where it does not. It takes room there from the step after that user's to the step of the read.
+        None: nowhere.
     drops: after a rank's last read of it a sample gives its place in the rank's tiers to `spares`; until one takes it
         other ranks may read it. What the rank will not read from its tiers any more is not brought in.
     spares: samples per rank that follow, in this order, where room is made in a tier that fills were for; with `drops`
@@ -200,13 +199,13 @@ class Loading:
     def __post_init__(self) -> None:
         if not isinstance(self.fills, Sequence) or not all(isinstance(fill, Fill) for fill in self.fills):
             raise ConfigError("fills of a Loading are a list of penstock.policy.loading.Fill")
-        for name in ("strings", "spares", "hits"):
+        for name, of in (("strings", "sample ids"), ("spares", "sample ids"), ("hits", "numbers of tiers")):
             if not isinstance(arrays := getattr(self, name), list | tuple | None):
                 raise ConfigError(
                     f"{name} of a Loading is a {type(arrays).__name__}; it is a list, an array a rank"
                 )
-            for each in arrays or ():
-                _check_ids(f"the arrays of {name}", each)
+            for rank, each in enumerate(arrays or ()):
+                _check_array(f"{name} of rank {rank}", each, of)
         for hits in self.hits or ():
             if ((hits != SOURCE) & (hits < 1)).any():
                 raise ConfigError(

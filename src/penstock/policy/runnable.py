@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.machine import Machine, StorageClass
-from penstock.plan.frequency import uses_of
-from penstock.policy.loading import Job, Loading, LoadingPolicy, NotSupported
+from penstock.machine import StorageClass
+from penstock.plan import AccessPlan
+from penstock.plan.frequency import read_again, steps_of_reads, uses_of
+from penstock.policy.loading import Ids, Job, Loading, LoadingPolicy, NotSupported, Staging
 from penstock.policy.placement import Placement
 from penstock.trace.schema import SOURCE
+from penstock.units import format_bytes
 
 #: The loading policies of the package that the loader follows.
 LOADER_POLICIES = ("frequency", "frequency-unordered", "staging")
+#: Batch slots that the loader has at least: the training holds one, one is complete, one is being filled.
+LEAST_SLOTS = 3
 
 
 def why_not_kept(tier: StorageClass) -> str | None:
@@ -25,29 +31,53 @@ def why_not_kept(tier: StorageClass) -> str | None:
     return None
 
 
-def why_not_run(machine: Machine, policy: str) -> str | None:
-    """Return why the loader does not run a loading policy, by its name, on a machine; None where it does.
+def why_too_small(
+    name: str, limit_bytes: int, slot_bytes: float, largest_sample_bytes: int, picture_bytes: int = 0
+) -> str | None:
+    """Return why the loader cannot stage in so much memory, by the memory's name; None where it can.
+
+    slot_bytes: of a batch slot. picture_bytes: what a picture takes while it is decoded.
+    """
+    least_bytes = LEAST_SLOTS * slot_bytes + 2 * largest_sample_bytes + picture_bytes
+    if limit_bytes >= least_bytes:
+        return None
+    decoded = f" and a picture of {format_bytes(picture_bytes)} while it is decoded" if picture_bytes else ""
+    return (
+        f"{name} is {format_bytes(limit_bytes)}; {LEAST_SLOTS} batch slots of {format_bytes(slot_bytes)}, two samples "
+        f"of up to {format_bytes(largest_sample_bytes)} in passing{decoded} need {format_bytes(least_bytes)}: give "
+        "more, or make the batch smaller"
+    )
+
+
+def batch_bytes(plan: AccessPlan, sizes_bytes: NDArray[np.int64]) -> float:
+    """Return what the largest local batch takes, as stored, of samples of the mean size."""
+    return max(map(plan.max_local_batch, range(plan.ranks))) * max(1.0, float(sizes_bytes.mean()))
+
+
+def why_not_run(policy: LoadingPolicy, loading: Loading, job: Job) -> str | None:
+    """Return why the loader does not run what a policy decided for a job; None where it does.
+
+    loading: what `prepared` returned.
 
     Neither of these runs yet: samples kept on a disk, samples read from another rank's memory, and a policy that is
     more than what each rank keeps of its own reads (see `placement_of`).
-
-    >>> from penstock.machine import Curve, SharedStore
-    >>> store = SharedStore(Curve.flat(1e8))
-    >>> staging, ram, ssd = (StorageClass(name, 10**9, 2, Curve.flat(1e9)) for name in ("staging", "ram", "ssd"))
-    >>> why_not_run(Machine(store, (staging, ram)), "frequency")
-    >>> why_not_run(Machine(store, (staging, ssd)), "frequency")
-    "storage 'ssd' is a disk by its name, and the loader keeps samples in memory only"
-    >>> why_not_run(Machine(store, (staging, ram), ranks=2), "frequency")
-    "the loader reads no samples from other ranks' memory"
     """
-    if policy not in LOADER_POLICIES:
-        return f"the loader's policies are {', '.join(LOADER_POLICIES)}"
-    if policy == "staging":  # keeps nothing
+    machine, sizes_bytes = job.machine, job.sizes_bytes
+    for rank in job.asking:
+        if asked := _not_obeyed(loading, rank):
+            return f"the loader does not run policy {policy.name!r} yet, which {asked}"
+    staging, largest_bytes = machine.storage[0], int(sizes_bytes.max(initial=0))
+    slot_bytes = batch_bytes(job.plan, sizes_bytes)
+    if reason := why_too_small(
+        f"storage {staging.name!r}", staging.capacity_bytes, slot_bytes, largest_bytes
+    ):
+        return reason
+    if isinstance(policy, Staging):  # keeps nothing
         return None
     for tier in machine.storage[1:]:
         if reason := why_not_kept(tier):
             return reason
-    if machine.ranks > 1 and len(machine.storage) > 1:
+    if machine.ranks > 1 and loading.stages_from_peers and any(fill.samples.size for fill in loading.fills):
         return "the loader reads no samples from other ranks' memory"
     return None
 
@@ -61,9 +91,9 @@ def placement_of(policy: LoadingPolicy, job: Job, rank: int) -> Placement:
         tier which the machine has not, keeps more than fits, or a sample twice: it names policy, rank and tier.
     """
     loading = prepared(policy, job)
-    if reason := _why_not_run(loading, rank):
+    if asked := _not_obeyed(loading, rank):
         raise NotSupported(
-            f"the loader does not run policy {policy.name!r} yet, which {reason}. It runs "
+            f"the loader does not run policy {policy.name!r} yet, which {asked}. It runs "
             f"{', '.join(LOADER_POLICIES)}, "
             "and those of your own that fill each rank's tiers from the store; penstock simulate loading predicts all"
         )
@@ -81,7 +111,7 @@ def placement_of(policy: LoadingPolicy, job: Job, rank: int) -> Placement:
     return Placement(tier_of, order.astype(np.int64, copy=False))
 
 
-def _why_not_run(loading: Loading, rank: int) -> str | None:
+def _not_obeyed(loading: Loading, rank: int) -> str | None:
     """Return what a policy's decisions ask for that the loader does not do; None if there is nothing."""
     own = [fill for fill in loading.fills if fill.rank == rank]
     asked = {
@@ -100,9 +130,16 @@ def prepared(policy: LoadingPolicy, job: Job) -> Loading:
     """Return what a policy decides for a job.
 
     Raises: NotSupported where the policy cannot run it; ConfigError for decisions that cannot be carried out on the
-        job's machine: it names policy, rank and tier.
+        job's machine: it names policy, rank and tier; whatever else the policy's own code raises, with a note.
     """
-    loading = policy.prepare(job)
+    try:
+        loading = policy.prepare(job)
+    except NotSupported:
+        raise
+    except Exception as error:
+        asking = f"all {job.ranks} ranks" if job.rank is None else f"rank {job.rank} of {job.ranks}"
+        error.add_note(f"while policy {policy.name!r} decided for {asking} what is kept where (prepare)")
+        raise
     if not isinstance(loading, Loading):
         raise ConfigError(
             f"policy {policy.name!r} prepared a {type(loading).__name__}: return a penstock.policy.loading.Loading"
@@ -149,7 +186,37 @@ def prepared(policy: LoadingPolicy, job: Job) -> Loading:
             raise ConfigError(
                 f"policy {name!r} has hits in tier {hits.max()} of rank {rank}; tiers are 1 to {len(storage) - 1}"
             )
+    if loading.hits is not None:
+        _check_hits(name, job, loading.strings or job.strings, loading.hits)
     return loading
+
+
+def _check_hits(name: str, job: Job, strings: Sequence[Ids], hits: Sequence[NDArray[np.int8]]) -> None:
+    """Check that what waits in each tier at one time fits; time and memory: those of sorting all accesses."""
+    of_ranks = [steps_of_reads(job.plan, rank) for rank in range(job.ranks)]
+    steps = np.concatenate(of_ranks)
+    count = int(steps.max(initial=0)) + 2
+    handed_on = np.full(steps.size, -1, np.int64)  # at the end of which step
+    now, following = read_again(np.concatenate(strings), steps)
+    handed_on[following] = steps[now]
+    ends = np.cumsum([string.size for string in strings])[:-1]
+    for rank, (arrives, found) in enumerate(zip(np.split(handed_on, ends), hits, strict=True)):
+        if (never := np.flatnonzero((found != SOURCE) & (arrives < 0))).size:
+            raise ConfigError(
+                f"policy {name!r} lets rank {rank} find sample {strings[rank][never[0]]} in tier {found[never[0]]} at "
+                f"its read {never[0]:,}, and no rank has read it before: hits say what a previous reader hands on"
+            )
+        for tier in range(1, len(job.machine.storage)):
+            here = np.flatnonzero(found == tier)
+            nbytes, steps_here = job.sizes_bytes[strings[rank][here]], of_ranks[rank][here]
+            come = np.bincount(arrives[here] + 1, nbytes, count)
+            waiting = np.cumsum(come - np.bincount(steps_here + 1, nbytes, count))
+            capacity_bytes = job.machine.storage[tier].capacity_bytes
+            if (full := np.flatnonzero(waiting > capacity_bytes)).size:
+                raise ConfigError(
+                    f"policy {name!r} has hits by which {waiting[full[0]]:,.0f} bytes wait in tier {tier} of rank "
+                    f"{rank} before step {full[0]:,}, and it holds {capacity_bytes:,}: hand on fewer samples"
+                )
 
 
 def _check_ids(does: str, ids: NDArray[np.int64], samples: int) -> None:

@@ -8,7 +8,7 @@ one after the other, request by request; that reading is kept here, and the loop
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError
 from penstock.machine import Machine
 from penstock.policy.loading import Fill, Job, Loading, LoadingPolicy
-from penstock.policy.runnable import prepared
+from penstock.policy.runnable import prepared, why_not_run
 from penstock.simulate.assumptions import PHYSICAL, TOGETHER, Assumptions
 from penstock.simulate.loading import steps_of
 from penstock.simulate.scheduled import read_again, run_job
@@ -46,6 +46,7 @@ class LoadingResult:
     reads: int64[ranks, 6], consumed samples by where they came from, see ORIGINS; the last three were not staged.
     store_bytes: float64[ranks], read from the shared store, for tiers too. fill_reads: int64[ranks], reads of the
         store that filled tiers.
+    not_runnable_reason: why the loader of this version does not run this; None where it does.
     sample_stall_seconds, sample_end_seconds: per rank, float[reads], where asked for; else None.
     """
 
@@ -58,6 +59,7 @@ class LoadingResult:
     reads: NDArray[np.int64]
     store_bytes: Floats
     fill_reads: NDArray[np.int64]
+    not_runnable_reason: str | None = None
     sample_stall_seconds: list[NDArray[np.float32]] | None = None
     sample_end_seconds: list[Floats] | None = None
 
@@ -85,6 +87,9 @@ def simulate_job(
     per_sample: also return each sample's stall and end.
     """
     loading = prepared(policy, job)
+    # Where ranks go through a step one after the other, they ask each other at the latest when a sample is late.
+    reads_peers = loading.stages_from_peers or assumptions.time != TOGETHER
+    reason = why_not_run(policy, replace(loading, stages_from_peers=reads_peers), job)
     if assumptions.counted == "first-time" and job.ranks * job.plan.samples > _MOST_SEEN:
         raise ConfigError(
             f"assumptions.counted is 'first-time', which remembers {job.ranks:,} x {job.plan.samples:,} samples: use "
@@ -101,7 +106,7 @@ def simulate_job(
                 "per_sample is True, and ranks that share one time wait for batches: only time = 'rank-by-rank' knows "
                 "of single samples"
             )
-        return _scheduled(policy.name, job, loading)
+        return _scheduled(policy.name, job, loading, reason)
     from penstock.simulate import _request_kernels  # loads numba
 
     strings = loading.strings or job.strings
@@ -166,12 +171,13 @@ def simulate_job(
         results.reads,
         results.store_bytes,
         results.fill_reads,
+        reason,
         np.split(results.access_stall, splits) if per_sample else None,
         np.split(results.access_end, splits) if per_sample else None,
     )
 
 
-def _scheduled(policy: str, job: Job, loading: Loading) -> LoadingResult:
+def _scheduled(policy: str, job: Job, loading: Loading, not_runnable_reason: str | None) -> LoadingResult:
     run = run_job(job, loading)
     reads = np.zeros((job.ranks, len(ORIGINS)), np.int64)
     # What is fetched when it is asked for was not staged.
@@ -187,6 +193,7 @@ def _scheduled(policy: str, job: Job, loading: Loading) -> LoadingResult:
         reads,
         run.store_bytes,
         run.fill_reads,
+        not_runnable_reason,
     )
 
 

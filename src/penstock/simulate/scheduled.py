@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.machine import Machine
-from penstock.plan import AccessPlan
+from penstock.plan import AccessPlan, frequency
 from penstock.policy import StagingLimits
 from penstock.policy.decisions import place_of
 from penstock.policy.loading import Fill, Job, Loading
 from penstock.policy.placement import Kept
+from penstock.policy.runnable import LEAST_SLOTS, batch_bytes
 from penstock.simulate import _clock
 from penstock.simulate.loading import Agreed, Run, Steps, run_in_virtual_time, steps_of
 from penstock.trace.schema import SOURCE, SPAN, STAGING
@@ -137,9 +138,7 @@ def read_again(
     ranks, steps = counts.shape
     step = np.repeat(np.tile(np.arange(steps), ranks), counts.ravel())
     rank = np.repeat(np.arange(ranks, dtype=np.int32), counts.sum(axis=1))
-    order = np.lexsort((step, string))
-    follows = string[order[1:]] == string[order[:-1]]
-    return order[:-1][follows], order[1:][follows], rank
+    return *frequency.read_again(string, step), rank
 
 
 def _run_ready(read: Steps, job: Job) -> Run:
@@ -166,12 +165,15 @@ def _run_ready(read: Steps, job: Job) -> Run:
 def limits_of(
     plan: AccessPlan, machine: Machine, sizes_bytes: NDArray[np.int64], readers: int
 ) -> StagingLimits:
-    """Return what a rank has under way at most: half of the staging buffer is slots, half is for bytes on their way."""
+    """Return what a rank has under way at most: half of the staging buffer is slots, half is for bytes on their way.
+
+    There are as many slots as the loader needs at least, also where they do not fit and the loader would refuse:
+    `penstock.policy.runnable.why_not_run` says so.
+    """
     staging_bytes = machine.storage[0].capacity_bytes
-    batch = max(map(plan.max_local_batch, range(plan.ranks)))
-    batch_bytes = batch * max(1.0, float(sizes_bytes.mean()))
+    slots = staging_bytes / 2 // batch_bytes(plan, sizes_bytes)
     return StagingLimits(
-        slots=int(np.clip(staging_bytes / 2 // batch_bytes, 2, _MOST_SLOTS)),
+        slots=int(np.clip(slots, LEAST_SLOTS, _MOST_SLOTS)),
         readers=readers,
         decoders=machine.decode_threads,
         undecoded_bytes=staging_bytes // 2,
