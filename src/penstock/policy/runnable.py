@@ -63,9 +63,8 @@ def why_not_run(policy: LoadingPolicy, loading: Loading, job: Job) -> str | None
     more than what each rank keeps of its own reads (see `placement_of`).
     """
     machine, sizes_bytes = job.machine, job.sizes_bytes
-    for rank in job.asking:
-        if asked := _not_obeyed(loading, rank):
-            return f"the loader does not run policy {policy.name!r} yet, which {asked}"
+    if asked := _not_obeyed(loading, job.asking):
+        return f"the loader does not run policy {policy.name!r} yet, which {asked}"
     staging, largest_bytes = machine.storage[0], int(sizes_bytes.max(initial=0))
     slot_bytes = batch_bytes(job.plan, sizes_bytes)
     if reason := why_too_small(
@@ -91,7 +90,7 @@ def placement_of(policy: LoadingPolicy, job: Job, rank: int) -> Placement:
         tier which the machine has not, keeps more than fits, or a sample twice: it names policy, rank and tier.
     """
     loading = prepared(policy, job)
-    if asked := _not_obeyed(loading, rank):
+    if asked := _not_obeyed(loading, range(rank, rank + 1)):
         raise NotSupported(
             f"the loader does not run policy {policy.name!r} yet, which {asked}. It runs "
             f"{', '.join(LOADER_POLICIES)}, "
@@ -111,9 +110,9 @@ def placement_of(policy: LoadingPolicy, job: Job, rank: int) -> Placement:
     return Placement(tier_of, order.astype(np.int64, copy=False))
 
 
-def _not_obeyed(loading: Loading, rank: int) -> str | None:
-    """Return what a policy's decisions ask for that the loader does not do; None if there is nothing."""
-    own = [fill for fill in loading.fills if fill.rank == rank]
+def _not_obeyed(loading: Loading, ranks: range) -> str | None:
+    """Return what a policy's decisions ask of ranks that the loader does not do; None if there is nothing."""
+    own = [fill for fill in loading.fills if fill.rank in ranks]
     asked = {
         "changes who reads what": loading.strings is not None,
         "stages nothing ahead": not loading.stages or loading.is_ready,
