@@ -32,13 +32,15 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         ("plan", {r"M positions/s": 24, r" ms  \(": 4}),
         ("caches", {r"^lru ": 4, r"has none": 6}),
         ("requests", {r" s wall ": 2, r"^physical|^thesis": 4, r"^(naive|staging|frequency|cover|push)": 30}),
+        ("policies", {r"^slow store.* s:  1\.000": 3, r"^The most that another": 1}),
+        ("policies --tiers", {r"^1, .* / ": 3, r"^ranks, reads, batches": 1}),
         ("tracing", {r"us/span$": 4, r"us/sample$": 4}),
         ("wear", {r"M pages/s$": 2}),
         pytest.param("blocks", {r" x  \(": 3}, marks=pytest.mark.system),
     ],
 )
 def test_a_benchmark_prints_a_line_for_each_of_its_cases(run: Run, name: str, counts: dict[str, int]) -> None:
-    lines = run(name)
+    lines = run(*name.split())
 
     assert {sign: sum(bool(re.search(sign, line)) for line in lines) for sign in counts} == counts
 

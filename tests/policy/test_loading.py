@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
+from math import inf
 
 import numpy as np
 import pytest
@@ -92,21 +93,25 @@ def test_a_machine_without_the_tiers_is_served_or_told_which_is_missing(
 
 @pytest.mark.parametrize("name", ["frequency", "frequency-cleanup", "hash-home", "cover", "push"])
 @pytest.mark.parametrize(
-    ("disk", "latency_seconds", "threads", "is_used"),
+    ("tier", "rate", "latency_seconds", "threads", "share"),
     [
         # A sample of 10 bytes: each of four ranks that share 10 bytes/s waits 4 s for it.
-        (2.6, 0.0, 1, True),
-        (2.4, 0.0, 1, False),
-        (10.0, 2.9, 1, True),
-        (10.0, 3.1, 1, False),
-        (10.0, 12.0, 4, True),  # four at once: one in 13 / 4 s
+        ("ssd", 2.6, 0.0, 1, 1.04),
+        ("ssd", 2.4, 0.0, 1, 0.96),
+        ("ssd", 1.1, 0.0, 1, 0.44),
+        ("ssd", 0.9, 0.0, 1, 0.36),
+        ("ssd", 10.0, 3.1, 1, 4 / 4.1),
+        ("ssd", 10.0, 9.1, 1, 4 / 10.1),
+        ("ssd", 10.0, 12.0, 4, 4 / 3.25),  # four at once
+        ("far", 0.9, 1e-9, 1, 0.36),
+        ("near", 0.9, 0.0, 1, inf),
     ],
 )
-def test_a_disk_that_is_slower_than_the_store_is_left_empty(
-    name: str, disk: float, latency_seconds: float, threads: int, is_used: bool
+def test_a_tier_that_is_slow_beside_the_store_is_left_empty(
+    name: str, tier: str, rate: float, latency_seconds: float, threads: int, share: float
 ) -> None:
     job = _job(capacities=(30,))
-    slow = StorageClass("ssd", 60, 1, Curve.flat(disk), latency_seconds=latency_seconds)
+    slow = StorageClass(tier, 60, 1, Curve.flat(rate), latency_seconds=latency_seconds)
     source = replace(job.machine.source, threads=threads)
     machine = replace(job.machine, source=source, storage=(*job.machine.storage, slow))
 
@@ -115,7 +120,7 @@ def test_a_disk_that_is_slower_than_the_store_is_left_empty(
     tiers = {fill.tier for fill in loading.fills} | {
         int(tier) for hits in loading.hits or () for tier in hits
     }
-    assert tiers - {SOURCE} == ({1, 2} if is_used else {1})
+    assert tiers - {SOURCE} == ({1, 2} if share >= (1.0 if name == "push" else 0.4) else {1})
 
 
 def test_as_published_locality_aware_loading_needs_tier_2() -> None:

@@ -299,7 +299,9 @@ def test_a_tier_behind_a_latency_is_read_once_the_store_has_a_queue() -> None:
     on = machine(read=Curve(((1, 1e8),)), tier_bytes=BIG)
     tier = replace(on.storage[1], latency_seconds=0.005, read=Curve(((1, 5e9),)))
 
-    trace = run(plan, replace(on, storage=(on.storage[0], tier)), np.full(32, 100_000), limits)
+    on = replace(on, source=replace(on.source, threads=32), storage=(on.storage[0], tier))
+
+    trace = run(plan, on, np.full(32, 100_000), limits)
 
     last = trace.spans[trace.spans["epoch"] == 2]
     hits, reads = (int((last["kind"] == kind).sum()) for kind in (Kind.HIT, Kind.READ))

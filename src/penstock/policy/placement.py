@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,18 +103,18 @@ def _counted(plan: AccessPlan, rank: int) -> AccessPlan:
     return replace(plan, epochs=min(plan.epochs, _EPOCHS_COUNTED, max(1, _READS_COUNTED // of_epoch)))
 
 
-def is_as_fast_as_store(machine: Machine, tier: int, sample_bytes: float) -> bool:
-    """Return whether a tier delivers samples of this mean size as fast as the store while all ranks read that.
+def share_of_store_rate(machine: Machine, tier: int, sample_bytes: float) -> float:
+    """Return how fast a tier delivers samples of this mean size, over the store while all ranks read that.
 
-    Each is read by as many readers as the store has threads; their latencies overlap. Memory is always as fast:
-    what it has is decoded where it lies.
+    Each is read by as many readers as the store has threads; their latencies overlap. inf: for memory without latency,
+    where what it has is decoded where it lies.
     """
     storage, threads = machine.storage[tier], machine.source.threads
-    if storage.is_memory:
-        return True
+    if storage.is_memory and storage.latency_seconds == 0.0:
+        return inf
     wire = sample_bytes / storage.read.at(threads)
     seconds = max(wire, (storage.latency_seconds + wire) / threads)
-    return seconds <= machine.source_seconds(1, sample_bytes, machine.ranks, sample_bytes)
+    return machine.source_seconds(1, sample_bytes, machine.ranks, sample_bytes) / seconds
 
 
 def fill_in_order(sizes_bytes: NDArray[np.int64], capacities_bytes: Sequence[int]) -> NDArray[np.int8]:
