@@ -1,9 +1,10 @@
-"""Compiled replays equal the policies, request by request, and libCacheSim where it has the policy."""
+"""Replays equal the rules said plainly, request by request, libCacheSim where it has the policy, and the textbooks."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 from typing import Any
 
 import libcachesim
@@ -12,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.simulate import obvious_caches
 
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, BundleShuffle, FullShuffle
-from penstock.policy.eviction import EVICTIONS, Residents, eviction_of
 from penstock.simulate.caches import (
+    EVICTIONS,
     LARGEST_CACHE,
     NEVER,
     WITH_DISTANCES,
@@ -51,29 +53,25 @@ def strings(draw: st.DrawFn, longest: int = 300) -> Ids:
 
 
 def by_policy(string: Ids, capacity: int, policy: str) -> list[bool]:
-    residents = Residents(eviction_of(policy, string.tolist()), capacity)
-    return [residents.access(key).is_hit for key in string.tolist()]
+    return obvious_caches.hits(policy, string.tolist(), capacity)
 
 
 @pytest.mark.parametrize("policy", EVICTIONS)
 @settings(max_examples=80)
 @given(string=strings(), capacity=st.integers(0, 90))
-def test_a_replay_equals_the_policy_request_by_request(policy: str, string: Ids, capacity: int) -> None:
+def test_a_replay_evicts_whom_the_rule_names(policy: str, string: Ids, capacity: int) -> None:
     assert replay(string, capacity, policy).tolist() == by_policy(string, capacity, policy)
 
 
 @pytest.mark.parametrize("policy", ["lru", "fifo"])
 @settings(max_examples=60)
 @given(string=strings(), capacity=st.integers(0, 300), seed=st.integers(0, 2**32))
-def test_a_replay_with_sizes_equals_the_policy_request_by_request(
+def test_a_replay_with_sizes_evicts_whom_the_rule_names(
     policy: str, string: Ids, capacity: int, seed: int
 ) -> None:
     different, place = np.unique(string, return_inverse=True)
     sizes = np.random.default_rng(seed).integers(1, 40, different.size)[place]
-    residents = Residents(eviction_of(policy), capacity)
-    expected = [
-        residents.access(key, size).is_hit for key, size in zip(string.tolist(), sizes.tolist(), strict=True)
-    ]
+    expected = obvious_caches.hits(policy, string.tolist(), capacity, sizes.tolist())
 
     assert replay(string, capacity, policy, sizes_bytes=sizes).tolist() == expected
 
@@ -173,10 +171,43 @@ def test_on_epochs_mru_is_as_good_as_min_and_perfect_lfu_the_same_as_lru() -> No
         assert (replay(string, capacity, "perfect-lfu") == replay(string, capacity, "lru")).all()
 
 
-def test_fifo_shows_beladys_anomaly() -> None:
-    references = [1, 2, 3, 4, 1, 2, 5, 1, 2, 3, 4, 5]
+#: Silberschatz, Galvin & Gagne, "Operating System Concepts", section on page replacement: the string of all figures.
+TEXTBOOK = [7, 0, 1, 2, 0, 3, 0, 4, 2, 3, 0, 3, 2, 1, 2, 0, 1, 7, 0, 1]
+#: Belady, Nelson & Shedler 1969: more frames, more faults.
+ANOMALY = [1, 2, 3, 4, 1, 2, 5, 1, 2, 3, 4, 5]
 
-    assert (hit_ratios(references, [3, 4], "fifo") * 12).round().tolist() == [3, 2]
+
+@pytest.mark.parametrize(
+    ("policy", "references", "frames", "faults"),
+    [
+        ("fifo", TEXTBOOK, 3, 15),
+        ("lru", TEXTBOOK, 3, 12),
+        ("min", TEXTBOOK, 3, 9),
+        ("fifo", ANOMALY, 3, 9),
+        ("fifo", ANOMALY, 4, 10),
+    ],
+)
+def test_the_faults_of_textbook_strings_are_those_in_the_books(
+    policy: str, references: list[int], frames: int, faults: int
+) -> None:
+    assert replay(references, frames, policy).tolist().count(False) == faults
+
+
+@settings(max_examples=40)
+@given(references=st.lists(st.integers(0, 4), max_size=12), capacity=st.integers(1, 3))
+def test_no_choice_of_victims_hits_more_often_than_min(references: list[int], capacity: int) -> None:
+    @cache
+    def most_hits(start: int, residents: frozenset[int]) -> int:
+        if start == len(references):
+            return 0
+        key = references[start]
+        if key in residents:
+            return 1 + most_hits(start + 1, residents)
+        if len(residents) < capacity:
+            return most_hits(start + 1, residents | {key})
+        return max(most_hits(start + 1, residents - {victim} | {key}) for victim in residents)
+
+    assert replay(references, capacity, "min").sum() == most_hits(0, frozenset())
 
 
 def test_an_object_keeps_the_size_it_came_with_first() -> None:
@@ -187,7 +218,10 @@ def test_an_object_keeps_the_size_it_came_with_first() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([1, 2], 1, "arc"), "no eviction policy 'arc'"),
+        (
+            ([1, 2], 1, "arc"),
+            "no eviction policy 'arc'; known are lru, lfu, mru, clock, fifo, perfect-lfu, min",
+        ),
         (([1, 2], -1, "lru"), "cache size is -1"),
         (([1, 2], 1.5, "lru"), r"cache size is 1\.5"),
         (([1, 2], True, "lru"), "cache size is True"),

@@ -306,7 +306,7 @@ def _orders(text: str) -> list[OrderName]:
 
 
 def _policies(text: str) -> list[str]:
-    from penstock.policy.eviction import check_eviction
+    from penstock.simulate.caches import check_eviction
 
     names = parsed_names(text, "--policies")
     for name in names:

@@ -1,7 +1,6 @@
 """The compiled replay of reference strings through caches. Imported when first needed: it loads numba.
 
-The rules belong to `penstock.policy.eviction`; each loop here is one of them at the speed of a long trace (a policy
-object takes about a microsecond per request) and is tested equal to it request by request on random strings.
+Each loop is one eviction rule and is tested equal to the rule said plainly, request by request on random strings.
 
 Throughout, `ids` are dense: int64[n], each in [0, objects). Loops return hits: bool[n].
 Measured: `benchmarks/caches.py`.

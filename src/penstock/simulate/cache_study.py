@@ -14,9 +14,8 @@ from penstock.plan import AccessPlan, BundleShuffle, Sequential
 from penstock.plan.named import OrderName
 from penstock.plan.orders import check_samples, check_seed
 from penstock.plan.subsets import OwnSubset, own_subset
-from penstock.policy.eviction import check_eviction
 from penstock.simulate.bundles import best_hit_ratio, expected_hit_ratio
-from penstock.simulate.caches import hit_ratios, share_of
+from penstock.simulate.caches import check_eviction, hit_ratios, share_of
 
 Ids = NDArray[np.int64]
 Ratios = NDArray[np.float64]
