@@ -47,7 +47,7 @@ def test_methods_are_compared_at_every_distance(ssd: str, capsys: pytest.Capture
     run("--ssd", ssd, "--parameters", "1e6", "--models", "text-gpt", "--snap-dis", "3,10", "--json")
 
     data = printed(capsys)
-    runs = data["runs"]
+    runs = data["results"]
     assert [(row["snap_dis"], row["method"]) for row in runs][6:8] == [(3, "dynrle-chain"), (10, "complete")]
     assert len(runs) == 2 * 7
     assert runs[0]["stored_bytes"] == 25 * 4_000_000
@@ -60,13 +60,19 @@ def test_methods_are_compared_at_every_distance(ssd: str, capsys: pytest.Capture
 
 
 def test_the_table_names_what_is_missing_and_what_is_scaled(
-    ssd: str, capsys: pytest.CaptureFixture[str]
+    ssd: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("--ssd", ssd, "--parameters", "1000000", "--snap-dis", "5", "--every", "25 min")
+    model = {"name": "plain", "parameters": 1_000, "complete_bytes": [4_000, 4_000]}
+    sizes = tmp_path / "sizes.json"
+    sizes.write_text(json.dumps({"format": "penstock snapshot sizes 1", "models": [model]}))
+
+    run(
+        "--ssd", ssd, "--sizes", str(sizes), "--parameters", "1000000", "--snap-dis", "5", "--every", "25 min"
+    )
 
     out = capsys.readouterr().out
-    assert "caffenet: 10 snapshots of 1,000,000 parameters" in out
-    assert "Left out: what caffenet has no recorded sizes for." in out
+    assert "plain: 2 snapshots of 1,000,000 parameters" in out
+    assert "Left out: what plain has no recorded sizes for." in out
     assert "are scaled to 1,000,000 parameters" in out
     assert "Years need" not in out
 
@@ -159,15 +165,6 @@ def test_repeating_multiplies_what_is_written(
     assert "No block was erased more than" not in out
 
 
-def test_the_papers_tables_are_laid_beside_the_model(capsys: pytest.CaptureFixture[str]) -> None:
-    run("--paper", "--json")
-
-    data = printed(capsys)
-    assert data["table_8_blocks"] == {"valid": 111_432, "invalid": 13_048, "free": 6_592}
-    assert len(data["table_9"]) == 20
-    assert data["worst_error"] < 0.001 < data["worst_error_continued"] < 0.0015
-
-
 def test_pictures_are_drawn(ssd: str, stream: str, tmp_path: Path) -> None:
     run("--ssd", ssd, "--stream", stream, "--plot", str(tmp_path / "blocks.svg"))
     run(
@@ -192,7 +189,7 @@ def test_pictures_are_drawn(ssd: str, stream: str, tmp_path: Path) -> None:
         (["--ssd", "{tmp}/bad.toml"], "bad.toml: chanels is not a field"),
         (
             ["--models", "resnet"],
-            "--models: 'resnet' is not recorded; the models are digits-cnn, text-gpt, caffenet",
+            "--models: 'resnet' is not recorded; the models are digits-cnn, text-gpt",
         ),
         (["--methods", "zip"], "'zip' is no method; the known ones are complete"),
         (["--snap-dis", "3,x"], "--snap-dis is 'x'; it must be a whole number"),
@@ -210,8 +207,6 @@ def test_pictures_are_drawn(ssd: str, stream: str, tmp_path: Path) -> None:
         (["--stream", "{stream}", "--every", "0 s"], "--every is '0 s'; it must be finite and above zero"),
         (["--stream", "{tmp}/pages.csv", "--every", "1 s"], "writes no files, so it has no rate of its own"),
         (["--sizes", "{tmp}/bad.csv"], "bad.csv, line 1: it is not JSON"),
-        (["--paper", "--snap-dis", "3"], "--paper and --snap-dis do not go together"),
-        (["--paper", "--repeat", "2"], "--paper runs on the paper's own drive, once"),
         (["--stream", "{stream}", "--plot", "{tmp}/picture.xyz"], "ends in '.xyz', which is no picture"),
     ],
 )
@@ -221,7 +216,7 @@ def test_what_cannot_be_done_is_said(
     (tmp_path / "bad.csv").write_text("# a comment\ncopy,a\n")
     (tmp_path / "pages.csv").write_text("write_pages,0\n")
     (tmp_path / "bad.toml").write_text("chanels = 8\n")
-    if "--ssd" not in arguments and "--paper" not in arguments:
+    if "--ssd" not in arguments:
         arguments = [*arguments, "--ssd", ssd]
 
     with pytest.raises(PenstockError, match=message):

@@ -14,14 +14,11 @@ from PIL import Image
 
 from penstock.machine.ssd import Ssd, Wear
 from penstock.measure.picture import save_picture
-from penstock.measure.plot_wear import COLOUR_OF, draw_blocks, draw_methods, draw_table_9
-from penstock.policy.retention import Scheme
+from penstock.measure.plot_wear import COLOUR_OF, draw_blocks, draw_methods
+from penstock.papers.deltas import caffenet_sizes
 from penstock.simulate.snapshots import (
     METHODS,
-    TABLE_9,
     StoredRun,
-    TimedSnapshot,
-    caffenet_sizes,
     compare_methods,
     recorded_sizes,
 )
@@ -67,32 +64,6 @@ def test_changes_are_those_from_complete_snapshots(runs: list[StoredRun]) -> Non
     assert gzip is not None
 
     assert written.texts[0].get_text() == f"\u2212{100 - 100 * gzip / complete:.0f} %"
-
-
-def test_the_papers_figure_stands_only_beside_the_papers_own_sizes() -> None:
-    drive = warm_drive(replace(Ssd.paper(), blocks_per_chip=2_048))
-    texts = []
-    for sizes in (caffenet_sizes(), caffenet_sizes().scaled(1_000)):
-        axes = draw_methods(compare_methods(drive, [sizes], METHODS[:1], [10])).axes[1]
-        texts.append(any("6,448" in text.get_text() for text in axes.texts))
-
-    assert texts == [True, False]
-
-
-def test_times_of_table_9_are_drawn_over_the_published_ones() -> None:
-    schemes: tuple[Scheme, ...] = ("progressive", "chain")
-    rows = [
-        TimedSnapshot(scheme, index, row, row.useful_pages, row.save_seconds + 0.1, row.restore_seconds + 0.2)
-        for scheme in schemes
-        for index, row in enumerate(TABLE_9[scheme])
-    ]
-
-    save, restore = draw_table_9(rows, rows).axes
-
-    lines = {str(line.get_label()): list(np.asarray(line.get_ydata())) for line in save.lines}
-    assert lines["chain, Table 9"] == [row.save_seconds for row in TABLE_9["chain"]]
-    assert lines["chain, the model"] == pytest.approx([row.save_seconds + 0.1 for row in TABLE_9["chain"]])
-    assert len(restore.lines) == 6
 
 
 def test_blocks_are_drawn_by_their_erases() -> None:

@@ -71,7 +71,7 @@ def _run(options: argparse.Namespace) -> None:
         METHODS,
         OWN_METHOD,
         SNAP_DISTANCES,
-        TABLE_9_SNAP_DIS,
+        TIMED_SNAP_DIS,
         compare_methods,
         time_snapshots,
     )
@@ -93,7 +93,7 @@ def _run(options: argparse.Namespace) -> None:
     with progress("drive", (len(methods) + 1) * len(SNAP_DISTANCES)) as done:
         runs = compare_methods(drive, [study.sizes], methods, SNAP_DISTANCES, done=done)
         for index, method in enumerate((*METHODS[-2:], OWN_METHOD)):
-            timed[method] = time_snapshots(drive, study.sizes, method, TABLE_9_SNAP_DIS)
+            timed[method] = time_snapshots(drive, study.sizes, method, TIMED_SNAP_DIS)
             done(len(runs) + index + 1)
     if options.plot is not None:
         from penstock.measure.picture import save_picture
@@ -257,25 +257,25 @@ def _storage_data(
 ) -> list[dict[str, Any]]:
     from penstock.measure.snapshot_study import codec_for
     from penstock.policy.snap_distance import useful_bytes
-    from penstock.simulate.snapshots import TABLE_9_SNAP_DIS
+    from penstock.simulate.snapshots import TIMED_SNAP_DIS
 
-    stored = study.sizes.stored_bytes(method, TABLE_9_SNAP_DIS)
+    stored = study.sizes.stored_bytes(method, TIMED_SNAP_DIS)
     assert stored is not None, "a study has these sizes"
-    useful = useful_bytes(method.scheme, stored, TABLE_9_SNAP_DIS)
+    useful = useful_bytes(method.scheme, stored, TIMED_SNAP_DIS)
     return [
         {
             "method": method.name,
             "codec": codec_for(method),
             "scheme": method.scheme,
-            "snap_dis": TABLE_9_SNAP_DIS,
+            "snap_dis": TIMED_SNAP_DIS,
             "snapshot": name,
             "stored_bytes": stored[own.snapshot],
             "useful_bytes": useful[own.snapshot],
             "useful_pages": own.useful_pages,
             "save_seconds": own.save_seconds,
-            "save_processor_seconds": study.save_seconds(method, own.snapshot, TABLE_9_SNAP_DIS),
+            "save_processor_seconds": study.save_seconds(method, own.snapshot, TIMED_SNAP_DIS),
             "restore_seconds": own.restore_seconds,
-            "restore_processor_seconds": study.restore_seconds(method, own.snapshot, TABLE_9_SNAP_DIS),
+            "restore_processor_seconds": study.restore_seconds(method, own.snapshot, TIMED_SNAP_DIS),
         }
         for name, own in zip(study.names, times, strict=True)
     ]

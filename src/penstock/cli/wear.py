@@ -13,23 +13,22 @@ from penstock.cli.output import Table, add_output_options, progress, show
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.machine.ssd import Drive, Lifetime, Ssd
+    from penstock.machine.ssd import Drive, Lifetime, Ssd, Work
     from penstock.simulate.recorded_writes import RecordedWrites
-    from penstock.simulate.snapshots import SnapshotSizes, StoredRun, TimedSnapshot
-    from penstock.simulate.wear import Stream, WearResult
+    from penstock.simulate.snapshots import SnapshotSizes, StoredRun
+    from penstock.simulate.wear import PhaseWork, Stream, WearResult
 
 _DESCRIPTION = """\
 Runs snapshots of a training, or any stream of writes, on a model of an SSD: pages written and moved, blocks erased,
 how evenly, in what time, and how long the drive will last. Without a source the snapshots are those of two small
-models that come with Penstock, as large as CaffeNet, and the paper's CaffeNet itself.
+models that come with Penstock, scaled to --parameters.
 """
 _EPILOG = """\
 examples:
-  penstock simulate wear --plot figure-10.png
-  penstock simulate wear --models text-gpt --parameters 7e9 --ssd my-ssd.toml --every "30 min" --endurance 3000
+  penstock simulate wear --parameters 1e9 --every "30 min" --plot wear.png
+  penstock simulate wear --models text-gpt --ssd my-ssd.toml --every "30 min" --endurance 3000
   penstock trace blocks --out run.blocks -- python train.py && penstock simulate wear --stream run.blocks
   penstock simulate wear --stream writes.csv --per-day "2 TB" --warm-up random
-  penstock simulate wear --paper
 
 A stream is a recording of block references (penstock trace blocks, its own and what it imports: blkparse, fio, strace
 and others), whose writes are run, or a text, one operation a line: write,NAME,SIZE; read,NAME; delete,NAME; or pages
@@ -37,11 +36,15 @@ of the drive: write_pages,FIRST,COUNT; trim_pages,FIRST,COUNT; read_pages,FIRST,
 follows.
 
 JSON, all explained in docs/howto/ssd-wear.md: ssd{exported_bytes, page_bytes, blocks, rated_cycles}; for snapshots
-runs[] of model, parameters, snapshots, method, snap_dis, stored_bytes, stored_share, repeat and the sums; for a stream
-the sums at the top, recording{}, phases[], histogram[]. Sums: written_bytes, written_pages, moved_pages, summary_pages,
-programmed_pages, trimmed_pages, read_pages, write_amplification, erases, erases_per_block{}, busy_seconds,
-bytes_per_day, lifetime{}. --paper: table_8_blocks, table_9[], worst_error, worst_error_continued.
+results[] of model, parameters, snapshots, method, snap_dis, stored_bytes, stored_share, repeat and the sums; for a
+stream the sums at the top, recording{}, phases[], histogram[]. Sums: written_bytes, written_pages, moved_pages,
+summary_pages, programmed_pages, trimmed_pages, read_pages, write_amplification, erases, erases_per_block{},
+busy_seconds, bytes_per_day, lifetime{}.
 """
+
+#: Weights of CaffeNet: what the default drive was made for.
+_PARAMETERS = 57_286_118
+_WORK = ("written_pages", "moved_pages", "summary_pages", "trimmed_pages", "read_pages", "programmed_pages")
 
 
 def add(commands: Any) -> None:
@@ -56,7 +59,6 @@ def add(commands: Any) -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--sizes", type=Path, metavar="FILE", help="recorded sizes of snapshots (JSON)")
     source.add_argument("--stream", type=Path, metavar="FILE", help="a recording, or a stream as text")
-    source.add_argument("--paper", action="store_true", help="the paper's Tables 8 and 9, beside its numbers")
     drive = parser.add_argument_group("the drive")
     drive.add_argument("--ssd", default="paper", metavar="FILE", help="a .toml file, or paper (%(default)s)")
     drive.add_argument(
@@ -68,7 +70,7 @@ def add(commands: Any) -> None:
     snapshots = parser.add_argument_group("snapshots")
     snapshots.add_argument("--models", metavar="NAMES", help="of the recorded ones (all)")
     snapshots.add_argument(
-        "--parameters", metavar="P", help="scale every recorded model to so many parameters"
+        "--parameters", metavar="P", help=f"scale every model to P weights ({_PARAMETERS:,})"
     )
     snapshots.add_argument("--methods", metavar="NAMES", help="of storing a snapshot (all seven)")
     snapshots.add_argument("--snap-dis", metavar="D,...", help="snapshots between baselines (3,5,10)")
@@ -89,14 +91,11 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     from penstock.simulate.wear import warm_drive
 
-    _refuse_options_of_other_sources(options)
+    refuse_together(options, "stream", ("models", "parameters", "methods", "snap_dis"))
     if options.repeat < 1:
         raise ConfigError(f"--repeat is {options.repeat}; everything runs at least once")
     if options.seed < 0:
         raise ConfigError(f"--seed is {options.seed}; it must be zero or more")
-    if options.paper:
-        _run_paper(options)
-        return
     ssd = _ssd(options)
     if options.stream is not None:
         stream, recorded = _stream(options.stream, ssd)
@@ -104,18 +103,6 @@ def _run(options: argparse.Namespace) -> None:
     else:
         models = _models(options)
         _run_methods(options, models, warm_drive(ssd, options.warm_up, seed=options.seed))
-
-
-def _refuse_options_of_other_sources(options: argparse.Namespace) -> None:
-    of_snapshots = ("models", "parameters", "methods", "snap_dis")
-    of_life = ("endurance", "per_day", "every")
-    if options.paper:
-        refuse_together(options, "paper", (*of_snapshots, *of_life))
-        if options.ssd != "paper" or options.warm_up != "sequential" or options.repeat != 1:
-            raise ConfigError(
-                "--paper runs on the paper's own drive, once: drop --ssd, --warm-up and --repeat"
-            )
-    refuse_together(options, "stream", of_snapshots)
 
 
 def _ssd(options: argparse.Namespace) -> Ssd:
@@ -160,10 +147,10 @@ def _stream(path: Path, ssd: Ssd) -> tuple[Stream, RecordedWrites | None]:
 
 
 def _models(options: argparse.Namespace) -> list[SnapshotSizes]:
-    from penstock.simulate.snapshots import CAFFENET_PARAMETERS, caffenet_sizes, read_sizes, recorded_sizes
+    from penstock.simulate.snapshots import read_sizes, recorded_sizes
 
     if options.sizes is None:
-        models = [*recorded_sizes(), caffenet_sizes()]
+        models = recorded_sizes()
     else:
         try:
             models = read_sizes(options.sizes.read_text("utf-8"), str(options.sizes))
@@ -179,7 +166,7 @@ def _models(options: argparse.Namespace) -> list[SnapshotSizes]:
     if options.parameters is not None:
         parameters = parsed_count("--parameters", options.parameters)
     elif options.sizes is None:
-        parameters = CAFFENET_PARAMETERS  # as large as the model that gave the paper's drive its work
+        parameters = _PARAMETERS
     else:
         return models
     return [model if model.parameters == parameters else model.scaled(parameters) for model in models]
@@ -208,6 +195,7 @@ def _life(
 
 
 def _run_methods(options: argparse.Namespace, models: Sequence[SnapshotSizes], drive: Drive) -> None:
+    from penstock.measure.plot_wear import draw_methods
     from penstock.simulate.snapshots import METHODS, SNAP_DISTANCES, compare_methods, method_named
 
     methods = (
@@ -223,18 +211,18 @@ def _run_methods(options: argparse.Namespace, models: Sequence[SnapshotSizes], d
     with progress("snapshots", len(models) * len(methods) * len(distances)) as done:
         runs = compare_methods(drive, models, methods, distances, repeat=options.repeat, done=done)
     rows = [_method_row(options, run) for run in runs]
-    if options.plot is not None:
-        from penstock.measure.picture import save_picture
-        from penstock.measure.plot_wear import draw_methods
-
-        save_picture(draw_methods(runs), options.plot)
     tables = []
     for model in models:
         own = [row for row, run in zip(rows, runs, strict=True) if run.sizes is model]
         title = f"{model.name}: {model.count} snapshots of {model.parameters:,} parameters"
         tables.append(_methods_table(title, own))
-    data = {"ssd": _ssd_data(drive.ssd), "warm_up": options.warm_up, "repeat": options.repeat, "runs": rows}
-    show(options, data, tables, _method_notes(options, models, runs))
+    data = {
+        "ssd": _ssd_data(drive.ssd),
+        "warm_up": options.warm_up,
+        "repeat": options.repeat,
+        "results": rows,
+    }
+    show(options, data, tables, _method_notes(options, models, runs), lambda: draw_methods(runs))
 
 
 def _method_row(options: argparse.Namespace, run: StoredRun) -> dict[str, Any]:
@@ -316,19 +304,12 @@ def _years_text(life: dict[str, Any] | None, field: str) -> str:
 def _method_notes(
     options: argparse.Namespace, models: Sequence[SnapshotSizes], runs: Sequence[StoredRun]
 ) -> list[str]:
-    from penstock.simulate.snapshots import PAPER_ERASES, PAPER_SAVING, PAPER_SNAP_DIS, is_the_papers
-
     notes = [f"{model.name}: {model.description}." for model in models if model.description]
-    scaled = [model.name for model in models if model.name != "caffenet"]
-    if scaled and (options.sizes is None or options.parameters is not None):
+    if options.sizes is None or options.parameters is not None:
+        names = ", ".join(model.name for model in models)
         notes.append(
-            f"Sizes of {', '.join(scaled)} are scaled to {models[0].parameters:,} parameters: "
+            f"Sizes of {names} are scaled to {models[0].parameters:,} parameters: "
             "a model that much larger is taken to compress alike."
-        )
-    if any(is_the_papers(model) for model in models):
-        notes.append(
-            f"The paper's CaffeNet: {PAPER_ERASES:,} erases by dynrle-progressive at snap_dis {PAPER_SNAP_DIS}, about "
-            f"{100 * PAPER_SAVING:.0f} % fewer than complete; its Table 9 gives sizes at snap_dis 5 alone."
         )
     missing = {run.sizes.name for run in runs if run.stored_bytes is None}
     if missing:
@@ -345,8 +326,8 @@ def _method_notes(
 def _run_stream(
     options: argparse.Namespace, stream: Stream, recorded: RecordedWrites | None, drive: Drive
 ) -> None:
+    from penstock.measure.plot_wear import draw_blocks
     from penstock.simulate.wear import run_stream
-    from penstock.units import format_bytes, format_seconds
 
     with progress(str(options.stream), stream.length * options.repeat) as done:
         result = run_stream(drive, stream, repeat=options.repeat, done=done)
@@ -355,73 +336,66 @@ def _run_stream(
         "warm_up": options.warm_up,
         "repeat": options.repeat,
         **_result_data(options, stream, result),
-        "recording": None
-        if recorded is None
-        else {
-            "files": recorded.files,
-            "devices": recorded.devices,
-            "writes": recorded.writes,
-            "written_bytes": recorded.written_bytes,
-            "pages_beyond_drive": recorded.pages_beyond,
-        },
+        "recording": None if recorded is None else _recording_data(recorded),
         "phases": [
-            {
-                "name": phase.name,
-                "written_pages": phase.work.written_pages,
-                "moved_pages": phase.work.moved_pages,
-                "read_pages": phase.work.read_pages,
-                "erases": phase.work.erases,
-                "busy_seconds": phase.seconds,
-            }
+            {"name": phase.name, **_work_data(phase.work), "busy_seconds": phase.seconds}
             for phase in result.phases
         ],
         "histogram": [
-            {"fewest_erases": fewest, "most_erases": most, "blocks": blocks}
-            for fewest, most, blocks in result.wear.histogram()
+            dict(zip(("fewest_erases", "most_erases", "blocks"), bin_, strict=True))
+            for bin_ in result.wear.histogram()
         ],
     }
-    if options.plot is not None:
-        from penstock.measure.picture import save_picture
-        from penstock.measure.plot_wear import draw_blocks
+    tables = [Table(str(options.stream), ["", "total"], _totals(data))]
+    if len(result.phases) > 1:
+        columns = ["phase", "written", "moved", "read", "erases", "busy"]
+        tables.append(Table("", columns, [_phase_cells(phase) for phase in result.phases]))
+    notes = [*(recorded.notes if recorded else ()), *_stream_notes(result)]
+    show(options, data, tables, notes, lambda: draw_blocks(result, options.stream.name))
 
-        save_picture(draw_blocks(result, options.stream.name), options.plot)
-    amplification = data["write_amplification"]
-    per_block = data["erases_per_block"]
-    life = data["lifetime"]
-    rows = [
+
+def _recording_data(recorded: RecordedWrites) -> dict[str, int]:
+    return {
+        "files": recorded.files,
+        "devices": recorded.devices,
+        "writes": recorded.writes,
+        "written_bytes": recorded.written_bytes,
+        "pages_beyond_drive": recorded.pages_beyond,
+    }
+
+
+def _totals(data: dict[str, Any]) -> list[list[str]]:
+    from penstock.units import format_bytes, format_seconds
+
+    amplification, per_block, life = data["write_amplification"], data["erases_per_block"], data["lifetime"]
+    spread = f"{per_block['mean']:.3g} ± {per_block['std']:.2g}, {per_block['min']} to {per_block['max']}"
+    return [
         ["written by the host", f"{format_bytes(data['written_bytes'])} ({data['written_pages']:,} pages)"],
         ["written to flash", f"{data['programmed_pages']:,} pages"],
         ["of these moved", f"{data['moved_pages']:,} pages"],
         ["write amplification", "-" if amplification is None else f"{amplification:.3f}"],
         ["blocks erased", f"{data['erases']:,}"],
-        [
-            "erases a block",
-            f"{per_block['mean']:.3g} ± {per_block['std']:.2g}, {per_block['min']} to {per_block['max']}",
-        ],
+        ["erases a block", spread],
         ["drive busy", format_seconds(data["busy_seconds"])],
         ["until worn out, all blocks alike", _life_text(life, "even")],
         ["until the first block is", _life_text(life, "first_block")],
     ]
-    tables = [Table(str(options.stream), ["", "total"], rows)]
-    if len(result.phases) > 1:
-        tables.append(
-            Table(
-                "",
-                ["phase", "written", "moved", "read", "erases", "busy"],
-                [
-                    [
-                        phase.name or "(before the first)",
-                        f"{phase.work.written_pages:,}",
-                        f"{phase.work.moved_pages:,}",
-                        f"{phase.work.read_pages:,}",
-                        f"{phase.work.erases:,}",
-                        format_seconds(phase.seconds),
-                    ]
-                    for phase in result.phases
-                ],
-            )
-        )
-    notes = [] if recorded is None else [*recorded.notes]
+
+
+def _phase_cells(phase: PhaseWork) -> list[str]:
+    from penstock.units import format_seconds
+
+    work = phase.work
+    pages = (work.written_pages, work.moved_pages, work.read_pages, work.erases)
+    return [
+        phase.name or "(before the first)",
+        *(f"{count:,}" for count in pages),
+        format_seconds(phase.seconds),
+    ]
+
+
+def _stream_notes(result: WearResult) -> list[str]:
+    notes = []
     if result.wear.most < 10:
         notes.append(
             f"No block was erased more than {result.wear.most} times: --repeat shows how unevenly they wear in the "
@@ -429,7 +403,7 @@ def _run_stream(
         )
     if result.ssd.rated_cycles is None:
         notes.append("How long the drive lasts needs --endurance, or rated_cycles in its file.")
-    show(options, data, tables, notes)
+    return notes
 
 
 def _life_text(life: dict[str, Any] | None, which: str) -> str:
@@ -443,27 +417,21 @@ def _life_text(life: dict[str, Any] | None, which: str) -> str:
 
 
 def _ssd_data(ssd: Ssd) -> dict[str, Any]:
-    return {
-        "exported_bytes": ssd.exported_bytes,
-        "page_bytes": ssd.page_bytes,
-        "blocks": ssd.blocks,
-        "rated_cycles": ssd.rated_cycles,
-    }
+    return {name: getattr(ssd, name) for name in ("exported_bytes", "page_bytes", "blocks", "rated_cycles")}
+
+
+def _work_data(work: Work) -> dict[str, int]:
+    return {name: getattr(work, name) for name in (*_WORK, "erases")}
 
 
 def _result_data(options: argparse.Namespace, stream: Stream, result: WearResult) -> dict[str, Any]:
-    work, wear = result.work, result.wear
+    wear = result.wear
     life, per_day = _life(options, stream, result)
+    years = ("even_bytes", "even_years", "first_block_bytes", "first_block_years")
     return {
         "written_bytes": result.written_bytes,
-        "written_pages": work.written_pages,
-        "moved_pages": work.moved_pages,
-        "summary_pages": work.summary_pages,
-        "trimmed_pages": work.trimmed_pages,
-        "read_pages": work.read_pages,
-        "programmed_pages": work.programmed_pages,
-        "write_amplification": work.write_amplification,
-        "erases": work.erases,
+        **_work_data(result.work),
+        "write_amplification": result.work.write_amplification,
         "erases_per_block": {
             "min": wear.least,
             "mean": wear.mean,
@@ -472,102 +440,9 @@ def _result_data(options: argparse.Namespace, stream: Stream, result: WearResult
         },
         "busy_seconds": result.seconds,
         "bytes_per_day": per_day,
-        "lifetime": None
-        if life is None
-        else {
-            "even_bytes": _finite(life.even_bytes),
-            "even_years": _finite(life.even_years),
-            "first_block_bytes": _finite(life.first_block_bytes),
-            "first_block_years": _finite(life.first_block_years),
-        },
+        "lifetime": None if life is None else {name: _finite(getattr(life, name)) for name in years},
     }
 
 
 def _finite(amount: float | None) -> float | None:
     return amount if amount is not None and math.isfinite(amount) else None
-
-
-# -- The paper -------------------------------------------------------------------------------------------
-
-
-def _run_paper(options: argparse.Namespace) -> None:
-    from dataclasses import replace
-
-    from penstock.machine.ssd import Ssd
-    from penstock.simulate.snapshots import run_table_9
-    from penstock.simulate.wear import warm_drive
-
-    ssd = Ssd.paper()
-    with progress("Table 9", 3) as done:
-        drive = warm_drive(ssd)
-        rows = run_table_9(drive)
-        done(1)
-        continued = run_table_9(drive, phases_from_start=False)
-        done(2)
-        one_at_a_time = run_table_9(warm_drive(replace(ssd, host_link="shared")))
-        done(3)
-    states = dict(zip(("valid", "invalid", "free"), drive.block_states(), strict=True))
-    if options.plot is not None:
-        from penstock.measure.picture import save_picture
-        from penstock.measure.plot_wear import draw_table_9
-
-        save_picture(draw_table_9(rows, one_at_a_time), options.plot)
-    worst, worst_continued = (max(row.worst_error for row in each) for each in (rows, continued))
-    data = {
-        "table_8_blocks": states,
-        "table_9": [_timed_row(row, other) for row, other in zip(rows, one_at_a_time, strict=True)],
-        "worst_error": worst,
-        "worst_error_continued": worst_continued,
-    }
-    tables = [
-        Table(
-            "Table 8: blocks",
-            ["", "model", "paper"],
-            [
-                [name, f"{count:,}", f"{published:,}"]
-                for (name, count), published in zip(states.items(), (111_432, 13_048, 6_592), strict=True)
-            ],
-        )
-    ]
-    for scheme in ("progressive", "chain"):
-        tables.append(
-            Table(
-                f"Table 9, {scheme}: seconds",
-                ["iteration", "pages", "save", "paper", "restore", "paper"],
-                [
-                    [
-                        f"{5_000 * (row.snapshot + 1):,}",
-                        f"{row.useful_pages:,}",
-                        f"{row.save_seconds:.4f}",
-                        f"{row.published.save_seconds:.3f}",
-                        f"{row.restore_seconds:.4f}",
-                        f"{row.published.restore_seconds:.3f}",
-                    ]
-                    for row in rows
-                    if row.scheme == scheme
-                ],
-            )
-        )
-    slower = one_at_a_time[0]
-    notes = [
-        f"The worst of the 40 times is {100 * worst:.2f} % off; the paper's are cut to milliseconds.",
-        "Every save finds the drive as warmed up. Going on from save to save instead, the worst is "
-        f"{100 * worst_continued:.2f} % off.",
-        "With one transfer at a time, as the paper's 5.1 reads, the first save would take "
-        f"{slower.save_seconds:.3f} s and the first restore {slower.restore_seconds:.3f} s.",
-    ]
-    show(options, data, tables, notes)
-
-
-def _timed_row(row: TimedSnapshot, one_at_a_time: TimedSnapshot) -> dict[str, Any]:
-    return {
-        "scheme": row.scheme,
-        "iteration": 5_000 * (row.snapshot + 1),
-        "useful_pages": row.useful_pages,
-        "save_seconds": row.save_seconds,
-        "published_save_seconds": row.published.save_seconds,
-        "one_at_a_time_save_seconds": one_at_a_time.save_seconds,
-        "restore_seconds": row.restore_seconds,
-        "published_restore_seconds": row.published.restore_seconds,
-        "one_at_a_time_restore_seconds": one_at_a_time.restore_seconds,
-    }

@@ -14,7 +14,7 @@ from penstock.measure.picture import Colour, new_figure, style_axes, title_axes
 from penstock.measure.plot_wear import COLOUR_OF, draw_erases, draw_written
 from penstock.measure.snapshot_study import SnapshotStudy, stored_as
 from penstock.policy.snap_distance import useful_bytes
-from penstock.simulate.snapshots import METHODS, OWN_METHOD, TABLE_9_SNAP_DIS, StoredRun
+from penstock.simulate.snapshots import METHODS, OWN_METHOD, TIMED_SNAP_DIS, StoredRun
 from penstock.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -128,9 +128,9 @@ def _draw_storage(axes: Axes, study: SnapshotStudy) -> None:
     style_axes(axes)
     places = range(len(study.names))
     for method in _TIMED:
-        stored = study.sizes.stored_bytes(method, TABLE_9_SNAP_DIS)
+        stored = study.sizes.stored_bytes(method, TIMED_SNAP_DIS)
         assert stored is not None, "a study has these sizes"
-        useful = [size / study.nbytes for size in useful_bytes(method.scheme, stored, TABLE_9_SNAP_DIS)]
+        useful = [size / study.nbytes for size in useful_bytes(method.scheme, stored, TIMED_SNAP_DIS)]
         axes.plot(places, useful, color=COLOUR_OF[method.name], lw=1.6, marker="o", ms=3)
     axes.axhline(1.0, color=Colour.FAINT, lw=1.0, ls="--")
     axes.set_ylim(bottom=0.0)
@@ -139,7 +139,7 @@ def _draw_storage(axes: Axes, study: SnapshotStudy) -> None:
     title_axes(
         axes,
         "Storage that the newest snapshot needs",
-        f"in sizes of a complete one; a baseline every {TABLE_9_SNAP_DIS}",
+        f"in sizes of a complete one; a baseline every {TIMED_SNAP_DIS}",
     )
 
 

@@ -1,4 +1,4 @@
-"""Pictures of SSD wear: the paper's Figures 9 and 10 by method, its Table 9's times, and a drive's blocks.
+"""Pictures of SSD wear: bytes written and blocks erased by method, and the blocks of a drive by their erases.
 
 Needs matplotlib (`pip install penstock[plot]`), which is imported when something is drawn, and no display.
 """
@@ -14,12 +14,7 @@ from penstock.measure.picture import Colour, new_figure, style_axes, title_axes
 from penstock.simulate.snapshots import (
     METHODS,
     OWN_METHOD,
-    PAPER_ERASES,
-    PAPER_SAVING,
-    PAPER_SNAP_DIS,
     StoredRun,
-    TimedSnapshot,
-    is_the_papers,
 )
 from penstock.simulate.wear import WearResult
 from penstock.units import format_bytes
@@ -48,7 +43,7 @@ COLOUR_OF = dict(
 
 
 def draw_methods(runs: Sequence[StoredRun]) -> Figure:
-    """Return written bytes (Figure 9) above erased blocks (Figure 10): a column a model, bars by method.
+    """Return written bytes above erased blocks: a column a model, bars by method.
 
     runs: of `penstock.simulate.snapshots.compare_methods`. Over each bar: its change from complete snapshots.
     """
@@ -63,8 +58,6 @@ def draw_methods(runs: Sequence[StoredRun]) -> Figure:
         draw_written(written, own)
         draw_erases(erases, own)
         erases.set_xlabel("snapshots from one baseline to the next (snap_dis)")
-        if is_the_papers(sizes) and PAPER_SNAP_DIS in {run.snap_dis for run in own}:
-            _draw_published(erases, own)
     grid[0, 0].set_ylabel("written to the drive (GB)")
     grid[1, 0].set_ylabel("blocks erased")
     drawn = dict.fromkeys(run.method for run in runs)
@@ -78,12 +71,12 @@ def draw_methods(runs: Sequence[StoredRun]) -> Figure:
 
 
 def draw_written(axes: Axes, runs: Sequence[StoredRun]) -> None:
-    """Draw the bytes that each method writes as bars, grouped by distance (Figure 9)."""
+    """Draw the bytes that each method writes as bars, grouped by distance."""
     _draw_bars(axes, runs, [_gigabytes(run) for run in runs])
 
 
 def draw_erases(axes: Axes, runs: Sequence[StoredRun]) -> None:
-    """Draw the blocks that each method erases as bars, grouped by distance (Figure 10)."""
+    """Draw the blocks that each method erases as bars, grouped by distance."""
     _draw_bars(axes, runs, [None if run.result is None else run.result.work.erases for run in runs])
     axes.yaxis.set_major_formatter("{x:,.0f}")
 
@@ -134,76 +127,6 @@ def _annotate(axes: Axes, text: str, place: float, height: float, rotation: int)
         color=Colour.INK,
         rotation=rotation,
     )
-
-
-def _draw_published(axes: Axes, runs: Sequence[StoredRun]) -> None:
-    place = list(dict.fromkeys(run.snap_dis for run in runs)).index(PAPER_SNAP_DIS)
-    axes.plot(
-        [place - 0.28, place + 0.46], [PAPER_ERASES] * 2, color=COLOUR_OF["dynrle-progressive"], ls="--"
-    )
-    axes.annotate(
-        f"the paper: {PAPER_ERASES:,},\nabout {100 * PAPER_SAVING:.0f} % fewer\nthan complete",
-        (place + 0.09, PAPER_ERASES),
-        (0, 4),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        fontsize=8,
-        color=Colour.INK,
-    )
-
-
-def draw_table_9(rows: Sequence[TimedSnapshot], one_at_a_time: Sequence[TimedSnapshot]) -> Figure:
-    """Return the times of Table 9 as lines over which the published ones are marked.
-
-    rows: of `penstock.simulate.snapshots.run_table_9`. one_at_a_time: the same on a drive whose channels wait for
-    each other, drawn faintly.
-    """
-    figure = new_figure(9.6, 4.6)
-    axes = figure.subplots(1, 2)
-    for each, what in zip(axes, ("save", "restore"), strict=True):
-        style_axes(each)
-        for scheme, colour in (
-            ("progressive", COLOUR_OF["dynrle-progressive"]),
-            ("chain", COLOUR_OF["dynrle-chain"]),
-        ):
-            own = [row for row in rows if row.scheme == scheme]
-            other = [row for row in one_at_a_time if row.scheme == scheme]
-            iterations = [5_000 * (row.snapshot + 1) for row in own]
-            each.plot(
-                iterations,
-                [getattr(row, f"{what}_seconds") for row in own],
-                color=colour,
-                label=f"{scheme}, the model",
-            )
-            each.plot(
-                iterations,
-                [getattr(row.published, f"{what}_seconds") for row in own],
-                ls="none",
-                marker="o" if scheme == "progressive" else "s",
-                mfc="white",
-                color=colour,
-                label=f"{scheme}, Table 9",
-            )
-            each.plot(
-                iterations,
-                [getattr(row, f"{what}_seconds") for row in other],
-                color=colour,
-                ls=":",
-                alpha=0.6,
-                label=f"{scheme}, one transfer at a time",
-            )
-        title_axes(each, f"to {what} a snapshot")
-        each.set_yscale("log")
-        ticks = [1, 2, 5, 10, 20]
-        each.set_yticks(ticks, [str(tick) for tick in ticks])
-        each.minorticks_off()
-        each.xaxis.set_major_formatter("{x:,.0f}")
-        each.set_xlabel("iteration of CaffeNet's training")
-    axes[0].set_ylabel("the drive is busy (s)")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return figure
 
 
 def draw_blocks(result: WearResult, name: str) -> Figure:

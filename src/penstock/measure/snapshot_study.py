@@ -45,7 +45,7 @@ from penstock.policy.snap_distance import Advice, best_snap_dis, useful_bytes
 from penstock.simulate.snapshots import (
     OWN_METHOD,
     SNAP_DISTANCES,
-    TABLE_9_SNAP_DIS,
+    TIMED_SNAP_DIS,
     Baseline,
     Delta,
     Method,
@@ -255,11 +255,11 @@ class _Study:
                 for snapshot in range(self._count)
                 if (reference := reference_of("chain", snapshot, snap_dis)) is not None
             ]
-            for snap_dis in range(1, max(self._count, TABLE_9_SNAP_DIS) + 1)
+            for snap_dis in range(1, max(self._count, TIMED_SNAP_DIS) + 1)
         }
         #: Those of chains at every distance are many: their run lengths are counted, and encoded at one distance.
         self._deltas: list[Reference] = sorted({*self._progressive, *chain.from_iterable(chained.values())})
-        measured = sorted({*self._progressive, *chained[TABLE_9_SNAP_DIS]})
+        measured = sorted({*self._progressive, *chained[TIMED_SNAP_DIS]})
         self._jobs = [
             *(_Job(codec, reference) for codec in ("gzip", "dynrle", DEFAULT) for reference in self._alone),
             *(

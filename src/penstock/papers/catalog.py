@@ -71,12 +71,22 @@ _BUNDLES = (
     'cache performance", Applied Sciences 2023'
 )
 
+_DELTAS = (
+    'Wang, Boukhobza and Shao, "Preserving SSD lifetime in deep learning applications with delta snapshots", Journal '
+    "of Parallel and Distributed Computing 133, 2019"
+)
+
 PAPERS = (
     Paper("bundles-table-1", "buffer cache hits on 2 to 16 nodes, SUN397", _BUNDLES, "bundles:table_1"),
     Paper("bundles-figure-5", "what bundles improve under LRU", _BUNDLES, "improvements:figure_5"),
     Paper("bundles-figure-9", "test accuracy by bundle_ratio", _BUNDLES, "accuracy:figure_9"),
     Paper(
         "bundles-figure-10", "what bundles improve under LRU, LFU and MRU", _BUNDLES, "improvements:figure_10"
+    ),
+    Paper("deltas-table-8", "blocks of the warm drive by what they hold", _DELTAS, "deltas:table_8"),
+    Paper("deltas-table-9", "times to save and to restore CaffeNet", _DELTAS, "deltas:table_9"),
+    Paper(
+        "deltas-figure-10", "bytes written and blocks erased by delta snapshots", _DELTAS, "deltas:figure_10"
     ),
 )
 

@@ -36,6 +36,8 @@ _FORMAT = "penstock snapshot sizes 1"
 
 #: Distances between two baselines that the paper compares.
 SNAP_DISTANCES = (3, 5, 10)
+#: The one at which it prints times, in Table 9.
+TIMED_SNAP_DIS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,80 +271,7 @@ def recorded_sizes() -> list[SnapshotSizes]:
     return read_sizes(text, "recorded_sizes.json")
 
 
-# -- The paper's CaffeNet --------------------------------------------------------------------------------
-
-CAFFENET_PARAMETERS = 57_286_118
-_PAPER_PAGE_BYTES = 4_096
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedTimes:
-    """A row of Table 9: one scheme's figures after one snapshot.
-
-    useful_pages: of all files that the snapshot needs. save_seconds, restore_seconds: cut to milliseconds.
-    """
-
-    useful_pages: int
-    save_seconds: float
-    restore_seconds: float
-
-
-def _published(
-    useful: Sequence[int], save: Sequence[float], restore: Sequence[float]
-) -> tuple[PublishedTimes, ...]:
-    return tuple(PublishedTimes(*row) for row in zip(useful, save, restore, strict=True))
-
-
-#: Table 9: CaffeNet's ten snapshots, every 5,000 iterations, at snap_dis 5.
-TABLE_9: Mapping[Scheme, tuple[PublishedTimes, ...]] = {
-    "progressive": _published(
-        (46_581, 94_354, 140_551, 185_760, 224_782, 46_588, 85_059, 123_436, 156_529, 189_525),
-        (1.945, 2.757, 3.469, 4.182, 4.662, 1.945, 2.367, 2.992, 3.396, 3.933),
-        (0.760, 1.540, 2.294, 3.032, 3.669, 0.760, 1.388, 2.015, 2.555, 3.094),
-    ),
-    "chain": _published(
-        (46_581, 94_354, 94_968, 95_254, 95_265, 46_588, 85_059, 85_850, 85_912, 85_975),
-        (1.945, 2.757, 2.782, 2.793, 2.793, 1.945, 2.367, 2.401, 2.403, 2.406),
-        (0.760, 1.540, 1.550, 1.555, 1.555, 0.760, 1.388, 1.401, 1.402, 1.403),
-    ),
-}
-TABLE_9_SNAP_DIS = 5
-#: Section 5.5: erases of CaffeNet by progressive DynRLE at snap_dis 10, "about 27 %" fewer than complete ones.
-PAPER_ERASES, PAPER_SNAP_DIS, PAPER_SAVING = 6_448, 10, 0.27
-
-
-def caffenet_sizes() -> SnapshotSizes:
-    """Return the paper's CaffeNet: what Tables 5 and 9 tell of its sizes, which is snap_dis 5 and no gzip.
-
-    A file's pages are the difference of the useful pages of two snapshots: of the one before in the progressive
-    scheme, of the baseline in the chain.
-    """
-    huffman: list[int | None] = [None] * 10
-    dynrle: dict[tuple[int, int], int] = {}
-    for scheme, rows in TABLE_9.items():
-        for snapshot, row in enumerate(rows):
-            reference = reference_of(scheme, snapshot, TABLE_9_SNAP_DIS)
-            if reference is None:
-                huffman[snapshot] = row.useful_pages * _PAPER_PAGE_BYTES
-            else:
-                pages = row.useful_pages - rows[reference].useful_pages
-                dynrle[snapshot, reference] = pages * _PAPER_PAGE_BYTES
-    return SnapshotSizes(
-        "caffenet",
-        "the paper's CaffeNet, from its Tables 5 and 9",
-        CAFFENET_PARAMETERS,
-        dict.fromkeys(_BASELINES, (None,) * 10)
-        | {"complete": (229_146_326,) * 10, "huffman": tuple(huffman)},
-        {codec: {} for codec in _DELTAS} | {"dynrle": dynrle},
-    )
-
-
-def is_the_papers(sizes: SnapshotSizes) -> bool:
-    """Return whether these are the paper's own CaffeNet, not scaled, to be laid beside its figures."""
-    return sizes.name == "caffenet" and sizes.parameters == CAFFENET_PARAMETERS
-
-
-# -- The paper's comparisons -----------------------------------------------------------------------------
+# -- Comparisons -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -423,54 +352,4 @@ def time_snapshots(
             restore.seconds,
         )
         for snapshot, (save, restore) in enumerate(zip(result.phases[0::2], result.phases[1::2], strict=True))
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class TimedSnapshot:
-    """A snapshot's times by the model beside the published ones.
-
-    snapshot: counted from 0.
-    """
-
-    scheme: Scheme
-    snapshot: int
-    published: PublishedTimes
-    useful_pages: int
-    save_seconds: float
-    restore_seconds: float
-
-    @property
-    def worst_error(self) -> float:
-        """Return the larger of the two relative deviations."""
-        published = self.published
-        return max(
-            abs(self.save_seconds / published.save_seconds - 1.0),
-            abs(self.restore_seconds / published.restore_seconds - 1.0),
-        )
-
-
-def run_table_9(drive: Drive, *, phases_from_start: bool = True) -> list[TimedSnapshot]:
-    """Save and restore the paper's CaffeNet on copies of a drive.
-
-    drive: `Ssd.paper()`, warm, for the published times.
-    phases_from_start: as in `run_stream`. With it all published times come out to the millisecond they are cut
-        to; on a drive that goes on from save to save the open block is filled differently by the time of a save,
-        and the worst of them is 0.14 % off.
-    Returns: ten of the progressive scheme, then ten of the chain.
-    """
-    sizes = caffenet_sizes()
-    return [
-        TimedSnapshot(
-            method.scheme,
-            times.snapshot,
-            TABLE_9[method.scheme][times.snapshot],
-            times.useful_pages,
-            times.save_seconds,
-            times.restore_seconds,
-        )
-        for method in METHODS[-2:]
-        for times in time_snapshots(
-            drive, sizes, method, TABLE_9_SNAP_DIS, phases_from_start=phases_from_start
-        )
     ]
