@@ -25,7 +25,7 @@ import numpy as np
 
 from penstock.measure.blocks import record
 from penstock.measure.plot_blocks import plot_blocks
-from penstock.trace.blocks import Phase, Recording
+from penstock.recordings.blocks import Phase, Recording
 
 FILES, FILE_BYTES = 1_000, 10_000
 READS = """

@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.plan import AccessPlan, FullShuffle
+from penstock.recordings.references import References, read_references, write_references
 from penstock.simulate.caches import EVICTIONS, hit_ratios, replay, stack_distances
-from penstock.trace.references import References, read_references, write_references
 
 Ids = NDArray[np.int64]
 

@@ -27,8 +27,8 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.measure.slow_source import SharedWire
 from penstock.store import FlatFolder, MemoryTier, read_group
-from penstock.store.slow import SharedWire
 
 FILE_BYTES = 100_000
 SMALL_BYTES = 4096

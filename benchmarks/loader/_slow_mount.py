@@ -1,6 +1,6 @@
 """A folder mounted through FUSE as a slow network file system serves it: a latency per open and per read, and one wire.
 
-Unlike `penstock.store.SlowSource` it is a file system: the kernel caches its pages, any program can read it, and what
+Unlike `SlowSource` it is a file system: the kernel caches its pages, any program can read it, and what
 opens files beside reading samples waits for them too. Needs /dev/fuse, mfusepy and the Debian package fuse3.
 """
 
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.store.slow import SharedWire
+from penstock.measure.slow_source import SharedWire
 
 DEVICE = Path("/dev/fuse")
 _START_SECONDS = 30.0

@@ -2,7 +2,7 @@
 
     make bench NAME=loader/slow_store            # about three minutes; ARGS="--rounds 5" for more
 
-The store (penstock.store.SlowSource, the same for both): 5 ms per open and 5 ms per read, which overlap, and one wire
+The store (`SlowSource`, the same for both): 5 ms per open and 5 ms per read, which overlap, and one wire
 of 50 MB/s for all readers. 2,000 JPEGs of about 100 KB (benchmarks/loader/make_images.py), batches of 64, 3 epochs,
 100 ms per step. A step is a sleep: the accelerator computes, this host does not; what decoding costs is not hidden by
 it. Clocks start at the construction of each loader. Both decode with the same pipeline.
@@ -38,8 +38,9 @@ from penstock.loader.transforms import (
 from penstock.machine import Machine, StorageClass
 from penstock.measure.calibrate import calibrate, decode_with
 from penstock.measure.demo import StoredImages, many_workers
+from penstock.measure.slow_source import SlowSource
 from penstock.measure.watch import watch
-from penstock.store import ImageFolder, SlowSource, Source
+from penstock.store import ImageFolder, Source
 from penstock.trace import SOURCE, EpochMetrics
 
 IMAGES = Path(__file__).resolve().parent.parent / ".cache" / "images"

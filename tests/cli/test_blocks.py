@@ -12,9 +12,9 @@ import pytest
 
 from penstock.cli.blocks import main_blocks
 from penstock.errors import ConfigError
-from penstock.trace.blocks import read_recording
+from penstock.recordings.blocks import read_recording
 
-LOGS = Path(__file__).parents[1] / "trace" / "logs"
+LOGS = Path(__file__).parents[1] / "recordings" / "logs"
 READS = (
     "import sys; print('trained'); [open(sys.argv[1]).read() for _ in range(3)]; sys.exit(int(sys.argv[2]))"
 )

@@ -13,8 +13,8 @@ from tests.cli.typed import run_command
 
 from penstock.cli import caches, sharing
 from penstock.errors import ConfigError, DataError, FormatError
+from penstock.recordings.references import References, write_references
 from penstock.simulate.caches import hit_ratios
-from penstock.trace.references import References, write_references
 
 pytestmark = pytest.mark.usefixtures("fonts")
 

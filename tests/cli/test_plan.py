@@ -25,12 +25,13 @@ from penstock.errors import ConfigError, FormatError, PenstockError
 from penstock.loader import Loader
 from penstock.loader.transforms import Resize, ToTensor
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.measure.slow_source import SlowSource
 from penstock.measure.sweep import Finished, Outcome, Runner, Task
 from penstock.measure.sweep_processes import in_processes
 from penstock.measure.sweep_store import KeptPoints
 from penstock.simulate.scenario import scenario_named
 from penstock.simulate.sizes import SizeDistribution
-from penstock.store import ImageFolder, SlowSource
+from penstock.store import ImageFolder
 
 pytestmark = pytest.mark.usefixtures("fonts")
 

@@ -14,8 +14,8 @@ from tests.cli.typed import run_command
 from penstock.cli import wear
 from penstock.errors import PenstockError
 from penstock.machine.ssd import Ssd
-from penstock.trace.blocks import write_recording
-from penstock.trace.imports import import_recording
+from penstock.recordings.blocks import write_recording
+from penstock.recordings.imports import import_recording
 
 SMALL = replace(Ssd.paper(), blocks_per_chip=512)
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import ConfigError, DataError
-from penstock.store import FileList, FlatFolder, ImageFolder, SlowSource, Source, read_group
+from penstock.measure.slow_source import SlowSource
+from penstock.store import FileList, FlatFolder, ImageFolder, Source, read_group
 
 # Sizes round the borders of pages and pipes, and one that takes a while to read.
 SIZES = (1, 2, 100, 4095, 4096, 4097, 65_536, 65_537, 300_000)

@@ -34,10 +34,11 @@ from penstock.flow.snapshot_spans import SnapshotSpan
 from penstock.loader import FrontEnd, Loader
 from penstock.loader.transforms import RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.measure.slow_source import SlowSource
 from penstock.plan import BundleShuffle, Explicit, FullShuffle, Sequential
 from penstock.policy import ThreadFacts
 from penstock.policy.loading import Fill, Job, Loading
-from penstock.store import ImageFolder, SlowSource
+from penstock.store import ImageFolder
 from penstock.trace import NO_STEP, SOURCE, Cause, Kind, limiting, read_trace
 
 COUNT = 23

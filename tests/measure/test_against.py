@@ -17,8 +17,9 @@ from penstock.loader import Loader
 from penstock.loader.transforms import Resize, ToTensor
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.measure.against import compare, lay_over
+from penstock.measure.slow_source import SlowSource
 from penstock.plan import Explicit, Order
-from penstock.store import ImageFolder, SlowSource
+from penstock.store import ImageFolder
 from penstock.trace import (
     NO_EPOCH,
     NO_PLACE,

@@ -16,7 +16,7 @@ from tests.patience import patient, wait_until
 
 from penstock.errors import ConfigError
 from penstock.measure.blocks import record
-from penstock.trace.blocks import Access, Phase, Recording, read_recording
+from penstock.recordings.blocks import Access, Phase, Recording, read_recording
 
 SAMPLES, EPOCHS, WORKERS, BATCH = 24, 3, 2, 4
 SAMPLE_BYTES = 9_000  # three blocks

@@ -30,7 +30,8 @@ from penstock.measure.calibrate import (
     measure_machine,
 )
 from penstock.measure.fit import Level
-from penstock.store import FlatFolder, SlowSource
+from penstock.measure.slow_source import SlowSource
+from penstock.store import FlatFolder
 
 
 class FakeSource:

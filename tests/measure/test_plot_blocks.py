@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 
 from penstock.errors import ConfigError
 from penstock.measure.plot_blocks import COLOUR_OF, draw_blocks, plot_blocks
-from penstock.trace.blocks import REFERENCE, Access, BlockString, Phase, Recording
+from penstock.recordings.blocks import REFERENCE, Access, BlockString, Phase, Recording
 
 RECORDING = Recording(
     np.array(

@@ -17,6 +17,7 @@ from tests.simulate import obvious_caches
 
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, BundleShuffle, FullShuffle
+from penstock.recordings.references import next_uses
 from penstock.simulate.caches import (
     EVICTIONS,
     LARGEST_CACHE,
@@ -27,7 +28,6 @@ from penstock.simulate.caches import (
     share_of,
     stack_distances,
 )
-from penstock.trace.references import next_uses
 
 Ids = NDArray[np.int64]
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.machine.ssd import Drive, PageOp, Ssd
+from penstock.recordings.blocks import REFERENCE, Access, Recording
 from penstock.simulate.recorded_writes import RecordedWrites, recorded_writes
 from penstock.simulate.wear import PageRuns, run_stream
-from penstock.trace.blocks import REFERENCE, Access, Recording
 from penstock.trace.trace import JSON
 
 PAGE = 4_096

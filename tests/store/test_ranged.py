@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.measure.slow_source import SlowSource
 from penstock.plan import BundleShuffle, FullShuffle, Order
 from penstock.policy import merge_reads
 from penstock.policy.merge import Price
-from penstock.store import SlowSource, Source, extents_of, read_merged
+from penstock.store import Source, extents_of, read_merged
 
 Ids = NDArray[np.int64]
 CHUNK = 64

@@ -16,7 +16,7 @@ from penstock.units import format_bytes
 
 if TYPE_CHECKING:
     from penstock.measure.blocks import Recorded
-    from penstock.trace.blocks import Phase, Recording
+    from penstock.recordings.blocks import Phase, Recording
 
 _OUT = Path("blocks.penstock")
 _MEANS = ("strace", "opens")
@@ -125,8 +125,8 @@ def _record(options: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def _import(options: argparse.Namespace, command: Sequence[str]) -> int:
-    from penstock.trace.blocks import is_recording, read_recording, write_recording
-    from penstock.trace.imports import import_recording
+    from penstock.recordings.blocks import is_recording, read_recording, write_recording
+    from penstock.recordings.imports import import_recording
 
     if command or options.by is not None:
         raise ConfigError("--import reads what was recorded: leave out the command and --by")
@@ -195,7 +195,7 @@ def _show(options: argparse.Namespace, recording: Recording, recorded: Recorded 
     )
     show(options, data, [table], _notes(recording, recorded, out))
     if options.string is not None:
-        from penstock.trace.references import References, write_references
+        from penstock.recordings.references import References, write_references
 
         string = recording.string(block_bytes=options.block_bytes, phases=_phases(options))
         # After a command of hours its recording and its exit status are worth more than this error.
@@ -212,7 +212,7 @@ def _show(options: argparse.Namespace, recording: Recording, recorded: Recorded 
 
 
 def _phases(options: argparse.Namespace) -> list[Phase]:
-    from penstock.trace.blocks import Phase
+    from penstock.recordings.blocks import Phase
 
     names = parsed_names(options.phases, "--phases")
     known = [phase.name.lower() for phase in Phase]
@@ -227,7 +227,7 @@ def _sizes(part: Any) -> tuple[int, int, int]:
 
 
 def _notes(recording: Recording, recorded: Recorded | None, out: Path | None) -> list[str]:
-    from penstock.trace.blocks import Access, Phase
+    from penstock.recordings.blocks import Access, Phase
 
     notes = []
     if not recording.is_complete:

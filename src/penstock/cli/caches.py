@@ -238,9 +238,9 @@ def _curve_data(curve: Curve) -> dict[str, Any]:
 def _run_trace(options: argparse.Namespace) -> None:
     import numpy as np
 
+    from penstock.recordings.references import read_references
     from penstock.simulate.cache_study import string_curve
     from penstock.simulate.caches import share_of
-    from penstock.trace.references import read_references
 
     columns = None if options.columns is None else options.columns.split(",")
     references = read_references(options.trace, options.format, columns=columns)

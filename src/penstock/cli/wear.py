@@ -132,9 +132,9 @@ def _ssd(options: argparse.Namespace) -> Ssd:
 
 def _stream(path: Path, ssd: Ssd) -> tuple[Stream, RecordedWrites | None]:
     """Return what a file says to do, and what is known of it where it is a recording."""
+    from penstock.recordings.blocks import is_recording, read_recording
     from penstock.simulate.recorded_writes import recorded_writes
     from penstock.simulate.wear import read_stream
-    from penstock.trace.blocks import is_recording, read_recording
 
     if is_recording(path):
         recorded = recorded_writes(read_recording(path), ssd, str(path))

@@ -31,9 +31,9 @@ from typing import Any, Self
 
 from penstock.errors import ConfigError
 from penstock.measure import opens_hook
-from penstock.trace.blocks import Recording, RecordingWriter, read_recording
-from penstock.trace.imports import import_recording
-from penstock.trace.strace import CALLS, StraceReader
+from penstock.recordings.blocks import Recording, RecordingWriter, read_recording
+from penstock.recordings.imports import import_recording
+from penstock.recordings.strace import CALLS, StraceReader
 from penstock.trace.trace import JSON
 
 #: The means there are.

@@ -31,9 +31,10 @@ from penstock.loader.transforms.pipeline import Transform
 from penstock.machine import Machine
 from penstock.measure.calibrate import calibrate, decode_with
 from penstock.measure.plot import plot_trace
+from penstock.measure.slow_source import SlowSource
 from penstock.measure.watch import watch
 from penstock.plan.torch_order import TorchShuffle
-from penstock.store import ImageFolder, SlowSource, Source, open_source
+from penstock.store import ImageFolder, Source, open_source
 from penstock.trace import SOURCE, EpochMetrics, Trace, read_trace
 
 SIDE = 32

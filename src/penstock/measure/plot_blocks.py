@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.measure.picture import Colour, check_picture, new_figure, save_picture, style_axes, title_axes
-from penstock.trace.blocks import BLOCK_BYTES, BlockString, Phase, PhaseRule, Recording
+from penstock.recordings.blocks import BLOCK_BYTES, BlockString, Phase, PhaseRule, Recording
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

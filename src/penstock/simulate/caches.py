@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
-from penstock.trace.references import as_string, next_uses, number_objects
+from penstock.recordings.references import as_string, next_uses, number_objects
 from penstock.units import is_integer
 
 Ids = NDArray[np.int64]

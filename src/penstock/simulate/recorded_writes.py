@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
 from penstock.machine.ssd import PageOp, Ssd
+from penstock.recordings.blocks import Access, Recording, block_runs
 from penstock.simulate.wear import FileSpace, PageRuns, Stream
-from penstock.trace.blocks import Access, Recording, block_runs
 from penstock.units import format_bytes
 
 #: Formats whose writes are requests to a device, of which each one is carried out.
@@ -87,7 +87,7 @@ def recorded_writes(recording: Recording, ssd: Ssd, name: str) -> RecordedWrites
 
 
 def _is_device(path: str) -> bool:
-    # blkparse's numbers become "device 259,0" (penstock.trace.imports); fio names what it was given.
+    # blkparse's numbers become "device 259,0" (penstock.recordings.imports); fio names what it was given.
     return path.startswith(("device ", "/dev/")) and not path.startswith("/dev/shm/")
 
 

@@ -5,7 +5,6 @@ from penstock.store.group import prepare_group, read_group
 from penstock.store.labels import Labels, labels_of
 from penstock.store.memory import MemoryTier
 from penstock.store.ranged import RangedSource, extents_of, read_all_merged, read_merged
-from penstock.store.slow import SlowSource
 from penstock.store.source import FileBacked, Source
 from penstock.store.tier import SizedTier
 
@@ -18,7 +17,6 @@ __all__ = [
     "MemoryTier",
     "RangedSource",
     "SizedTier",
-    "SlowSource",
     "Source",
     "extents_of",
     "labels_of",

@@ -1,7 +1,7 @@
 r"""What a series of saves asked of the disk, in order, with every byte: read from a log of strace -f -y -xx.
 
-penstock.trace.strace follows descriptors to files and offsets; here the bytes matter, and the syncs, and the names as
-they were, so this is a reader of its own for logs of one process (any number of threads) that began with no file
+penstock.recordings.strace follows descriptors to files and offsets; here the bytes matter, and the syncs, and the names
+as they were, so this is a reader of its own for logs of one process (any number of threads) that began with no file
 open. A call that could change a file in a way that is not modelled is refused, never skipped.
 """
 

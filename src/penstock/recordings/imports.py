@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError, DataError, FormatError
-from penstock.trace.blocks import REFERENCE, Access, Recording
-from penstock.trace.strace import StraceReader
+from penstock.recordings.blocks import REFERENCE, Access, Recording
+from penstock.recordings.strace import StraceReader
 from penstock.trace.trace import JSON
 
 _Paths = Sequence[str | os.PathLike[str]]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError, DataError, FormatError
-from penstock.trace.blocks import Access, Phase, Recording
-from penstock.trace.imports import FORMATS, import_recording
+from penstock.recordings.blocks import Access, Phase, Recording
+from penstock.recordings.imports import FORMATS, import_recording
 
 LOGS = Path(__file__).with_name("logs")
 R, W = Access.READ, Access.WRITE

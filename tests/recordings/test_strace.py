@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import FormatError
-from penstock.trace.blocks import Access
-from penstock.trace.strace import StraceReader
+from penstock.recordings.blocks import Access
+from penstock.recordings.strace import StraceReader
 
 LOGS = Path(__file__).with_name("logs")
 A, B = "/tmp/example/data/a b.bin", "/tmp/example/data/é<1>.bin"

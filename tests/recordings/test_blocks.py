@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ClosedError, ConfigError, FormatError
-from penstock.trace import JSON
-from penstock.trace.blocks import (
+from penstock.recordings.blocks import (
     REFERENCE,
     Access,
     Phase,
@@ -25,6 +24,7 @@ from penstock.trace.blocks import (
     read_recording,
     write_recording,
 )
+from penstock.trace import JSON
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "blocks-v2.penstock"
 R, W, M = Access.READ, Access.WRITE, Access.MAP

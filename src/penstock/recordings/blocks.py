@@ -208,7 +208,7 @@ class Recording:
         if rows.dtype != REFERENCE or rows.ndim != 1:
             raise ConfigError(
                 f"rows are {rows.dtype} of {rows.ndim} dimensions; references are a row of REFERENCE: make them "
-                "with np.array(rows, penstock.trace.blocks.REFERENCE)"
+                "with np.array(rows, penstock.recordings.blocks.REFERENCE)"
             )
         wrong = (
             (rows["file"] < 0)

@@ -128,7 +128,7 @@ def number_objects(references: ArrayLike) -> tuple[Ids, int]:
 
     Ids that are small already stay as they are; others are numbered by first appearance.
     """
-    from penstock.trace import _references_kernels as kernels
+    from penstock.recordings import _references_kernels as kernels
 
     string = as_string(references)
     if not string.size:
@@ -141,7 +141,7 @@ def number_objects(references: ArrayLike) -> tuple[Ids, int]:
 
 def next_uses(references: ArrayLike, *, never: int) -> Ids:
     """Return the index of the next request of each request's object: int64[n], `never` where there is none."""
-    from penstock.trace import _references_kernels as kernels
+    from penstock.recordings import _references_kernels as kernels
 
     return kernels.next_uses(*number_objects(references), never)
 

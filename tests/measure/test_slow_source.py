@@ -22,9 +22,8 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.errors import ClosedError, ConfigError, DataError
-from penstock.store import SlowSource
-from penstock.store import slow as slow_module
-from penstock.store.slow import SharedWire
+from penstock.measure import slow_source as slow_module
+from penstock.measure.slow_source import SharedWire, SlowSource
 
 
 class FakeSource:

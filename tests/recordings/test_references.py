@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, DataError, FormatError
-from penstock.trace.references import (
+from penstock.recordings.references import (
     References,
     next_uses,
     number_objects,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.errors import FormatError
-from penstock.trace.blocks import REFERENCE, Access, Rows
+from penstock.recordings.blocks import REFERENCE, Access, Rows
 
 #: The calls that are needed to follow a process; those of the second line are not on every architecture.
 CALLS = (
