@@ -6,6 +6,7 @@ import ast
 import doctest
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import json
 import os
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -142,6 +145,28 @@ def test_imports_go_down_only() -> None:
     )
 
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_no_files_import_each_other() -> None:
+    """Wherever in a file an import stands, unless type checkers alone see it."""
+    imports = {name: set(_imported(name)) & set(MODULES) - {name} for name in MODULES}
+
+    TopologicalSorter(imports).prepare()  # raises CycleError, which shows the circle
+
+
+def _imported(name: str) -> Iterator[str]:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text("utf-8"))
+    for branch in ast.walk(tree):
+        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING":
+            branch.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                part = f"{node.module}.{alias.name}"
+                yield part if part in MODULES else str(node.module)
 
 
 def test_the_design_page_draws_the_layers_that_the_linter_holds() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoint import mail as mail_module
-from penstock.checkpoint.mail import NoMail, mail_of_this_job
+from penstock.checkpoint import mail_of_job
+from penstock.checkpoint.mail import NoMail
+from penstock.checkpoint.mail_of_job import mail_of_this_job
 from penstock.checkpoint.parts import TornError
 from penstock.checkpoint.ranks import SIGNS_PER_TIMEOUT, Ranks, alone, ranks_of_this_job
 from penstock.errors import ConfigError, DataError, FormatError, RankError, WaitTimeout
@@ -359,7 +360,7 @@ def test_a_time_out_of_nothing_is_refused() -> None:
 
 
 def test_a_process_that_no_launcher_started_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in mail_module._LAUNCHERS:
+    for variable in mail_of_job._LAUNCHERS:
         monkeypatch.delenv(variable, raising=False)
 
     assert ranks_of_this_job().size == 1
@@ -373,7 +374,7 @@ def test_one_of_several_processes_that_knows_no_other_is_told(
     monkeypatch: pytest.MonkeyPatch, variable: str, remedy: str
 ) -> None:
     """Else each rank would take itself for the whole job, and all would write one store."""
-    for name in mail_module._LAUNCHERS:
+    for name in mail_of_job._LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(os.environ, variable, "4")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
-from penstock.machine.machine import Backend
+from penstock.machine.places import Backend
 
 LISTING_4_7 = """
 network = "10000 MB/s"

@@ -14,7 +14,8 @@ from typing import Any, Self
 
 from penstock.checkpoint.agreement import Letters, StopAgreement
 from penstock.checkpoint.arguments import checked_report
-from penstock.checkpoint.mail import TIMEOUT_SECONDS, Mail, mail_of_this_job, pause_seconds
+from penstock.checkpoint.mail import TIMEOUT_SECONDS, Mail, pause_seconds
+from penstock.checkpoint.mail_of_job import mail_of_this_job
 from penstock.checkpoint.ranks import named_ranks
 from penstock.errors import ConfigError, RankError, WaitTimeout
 from penstock.report import print_report

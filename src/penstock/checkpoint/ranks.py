@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import penstock.errors
-from penstock.checkpoint.mail import TIMEOUT_SECONDS, Mail, NoMail, mail_of_this_job, pause_seconds
+from penstock.checkpoint.mail import TIMEOUT_SECONDS, Mail, NoMail, pause_seconds
+from penstock.checkpoint.mail_of_job import mail_of_this_job
 from penstock.errors import ConfigError, PenstockError, RankError, WaitTimeout
 
 #: While a rank works, it says so this many times within a time-out.

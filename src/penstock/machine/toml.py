@@ -39,18 +39,17 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
 from penstock.errors import ConfigError
 from penstock.machine.curve import Curve
-from penstock.machine.machine import Machine, Rate, SharedStore, StorageClass
+from penstock.machine.places import Rate, SharedStore, StorageClass
 from penstock.machine.tables import (
     Table,
     at,
     count,
-    load_toml,
     seconds,
     size,
     text,
@@ -59,19 +58,14 @@ from penstock.machine.tables import (
 )
 from penstock.units import exact_bytes, exact_rate, exact_seconds, parse_rate, parse_samples_rate
 
+if TYPE_CHECKING:
+    from penstock.machine.machine import Machine
+
 _USERS = re.compile(r"\d+(\.\d+)?([eE][+-]?\d+)?")
 
 
-def read_machine(toml: str) -> Machine:
-    """Return the machine that a TOML text describes.
-
-    Raises: ConfigError naming the field by its path, or the line where the text is not TOML.
-    """
-    return machine_from(load_toml(toml, "the machine"))
-
-
-def machine_from(table: Table) -> Machine:
-    """Return the machine that a table describes, be it a file of its own or part of another.
+def machine_fields(table: Table) -> dict[str, Any]:
+    """Return the fields of the machine that a table describes.
 
     Raises: ConfigError naming the field by its path.
     """
@@ -88,17 +82,16 @@ def machine_from(table: Table) -> Machine:
     table.refuse_unknown()
     arguments["source"] = _read_source(source)
     arguments["storage"] = tuple(_read_storage(entry) for entry in storage)
-    with at(table.path):
-        return Machine(**arguments)
+    return arguments
 
 
 def write_machine(machine: Machine) -> str:
-    """Return the text from which `read_machine` makes an equal machine."""
+    """Return the text from which `Machine.from_toml` makes an equal machine."""
     return tomli_w.dumps(machine_values(machine))
 
 
 def machine_values(machine: Machine) -> dict[str, Any]:
-    """Return the table from which `machine_from` makes an equal machine."""
+    """Return the table from which `Machine.from_table` makes an equal machine."""
     source: dict[str, Any] = {}
     if machine.source.clients is not None:
         source["clients"] = _write_curve(machine.source.clients)

@@ -14,9 +14,11 @@ from importlib.resources.abc import Traversable
 
 from penstock.errors import ConfigError
 from penstock.machine import Machine
+from penstock.machine.tables import at, load_toml
 from penstock.plan import AccessPlan, FullShuffle
 from penstock.plan.orders import check_seed
 from penstock.simulate.assumptions import PHYSICAL, Assumptions
+from penstock.simulate.scenario_toml import scenario_fields, write_scenario
 from penstock.simulate.sizes import SizeDistribution, Sizes, SizesOfFolder
 
 
@@ -95,8 +97,6 @@ class Scenario:
 
     def to_toml(self) -> str:
         """Return the text from which `from_toml` makes an equal scenario (of a folder, if it has not changed)."""
-        from penstock.simulate.scenario_toml import write_scenario
-
         return write_scenario(self)
 
     @classmethod
@@ -116,9 +116,9 @@ class Scenario:
             `penstock.measure.scenarios.open_scenario` brings both functions along.
         Raises: ConfigError naming the field by its path, as in ``data.scale``.
         """
-        from penstock.simulate.scenario_toml import read_scenario
-
-        return read_scenario(text, name, machine_text, sizes_of)
+        fields = scenario_fields(load_toml(text, "the scenario"), name, machine_text, sizes_of)
+        with at("training"):
+            return cls(**fields)
 
 
 def scenario_names() -> list[str]:

@@ -28,31 +28,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
 from penstock.errors import ConfigError
 from penstock.machine import Machine
-from penstock.machine.tables import Table, at, count, flag, load_toml, number, size, text, whole, with_unit
-from penstock.machine.toml import machine_from, machine_values, read_machine
+from penstock.machine.tables import Table, at, count, flag, number, size, text, whole, with_unit
+from penstock.machine.toml import machine_values
 from penstock.simulate.assumptions import PRESETS, Assumptions
-from penstock.simulate.scenario import Scenario
 from penstock.simulate.sizes import SizeDistribution, Sizes, SizesOfFolder
 from penstock.units import exact_bytes, exact_mean_bytes, parse_mean_bytes
+
+if TYPE_CHECKING:
+    from penstock.simulate.scenario import Scenario
 
 #: Parameters of a distribution that are bytes; the others are plain numbers.
 _IN_BYTES = ("loc", "scale")
 
 
-def read_scenario(
-    toml: str,
+def scenario_fields(
+    table: Table,
     name: str,
     machine_text: Callable[[str], str] | None,
     sizes_of: Callable[[str], Sizes] | None,
-) -> Scenario:
-    """Return the scenario that a TOML text describes; see `Scenario.from_toml`."""
-    table = load_toml(toml, "the scenario")
+) -> dict[str, Any]:
+    """Return the fields of the scenario that a table describes; the arguments are those of `Scenario.from_toml`."""
     name = table.read("name", text, name)
     machine = _read_machine(table, machine_text)
     data = table.required_table("data")
@@ -69,12 +70,11 @@ def read_scenario(
     training.refuse_unknown()
     arguments["data"] = _read_data(data, sizes_of)
     arguments["assumptions"] = _read_assumptions(assumptions)
-    with at(training.path):
-        return Scenario(name, machine, **arguments)
+    return {"name": name, "machine": machine, **arguments}
 
 
 def write_scenario(scenario: Scenario) -> str:
-    """Return the text from which `read_scenario` makes an equal scenario."""
+    """Return the text from which `Scenario.from_toml` makes an equal scenario."""
     training: dict[str, Any] = {
         "batch_size": scenario.batch_size,
         "epochs": scenario.epochs,
@@ -95,7 +95,7 @@ def write_scenario(scenario: Scenario) -> str:
 
 def _read_machine(table: Table, machine_text: Callable[[str], str] | None) -> Machine:
     if not isinstance(table.value("machine"), str):
-        return machine_from(table.required_table("machine"))
+        return Machine.from_table(table.required_table("machine"))
 
     def from_file(path: str) -> Machine:
         if machine_text is None:
@@ -104,7 +104,7 @@ def _read_machine(table: Table, machine_text: Callable[[str], str] | None) -> Ma
                 "read the scenario with penstock.measure.scenarios.open_scenario"
             )
         with at(path):
-            return read_machine(machine_text(path))
+            return Machine.from_toml(machine_text(path))
 
     return table.read("machine", from_file)
 

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from penstock.errors import ConfigError
 from penstock.machine.checks import check_count, check_rate, check_seconds, check_share
+from penstock.machine.ssd.toml import ssd_fields, write_ssd
 
 HostLink = Literal["per channel", "shared"]
 #: Pages and blocks are numbered with 32 bits.
@@ -208,8 +209,6 @@ class Ssd:
 
     def to_toml(self) -> str:
         """Return the text from which `from_toml` makes an equal drive."""
-        from penstock.machine.ssd.toml import write_ssd
-
         return write_ssd(self)
 
     @classmethod
@@ -219,9 +218,7 @@ class Ssd:
         The fields are those of the example in `penstock.machine.ssd.toml`.
         Raises: ConfigError naming the field.
         """
-        from penstock.machine.ssd.toml import read_ssd
-
-        return read_ssd(text)
+        return cls(**ssd_fields(text))
 
 
 def _floor(amount: float) -> int:

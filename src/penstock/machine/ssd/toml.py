@@ -23,12 +23,11 @@ open_pages = 15                 # of each chip's open block, once warm
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
 from penstock.errors import ConfigError
-from penstock.machine.ssd.ssd import Ssd
 from penstock.machine.tables import (
     count,
     flag,
@@ -42,9 +41,12 @@ from penstock.machine.tables import (
 )
 from penstock.units import exact_bytes, exact_rate, exact_seconds, exact_share, parse_share
 
+if TYPE_CHECKING:
+    from penstock.machine.ssd.ssd import Ssd
 
-def read_ssd(toml: str) -> Ssd:
-    """Return the drive that a TOML text describes.
+
+def ssd_fields(toml: str) -> dict[str, Any]:
+    """Return the fields of the drive that a TOML text describes.
 
     Raises: ConfigError naming the field, or the line where the text is not TOML.
     """
@@ -71,11 +73,11 @@ def read_ssd(toml: str) -> Ssd:
         "open_pages": table.read("open_pages", whole, 0),
     }
     table.refuse_unknown()
-    return Ssd(**arguments)
+    return arguments
 
 
 def write_ssd(ssd: Ssd) -> str:
-    """Return the text from which `read_ssd` makes an equal drive."""
+    """Return the text from which `Ssd.from_toml` makes an equal drive."""
     values: dict[str, Any] = {
         "channels": ssd.channels,
         "chips_per_channel": ssd.chips_per_channel,
