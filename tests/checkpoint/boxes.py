@@ -14,14 +14,14 @@ from penstock.checkpoint.dtypes import dtype_named
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.ranks import alone
 from penstock.checkpoint.recipe import Way
-from penstock.checkpoint.staged import InOneWave
-from penstock.checkpoint.staging import StagingArea
+from penstock.checkpoint.saving import Waves
 from penstock.checkpoint.tensors import Box, Layout
 from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.checkpoint.writing import Piece
 from penstock.flow.ordered import Workers
 from penstock.policy.keeping import Keep
+from penstock.policy.saving import Save, SaveTerms
 
 TREE: Any = {"map": {"table": {"array": {"of": "table", "kind": "numpy"}}}}
 
@@ -42,11 +42,15 @@ def save_rows(
         layout = Layout("table", dtype_named("float32"), rows.shape, Box(table.shape, (first, 0)))
         pieces.append(Piece(layout, 0, np.frombuffer(rows.tobytes(), np.uint8)))
     layouts = [piece.layout for piece in pieces]
-    job = Job(step, time.monotonic(), layouts, TREE, None, StagingArea(), InOneWave(pieces))
+    waves = Waves(1, is_single=True)
+    waves.put(pieces)
+    waves.put(None)
+    nbytes = sum(layout.nbytes for layout in layouts)
+    job = Job(step, time.monotonic(), layouts, nbytes, TREE, None, waves, Save(SaveTerms()))
     job.is_copied.set()
-    writer = SnapshotWriter(catalog, 0, way, upkeep, alone(), holds_reference=False)
+    writer = SnapshotWriter(catalog, way, upkeep, alone())
     try:
-        writer.begin(job, layouts)
+        writer.begin(job)
         writer.write(job, Workers(1, "penstock-test"))
     finally:
         upkeep.close()

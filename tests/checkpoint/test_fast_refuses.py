@@ -14,6 +14,7 @@ import pytest
 from penstock.checkpoint import Keep, SnapshotStore
 from penstock.checkpoint import local as local_module
 from penstock.checkpoint.local import LocalDraft, LocalTier, LocalWriter
+from penstock.checkpoint.staging import StagingArea
 from penstock.errors import DataError
 
 
@@ -191,3 +192,18 @@ def test_what_cannot_leave_the_fast_tier_makes_no_save_fail(
         with pytest.raises(DataError, match="Read-only"):
             store.delete(1)
     assert "at once: a snapshot that is to go could not be removed: " in lines[-1]
+
+
+def test_a_copy_of_the_state_that_was_interrupted_is_no_refusal_of_the_fast_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with opened(tmp_path) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(StagingArea, "copy", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                store.save(1, state(1))
+        assert store.save(2, state(2)).wait().tier == str(tmp_path / "fast")
+    check(tmp_path, 2)

@@ -392,7 +392,7 @@ def test_a_failure_that_one_rank_knows_earlier_is_raised_on_all_when_they_ask_wh
             tmp_path, ranks=lambda: own.pop(0), report=None, threads=1, codec="stored", schedule=NeverDue()
         )
 
-        def fail(*_: Any) -> Any:
+        def fail(*_: Any, **__: Any) -> Any:
             raise DataError("the disk is full")
 
         monkeypatch.setattr(writer_module, "write_staged", fail)

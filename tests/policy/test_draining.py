@@ -14,7 +14,6 @@ from penstock.policy.draining import (
     Admission,
     TwoTiers,
     admit,
-    may_refer,
     to_drain,
     to_forget_fast,
     to_forget_slow,
@@ -97,13 +96,6 @@ def test_what_the_newest_needs_leaves_last() -> None:
     assert admit(tiers, 4 * KB, 3 * KB).forget == (2, 3, 1)
 
 
-def test_what_falls_through_refers_to_nothing_that_is_on_the_fast_tier_alone() -> None:
-    tiers = tiers_of([1, 2], [1], {2: 1})
-
-    assert may_refer(tiers, 1)
-    assert not may_refer(tiers, 2)
-
-
 def test_lists_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ConfigError, match="step 2 is on a tier and no snapshot"):
         TwoTiers((StoredSnapshot(1, 0.0, KB),), {1: KB, 2: KB}, frozenset())
@@ -156,7 +148,7 @@ class ToldStore:
         reference = None if place is None else since[place].step
         if not admission.to_fast:
             self.fell_through += 1
-            if reference is not None and not may_refer(self.tiers, reference):
+            if reference is not None and not self.slow.keys() >= set(lineage(self.committed, reference)):
                 reference = None
         (self.fast if admission.to_fast else self.slow)[step] = nbytes
         self.committed.append(StoredSnapshot(step, float(step), nbytes, reference))

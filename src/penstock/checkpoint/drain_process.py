@@ -2,7 +2,7 @@
 
     training     {"chain": ..., "plan": ..., "way": ...} ──▶ a line of JSON on the process's standard input
     the process  reads the fast tier, encodes, writes and syncs a part of the draft that the training began
-                 ◀── {"part": ..., "rows": ...} or {"failed": ...}, a line on its standard output
+                 ◀── {"written": ...} or {"failed": ...}, a line on its standard output
 
 What a snapshot shall be, its commit and what goes after it stay with the training. The process ends with the drain, and
 with its standard input: a training that is killed leaves nothing behind.
@@ -26,15 +26,9 @@ from typing import Any
 
 from penstock.checkpoint.catalog import Catalog, Link, open_way
 from penstock.checkpoint.local import LocalTier
-from penstock.checkpoint.manifest import Stored, folder_of, read_layout, write_layout
+from penstock.checkpoint.manifest import folder_of
 from penstock.checkpoint.parts import Part
-from penstock.checkpoint.recipe import (
-    Plan,
-    Way,
-    WrittenPart,
-    check_part,
-    opened_reference,
-)
+from penstock.checkpoint.recipe import Plan, Way, WrittenPart, check_part
 from penstock.checkpoint.staged import FromChain, write_staged
 from penstock.checkpoint.throttle import CappedTier
 from penstock.checkpoint.tier import Tier
@@ -112,6 +106,11 @@ class DrainProcess:
         return ProcessEnded(self._process.wait())
 
     @property
+    def is_interrupted(self) -> bool:
+        """Return whether the drain is to be broken off."""
+        return self._interrupt.is_set()
+
+    @property
     def is_closed(self) -> bool:
         """Return whether it answers no more."""
         return self._requests.closed
@@ -171,14 +170,16 @@ class Apart:
                 self._report(f"snapshots are drained by threads of this process: {error}")
         if self._process is None:
             return None
-        return Elsewhere(self._process, {**self._settings, "links": [list(link) for link in links]}, waves)
+        settings: dict[str, JSON] = {**self._settings, "links": [list(link) for link in links]}
+        return Elsewhere(self._process, settings, waves, self.give_up)
 
-    def give_up(self, error: ProcessEnded) -> None:
-        """Begin no other process, for one has ended, and tell that. error: how."""
+    def give_up(self, error: BaseException) -> None:
+        """Begin no other process, for one has ended, and report that. error: how."""
         self._is_refused = True
+        was_killed = isinstance(error, ProcessEnded) and error.was_killed
         self._report(
             f"snapshots are drained by threads of this process from here on: {error}"
-            f"{'; a system that runs out of memory kills processes' if error.was_killed else ''}"
+            f"{'; a system that runs out of memory kills processes' if was_killed else ''}"
         )
 
     def close(self) -> None:
@@ -191,23 +192,28 @@ class Apart:
 class Elsewhere:
     """Writes the part of one snapshot by the process."""
 
-    def __init__(self, process: DrainProcess, settings: Mapping[str, JSON], waves: FromChain) -> None:
+    def __init__(
+        self,
+        process: DrainProcess,
+        settings: Mapping[str, JSON],
+        waves: FromChain,
+        give_up: Callable[[BaseException], None],
+    ) -> None:
         self._process = process
         self._settings = settings
         self._waves = waves
+        self.give_up = give_up
 
     def write(self, plan: Plan) -> WrittenPart:
-        """Write a part into a draft that was begun. Raises: FormatError, DataError."""
-        answer = self._process.ask({"do": "write", "plan": plan.write(), **self._settings})
+        """Write a part into a draft that was begun. Raises: FormatError, DataError, ProcessEnded."""
+        try:
+            answer = self._process.ask({"do": "write", "plan": plan.write(), **self._settings})
+        except ProcessEnded as error:
+            if self._process.is_interrupted:
+                raise DataError(str(error)) from error  # nobody is to write in its place
+            raise
         self._raise_of(answer)
-        stored = [Stored(read_layout(layout), 0, first) for *layout, first in answer["rows"]]
-        return WrittenPart(
-            Part(*answer["part"]),
-            stored,
-            answer["refers"],
-            answer["encode_seconds"],
-            answer["encoded_bytes"],
-        )
+        return WrittenPart.read(answer["written"], 0)
 
     def check(self, plan: Plan, part: Part) -> None:
         """Read a committed part back, as `check_part` does. Raises: FormatError, DataError."""
@@ -276,26 +282,16 @@ def _answered(request: Any) -> JSON:
         except FormatError:
             is_damaged = True
             raise
-        with (
-            closing(opened) as chain,
-            Workers(request["threads"], "penstock-drain") as workers,
-            opened_reference(catalog, plan, None, ()) as references,
-        ):
+        with closing(opened) as chain, Workers(request["threads"], "penstock-drain") as workers:
             rate = request["bytes_per_second"]
             tier: Tier = slow if rate is None else CappedTier(slow, rate)
             draft = tier.begin(folder_of(plan.step), plan.uid, join=True)
             waves = FromChain(chain, threading.Event())
             way = Way("complete", 1, request["codec"], request["kept_mantissa_bits"])
             nbytes = sum(stored.layout.nbytes for stored in chain.manifest.tensors)
-            made = write_staged(draft, plan, 0, way, waves, nbytes, references, workers)
+            made = write_staged(draft, plan, 0, way, waves, nbytes, catalog, workers)
     except (PenstockError, OSError) as error:
         kind = FormatError if isinstance(error, FormatError) else DataError
         is_damaged = is_damaged or (waves is not None and waves.is_damaged)
         return {"failed": kind.__name__, "message": str(error), "is_damaged": is_damaged}
-    return {
-        "part": [made.part.file, made.part.nbytes, made.part.table],
-        "rows": [[*write_layout(one.layout), one.first_block] for one in made.stored],
-        "refers": made.refers,
-        "encode_seconds": made.encode_seconds,
-        "encoded_bytes": made.encoded_bytes,
-    }
+    return {"written": made.write()}

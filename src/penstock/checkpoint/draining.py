@@ -8,16 +8,17 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from penstock.checkpoint.catalog import Catalog, Link, open_way
-from penstock.checkpoint.drain_process import Apart, ProcessEnded
+from penstock.checkpoint.drain_process import Apart
 from penstock.checkpoint.reading import Chain
 from penstock.checkpoint.recipe import Plan
+from penstock.checkpoint.saving import Saved
 from penstock.checkpoint.staged import FromChain
-from penstock.checkpoint.staging import StagingArea
 from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.errors import FormatError
 from penstock.flow.cpus import give_way
 from penstock.flow.ordered import Workers
+from penstock.policy.saving import Save, SaveTerms
 
 #: Number of the slow tier in the catalog.
 _SLOW = 1
@@ -66,11 +67,6 @@ class Drainer:
         self._held_back: set[int] = set()
         #: Called once the thread has ended, where nobody will ask any more.
         self._then: Callable[[], None] | None = None
-
-    @property
-    def encode_bytes_per_second(self) -> float:
-        """Return at which rate a thread of the last drain encoded; 0 before the first."""
-        return self._writer.encode_bytes_per_second
 
     def hold_back(self, step: int) -> None:
         """Tell nobody of the drain of a step before `go_on` is called with it."""
@@ -173,50 +169,40 @@ class Drainer:
             self._apart.close()
 
     def _drain(self, step: int) -> None:
+        begin_seconds = time.monotonic()
         try:
-            try:
-                self._copy(step)
-            except ProcessEnded as error:
-                if self._apart is None or self._interrupt.is_set():
-                    raise
-                self._apart.give_up(error)
-                self._copy(step)
+            chain, links = self._opened(step)
+            with closing(chain):
+                saved = self._copy(step, begin_seconds, chain, links)
         finally:
             self._upkeep.let_go([step])
-
-    def _copy(self, step: int) -> None:
-        begin_seconds = time.monotonic()
-        chain, way = self._opened(step)
-        with closing(chain):
-            manifest = chain.manifest
-            waves = FromChain(chain, self._interrupt)
-            elsewhere = None
-            if self._apart is not None and manifest.raw_bytes >= _LEAST_APART_BYTES:
-                elsewhere = self._apart.of(way, waves)
-            job = Job(
-                step,
-                begin_seconds,
-                [stored.layout for stored in manifest.tensors],
-                manifest.tree,
-                None,
-                StagingArea(),
-                waves,
-                plan=Plan(step, manifest.uid, manifest.created_seconds, manifest.clock_seconds, (), None),
-                rank_trees=manifest.rank_trees,
-                elsewhere=elsewhere,
-            )
-            job.is_copied.set()
-            # They begin here, for the writer ends them.
-            self._writer.begin(job, job.layouts)
-            try:
-                saved = self._writer.write(job, Workers(self._threads, f"penstock-drain-{step}"))
-            except FormatError:
-                self._remember_damage(job, waves)
-                raise
         with self._changed:
             while step in self._held_back and not self._is_stopping:
                 self._changed.wait()
         self._report(f"{saved.told('drained')} to {saved.tier}{saved.note}")
+
+    def _copy(self, step: int, begin_seconds: float, chain: Chain, links: Sequence[Link]) -> Saved:
+        manifest = chain.manifest
+        waves = FromChain(chain, self._interrupt)
+        layouts = [stored.layout for stored in manifest.tensors]
+        job = Job(
+            step,
+            begin_seconds,
+            layouts,
+            sum(layout.nbytes for layout in layouts),
+            manifest.tree,
+            None,
+            waves,
+            Save(SaveTerms((_SLOW,), can_repeat=True, is_drain=True)),
+            copied=Plan(step, manifest.uid, manifest.created_seconds, manifest.clock_seconds, (), None),
+            rank_trees=manifest.rank_trees,
+        )
+        if self._apart is not None and manifest.raw_bytes >= _LEAST_APART_BYTES:
+            job.elsewhere = self._apart.of(links, waves)
+        job.is_copied.set()
+        self._writer.begin(job)
+        # They begin here, for the writer ends them.
+        return self._writer.write(job, Workers(self._threads, f"penstock-drain-{step}"))
 
     def _opened(self, step: int) -> tuple[Chain, Sequence[Link]]:
         try:
@@ -225,12 +211,3 @@ class Drainer:
         except FormatError:
             self._catalog.mark_damaged(step)
             raise
-
-    def _remember_damage(self, job: Job, waves: FromChain) -> None:
-        """Have the next drain not fail for the same reason."""
-        if any(copy.tier == _SLOW for copy in self._catalog.copies(job.step)):
-            # It was committed, and is not what was written: else the good copy would make way for it.
-            self._upkeep.discard(_SLOW, job.step)
-        elif waves.is_damaged:
-            # Nothing of it can be drained: others wait.
-            self._catalog.mark_damaged(job.step)

@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from penstock.checkpoint.catalog import Catalog, Link, open_way
+from penstock.checkpoint.catalog import Catalog, Link
 from penstock.checkpoint.codecs import codec_named
 from penstock.checkpoint.codecs.codec import SLACK_BYTES, Coder, Pair
 from penstock.checkpoint.dtypes import DTYPES, DType
-from penstock.checkpoint.manifest import Manifest, NewerFormat, Reference, Stored, folder_of
+from penstock.checkpoint.manifest import (
+    Manifest,
+    NewerFormat,
+    Reference,
+    Stored,
+    folder_of,
+    read_layout,
+    write_layout,
+)
 from penstock.checkpoint.parts import Part, PartReader, PartWriter
 from penstock.checkpoint.tensors import Layout
 from penstock.checkpoint.tier import Draft, Reader, Tier
-from penstock.checkpoint.writing import InMemory, Piece, References, TensorWriter, pairs_of
+from penstock.checkpoint.writing import Piece, References, TensorWriter, pairs_of
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
 from penstock.policy.keeping import restorable
@@ -259,11 +266,24 @@ class WrittenPart:
     encode_seconds: float
     encoded_bytes: int
 
+    def write(self) -> list[Any]:
+        """Return it as JSON."""
+        part = [self.part.file, self.part.nbytes, self.part.table]
+        rows = [[*write_layout(one.layout), one.first_block] for one in self.stored]
+        return [part, rows, self.refers, self.encode_seconds, self.encoded_bytes]
+
+    @classmethod
+    def read(cls, written: Any, number: int) -> WrittenPart:
+        """Return what `write` wrote of the part of this number."""
+        part, rows, *rest = written
+        stored = [Stored(read_layout(layout), number, first) for *layout, first in rows]
+        return cls(Part(*part), stored, *rest)
+
 
 def write_part(
     draft: Draft,
     plan: Plan,
-    rank: int,
+    number: int,
     waves: Iterable[Sequence[Piece]],
     references: References | None,
     coder: Coder | None,
@@ -272,15 +292,15 @@ def write_part(
 ) -> WrittenPart:
     """Write a rank's part, and return once it would outlive a loss of power.
 
-    waves: the rank's tensors in pieces; what a wave holds is not looked at once the next is taken.
+    number: of the part. waves: the rank's tensors in pieces; what a wave holds is not looked at once the next is taken.
     written: is told of bytes as they are written.
     Raises: DataError, FormatError; the file is let go of then.
     """
-    file = f"part-{rank:05d}.pst"
+    file = f"part-{number:05d}.pst"
     writer = draft.create(file)
     try:
-        part = PartWriter(writer, file, rank, bytes.fromhex(plan.uid))
-        tensors = TensorWriter(part, rank, references, coder, workers, written)
+        part = PartWriter(writer, file, number, bytes.fromhex(plan.uid))
+        tensors = TensorWriter(part, number, references, coder, workers, written)
         for pieces in waves:
             tensors.write(pieces)
         return WrittenPart(
@@ -312,24 +332,6 @@ def check_written(
             checked.payload(block)
     finally:
         reader.close()
-
-
-@contextmanager
-def opened_reference(
-    catalog: Catalog, plan: Plan, held_uid: str | None, held: Iterable[Piece]
-) -> Iterator[References | None]:
-    """Yield the snapshot that this one is the difference to, from memory or from its files; None: it is whole.
-
-    held_uid, held: the snapshot that is still in memory, if one is, and its tensors.
-    Raises: FormatError, DataError.
-    """
-    if plan.reference is None:
-        yield None
-    elif held_uid == plan.reference.uid:
-        yield InMemory(held)
-    else:
-        with closing(open_way(catalog, plan.chain)) as chain:
-            yield chain
 
 
 def made_coder(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from penstock.checkpoint.arguments import checked_timeout
 from penstock.checkpoint.writing import Piece
@@ -59,16 +59,21 @@ class Saved:
 class Waves:
     """What the training thread has staged and the background has not written yet. Shared by these two."""
 
-    is_damaged = False
-
-    def __init__(self, areas: int) -> None:
-        """areas: how many waves can be staged at a time."""
+    def __init__(self, areas: int, *, is_single: bool = False) -> None:
+        """areas: how many waves can be staged at a time. is_single: whether the whole state is one wave."""
+        self.can_repeat = is_single
         #: guards all below
         self._changed = threading.Condition()
-        self._staged: deque[Sequence[Piece] | None] = deque()
+        #: All that were handed over, in their order; None after the last. Those of areas that were reused are lost.
+        self._staged: list[Sequence[Piece] | None] = []
         self._free = areas
         self._is_over = False
         self._is_left_off = False
+
+    @property
+    def is_damaged(self) -> bool:
+        """Return whether the copying of the state was left off."""
+        return self._is_left_off
 
     def wait_for_area(self) -> bool:
         """Return once a wave can be staged; False if nobody will write it any more."""
@@ -95,13 +100,13 @@ class Waves:
 
         Raises: DataError if the copying of the state was left off.
         """
-        while True:
+        for number in count():
             with self._changed:
-                while not self._staged:
+                while len(self._staged) <= number:
                     if self._is_left_off:
                         raise DataError("the state was not copied to its end: there is no such snapshot")
                     self._changed.wait()
-                pieces = self._staged.popleft()
+                pieces = self._staged[number]
             if pieces is None:
                 return
             yield pieces
@@ -110,7 +115,7 @@ class Waves:
                 self._changed.notify_all()
 
     def again(self) -> None:
-        """Return that a training's state comes only once: it goes on."""
+        """Return None: what is not staged at once cannot be read again, for training goes on."""
 
     def give_up(self) -> None:
         """Take nothing more, whatever is staged."""

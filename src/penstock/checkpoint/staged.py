@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from itertools import chain as chained
 from typing import Protocol
 
 import numpy as np
 
+from penstock.checkpoint.catalog import Catalog, open_way
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, blocks_of
 from penstock.checkpoint.manifest import Stored
 from penstock.checkpoint.reading import Chain
 from penstock.checkpoint.recipe import Plan, Way, WrittenPart, made_coder, write_part
-from penstock.checkpoint.staging import cut_waves
+from penstock.checkpoint.staging import Cut, StagingArea, cut_waves, room_of
 from penstock.checkpoint.tensors import Bytes
 from penstock.checkpoint.tier import Draft
-from penstock.checkpoint.writing import Piece, References, Scratch
+from penstock.checkpoint.writing import InMemory, Piece, References, Scratch
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
 
@@ -24,12 +27,26 @@ from penstock.flow.ordered import Workers
 _WAVE_BYTES = 16 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A snapshot that is still in memory, in the area where it was staged."""
+
+    uid: str
+    pieces: Sequence[Piece]
+    area: StagingArea
+
+
 class Staged(Protocol):
     """Where the pieces of a snapshot come from: `Waves` of a training, or another tier."""
 
     @property
+    def can_repeat(self) -> bool:
+        """Return whether `take` yields the same once more."""
+        ...
+
+    @property
     def is_damaged(self) -> bool:
-        """Return whether they could not be read because they are damaged where they come from."""
+        """Return whether the state itself cannot be read: it is damaged where it comes from, or was not copied."""
         ...
 
     def take(self) -> Iterator[Sequence[Piece]]:
@@ -45,20 +62,29 @@ class Staged(Protocol):
         ...
 
 
-class InOneWave:
-    """A state that lies whole in memory."""
+class CopiedInTurn:
+    """A state that is copied wave by wave as it is written, while training waits."""
 
+    can_repeat = True
     is_damaged = False
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        self._pieces = pieces
+    def __init__(self, waves: Sequence[Sequence[Cut]], area: StagingArea) -> None:
+        """area: a wave is copied there."""
+        self._waves = waves
+        self._area = area
 
     def take(self) -> Iterator[Sequence[Piece]]:
-        """Yield all of it."""
-        yield self._pieces
+        """Yield each wave, valid until the next is asked for."""
+        self._area.reserve(max(map(room_of, self._waves)))
+        return map(self._area.copy, self._waves)
 
-    def again(self) -> None:
-        """Return that nothing is read: all of it came at once."""
+    def again(self) -> Iterator[Piece]:
+        """Yield the tensors once more, in the same area, where the first wave lies again at the end."""
+        try:
+            for wave in self._waves:
+                yield from self._area.copy(wave)
+        finally:
+            self._area.copy(self._waves[0])
 
     def give_up(self) -> None:
         """Nobody waits."""
@@ -66,6 +92,8 @@ class InOneWave:
 
 class FromChain:
     """The tensors of a stored snapshot in waves, each read when it is asked for."""
+
+    can_repeat = True
 
     def __init__(self, chain: Chain, interrupt: threading.Event) -> None:
         """interrupt: once set, nothing more is read."""
@@ -129,41 +157,61 @@ class FromChain:
 def write_staged(
     draft: Draft,
     plan: Plan,
-    rank: int,
+    number: int,
     way: Way,
     staged: Staged,
     nbytes: int,
-    references: References | None,
+    catalog: Catalog,
     workers: Workers,
+    *,
+    held: Held | None = None,
     began: Callable[[Sequence[Piece]], None] = lambda _: None,
     written: Callable[[int], None] = lambda _: None,
 ) -> WrittenPart:
     """Write a rank's part of tensors as they come, and return once it would outlive a loss of power.
 
-    nbytes: of all of them. began: is told of the first wave. written: is told of bytes as they are written.
+    number: of the part. nbytes: of all tensors of it. catalog: where the reference is found, unless it is `held` in
+    memory. began: is called with the first wave. written: is called with bytes as they are written.
     Raises: DataError, FormatError; ConfigError if the codec has to look at all of them first, and they come only once.
     """
-    waves = staged.take()
-    first = next(waves, ())
-    began(first)
+    with _opened_reference(catalog, plan, held) as references:
+        waves = staged.take()
+        first = next(waves, ())
+        began(first)
+        coder = made_coder(way.codec, lambda: _looked_at(way, staged, first, nbytes), references)
+        all_waves = chained([first], waves)
+        if way.kept_mantissa_bits is not None:
+            all_waves = chained(_cut_short(all_waves, way.kept_mantissa_bits))
+        return write_part(draft, plan, number, all_waves, references, coder, workers, written)
 
-    def looked_at() -> Iterator[Piece]:
-        if nbytes > sum(piece.data.size for piece in first):
-            again = staged.again()
-            if again is not None:
-                yield from again
-                return
-            raise ConfigError(
-                f"codec {way.codec!r} looks at the whole state before it writes, and staging_bytes is less "
-                "than that: leave staging_bytes out, or choose another codec"
-            )
+
+@contextmanager
+def _opened_reference(catalog: Catalog, plan: Plan, held: Held | None) -> Iterator[References | None]:
+    """Yield the snapshot that this one is a delta to, from memory or from its files; None: it is a baseline.
+
+    Raises: FormatError, DataError.
+    """
+    if plan.reference is None:
+        yield None
+    elif held is not None and held.uid == plan.reference.uid:
+        yield InMemory(held.pieces)
+    else:
+        with closing(open_way(catalog, plan.chain)) as chain:
+            yield chain
+
+
+def _looked_at(way: Way, staged: Staged, first: Sequence[Piece], nbytes: int) -> Iterator[Piece]:
+    """Yield the whole state, for a codec that looks at it before it writes. Raises: ConfigError if it cannot be."""
+    if nbytes <= sum(piece.data.size for piece in first):
         yield from first
-
-    coder = made_coder(way.codec, looked_at, references)
-    all_waves = chained([first], waves)
-    if way.kept_mantissa_bits is not None:
-        all_waves = chained(_cut_short(all_waves, way.kept_mantissa_bits))
-    return write_part(draft, plan, rank, all_waves, references, coder, workers, written)
+        return
+    again = staged.again()
+    if again is None:
+        raise ConfigError(
+            f"codec {way.codec!r} looks at the whole state before it writes, and staging_bytes is less "
+            "than that: leave staging_bytes out, or choose another codec"
+        )
+    yield from again
 
 
 def _cut_short(waves: Iterable[Sequence[Piece]], kept_mantissa_bits: int) -> Iterator[Sequence[Piece]]:

@@ -43,13 +43,12 @@ from penstock.checkpoint.inspecting import Listed, inspect
 from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.manifest import bytes_beside, read_layout, write_layout
 from penstock.checkpoint.ranks import Ranks, alone, ranks_of_this_job
-from penstock.checkpoint.recipe import RAW, Way, warm_up, way_of
+from penstock.checkpoint.recipe import Way, warm_up, way_of
 from penstock.checkpoint.replicas import describe_differing, differing_floats, digest_of, digests_of
 from penstock.checkpoint.restoring import Restored, Restorer
 from penstock.checkpoint.saving import BackgroundSave, Saved, Saving, Waves
 from penstock.checkpoint.sharding import Assignment, assign, check_whole
-from penstock.checkpoint.staged import InOneWave
-from penstock.checkpoint.staging import StagingArea, room_of, waves_of
+from penstock.checkpoint.staging import Cut, StagingArea, room_of, waves_of
 from penstock.checkpoint.state import Flat, flatten
 from penstock.checkpoint.tensors import Layout
 from penstock.checkpoint.throttle import CappedTier
@@ -58,24 +57,20 @@ from penstock.checkpoint.tree import Framework
 from penstock.checkpoint.upkeep import Upkeep, describe_little_space
 from penstock.checkpoint.wire import messages
 from penstock.checkpoint.writer import Job, SnapshotWriter
-from penstock.checkpoint.writing import Piece
 from penstock.compiling import Lease
-from penstock.errors import ClosedError, ConfigError, DataError, RankError, WaitTimeout, printable
+from penstock.errors import ClosedError, ConfigError, RankError, WaitTimeout, printable
 from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
 from penstock.flow.snapshot_spans import SnapshotSpan
 from penstock.plan.saves import SaveCost, SaveSchedule
-from penstock.policy.draining import Speeds, encode_first
 from penstock.policy.keeping import Keep, restorable
 from penstock.policy.retention import Scheme
+from penstock.policy.saving import Save
 from penstock.policy.snap_distance import AutoDistance, SnapDistance
 from penstock.policy.space import SpaceNeeded
 from penstock.trace.schema import Kind
 from penstock.units import is_integer, parse_bytes, parse_rate
-
-#: Block size of file systems.
-_DISK_BLOCK_BYTES = 4096
 
 
 def tell(line: str) -> None:
@@ -242,59 +237,23 @@ class SnapshotStore:
                 )
         self._catalog = Catalog(self._tiers)
         self._upkeep = Upkeep(self._catalog, keeping, room, self._told)
+        self._areas = (StagingArea(), StagingArea())
+        drains: SnapshotWriter | None = None
+        self._drainer: Drainer | None = None
+        if fast is not None:
+            drains, self._drainer = self._made_drainer(way, drain_rate)
         self._writer = SnapshotWriter(
             self._catalog,
-            len(self._tiers) - 1,
             way,
             self._upkeep,
             self._ranks,
             holds_reference=reference == "memory" and way.refers and fast is None,
+            areas=self._areas,
+            drains=drains,
+            threads=self._threads,
             recorder=recorder,
         )
         self._restorer = Restorer(self._catalog, self._ranks, self._threads, recorder, self._told)
-        self._drainer: Drainer | None = None
-        #: Of the fast tier, where each snapshot is whole: as it is, and encoded.
-        self._fast_writers: builtins.list[SnapshotWriter] = []
-        if fast is not None:
-            self._fast_writers = [
-                SnapshotWriter(
-                    self._catalog,
-                    0,
-                    Way("complete", 1, name, way.kept_mantissa_bits),
-                    self._upkeep,
-                    self._ranks,
-                    holds_reference=False,
-                    recorder=recorder,
-                )
-                for name in (RAW, codec)
-            ]
-            capped: Tier = main
-            stop = threading.Event()
-            if drain_rate is not None:
-                capped = CappedTier(main, drain_rate, stop=stop)
-            self._drainer = Drainer(
-                self._catalog,
-                self._upkeep,
-                SnapshotWriter(
-                    self._catalog,
-                    1,
-                    way,
-                    self._upkeep,
-                    alone(),
-                    holds_reference=False,
-                    through=capped,
-                    recorder=recorder,
-                    span=Kind.DRAIN,
-                ),
-                self._threads,
-                self._told,
-                stop,
-                # Object stores are reached by a client of this process, with its credentials.
-                Apart(near.path, main.path, way, self._threads, stop, self._told, drain_rate)
-                if isinstance(main, LocalTier) and os.name == "posix"
-                else None,
-            )
-        self._areas = (StagingArea(), StagingArea())
         #: Whether `prepare` or the first save has checked the free space.
         self._is_space_checked = False
         #: The last report of floats that differ between ranks.
@@ -318,6 +277,29 @@ class SnapshotStore:
             self._told(f"{main.name} {instead}")
         # A store that nobody closes is not written by anybody any more: its folders are others'.
         weakref.finalize(self, _let_go_unclosed, os.getpid(), self._upkeep, self._drainer).atexit = False
+
+    def _made_drainer(self, way: Way, bytes_per_second: float | None) -> tuple[SnapshotWriter, Drainer]:
+        """Return what copies snapshots to the slow tier, and the writer of it."""
+        fast, slow = self._tiers
+        assert isinstance(fast, LocalTier), "it is a folder"
+        stop = threading.Event()
+        capped = slow if bytes_per_second is None else CappedTier(slow, bytes_per_second, stop=stop)
+        writer = SnapshotWriter(
+            self._catalog,
+            way,
+            self._upkeep,
+            alone(),
+            through=capped,
+            recorder=self._recorder,
+            span=Kind.DRAIN,
+        )
+        apart = None
+        # Object stores are reached by a client of this process, with its credentials.
+        if isinstance(slow, LocalTier) and os.name == "posix":
+            settings = (way, self._threads, stop, self._told, bytes_per_second)
+            apart = Apart(fast.path, slow.path, *settings)
+        drainer = Drainer(self._catalog, self._upkeep, writer, self._threads, self._told, stop, apart)
+        return writer, drainer
 
     @property
     def is_alone(self) -> bool:
@@ -391,7 +373,7 @@ class SnapshotStore:
         sources = flat[0].sources
         cuts = waves_of(sources, self._staging_bytes)
         if self._ranks.size == 1 and len(cuts) == 1:
-            for area in self._areas[: 2 if self._writer.holds_reference else 1]:
+            for area in self._areas[: 2 if any(self._writer.holds) else 1]:
                 area.reserve(room_of(cuts[0]))
         warm_up(self._way.codec, {source.layout.dtype for source in sources})
         return needed
@@ -470,58 +452,55 @@ class SnapshotStore:
         if len(cuts) > 1:
             assert self._staging_bytes is not None, "without a limit there is one wave"
             cuts = waves_of(sources, self._staging_bytes // 2)
-        areas = self._free_areas()[: min(2, len(cuts))]
-        waves = Waves(len(areas))
+        areas = self._writer.free_areas()[: min(2, len(cuts))]
+        waves = Waves(len(areas), is_single=len(cuts) == 1)
         job = Job(
             step,
             begin_seconds,
-            [source.layout for source in sources],
+            layouts,
+            sum(source.layout.nbytes for source in sources),
             flat.tree,
             own.tree if own else None,
-            areas[0],
             waves,
+            Save(self._writer.terms(can_repeat=waves.can_repeat, ranks=self._ranks.size)),
+            areas[0],
+            functools.partial(_reserve, areas, max(map(room_of, cuts))),
+            number=self._ranks.rank,
             waited_step=waited_step,
             waited_seconds=waited_seconds if waited_step is not None else 0.0,
         )
-
-        def reserve() -> None:
-            for area in areas:
-                area.reserve(max(map(room_of, cuts)))
-
-        writer = self._place(job, layouts)
-        try:
-            writer.begin(job, layouts, reserve)
-        except DataError as error:
-            if writer not in self._fast_writers:
-                raise
-            self._fall_through(job, error)
-            writer = self._writer
-            writer.begin(job, layouts, reserve)
+        self._writer.begin(job)
         if self._ranks.rank == 0 and (warning := self._catalog.describe_lower(step)):
             self._told(warning)
-        #: The whole state, if it lies in memory at once.
-        staged: builtins.list[Sequence[Piece]] = []
+        saving = self._stage(job, cuts, waves, areas)
+        span.add(job.nbytes)
+        job.blocked_seconds = time.monotonic() - begin_seconds
+        job.is_copied.set()
+        self._since_seconds = time.monotonic()
+        self._cost = SaveCost(job.blocked_seconds)
+        return Saving(saving)
+
+    def _stage(
+        self, job: Job, cuts: Sequence[Sequence[Cut]], waves: Waves, areas: Sequence[StagingArea]
+    ) -> BackgroundSave:
+        """Copy a state wave by wave, and return what writes it meanwhile."""
         workers: Workers | None = None
         saving: BackgroundSave | None = None
         try:
             # They begin here: an interpreter that is shutting down starts no more threads.
-            workers = begun = Workers(self._threads, f"penstock-encode-{step}")
-            saving = self._saving = BackgroundSave(
-                step, lambda: self._write(job, writer, begun, staged), self._told
-            )
+            workers = Workers(self._threads, f"penstock-encode-{job.step}")
+            write = functools.partial(self._write, job, workers)
+            saving = self._saving = BackgroundSave(job.step, write, self._told)
             if self._drainer is not None and self._ranks.rank == 0:
-                saving.at_end(functools.partial(self._drainer.go_on, step))
+                saving.at_end(functools.partial(self._drainer.go_on, job.step))
             saving.start()
             for number, wave in enumerate(cuts):
                 if not waves.wait_for_area():
                     break
                 # In one wave, the threads that will encode have nothing else to do yet.
-                copied = areas[number % len(areas)].copy(wave, workers if len(cuts) == 1 else None)
-                if len(cuts) == 1:
-                    staged.append(copied)
-                waves.put(copied)
+                waves.put(areas[number % len(areas)].copy(wave, workers if len(cuts) == 1 else None))
             waves.put(None)
-        except BaseException:
+        except BaseException as error:
             # Interrupted, no thread to be had, or a device failed: what is half copied is never written.
             waves.leave_off()
             job.is_copied.set()
@@ -529,91 +508,21 @@ class SnapshotStore:
                 saving.forget_failure()
             else:
                 self._saving = None
-                writer.give_up(job)
+                self._writer.give_up(job, error)
                 if workers is not None:
                     workers.close()
             raise
-        span.add(sum(layout.nbytes for layout in job.layouts))
-        job.blocked_seconds = time.monotonic() - begin_seconds
-        job.is_copied.set()
-        self._since_seconds = time.monotonic()
-        self._cost = SaveCost(job.blocked_seconds)
-        return Saving(saving)
+        return saving
 
-    def _place(self, job: Job, layouts: Sequence[Layout]) -> SnapshotWriter:
-        """Return what writes a snapshot: to the fast tier if there is one and it has room."""
-        if self._drainer is None:
-            return self._writer
-
-        def on_first(own_bytes: builtins.list[int]) -> builtins.list[Any]:
-            self._upkeep.open_for_writing()
-            self._upkeep.replace_damaged(job.step)
-            if self._catalog.copies(job.step):
-                raise ConfigError(self._catalog.there_already(job.step))
-            # The folder, the manifest and each rank's part fill their last block only in part.
-            files_bytes = _DISK_BLOCK_BYTES * (self._ranks.size + 2)
-            beside_bytes = bytes_beside(job.tree, layouts, own_bytes) + files_bytes
-            place = self._upkeep.place(sum(layout.nbytes for layout in layouts) + beside_bytes)
-            return [place.tier, encode_first(self._speeds()), place.why_not_nearer]
-
-        tier: int
-        is_encoded: bool
-        tier, is_encoded, why = self._ranks.together(
-            f"the place of step {job.step}", lambda: len(json.dumps(job.rank_tree)), on_first
-        )
-        if tier == 0:
-            return self._fast_writers[is_encoded]
-        job.note = f"; written to {self._tiers[tier].name} at once: {why}"
-        return self._writer
-
-    def _fall_through(self, job: Job, error: DataError) -> None:
-        """Make a job ready to be written to the slow tier, for the fast one refused."""
-        why = self._upkeep.give_up_fast(error) if self._ranks.rank == 0 else str(error)
-        job.plan = job.draft = None
-        job.note = f"; written to {self._tiers[1].name} at once: {why}"
-
-    def _speeds(self) -> Speeds | None:
-        """Return what was measured; None while something was not yet."""
-        assert self._drainer is not None, "there is a fast tier"
-        raw, encode = self._fast_writers[0].bytes_per_second, self._drainer.encode_bytes_per_second
-        share = self._catalog.baseline_share(len(self._tiers) - 1)
-        return Speeds(raw, self._threads * encode, share) if raw and encode and share else None
-
-    def _write(
-        self,
-        job: Job,
-        writer: SnapshotWriter,
-        workers: Workers,
-        staged: Sequence[Sequence[Piece]],
-    ) -> Saved:
-        """Write a snapshot in the background; it is drained once it was told of.
-
-        staged: the whole state, if it is in memory at once when it is copied.
-        """
+    def _write(self, job: Job, workers: Workers) -> Saved:
+        """Write a snapshot in the background; it is drained once it was told of."""
         if self._drainer is not None and self._ranks.rank == 0:
             self._drainer.hold_back(job.step)
-        try:
-            saved = writer.write(job, workers)
-        except DataError as error:
-            if writer not in self._fast_writers:
-                raise
-            self._fall_through(job, error)
-            job.is_copied.wait()
-            # What was committed is there, whatever failed then. Of many ranks, the next save falls through.
-            if self._ranks.size > 1 or not staged or self._catalog.copies(job.step):
-                raise
-            job.waves = InOneWave(staged[0])
-            self._writer.begin(job, job.layouts)
-            saved = self._writer.write(job, Workers(self._threads, f"penstock-encode-{job.step}"))
-        for area in self._free_areas() if self._writer.holds_reference else ():
+        saved = self._writer.write(job, workers)
+        for area in self._writer.free_areas() if any(self._writer.holds) else ():
             # Here, lest the next save does it while training waits.
             area.reserve(job.area.nbytes)
         return saved
-
-    def _free_areas(self) -> builtins.list[StagingArea]:
-        """Return the areas in which no snapshot lies that the next one is a difference to."""
-        held = self._writer.held
-        return [area for area in self._areas if held is None or area is not held.area]
 
     def _taken_apart(
         self, step: int, state: Any, per_rank: Any
@@ -962,6 +871,11 @@ def _failure_of(function: Callable[[], None]) -> list[Exception]:
     except Exception as failure:
         return [failure]
     return []
+
+
+def _reserve(areas: Iterable[StagingArea], nbytes: int) -> None:
+    for area in areas:
+        area.reserve(nbytes)
 
 
 def _rows(flat: Flat, own: Flat | None) -> list[Any]:

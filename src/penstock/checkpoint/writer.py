@@ -1,32 +1,28 @@
-"""What the ranks of a job do in the background to turn staged tensors into a snapshot, and to forget old ones.
+"""Obeys what `penstock.policy.saving` decides about a save, on every rank of a job.
 
-every rank   what it holds ──▶┐ rank 0: step free? difference to what?  ┌──▶ plan ──▶ its part, synced ──▶┐
-                              └── begins the draft ─────────────────────┘                                 │
-rank 0       ◀── the parts' tables ── one collective: the manifest, the rename: the snapshot is there ◀───┘
-every rank   reads its part back ──▶ rank 0 removes what nobody wants any more
+every rank   state ──▶ rank 0: place, delta to which? begins the draft ──▶ every rank: its part, synced ──▶┐
+rank 0       ◀── the parts' tables ── one exchange: the manifest, the rename: the snapshot is there ◀──────┘
+every rank   reads its part back ──▶ rank 0 deletes what retention gives up
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Protocol
 
 from penstock.checkpoint.catalog import Catalog
+from penstock.checkpoint.drain_process import ProcessEnded
 from penstock.checkpoint.local import LocalTier
-from penstock.checkpoint.manifest import (
-    Manifest,
-    Stored,
-    folder_of,
-    read_layout,
-    write_layout,
-    write_manifest,
-)
+from penstock.checkpoint.manifest import NewerFormat, bytes_beside, folder_of, write_manifest
 from penstock.checkpoint.parts import Part
 from penstock.checkpoint.ranks import Ranks
 from penstock.checkpoint.recipe import (
+    RAW,
     Plan,
     Way,
     WrittenPart,
@@ -34,32 +30,61 @@ from penstock.checkpoint.recipe import (
     decide,
     manifest_of,
     new_plan,
-    opened_reference,
 )
 from penstock.checkpoint.saving import Saved
-from penstock.checkpoint.staged import InOneWave, Staged, write_staged
+from penstock.checkpoint.staged import Held, Staged, write_staged
 from penstock.checkpoint.staging import StagingArea
 from penstock.checkpoint.tensors import Layout
 from penstock.checkpoint.tier import Draft, Tier
 from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.writing import Piece
-from penstock.errors import DataError, FormatError
+from penstock.errors import ConfigError, DataError, FormatError, RankError, WaitTimeout
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
 from penstock.flow.snapshot_spans import SnapshotSpan
+from penstock.policy.draining import Speeds
+from penstock.policy.saving import (
+    Abort,
+    Begin,
+    Commit,
+    Discard,
+    Distrust,
+    Fault,
+    Finish,
+    GiveUpTier,
+    Hold,
+    Instruction,
+    Instructions,
+    Place,
+    Prune,
+    Raise,
+    Save,
+    SaveTerms,
+    Suspect,
+    Verify,
+    WriteHere,
+    WritePart,
+)
 from penstock.trace.schema import Kind
 from penstock.trace.trace import JSON
+
+#: Block size of file systems.
+_DISK_BLOCK_BYTES = 4096
 
 
 class Elsewhere(Protocol):
     """Writes a part into a draft that was begun, and reads it back once it is committed, in another process."""
 
     def write(self, plan: Plan) -> WrittenPart:
-        """Return once the part would outlive a loss of power. Raises: FormatError, DataError."""
+        """Return once the part would outlive a loss of power. Raises: FormatError, DataError, ProcessEnded."""
         ...
 
     def check(self, plan: Plan, part: Part) -> None:
         """Compare the part with its checksums. Raises: FormatError, DataError."""
+        ...
+
+    def give_up(self, error: BaseException) -> None:
+        """Begin no other process, for one has ended."""
         ...
 
 
@@ -67,261 +92,438 @@ class Elsewhere(Protocol):
 class Job:
     """One save, from the copy of the state to the committed snapshot.
 
-    begin_seconds: of the monotonic clock. layouts: of the tensors that this rank writes. tree: of the state.
-    rank_tree: of what this rank has for itself.
+    begin_seconds: of the monotonic clock. layouts: of the tensors of all ranks. nbytes: of those this rank writes.
+    tree: of the state. rank_tree: of what this rank has for itself. waves: the state of this rank as it is staged.
+    life: decides what happens next.
     """
 
     step: int
     begin_seconds: float
     layouts: Sequence[Layout]
+    nbytes: int
     tree: JSON
     rank_tree: JSON
-    #: Where the first wave is staged.
-    area: StagingArea
     waves: Staged
+    life: Save
+    #: Where the first wave is staged.
+    area: StagingArea = field(default_factory=StagingArea)
+    #: Called on every rank before a draft is begun; what it raises on any is raised on all.
+    get_ready: Callable[[], None] = lambda: None
     #: Set by the training thread once the whole state is copied; `blocked_seconds` before it.
     is_copied: threading.Event = field(default_factory=threading.Event)
     blocked_seconds: float = 0.0
-    #: What the snapshot is, where that is settled; then what rank 0 decided, and its draft.
-    plan: Plan | None = None
-    draft: Draft | None = None
     #: For which step the training thread waited first, and how long.
     waited_step: int | None = None
     waited_seconds: float = 0.0
-    #: What `Saved` says besides.
-    note: str = ""
-    #: What every rank has for itself, of a snapshot that is copied; None: what `rank_tree` of each says.
+    #: Which snapshot it is, where that is settled, and what every rank has for itself: it is copied from another tier.
+    copied: Plan | None = None
     rank_trees: Sequence[JSON] | None = None
     #: Who writes the part in place of this process; None: nobody.
     elsewhere: Elsewhere | None = None
+    #: Where it goes; then what rank 0 decided, and its draft; then this rank's part, and the first wave of it.
+    target: Begin = field(default_factory=lambda: Begin(0))
+    plan: Plan | None = None
+    draft: Draft | None = None
+    number: int = 0
+    part: Part | None = None
+    first: Sequence[Piece] = ()
+    #: Who encodes, once training may go on.
+    workers: Workers | None = None
+    #: Of the snapshot: of its state, and of its files.
+    raw_bytes: int = 0
+    stored_bytes: int = 0
+    durable_seconds: float = 0.0
+    #: Steps that must stay while it is written.
+    pinned: list[int] = field(default_factory=list)
+    was_aborted: bool = False
+    #: What `Saved` says besides: why it is no delta, and why it is not on a nearer tier.
+    note: str = ""
 
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A snapshot that is still in memory, in the area where it was staged."""
-
-    uid: str
-    pieces: Sequence[Piece]
-    area: StagingArea
+    @property
+    def decided(self) -> Plan:
+        """Return what the snapshot is to be."""
+        assert self.plan is not None, "it has begun"
+        return self.plan
 
 
 class SnapshotWriter:
-    """Writes snapshots to a tier, one after the other. Used by one thread at a time; on all ranks alike."""
+    """Writes snapshots, one after the other. Used by one thread at a time; on all ranks alike."""
 
     def __init__(
         self,
         catalog: Catalog,
-        tier: int,
         way: Way,
         upkeep: Upkeep,
         ranks: Ranks,
         *,
-        holds_reference: bool,
+        holds_reference: bool = False,
+        areas: Sequence[StagingArea] = (),
         through: Tier | None = None,
+        drains: SnapshotWriter | None = None,
+        threads: int = 1,
         recorder: Recorder | None = None,
         span: Kind = Kind.WRITE,
     ) -> None:
-        """tier: number of it in the catalog. holds_reference: whether the last snapshot stays in memory.
+        """way: of the last tier; on a nearer one all snapshots are baselines.
 
-        through: writes to that tier, at a rate of its own; None: the tier itself. recorder, span: of what is written.
+        holds_reference: whether the last snapshot stays in memory, in one of the areas. through: in place of the last
+            tier, with a cap; None: that itself. drains: writer that drains what this one puts on a nearer tier, with so
+            many threads; None where there is no nearer tier, or this one drains. recorder, span: of what is written.
         """
         self._catalog = catalog
-        self._number = tier
-        self._recorder = recorder
-        self._span = span
-        self._tier = through or catalog.tiers[tier]
-        # What is on another machine is not fetched back only to be looked at.
-        self._reads_back = isinstance(catalog.tiers[tier], LocalTier)
+        self._tiers = [*catalog.tiers[:-1], through or catalog.tiers[-1]]
         self._way = way
         self._upkeep = upkeep
         self._ranks = ranks
-        self.holds_reference = holds_reference
+        self._areas = areas
+        self._drains = drains
+        self._threads = threads
+        self._recorder = recorder
+        self._span = span
+        #: Whether a baseline, and a delta, stay in memory: in a chain all are deltas to the baseline.
+        self.holds = (holds_reference, holds_reference and way.scheme != "chain")
         self.held: Held | None = None
-        #: Of the last snapshot's state, as this rank saw it: from when it began to lie ready until it was durable; and
-        #: encoded by one thread. 0 where nothing was.
-        self.bytes_per_second = 0.0
+        #: Of the last snapshot's state, as this rank saw it: from when it began to lie ready until it was durable,
+        #: where it was stored as it is; and encoded by one thread. 0 where nothing was.
+        self.raw_bytes_per_second = 0.0
         self.encode_bytes_per_second = 0.0
         self._begin_seconds = 0.0
 
-    def begin(
-        self, job: Job, layouts: Iterable[Layout], get_ready: Callable[[], None] = lambda: None
-    ) -> None:
-        """Decide what a snapshot shall be, and begin its draft; `write` has to follow.
+    def free_areas(self) -> list[StagingArea]:
+        """Return the areas in which no snapshot lies that the next one refers to."""
+        return [area for area in self._areas if self.held is None or area is not self.held.area]
 
-        layouts: of the tensors of all ranks. get_ready: is called on every rank before.
-        Raises: ConfigError if there is one of this step, or another process writes here; DataError; what `get_ready`
-            raises on any rank, on all.
+    def terms(self, *, can_repeat: bool, ranks: int) -> SaveTerms:
+        """Return the terms of a save on any of the tiers."""
+        return SaveTerms(range(len(self._tiers)), ranks, can_repeat, holds=self.holds)
+
+    # -- A save ----------------------------------------------------------------------------------------------
+
+    def begin(self, job: Job) -> None:
+        """Choose the tier, decide what a snapshot shall be, and begin its draft; `write` has to follow.
+
+        Raises: on all ranks, what failed on any: ConfigError if there is one of this step, or another process writes
+            here; DataError; what `job.get_ready` raises.
         """
-
-        def decide_first(_: Any) -> list[Any]:
-            self._upkeep.open_for_writing()
-            if job.plan is None:
-                self._upkeep.replace_damaged(job.step)
-            else:
-                self._upkeep.make_way(self._number, job.step)
-            new = job.plan or new_plan(job.step, self._catalog)
-            with self._upkeep.nothing_goes():
-                plan = decide(self._catalog, self._number, new, self._way, layouts)
-                # Let go of at the end of `write`.
-                self._upkeep.hold(link.step for link in plan.chain)
-            # Not under the lock: a slow tier that hangs must not hold up a save to the fast one.
-            try:
-                job.draft = self._tier.begin(folder_of(plan.step), plan.uid)
-            except BaseException:
-                self._upkeep.let_go(link.step for link in plan.chain)
-                raise
-            return plan.write()
-
-        what = f"the beginning of step {job.step}"
-        job.plan = Plan.read(self._ranks.together(what, get_ready, decide_first))
-        if job.plan.why_baseline:
-            job.note = f": {job.plan.why_baseline}{job.note}"
-
-    def give_up(self, job: Job) -> None:
-        """Take back a beginning that nobody will write."""
-        if self._ranks.rank == 0 and job.plan is not None:
-            if job.draft is not None:
-                job.draft.abort()
-            self._upkeep.let_go(link.step for link in job.plan.chain)
+        try:
+            self._run(job, job.life.offered())
+        except BaseException:
+            self._unpin(job)
+            raise
 
     def write(self, job: Job, workers: Workers) -> Saved:
-        """Write a snapshot that has begun; it is durable, checked, and what it replaces is gone when this returns.
+        """Write a snapshot that has begun; it is durable, checked, and what it replaces is deleted when this returns.
 
         Raises: on all ranks, what failed on any.
         """
-        assert job.plan is not None, "it has begun"
+        job.workers = workers
         try:
-            return self._write(job, job.plan, workers)
+            self._run(job, (WritePart(),))
         finally:
             job.waves.give_up()
             workers.close()
-            if self._ranks.rank == 0:
-                self._upkeep.let_go(link.step for link in job.plan.chain)
+            self._unpin(job)
+        return self._saved(job)
 
-    def _write(self, job: Job, plan: Plan, workers: Workers) -> Saved:
-        ranks = self._ranks
-        draft = job.draft or self._tier.begin(folder_of(plan.step), plan.uid, join=True)
-        held = self.held
-        pieces: list[Sequence[Piece]] = []
-        written: list[Part] = []
+    def give_up(self, job: Job, error: BaseException) -> None:
+        """Take back a beginning that nobody will write. error: why."""
+        for instruction in job.life.failed(_fault_of(error, job))[:-1]:
+            self._settle(job, instruction, error)
+        self._unpin(job)
 
-        def began(wave: Sequence[Piece]) -> None:
-            pieces.append(wave)
-            self._begin_seconds = time.monotonic()
+    def _run(self, job: Job, instructions: Instructions) -> None:
+        """Obey until the save is over, or its parts are to be written and nobody encodes yet."""
+        failure: BaseException | None = None
+        try:
+            while True:
+                *before, last = instructions
+                for instruction in before:
+                    self._settle(job, instruction, failure)
+                if isinstance(last, Finish) or (isinstance(last, WritePart) and job.workers is None):
+                    return
+                if isinstance(last, Raise):
+                    assert failure is not None, "something failed"
+                    raise self._described(job, failure)
+                try:
+                    instructions = self._obey(job, last)
+                except BaseException as error:
+                    failure = error
+                    instructions = job.life.failed(_fault_of(error, job))
+        finally:
+            failure = None  # its traceback has this frame
 
-        def write_here(span: SnapshotSpan) -> WrittenPart:
-            with opened_reference(
-                self._catalog, plan, held.uid if held else None, held.pieces if held else ()
-            ) as references:
-                return write_staged(
-                    draft,
-                    plan,
-                    ranks.rank,
-                    self._way,
-                    job.waves,
-                    sum(layout.nbytes for layout in job.layouts),
-                    references,
-                    workers,
-                    began,
-                    span.add,
+    def _obey(self, job: Job, instruction: Instruction) -> Instructions:
+        """Obey what may fail, and return what is to be done next. Raises: on all ranks, what failed on any."""
+        life, together = job.life, self._ranks.together
+        match instruction:
+            case Place():
+                place = functools.partial(self._place, job)
+                own_bytes = functools.partial(_json_bytes, job.rank_tree)
+                tier, speeds, why = together(f"the place of step {job.step}", own_bytes, place)
+                if why:
+                    self._note_fall(job, tier, why)
+                return life.placed(tier, speeds and Speeds(*speeds))
+            case Begin(is_baseline=True):
+                self._begin_baseline(job)
+                return life.begun(is_delta=False)
+            case Begin():
+                job.target = instruction
+                begin = functools.partial(self._begin, job)
+                plan = Plan.read(together(f"the beginning of step {job.step}", job.get_ready, begin))
+                job.plan = plan
+                if plan.why_baseline:
+                    job.note = f": {plan.why_baseline}{job.note}"
+                return life.begun(is_delta=plan.reference is not None)
+            case WritePart():
+                write, commit = (
+                    functools.partial(self._write_part, job),
+                    functools.partial(self._commit_all, job),
                 )
+                refers, *nbytes = together(f"the commit of step {job.step}", write, commit)
+                if self._ranks.rank:
+                    self._durable(job, refers)
+                return self._committed(job, *nbytes)
+            case Verify():
+                together(f"the check of step {job.step}", functools.partial(self._check, job))
+                return life.verified()
+            case Prune(tier=tier):
+                prune = functools.partial(self._upkeep.forget, time.time(), tier)
+                self._ranks.ask_first(f"what goes after step {job.step}", prune)
+                life.pruned()
+                job.is_copied.wait()
+                return life.staged()
+        raise AssertionError(f"{instruction} is settled")
 
-        def write() -> Any:
-            with SnapshotSpan(self._recorder, self._span, plan.step, self._number) as span:
-                if job.elsewhere is None:
-                    made = write_here(span)
-                else:
-                    self._begin_seconds = time.monotonic()
-                    made = job.elsewhere.write(plan)
-                    span.add(made.part.nbytes)
-            part = made.part
-            written.append(part)
-            if made.encode_seconds:
-                self.encode_bytes_per_second = made.encoded_bytes / made.encode_seconds
-            rows = [[*write_layout(one.layout), one.first_block] for one in made.stored]
-            return [[part.file, part.nbytes, part.table], rows, job.rank_tree, made.refers]
+    def _settle(self, job: Job, instruction: Instruction, failure: BaseException | None) -> None:
+        """Obey what comes before the next attempt, or the end."""
+        match instruction:
+            case Hold():
+                self._hold(job)
+            case Abort():
+                job.was_aborted = True
+                if self._ranks.rank == 0 and job.draft is not None:
+                    job.draft.abort()
+            case GiveUpTier():
+                assert isinstance(failure, DataError), "it refused"
+                why = self._upkeep.give_up_fast(failure) if self._ranks.rank == 0 else str(failure)
+                job.note = ""
+                self._note_fall(job, instruction.tier + 1, why)
+            case Distrust(suspect=Suspect.REFERENCE):
+                assert job.decided.reference is not None, "a delta has one"
+                self._catalog.mark_damaged(job.decided.reference.step, job.decided.chain[-1].tier)
+            case Distrust(suspect=Suspect.NEW):
+                self._catalog.mark_damaged(job.step, job.target.tier)
+            case Distrust():
+                self._catalog.mark_damaged(job.step)
+            case Discard():
+                self._upkeep.discard(job.target.tier, job.step)
+            case WriteHere():
+                assert job.elsewhere is not None, "it was written elsewhere"
+                assert failure is not None, "the process ended"
+                job.elsewhere.give_up(failure)
+                job.elsewhere = None
 
-        def check() -> None:
-            if job.elsewhere is None:
-                check_part(self._tier, plan, ranks.rank, written[0], to_its_end=self._reads_back)
+    # -- What rank 0 does ------------------------------------------------------------------------------------
+
+    def _place(self, job: Job, own_bytes: Sequence[int]) -> list[Any]:
+        """Return the tier with space for a snapshot, what was measured, and why it is no nearer one."""
+        self._upkeep.open_for_writing()
+        self._upkeep.replace_damaged(job.step)
+        if self._catalog.copies(job.step):
+            raise ConfigError(self._catalog.there_already(job.step))
+        # The folder, the manifest and each rank's part fill their last block only in part.
+        files_bytes = _DISK_BLOCK_BYTES * (job.life.terms.ranks + 2)
+        beside_bytes = bytes_beside(job.tree, job.layouts, own_bytes) + files_bytes
+        place = self._upkeep.place(sum(layout.nbytes for layout in job.layouts) + beside_bytes)
+        speeds = self._speeds()
+        return [place.tier, speeds and astuple(speeds), place.why_not_nearer]
+
+    def _speeds(self) -> Speeds | None:
+        """Return what was measured; None while something was not yet."""
+        assert self._drains is not None, "there is a nearer tier"
+        raw, encode = self.raw_bytes_per_second, self._drains.encode_bytes_per_second
+        share = self._catalog.baseline_share(len(self._tiers) - 1)
+        return Speeds(raw, self._threads * encode, share) if raw and encode and share else None
+
+    def _begin(self, job: Job, _: Any) -> list[Any]:
+        """Decide what a snapshot is, and begin its draft; return it as JSON."""
+        tier, upkeep = job.target.tier, self._upkeep
+        self._unpin(job)
+        upkeep.open_for_writing()
+        if job.copied is None:
+            upkeep.replace_damaged(job.step)
+        else:
+            upkeep.make_way(tier, job.step)
+        new = job.copied or new_plan(job.step, self._catalog)
+        with upkeep.nothing_goes():
+            plan = decide(self._catalog, tier, new, self._way_of(job), job.layouts)
+            job.pinned = [link.step for link in plan.chain]
+            upkeep.hold(job.pinned)
+        # Not under the lock: a slow tier that hangs must not hold up a save to the fast one.
+        job.draft = self._tiers[tier].begin(folder_of(plan.step), plan.uid)
+        return plan.write()
+
+    def _begin_baseline(self, job: Job) -> None:
+        """Begin a draft of the same snapshot once more, as a baseline."""
+        assert job.decided.reference is not None, "it was a delta"
+        step = job.decided.reference.step
+        job.plan = job.decided.as_baseline()
+        job.draft = self._tiers[job.target.tier].begin(folder_of(job.step), job.plan.uid)
+        job.note += f": step {step}, to which it was to be a difference, is damaged"
+
+    def _commit_all(self, job: Job, parts: Sequence[Any]) -> list[Any]:
+        """Commit the parts of all ranks; return of which blocks need the reference, and as `_commit`."""
+        refers = [bool(part[2]) for part in parts]
+        commit = self._durable(job, refers)
+        return [refers, *self._commit(job, parts, is_delta=commit.is_delta)]
+
+    def _commit(self, job: Job, parts: Sequence[Any], *, is_delta: bool) -> list[int]:
+        """Make parts a snapshot; return the bytes of its state, and of its files."""
+        assert job.draft is not None, "it was begun here"
+        plan = job.decided.as_written(refers=is_delta)
+        made = [WrittenPart.read(part[:-1], number) for number, part in enumerate(parts)]
+        rank_trees = [part[-1] for part in parts] if job.rank_trees is None else job.rank_trees
+        entered = [(one.part, one.stored) for one in made]
+        manifest = manifest_of(plan, self._way_of(job), job.tree, rank_trees, entered)
+        file = write_manifest(manifest)
+        manifest = replace(manifest, file_bytes=len(file))
+        job.draft.commit(file)
+        self._catalog.add(job.target.tier, manifest)
+        return [manifest.raw_bytes, manifest.stored_bytes]
+
+    # -- What every rank does --------------------------------------------------------------------------------
+
+    def _write_part(self, job: Job) -> list[Any]:
+        """Write and sync this rank's part; return what the commit has to know of it, as JSON.
+
+        Raises: FormatError, DataError, ProcessEnded.
+        """
+        plan, tier = job.decided, job.target.tier
+        with SnapshotSpan(self._recorder, self._span, plan.step, tier) as span:
+            if job.elsewhere is not None:
+                self._begin_seconds = time.monotonic()
+                made = job.elsewhere.write(plan)
+                span.add(made.part.nbytes)
             else:
-                job.elsewhere.check(plan, written[0])
+                assert job.workers is not None, "somebody encodes"
+                made = write_staged(
+                    job.draft or self._tiers[tier].begin(folder_of(plan.step), plan.uid, join=True),
+                    plan,
+                    job.number,
+                    self._way_of(job),
+                    job.waves,
+                    job.nbytes,
+                    self._catalog,
+                    job.workers,
+                    held=self.held,
+                    began=functools.partial(self._note_first, job),
+                    written=span.add,
+                )
+        job.part = made.part
+        if made.encode_seconds:
+            self.encode_bytes_per_second = made.encoded_bytes / made.encode_seconds
+        return [*made.write(), job.rank_tree]
 
-        def commit(parts: Sequence[Any]) -> list[Any]:
-            refers = any(part_refers for *_, part_refers in parts)
-            manifest = self._manifest(job, plan.as_written(refers=refers), parts)
-            file = write_manifest(manifest)
-            manifest = replace(manifest, file_bytes=len(file))
-            draft.commit(file)
-            self._catalog.add(self._number, manifest)
-            return [manifest.raw_bytes, manifest.stored_bytes, refers]
+    def _hold(self, job: Job) -> None:
+        """Keep a state in memory for the next delta, if that may refer to it."""
+        if self.holds[job.decided.reference is not None]:
+            self.held = Held(job.decided.uid, job.first, job.area)
 
-        try:
-            raw_bytes, stored_bytes, refers = ranks.together(f"the commit of step {plan.step}", write, commit)
-        except BaseException as error:
-            if ranks.rank == 0:
-                draft.abort()
-            if isinstance(error, DataError) and self._span is Kind.WRITE and not self._is_there(plan):
-                raise type(error)(f"{error}: step {plan.step} was not saved") from error
-            if not isinstance(error, FormatError) or plan.reference is None or job.waves.is_damaged:
-                raise
-            # What else is read meanwhile is the reference: it is damaged, and nothing is to refer to it any more.
-            self._catalog.mark_damaged(plan.reference.step, plan.chain[-1].tier)
-            if job.elsewhere is None:
-                nbytes = sum(layout.nbytes for layout in job.layouts)
-                if ranks.size > 1 or not pieces or sum(piece.data.size for piece in pieces[0]) != nbytes:
-                    raise
-                job.waves = InOneWave(pieces[0])
-            job.draft = self._tier.begin(folder_of(plan.step), plan.uid)
-            job.note += f": step {plan.reference.step}, to which it was to be a difference, is damaged"
-            return self._write(job, plan.as_baseline(), workers)
-        made = plan.as_written(refers=refers)
-        if made is not plan:
-            plan, job.note = made, f": {made.why_baseline}{job.note}"
+    def _check(self, job: Job) -> None:
+        assert job.part is not None, "it was written"
+        if job.elsewhere is not None:
+            job.elsewhere.check(job.decided, job.part)
+            return
+        # What is on another machine is not fetched back only to be looked at.
+        reads_back = isinstance(self._catalog.tiers[job.target.tier], LocalTier)
+        check_part(self._tiers[job.target.tier], job.decided, job.number, job.part, to_its_end=reads_back)
+
+    def _note_first(self, job: Job, wave: Sequence[Piece]) -> None:
+        job.first = wave
+        self._begin_seconds = time.monotonic()
+
+    def _note_fall(self, job: Job, tier: int, why: str) -> None:
+        job.note = f"; written to {self._catalog.tiers[tier].name} at once: {why}"
+
+    def _durable(self, job: Job, refers: Sequence[bool]) -> Commit:
+        """Tell of all parts that they are durable, and return how they are committed."""
+        instructions: Instructions = ()
+        for rank, each in enumerate(refers):
+            instructions = job.life.part_durable(rank, refers=each)
+        (commit,) = instructions
+        assert isinstance(commit, Commit), "all parts are durable"
+        return commit
+
+    def _committed(self, job: Job, raw_bytes: int, stored_bytes: int) -> Instructions:
+        instructions = job.life.committed()
+        plan = job.decided.as_written(refers=job.life.is_delta)
+        if plan is not job.plan:
+            job.plan, job.note = plan, f": {plan.why_baseline}{job.note}"
+        job.raw_bytes, job.stored_bytes = raw_bytes, stored_bytes
         now_seconds = time.monotonic()
-        durable_seconds = now_seconds - job.begin_seconds
-        self.bytes_per_second = raw_bytes / max(now_seconds - self._begin_seconds, 1e-9)
-        # In a chain all are differences to the baseline, which stays in memory.
-        is_next_reference = self.holds_reference and not (plan.reference and self._way.scheme == "chain")
-        if is_next_reference:
-            # Held by nobody until it is checked: what comes next must not be a difference to what cannot be read.
-            self.held = None
+        job.durable_seconds = now_seconds - job.begin_seconds
+        if not job.target.is_encoded:
+            self.raw_bytes_per_second = raw_bytes / max(now_seconds - self._begin_seconds, 1e-9)
+        return instructions
+
+    def _way_of(self, job: Job) -> Way:
+        """Return how a snapshot is stored: on a nearer tier as a baseline, encoded or as it is."""
+        if job.target.tier == len(self._tiers) - 1:
+            return self._way
+        codec = self._way.codec if job.target.is_encoded else RAW
+        return Way("complete", 1, codec, self._way.kept_mantissa_bits)
+
+    def _unpin(self, job: Job) -> None:
+        pinned, job.pinned = job.pinned, []
+        self._upkeep.let_go(pinned)
+
+    def _described(self, job: Job, error: BaseException) -> BaseException:
+        """Return what to raise: of a tier that refused, that there is no snapshot."""
+        if not (isinstance(error, DataError) and job.was_aborted and self._span is Kind.WRITE):
+            return error
+        if self._is_there(job):
+            return error
+        described = type(error)(f"{error}: step {job.step} was not saved")
+        described.__cause__ = error
+        return described
+
+    def _is_there(self, job: Job) -> bool:
+        """Return whether a snapshot can be seen, as where only the end of its commit failed, or nobody can say."""
         try:
-            ranks.together(f"the check of step {plan.step}", check)
-        except (FormatError, DataError):
-            self._catalog.mark_damaged(plan.step, self._number)
-            raise
-        if is_next_reference:
-            self.held = Held(plan.uid, pieces[0], job.area)
-        ranks.ask_first(
-            f"what goes after step {plan.step}", lambda: self._upkeep.forget(time.time(), self._number)
-        )
-        job.is_copied.wait()
+            return folder_of(job.step) in self._tiers[job.target.tier].folders()
+        except DataError:
+            return True
+
+    def _saved(self, job: Job) -> Saved:
+        plan = job.decided
         return Saved(
             plan.step,
             plan.uid,
             plan.reference.step if plan.reference else None,
-            raw_bytes,
-            stored_bytes,
+            job.raw_bytes,
+            job.stored_bytes,
             job.blocked_seconds,
-            durable_seconds,
-            self._tier.name,
+            job.durable_seconds,
+            self._tiers[job.target.tier].name,
             job.note,
             job.waited_seconds,
             job.waited_step,
         )
 
-    def _is_there(self, plan: Plan) -> bool:
-        """Return whether a snapshot can be seen, as where only the end of its commit failed, or nobody can say."""
-        try:
-            return folder_of(plan.step) in self._tier.folders()
-        except DataError:
-            return True
 
-    def _manifest(self, job: Job, plan: Plan, parts: Sequence[Any]) -> Manifest:
-        entered = []
-        for number, (part, rows, *_) in enumerate(parts):
-            stored = [Stored(read_layout(layout), number, first) for *layout, first in rows]
-            entered.append((Part(*part), stored))
-        rank_trees = [rank_tree for _, _, rank_tree, _ in parts] if job.rank_trees is None else job.rank_trees
-        return manifest_of(plan, self._way, job.tree, rank_trees, entered)
+def _fault_of(error: BaseException, job: Job) -> Fault:
+    """Return what failed, as far as it matters for what comes next."""
+    if job.waves.is_damaged:
+        return Fault.STATE
+    kinds = (
+        (ProcessEnded, Fault.PROCESS),
+        (NewerFormat, Fault.NEWER),
+        (FormatError, Fault.DAMAGED),
+        (DataError, Fault.REFUSED),
+        ((RankError, WaitTimeout), Fault.RANK),
+    )
+    return next((fault for kind, fault in kinds if isinstance(error, kind)), Fault.OTHER)
+
+
+def _json_bytes(value: JSON) -> int:
+    return len(json.dumps(value))

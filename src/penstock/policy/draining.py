@@ -127,14 +127,6 @@ def admit(tiers: TwoTiers, capacity_bytes: int, new_bytes: int, *, in_use: Colle
     return Admission(True, tuple(forget)) if missing <= 0 else Admission(False)
 
 
-def may_refer(tiers: TwoTiers, reference_step: int) -> bool:
-    """Return whether what falls through may be stored as a difference to this snapshot, rather than as a baseline.
-
-    On the slow tier it must not need what could be lost with the fast one.
-    """
-    return tiers.on_slow.issuperset(lineage(tiers.snapshots, reference_step))
-
-
 @dataclass(frozen=True, slots=True)
 class Speeds:
     """What was measured of saves so far.

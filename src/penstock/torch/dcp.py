@@ -22,7 +22,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain as chained
 from types import TracebackType
 from typing import Any, Literal
 
@@ -72,16 +71,14 @@ from penstock.checkpoint.recipe import (
     check_part,
     check_written,
     decide,
-    made_coder,
     manifest_of,
     new_plan,
-    opened_reference,
     way_of,
-    write_part,
 )
 from penstock.checkpoint.restoring import Restorer
 from penstock.checkpoint.saving import Saved
-from penstock.checkpoint.staging import StagingArea, room_of, waves_of
+from penstock.checkpoint.staged import CopiedInTurn, Held, write_staged
+from penstock.checkpoint.staging import StagingArea, waves_of
 from penstock.checkpoint.state import Source, flatten, memory_at
 from penstock.checkpoint.store import open_tier, quiet, tell
 from penstock.checkpoint.tensors import Box, Bytes, Layout
@@ -176,8 +173,8 @@ class StoreWriter(StorageWriter):
         self._ranks = made_ranks(ranks)
         self._report = quiet(report)
         self._areas = [StagingArea(), StagingArea()]
-        #: The last snapshot as this rank wrote it: its uid, and its tensors in the second area.
-        self._held: tuple[str, list[Piece]] | None = None
+        #: The last snapshot as this rank wrote it: its tensors are in the second area.
+        self._held: Held | None = None
         self._step: int | None = None
         self._plan: Plan | None = None
         self._draft: Draft | None = None
@@ -276,32 +273,31 @@ class StoreWriter(StorageWriter):
     ) -> WrittenPart:
         sources = [_source(item, planner, paths) for item in items]
         # Training stands still for as long as this takes, so that nothing has to be staged but for the next difference.
-        waves = waves_of(sources, None if self._holds_reference else _WAVE_BYTES)
-        area = self._areas[0]
-        area.reserve(max(map(room_of, waves)))
-        pieces = area.copy(waves[0]) if len(waves) == 1 else []
-
-        def staged() -> Iterator[Sequence[Piece]]:
-            # In the same area, wave by wave, each time anew: a codec that looks first has it done twice.
-            for wave in waves:
-                yield pieces if len(waves) == 1 else area.copy(wave)
-
+        waves = CopiedInTurn(
+            waves_of(sources, None if self._holds_reference else _WAVE_BYTES), self._areas[0]
+        )
+        pieces: list[Piece] = []
+        nbytes = sum(source.layout.nbytes for source in sources)
         draft = self._draft or self._tier.begin(folder_of(snapshot.step), snapshot.uid, join=True)
         with Workers(default_coders(), f"penstock-encode-{snapshot.step}") as workers:
-            held_uid, held = self._held or (None, ())
-            with opened_reference(self._catalog, snapshot, held_uid, held) as references:
-                coder = made_coder(
-                    self._way.codec,
-                    lambda: chained.from_iterable(staged()),
-                    references,
-                )
-                made = write_part(draft, snapshot, number, staged(), references, coder, workers)
+            made = write_staged(
+                draft,
+                snapshot,
+                number,
+                self._way,
+                waves,
+                nbytes,
+                self._catalog,
+                workers,
+                held=self._held,
+                began=pieces.extend,
+            )
             if isinstance(draft, LocalDraft):
                 # Before the commit, for there is no other collective in which all ranks could read theirs.
                 where = f"{self._tier.name}, in the part of step {snapshot.step} that was just written"
                 check_written(draft.open(made.part.file), where, snapshot, number, made.part)
         if self._holds_reference:
-            self._held = snapshot.uid, pieces
+            self._held = Held(snapshot.uid, pieces, self._areas[0])
             self._areas.reverse()
         return made
 
