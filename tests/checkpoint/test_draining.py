@@ -565,9 +565,12 @@ def test_a_damaged_copy_on_the_fast_tier_is_told_and_does_not_keep_others_from_b
         assert_is(store.restore(step=step), step)
 
 
+@pytest.mark.parametrize("wave_bytes", [16 << 20, 64])
 def test_a_damaged_reference_on_the_slow_tier_is_told_and_what_is_drained_does_not_need_it(
-    opened: Opened, top: Path
+    opened: Opened, top: Path, monkeypatch: pytest.MonkeyPatch, wave_bytes: int
 ) -> None:
+    """Also where the state is read in many waves: it is read once more."""
+    monkeypatch.setattr("penstock.checkpoint.staged._WAVE_BYTES", wave_bytes)
     with opened(codec="balance") as store:
         store.save(1, state_of(1)).wait()
     flip(top / "slow", 1)

@@ -159,7 +159,7 @@ def answer(save: Save, instruction: Instruction, world: World) -> Instructions:
     raise AssertionError(f"{instruction} has no outcome")
 
 
-def save_as_told(world: World) -> None:
+def save_as_instructed(world: World) -> None:
     save = Save(world.terms)
     instructions = save.offered()
     while True:
@@ -181,7 +181,7 @@ def test_a_save_does_what_a_program_does_that_takes_one_step_after_another(both:
     obvious, told = both
 
     save_obviously(obvious)
-    save_as_told(told)
+    save_as_instructed(told)
 
     assert told.log == obvious.log
 
@@ -326,7 +326,7 @@ def test_a_save_is_over_once_it_is_durable_and_the_state_is_copied(is_staged_fir
 
 def test_an_event_that_nobody_waits_for_is_a_fault_of_ours() -> None:
     save = Save(SaveTerms())
-    with pytest.raises(AssertionError, match="waits for offered was told of committed"):
+    with pytest.raises(AssertionError, match="waits for offered was notified of committed"):
         save.committed()
     save.offered()
     save.begun(is_delta=False)

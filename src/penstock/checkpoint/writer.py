@@ -298,7 +298,7 @@ class SnapshotWriter:
         """Obey what comes before the next attempt, or the end."""
         match instruction:
             case Hold():
-                self._hold(job)
+                self.held = Held(job.decided.uid, job.first, job.area)
             case Abort():
                 job.was_aborted = True
                 if self._ranks.rank == 0 and job.draft is not None:
@@ -424,11 +424,6 @@ class SnapshotWriter:
             self.encode_bytes_per_second = made.encoded_bytes / made.encode_seconds
         return [*made.write(), job.rank_tree]
 
-    def _hold(self, job: Job) -> None:
-        """Keep a state in memory for the next delta, if that may refer to it."""
-        if self.holds[job.decided.reference is not None]:
-            self.held = Held(job.decided.uid, job.first, job.area)
-
     def _check(self, job: Job) -> None:
         assert job.part is not None, "it was written"
         if job.elsewhere is not None:
@@ -446,7 +441,7 @@ class SnapshotWriter:
         job.note = f"; written to {self._catalog.tiers[tier].name} at once: {why}"
 
     def _durable(self, job: Job, refers: Sequence[bool]) -> Commit:
-        """Tell of all parts that they are durable, and return how they are committed."""
+        """Report that all parts are durable, and return how they are committed."""
         instructions: Instructions = ()
         for rank, each in enumerate(refers):
             instructions = job.life.part_durable(rank, refers=each)

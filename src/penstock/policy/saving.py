@@ -184,7 +184,7 @@ class SaveTerms:
 
 
 class Save:
-    """One save. Each method is an event and returns instructions; every rank may have its own, told the same.
+    """One save. Each method is an event and returns instructions; every rank may have its own, notified of the same.
 
     Raises: AssertionError for an event that is not expected.
     """
@@ -312,5 +312,5 @@ class Save:
 
     def _expect(self, stage: Stage) -> None:
         assert self.stage is stage, (
-            f"a save that waits for {self.stage.value} was told of {stage.value}: events come in order"
+            f"a save that waits for {self.stage.value} was notified of {stage.value}: events come in order"
         )
