@@ -38,7 +38,9 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "$(PYTHON) cannot make virtual environments: install its venv module" \
 	    "(Debian and Ubuntu: apt-get install python3-venv), then run this again" >&2; exit 1; }
-	@$(RUN) -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	@$(RUN) -c 'import pip' 2>/dev/null || { \
+	  echo "Making a virtual environment in $(VENV) ..."; $(PYTHON) -m venv --clear $(VENV); }
+	@echo "Installing what builds Penstock into $(VENV) ..."
 	@test -t 1 || quiet=--quiet; $(PIP) $$quiet hatchling editables
 	@touch $@
 
@@ -54,15 +56,14 @@ demo: $(FOR_DEMO)
 test: $(FOR_TEST)
 	$(TEST) $(ARGS)
 
-# While no test is marked, pytest would end with "no tests collected", an error.
 test-system: $(FOR_TEST)
+	@echo "Looking for the Debian packages of packages.txt ..."
 	@for package in $$(sed 's/#.*//' packages.txt); do \
 	  dpkg-query -W -f '$${Status}' "$$package" 2>/dev/null | grep -q 'ok installed' \
 	    || command -v "$$package" >/dev/null || missing="$$missing $$package"; done; \
 	if [ -n "$$missing" ]; then \
 	  echo "The system tests need$$missing: apt-get install$$missing" >&2; exit 1; fi
-	@if grep -rqE 'mark\.system\b' tests --include='test_*.py'; then \
-	  $(RUN) -m pytest -m system $(ARGS); else echo "No test is marked as a system test."; fi
+	$(RUN) -m pytest -m system $(ARGS)
 
 lint: $(FOR_LINT)
 	$(RUN) -m ruff check .
@@ -71,7 +72,7 @@ lint: $(FOR_LINT)
 	$(VENV)/bin/lint-imports --cache-dir .import_linter_cache
 
 bench: $(FOR_TEST)
-	@if [ -n "$(NAME)" ]; then $(RUN) benchmarks/$(NAME).py $(ARGS); else \
+	@if [ -n "$(NAME)" ]; then set -x; $(RUN) benchmarks/$(NAME).py $(ARGS); else \
 	  echo "Run one with make bench NAME=..., its options in ARGS=...:"; \
 	  find benchmarks -name '[!_]*.py' | sort | sed 's|^benchmarks/\(.*\)\.py$$|  \1|'; fi
 
