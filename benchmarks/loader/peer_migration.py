@@ -19,7 +19,7 @@ from peer_protocol import CACHE, MEAN, SIZE, STD, arguments, serve
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from penstock.loader.transforms import Normalize, ToTensor
+from penstock.loader.transforms import DecodeRaw, Normalize, ToTensor
 from penstock.store import FlatFolder
 from penstock.torch import Loader
 
@@ -113,10 +113,6 @@ def numbers(path: str, index: int) -> torch.Tensor:
         return torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
 
 
-def as_numbers(data: bytes) -> np.ndarray:
-    return np.frombuffer(data, np.uint8)
-
-
 def small_folders() -> tuple[Path, Path]:
     """Return the folders of 64 x 64 pictures and of files of 4 KB, made once."""
     pictures, files = CACHE / "thumbnails", CACHE / "files4k"
@@ -152,7 +148,11 @@ def data_of(name: str, images: Path) -> tuple[Dataset[Sample], Any, dict[str, An
     if name == "folder of thumbnails":
         return dataset, pictures, {"transforms": [ToTensor(), Normalize(MEAN, STD)]}
     if name == "folder of files":
-        return dataset, FlatFolder(files, extensions=None), {"transforms": [as_numbers], "dtype": "uint8"}
+        return (
+            dataset,
+            FlatFolder(files, extensions=None),
+            {"transforms": [DecodeRaw("uint8")], "dtype": "uint8"},
+        )
     return dataset, dataset, {}
 
 

@@ -81,7 +81,7 @@ def test_a_part_of_a_run_is_judged_by_itself() -> None:
 
 @pytest.mark.parametrize(
     ("wall_seconds", "cpu_seconds", "left_seconds"),
-    [(0.010, 0.004, 0.007), (0.010, 0.008, 0.008), (0.010, 0.0095, 0.010), (50e-6, 25e-6, 50e-6)],
+    [(0.010, 0.004, 0.007), (0.010, 0.008, 0.008), (0.010, 0.0095, 0.010), (500e-6, 250e-6, 500e-6)],
     ids=["waited for more", "for no more than it was idle", "hardly idle", "for a moment"],
 )
 def test_the_kernel_is_asked_how_long_a_thread_waited_for_a_processor_where_it_matters(

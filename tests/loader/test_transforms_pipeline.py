@@ -17,6 +17,7 @@ from PIL import Image
 from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms import (
     CenterCrop,
+    DecodeRaw,
     Normalize,
     Pipeline,
     RandomHorizontalFlip,
@@ -470,6 +471,8 @@ def test_the_shape_is_known_beforehand_where_the_transforms_fix_it(layout: str) 
         ([Resize((8, 8)), ToTensor()], {"dtype": "uint8"}, "uint8 cannot hold"),
         ([len], {"dtype": "object"}, "dtype is 'object'"),
         ([len], {"dtype": "quux"}, "dtype is 'quux'"),
+        ([len, DecodeRaw("uint8")], {}, r"transform 1 \(DecodeRaw.*takes the stored bytes: put it first"),
+        ([DecodeRaw("uint8"), Resize(8)], {}, r"transform 0 \(DecodeRaw.*takes no pictures"),
     ],
 )
 def test_transforms_that_cannot_follow_each_other_are_refused(steps, options, text) -> None:  # type: ignore[no-untyped-def]
@@ -481,6 +484,60 @@ def test_a_picture_step_behind_a_callable_that_returns_something_else_says_what_
     pipeline = compile_pipeline([lambda value: value.astype(np.float32), Resize((4, 4))], 0)
     with pytest.raises(ConfigError, match=r"was given float32\[8, 9, 3\]"):
         run(pipeline, png(scene(8, 9)))
+
+
+def doubled(numbers: NDArray[Any]) -> NDArray[Any]:
+    numbers *= 2
+    return numbers
+
+
+@pytest.mark.parametrize(
+    ("steps", "dtype", "expected"),
+    [
+        ([DecodeRaw("<i2")], "int16", [[258, -1, 0], [5, 6, 7], [3, 4, 8]]),
+        ([DecodeRaw(">i2")], "int64", [[513, -1, 0], [1280, 1536, 1792], [768, 1024, 2048]]),
+        ([DecodeRaw("<i2", (3, 1))], "int16", [[[258], [-1], [0]], [[5], [6], [7]], [[3], [4], [8]]]),
+        ([DecodeRaw("<i2"), doubled], "float32", [[516, -2, 0], [10, 12, 14], [6, 8, 16]]),
+    ],
+)
+def test_stored_numbers_are_taken_as_they_are(steps: list[Any], dtype: str, expected: Any) -> None:
+    files = [bytes((2, 1, 255, 255, 0, 0)), bytes((5, 0, 6, 0, 7, 0)), bytes((3, 0, 4, 0, 8, 0))]
+    pipeline = compile_pipeline(steps, 0, dtype=dtype)
+    pipeline.probe(files[0])
+    for rows in ([0, 1, 2], [2, 0, 1]):
+        out = np.zeros((3, *pipeline.output_shape), dtype)
+        draws, scratch = pipeline.draw(0, np.arange(3)), Scratch()
+        data = [np.frombuffer(files[row], np.uint8) for row in rows]
+
+        for index in pipeline.run_group(data, out, draws, rows, scratch):
+            pipeline.run(data[index].data, out[rows[index]], draws, rows[index], scratch)
+
+        assert out.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("step", "data", "text"),
+    [
+        (DecodeRaw("int16"), b"12345", r"5 bytes are not whole numbers of int16: check dtype in DecodeRaw"),
+        (DecodeRaw("int16", (3,)), b"1234", r"4 bytes, and DecodeRaw.* takes 6"),
+    ],
+)
+def test_stored_numbers_of_another_size_say_which_was_expected(
+    step: DecodeRaw, data: bytes, text: str
+) -> None:
+    pipeline = compile_pipeline([step], 0, dtype="int16")
+    pipeline.probe(b"123456")
+    out = np.zeros((2, 3), np.int16)
+    draws, scratch = pipeline.draw(0, np.arange(2)), Scratch()
+
+    left = pipeline.run_group(
+        [np.frombuffer(each, np.uint8) for each in (data, b"123456")], out, draws, [0, 1], scratch
+    )
+
+    assert left == [0]
+    assert out[1].tobytes() == b"123456"
+    with pytest.raises(DataError, match=text):
+        pipeline.run(data, out[0], draws, 0, scratch)
 
 
 def test_data_that_are_no_image_raise_what_is_wrong() -> None:

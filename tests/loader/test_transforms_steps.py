@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError
 from penstock.loader.transforms import (
     CenterCrop,
+    DecodeRaw,
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
@@ -31,6 +32,12 @@ def test_a_transform_is_a_value_that_prints_and_compares() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
+        (lambda: DecodeRaw("object"), r"DecodeRaw\(dtype='object'\): dtype is a type of real numbers"),
+        (lambda: DecodeRaw("uint7"), r"DecodeRaw\(dtype='uint7'\)"),
+        (
+            lambda: DecodeRaw("uint8", (3, 0)),
+            r"DecodeRaw\(shape=\(3, 0\)\): shape is a tuple of positive sizes",
+        ),
         (lambda: Resize(0), r"Resize\(size=0\)"),
         (lambda: Resize((10, -1)), r"size=\(10, -1\)"),
         (lambda: Resize(True), "size=True"),

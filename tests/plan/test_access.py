@@ -235,6 +235,26 @@ def test_a_stream_is_the_ranks_next_samples_over_epoch_ends(plan: AccessPlan, da
     assert plan.stream(rank, epoch, step, count).tolist() == expected[:count]
 
 
+@thoroughly
+@given(plans(), st.data(), st.integers(1, 50))
+def test_batches_are_those_of_the_listed_run_however_many_are_asked_for_at_once(
+    plan: AccessPlan, data: st.DataObject, ahead: int
+) -> None:
+    rank = data.draw(st.integers(0, plan.ranks - 1))
+    epoch = data.draw(st.integers(0, plan.epochs - 1))
+    step = data.draw(st.integers(0, plan.steps(epoch)))
+    expected: dict[tuple[int, int], list[int]] = {}
+    for read in listed(plan):
+        if read.rank == rank and (read.epoch, read.step) >= (epoch, step):
+            expected.setdefault((read.epoch, read.step), []).append(read.sample)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_AHEAD", ahead)
+        found = [((later, number), ids.tolist()) for later, number, ids in plan.batches(rank, epoch, step)]
+
+    assert found == list(expected.items())
+
+
 def test_ranks_read_every_sample_of_every_epoch_once_between_them() -> None:
     plan = AccessPlan(FullShuffle(100_003, seed=1), batch_size=96, epochs=2, ranks=7)
 

@@ -25,7 +25,7 @@ _LEAST_ASKED = 10
 # code, 0.02 where each does so half of the time, 0.00 where they wait or compute without the lock.
 _KEPT_SHARE = 0.3
 # Of a thread's time: where it did not compute for less than this, it is not asked whether it waited for a processor.
-_NOTABLE_SHARE, _NOTABLE_SECONDS = 0.1, 30e-6
+_NOTABLE_SHARE, _NOTABLE_SECONDS = 0.1, 300e-6
 # Of one processor: more is used where code works without the lock; less where another thread than these keeps it.
 _LEAST_PROCESSORS, _MOST_PROCESSORS = 0.6, 1.15
 _pread = ctypes.PyDLL(None).pread

@@ -190,10 +190,13 @@ class SampleDecoder:
             return None
         if structure.keys is not None:
             keys = structure.keys
-            if not all(type(value) is dict and value.keys() == set(keys) for value in values):
+            names = set(keys)
+            if set(map(type, values)) != {dict} or not all(value.keys() == names for value in values):
                 return None
             return [[value[key] for value in values] for key in keys]
-        if not all(isinstance(value, (tuple, list)) and len(value) == count for value in values):
+        if not all(issubclass(kind, (tuple, list)) for kind in set(map(type, values))):
+            return None
+        if set(map(len, values)) != {count}:
             return None
         return list(zip(*values, strict=True))
 

@@ -20,7 +20,7 @@ Rules, in the order in which they win (the functions of `penstock.policy.decisio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -210,7 +210,7 @@ class Scheduler:
         self._batches: dict[int, _Batch] = {}
         #: Of the batch that was staged last: the first read of another epoch is a worker's own.
         self._staged_epoch, step = plan.first_read_from(rank, 0, 0)
-        self._line_up(self._staged_epoch, step)
+        self._line_up(plan.batches(rank, self._staged_epoch, step))
 
     # Events
 
@@ -277,7 +277,7 @@ class Scheduler:
                 self._call(decisions.ABANDONED, index, 0, 0, 0.0)
         coming = self._coming
         if coming is not None and (coming.epoch, coming.step) < (epoch, step):
-            self._line_up(*self._plan.first_read_from(self._rank, epoch, step))
+            self._line_up(self._plan.batches(self._rank, epoch, step))
             self._due_seconds = now
         return self._event(now)
 
@@ -334,21 +334,21 @@ class Scheduler:
         while self._coming is not None and self._coming.number in self._batches:
             coming = self._coming
             self._staged_epoch = coming.epoch
-            self._line_up(*self._plan.first_read_from(self._rank, coming.epoch, coming.step + 1))
+            self._line_up(self._following)
             if self._ints[decisions.FIRST_FREE] >= 0:
                 self._read(self._call(decisions.GO_ON, 0, 0, 0, 0.0), now, out)
         self._were_busy = self._ints[decisions.LOADS] >= threads
         return out
 
-    def _line_up(self, epoch: int, step: int) -> None:
-        """Say which batch is staged next."""
-        numbers = self._ints
-        if epoch >= self._plan.epochs:
+    def _line_up(self, batches: Iterator[tuple[int, int, Ids]]) -> None:
+        """Say which batch is staged next: the first of these, which are all that follow."""
+        numbers, self._following = self._ints, batches
+        if (following := next(batches, None)) is None:
             self._coming = None
             numbers[decisions.COMING_SIZE] = numbers[decisions.COMES_MORE] = 0
             return
-        samples = self._plan.local_batch(self._rank, epoch, step)
-        self._coming = _Batch(self._number, epoch, step, samples)
+        epoch, _, samples = following
+        self._coming = _Batch(self._number, *following)
         begin = numbers[decisions.COMING]
         self._state.ints[begin : begin + samples.size] = samples
         numbers[decisions.COMING_SIZE] = samples.size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, Unpack, final, overload
 
 import numpy as np
@@ -122,17 +123,19 @@ def _as_array(leaf: Any) -> NDArray[Any] | None:
     return _array(leaf) if isinstance(leaf, torch.Tensor) else numpy_leaf(leaf)
 
 
+_DTYPE = attrgetter("dtype")
+
+
 def _copy_leaves(leaves: Sequence[Any], place: NDArray[Any]) -> bool:
-    if place.dtype.names is not None or any(type(leaf) is not torch.Tensor for leaf in leaves):
+    if place.dtype.names is not None or set(map(type, leaves)) != {torch.Tensor}:
         return False
     out = torch.from_numpy(place)
-    dtype, shape = out.dtype, out.shape[1:]
-    for leaf in leaves:
-        if leaf.dtype is not dtype or leaf.shape != shape or leaf.requires_grad:
-            return False
-        if not leaf.is_cpu or leaf.layout is not torch.strided:
-            return False
-    torch.stack(list(leaves), out=out)
+    if set(map(_DTYPE, leaves)) != {out.dtype} or leaves[0].shape != out.shape[1:]:
+        return False
+    try:
+        torch.stack(tuple(leaves), out=out)
+    except (RuntimeError, TypeError, NotImplementedError):
+        return False  # of several shapes, on a device, with a gradient: one by one, each may say what is wrong
     return True
 
 

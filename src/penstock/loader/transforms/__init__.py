@@ -12,6 +12,7 @@ from penstock.loader.transforms.pipeline import Pipeline, Transform, compile_pip
 from penstock.loader.transforms.stages import Scratch
 from penstock.loader.transforms.steps import (
     CenterCrop,
+    DecodeRaw,
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
@@ -22,6 +23,7 @@ from penstock.loader.transforms.steps import (
 
 __all__ = [
     "CenterCrop",
+    "DecodeRaw",
     "Draws",
     "Normalize",
     "Pipeline",

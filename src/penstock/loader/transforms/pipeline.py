@@ -22,6 +22,7 @@ from penstock.loader.transforms.geometry import StepNumbers, numbers_of
 from penstock.loader.transforms.group import GroupPass
 from penstock.loader.transforms.jpeg import Encoded, JpegHeader
 from penstock.loader.transforms.memory import Counted, Counter
+from penstock.loader.transforms.raw import RawPass, raw_stage
 from penstock.loader.transforms.sink import IMAGE_DTYPES, Sink, encode_bfloat16
 from penstock.loader.transforms.stages import (
     CHANNELS,
@@ -46,6 +47,7 @@ from penstock.loader.transforms.stages import (
 )
 from penstock.loader.transforms.steps import (
     CenterCrop,
+    DecodeRaw,
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
@@ -119,26 +121,38 @@ class Pipeline:
         self._keys = tuple(
             derive_key(seed, f"transform {place}: {name_of(step)}") for place, step in enumerate(transforms)
         )
-        self._is_visual = any(_is_built_in(step) for step in transforms)
+        self._is_visual = _are_visual(transforms)
         self._has_tensor = any(isinstance(step, ToTensor) for step in transforms)
         tail = len(transforms)
         while tail and isinstance(transforms[tail - 1], ToTensor | Normalize):
             tail -= 1
         #: Steps that the last pass does along with the rest.
         self._tail: tuple[ToTensor | Normalize, ...] = transforms[tail:]
+        #: Whether an array of pixels that comes out is one for the last pass.
+        self._ends_as_picture = dtype in IMAGE_DTYPES and self._has_tensor == any(
+            isinstance(step, ToTensor) for step in self._tail
+        )
         self._stages = self._make_stages(transforms[:tail])
         self._output_shape = _known_shape(transforms, layout)
-        #: None where a step is a user's own, or pictures become numbers of another kind.
-        self._group_pass = (
-            GroupPass(self._step_numbers, self._step_keys, self._sink)
-            if self.dtype in IMAGE_DTYPES and not self.calls_python
-            else None
-        )
+        #: None where a step is a user's own, or pictures or numbers become those of another kind.
+        self._group_pass = self._make_group_pass()
+
+    def _make_group_pass(self) -> GroupPass | RawPass | None:
+        first = self.transforms[0]
+        if isinstance(first, DecodeRaw):
+            is_copy = len(self.transforms) == 1 and np.dtype(first.dtype) == self.storage_dtype
+            return RawPass() if is_copy and self.dtype != "bfloat16" else None
+        if self.dtype not in IMAGE_DTYPES or self.calls_python:
+            return None
+        return GroupPass(self._step_numbers, self._step_keys, self._sink)
 
     def _make_stages(self, transforms: tuple[Transform, ...]) -> tuple[Stage, ...]:
         if not self._is_visual:
             return tuple(
-                call_stage(step, place, self._keys[place], None) for place, step in enumerate(transforms)
+                raw_stage(step)
+                if isinstance(step, DecodeRaw)
+                else call_stage(step, place, self._keys[place], None)
+                for place, step in enumerate(transforms)
             )
         to_array, to_tensor = Sink("uint8", "NHWC"), Sink("float32", "NCHW", (ToTensor(),))
         if self.dtype in IMAGE_DTYPES:
@@ -303,7 +317,8 @@ class Pipeline:
                 self._check_shape(result.shape, out)
                 np.copyto(out, result, casting="unsafe")
         finally:
-            scratch.end_picture()
+            if self._is_visual:
+                scratch.end_picture()
 
     def _transformed(self, data: Encoded, draws: Draws, index: int, scratch: Scratch) -> Value:
         """Apply all stages; returns an `Image`, its last steps outstanding, or what a callable returned."""
@@ -315,12 +330,6 @@ class Pipeline:
         if self._is_visual and is_rgb(value) and self._ends_as_picture:
             return Image.of(value)
         return value
-
-    @property
-    def _ends_as_picture(self) -> bool:
-        return self.dtype in IMAGE_DTYPES and self._has_tensor == any(
-            isinstance(step, ToTensor) for step in self._tail
-        )
 
     def _finished(self, value: Value) -> NDArray[Any]:
         """Apply the last steps to an array that is no picture, and bring it into layout and number format."""
@@ -377,7 +386,7 @@ def _as_list(transforms: object) -> tuple[Transform, ...]:
 
 _COMPOSED = "give that list instead, of the steps in penstock.loader.transforms and callables on arrays"
 
-_BUILT_INS = PictureStep | ToTensor | Normalize
+_BUILT_INS = DecodeRaw | PictureStep | ToTensor | Normalize
 _NAMES = frozenset(step.__name__ for step in get_args(_BUILT_INS))
 #: What torchvision can begin with on a NumPy array. Its other transforms raise or, in v2, return it as it is.
 _TAKE_ARRAYS = frozenset(
@@ -411,6 +420,11 @@ def _is_built_in(step: Transform) -> bool:
     return isinstance(step, _BUILT_INS)
 
 
+def _are_visual(transforms: Sequence[Transform]) -> bool:
+    """Whether samples are pictures to these: a built-in step asks for them."""
+    return any(_is_built_in(step) and not isinstance(step, DecodeRaw) for step in transforms)
+
+
 def _check(transforms: tuple[Transform, ...], dtype: str, layout: str) -> None:
     if not transforms:
         raise ConfigError("transforms is empty: name at least one, for example ToTensor()")
@@ -418,7 +432,7 @@ def _check(transforms: tuple[Transform, ...], dtype: str, layout: str) -> None:
         raise ConfigError(f"layout is {layout!r}; it is one of {', '.join(LAYOUTS)}")
     has_tensor = False
     is_picture = True
-    is_visual = any(map(_is_built_in, transforms))
+    is_visual = _are_visual(transforms)
     for place, step in enumerate(transforms):
         label = f"transform {place} ({step})"
         if isinstance(step, type):
@@ -434,6 +448,14 @@ def _check(transforms: tuple[Transform, ...], dtype: str, layout: str) -> None:
         elif isinstance(step, Normalize):
             if not has_tensor:
                 raise ConfigError(f"{label} works on numbers from 0 to 1: put ToTensor before it")
+        elif isinstance(step, DecodeRaw):
+            if place:
+                raise ConfigError(f"{label} takes the stored bytes: put it first")
+            if is_visual:
+                raise ConfigError(
+                    f"{label} takes no pictures, and the other steps of Penstock do: drop it or them"
+                )
+            is_picture = False
         elif not _is_built_in(step):
             if not callable(step):
                 raise ConfigError(f"{label} is neither a transform of Penstock nor callable")
@@ -460,6 +482,8 @@ def _check(transforms: tuple[Transform, ...], dtype: str, layout: str) -> None:
 def _known_shape(transforms: tuple[Transform, ...], layout: str) -> tuple[int, ...] | None:
     """Return the shape of a sample where the transforms alone fix it."""
     size: tuple[int, int] | None = None
+    if len(transforms) == 1 and isinstance(transforms[0], DecodeRaw):
+        return transforms[0].shape
     for step in transforms:
         if isinstance(step, CenterCrop | RandomResizedCrop):
             size = step.target

@@ -229,7 +229,8 @@ def call_stage(function: Callable[..., Any], place: int, key: int, to_array: Sin
         if isinstance(value, Image):
             assert to_array is not None, "pictures are decoded only where a built-in asks for them"
             value = value.settled(to_array, scratch)
-        scratch.end_picture()  # the user's code may wait for another thread, which waits for this memory
+        if to_array is not None:
+            scratch.end_picture()  # the user's code may wait for another thread, which waits for this memory
         try:
             if is_random:
                 return function(value, rng=generator_for(key, draws.epoch, int(draws.samples[index])))

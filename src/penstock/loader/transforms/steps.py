@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 
+import numpy as np
+
 from penstock.errors import ConfigError
 from penstock.loader.transforms.geometry import shorter_side_to
+from penstock.units import is_integer
 
 Size = int | tuple[int, int]
 
@@ -60,6 +63,38 @@ def _check_channels(name: str, values: object) -> tuple[float, float, float]:
 def _check_interpolation(owner: str, interpolation: str) -> None:
     if interpolation != "bilinear":
         raise ConfigError(f'{owner}(interpolation={interpolation!r}): the one interpolation is "bilinear"')
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRaw:
+    """Take the stored bytes as the numbers that they are, in place of a picture; TensorFlow's `tf.io.decode_raw`.
+
+    dtype: of the numbers, as NumPy names it; "<f4" and ">f4" say the order of the bytes. Batches have the loader's
+        dtype=, and copying is fastest where that is the same.
+    shape: of one sample; None for one axis, as long as the first sample's.
+
+    Raises: ConfigError if dtype is no type of real numbers, or shape no tuple of sizes.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            is_real = np.dtype(self.dtype).kind in "biuf"
+        except TypeError:
+            is_real = False
+        if not is_real:
+            raise ConfigError(
+                f'DecodeRaw(dtype={self.dtype!r}): dtype is a type of real numbers, such as "uint8" or "<f4"'
+            )
+        if self.shape is not None:
+            sizes = (self.shape,) if is_integer(self.shape) else self.shape
+            if not isinstance(sizes, Sequence) or not all(is_integer(size) and size > 0 for size in sizes):
+                raise ConfigError(
+                    f"DecodeRaw(shape={self.shape!r}): shape is a tuple of positive sizes, or None"
+                )
+            object.__setattr__(self, "shape", tuple(map(int, sizes)))
 
 
 @dataclass(frozen=True, slots=True)
