@@ -32,7 +32,7 @@ from tests.checkpoint.boxes import save_rows
 from tests.patience import patient
 
 from penstock.checkpoint import Keep, SnapshotStore
-from penstock.checkpoint import store as store_module
+from penstock.checkpoint import opened as opened_module
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.draining import Drainer
 from penstock.checkpoint.local import LocalDraft, LocalTier, LocalWriter
@@ -149,7 +149,7 @@ def slow(top: Path) -> SlowTier:
 @pytest.fixture
 def opened(top: Path, slow: SlowTier, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
     """Return what opens a store over `slow` and a fast tier; what it reports goes to `told` of it."""
-    monkeypatch.setattr(store_module, "open_tier", lambda folder, options=None: slow)
+    monkeypatch.setattr(opened_module, "open_tier", lambda folder, options=None: slow)
     stores: list[SnapshotStore] = []
 
     def make(**settings: Any) -> SnapshotStore:
@@ -666,7 +666,7 @@ def test_what_is_being_drained_cannot_be_deleted(opened: Opened, slow: SlowTier,
 
 KILLED = """
 import os, signal, sys, threading
-from penstock.checkpoint import SnapshotStore, store as store_module
+from penstock.checkpoint import SnapshotStore, opened as opened_module
 from penstock.checkpoint.local import LocalTier
 import numpy as np
 sys.path.insert(0, sys.argv[2])
@@ -680,7 +680,7 @@ class Stuck(LocalTier):
 
 top = sys.argv[1]
 stuck = Stuck(top + "/slow")
-store_module.open_tier = lambda folder, options=None: stuck
+opened_module.open_tier = lambda folder, options=None: stuck
 store = SnapshotStore(top + "/slow", fast=top + "/fast", threads=1, report=None)
 for step in (1, 2):
     store.save(step, state_of(step)).wait()
@@ -840,7 +840,7 @@ def test_a_close_tells_of_the_save_and_of_the_drain_that_failed(
         raise DataError("no space left on the fast tier")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SnapshotStore, "_raise_of_drain", lambda self: None)
+        patch.setattr(opened_module.OpenedStore, "raise_of_drain", lambda self: None)
         patch.setattr(LocalDraft, "commit", refuse)
         outcome_of(store.save(2, state_of(2)))
 
@@ -993,7 +993,7 @@ def test_drains_write_no_more_bytes_a_second_than_they_may_and_saves_are_not_hel
     def capped(tier: Any, rate: float, **_: Any) -> CappedTier:
         return CappedTier(tier, rate, stop=clock, clock=clock)
 
-    monkeypatch.setattr(store_module, "CappedTier", capped)
+    monkeypatch.setattr(opened_module, "CappedTier", capped)
     store = opened(drain_bytes_per_second="10 kB/s", fast_bytes=TABLES_BYTES + 3 * BIG // 2)
     store.save(1, state_of(1)).wait()
     store.drain()
@@ -1033,7 +1033,7 @@ def test_whatever_lags_or_fails_all_that_is_listed_is_restored_and_the_fast_tier
         slow.permits = 0
         fast_bytes = TABLES_BYTES + int(room * nbytes)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store_module, "open_tier", lambda folder, options=None: slow)
+            patch.setattr(opened_module, "open_tier", lambda folder, options=None: slow)
             make = functools.partial(
                 SnapshotStore,
                 slow.path,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from penstock.checkpoint import Keep, SnapshotStore
+from penstock.checkpoint import due as due_module
 from penstock.checkpoint import store as store_module
 from penstock.checkpoint import writer as writer_module
 from penstock.checkpoint.local import LocalDraft, LocalTier
@@ -37,7 +38,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Set the clock that the store looks at when it is asked whether a save is due, and for how long it blocked."""
     clock = Clock()
-    for module in (store_module, writer_module):
+    for module in (due_module, store_module, writer_module):
         monkeypatch.setattr(module, "time", clock)
     return clock
 

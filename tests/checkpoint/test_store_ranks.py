@@ -20,7 +20,7 @@ from tests.checkpoint.test_ranks import Office, run
 from tests.forking import Forks
 from tests.patience import patient
 
-from penstock.checkpoint import store as store_module
+from penstock.checkpoint import opened as opened_module
 from penstock.checkpoint import writer as writer_module
 from penstock.checkpoint.local import LocalDraft, LocalTier
 from penstock.checkpoint.ranks import Ranks
@@ -344,7 +344,7 @@ def test_what_a_drain_failed_with_is_raised_on_all_ranks_by_whatever_is_next(
         def begin(self, folder: str, uid: str, *, join: bool = False) -> LocalDraft:
             raise DataError("the slow tier is away")
 
-    monkeypatch.setattr(store_module, "open_tier", lambda folder, options=None: Away(folder))
+    monkeypatch.setattr(opened_module, "open_tier", lambda folder, options=None: Away(folder))
 
     def part(ranks: Ranks) -> list[str]:
         store = SnapshotStore(
@@ -398,8 +398,8 @@ def test_a_failure_that_one_rank_knows_earlier_is_raised_on_all_when_they_ask_wh
         monkeypatch.setattr(writer_module, "write_staged", fail)
         if ranks.rank == 1:
             store._told = lambda _: may_end.wait(60)  # type: ignore[assignment]
-            together = store._deciding.together  # type: ignore[union-attr]
-            store._deciding.together = lambda *those: (asked.set(), together(*those))[1]  # type: ignore
+            together = store._due.ranks.together  # type: ignore[union-attr]
+            store._due.ranks.together = lambda *those: (asked.set(), together(*those))[1]  # type: ignore
         saving = store.save(1, {"a": np.arange(5)})
         try:
             if ranks.rank == 0:
@@ -426,7 +426,7 @@ def test_a_rank_without_the_memory_for_a_copy_is_named_on_all(tmp_path: Path) ->
             raise MemoryError(f"no {nbytes} bytes")
 
         if ranks.rank == 1:
-            for area in store._areas:
+            for area in store._writer.areas:
                 area.reserve = refuse  # type: ignore[method-assign]
         with pytest.raises(
             RankError, match=r"rank 1 of 2, the beginning of step 1: MemoryError: no [0-9]+ bytes"

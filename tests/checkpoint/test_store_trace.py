@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.checkpoint import Keep, SnapshotStore
-from penstock.checkpoint import store as store_module
+from penstock.checkpoint import opened as opened_module
 from penstock.checkpoint.local import LocalDraft, LocalTier, LocalWriter
 from penstock.flow.recorder import Recorder
 from penstock.loader import Loader
@@ -127,7 +127,7 @@ def test_a_stall_in_a_drain_is_told_as_such(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = SlowTier(folder)
-    monkeypatch.setattr(store_module, "open_tier", lambda folder, options=None: slow)
+    monkeypatch.setattr(opened_module, "open_tier", lambda folder, options=None: slow)
     path = tmp_path / "run.trace"
     loader = Loader(Numbers(slow), batch_size=4, epochs=1, memory="1 MB", trace=path, report=lambda _: None)
     with (

@@ -132,6 +132,22 @@ def go(report: Report) -> None:
         local.LocalWriter.write = fail  # type: ignore[method-assign]
     report["full"] = outcome(save, training.state(), checkpoint_id="5", storage_writer=writer)
     local.LocalWriter.write = write  # type: ignore[method-assign]
+    lines: list[str] = []
+    report["told of tiers"] = lines
+    tiers = StoreWriter(FOLDER / "slow", fast=FOLDER / "fast", report=lines.append)
+    save(training.state(), checkpoint_id="1", storage_writer=tiers)
+    tiers.drain()
+    training.step()
+    if RANK == SIZE - 1:
+
+        def refuse(self: Any, *pieces: Any) -> None:
+            raise DataError("No space left on the fast tier")
+
+        local.LocalWriter.write = refuse  # type: ignore[method-assign]
+    report["refused"] = outcome(save, training.state(), checkpoint_id="2", storage_writer=tiers)
+    local.LocalWriter.write = write  # type: ignore[method-assign]
+    save(training.state(), checkpoint_id="3", storage_writer=tiers)
+    tiers.close()
     odd = {"odd": object()} if RANK == SIZE - 1 else {}
     report["unsupported"] = outcome(
         save, {**training.state(), **odd}, checkpoint_id="5", storage_writer=writer

@@ -25,12 +25,17 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from penstock import compiling
-from penstock.checkpoint.local import LocalDraft
+from penstock.checkpoint import due as due_module
+from penstock.checkpoint import opened as opened_module
+from penstock.checkpoint.local import LocalDraft, LocalTier, LocalWriter
 from penstock.checkpoint.store import SnapshotStore
+from penstock.checkpoint.throttle import CappedTier
 from penstock.cli.main import main
 from penstock.compiling import Part
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError
+from penstock.plan.saves import Auto
 from penstock.policy.keeping import Keep
+from penstock.torch import dcp as dcp_module
 from penstock.torch.dcp import StoreReader, StoreWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
@@ -543,8 +548,6 @@ def test_metadata_is_read_without_a_pickle(writer: StoreWriter, tmp_path: Path) 
 def test_a_failed_save_leaves_nothing_once_the_next_begins(
     writer: StoreWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.checkpoint.local import LocalDraft
-
     write(writer, 1, saved_state(1))
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -561,8 +564,6 @@ def test_a_failed_save_leaves_nothing_once_the_next_begins(
 def test_what_the_disk_did_not_keep_is_told_before_older_snapshots_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.checkpoint.local import LocalWriter
-
     finish = LocalWriter.finish
 
     def lose_a_bit(self: LocalWriter) -> None:
@@ -636,6 +637,203 @@ def test_a_load_takes_little_memory_beside_what_is_loaded(writer: StoreWriter, t
         tracemalloc.stop()
     assert peak_bytes < 40 << 20  # what is read ahead
     assert_same(into, state)
+
+
+# -- As the store has it: tiers, drains, schedule, waves, space -----------------------------------------------
+
+
+class Clock:
+    """Time that passes only where somebody waits, or says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    monotonic = __call__
+
+    def is_set(self) -> bool:
+        return False
+
+    def wait(self, timeout: float) -> bool:
+        self.seconds += timeout
+        return False
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (due_module, dcp_module):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def opened(top: Path, **options: Any) -> StoreWriter:
+    return StoreWriter(top / "slow", fast=top / "fast", **{"report": None, **options})
+
+
+def test_saves_are_baselines_on_the_fast_tier_and_are_drained_as_differences(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with opened(tmp_path, report=lines.append) as writer:
+        for step in (1, 2):
+            write(writer, step, saved_state(step))
+            writer.drain()
+        assert steps_in(tmp_path / "fast") == {1: None, 2: None}
+    assert steps_in(tmp_path / "slow") == {1: None, 2: 1}
+    assert_same(read(tmp_path / "slow", empty_like(saved_state(2)), 2), saved_state(2))
+    assert [line.split(" after ")[0] for line in lines] == [
+        "step 1: durable",
+        "step 1: drained",
+        "step 2: durable",
+        "step 2: drained",
+    ]
+
+
+def test_what_the_fast_tier_has_no_space_for_is_written_to_the_slow_one_at_once(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with opened(tmp_path, fast_bytes="10 kB", report=lines.append) as writer:
+        write(writer, 1, saved_state(1))
+    assert not (tmp_path / "fast" / "step-000000000001").exists()
+    assert steps_in(tmp_path / "slow") == {1: None}
+    assert f"; written to {tmp_path / 'slow'} at once: the snapshot takes up to" in lines[0]
+
+
+@pytest.mark.parametrize("refuses", ["begin", "write", "commit"])
+def test_a_save_that_the_fast_tier_refuses_goes_on_on_the_slow_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: str
+) -> None:
+    """Of one rank: it is there with its state, and begins again."""
+    kind: Any = {"begin": LocalTier, "write": LocalWriter, "commit": LocalDraft}[refuses]
+    real = getattr(kind, refuses)
+
+    def refuse(self: Any, *arguments: Any, **named: Any) -> Any:
+        where = self.path if refuses == "begin" else self._path if refuses == "write" else self._final
+        if (tmp_path / "fast") in (where, *where.parents):
+            raise DataError("No space left on the fast tier")
+        return real(self, *arguments, **named)
+
+    lines: list[str] = []
+    monkeypatch.setattr(kind, refuses, refuse)
+    with opened(tmp_path, report=lines.append) as writer:
+        for step in (1, 2):
+            write(writer, step, saved_state(step))
+
+    assert steps_in(tmp_path / "slow") == {1: None, 2: 1}
+    assert all("at once: No space left on the fast tier" in line for line in lines)
+    assert not list((tmp_path / "fast").glob(".unfinished*"))
+
+
+def test_drains_write_no_more_bytes_a_second_than_they_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    capped = functools.partial(CappedTier, clock=clock)
+    monkeypatch.setattr(opened_module, "CappedTier", lambda *given, stop: capped(*given, stop=clock))
+    with opened(tmp_path, drain_bytes_per_second="100 kB/s", codec="stored") as writer:
+        write(writer, 1, saved_state(1))
+        writer.drain()
+
+    [folder] = (tmp_path / "slow").glob("step-*")
+    assert clock.seconds == pytest.approx(
+        sum(part.stat().st_size for part in folder.glob("part-*")) / 1e5, rel=0.1
+    )
+
+
+def test_what_a_drain_failed_with_is_raised_by_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = LocalTier.begin
+
+    def refuse(self: LocalTier, *arguments: Any, **named: Any) -> Any:
+        if self.path == tmp_path / "slow":
+            raise DataError("the slow tier is away")
+        return begin(self, *arguments, **named)
+
+    with opened(tmp_path) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalTier, "begin", refuse)
+            write(writer, 1, saved_state(1))
+            with pytest.raises(DataError, match="the slow tier is away"):
+                writer.drain()
+            write(writer, 2, saved_state(2))
+            wait_until_drained(writer)
+        with pytest.raises(DataError, match="the slow tier is away"):
+            write(writer, 3, saved_state(3))
+        write(writer, 3, saved_state(3))
+    assert list(steps_in(tmp_path / "slow")) == [1, 2, 3]
+
+
+def wait_until_drained(writer: StoreWriter) -> None:
+    drainer = writer._opened.drainer
+    assert drainer is not None, "there is a fast tier"
+    with drainer._changed:
+        while drainer._thread is not None:
+            drainer._changed.wait()
+
+
+def test_a_schedule_says_when_to_save(tmp_path: Path, clock: Clock) -> None:
+    with StoreWriter(tmp_path / "a", schedule="2 steps", report=None) as writer:
+        assert [writer.is_due(step) for step in range(5)] == [False, False, True, False, True]
+    with StoreWriter(tmp_path / "b", schedule="10 min", report=None) as writer:
+        clock.seconds = 599.0
+        assert not writer.is_due(1)
+        clock.seconds = 601.0
+        assert writer.is_due(2)
+        # Also where the save is done by another process.
+        assert not writer.is_due(3)
+    with StoreWriter(tmp_path / "c", report=None) as writer, pytest.raises(ConfigError, match="no schedule"):
+        writer.is_due(1)
+
+
+def test_an_automatic_schedule_follows_what_a_save_took(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save of 8 s and a failure an hour: by Daly's formula 235 s are best."""
+    commit = LocalDraft.commit
+
+    def commit_slowly(self: LocalDraft, manifest: bytes) -> None:
+        clock.seconds += 8.0
+        commit(self, manifest)
+
+    monkeypatch.setattr(LocalDraft, "commit", commit_slowly)
+    with StoreWriter(tmp_path, schedule=Auto(3600.0, least_seconds=0.0), report=None) as writer:
+        assert writer.is_due(1)
+        write(writer, 1, saved_state(1))
+        clock.seconds = 8.0 + 230.0
+        assert not writer.is_due(2)
+        clock.seconds = 8.0 + 240.0
+        assert writer.is_due(3)
+
+
+@pytest.mark.parametrize(("staging_bytes", "most"), [("2 MB", 2_000_000), (None, 32 << 20)])
+def test_no_more_of_a_state_is_staged_than_was_given(tmp_path: Path, staging_bytes: Any, most: int) -> None:
+    staged: list[int] = []
+    state = {"w": numbers(1, 1000, 10_000)}
+    with StoreWriter(tmp_path, reference="stored", staging_bytes=staging_bytes, report=None) as writer:
+        for step in (1, 2):
+            write(writer, step, state)
+            staged += [area.nbytes for area in writer._opened.writer.areas]
+    assert most - (512 << 10) < max(staged) <= most, "as many blocks as fit"
+    assert_same(read(tmp_path, empty_like(state), 2), state)
+
+
+def test_a_first_save_without_space_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalTier, "free_bytes", lambda self: 900_000)
+    lines: list[str] = []
+    with StoreWriter(tmp_path, report=lines.append) as writer:
+        with pytest.raises(
+            CheckpointException, match="has 900 kB free, and the snapshot of step 1 takes up to"
+        ):
+            write(writer, 1, saved_state(1))
+        assert not list(tmp_path.glob("*step*"))
+        write(writer, 2, {"w": torch.ones(50_000)})
+        assert "step 2 is saved, but space may run out later: " in lines[0]
+        monkeypatch.setattr(LocalTier, "free_bytes", lambda self: 0)
+        write(writer, 3, {"w": torch.ones(50_000)})
+    assert list(steps_in(tmp_path)) == [2, 3]
 
 
 # -- Others remove and damage ----------------------------------------------------------------------------
@@ -784,6 +982,16 @@ def test_what_fails_on_one_rank_is_raised_on_all_and_leaves_nothing(
     assert steps_in(folder / "store")[6] == 4
 
 
+def test_after_a_rank_was_refused_by_the_fast_tier_saves_go_to_the_slow_one(
+    folder: Path, reports: list[dict[str, Any]]
+) -> None:
+    assert "No space left on the fast tier" in said(reports, "refused")
+    assert steps_in(folder / "fast") == {1: None}
+    assert steps_in(folder / "slow") == {1: None, 3: 1}
+    assert any("No space left on the fast tier" in line for line in reports[0]["told of tiers"])
+    assert not list((folder / "fast").glob(".unfinished*"))
+
+
 def test_a_rank_that_does_not_come_is_named_and_all_go_on(reports: list[dict[str, Any]]) -> None:
     for report in reports:
         assert report["late"].startswith(
@@ -847,6 +1055,12 @@ def test_async_save_in_a_process_of_its_own_goes_on_with_differences(tmp_path: P
         ("folder", 3),
         ("keep", 0),
         ("reference", "disk"),
+        ("staging_bytes", 0),
+        ("fast", 3),
+        ("fast_bytes", "much"),
+        ("drain_bytes_per_second", "fast"),
+        ("threads", 0),
+        ("schedule", "often"),
         ("ranks", 3),
         ("ranks", lambda: None),
         ("storage_options", "key"),

@@ -415,5 +415,4 @@ def tree_of_rank(manifest: Manifest, rank: int, layouts: Iterable[Layout]) -> Tr
 
 def whole_layout(parts: Sequence[Stored]) -> Layout:
     """Return the layout of the tensor that parts make up."""
-    layout = parts[0].layout
-    return layout if layout.box is None else Layout(layout.name, layout.dtype, layout.box.whole)
+    return parts[0].layout.whole

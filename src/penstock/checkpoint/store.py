@@ -7,27 +7,17 @@ import functools
 import json
 import math
 import os
-import sys
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal
 
 import xxhash
 
 from penstock.checkpoint.arguments import (
-    checked_fast,
-    checked_folder,
     checked_framework,
-    checked_keep,
     checked_only,
-    checked_options,
-    checked_quantity,
     checked_recorder,
-    checked_reference,
     checked_report,
     checked_schedule,
     checked_step,
@@ -35,15 +25,13 @@ from penstock.checkpoint.arguments import (
     ranks_or_reader,
     taken_apart,
 )
-from penstock.checkpoint.catalog import Catalog, describe_mistaken_folder, describe_snapshot_folder
 from penstock.checkpoint.codecs import DEFAULT
-from penstock.checkpoint.drain_process import Apart
-from penstock.checkpoint.draining import Drainer
+from penstock.checkpoint.due import DueSaves
 from penstock.checkpoint.inspecting import Listed, inspect
-from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.manifest import bytes_beside, read_layout, write_layout
+from penstock.checkpoint.opened import OpenedStore, checked_settings, quiet, tell
 from penstock.checkpoint.ranks import Ranks, alone, ranks_of_this_job
-from penstock.checkpoint.recipe import Way, warm_up, way_of
+from penstock.checkpoint.recipe import warm_up, way_of
 from penstock.checkpoint.replicas import describe_differing, differing_floats, digest_of, digests_of
 from penstock.checkpoint.restoring import Restored, Restorer
 from penstock.checkpoint.saving import BackgroundSave, Saved, Saving, Waves
@@ -51,15 +39,10 @@ from penstock.checkpoint.sharding import Assignment, assign, check_whole
 from penstock.checkpoint.staging import Cut, StagingArea, room_of, waves_of
 from penstock.checkpoint.state import Flat, flatten
 from penstock.checkpoint.tensors import Layout
-from penstock.checkpoint.throttle import CappedTier
-from penstock.checkpoint.tier import Tier
 from penstock.checkpoint.tree import Framework
-from penstock.checkpoint.upkeep import Upkeep, describe_little_space
 from penstock.checkpoint.wire import messages
-from penstock.checkpoint.writer import Job, SnapshotWriter
-from penstock.compiling import Lease
-from penstock.errors import ClosedError, ConfigError, RankError, WaitTimeout, printable
-from penstock.flow.cpus import default_coders
+from penstock.checkpoint.writer import Job
+from penstock.errors import ClosedError, ConfigError, RankError, WaitTimeout
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
 from penstock.flow.snapshot_spans import SnapshotSpan
@@ -67,53 +50,10 @@ from penstock.plan.saves import SaveCost, SaveSchedule
 from penstock.policy.keeping import Keep, restorable
 from penstock.policy.retention import Scheme
 from penstock.policy.saving import Save
-from penstock.policy.snap_distance import AutoDistance, SnapDistance
-from penstock.policy.space import SpaceNeeded
+from penstock.policy.snap_distance import SnapDistance
+from penstock.policy.space import SpaceNeeded, steps_until_pruned
 from penstock.trace.schema import Kind
-from penstock.units import is_integer, parse_bytes, parse_rate
-
-
-def tell(line: str) -> None:
-    """Print a line to standard error."""
-    print(printable(line), file=sys.stderr, flush=True)
-
-
-def quiet(report: Callable[[str], None] | None) -> Callable[[str], None]:
-    """Return what tells a line and never fails: what was done is done whether or not it could be told.
-
-    report: such as `tell`, which fails where standard error is closed; None: nobody is told.
-    """
-
-    def told(line: str) -> None:
-        if report is not None:
-            with suppress(Exception):
-                report(printable(line))
-
-    return told
-
-
-def _let_go_unclosed(process: int, upkeep: Upkeep, drainer: Drainer | None) -> None:
-    """Let go of a store's folders once what is being drained, is. process: that the store belongs to."""
-    if os.getpid() != process:
-        return  # forked: the threads are not here, and their locks may be held for ever
-    if drainer is None:
-        upkeep.close()
-    else:
-        drainer.leave(upkeep.close)
-
-
-def open_tier(folder: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Tier:
-    """Return the tier at a path or, with "://" in it, at an address. Raises: ConfigError, DataError."""
-    if isinstance(folder, str) and folder.startswith("file://"):
-        # Synced, as what goes through fsspec is not.
-        folder = folder.removeprefix("file://")
-    if isinstance(folder, str) and "://" in folder:
-        from penstock.checkpoint.remote import RemoteTier
-
-        return RemoteTier(folder, **(options or {}))
-    if options:
-        raise ConfigError(f"storage_options are of an address such as s3://bucket/runs; {folder} is a path")
-    return LocalTier(folder)
+from penstock.units import is_integer
 
 
 class SnapshotStore:
@@ -187,119 +127,39 @@ class SnapshotStore:
 
         Raises: ConfigError naming the argument.
         """
-        checked_folder(folder)
-        if fast is not None:
-            checked_fast(fast)
-        checked_options(storage_options)
-        checked_recorder(recorder)
+        settings = checked_settings(
+            folder,
+            keep=keep,
+            way=way_of(scheme, snap_dis, codec, kept_mantissa_bits),
+            reference=reference,
+            staging_bytes=staging_bytes,
+            fast=fast,
+            fast_bytes=fast_bytes,
+            drain_bytes_per_second=drain_bytes_per_second,
+            threads=threads,
+            storage_options=storage_options,
+        )
+        self._recorder = checked_recorder(recorder)
         timing, telling = checked_schedule(schedule), checked_report(report)
-        way = way_of(scheme, snap_dis, codec, kept_mantissa_bits)
-        keeping = checked_keep(keep)
-        checked_reference(reference)
-        staging = checked_quantity("staging_bytes", parse_bytes, staging_bytes)
-        room = checked_quantity("fast_bytes", parse_bytes, fast_bytes)
-        drain_rate = checked_quantity("drain_bytes_per_second", parse_rate, drain_bytes_per_second)
-        for name, value in (("staging_bytes", staging), ("threads", threads), ("fast_bytes", room)):
-            if value is not None and not (is_integer(value) and value >= 1):
-                raise ConfigError(f"{name} is {value!r}; give a whole number of at least 1, or None")
-        if reference == "memory" and staging is not None:
-            raise ConfigError(
-                "staging_bytes bounds the memory, and reference='memory' keeps a whole state there: "
-                "give reference='stored', or leave staging_bytes out"
-            )
-        if fast is None and (room is not None or drain_rate is not None):
-            raise ConfigError(
-                "fast_bytes and drain_bytes_per_second are of the fast tier: give its folder as fast="
-            )
-        self._staging_bytes = staging
-        self._threads = int(threads or default_coders())
+        self._settings, self._way, self._threads = settings, settings.way, settings.threads
         #: Why this process cannot write: it does not know the other ranks of its job; else "".
         self._ranks, self._reads_only = ranks_or_reader(ranks)
-        self._schedule = timing
-        #: Of their own, for they decide while a save is under way; where the step alone does not decide.
-        self._deciding: Ranks | None = None
-        if self._schedule is not None and not self._schedule.is_known_ahead:
-            self._deciding = made_ranks(ranks or (alone if self._reads_only else ranks_of_this_job))
-        self._recorder = recorder
-        # No method of the store: what is told by threads must not keep a store alive that nobody has any more.
+        deciding = ranks or (alone if self._reads_only else ranks_of_this_job)
+        self._due = DueSaves(timing, lambda: made_ranks(deciding))
+        # No method of the store: what is reported by threads must not keep a store alive that nobody has any more.
         self._told = quiet(telling if self._ranks.rank == 0 else None)
-        main = open_tier(folder, storage_options)
-        # A store inside a snapshot would be deleted with it.
-        if isinstance(main, LocalTier) and (instead := describe_snapshot_folder(main.path)):
-            raise ConfigError(f"{main.name} {instead}")
-        self._tiers: list[Tier] = [main]
-        if fast is not None:
-            self._tiers.insert(0, near := LocalTier(fast))
-            if isinstance(main, LocalTier) and near.path.resolve() == main.path.resolve():
-                raise ConfigError(
-                    f"both tiers are one folder: fast is {fast!s} and folder {folder!s}; give fast= a folder of its "
-                    "own, on a disk that is quicker, or leave it out"
-                )
-        self._catalog = Catalog(self._tiers)
-        self._upkeep = Upkeep(self._catalog, keeping, room, self._told)
-        self._areas = (StagingArea(), StagingArea())
-        drains: SnapshotWriter | None = None
-        self._drainer: Drainer | None = None
-        if fast is not None:
-            drains, self._drainer = self._made_drainer(way, drain_rate)
-        self._writer = SnapshotWriter(
-            self._catalog,
-            way,
-            self._upkeep,
-            self._ranks,
-            holds_reference=reference == "memory" and way.refers and fast is None,
-            areas=self._areas,
-            drains=drains,
-            threads=self._threads,
-            recorder=recorder,
-        )
+        self._opened = OpenedStore(settings, self._ranks, self._told, recorder)
+        self._catalog, self._upkeep = self._opened.catalog, self._opened.upkeep
+        self._writer, self._drainer = self._opened.writer, self._opened.drainer
         self._restorer = Restorer(self._catalog, self._ranks, self._threads, recorder, self._told)
-        #: Whether `prepare` or the first save has checked the free space.
-        self._is_space_checked = False
         #: The last report of floats that differ between ranks.
         self._differing = ""
         #: Of all ranks, when they last agreed: a digest of each rank's layouts, and who writes what.
         self._agreed: tuple[builtins.list[str], tuple[Assignment, ...]] | None = None
-        self._way = way
-        self._keep = keeping
         self._saving: BackgroundSave | None = None
-        #: What the last save cost, and when training went on after it.
-        self._cost: SaveCost | None = None
-        self._since_seconds = time.monotonic()
         self._is_closed = False
-        #: While it is open another process compiles the codec, and blocks are stored as they are until it is done.
-        self._lease = Lease(self._told)
         #: Which writes; those that are forked from it do not.
         self._process = os.getpid()
-        if warning := describe_little_space(main):
-            self._told(warning)
-        if isinstance(main, LocalTier) and (instead := describe_mistaken_folder(main.path)):
-            self._told(f"{main.name} {instead}")
-        # A store that nobody closes is not written by anybody any more: its folders are others'.
-        weakref.finalize(self, _let_go_unclosed, os.getpid(), self._upkeep, self._drainer).atexit = False
-
-    def _made_drainer(self, way: Way, bytes_per_second: float | None) -> tuple[SnapshotWriter, Drainer]:
-        """Return what copies snapshots to the slow tier, and the writer of it."""
-        fast, slow = self._tiers
-        assert isinstance(fast, LocalTier), "it is a folder"
-        stop = threading.Event()
-        capped = slow if bytes_per_second is None else CappedTier(slow, bytes_per_second, stop=stop)
-        writer = SnapshotWriter(
-            self._catalog,
-            way,
-            self._upkeep,
-            alone(),
-            through=capped,
-            recorder=self._recorder,
-            span=Kind.DRAIN,
-        )
-        apart = None
-        # Object stores are reached by a client of this process, with its credentials.
-        if isinstance(slow, LocalTier) and os.name == "posix":
-            settings = (way, self._threads, stop, self._told, bytes_per_second)
-            apart = Apart(fast.path, slow.path, *settings)
-        drainer = Drainer(self._catalog, self._upkeep, writer, self._threads, self._told, stop, apart)
-        return writer, drainer
 
     @property
     def is_alone(self) -> bool:
@@ -316,26 +176,15 @@ class SnapshotStore:
             is known by now.
         """
         self._check_open()
-        schedule = self._schedule
-        if schedule is None:
-            raise ConfigError('the store has no schedule: give one, such as schedule="1000 steps"')
-        step = checked_step(step)
-        since_seconds = time.monotonic() - self._since_seconds
-        if self._deciding is None:
-            return schedule.is_due(step, since_seconds, self._cost)
         saving = self._saving
-
-        def decide(failed_on: builtins.list[bool]) -> builtins.list[bool]:
-            cost = _cost_of(saving) or self._cost
-            return [any(failed_on), schedule.is_due(step, since_seconds, cost)]
-
+        self._due.cost = _cost_of(saving) or self._due.cost
         # What a rank knows already, another does a moment later: on all or on none it is raised here.
-        has_failed, is_due = self._deciding.together(
-            f"whether to save after step {step}", lambda: saving is not None and saving.has_failed, decide
+        has_failed, is_due = self._due.ask(
+            checked_step(step), has_failed=saving is not None and saving.has_failed
         )
         if has_failed:
             self._finish_saving()
-        return bool(is_due)
+        return is_due
 
     def prepare(self, state: Any, steps: Sequence[int] | None = None) -> SpaceNeeded:
         """Get ready for a training before its first step: check that there is space, take the memory, load the codec.
@@ -353,64 +202,30 @@ class SnapshotStore:
         self._finish_saving()
         flat: builtins.list[Flat] = []
         if steps is None:
-            steps = self._saves_until_old_ones_go()
+            steps = steps_until_pruned(self._settings.keep, self._way.snap_dis, self._due.least_seconds)
         elif not isinstance(steps, Sequence) or not all(map(is_integer, steps)):
             raise ConfigError(f"steps is {steps!r:.80}; give a range or a list of steps, or None")
 
         def check_space(_: Any) -> builtins.list[int]:
-            self._raise_of_drain()
+            self._opened.raise_of_drain()
             self._upkeep.open_for_writing()
             state_bytes = sum(map(_whole_bytes, flat[0].layouts)) + bytes_beside(
                 flat[0].tree, flat[0].layouts
             )
-            needed = self._upkeep.check_space(state_bytes, steps, self._way, self._least_seconds)
+            needed = self._upkeep.check_space(state_bytes, steps, self._way, self._due.least_seconds)
             return [needed.peak_bytes, needed.kept_bytes, needed.largest_bytes]
 
         needed = SpaceNeeded(
             *self._ranks.together("the check of space", lambda: flat.append(taken_apart(state)), check_space)
         )
-        self._is_space_checked = True
+        self._opened.is_space_checked = True
         sources = flat[0].sources
-        cuts = waves_of(sources, self._staging_bytes)
+        cuts = waves_of(sources, self._settings.staging_bytes)
         if self._ranks.size == 1 and len(cuts) == 1:
-            for area in self._areas[: 2 if any(self._writer.holds) else 1]:
+            for area in self._writer.areas[: 2 if any(self._writer.holds) else 1]:
                 area.reserve(room_of(cuts[0]))
         warm_up(self._way.codec, {source.layout.dtype for source in sources})
         return needed
-
-    @property
-    def _least_seconds(self) -> float:
-        """Return the shortest time between two saves, in seconds; 0 where it is not known."""
-        return self._schedule.least_seconds if self._schedule is not None else 0.0
-
-    def _saves_until_old_ones_go(self) -> range:
-        """Return steps 1, 2, ... of as many saves as it takes until the space that snapshots take grows no more."""
-        distance = self._way.snap_dis
-        longest = distance.most if isinstance(distance, AutoDistance) else distance
-        stay, age_seconds = self._keep.last or 5, self._keep.max_age_seconds
-        if self._keep.last is None and age_seconds is not None and self._least_seconds > 0.0:
-            stay = math.ceil(age_seconds / self._least_seconds) + 1
-        return range(1, 2 * (stay + longest) + 1)
-
-    def _check_first(self, step: int, flat: Flat, layouts: Sequence[Layout]) -> None:
-        """Check the free space before the first save, unless `prepare` did; all ranks call it.
-
-        Reports that later snapshots may not fit. Raises: ConfigError if this one does not.
-        """
-        if self._is_space_checked:
-            return
-        state_bytes = sum(layout.nbytes for layout in layouts) + bytes_beside(flat.tree, layouts)
-
-        def on_first() -> None:
-            self._upkeep.open_for_writing()
-            warning = self._upkeep.check_first(
-                step, state_bytes, self._saves_until_old_ones_go(), self._way, self._least_seconds
-            )
-            if warning:
-                self._told(warning)
-
-        self._ranks.ask_first(f"the check of space for step {step}", on_first)
-        self._is_space_checked = True
 
     def save(self, step: int, state: Any, *, per_rank: Any = None) -> Saving:
         """Copy a state, and write it in the background.
@@ -446,12 +261,18 @@ class SnapshotStore:
             # As DDP broadcasts them at the next step: those of rank 0.
             of_first = frozenset(layout for layout in layouts if layout.name in differing)
             mine = mine | of_first if self._ranks.rank == 0 else mine - of_first
-        self._check_first(step, flat, layouts)
+        if not self._opened.is_space_checked:
+            check = functools.partial(
+                self._opened.check_first, step, flat.tree, layouts, self._due.least_seconds
+            )
+            self._ranks.ask_first(f"the check of space for step {step}", check)
+            self._opened.is_space_checked = True
         sources = [source for source in held if source.layout in mine]
-        cuts = waves_of(sources, self._staging_bytes)
+        limit_bytes = self._settings.staging_bytes
+        cuts = waves_of(sources, limit_bytes)
         if len(cuts) > 1:
-            assert self._staging_bytes is not None, "without a limit there is one wave"
-            cuts = waves_of(sources, self._staging_bytes // 2)
+            assert limit_bytes is not None, "without a limit there is one wave"
+            cuts = waves_of(sources, limit_bytes // 2)
         areas = self._writer.free_areas()[: min(2, len(cuts))]
         waves = Waves(len(areas), is_single=len(cuts) == 1)
         job = Job(
@@ -476,8 +297,7 @@ class SnapshotStore:
         span.add(job.nbytes)
         job.blocked_seconds = time.monotonic() - begin_seconds
         job.is_copied.set()
-        self._since_seconds = time.monotonic()
-        self._cost = SaveCost(job.blocked_seconds)
+        self._due.go_on(job.blocked_seconds)
         return Saving(saving)
 
     def _stage(
@@ -535,7 +355,7 @@ class SnapshotStore:
 
         def take_apart() -> builtins.list[str]:
             try:
-                self._raise_of_drain()
+                self._opened.raise_of_drain()
             except Exception as error:
                 error.add_note(
                     f"step {step} is not saved: save it again, and what failed is tried again, too"
@@ -594,13 +414,7 @@ class SnapshotStore:
         For what one rank may do alone; what all do together has the drain's failure raised on all of them.
         """
         self._finish_saving()
-        self._raise_of_drain()
-
-    def _raise_of_drain(self) -> None:
-        """Raise what a drain failed with if nobody was told: on rank 0, which drains for all."""
-        # From a fast tier that refuses, drains fail, too: that is told, and raised at the end, and stops no save.
-        if self._drainer is not None and not self._upkeep.fast_refuses:
-            self._drainer.raise_error()
+        self._opened.raise_of_drain()
 
     def _finish_saving(self) -> None:
         """Wait for the save that is under way, and raise what it failed with, as on all ranks, if nobody was told."""
@@ -611,7 +425,7 @@ class SnapshotStore:
             self._check_process()  # of what was forked from it, no thread ever ends it
         # Forgotten once it has ended: who interrupts this wait finds it under way as before.
         saving.join()
-        self._cost = _cost_of(saving) or self._cost
+        self._due.cost = _cost_of(saving) or self._due.cost
         self._saving = None
         saving.raise_untold()
 
@@ -654,7 +468,7 @@ class SnapshotStore:
             framework,
             fallback=fallback,
             strict=strict,
-            before_looking=self._raise_of_drain,
+            before_looking=self._opened.raise_of_drain,
         )
 
     def refresh(
@@ -720,7 +534,7 @@ class SnapshotStore:
         self._finish_saving()
 
         def on_first() -> builtins.list[int]:
-            self._raise_of_drain()
+            self._opened.raise_of_drain()
             self._upkeep.open_for_writing()
             self._catalog.choose(step)
             steps = self._catalog.steps()
@@ -747,7 +561,7 @@ class SnapshotStore:
         self._finish_saving()
 
         def on_first() -> None:
-            self._raise_of_drain()
+            self._opened.raise_of_drain()
             self._upkeep.open_for_writing()
             self._upkeep.delete(step)
 
@@ -760,17 +574,7 @@ class SnapshotStore:
         """
         self._check_open()
         self._finish_saving()
-        drainer = self._drainer
-        if drainer is None:
-            raise ConfigError("there is no fast tier to drain: give its folder as fast=")
-
-        def on_first() -> None:
-            drainer.raise_error()
-            self._upkeep.open_for_writing()
-            drainer.go_on()
-            drainer.wait()
-
-        self._ranks.ask_first("the drain", on_first)
+        self._ranks.ask_first("the drain", self._opened.drain)
 
     # -- The end ---------------------------------------------------------------------------------------------
 
@@ -799,7 +603,7 @@ class SnapshotStore:
                 isinstance(each, (RankError, WaitTimeout)) for each in failures
             )
             if error is not None:
-                for ranks in (self._ranks, self._deciding):
+                for ranks in (self._ranks, self._due.ranks):
                     if ranks is not None:
                         ranks.leave(error)
             failures += _failure_of(functools.partial(self._finish_draining, together=together))
@@ -808,10 +612,10 @@ class SnapshotStore:
             if self._drainer is not None:
                 self._drainer.stop()
             if self._saving is None:
-                self._let_go()
+                self._opened.close()
             else:
                 # Interrupted: the folder stays locked for as long as the save goes on.
-                self._saving.at_end(self._let_go)
+                self._saving.at_end(self._opened.close)
         for other in failures[1:]:
             failures[0].add_note(f"and then {other}")
         if failures:
@@ -825,15 +629,11 @@ class SnapshotStore:
         else:
             self._drainer.wait()
 
-    def _let_go(self) -> None:
-        self._writer.held = None
-        self._upkeep.close()
-        self._lease.close()
-
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError(
-                f"the snapshot store {self._tiers[-1].name} was closed: it can still be read; open another to write"
+                f"the snapshot store {self._catalog.tiers[-1].name} was closed: it can still be read; open another to "
+                "write"
             )
         if self._reads_only:
             raise ConfigError(f"the snapshot store can be read here and not written to: {self._reads_only}")
@@ -842,8 +642,8 @@ class SnapshotStore:
     def _check_process(self) -> None:
         if self._process != os.getpid():
             raise ClosedError(
-                f"the snapshot store {self._tiers[-1].name} was opened by process {self._process}, from which this "
-                f"one, {os.getpid()}, was forked: open one here to read; to write, once the other is closed"
+                f"the snapshot store {self._catalog.tiers[-1].name} was opened by process {self._process}, from which "
+                f"this one, {os.getpid()}, was forked: open one here to read; to write, once the other is closed"
             )
 
     def __enter__(self) -> SnapshotStore:

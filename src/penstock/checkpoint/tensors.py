@@ -39,6 +39,11 @@ class Layout:
     box: Box | None = None
 
     @property
+    def whole(self) -> Layout:
+        """Return the layout of the tensor that it is a part of, or its own."""
+        return self if self.box is None else Layout(self.name, self.dtype, self.box.whole)
+
+    @property
     def values(self) -> int:
         """Return how many numbers there are; 1 for a scalar, 0 for an empty tensor."""
         return math.prod(self.shape)

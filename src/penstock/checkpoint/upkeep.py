@@ -21,7 +21,7 @@ from penstock.checkpoint.tier import Tier
 from penstock.errors import ConfigError, DataError, FormatError, PenstockError
 from penstock.policy.draining import TwoTiers, admit, to_drain, to_forget_fast, to_forget_slow
 from penstock.policy.keeping import Keep, StoredSnapshot, dependents, to_forget
-from penstock.policy.space import MOST_SHARE, SpaceNeeded, check_space, space_needed
+from penstock.policy.space import MOST_SHARE, SpaceNeeded, check_space, space_needed, steps_until_pruned
 from penstock.units import format_bytes
 
 #: The smallest snapshot takes about as much, whatever its state.
@@ -231,17 +231,15 @@ class Upkeep:
                 shares[copy.manifest.reference is None] = share
         return shares
 
-    def check_first(
-        self, step: int, state_bytes: int, steps: Sequence[int], way: Way, seconds_between_saves: float
-    ) -> str:
+    def check_first(self, step: int, state_bytes: int, way: Way, seconds_between_saves: float) -> str:
         """Return a warning where the snapshots to come may not fit on the last tier, or "".
 
-        step: training step of the first save. steps: steps of as many saves as it takes until old snapshots are
-            pruned.
+        step: training step of the first save.
         Raises: ConfigError if there is one tier, and this snapshot does not fit on it; DataError.
         """
         tier = self._catalog.tiers[-1]
         free_bytes = tier.free_bytes()
+        steps = steps_until_pruned(self._keep, way.snap_dis, seconds_between_saves)
         if free_bytes is None or state_bytes * MOST_SHARE * (len(steps) + 1) <= free_bytes:
             return ""
         with self._deciding:

@@ -11,13 +11,13 @@ import functools
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Protocol
 
 from penstock.checkpoint.catalog import Catalog
 from penstock.checkpoint.drain_process import ProcessEnded
-from penstock.checkpoint.local import LocalTier
+from penstock.checkpoint.local import LocalDraft, LocalTier
 from penstock.checkpoint.manifest import NewerFormat, bytes_beside, folder_of, write_manifest
 from penstock.checkpoint.parts import Part
 from penstock.checkpoint.ranks import Ranks
@@ -27,6 +27,7 @@ from penstock.checkpoint.recipe import (
     Way,
     WrittenPart,
     check_part,
+    check_written,
     decide,
     manifest_of,
     new_plan,
@@ -60,6 +61,7 @@ from penstock.policy.saving import (
     Raise,
     Save,
     SaveTerms,
+    Stage,
     Suspect,
     Verify,
     WriteHere,
@@ -120,6 +122,10 @@ class Job:
     rank_trees: Sequence[JSON] | None = None
     #: Who writes the part in place of this process; None: nobody.
     elsewhere: Elsewhere | None = None
+    #: What was written of each part, where ranks meet elsewhere and `commit` is given it; None: they meet here.
+    parts: dict[int, Any] | None = None
+    #: What is to be done next.
+    instructions: Instructions = ()
     #: Where it goes; then what rank 0 decided, and its draft; then this rank's part, and the first wave of it.
     target: Begin = field(default_factory=lambda: Begin(0))
     plan: Plan | None = None
@@ -157,7 +163,6 @@ class SnapshotWriter:
         ranks: Ranks,
         *,
         holds_reference: bool = False,
-        areas: Sequence[StagingArea] = (),
         through: Tier | None = None,
         drains: SnapshotWriter | None = None,
         threads: int = 1,
@@ -166,7 +171,7 @@ class SnapshotWriter:
     ) -> None:
         """way: of the last tier; on a nearer one all snapshots are baselines.
 
-        holds_reference: whether the last snapshot stays in memory, in one of the areas. through: in place of the last
+        holds_reference: whether the last snapshot stays in memory. through: in place of the last
             tier, with a cap; None: that itself. drains: writer that drains what this one puts on a nearer tier, with so
             many threads; None where there is no nearer tier, or this one drains. recorder, span: of what is written.
         """
@@ -175,7 +180,8 @@ class SnapshotWriter:
         self._way = way
         self._upkeep = upkeep
         self._ranks = ranks
-        self._areas = areas
+        #: For the state; the last snapshot may stay in one of them.
+        self.areas = (StagingArea(), StagingArea())
         self._drains = drains
         self._threads = threads
         self._recorder = recorder
@@ -191,7 +197,7 @@ class SnapshotWriter:
 
     def free_areas(self) -> list[StagingArea]:
         """Return the areas in which no snapshot lies that the next one refers to."""
-        return [area for area in self._areas if self.held is None or area is not self.held.area]
+        return [area for area in self.areas if self.held is None or area is not self.held.area]
 
     def terms(self, *, can_repeat: bool, ranks: int) -> SaveTerms:
         """Return the terms of a save on any of the tiers."""
@@ -205,8 +211,9 @@ class SnapshotWriter:
         Raises: on all ranks, what failed on any: ConfigError if there is one of this step, or another process writes
             here; DataError; what `job.get_ready` raises.
         """
+        job.instructions = job.life.offered()
         try:
-            self._run(job, job.life.offered())
+            self._run(job, until=WritePart)
         except BaseException:
             self._unpin(job)
             raise
@@ -217,38 +224,70 @@ class SnapshotWriter:
         Raises: on all ranks, what failed on any.
         """
         job.workers = workers
+        return self._ended(job)
+
+    def write_part(self, job: Job, workers: Workers) -> Any:
+        """Write this rank's part, where ranks meet elsewhere: one of them has begun the snapshot, and will `commit` it.
+
+        Returns: what was written, as JSON.
+        Raises: FormatError, DataError. A draft to which others may still write stays until `give_up`.
+        """
+        job.workers = workers
+        assert job.parts is not None, "ranks meet elsewhere"
+        if job.draft is not None and job.life.terms.ranks == 1:
+            self._run(job, until=Commit)
+        else:
+            job.parts[job.number] = self._write_part(job)
+            if self.holds[job.decided.reference is not None]:
+                # Nothing refers to it unless it is committed.
+                self.held = Held(job.decided.uid, job.first, job.area)
+        return job.parts[job.number]
+
+    def commit(self, job: Job, tree: JSON, parts: Mapping[int, Any]) -> Saved:
+        """Commit a snapshot that has begun, of parts that ranks wrote which meet elsewhere; as `write` does.
+
+        parts: by their numbers, what `write_part` returned.
+        """
+        assert job.parts is not None, "ranks meet elsewhere"
+        job.tree, job.parts = tree, {**parts, **job.parts}
+        if job.life.stage is Stage.WRITING:
+            refers = [number in parts and parts[number][2] for number in range(job.life.terms.ranks)]
+            job.instructions = (self._durable(job, refers),)
+        return self._ended(job)
+
+    def _ended(self, job: Job) -> Saved:
         try:
-            self._run(job, (WritePart(),))
+            self._run(job, until=Finish)
         finally:
-            job.waves.give_up()
-            workers.close()
-            self._unpin(job)
+            self._let_go(job)
         return self._saved(job)
 
     def give_up(self, job: Job, error: BaseException) -> None:
-        """Take back a beginning that nobody will write. error: why."""
-        for instruction in job.life.failed(_fault_of(error, job))[:-1]:
-            self._settle(job, instruction, error)
-        self._unpin(job)
+        """Take back a beginning that nobody will write, unless it is over. error: why."""
+        if job.life.stage not in (Stage.SAVED, Stage.FAILED):
+            for instruction in job.life.failed(_fault_of(error, job))[:-1]:
+                self._settle(job, instruction, error)
+        self._let_go(job)
 
-    def _run(self, job: Job, instructions: Instructions) -> None:
-        """Obey until the save is over, or its parts are to be written and nobody encodes yet."""
+    def _run(self, job: Job, until: type[Instruction]) -> None:
+        """Obey until an instruction of this kind comes."""
         failure: BaseException | None = None
         try:
             while True:
-                *before, last = instructions
+                *before, last = job.instructions
                 for instruction in before:
                     self._settle(job, instruction, failure)
-                if isinstance(last, Finish) or (isinstance(last, WritePart) and job.workers is None):
+                if isinstance(last, until):
+                    job.instructions = (last,)
                     return
                 if isinstance(last, Raise):
                     assert failure is not None, "something failed"
                     raise self._described(job, failure)
                 try:
-                    instructions = self._obey(job, last)
+                    job.instructions = self._obey(job, last)
                 except BaseException as error:
                     failure = error
-                    instructions = job.life.failed(_fault_of(error, job))
+                    job.instructions = job.life.failed(_fault_of(error, job))
         finally:
             failure = None  # its traceback has this frame
 
@@ -274,6 +313,12 @@ class SnapshotWriter:
                 if plan.why_baseline:
                     job.note = f": {plan.why_baseline}{job.note}"
                 return life.begun(is_delta=plan.reference is not None)
+            case WritePart() if job.parts is not None:
+                job.parts[job.number] = part = self._write_part(job)
+                return (self._durable(job, [part[2]]),)
+            case Commit(is_delta=is_delta) if job.parts is not None:
+                parts = [job.parts[number] for number in sorted(job.parts)]
+                return self._committed(job, *self._commit(job, parts, is_delta=is_delta))
             case WritePart():
                 write, commit = (
                     functools.partial(self._write_part, job),
@@ -406,8 +451,9 @@ class SnapshotWriter:
                 span.add(made.part.nbytes)
             else:
                 assert job.workers is not None, "somebody encodes"
+                draft = job.draft or self._tiers[tier].begin(folder_of(plan.step), plan.uid, join=True)
                 made = write_staged(
-                    job.draft or self._tiers[tier].begin(folder_of(plan.step), plan.uid, join=True),
+                    draft,
                     plan,
                     job.number,
                     self._way_of(job),
@@ -419,19 +465,36 @@ class SnapshotWriter:
                     began=functools.partial(self._note_first, job),
                     written=span.add,
                 )
+                if job.parts is not None and isinstance(draft, LocalDraft):
+                    self._check_draft(job, draft, made.part)
         job.part = made.part
         if made.encode_seconds:
             self.encode_bytes_per_second = made.encoded_bytes / made.encode_seconds
         return [*made.write(), job.rank_tree]
 
+    def _check_draft(self, job: Job, draft: LocalDraft, part: Part) -> None:
+        """Read a part back before its commit: ranks that meet elsewhere do not meet after it. Raises: DataError."""
+        name = self._tiers[job.target.tier].name
+        where = f"{name}, in the part of step {job.step} that was just written"
+        try:
+            check_written(draft.open(part.file), where, job.decided, job.number, part)
+        except FormatError as error:
+            # Not of the reference, which would be distrusted: the tier did not keep what it was given.
+            raise DataError(str(error)) from error
+
     def _check(self, job: Job) -> None:
+        tier = self._tiers[job.target.tier]
+        if job.parts is not None:
+            for number in sorted(job.parts):
+                check_part(tier, job.decided, number, Part(*job.parts[number][0]), to_its_end=False)
+            return
         assert job.part is not None, "it was written"
         if job.elsewhere is not None:
             job.elsewhere.check(job.decided, job.part)
             return
         # What is on another machine is not fetched back only to be looked at.
         reads_back = isinstance(self._catalog.tiers[job.target.tier], LocalTier)
-        check_part(self._tiers[job.target.tier], job.decided, job.number, job.part, to_its_end=reads_back)
+        check_part(tier, job.decided, job.number, job.part, to_its_end=reads_back)
 
     def _note_first(self, job: Job, wave: Sequence[Piece]) -> None:
         job.first = wave
@@ -467,6 +530,12 @@ class SnapshotWriter:
             return self._way
         codec = self._way.codec if job.target.is_encoded else RAW
         return Way("complete", 1, codec, self._way.kept_mantissa_bits)
+
+    def _let_go(self, job: Job) -> None:
+        job.waves.give_up()
+        if job.workers is not None:
+            job.workers.close()
+        self._unpin(job)
 
     def _unpin(self, job: Job) -> None:
         pinned, job.pinned = job.pinned, []

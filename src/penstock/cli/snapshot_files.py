@@ -135,7 +135,7 @@ def step_in(name: str) -> int:
 def _export(options: argparse.Namespace) -> None:
     from penstock.checkpoint.exporting import open_readable
     from penstock.checkpoint.foreign import write_state
-    from penstock.checkpoint.store import open_tier, tell
+    from penstock.checkpoint.opened import open_tier, tell
 
     check_store(options.folder, options.fast)
     tiers = [open_tier(place) for place in (options.fast, options.folder) if place is not None]

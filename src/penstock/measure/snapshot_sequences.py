@@ -18,9 +18,9 @@ from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.foreign import INDEX, NUMPY, SAFETENSORS, SINGLE, TORCH, read_state
 from penstock.checkpoint.local import LocalReader, LocalTier
 from penstock.checkpoint.manifest import step_of
+from penstock.checkpoint.opened import open_tier
 from penstock.checkpoint.reading import Chain, OpenSnapshot
 from penstock.checkpoint.state import Source, flatten
-from penstock.checkpoint.store import open_tier
 from penstock.checkpoint.tensors import Bytes, Layout
 from penstock.checkpoint.tier import Tier
 from penstock.checkpoint.tree import fits, listed

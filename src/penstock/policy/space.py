@@ -5,6 +5,7 @@ The saves are gone through one by one and retention is asked after each, as the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -109,6 +110,18 @@ def space_needed(
         max(least.kept_bytes, min(unlimited.kept_bytes, keep.limit_bytes)),
         unlimited.largest_bytes,
     )
+
+
+def steps_until_pruned(keep: Keep, snap_dis: SnapDistance, least_seconds: float) -> range:
+    """Return steps 1, 2, ... of as many saves as it takes until the space that snapshots take grows no more.
+
+    least_seconds: between two saves; 0 where it is not known.
+    """
+    longest = snap_dis.most if isinstance(snap_dis, AutoDistance) else snap_dis
+    stay, age_seconds = keep.last or 5, keep.max_age_seconds
+    if keep.last is None and age_seconds is not None and least_seconds > 0.0:
+        stay = math.ceil(age_seconds / least_seconds) + 1
+    return range(1, 2 * (stay + longest) + 1)
 
 
 def check_space(

@@ -51,38 +51,26 @@ from torch.futures import Future
 
 from penstock.checkpoint.arguments import (
     checked_folder,
-    checked_keep,
     checked_options,
-    checked_reference,
     checked_report,
+    checked_schedule,
+    checked_step,
     made_ranks,
 )
 from penstock.checkpoint.catalog import Catalog, Link, looking_again
 from penstock.checkpoint.codecs import DEFAULT
 from penstock.checkpoint.dtypes import dtype_named
-from penstock.checkpoint.local import LocalDraft
-from penstock.checkpoint.manifest import Stored, folder_of, read_layout, write_layout, write_manifest
-from penstock.checkpoint.parts import Part
-from penstock.checkpoint.ranks import Ranks, ranks_of_this_job
+from penstock.checkpoint.due import DueSaves
+from penstock.checkpoint.opened import OpenedStore, checked_settings, open_tier, quiet, tell
+from penstock.checkpoint.ranks import Ranks, alone, ranks_of_this_job
 from penstock.checkpoint.reading import Chain, Wanted, parts_by_name, read_wanted, whole_layout
-from penstock.checkpoint.recipe import (
-    Plan,
-    WrittenPart,
-    check_part,
-    check_written,
-    decide,
-    manifest_of,
-    new_plan,
-    way_of,
-)
+from penstock.checkpoint.recipe import Plan, way_of
 from penstock.checkpoint.restoring import Restorer
-from penstock.checkpoint.saving import Saved
-from penstock.checkpoint.staged import CopiedInTurn, Held, write_staged
-from penstock.checkpoint.staging import StagingArea, waves_of
+from penstock.checkpoint.sharding import check_whole
+from penstock.checkpoint.staged import CopiedInTurn
+from penstock.checkpoint.staging import waves_of
 from penstock.checkpoint.state import Source, flatten, memory_at
-from penstock.checkpoint.store import open_tier, quiet, tell
 from penstock.checkpoint.tensors import Box, Bytes, Layout
-from penstock.checkpoint.tier import Draft
 from penstock.checkpoint.tree import (
     QUANTIZED,
     ArrayLeaf,
@@ -96,19 +84,21 @@ from penstock.checkpoint.tree import (
     read_tree,
     told_type,
 )
-from penstock.checkpoint.upkeep import Upkeep
-from penstock.checkpoint.writing import Piece
-from penstock.compiling import Lease
-from penstock.errors import ConfigError, DataError, FormatError
+from penstock.checkpoint.writer import Job
+from penstock.errors import ConfigError, DataError, FormatError, RankError
 from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
+from penstock.plan.saves import SaveCost, SaveSchedule
 from penstock.policy.keeping import Keep
 from penstock.policy.retention import Scheme
+from penstock.policy.saving import Begin, Save, SaveTerms
 from penstock.policy.snap_distance import SnapDistance
 
 _Path = tuple[str | int, ...]
 #: Of what is staged at a time where nothing is kept for the next difference.
 _WAVE_BYTES = 32 << 20
+#: That a plain value takes in a manifest, where it is not known yet.
+_PLAIN_BYTES = 64
 #: A list of which more is missing than is there is no list.
 _MOST_GAPS = 16
 
@@ -119,11 +109,11 @@ class StoreWriter(StorageWriter):
     Collectives are DCP's own: each rank writes its part, and the coordinator makes them a snapshot in `finish`. What
     fails on one rank DCP raises on all; what was written is removed when the next save begins, or by `close`.
 
-    Memory of a rank: what it writes, once, which stays for the next difference; with reference="stored" a few tens of
-    MiB.
+    Memory of a rank: what it writes, once, which stays for the next delta; with reference="stored", or a fast tier, a
+    few tens of MiB.
 
     Pickled, it is the same writer wherever it is unpickled in a process: so that of `async_save` in a process of its
-    own goes on with differences. From then on only that process writes.
+    own goes on with deltas. From then on only that process writes.
     """
 
     def __init__(
@@ -135,68 +125,98 @@ class StoreWriter(StorageWriter):
         snap_dis: SnapDistance | Literal["auto"] = 10,
         codec: str = DEFAULT,
         reference: Literal["memory", "stored"] = "memory",
+        staging_bytes: int | str | None = None,
+        fast: str | os.PathLike[str] | None = None,
+        fast_bytes: int | str | None = None,
+        drain_bytes_per_second: float | str | None = None,
+        threads: int | None = None,
+        schedule: SaveSchedule | str | None = None,
         ranks: Callable[[], Ranks] = ranks_of_this_job,
         storage_options: Mapping[str, Any] | None = None,
         report: Callable[[str], None] | None = tell,
     ) -> None:
         """Open a store.
 
+        staging_bytes: memory for the copy of what this rank writes, at most, with reference="stored"; None: 32 MiB.
         ranks: those that save together, all of the job; `alone` where only some do (process_group=, no_dist=True):
             then nobody is waited for before DCP begins.
         Other arguments as of `penstock.checkpoint.store.SnapshotStore`.
 
         Raises: ConfigError naming the argument.
         """
-        self._way = way_of(scheme, snap_dis, codec)
-        checked_folder(folder)
-        keeping = checked_keep(keep)
-        checked_reference(reference)
-        checked_options(storage_options)
-        checked_report(report)
+        self._arguments = {name: value for name, value in locals().items() if name != "self"}
         self._identity = secrets.token_hex(16)
-        self._arguments = {
-            "folder": os.fspath(folder),
-            "keep": keep,
-            "scheme": scheme,
-            "snap_dis": snap_dis,
-            "codec": codec,
-            "reference": reference,
-            "ranks": ranks,
-            "storage_options": storage_options,
-            "report": report,
-        }
-        self._tier = open_tier(folder, storage_options)
-        self._catalog = Catalog([self._tier])
-        self._upkeep = Upkeep(self._catalog, keeping, None)
-        self._holds_reference = reference == "memory" and self._way.refers
+        settings = checked_settings(
+            folder,
+            keep=keep,
+            way=way_of(scheme, snap_dis, codec),
+            reference=reference,
+            staging_bytes=staging_bytes,
+            fast=fast,
+            fast_bytes=fast_bytes,
+            drain_bytes_per_second=drain_bytes_per_second,
+            threads=threads,
+            storage_options=storage_options,
+        )
+        timing = checked_schedule(schedule)
+        self._report = quiet(checked_report(report))
         #: They meet in here, not in DCP; made at once, for all ranks have to make theirs in the same order.
         self._ranks = made_ranks(ranks)
-        self._report = quiet(report)
-        self._areas = [StagingArea(), StagingArea()]
-        #: The last snapshot as this rank wrote it: its tensors are in the second area.
-        self._held: Held | None = None
+        self._due = DueSaves(timing, lambda: made_ranks(ranks))
+        self._opened = OpenedStore(settings, alone(), self._report)
+        self._staging_bytes = None if settings.holds_reference else settings.staging_bytes or _WAVE_BYTES
+        self._threads = settings.threads
         self._step: int | None = None
-        self._plan: Plan | None = None
-        self._draft: Draft | None = None
+        #: On the coordinator, from when the snapshot has begun until it is committed or given up.
+        self._job: Job | None = None
+        #: What the last save failed with on this rank: the kind of error, and the message.
+        self._failed: tuple[str, str] | None = None
         self._begin_seconds = 0.0
-        #: Kernels are compiled by a child process while it is open: blocks are stored as they are until then.
-        self._lease = Lease(self._report)
         _writers[self._identity] = self
-        weakref.finalize(self, self._upkeep.close)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how it is pickled: by what it was made of."""
         return _writer_of, (self._identity, self._arguments)
 
+    def is_due(self, step: int) -> bool:
+        """Return whether to save now, as the schedule says; on all ranks alike.
+
+        step: how many steps the training has done. Raises: ConfigError without a schedule; WaitTimeout, RankError.
+        """
+        _, is_due = self._due.ask(checked_step(step))
+        if is_due:
+            # `async_save` in a process of its own does not let this one know of the save.
+            self._due.go_on()
+        return is_due
+
+    def drain(self) -> None:
+        """Return once all that is to be is on the slow tier; all ranks call it, and no save is under way.
+
+        Raises: ConfigError if there is no fast tier; what a drain failed with.
+        """
+        self._ranks.ask_first("the drain", self._opened.drain)
+
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a save, on all ranks.
 
         checkpoint_id: the step, as a number or as the end of a text such as "step-1200".
-        Raises: ConfigError if it is none; WaitTimeout on all ranks, naming those that do not come.
+        Raises: ConfigError if it is none; what a drain failed with; WaitTimeout on all ranks, naming those that do not
+            come.
         """
         self._begin_seconds = time.monotonic()
-        self._abort()
-        steps = self._ranks.together("the beginning of a save", lambda: _step_of(checkpoint_id))
+
+        def ready() -> list[Any]:
+            self._opened.raise_of_drain()
+            return [_step_of(checkpoint_id), self._failed]
+
+        failed = self._failed
+        try:
+            of_ranks = self._ranks.together("the beginning of a save", ready)
+            failed = next((each for _, each in of_ranks if each), None)
+        finally:
+            self._failed = None
+            self._give_up(failed)
+        steps = [step for step, _ in of_ranks]
         if len(set(steps)) > 1:
             raise ConfigError(f"the ranks save different steps: {', '.join(map(str, steps))}")
         self._step = steps[0]
@@ -215,10 +235,12 @@ class StoreWriter(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Decide what the snapshot shall be, and begin it.
 
-        Raises: ConfigError if no step was given, or there is a snapshot of it; DataError.
+        Raises: ConfigError if no step was given, there is a snapshot of it, or there is no space for the first one of
+            the store; DataError.
         """
-        self._abort()
-        if self._step is None:
+        self._give_up(None)
+        step = self._step
+        if step is None:
             raise ConfigError(
                 'the step is not known: give it as checkpoint_id, such as dcp.save(..., checkpoint_id="1200")'
             )
@@ -226,30 +248,36 @@ class StoreWriter(StorageWriter):
             raise ConfigError(
                 "a planner with enable_plan_caching leaves out what a snapshot is made of: turn it off"
             )
-        self._upkeep.open_for_writing()
         paths = _paths_of(plans)
-        layouts = [
-            _layout(item, paths)
-            for plan in plans
-            for item in plan.items
-            if item.type != WriteItemType.BYTE_IO
-        ]
-        decided = decide(self._catalog, 0, new_plan(self._step, self._catalog), self._way, layouts)
-        self._draft = self._tier.begin(folder_of(self._step), decided.uid)
-        self._plan = decided
-        self._upkeep.hold(link.step for link in decided.chain)
-        written = self._plan.write()
+        tensors = [[item for item in plan.items if item.type != WriteItemType.BYTE_IO] for plan in plans]
+        layouts = [_layout(item, paths) for items in tensors for item in items]
+        check_whole(layout for layout in layouts if layout.box is not None)
+        tree = _planned_tree(plans, paths)
+        self._opened.check_first(step, tree, layouts, self._due.least_seconds)
         # A rank without tensors writes no part, and parts are numbered through.
-        has_part = [any(item.type != WriteItemType.BYTE_IO for item in plan.items) for plan in plans]
+        has_part = [bool(items) for items in tensors]
+        writer = self._opened.writer
+        terms = writer.terms(can_repeat=len(plans) == 1, ranks=max(1, sum(has_part)))
+        job = self._job = self._new_job(step, layouts, tree, Save(terms))
+        writer.begin(job)
+        written = [job.decided.write(), *job.target]
         return [
             replace(plan, storage_data=[written, sum(has_part[:rank]) if has_part[rank] else None])
             for rank, plan in enumerate(plans)
         ]
 
+    def _new_job(self, step: int, layouts: Sequence[Layout], tree: Any, life: Save) -> Job:
+        area = self._opened.writer.free_areas()[0]
+        waves = CopiedInTurn([[]], area)
+        job = Job(
+            step, self._begin_seconds, layouts, 0, tree, None, waves, life, area, rank_trees=(), parts={}
+        )
+        job.is_copied.set()
+        return job
+
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's part; done when it returns. Raises: ConfigError naming what is not kept; DataError."""
         written, number = plan.storage_data
-        snapshot = Plan.read(written)
         paths = _paths_of([plan])
         results = []
         for item in plan.items:
@@ -258,113 +286,92 @@ class StoreWriter(StorageWriter):
                 results.append(WriteResult(item.index, 0, ["plain", _path(item.index.fqn, paths), node]))
         tensors = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
         if number is not None:
-            made = self._write_part(snapshot, number, tensors, planner, paths)
-            part = [made.part.file, made.part.nbytes, made.part.table]
-            for item, one in zip(tensors, made.stored, strict=True):
-                said = [*write_layout(one.layout), one.first_block]
-                row = ["tensor", _path(item.index.fqn, paths), number, said, part, made.refers]
-                results.append(WriteResult(item.index, one.layout.nbytes, row))
+            sources = [_source(item, planner, paths) for item in tensors]
+            #: With the first of them.
+            part = self._write_part(written, number, sources)
+            for item, source in zip(tensors, sources, strict=True):
+                row = ["tensor", _path(item.index.fqn, paths), source.layout.name, number, part]
+                results.append(WriteResult(item.index, source.layout.nbytes, row))
+                part = None
+        self._go_on()
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
 
-    def _write_part(
-        self, snapshot: Plan, number: int, items: Sequence[WriteItem], planner: SavePlanner, paths: _Paths
-    ) -> WrittenPart:
-        sources = [_source(item, planner, paths) for item in items]
-        # Training stands still for as long as this takes, so that nothing has to be staged but for the next difference.
-        waves = CopiedInTurn(
-            waves_of(sources, None if self._holds_reference else _WAVE_BYTES), self._areas[0]
-        )
-        pieces: list[Piece] = []
-        nbytes = sum(source.layout.nbytes for source in sources)
-        draft = self._draft or self._tier.begin(folder_of(snapshot.step), snapshot.uid, join=True)
-        with Workers(default_coders(), f"penstock-encode-{snapshot.step}") as workers:
-            made = write_staged(
-                draft,
-                snapshot,
-                number,
-                self._way,
-                waves,
-                nbytes,
-                self._catalog,
-                workers,
-                held=self._held,
-                began=pieces.extend,
-            )
-            if isinstance(draft, LocalDraft):
-                # Before the commit, for there is no other collective in which all ranks could read theirs.
-                where = f"{self._tier.name}, in the part of step {snapshot.step} that was just written"
-                check_written(draft.open(made.part.file), where, snapshot, number, made.part)
-        if self._holds_reference:
-            self._held = Held(snapshot.uid, pieces, self._areas[0])
-            self._areas.reverse()
-        return made
+    def _write_part(self, written: Any, number: int, sources: Sequence[Source]) -> Any:
+        job = self._job
+        if job is None:
+            planned, *target = written
+            plan = Plan.read(planned)
+            job = self._new_job(plan.step, (), None, Save(SaveTerms()))
+            job.plan, job.target = plan, Begin(*target)
+        job.number = number
+        job.nbytes = sum(source.layout.nbytes for source in sources)
+        # Training stands still for as long as this takes, so that nothing has to be staged but for the next delta.
+        job.waves = CopiedInTurn(waves_of(sources, self._staging_bytes), job.area)
+        workers = Workers(self._threads, f"penstock-encode-{job.step}")
+        try:
+            return self._opened.writer.write_part(job, workers)
+        except BaseException as error:
+            self._remember(error)
+            raise
+        finally:
+            if job is not self._job:
+                workers.close()
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Make the parts a snapshot, then remove what nobody wants any more. Raises: DataError, FormatError."""
-        plan, draft = self._plan, self._draft
-        assert plan is not None, "prepare_global_plan decided"
-        assert draft is not None, "prepare_global_plan began it"
-        parts: dict[int, Part] = {}
-        tensors: dict[int, list[Stored]] = {}
+        """Make the parts a snapshot, then prune what retention gives up. Raises: DataError, FormatError."""
+        job = self._job
+        assert job is not None, "prepare_global_plan began it"
+        parts: dict[int, Any] = {}
         leaves: dict[_Path, Any] = {}
-        refers = False
         for result in (result for rank in results for result in rank):
             kind, path, *said = result.storage_data
             if kind == "plain":
                 leaves[tuple(path)] = said[0]
             else:
-                number, (*layout, first), part, part_refers = said
-                refers = refers or part_refers
-                parts[number] = Part(*part)
-                stored = Stored(read_layout(layout), number, first)
-                tensors.setdefault(number, []).append(stored)
-                leaves[tuple(path)] = {"array": {"of": stored.layout.name, "kind": "torch"}}
+                name, number, part = said
+                leaves[tuple(path)] = _array(name)
+                if part is not None:
+                    parts[number] = part
         tree = _tree(leaves)
-        made = plan.as_written(refers=refers)
-        manifest = manifest_of(
-            made, self._way, tree, (), ((parts[number], tensors[number]) for number in sorted(parts))
-        )
-        read_tree(tree, [whole_layout(those) for those in parts_by_name(manifest).values()])
-        written = write_manifest(manifest)
-        manifest = replace(manifest, file_bytes=len(written))
-        draft.commit(written)
-        self._draft = None
-        self._catalog.add(0, manifest)
-        self._plan = self._step = None
-        self._upkeep.let_go(link.step for link in plan.chain)
-        seconds = time.monotonic() - self._begin_seconds
-        try:
-            for number, part in enumerate(manifest.parts):
-                check_part(self._tier, plan, number, part, to_its_end=False)
-        except (FormatError, DataError):
-            # What comes next must not be a difference to it.
-            self._catalog.mark_damaged(plan.step)
-            raise
-        self._upkeep.forget(time.time(), 0)
-        reference = made.reference.step if made.reference else None
-        raw_bytes, stored_bytes = manifest.raw_bytes, manifest.stored_bytes
-        saved = Saved(
-            plan.step, plan.uid, reference, raw_bytes, stored_bytes, seconds, seconds, self._tier.name
-        )
-        self._report(saved.told("durable") + (f": {made.why_baseline}" if made.why_baseline else ""))
+        read_tree(tree, {layout.name: layout.whole for layout in job.layouts}.values())
+        self._step = None
+        saved = self._opened.writer.commit(job, tree, parts)
+        self._job = None
+        self._go_on()
+        self._report(saved.told("durable") + saved.note)
+        if self._opened.drainer is not None:
+            self._opened.drainer.go_on()
 
-    def _abort(self) -> None:
-        if self._draft is not None:
-            self._draft.abort()
-        if self._plan is not None:
-            self._upkeep.let_go(link.step for link in self._plan.chain)
-        self._draft = self._plan = None
+    def _go_on(self) -> None:
+        seconds = time.monotonic() - self._begin_seconds
+        self._due.go_on(seconds)
+        self._due.cost = SaveCost(seconds, seconds)
+
+    def _remember(self, error: BaseException) -> None:
+        """Keep what this rank failed with for the coordinator, which is told at the next save."""
+        kind = next((kind.__name__ for kind in (FormatError, DataError) if isinstance(error, kind)), "")
+        self._failed = (kind, str(error)) if kind else None
+
+    def _give_up(self, failed: Sequence[str] | None) -> None:
+        """Remove what a save that failed has left. failed: on any rank, kind and message; None: nobody knows."""
+        job, self._job = self._job, None
+        if job is not None:
+            kind, message = failed or ("", "")
+            error = {"FormatError": FormatError, "DataError": DataError}.get(kind, RankError)(message)
+            self._opened.writer.give_up(job, error)
 
     def close(self) -> None:
-        """Let go of the folder and of the memory; twice is harmless."""
-        self._abort()
-        self._held = None
-        self._areas = [StagingArea(), StagingArea()]
-        self._upkeep.close()
-        self._lease.close()
-        _unpickled.pop(self._identity, None)
+        """Drain what waits, on the coordinator, and let go of the folder and of the memory; twice is harmless.
+
+        Raises: what a drain failed with.
+        """
+        self._give_up(None)
+        try:
+            self._opened.finish()
+        finally:
+            _unpickled.pop(self._identity, None)
 
     def __enter__(self) -> StoreWriter:
         """Return the writer, which is closed at the end of the block."""
@@ -685,6 +692,20 @@ def _plain(item: WriteItem, planner: SavePlanner, paths: _Paths) -> Any:
         )
     tree: Any = flat.tree
     return tree["map"]["value"]
+
+
+def _array(name: str) -> Any:
+    return {"array": {"of": name, "kind": "torch"}}
+
+
+def _planned_tree(plans: Iterable[SavePlan], paths: _Paths) -> Any:
+    """Return about the tree that will be, before any rank has given its plain values."""
+    leaves: dict[_Path, Any] = {}
+    for item in (item for plan in plans for item in plan.items):
+        path = _path(item.index.fqn, paths)
+        plain = item.type == WriteItemType.BYTE_IO
+        leaves[path] = " " * _PLAIN_BYTES if plain else _array(_name(path))
+    return _tree(leaves)
 
 
 def _tree(leaves: Mapping[_Path, Any]) -> Any:

@@ -1,0 +1,289 @@
+"""What a process has open of a store: its tiers, what lies there, and what saves, prunes and drains.
+
+`SnapshotStore` saves by it, and so does `penstock.torch.dcp`, whose ranks meet elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from penstock.checkpoint.arguments import (
+    checked_fast,
+    checked_folder,
+    checked_keep,
+    checked_options,
+    checked_quantity,
+    checked_reference,
+)
+from penstock.checkpoint.catalog import Catalog, describe_mistaken_folder, describe_snapshot_folder
+from penstock.checkpoint.drain_process import Apart
+from penstock.checkpoint.draining import Drainer
+from penstock.checkpoint.local import LocalTier
+from penstock.checkpoint.manifest import bytes_beside
+from penstock.checkpoint.ranks import Ranks, alone
+from penstock.checkpoint.recipe import Way
+from penstock.checkpoint.tensors import Layout
+from penstock.checkpoint.throttle import CappedTier
+from penstock.checkpoint.tier import Tier
+from penstock.checkpoint.upkeep import Upkeep, describe_little_space
+from penstock.checkpoint.writer import SnapshotWriter
+from penstock.compiling import Lease
+from penstock.errors import ConfigError, printable
+from penstock.flow.cpus import default_coders
+from penstock.flow.recorder import Recorder
+from penstock.policy.keeping import Keep
+from penstock.trace.schema import Kind
+from penstock.trace.trace import JSON
+from penstock.units import is_integer, parse_bytes, parse_rate
+
+
+def tell(line: str) -> None:
+    """Print a line to standard error."""
+    print(printable(line), file=sys.stderr, flush=True)
+
+
+def quiet(report: Callable[[str], None] | None) -> Callable[[str], None]:
+    """Return what reports a line and never fails: what was done is done whether or not it could be reported.
+
+    report: such as `tell`, which fails where standard error is closed; None: nothing is reported.
+    """
+
+    def told(line: str) -> None:
+        if report is not None:
+            with suppress(Exception):
+                report(printable(line))
+
+    return told
+
+
+def open_tier(folder: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Tier:
+    """Return the tier at a path or, with "://" in it, at an address. Raises: ConfigError, DataError."""
+    if isinstance(folder, str) and folder.startswith("file://"):
+        # Synced, as what goes through fsspec is not.
+        folder = folder.removeprefix("file://")
+    if isinstance(folder, str) and "://" in folder:
+        from penstock.checkpoint.remote import RemoteTier
+
+        return RemoteTier(folder, **(options or {}))
+    if options:
+        raise ConfigError(f"storage_options are of an address such as s3://bucket/runs; {folder} is a path")
+    return LocalTier(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """How a store is opened: the arguments of `SnapshotStore`, checked. See there."""
+
+    folder: str | os.PathLike[str]
+    keep: Keep
+    way: Way
+    reference: Literal["memory", "stored"]
+    staging_bytes: int | None
+    fast: str | os.PathLike[str] | None
+    fast_bytes: int | None
+    drain_bytes_per_second: float | None
+    threads: int
+    storage_options: Mapping[str, Any] | None
+
+    @property
+    def holds_reference(self) -> bool:
+        """Return whether the last snapshot stays in memory: what is on a fast tier is no delta."""
+        return self.reference == "memory" and self.way.refers and self.fast is None
+
+
+def checked_settings(
+    folder: Any,
+    *,
+    keep: Any,
+    way: Way,
+    reference: Any,
+    staging_bytes: Any,
+    fast: Any,
+    fast_bytes: Any,
+    drain_bytes_per_second: Any,
+    threads: Any,
+    storage_options: Any,
+) -> StoreSettings:
+    """Return the settings that arguments of `SnapshotStore` mean. Raises: ConfigError naming the argument."""
+    checked_folder(folder)
+    if fast is not None:
+        checked_fast(fast)
+    settings = StoreSettings(
+        folder,
+        checked_keep(keep),
+        way,
+        checked_reference(reference),
+        checked_quantity("staging_bytes", parse_bytes, staging_bytes),
+        fast,
+        checked_quantity("fast_bytes", parse_bytes, fast_bytes),
+        checked_quantity("drain_bytes_per_second", parse_rate, drain_bytes_per_second),
+        threads,
+        checked_options(storage_options),
+    )
+    for name in ("staging_bytes", "threads", "fast_bytes"):
+        value = getattr(settings, name)
+        if value is not None and not (is_integer(value) and value >= 1):
+            raise ConfigError(f"{name} is {value!r}; give a whole number of at least 1, or None")
+    if reference == "memory" and settings.staging_bytes is not None:
+        raise ConfigError(
+            "staging_bytes bounds the memory, and reference='memory' keeps a whole state there: "
+            "give reference='stored', or leave staging_bytes out"
+        )
+    if fast is None and (fast_bytes is not None or drain_bytes_per_second is not None):
+        raise ConfigError(
+            "fast_bytes and drain_bytes_per_second are of the fast tier: give its folder as fast="
+        )
+    return replace(settings, threads=int(threads or default_coders()))
+
+
+class OpenedStore:
+    """The tiers of a store, and what saves, prunes and drains there, on one rank."""
+
+    def __init__(
+        self,
+        settings: StoreSettings,
+        ranks: Ranks,
+        report: Callable[[str], None],
+        recorder: Recorder | None = None,
+    ) -> None:
+        """ranks: those that write together. report: never fails, and keeps no owner of this alive.
+
+        Raises: ConfigError naming a folder that is none of its own; DataError.
+        """
+        self.settings = settings
+        self._report = report
+        #: Whether the free space was checked before the first save.
+        self.is_space_checked = False
+        tiers = _tiers_of(settings)
+        main = tiers[-1]
+        self.catalog = Catalog(tiers)
+        self.upkeep = Upkeep(self.catalog, settings.keep, settings.fast_bytes, report)
+        self.drainer: Drainer | None = None
+        drains: SnapshotWriter | None = None
+        if settings.fast is not None:
+            drains, self.drainer = self._made_drainer(recorder)
+        self.writer = SnapshotWriter(
+            self.catalog,
+            settings.way,
+            self.upkeep,
+            ranks,
+            holds_reference=settings.holds_reference,
+            drains=drains,
+            threads=settings.threads,
+            recorder=recorder,
+        )
+        #: While it is open another process compiles the codec, and blocks are stored as they are until it is done.
+        self._lease = Lease(report)
+        if warning := describe_little_space(main):
+            report(warning)
+        if isinstance(main, LocalTier) and (instead := describe_mistaken_folder(main.path)):
+            report(f"{main.name} {instead}")
+        # A store that nobody closes is not written by anybody any more: its folders are others'.
+        weakref.finalize(self, _let_go_unclosed, os.getpid(), self.upkeep, self.drainer).atexit = False
+
+    def _made_drainer(self, recorder: Recorder | None) -> tuple[SnapshotWriter, Drainer]:
+        """Return the writer of drains, and what drains by it."""
+        settings = self.settings
+        fast, slow = self.catalog.tiers
+        assert isinstance(fast, LocalTier), "it is a folder"
+        stop = threading.Event()
+        rate = settings.drain_bytes_per_second
+        capped = slow if rate is None else CappedTier(slow, rate, stop=stop)
+        writer = SnapshotWriter(
+            self.catalog,
+            settings.way,
+            self.upkeep,
+            alone(),
+            through=capped,
+            recorder=recorder,
+            span=Kind.DRAIN,
+        )
+        apart = None
+        # Object stores are reached by a client of this process, with its credentials.
+        if isinstance(slow, LocalTier) and os.name == "posix":
+            apart = Apart(fast.path, slow.path, settings.way, settings.threads, stop, self._report, rate)
+        return writer, Drainer(self.catalog, self.upkeep, writer, settings.threads, self._report, stop, apart)
+
+    def check_first(self, step: int, tree: JSON, layouts: Sequence[Layout], least_seconds: float) -> None:
+        """Check the free space before the first save; rank 0 calls it, for the tensors of all ranks.
+
+        least_seconds: between two saves; 0 where it is not known.
+        Reports that later snapshots may not fit. Raises: ConfigError if this one does not.
+        """
+        if self.is_space_checked:
+            return
+        self.upkeep.open_for_writing()
+        state_bytes = sum(layout.nbytes for layout in layouts) + bytes_beside(tree, layouts)
+        warning = self.upkeep.check_first(step, state_bytes, self.settings.way, least_seconds)
+        if warning:
+            self._report(warning)
+        self.is_space_checked = True
+
+    def raise_of_drain(self) -> None:
+        """Raise what a drain failed with, once: on the rank that drains."""
+        # From a fast tier that refuses, drains fail, too: that is reported, and raised at the end, and stops no save.
+        if self.drainer is not None and not self.upkeep.fast_refuses:
+            self.drainer.raise_error()
+
+    def drain(self) -> None:
+        """Return once all that is to be is on the slow tier, what a process that died left included.
+
+        Raises: ConfigError if there is no fast tier; what a drain failed with.
+        """
+        drainer = self.drainer
+        if drainer is None:
+            raise ConfigError("there is no fast tier to drain: give its folder as fast=")
+        drainer.raise_error()
+        self.upkeep.open_for_writing()
+        drainer.go_on()
+        drainer.wait()
+
+    def finish(self) -> None:
+        """Drain what is to be drained, and close. Raises: what a drain failed with."""
+        try:
+            if self.drainer is not None:
+                self.drainer.finish()
+        finally:
+            if self.drainer is not None:
+                self.drainer.stop()
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the folders; twice is harmless. Nothing may be written any more."""
+        self.writer.held = None
+        self.upkeep.close()
+        self._lease.close()
+
+
+def _tiers_of(settings: StoreSettings) -> list[Tier]:
+    """Return the tiers, the nearest first. Raises: ConfigError, DataError."""
+    main = open_tier(settings.folder, settings.storage_options)
+    # A store inside a snapshot would be deleted with it.
+    if isinstance(main, LocalTier) and (instead := describe_snapshot_folder(main.path)):
+        raise ConfigError(f"{main.name} {instead}")
+    if settings.fast is None:
+        return [main]
+    near = LocalTier(settings.fast)
+    if isinstance(main, LocalTier) and near.path.resolve() == main.path.resolve():
+        raise ConfigError(
+            f"both tiers are one folder: fast is {settings.fast!s} and folder {settings.folder!s}; give fast= a folder "
+            "of its own, on a disk that is quicker, or leave it out"
+        )
+    return [near, main]
+
+
+def _let_go_unclosed(process: int, upkeep: Upkeep, drainer: Drainer | None) -> None:
+    """Let go of a store's folders once what is being drained, is. process: that the store belongs to."""
+    if os.getpid() != process:
+        return  # forked: the threads are not here, and their locks may be held for ever
+    if drainer is None:
+        upkeep.close()
+    else:
+        drainer.leave(upkeep.close)
