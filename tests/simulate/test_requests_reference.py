@@ -493,14 +493,29 @@ def _machine(random: Random, ranks: int, *, is_exact: bool) -> Machine:
     )
 
 
+_VALUES_OF_ASSUMPTIONS = {name: get_args(hint) for name, hint in get_type_hints(Assumptions).items()}
+#: What two ranks that run at once do, whatever is assumed.
+_OF_LOADERS = [
+    "clients",
+    "bandwidth",
+    "curves",
+    "remote",
+    "freed",
+    "counted",
+    "initial_stall",
+    "staging_begins",
+    "filling",
+]
+
+
 def _assumptions(random: Random, time: str) -> Assumptions:
-    hints = get_type_hints(Assumptions)
-    while True:
-        values = {name: random.choice(get_args(hint)) for name, hint in hints.items()}
-        try:
-            return Assumptions(**{**values, "time": time})
-        except ConfigError:  # values that do not go together
-            continue
+    values = {name: random.choice(values) for name, values in _VALUES_OF_ASSUMPTIONS.items()}
+    values["time"] = time
+    if time == "together":  # the loaders leave no choice
+        values |= {name: getattr(PHYSICAL, name) for name in _OF_LOADERS}
+    elif values["clients"] == "reading-now":
+        values["clients"] = random.choice(["ahead", "all"])
+    return Assumptions(**values)
 
 
 def _job(random: Random, assumed: Assumptions) -> Job:
