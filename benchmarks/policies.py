@@ -13,17 +13,16 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from penstock.loader.prediction import prepare_clock
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
-from penstock.policy.loading import Job
+from penstock.policy.loading import Job, Loading, LoadingPolicy
 from penstock.policy.runnable import LOADER_POLICIES
-from penstock.simulate.assumptions import PHYSICAL
 from penstock.simulate.loading import WORTH_COMPILING_READS
 from penstock.simulate.policies import policy_named
-from penstock.simulate.requests import simulate_job
 from penstock.simulate.scenario import Scenario
+from penstock.simulate.scheduled import simulate_job
 from penstock.simulate.sizes import SizeDistribution
 
 DEFAULT = "frequency"
@@ -110,13 +109,26 @@ def show_default(samples: int, most: int | None) -> None:
     print(f"The most that another than {DEFAULT} saves: {100 * share:.2f} % of the run ({where})")
 
 
+@dataclass(frozen=True)
+class Alone:
+    """A policy of ranks that, as in the loader, read nothing from each other."""
+
+    policy: LoadingPolicy
+
+    @property
+    def name(self) -> str:
+        return self.policy.name
+
+    def prepare(self, job: Job) -> Loading:
+        return replace(self.policy.prepare(job), stages_from_peers=False)
+
+
 def predicted(scenario: Scenario) -> dict[str, float]:
     """Return the run time of a job under each policy of the loader, in seconds."""
     job = Job(scenario.plan(), scenario.sizes_bytes(), scenario.machine, scenario.seed)
     run_seconds = {}
     for name in LOADER_POLICIES:
-        # As in the loader, no rank reads from another.
-        result = simulate_job(job, policy_named(name, replace(PHYSICAL, remote_staging="some")))
+        result = simulate_job(job, Alone(policy_named(name)))
         assert result.not_runnable_reason is None, result.not_runnable_reason
         run_seconds[name] = result.run_seconds
     return run_seconds

@@ -1,8 +1,8 @@
-"""How fast whole jobs are simulated, by the loaders' schedulers and as published, and how the time grows.
+"""How fast whole jobs are simulated, and how the time grows.
 
     python benchmarks/requests.py [--quick] [--large]
 
-Checks the answers first: the thesis' run times of scenario 1, and that every sample is consumed once. Then: samples
+Checks first that every sample is consumed once. Then: samples
 per second under some policies; Scenario 4 under all policies, as `penstock simulate loading scenario4` runs it
 (target: under 20 s on 2 cores); one rank and four without tiers (target: 1.3 million samples x 3 epochs under 10 s);
 how time grows with F, N and E, as exponents of a fitted power. --large: F = 10^8 on N = 1,024 ranks for one epoch, with
@@ -25,15 +25,12 @@ from penstock.flow.cpus import available_cpus
 from penstock.loader.prediction import prepare_clock
 from penstock.measure.policies import run_policies
 from penstock.simulate import predict
-from penstock.simulate.assumptions import PHYSICAL, THESIS, Assumptions
 from penstock.simulate.loading import WORTH_COMPILING_READS
 from penstock.simulate.policies import POLICY_NAMES, policy_named
-from penstock.simulate.requests import simulate_loading
 from penstock.simulate.scenario import Scenario, scenario_named
-from penstock.simulate.scheduled import limits_of
+from penstock.simulate.scheduled import limits_of, simulate_loading
 from penstock.simulate.sizes import SizeDistribution
 
-PRESETS = {"physical": PHYSICAL, "thesis": THESIS}
 POLICIES = ("naive", "staging", "frequency", "cover", "push")
 
 
@@ -60,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
     show_growth(1_000 if quick else 70_000)
 
 
-def a_scenario(samples: int, ranks: int, epochs: int, assumed: Assumptions = PHYSICAL) -> Scenario:
+def a_scenario(samples: int, ranks: int, epochs: int) -> Scenario:
     """Return scenario 4 with other numbers: tiers hold the share of the data set that they hold there."""
     scenario = scenario_named("scenario4")
     assert isinstance(scenario.data, SizeDistribution)
@@ -73,23 +70,17 @@ def a_scenario(samples: int, ranks: int, epochs: int, assumed: Assumptions = PHY
         data=replace(scenario.data, samples=samples),
         batch_size=25 * ranks,
         epochs=epochs,
-        assumptions=assumed,
     )
 
 
 def check_answers() -> None:
-    """Raise when a run does not come out as it must; compiles both loops on the way."""
+    """Raise when a run does not come out as it must; compiles virtual time on the way."""
     prepare_clock(WORTH_COMPILING_READS)
-    thesis = replace(scenario_named("scenario1"), assumptions=THESIS)
-    for name, published in (("staging", 10.24), ("frequency", 7.78)):
-        seconds = simulate_loading(thesis, policy_named(name, THESIS)).run_seconds
-        assert abs(seconds / published - 1) < 0.015, f"{name}: {seconds}, the thesis has {published}"
-    for assumed in PRESETS.values():
-        small = a_scenario(1_000, 4, 2, assumed)
-        for name in POLICY_NAMES:
-            if not name.startswith("lbann"):
-                reads = simulate_loading(small, policy_named(name, assumed)).reads
-                assert reads.sum() == 2_000, f"{name} consumes every sample once an epoch"
+    small = a_scenario(1_000, 4, 2)
+    for name in POLICY_NAMES:
+        if not name.startswith("lbann"):
+            reads = simulate_loading(small, policy_named(name)).reads
+            assert reads.sum() == 2_000, f"{name} consumes every sample once an epoch"
 
 
 def timed(scenario: Scenario, policy: str) -> float:
@@ -97,32 +88,29 @@ def timed(scenario: Scenario, policy: str) -> float:
     times = []
     for _ in range(2):
         begin = time.perf_counter()
-        simulate_loading(scenario, policy_named(policy, scenario.assumptions))
+        simulate_loading(scenario, policy_named(policy))
         times.append(time.perf_counter() - begin)
     return min(times)
 
 
 def show_speed(samples: int) -> None:
-    """Print samples per second of both loops: together (physical), rank by rank (thesis)."""
+    """Print samples per second under some policies."""
     print(f"\nthousand samples per second, one core, F = {samples:,}, N = 4, E = 5")
-    print(f"{'':12}" + "".join(f"{name:>12}" for name in POLICIES))
-    for preset, assumed in PRESETS.items():
-        scenario = a_scenario(samples, 4, 5, assumed)
-        rates = [5 * samples / timed(scenario, name) / 1e3 for name in POLICIES]
-        print(f"{preset:12}" + "".join(f"{rate:12,.0f}" for rate in rates))
+    print("".join(f"{name:>12}" for name in POLICIES))
+    scenario = a_scenario(samples, 4, 5)
+    print("".join(f"{5 * samples / timed(scenario, name) / 1e3:12,.0f}" for name in POLICIES))
 
 
 def show_scenario_4(samples: int) -> None:
     """Print what all policies of scenario 4 take together, on all cores."""
     print(f"\nscenario 4, F = {samples:,}, all {len(POLICY_NAMES)} policies")
-    for preset, assumed in PRESETS.items():
-        scenario = replace(scenario_named("scenario4"), assumptions=assumed)
-        assert isinstance(scenario.data, SizeDistribution)
-        scenario = replace(scenario, data=replace(scenario.data, samples=samples))
-        wall, cpu = time.perf_counter(), time.process_time()
-        run_policies(scenario, [policy_named(name, assumed) for name in POLICY_NAMES])
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        print(f"{preset:12}{wall:8.2f} s wall {cpu:8.2f} s CPU")
+    scenario = scenario_named("scenario4")
+    assert isinstance(scenario.data, SizeDistribution)
+    scenario = replace(scenario, data=replace(scenario.data, samples=samples))
+    wall, cpu = time.perf_counter(), time.process_time()
+    run_policies(scenario, [policy_named(name) for name in POLICY_NAMES])
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    print(f"{wall:8.2f} s wall {cpu:8.2f} s CPU")
 
 
 def show_schedulers(sizes: Sequence[int]) -> None:
@@ -152,22 +140,20 @@ def show_growth(base: int) -> None:
     print(f"\nseconds as one number grows by 1, 2, 4, 8 (from F = {base:,}, N = 4, E = 2), and its exponent")
     factors = (1, 2, 4, 8)
     for name in POLICIES:
-        for preset, assumed in PRESETS.items():
-            for letter in "FNE":
-                seconds = [
-                    timed(
-                        a_scenario(
-                            base * (factor if letter == "F" else 1),
-                            4 * (factor if letter == "N" else 1),
-                            2 * (factor if letter == "E" else 1),
-                            assumed,
-                        ),
-                        name,
-                    )
-                    for factor in factors
-                ]
-                cells = "".join(f"{each:9.3f}" for each in seconds)
-                print(f"{name:12}{preset:10}{letter}{cells}   {exponent(factors, seconds):5.2f}")
+        for letter in "FNE":
+            seconds = [
+                timed(
+                    a_scenario(
+                        base * (factor if letter == "F" else 1),
+                        4 * (factor if letter == "N" else 1),
+                        2 * (factor if letter == "E" else 1),
+                    ),
+                    name,
+                )
+                for factor in factors
+            ]
+            cells = "".join(f"{each:9.3f}" for each in seconds)
+            print(f"{name:12}{letter}{cells}   {exponent(factors, seconds):5.2f}")
 
 
 def exponent(factors: Sequence[float], seconds: Sequence[float]) -> float:

@@ -31,7 +31,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     [
         ("plan", {r"M positions/s": 24, r" ms  \(": 4}),
         ("caches", {r"^lru ": 4, r"has none": 6}),
-        ("requests", {r" s wall ": 2, r"^physical|^thesis": 4, r"^(naive|staging|frequency|cover|push)": 30}),
+        ("requests", {r" s wall ": 1, r"^(naive|staging|frequency|cover|push)": 15}),
         ("policies", {r"^slow store.* s:  1\.000": 3, r"^The most that another": 1}),
         ("policies --tiers", {r"^1, .* / ": 3, r"^ranks, reads, batches": 1}),
         ("tracing", {r"us/span$": 4, r"us/sample$": 4}),

@@ -100,7 +100,6 @@ def test_the_store_can_be_described_on_the_command_line(
         (["--window", "5"], "--window: '5' has no unit"),
         (["--window", "0 B"], "window_bytes is 0"),
         (["--order", "bundles"], "there is no order 'bundles'; known are full"),
-        (["--assumptions", "magic"], "--assumptions is 'magic'; the known ones are physical, thesis"),
         (["--plot", "layout.txt"], "ends in '.txt', which is no picture"),
     ],
 )

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.cli.main import main
-from penstock.measure import policies
-from penstock.simulate import requests
-from penstock.simulate.assumptions import Assumptions
+from penstock.simulate import scheduled
 from penstock.simulate.policies import POLICY_NAMES
-from penstock.simulate.requests import ORIGINS
 from penstock.simulate.scenario import scenario_named
+from penstock.simulate.scheduled import ORIGINS
 
 _SMALL = ("simulate", "loading", "scenario1", "--samples", "1000", "--epochs", "3")
 
@@ -65,13 +63,11 @@ def test_na_is_said_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_has_the_keys_that_its_help_documents(capsys: pytest.CaptureFixture[str]) -> None:
-    data = _json(capsys, "--policies", "naive,cover+local", "--seeds", "2", "--assumptions", "thesis")
+    data = _json(capsys, "--policies", "naive,cover+local", "--seeds", "2")
 
-    assert set(data) == {"scenario", "assumptions", "seeds", "runs"}
-    assert set(data["assumptions"]) == {field.name for field in fields(Assumptions)}
-    assert data["assumptions"]["time"] == "rank-by-rank"
+    assert set(data) == {"scenario", "seeds", "results"}
     assert data["seeds"] == 2
-    for run in data["runs"]:
+    for run in data["results"]:
         assert set(run) == {
             "policy", "ranks", "is_runnable", "not_runnable_reason", "run_seconds", "run_seconds_of_seeds",
             "spread_seconds", "reason",
@@ -83,21 +79,16 @@ def test_json_has_the_keys_that_its_help_documents(capsys: pytest.CaptureFixture
         assert len(run["stall_seconds_of_ranks"]) == run["ranks"] == 4
 
 
-@pytest.mark.parametrize("per", ["batch", "sample"])
-def test_series_are_per_batch_or_per_sample(per: str, capsys: pytest.CaptureFixture[str]) -> None:
-    published = ("--assumptions", "thesis") if per == "sample" else ()
-    (run,) = _json(capsys, "--policies", "naive", "--series", "--per", per, *published)["runs"]
+def test_series_are_per_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    (run,) = _json(capsys, "--policies", "naive", "--series")["results"]
 
-    name, length = ("step", 30) if per == "batch" else ("sample", 750)
-    assert len(run[f"{name}_end_seconds"]) == len(run[f"{name}_stall_seconds"]) == length
-    assert run[f"{name}_end_seconds"][-1] <= run["run_seconds"]
-    assert run["step_end_seconds" if per == "batch" else "sample_end_seconds"] == sorted(
-        run[f"{name}_end_seconds"]
-    )
+    assert len(run["step_end_seconds"]) == len(run["step_stall_seconds"]) == 30
+    assert run["step_end_seconds"][-1] == run["run_seconds"]
+    assert run["step_end_seconds"] == sorted(run["step_end_seconds"])
 
 
 def test_scaling_is_a_table_per_number_of_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    runs = _json(capsys, "--policies", "lower-bound", "--scaling", "1,2,4")["runs"]
+    runs = _json(capsys, "--policies", "lower-bound", "--scaling", "1,2,4")["results"]
 
     assert [run["ranks"] for run in runs] == [1, 2, 4]
     # A batch of unequal samples ends with its slowest rank: not quite four times as fast.
@@ -106,16 +97,6 @@ def test_scaling_is_a_table_per_number_of_ranks(capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     assert "scenario1: 1 rank, " in shown
     assert "scenario1: 2 ranks" in shown
-
-
-def test_an_assumption_is_changed_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    plain, changed = (
-        _json(capsys, "--policies", "naive", *arguments)
-        for arguments in (("--assumptions", "thesis"), ("--assumptions", "thesis", "--assume", "clients=all"))
-    )
-
-    assert changed["assumptions"] == plain["assumptions"] | {"clients": "all"}
-    assert changed["runs"][0]["run_seconds"] >= plain["runs"][0]["run_seconds"]
 
 
 def test_a_policy_of_ones_own_runs_beside_ours(
@@ -128,7 +109,7 @@ def test_a_policy_of_ones_own_runs_beside_ours(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
 
-    own, naive = _json(capsys, "--policies", "my_own_loading:Lazy, naive")["runs"]
+    own, naive = _json(capsys, "--policies", "my_own_loading:Lazy, naive")["results"]
 
     assert own["policy"] == "lazy"
     assert own["run_seconds"] == naive["run_seconds"]
@@ -139,8 +120,7 @@ def test_pictures_are_drawn_of_policies_and_of_scaling(
 ) -> None:
     for name, more in (
         ("a.png", ()),
-        ("b.png", ("--per", "sample", "--assumptions", "thesis")),
-        ("c.png", ("--scaling", "1,2")),
+        ("b.png", ("--scaling", "1,2")),
     ):
         assert main([*_SMALL, "--policies", "naive,cover", "--plot", str(tmp_path / name), *more]) == 0
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
@@ -159,15 +139,9 @@ def test_pictures_are_drawn_of_policies_and_of_scaling(
         (("--seeds", "0"), "--seeds is 0"),
         (("--scaling", "1,x"), "--scaling is '1,x'"),
         (("--scaling", "0"), "--scaling is '0'"),
-        (("--assume", "clients"), "--assume clients: it is NAME=VALUE, and the names are time, clients"),
-        (("--assume", "nothing=1"), "the names are time, clients"),
-        (("--assume", "clients=some"), "penstock: --assume clients is 'some'"),
-        (("--assume", "clients=ahead"), "it needs time = 'rank-by-rank'"),
-        (("--assumptions", "naive"), "the known ones are physical, thesis"),
         (("--plot", "policies.txt"), "no picture"),
         (("--plot", "no/such/folder.png"), "there is no folder"),
         (("--series",), "give --json as well"),
-        (("--per", "sample"), "only --assumptions thesis knows of single samples"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_computed(
@@ -179,8 +153,7 @@ def test_what_cannot_be_is_refused_before_anything_is_computed(
     def compute(*_: object, **__: object) -> None:
         raise AssertionError("it was computed")
 
-    for module in (requests, policies):
-        monkeypatch.setattr(module, "simulate_job", compute)
+    monkeypatch.setattr(scheduled, "run_job", compute)
 
     assert main([*_SMALL, *arguments]) == 1
     assert said in capsys.readouterr().err
@@ -200,7 +173,7 @@ def test_the_fastest_policy_that_the_loader_runs_is_named(
     )
     monkeypatch.chdir(tmp_path)
 
-    own, cover = _json(capsys, "--policies", "own_of_the_table:Few,cover", scenario=str(file))["runs"]
+    own, cover = _json(capsys, "--policies", "own_of_the_table:Few,cover", scenario=str(file))["results"]
     assert (own["is_runnable"], own["not_runnable_reason"]) == (True, None)
     assert cover["not_runnable_reason"].endswith("policy 'cover' yet, which hands samples from rank to rank")
 
@@ -208,19 +181,6 @@ def test_the_fastest_policy_that_the_loader_runs_is_named(
     out = capsys.readouterr().out
     assert re.search(r"1 rank: the fastest is .* of these the loader of this version runs frequency", out)
     assert re.search(r"2 ranks: the fastest is .* the loader of this version runs staging", out)
-
-
-def test_what_an_assumption_forbids_is_said_with_the_option_that_changes_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    scenario = scenario_named("scenario1")
-    staging, ram, *_ = scenario.machine.storage
-    storage = (staging, replace(ram, threads=1000))
-    file = tmp_path / "unmeasured.toml"
-    file.write_text(replace(scenario, machine=replace(scenario.machine, storage=storage)).to_toml())
-
-    assert main(["simulate", "loading", str(file), *_SMALL[3:], "--assumptions", "thesis"]) == 1
-    assert "add the point, or use --assume curves=interpolated\n" in capsys.readouterr().err
 
 
 def test_a_staging_buffer_without_room_for_batches_is_said(
@@ -242,7 +202,7 @@ def test_ctrl_c_ends_with_its_own_status_and_no_threads(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock.measure.policies.simulate_job", interrupt)
+    monkeypatch.setattr(scheduled, "run_job", interrupt)
 
     assert main([*_SMALL]) == 130
     assert "interrupted" in capsys.readouterr().err
@@ -251,7 +211,7 @@ def test_ctrl_c_ends_with_its_own_status_and_no_threads(
 def test_a_policy_that_is_named_twice_runs_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*_SMALL, "--policies", "cover,cover", "--json"]) == 0
 
-    assert [run["policy"] for run in json.loads(capsys.readouterr().out)["runs"]] == ["cover"]
+    assert [run["policy"] for run in json.loads(capsys.readouterr().out)["results"]] == ["cover"]
 
 
 def test_several_numbers_of_ranks_are_shown_the_way(capsys: pytest.CaptureFixture[str]) -> None:

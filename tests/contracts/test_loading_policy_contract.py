@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
+from penstock.papers import thesis_policies
 from penstock.plan import AccessPlan, FullShuffle
 from penstock.policy.loading import Fill, Job, Loading, LoadingPolicy, NotSupported
 from penstock.policy.runnable import placement_of
-from penstock.simulate.assumptions import PHYSICAL, THESIS
 from penstock.simulate.policies import POLICY_NAMES, is_policy, policy_named
 from penstock.trace.schema import SOURCE
 
@@ -34,11 +34,11 @@ class LastFirst:
 
 
 POLICIES: dict[str, LoadingPolicy] = {
-    **{name: policy_named(name, PHYSICAL) for name in POLICY_NAMES},
+    **{name: policy_named(name) for name in POLICY_NAMES},
     **{
-        f"{name}, as published": policy_named(name, THESIS)
-        for name in POLICY_NAMES
-        if policy_named(name, THESIS) != policy_named(name, PHYSICAL)
+        f"{policy.name}, as published": policy
+        for policy in thesis_policies.POLICIES
+        if policy != policy_named(policy.name)
     },
     "a user's own": LastFirst(),
 }

@@ -10,7 +10,6 @@ import pytest
 from penstock.errors import ConfigError
 from penstock.measure.own_policy import find_policy
 from penstock.measure.policies import run_policies
-from penstock.simulate.assumptions import PHYSICAL
 from penstock.simulate.scenario import scenario_named
 
 OWN = """
@@ -45,8 +44,8 @@ def _in_a_folder_with_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_one_of_ours_and_one_of_ones_own_are_found() -> None:
-    assert find_policy("frequency", PHYSICAL).name == "frequency"
-    assert find_policy("my_loading_policy:Nothing", PHYSICAL).name == "nothing"
+    assert find_policy("frequency").name == "frequency"
+    assert find_policy("my_loading_policy:Nothing").name == "nothing"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_one_of_ours_and_one_of_ones_own_are_found() -> None:
 )
 def test_a_policy_that_is_none_is_told_why(name: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        find_policy(name, PHYSICAL)
+        find_policy(name)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,7 @@ def test_a_policy_of_ones_own_that_raises_is_told_by_file_and_line(
         f"class Raising:\n    name = 'raising'\n    def prepare(self, job):\n        {body}\n"
     )
     monkeypatch.delitem(sys.modules, "raising_loading_policy", raising=False)
-    policy = find_policy("raising_loading_policy:Raising", PHYSICAL)
+    policy = find_policy("raising_loading_policy:Raising")
 
     with pytest.raises(ConfigError, match=rf"'raising': .*raising_loading_policy\.py, line 5: {said}"):
         run_policies(scenario_named("scenario1"), [policy])

@@ -12,7 +12,6 @@ import pytest
 from penstock.errors import ConfigError
 from penstock.measure.plot_loading import draw_policies, draw_scaling, plot_policies, plot_scaling
 from penstock.measure.policies import PolicyRuns, run_policies
-from penstock.simulate.assumptions import PHYSICAL, THESIS
 from penstock.simulate.policies import POLICY_NAMES, policy_named
 from penstock.simulate.scenario import Scenario, scenario_named
 from penstock.simulate.sizes import SizeDistribution
@@ -24,14 +23,8 @@ def _scenario() -> Scenario:
     return replace(scenario, data=replace(scenario.data, samples=1000), epochs=3)
 
 
-def _runs(
-    ranks: tuple[int, ...] = (), *, per_sample: bool = False, names: tuple[str, ...] = POLICY_NAMES
-) -> list[PolicyRuns]:
-    # Only the published reading knows of single samples.
-    assumed = THESIS if per_sample else PHYSICAL
-    scenario = replace(_scenario(), assumptions=assumed)
-    policies = [policy_named(name, assumed) for name in names]
-    return run_policies(scenario, policies, ranks=ranks, per_sample=per_sample)
+def _runs(ranks: tuple[int, ...] = (), *, names: tuple[str, ...] = POLICY_NAMES) -> list[PolicyRuns]:
+    return run_policies(_scenario(), [policy_named(name) for name in names], ranks=ranks)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -40,22 +33,16 @@ def _fonts() -> None:
     draw_policies("fonts", _runs(names=("naive",))).savefig(BytesIO())
 
 
-@pytest.mark.parametrize("per", ["batch", "sample"])
-def test_lines_are_the_series_and_bars_add_up_to_the_run(per: str) -> None:
-    runs = _runs(per_sample=per == "sample")
+def test_lines_are_the_series_and_bars_add_up_to_the_run() -> None:
+    runs = _runs()
 
-    figure = draw_policies("scenario1", runs, per)
+    figure = draw_policies("scenario1", runs)
 
     progress, stalls, bars = figure.axes
     for line, run in zip(progress.get_lines(), runs, strict=True):
         assert line.get_label() == run.policy
         assert run.result is not None
-        if per == "batch":
-            expected = run.result.step_end_seconds
-        else:
-            assert run.result.sample_end_seconds is not None
-            expected = run.result.sample_end_seconds[0]
-        assert np.asarray(line.get_ydata()).tolist() == expected.tolist()
+        assert np.asarray(line.get_ydata()).tolist() == run.result.step_end_seconds.tolist()
     assert len(stalls.patches) == len(runs)
     widths = np.array([[bar.get_width() for bar in container] for container in bars.containers])
     assert widths.sum(axis=0).tolist() == pytest.approx([run.run_seconds[0] for run in runs])

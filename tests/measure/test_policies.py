@@ -10,9 +10,8 @@ from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
 from penstock.measure.policies import run_policies
 from penstock.policy.loading import DeepIO, Job, LbannStore, Loading, LoadingPolicy, LowerBound, Staging
-from penstock.simulate.assumptions import PHYSICAL
-from penstock.simulate.requests import ORIGINS, simulate_loading
 from penstock.simulate.scenario import Scenario
+from penstock.simulate.scheduled import ORIGINS, simulate_loading
 from penstock.simulate.sizes import SizeDistribution
 
 
@@ -60,15 +59,6 @@ def test_a_policy_that_cannot_run_says_why_and_the_others_run() -> None:
     assert none.shares() == {}
     assert "lbann-dynamic keeps the whole data set" in none.reason
     assert len(staging.run_seconds) == 2
-
-
-def test_samples_are_told_of_the_first_seed_where_asked_for() -> None:
-    scenario = replace(_scenario(), assumptions=replace(PHYSICAL, time="rank-by-rank", clients="all"))
-    (row,) = run_policies(scenario, [Staging()], seeds=2, per_sample=True)
-
-    assert row.result is not None
-    assert row.result.sample_end_seconds is not None
-    assert [ends.size for ends in row.result.sample_end_seconds] == [60, 60]
 
 
 class _Wrong:

@@ -181,13 +181,13 @@ def test_a_disk_that_the_scenario_does_not_have_needs_to_be_told_how_fast_it_is(
     staging, ram, ssd = sweep.scenario_at(sweep.points[0]).machine.storage
 
     assert ram == replace(staging, name="ram", capacity_bytes=2 * GB)
-    assert (ssd.name, ssd.capacity_bytes, ssd.read) == ("ssd", GB, Curve(((1, 500e6), (2, 500e6))))
+    assert (ssd.name, ssd.capacity_bytes, ssd.read) == ("ssd", GB, Curve.flat(500e6))
 
 
 def test_a_disk_may_be_another_one_than_the_scenarios() -> None:
     sweep = Sweep(SCENARIO, ("frequency",), ssd_read_bytes_per_second=100e6)
 
-    assert sweep.scenario_at(sweep.points[0]).machine.storage[2].read == Curve(((1, 100e6), (2, 100e6)))
+    assert sweep.scenario_at(sweep.points[0]).machine.storage[2].read == Curve.flat(100e6)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_point_that_is_no_machine_is_refused(values: tuple[int, int, int, int]
 @pytest.fixture
 def _any_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The policies of these tests are names that the model knows."""
-    monkeypatch.setattr(sweeps, "find_policy", lambda _name, _assumptions: LowerBound())
+    monkeypatch.setattr(sweeps, "find_policy", lambda _name: LowerBound())
 
 
 def test_what_a_policy_cannot_run_is_a_result_and_a_fault_is_one_too() -> None:
@@ -324,7 +324,7 @@ def test_a_policy_of_ones_own_is_computed_again_when_its_file_changes(
     (tmp_path / "own_policy_of_a_sweep.py").write_text("class Own:\n    name = 'own'\n")
     import own_policy_of_a_sweep  # type: ignore[import-not-found]
 
-    monkeypatch.setattr(sweeps, "find_policy", lambda _name, _assumptions: own_policy_of_a_sweep.Own())
+    monkeypatch.setattr(sweeps, "find_policy", lambda _name: own_policy_of_a_sweep.Own())
     sweep = Sweep(SCENARIO, ("own",))
     before = task_keys(sweep, "this")
 

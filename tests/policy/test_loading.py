@@ -30,7 +30,6 @@ from penstock.policy.loading import (
     ParallelStaging,
     Push,
 )
-from penstock.simulate.assumptions import PHYSICAL, THESIS
 from penstock.simulate.policies import POLICY_NAMES, policy_named
 from penstock.simulate.scenario import scenario_named
 from penstock.trace.schema import SOURCE
@@ -78,7 +77,7 @@ def test_a_machine_without_the_tiers_is_served_or_told_which_is_missing(
         "lbann-preloading": 1,
         "parallel-staging": 2,
     }
-    policy = policy_named(name, PHYSICAL)
+    policy = policy_named(name)
 
     if needed.get(name, 0) > len(capacities):
         with pytest.raises(NotSupported, match=f"{name} keeps samples in storage class {needed[name]}"):
@@ -115,17 +114,12 @@ def test_a_tier_that_is_slow_beside_the_store_is_left_empty(
     source = replace(job.machine.source, threads=threads)
     machine = replace(job.machine, source=source, storage=(*job.machine.storage, slow))
 
-    loading = policy_named(name, PHYSICAL).prepare(Job(job.plan, job.sizes_bytes, machine))
+    loading = policy_named(name).prepare(Job(job.plan, job.sizes_bytes, machine))
 
     tiers = {fill.tier for fill in loading.fills} | {
         int(tier) for hits in loading.hits or () for tier in hits
     }
     assert tiers - {SOURCE} == ({1, 2} if share >= (1.0 if name == "push" else 0.4) else {1})
-
-
-def test_as_published_locality_aware_loading_needs_tier_2() -> None:
-    with pytest.raises(NotSupported, match="locality-aware keeps samples in storage class 2"):
-        LocalityAware(reorders=False).prepare(_job(capacities=(100,)))
 
 
 # -- DeepIO
@@ -200,25 +194,15 @@ def test_parallel_staging_takes_its_part_and_then_what_follows_it() -> None:
     assert not loading.stages_from_store
 
 
-def test_parallel_staging_as_published_copies_lower_ids_and_trains_on_its_own_part() -> None:
-    loading = ParallelStaging("lower").prepare(_job())
-
-    kept = _by_rank(loading)
-    assert kept[0, 2] == list(range(6))
-    assert kept[2, 2] == [*range(12, 18), *range(4)]
-    assert loading.strings is not None
-    assert [set((string // 6).tolist()) for string in loading.strings] == [{0}, {1}, {2}, {3}]
-
-
 def test_parallel_staging_draws_uniformly_with_replacement() -> None:
     job = _job(40, (1, 10_000), batch=40, epochs=1000)
 
-    strings = ParallelStaging("lower").prepare(job).strings
+    strings = ParallelStaging().prepare(job).strings
 
     assert strings is not None
-    counts = np.bincount(strings[1], minlength=40)[10:20]
+    counts = np.bincount(strings[1], minlength=40)
     assert counts.sum() == 10_000
-    assert counts.tolist() == pytest.approx([1000] * 10, abs=5 * 30)
+    assert counts.tolist() == pytest.approx([250] * 40, abs=5 * 16)
     assert max(Counter(strings[1][:10].tolist()).values()) > 1 or np.unique(strings[1][:20]).size < 20
 
 
@@ -242,7 +226,6 @@ def test_lbann_dynamic_keeps_what_each_rank_reads_first() -> None:
         assert not fill.before_training
     # In the first epoch every sample has one reader, so that all are kept once.
     assert sorted(chain(*_by_rank(loading).values())) == list(range(24))
-    assert LbannStore(keeps_as_read=False).prepare(job).fills[0].origin == "store"
 
 
 def test_lbann_preloading_shares_the_ids_out() -> None:
@@ -290,31 +273,6 @@ def test_frequency_in_order_of_use_or_of_frequency() -> None:
     assert in_order != by_use
 
 
-def test_pieces_from_staging_on_are_a_class_too_early() -> None:
-    # A list of 24 for rank 0: pieces of 5 + 1 (staging), 10 + 1 and the rest, each sorted by first use.
-    job = _job(epochs=30)
-    counts = Counter(job.strings[0].tolist())
-    listed = sorted(counts, key=lambda sample: (-counts[sample], sample))
-    first = job.strings[0].tolist().index
-    pieces = [sorted(listed[:6], key=first), sorted(listed[6:17], key=first), sorted(listed[17:], key=first)]
-
-    kept = _by_rank(Frequency(pieces="from-staging").prepare(job))
-
-    expected = [*chain(*pieces)]
-    assert kept[0, 1] == expected[:10]
-    assert kept[0, 2] == expected[10:20]
-
-
-def test_what_a_rank_never_reads_is_kept_where_asked_for() -> None:
-    job = _job(24, (1000,), epochs=1)
-    assert len(_by_rank(Frequency().prepare(job))[0, 1]) == 6
-
-    kept = _by_rank(Frequency(unread="kept", in_order=False).prepare(job))[0, 1]
-    assert len(kept) == 24
-    never = [sample for sample in range(24) if sample not in job.strings[0]]
-    assert kept[6:] == never
-
-
 def test_cleanup_lists_what_follows_by_frequency() -> None:
     job = _job(capacities=(50,))
     plain, cleanup = Frequency().prepare(job), Frequency(cleanup_read=True).prepare(job)
@@ -348,13 +306,6 @@ def test_locality_aware_fills_the_fastest_tier_first_and_reads_what_it_holds() -
         assert {
             int(sample) for string in loading.strings for sample in string[2 * step : 2 * step + 2]
         } == planned
-
-
-def test_as_published_locality_aware_puts_all_into_tier_2_and_exchanges_nothing() -> None:
-    loading = LocalityAware(reorders=False).prepare(_job())
-
-    assert _by_rank(loading) == {(rank, 2): list(range(6 * rank, 6 * rank + 6)) for rank in range(4)}
-    assert loading.strings is None
 
 
 # -- Agreed homes, push
@@ -417,7 +368,7 @@ def test_a_jobs_strings_are_the_plans(
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_one_epoch_on_one_or_two_ranks_is_decided(name: str, ranks: int) -> None:
     job = _job(12, (1000, 1000), ranks=ranks, epochs=1)
-    loading = policy_named(name, PHYSICAL).prepare(job)
+    loading = policy_named(name).prepare(job)
 
     assert all(isinstance(fill, Fill) for fill in loading.fills)
     assert sum(string.size for string in loading.strings or job.strings) == 12
@@ -428,16 +379,11 @@ def test_an_unknown_name_lists_the_known_ones_and_guesses() -> None:
         policy_named("freqency")
 
 
-def test_presets_change_the_policies_that_they_speak_of() -> None:
-    assert policy_named("frequency", THESIS) == Frequency(
-        stages_from_peers=False, pieces="from-staging", unread="kept"
-    )
+def test_names_are_of_policies_with_their_options() -> None:
     assert policy_named("frequency-cleanup") == Frequency(cleanup_read=True)
     assert policy_named("frequency-unordered") == Frequency(in_order=False)
-    assert policy_named("parallel-staging", THESIS) == ParallelStaging("lower")
-    assert policy_named("locality-aware", THESIS) == LocalityAware(reorders=False)
-    assert policy_named("lbann-dynamic", THESIS) == LbannStore(keeps_as_read=False)
-    assert policy_named("lbann-dynamic", replace(PHYSICAL, late_copies="lower")) == LbannStore()
+    assert policy_named("lbann-preloading") == LbannStore(preloading=True)
+    assert policy_named("cover+local") == OneHome(reads_locally=True)
 
 
 @pytest.mark.parametrize("name", ["cover", "cover+local", "push", "locality-aware"])

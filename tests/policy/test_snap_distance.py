@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
+from penstock.papers.deltas import TABLE_9
 from penstock.policy.retention import Scheme, reference_of
 from penstock.policy.snap_distance import (
     AutoDistance,
@@ -23,7 +24,7 @@ from penstock.policy.snap_distance import (
     next_reference,
     useful_bytes,
 )
-from penstock.simulate.snapshots import TABLE_9, TABLE_9_SNAP_DIS, method_named, recorded_sizes
+from penstock.simulate.snapshots import TIMED_SNAP_DIS, method_named, recorded_sizes
 from penstock.units import format_bytes
 
 Sizes = list[list[int]]
@@ -219,10 +220,10 @@ def test_useful_storage_is_table_9s() -> None:
         published = [row.useful_pages for row in TABLE_9[scheme]]
         stored = []
         for snapshot, pages in enumerate(published):
-            reference = reference_of(scheme, snapshot, TABLE_9_SNAP_DIS)
+            reference = reference_of(scheme, snapshot, TIMED_SNAP_DIS)
             stored.append(pages if reference is None else pages - published[reference])
 
-        assert useful_bytes(scheme, stored, TABLE_9_SNAP_DIS) == published
+        assert useful_bytes(scheme, stored, TIMED_SNAP_DIS) == published
 
 
 def test_what_cannot_be_is_refused() -> None:

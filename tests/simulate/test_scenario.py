@@ -1,8 +1,8 @@
 """The scenario's text: the thesis' four, the way there and back, and every wrong field by its path."""
 
 import re
-from dataclasses import fields, replace
-from typing import Any, get_args, get_type_hints
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +14,6 @@ from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
 from penstock.plan import FullShuffle, Shares, Uniform
 from penstock.plan.splits import imbalanced
-from penstock.simulate.assumptions import PHYSICAL, PRESETS, THESIS, Assumptions
 from penstock.simulate.scenario import Scenario, scenario_named, scenario_names, scenario_text
 from penstock.simulate.sizes import SizeDistribution
 
@@ -47,10 +46,6 @@ seed = 3
 split = "uniform"
 drop_last = false
 
-[assumptions]
-preset = "thesis"
-curves = "interpolated"
-
 [machine]
 ranks = 4
 [machine.source]
@@ -71,25 +66,17 @@ def test_a_scenario_is_read_with_its_units() -> None:
     assert scenario.data == SizeDistribution("normal", 10_000, {"loc": 27e3, "scale": 10e3}, 10**3, 10**6)
     assert (scenario.batch_size, scenario.epochs, scenario.seed) == (100, 10, 3)
     assert (scenario.split, scenario.drop_last) == ("uniform", False)
-    assert scenario.assumptions == replace(THESIS, curves="interpolated")
 
 
-def test_what_is_left_out_is_physical_uniform_and_drops_the_last_batch() -> None:
-    lines = (
-        "seed = 3",
-        'split = "uniform"',
-        "drop_last = false",
-        'preset = "thesis"',
-        'curves = "interpolated"',
-    )
+def test_what_is_left_out_is_balanced_and_drops_the_last_batch() -> None:
+    lines = ("seed = 3", 'split = "uniform"', "drop_last = false")
     text = TEXT
-    for line in (*lines, "[assumptions]", 'name = "images"', 'min = "1 kB"', 'max = "1 MB"'):
+    for line in (*lines, 'name = "images"', 'min = "1 kB"', 'max = "1 MB"'):
         text = text.replace(line, "", 1)
 
     scenario = Scenario.from_toml(text, name="file")
 
     assert scenario.name == "file"
-    assert scenario.assumptions == PHYSICAL
     assert (scenario.seed, scenario.split, scenario.drop_last) == (0, "balanced", False)
     assert scenario.data == SizeDistribution("normal", 10_000, {"loc": 27e3, "scale": 10e3}, 1, None)
 
@@ -246,24 +233,6 @@ data_sets = st.builds(
     distributions,
     bounds,
 )
-HINTS = get_type_hints(Assumptions)
-
-
-def overridden(base: Assumptions, field: str, index: int) -> Assumptions:
-    """The preset with one value changed, where the change makes sense."""
-    values = get_args(HINTS[field])
-    try:
-        return replace(base, **{field: values[index % len(values)]})
-    except ConfigError:
-        return base
-
-
-assumptions = st.builds(
-    overridden,
-    st.sampled_from(list(PRESETS.values())),
-    st.sampled_from([field.name for field in fields(Assumptions)]),
-    st.integers(0, 3),
-)
 
 
 @st.composite
@@ -281,7 +250,6 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         seed=draw(st.integers(0, 2**63)),
         split=draw(st.sampled_from(["uniform", "strided", "whole", "imbalanced"]) | shares),
         drop_last=draw(st.booleans()),
-        assumptions=draw(assumptions),
     )
 
 
@@ -345,23 +313,7 @@ def test_the_largest_seed_is_read_back() -> None:
         ('split = "uniform"', "split = [1, 2, -3, 4]", "training: split shares are (1, 2, -3, 4)"),
         ('split = "uniform"', "split = [1, 2, 3.5, 4]", "training.split: 3.5 is not a whole number"),
         ("drop_last = false", "drop_last = 1", "training.drop_last: 1 is neither true nor false"),
-        (
-            'preset = "thesis"',
-            'preset = "thesys"',
-            "assumptions.preset: 'thesys' is no preset; the known ones are",
-        ),
-        (
-            'curves = "interpolated"',
-            'curves = "wavy"',
-            "assumptions.curves is 'wavy'; it is one of 'interpolated'",
-        ),
-        ('curves = "interpolated"', "curves = 5", "assumptions.curves: 5 is not text"),
-        (
-            'curves = "interpolated"',
-            'curve = "exact"',
-            "assumptions.curve is not a field; did you mean curves?",
-        ),
-        ("[assumptions]", "[asumptions]", "asumptions is not a field; did you mean assumptions?"),
+        ("[training]", "[assumptions]\npreset = 'thesis'\n[training]", "penstock paper thesis-table-5-1"),
         ("[training]", "[trainings]", "trainings is not a field; did you mean training?"),
         ("ranks = 4", "ranks = 0", "machine.ranks: 0 is below 1"),
         ("ranks = 4", "ranks = 4\nnetwork = -5", "machine.network: -5 has no unit"),

@@ -18,8 +18,7 @@ from penstock.plan import AccessPlan, Explicit, FullShuffle
 from penstock.policy.loading import Fill, Job, Loading
 from penstock.policy.push import decide_push
 from penstock.simulate.policies import policy_named
-from penstock.simulate.requests import simulate_job
-from penstock.simulate.scheduled import run_job
+from penstock.simulate.scheduled import run_job, simulate_job
 
 QUICK = Curve.flat(1e12)
 

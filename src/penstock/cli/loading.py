@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import check_memory, parsed_names
@@ -21,21 +19,20 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Predicts a job's loading on all ranks under each policy: how long it runs and waits, and from where its samples come.
-By default the loaders' own schedulers run in virtual time; the preset thesis counts as the published tables do, request
-by request and rank by rank, and its assumptions have names. See docs/howto/compare-loading-policies.md.
+The loaders' own schedulers run in virtual time. See docs/howto/compare-loading-policies.md; the published tables are
+those of penstock paper.
 """
 _EPILOG = """\
 examples:
-  penstock simulate loading scenario1 --assumptions thesis --seeds 6
+  penstock simulate loading scenario1 --seeds 6
   penstock simulate loading scenario4 --policies lower-bound,staging,cover,mine:MyPolicy --plot policies.png
   penstock simulate loading cats.toml --scaling 1,2,4,8 --json
-  penstock simulate loading scenario4 --assumptions thesis --assume clients=all
 
-JSON: scenario, assumptions{}, seeds, and runs[] of policy, ranks, is_runnable (by the loader of this version, else
+JSON: scenario, seeds, and results[] of policy, ranks, is_runnable (by the loader of this version, else
 not_runnable_reason), run_seconds (mean of the seeds, null where the policy
 cannot run: see reason), run_seconds_of_seeds[], spread_seconds, reason; and of the first seed initial_stall_seconds,
 stall_seconds_of_ranks[], store_read_bytes, data_set_bytes, shares{}; with --series also step_end_seconds[] and
-step_stall_seconds[] (mean over ranks), or with --per sample sample_end_seconds[] and sample_stall_seconds[] of rank 0.
+step_stall_seconds[] (mean over ranks).
 """
 
 
@@ -54,13 +51,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--seeds", type=int, default=1, metavar="K", help="means over so many (%(default)s)")
     parser.add_argument("--scaling", metavar="RANKS", help="strong scaling over these numbers, with commas")
-    parser.add_argument(
-        "--assume", action="append", default=[], metavar="NAME=VALUE", help="one assumption; repeatable"
-    )
-    parser.add_argument(
-        "--per", choices=("batch", "sample"), default="batch", help="of series and pictures (%(default)s)"
-    )
-    parser.add_argument("--series", action="store_true", help="put every batch or sample into the JSON")
+    parser.add_argument("--series", action="store_true", help="put every batch into the JSON")
     add_output_options(parser)
     parser.set_defaults(run=_run)
 
@@ -69,70 +60,30 @@ def _run(options: argparse.Namespace) -> None:
     from penstock.loader.prediction import prepare_clock
     from penstock.measure.own_policy import find_policy
     from penstock.measure.policies import run_policies
-    from penstock.simulate.assumptions import TOGETHER
     from penstock.simulate.policies import POLICY_NAMES
 
     if options.series and not options.json:
-        raise ConfigError("--series puts every batch or sample into the JSON: give --json as well")
+        raise ConfigError("--series puts every batch into the JSON: give --json as well")
     scenario = scenario_from(options)
-    with _in_words_of_the_command():
-        scenario = _assuming(scenario, options.assume)
     if options.seeds < 1:
         raise ConfigError(f"--seeds is {options.seeds}; at least 1 is needed")
     names = POLICY_NAMES if options.policies is None else parsed_names(options.policies, "--policies")
-    policies = [find_policy(name, scenario.assumptions) for name in names]
+    policies = [find_policy(name) for name in names]
     check_memory("samples", scenario.samples, 8 * (1 + scenario.epochs))  # sizes, and what all ranks read
     ranks = _ranks(options.scaling)
-    if scenario.assumptions.time == TOGETHER:
-        if options.per == "sample":
-            raise ConfigError(
-                "--per sample: loaders hand over batches, so that only --assumptions thesis knows of single samples"
-            )
-        prepare_clock(len(policies) * sum(map(scenario.plan().reads, range(scenario.ranks))))
+    prepare_clock(len(policies) * sum(map(scenario.plan().reads, range(scenario.ranks))))
     total = len(policies) * options.seeds * max(1, len(ranks))
-    with progress("simulating", total) as done, _in_words_of_the_command():
-        runs = run_policies(
-            scenario,
-            policies,
-            seeds=options.seeds,
-            ranks=ranks,
-            per_sample=options.per == "sample",
-            progress=done,
-        )
+    with progress("simulating", total) as done:
+        runs = run_policies(scenario, policies, seeds=options.seeds, ranks=ranks, progress=done)
     if options.plot is not None:
         from penstock.measure.plot_loading import plot_policies, plot_scaling
 
         if len(ranks) > 1:
             plot_scaling(scenario.name, runs, options.plot)
         else:
-            plot_policies(scenario.name, runs, options.plot, per=options.per)
+            plot_policies(scenario.name, runs, options.plot)
     notes = [*_notes(runs), *_of_loader(runs)]
     show(options, _as_json(options, scenario, runs), _tables(scenario, policies, runs), notes)
-
-
-@contextlib.contextmanager
-def _in_words_of_the_command() -> Iterator[None]:
-    """Have errors name an assumption by the option that changes it."""
-    try:
-        yield
-    except ConfigError as error:
-        text = re.sub(r"assumptions\.(\w+) = '([\w-]+)'", r"--assume \1=\2", str(error))
-        raise ConfigError(re.sub(r"\bassumptions\.(\w+)", r"--assume \1", text)) from error
-
-
-def _assuming(scenario: Scenario, changes: Sequence[str]) -> Scenario:
-    from dataclasses import fields, replace
-
-    from penstock.simulate.assumptions import Assumptions
-
-    known = [field.name for field in fields(Assumptions)]
-    values: dict[str, Any] = {}
-    for change in changes:
-        name, has_value, value = change.partition("=")
-        if not has_value or name not in known:
-            raise ConfigError(f"--assume {change}: it is NAME=VALUE, and the names are {', '.join(known)}")
-        values[name] = value
-    return replace(scenario, assumptions=replace(scenario.assumptions, **values))
 
 
 def _ranks(written: str | None) -> list[int]:
@@ -242,8 +193,6 @@ def _mean(row: PolicyRuns) -> float:
 
 
 def _as_json(options: argparse.Namespace, scenario: Scenario, runs: Sequence[PolicyRuns]) -> dict[str, Any]:
-    from dataclasses import asdict
-
     entries = []
     for row in runs:
         entry: dict[str, Any] = {
@@ -265,16 +214,8 @@ def _as_json(options: argparse.Namespace, scenario: Scenario, runs: Sequence[Pol
                 "data_set_bytes": row.total_bytes,
                 "shares": row.shares(),
             }
-            if options.series and result.sample_end_seconds and result.sample_stall_seconds:
-                entry["sample_end_seconds"] = result.sample_end_seconds[0].tolist()
-                entry["sample_stall_seconds"] = result.sample_stall_seconds[0].tolist()
-            elif options.series:
+            if options.series:
                 entry["step_end_seconds"] = result.step_end_seconds.tolist()
                 entry["step_stall_seconds"] = result.step_stall_seconds.mean(axis=1).tolist()
         entries.append(entry)
-    return {
-        "scenario": scenario.name,
-        "assumptions": asdict(scenario.assumptions),
-        "seeds": options.seeds,
-        "runs": entries,
-    }
+    return {"scenario": scenario.name, "seeds": options.seeds, "results": entries}

@@ -59,7 +59,6 @@ def add_plan(commands: Any) -> None:
     sweep.add_argument("--batch-size", type=int, metavar="B", help="samples of a global batch, likewise")
     sweep.add_argument("--epochs", type=int, metavar="E", help="epochs, likewise")
     sweep.add_argument("--seed", type=int, metavar="SEED", help="of the order and of drawn sizes, likewise")
-    sweep.add_argument("--assumptions", metavar="PRESET", help="physical or thesis, likewise")
     choice = parser.add_argument_group("what to choose by")
     choice.add_argument(
         "--price",
@@ -102,7 +101,7 @@ def add_plan(commands: Any) -> None:
     parser.set_defaults(run=_plan)
 
 
-_OF_SCENARIO = ("samples", "batch_size", "epochs", "seed", "assumptions")
+_OF_SCENARIO = ("samples", "batch_size", "epochs", "seed")
 _OF_SWEEPS = (
     *("ram", "ssd", "ssd_read", "staging", "ranks", "policies", "price", "deadline", "jobs", "ray", "all"),
     *_OF_SCENARIO,
@@ -205,7 +204,7 @@ def _sweep_of(options: argparse.Namespace) -> Sweep:
         parsed_names("frequency" if options.policies is None else options.policies, "--policies")
     )
     for name in policies:
-        find_policy(name, scenario.assumptions)
+        find_policy(name)
     if set(policies) == {LOWER_BOUND}:
         raise ConfigError(
             f"--policies names only {LOWER_BOUND}, which is what every point is measured by and nothing that could be "
@@ -267,11 +266,8 @@ def _computed(sweep: Sweep, run: Runner, kept: Any, out: Path) -> dict[Task, Out
 def _report_time(sweep: Sweep) -> None:
     """Report how long predicting will take, where that is worth waiting for; have virtual time compiled."""
     from penstock.loader.prediction import prepare_clock
-    from penstock.simulate.assumptions import TOGETHER
     from penstock.simulate.scheduled import SECONDS_PER_READ
 
-    if sweep.scenario.assumptions.time != TOGETHER:
-        return
     reads = sum(map(sweep.reads, sweep.tasks))
     prepare_clock(reads)
     seconds = reads * SECONDS_PER_READ

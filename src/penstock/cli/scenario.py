@@ -21,7 +21,6 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=_at_least(1), metavar="B", help="samples of a global batch")
     parser.add_argument("--epochs", type=_at_least(1), metavar="E", help="epochs of the training")
     parser.add_argument("--seed", type=_at_least(0), metavar="SEED", help="of the order and of drawn sizes")
-    parser.add_argument("--assumptions", metavar="PRESET", help="physical or thesis")
 
 
 def scenario_from(options: argparse.Namespace) -> Scenario:
@@ -32,7 +31,6 @@ def scenario_from(options: argparse.Namespace) -> Scenario:
     from dataclasses import replace
 
     from penstock.measure.scenarios import open_scenario
-    from penstock.simulate.assumptions import PRESETS
     from penstock.simulate.sizes import SizeDistribution
 
     scenario = open_scenario(options.scenario)
@@ -49,12 +47,6 @@ def scenario_from(options: argparse.Namespace) -> Scenario:
                 f"--samples is {options.samples}, but {options.scenario} takes the sizes of {scenario.data.path}"
             )
         changes["data"] = replace(scenario.data, samples=options.samples)
-    if options.assumptions is not None:
-        if options.assumptions not in PRESETS:
-            raise ConfigError(
-                f"--assumptions is {options.assumptions!r}; the known ones are {', '.join(PRESETS)}"
-            )
-        changes["assumptions"] = PRESETS[options.assumptions]
     # Before the rest is checked, which goes through the epochs. Its size and one read of it, 8 bytes each.
     check_memory(
         "data.samples" if options.samples is None else "--samples",

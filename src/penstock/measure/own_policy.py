@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from penstock.errors import ConfigError
 from penstock.policy.loading import Job, Loading, LoadingPolicy, NotSupported
-from penstock.simulate.assumptions import Assumptions
 from penstock.simulate.policies import is_policy, policy_named
 
 
-def find_policy(name: str, assumptions: Assumptions) -> LoadingPolicy:
+def find_policy(name: str) -> LoadingPolicy:
     """Return a policy of the package, or an instance of a class of one's own.
 
     name: as in tables; or ``module:Class``, of a module on Python's path or in the current folder, whose class can be
@@ -24,7 +23,7 @@ def find_policy(name: str, assumptions: Assumptions) -> LoadingPolicy:
     """
     module_name, is_own, class_name = name.partition(":")
     if not is_own:
-        return policy_named(name, assumptions)
+        return policy_named(name)
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError
 from penstock.measure.picture import Colour, new_figure, save_picture, style_axes, title_axes
 from penstock.measure.policies import PolicyRuns
-from penstock.simulate.requests import LoadingResult
+from penstock.simulate.scheduled import LoadingResult
 from penstock.units import format_count
 
 if TYPE_CHECKING:
@@ -52,18 +52,15 @@ _OWN_LOOKS: list[tuple[str, Any]] = [
 _NOTHING_TO_DRAW = "no policy could run, so that there is nothing to draw: see the reasons in the table"
 
 
-def plot_policies(
-    scenario: str, runs: Sequence[PolicyRuns], path: str | os.PathLike[str], *, per: str = "batch"
-) -> None:
+def plot_policies(scenario: str, runs: Sequence[PolicyRuns], path: str | os.PathLike[str]) -> None:
     """Draw policies on one number of ranks into a file.
 
-    per: ``batch``, all ranks; or ``sample``, rank 0's, which the results must have been asked for.
     Raises: ConfigError where no policy could run, or the ending is none of a picture; ImportError without matplotlib.
     """
-    save_picture(draw_policies(scenario, runs, per), path)
+    save_picture(draw_policies(scenario, runs), path)
 
 
-def draw_policies(scenario: str, runs: Sequence[PolicyRuns], per: str = "batch") -> Figure:
+def draw_policies(scenario: str, runs: Sequence[PolicyRuns]) -> Figure:
     """Return the picture of `plot_policies` as a figure."""
     drawn = [(row, row.result) for row in runs if row.result is not None]
     if not drawn:
@@ -74,7 +71,7 @@ def draw_policies(scenario: str, runs: Sequence[PolicyRuns], per: str = "batch")
     bars = figure.add_subplot(grid[:, 1])
     for place, (row, result) in enumerate(drawn):
         colour, dash = _LOOKS.get(row.policy, _OWN_LOOKS[place % len(_OWN_LOOKS)])
-        end, stall = _series(result, per)
+        end, stall = _series(result)
         progress.plot(np.arange(1, end.size + 1), end, color=colour, ls=dash, lw=1.4, label=row.policy)
         edges, means = _columns(stall)
         stalls.stairs(means, edges, baseline=None, color=colour, ls=dash, lw=1.1)
@@ -84,16 +81,15 @@ def draw_policies(scenario: str, runs: Sequence[PolicyRuns], per: str = "batch")
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
     progress.yaxis.set_major_formatter(lambda value, _place: f"{value:,.6g}")
-    what = "batch" if per == "batch" else "sample of rank 0"
     progress.set_ylabel("time since the start (s)")
-    stalls.set_ylabel(f"waiting per {per} (s)")
+    stalls.set_ylabel("waiting per batch (s)")
     # A few batches at the start wait far longer than the rest: a line that may curve shows both.
-    stalls.set_yscale("symlog", linthresh=_smallest_shown([_series(result, per)[1] for _, result in drawn]))
-    stalls.set_xlabel(what)
+    stalls.set_yscale("symlog", linthresh=_smallest_shown([_series(result)[1] for _, result in drawn]))
+    stalls.set_xlabel("batch")
     title_axes(
         progress,
         f"{scenario}: {format_count(drawn[0][0].ranks, 'rank')}",
-        "how far each policy is after each " + per,
+        "how far each policy is after each batch",
     )
     _draw_bars(bars, drawn)
     handles, labels = progress.get_legend_handles_labels()
@@ -139,11 +135,7 @@ def draw_scaling(scenario: str, runs: Sequence[PolicyRuns]) -> Figure:
     return figure
 
 
-def _series(result: LoadingResult, per: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    if per == "sample":
-        assert result.sample_end_seconds is not None, "asked for per sample"
-        assert result.sample_stall_seconds is not None, "asked for per sample"
-        return result.sample_end_seconds[0], result.sample_stall_seconds[0].astype(np.float64)
+def _series(result: LoadingResult) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return result.step_end_seconds, result.step_stall_seconds.mean(axis=1, dtype=np.float64)
 
 

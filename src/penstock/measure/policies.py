@@ -15,8 +15,8 @@ import numpy as np
 from penstock.flow.cpus import available_cpus
 from penstock.measure.own_policy import told_in_one_line
 from penstock.policy.loading import Job, LoadingPolicy, NotSupported
-from penstock.simulate.requests import ORIGINS, LoadingResult, simulate_job
 from penstock.simulate.scenario import Scenario
+from penstock.simulate.scheduled import ORIGINS, LoadingResult, simulate_job
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,15 @@ def run_policies(
     *,
     seeds: int = 1,
     ranks: Sequence[int] = (),
-    per_sample: bool = False,
+    simulate: Callable[[Job, LoadingPolicy], LoadingResult] = simulate_job,
     progress: Callable[[int], None] = lambda _done: None,
 ) -> list[PolicyRuns]:
     """Run every policy for every number of ranks, the scenario's own unless given, and `seeds` seeds from its own on.
 
+    simulate: runs a job under a policy.
     progress: told how many of len(ranks) * seeds * len(policies) runs are done.
     Returns: by number of ranks, then in the order of the policies.
-    Raises: what `simulate_job` raises, but for NotSupported.
+    Raises: what `simulate` raises, but for NotSupported.
     """
     rows = []
     done = 0
@@ -83,7 +84,7 @@ def run_policies(
             job = _job(scenario, count, offset)
             total_bytes = total_bytes or job.total_bytes
             # Closed at once, not when it is collected, where `progress` is interrupted.
-            with closing(_run_all(job, policies, scenario, per_sample and offset == 0)) as outcomes:
+            with closing(_run_all(job, policies, simulate)) as outcomes:
                 for place, outcome in outcomes:
                     done += 1
                     progress(done)
@@ -111,11 +112,13 @@ def _job(scenario: Scenario, ranks: int, seed_offset: int) -> Job:
 
 
 def _run_all(
-    job: Job, policies: Sequence[LoadingPolicy], scenario: Scenario, per_sample: bool
+    job: Job,
+    policies: Sequence[LoadingPolicy],
+    simulate: Callable[[Job, LoadingPolicy], LoadingResult],
 ) -> Generator[tuple[int, LoadingResult | NotSupported], None, None]:
     def run(policy: LoadingPolicy) -> LoadingResult | NotSupported:
         try:
-            return simulate_job(job, told_in_one_line(policy), scenario.assumptions, per_sample=per_sample)
+            return simulate(job, told_in_one_line(policy))
         except NotSupported as error:
             return error
 

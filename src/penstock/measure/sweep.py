@@ -22,8 +22,8 @@ import penstock
 from penstock.errors import ConfigError
 from penstock.machine import DISK_NAMES, Curve, Machine, StorageClass
 from penstock.measure.own_policy import find_policy
-from penstock.simulate.requests import simulate_loading
 from penstock.simulate.scenario import Scenario
+from penstock.simulate.scheduled import simulate_loading
 
 #: The policy that no other one beats; every sweep runs it once for each number of ranks.
 LOWER_BOUND = "lower-bound"
@@ -196,19 +196,14 @@ class Sweep:
             ssd = self._ssd
             if ssd is None:
                 assert self.ssd_read_bytes_per_second is not None, "checked when the sweep was made"
-                ssd = StorageClass("ssd", point.ssd_bytes, staging.threads, self._ssd_read(staging.threads))
+                read = Curve.flat(self.ssd_read_bytes_per_second)
+                ssd = StorageClass("ssd", point.ssd_bytes, staging.threads, read)
             elif self.ssd_read_bytes_per_second is not None:
-                ssd = replace(ssd, read=self._ssd_read(ssd.threads), write=None)
+                ssd = replace(ssd, read=Curve.flat(self.ssd_read_bytes_per_second), write=None)
             tiers.append(replace(ssd, capacity_bytes=point.ssd_bytes))
         others = [tier for tier in machine.storage[1:] if tier not in (self._ram, self._ssd)]
         storage = (replace(staging, capacity_bytes=point.staging_bytes), *tiers, *others)
         return replace(machine, storage=storage, ranks=point.ranks)
-
-    def _ssd_read(self, threads: int) -> Curve:
-        """Return a flat curve with a point for each number of threads: some assumptions want to meet one."""
-        assert self.ssd_read_bytes_per_second is not None, "asked only where it is given"
-        points = ((float(readers), self.ssd_read_bytes_per_second) for readers in range(1, threads + 1))
-        return Curve(tuple(points))
 
     @property
     def _ram(self) -> StorageClass | None:
@@ -229,7 +224,7 @@ def predict_loading(scenario: Scenario, policy: str) -> Outcome:
 
     Raises: ConfigError where the policy cannot run the scenario.
     """
-    result = simulate_loading(scenario, find_policy(policy, scenario.assumptions))
+    result = simulate_loading(scenario, find_policy(policy))
     stall_seconds = result.stall_seconds
     reads = result.reads.sum(axis=0)
     # Of ORIGINS: staged from the store, and store.
@@ -367,7 +362,7 @@ def _model_of_this_process() -> str:
 
 def _policy_digest(name: str, scenario: Scenario) -> str | None:
     """Return a digest of the file of a user's own policy; None for ours, which the model's digest covers."""
-    file = inspect.getsourcefile(type(find_policy(name, scenario.assumptions)))
+    file = inspect.getsourcefile(type(find_policy(name)))
     if file is None or Path(file).is_relative_to(Path(penstock.__file__).parent):
         return None
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()

@@ -76,6 +76,8 @@ _DELTAS = (
     "of Parallel and Distributed Computing 133, 2019"
 )
 
+_THESIS = 'R. Böhringer, "Clairvoyant Prefetching for Machine Learning I/O", ETH Zürich 2020'
+
 PAPERS = (
     Paper("bundles-table-1", "buffer cache hits on 2 to 16 nodes, SUN397", _BUNDLES, "bundles:table_1"),
     Paper("bundles-figure-5", "what bundles improve under LRU", _BUNDLES, "improvements:figure_5"),
@@ -87,6 +89,15 @@ PAPERS = (
     Paper("deltas-table-9", "times to save and to restore CaffeNet", _DELTAS, "deltas:table_9"),
     Paper(
         "deltas-figure-10", "bytes written and blocks erased by delta snapshots", _DELTAS, "deltas:figure_10"
+    ),
+    Paper("thesis-table-5-1", "run times, data that fit into a node's memory", _THESIS, "thesis:table_5_1"),
+    Paper("thesis-table-5-2", "run times, data that fit into a node's storage", _THESIS, "thesis:table_5_2"),
+    Paper(
+        "thesis-table-5-3", "run times, data that fit into all nodes' storage", _THESIS, "thesis:table_5_3"
+    ),
+    Paper("thesis-table-5-4", "run times, data that fit nowhere", _THESIS, "thesis:table_5_4"),
+    Paper(
+        "thesis-figure-5-8", "run times of machines with more and less memory", _THESIS, "thesis:figure_5_8"
     ),
 )
 

@@ -297,9 +297,9 @@ class DeepIO:
     def prepare(self, job: Job) -> Loading:
         """See `LoadingPolicy.prepare`."""
         capacity_bytes = job.tier(1, self.name)
-        parts = _equal_parts(job.plan.samples, job.ranks)
+        parts = equal_parts(job.plan.samples, job.ranks)
         if max(int(job.sizes_bytes[begin:end].sum()) for begin, end in parts) > capacity_bytes:
-            parts = _parts_that_fit(job.sizes_bytes, [capacity_bytes] * job.ranks)
+            parts = _partsids_that_fit(job.sizes_bytes, [capacity_bytes] * job.ranks)
         fills = [_range_fill(rank, 1, begin, end) for rank, (begin, end) in enumerate(parts)]
         strings = self._draw(job, parts) if self.opportunistic else None
         return Loading(fills, strings, stages_from_store=False, stages_from_peers=True)
@@ -324,11 +324,10 @@ class DeepIO:
 class ParallelStaging:
     """Load an own part into tier 2 before training, copy more from peers, then train on what is there.
 
-    copies: which ids follow the own part. ``any``: those after it, around the end. ``lower``: those before it alone.
+    The copies are of the ids that follow the own part, around the end.
     Source: Kurth et al., "Exascale deep learning for climate analytics", SC'18, as thesis, section 2.3, models it.
     """
 
-    copies: Literal["any", "lower"] = "any"
     name: str = "parallel-staging"
 
     def prepare(self, job: Job) -> Loading:
@@ -337,18 +336,14 @@ class ParallelStaging:
         samples = job.plan.samples
         key = derive_key(job.seed, "parallel staging order")
         fills, strings = [], []
-        for rank, (begin, end) in enumerate(_equal_parts(samples, job.ranks)):
-            own = _that_fit(np.arange(begin, end), job.sizes_bytes, capacity_bytes)
+        for rank, (begin, end) in enumerate(equal_parts(samples, job.ranks)):
+            own = ids_that_fit(np.arange(begin, end), job.sizes_bytes, capacity_bytes)
             left_bytes = capacity_bytes - int(job.sizes_bytes[own].sum())
-            others = (
-                np.arange(begin)
-                if self.copies == "lower"
-                else np.arange(end, end + samples - (end - begin)) % samples
-            )
-            copied = _that_fit(others, job.sizes_bytes, left_bytes)
+            others = np.arange(end, end + samples - (end - begin)) % samples
+            copied = ids_that_fit(others, job.sizes_bytes, left_bytes)
             fills.append(Fill(rank, 2, own, before_training=True))
             fills.append(Fill(rank, 2, copied, "peers", before_training=True))
-            trained = own if self.copies == "lower" else np.concatenate([own, copied])
+            trained = np.concatenate([own, copied])
             if not trained.size:
                 raise NotSupported(
                     f"{self.name}: storage class 2 of rank {rank} holds no sample: make it larger"
@@ -365,13 +360,11 @@ class LbannStore:
 
     preloading: each rank loads a contiguous part before training. Else (dynamic) it keeps the first F / N samples that
         it reads. What of its part a tier does not hold, because sizes differ, is read from the store each time.
-    keeps_as_read: what is kept dynamically is the copy that staging reads; else threads of its own read it as well.
     Source: Jacobs et al., "Parallelizing training of deep generative models on massive scientific datasets", CLUSTER
         2019, as thesis, section 2.3, models it.
     """
 
     preloading: bool = False
-    keeps_as_read: bool = True
 
     @property
     def name(self) -> str:
@@ -391,24 +384,25 @@ class LbannStore:
                 f"ranks, which hold {capacity_bytes:,} bytes: give them more, or choose another policy"
             )
         if self.preloading:
-            ids = [np.arange(begin, end) for begin, end in _equal_parts(job.plan.samples, job.ranks)]
-            kept = [_that_fit(each, job.sizes_bytes, tier_bytes) for each in ids]
+            ids = [np.arange(begin, end) for begin, end in equal_parts(job.plan.samples, job.ranks)]
+            kept = [ids_that_fit(each, job.sizes_bytes, tier_bytes) for each in ids]
             fills = [Fill(rank, 1, each, before_training=True) for rank, each in enumerate(kept)]
             return Loading(fills, stages_from_store=False, stages_from_peers=True)
-        origin: Literal["hand-over", "store"] = "hand-over" if self.keeps_as_read else "store"
         share = job.plan.samples // job.ranks
-        kept = [_that_fit(_firsts(string[:share]), job.sizes_bytes, tier_bytes) for string in job.strings]
-        fills = [Fill(rank, 1, each, origin) for rank, each in enumerate(kept)]
-        return Loading(fills, stages_from_store=self.keeps_as_read, stages_from_peers=True)
+        kept = [ids_that_fit(_firsts(string[:share]), job.sizes_bytes, tier_bytes) for string in job.strings]
+        fills = [Fill(rank, 1, each, "hand-over") for rank, each in enumerate(kept)]
+        return Loading(fills, stages_from_peers=True)
 
 
-def _equal_parts(samples: int, ranks: int) -> list[tuple[int, int]]:
+def equal_parts(samples: int, ranks: int) -> list[tuple[int, int]]:
     """Return contiguous ranges of floor(F / N) ids; the last rank takes the rest."""
     share = samples // ranks
     return [(rank * share, samples if rank == ranks - 1 else (rank + 1) * share) for rank in range(ranks)]
 
 
-def _parts_that_fit(sizes_bytes: NDArray[np.int64], capacities_bytes: Sequence[int]) -> list[tuple[int, int]]:
+def _partsids_that_fit(
+    sizes_bytes: NDArray[np.int64], capacities_bytes: Sequence[int]
+) -> list[tuple[int, int]]:
     """Return contiguous ranges of ids that fill each capacity, one after the other."""
     ends_bytes = np.cumsum(sizes_bytes)
     parts: list[tuple[int, int]] = []
@@ -421,7 +415,7 @@ def _parts_that_fit(sizes_bytes: NDArray[np.int64], capacities_bytes: Sequence[i
     return parts
 
 
-def _that_fit(samples: Ids, sizes_bytes: NDArray[np.int64], capacity_bytes: int) -> Ids:
+def ids_that_fit(samples: Ids, sizes_bytes: NDArray[np.int64], capacity_bytes: int) -> Ids:
     """Return the samples before the first that no longer fits."""
     return samples[: fill_in_order(sizes_bytes[samples], [capacity_bytes]).size]
 
@@ -443,16 +437,11 @@ class Frequency:
 
     in_order: tiers are filled by first use; else by frequency.
     cleanup_read: after the rank's last read of it a sample makes room for the next by frequency that is still read.
-    stages_from_peers: staging reads other ranks' tiers too; else they are asked only when a sample is late.
-    pieces, unread: see `penstock.simulate.assumptions.Assumptions`.
     Source: thesis, section 3.2.
     """
 
     in_order: bool = True
     cleanup_read: bool = False
-    stages_from_peers: bool = True
-    pieces: Literal["tiers", "from-staging"] = "tiers"
-    unread: Literal["left", "kept"] = "left"
 
     @property
     def name(self) -> str:
@@ -466,33 +455,24 @@ class Frequency:
         fills: list[Fill] = []
         spares: list[Ids] = [np.empty(0, np.int64) for _ in range(job.ranks)]
         for rank in job.asking:
-            if self == Frequency(stages_from_peers=self.stages_from_peers):
+            if self == Frequency():
                 kept = keep_by_frequency(job.plan, rank, job.sizes_bytes, job.worthwhile_bytes())
                 fills += _fills_of(rank, kept, "store")
                 continue
             uses = uses_of(job.plan, rank)
             order = np.argsort(-uses.counts, kind="stable")
             listed, first_use = uses.samples[order], uses.first[order]
-            if self.unread == "kept":
-                unread = np.ones(job.plan.samples, np.bool_)
-                unread[uses.samples] = False
-                listed = np.concatenate([listed, np.flatnonzero(unread)])
-                never = np.full(listed.size - first_use.size, job.strings[rank].size)
-                first_use = np.concatenate([first_use, never])
-            if self.in_order and self.pieces == "from-staging":
-                sorted_pieces = _sort_pieces(job, listed, first_use)
-                listed, first_use = listed[sorted_pieces], first_use[sorted_pieces]
             tiers = fill_in_order(job.sizes_bytes[listed], job.worthwhile_bytes())
             listed_kept = listed[: tiers.size]
             if self.cleanup_read:
                 spares[rank] = listed[tiers.size :]
-            if self.in_order and self.pieces == "tiers":
+            if self.in_order:
                 by_first_use = np.argsort(first_use[: tiers.size], kind="stable")
                 listed_kept, tiers = listed_kept[by_first_use], tiers[by_first_use]
             fills += _fills_of(rank, Kept(listed_kept, tiers), "store")
         return Loading(
             fills,
-            stages_from_peers=self.stages_from_peers,
+            stages_from_peers=True,
             drops=self.cleanup_read,
             spares=spares if self.cleanup_read else None,
         )
@@ -505,48 +485,30 @@ def _fills_of(rank: int, kept: Kept, origin: Literal["store", "hand-over"]) -> l
     ]
 
 
-def _sort_pieces(job: Job, listed: Ids, first_use: Ids) -> Ids:
-    """Return the order of the list with pieces sorted by first use, each as large as a storage class and one more."""
-    pieces, begin = [], 0
-    ends_bytes = np.cumsum(job.sizes_bytes[listed])
-    for storage_class in job.machine.storage:
-        before = int(ends_bytes[begin - 1]) if begin else 0
-        end = int(np.searchsorted(ends_bytes, before + storage_class.capacity_bytes, side="right")) + 1
-        pieces.append(begin + np.argsort(first_use[begin:end], kind="stable"))
-        begin = min(end, listed.size)
-    return np.concatenate([*pieces, np.arange(begin, listed.size)])
-
-
 @dataclass(frozen=True, slots=True)
 class LocalityAware:
     """Load a contiguous part before training; ranks then exchange the samples of a batch for those they hold.
 
-    reorders: the exchange takes place, and the part fills the tiers fastest first; else all goes into tier 2.
+    The part fills the tiers fastest first.
     Source: Yang & Cong, "Accelerating data loading in deep neural network training", HiPC 2019, as the thesis, section
         2.3, models it.
     """
 
-    reorders: bool = True
     name: str = "locality-aware"
 
     def prepare(self, job: Job) -> Loading:
         """See `LoadingPolicy.prepare`."""
         fills: list[Fill] = []
-        capacities_bytes = job.capacities_bytes()
-        if self.reorders:
-            _need_one_reader(job, self.name)
-        else:
-            capacities_bytes = [0, job.tier(2, self.name)]
+        _need_one_reader(job, self.name)
         rank_of = np.full(job.plan.samples, -1, np.int64)
-        for rank, (begin, end) in enumerate(_equal_parts(job.plan.samples, job.ranks)):
-            tiers = fill_in_order(job.sizes_bytes[begin:end], capacities_bytes)
+        for rank, (begin, end) in enumerate(equal_parts(job.plan.samples, job.ranks)):
+            tiers = fill_in_order(job.sizes_bytes[begin:end], job.capacities_bytes())
             kept = np.arange(begin, begin + tiers.size)
             rank_of[kept] = rank
             fills += [
                 replace(fill, before_training=True) for fill in _fills_of(rank, Kept(kept, tiers), "store")
             ]
-        strings = split_locally(job.plan, rank_of).strings() if self.reorders else None
-        return Loading(fills, strings, stages_from_peers=True)
+        return Loading(fills, split_locally(job.plan, rank_of).strings(), stages_from_peers=True)
 
 
 @dataclass(frozen=True, slots=True)

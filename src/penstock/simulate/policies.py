@@ -1,8 +1,7 @@
-"""The loading policies by name, as a scenario's assumptions want them."""
+"""The loading policies by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from difflib import get_close_matches
 
 from penstock.errors import ConfigError
@@ -19,39 +18,41 @@ from penstock.policy.loading import (
     Push,
     Staging,
 )
-from penstock.simulate.assumptions import PHYSICAL, Assumptions
 
-_MAKERS: dict[str, Callable[[Assumptions], LoadingPolicy]] = {
-    "lower-bound": lambda _: LowerBound(),
-    "naive": lambda _: Naive(),
-    "staging": lambda _: Staging(),
-    "deepio": lambda _: DeepIO(),
-    "deepio-opportunistic": lambda _: DeepIO(opportunistic=True),
-    "parallel-staging": lambda assumed: ParallelStaging(assumed.late_copies),
-    "lbann-dynamic": lambda assumed: LbannStore(keeps_as_read=assumed.time == "together"),
-    "lbann-preloading": lambda _: LbannStore(preloading=True),
-    "locality-aware": lambda assumed: LocalityAware(assumed.locality == "reordered"),
-    "frequency": lambda assumed: _frequency(assumed),
-    "frequency-unordered": lambda assumed: _frequency(assumed, in_order=False),
-    "frequency-cleanup": lambda assumed: _frequency(assumed, cleanup_read=True),
-    "hash-home": lambda _: OneHome("hash"),
-    "cover": lambda _: OneHome("cover"),
-    "cover+local": lambda _: OneHome("cover", reads_locally=True),
-    "push": lambda _: Push(),
+_POLICIES: dict[str, LoadingPolicy] = {
+    policy.name: policy
+    for policy in (
+        LowerBound(),
+        Naive(),
+        Staging(),
+        DeepIO(),
+        DeepIO(opportunistic=True),
+        ParallelStaging(),
+        LbannStore(),
+        LbannStore(preloading=True),
+        LocalityAware(),
+        Frequency(),
+        Frequency(in_order=False),
+        Frequency(cleanup_read=True),
+        OneHome("hash"),
+        OneHome("cover"),
+        OneHome("cover", reads_locally=True),
+        Push(),
+    )
 }
-POLICY_NAMES = tuple(_MAKERS)
+POLICY_NAMES = tuple(_POLICIES)
 
 
-def policy_named(name: str, assumptions: Assumptions = PHYSICAL) -> LoadingPolicy:
+def policy_named(name: str) -> LoadingPolicy:
     """Return a policy by its name in tables.
 
     Raises: ConfigError that lists the known ones.
     """
-    if name not in _MAKERS:
+    if name not in _POLICIES:
         close = get_close_matches(name, POLICY_NAMES, n=1)
         meant = f"; {close[0]!r} is meant, perhaps" if close else ""
         raise ConfigError(f"policy {name!r} is not known{meant}. Known are {', '.join(POLICY_NAMES)}")
-    return _MAKERS[name](assumptions)
+    return _POLICIES[name]
 
 
 def policy_of(policy: str | LoadingPolicy) -> LoadingPolicy:
@@ -73,13 +74,3 @@ def is_policy(policy: object) -> bool:
     """Return whether an object, not its class, has what `LoadingPolicy` asks for."""
     has_name = isinstance(getattr(policy, "name", None), str)
     return not isinstance(policy, type) and has_name and callable(getattr(policy, "prepare", None))
-
-
-def _frequency(assumed: Assumptions, *, in_order: bool = True, cleanup_read: bool = False) -> Frequency:
-    return Frequency(
-        in_order,
-        cleanup_read=cleanup_read,
-        stages_from_peers=assumed.remote_staging == "all",
-        pieces=assumed.pieces,
-        unread=assumed.unread,
-    )

@@ -1,4 +1,4 @@
-"""A training to be predicted: on which machine, over which samples, in which batches, assuming what.
+"""A training to be predicted: on which machine, over which samples, in which batches.
 
 The letters of the thesis (R. Böhringer, "Clairvoyant Prefetching for Machine Learning I/O", ETH Zürich 2020, sections
 3.1 and 4.1) stand beside the names.
@@ -17,7 +17,6 @@ from penstock.machine import Machine
 from penstock.machine.tables import at, load_toml
 from penstock.plan import AccessPlan, FullShuffle
 from penstock.plan.orders import check_seed
-from penstock.simulate.assumptions import PHYSICAL, Assumptions
 from penstock.simulate.scenario_toml import scenario_fields, write_scenario
 from penstock.simulate.sizes import SizeDistribution, Sizes, SizesOfFolder
 
@@ -33,7 +32,6 @@ class Scenario:
     seed: of the order of the samples and of drawn sizes.
     split: "balanced", "uniform", "strided", "whole", "imbalanced", or one share per rank; see `penstock.plan.splits`.
     drop_last: leave out an epoch's last batch if it is short.
-    assumptions: what a simulated run takes for granted.
     Raises: ConfigError naming the field.
 
     >>> scenario_named("scenario1").sizes_bytes().size
@@ -48,7 +46,6 @@ class Scenario:
     seed: int = 0
     split: str | tuple[int, ...] = "balanced"
     drop_last: bool = False
-    assumptions: Assumptions = PHYSICAL
 
     def __post_init__(self) -> None:
         check_seed(self.seed)

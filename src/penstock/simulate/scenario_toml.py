@@ -18,16 +18,11 @@ epochs = 10
 seed = 0
 split = "balanced"
 drop_last = false
-
-[assumptions]
-preset = "physical"
-time = "together"               # single values override the preset's
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import tomli_w
@@ -36,7 +31,6 @@ from penstock.errors import ConfigError
 from penstock.machine import Machine
 from penstock.machine.tables import Table, at, count, flag, number, size, text, whole, with_unit
 from penstock.machine.toml import machine_values
-from penstock.simulate.assumptions import PRESETS, Assumptions
 from penstock.simulate.sizes import SizeDistribution, Sizes, SizesOfFolder
 from penstock.units import exact_bytes, exact_mean_bytes, parse_mean_bytes
 
@@ -58,7 +52,11 @@ def scenario_fields(
     machine = _read_machine(table, machine_text)
     data = table.required_table("data")
     training = table.required_table("training")
-    assumptions = table.table("assumptions")
+    if "assumptions" in table:
+        raise ConfigError(
+            f"{table.path_of('assumptions')} cannot be chosen: every prediction is made by the loaders' own "
+            "schedulers. Leave it out; the thesis's assumptions are those of penstock paper thesis-table-5-1"
+        )
     table.refuse_unknown()
     arguments: dict[str, Any] = {
         "batch_size": training.read("batch_size", count),
@@ -69,7 +67,6 @@ def scenario_fields(
     }
     training.refuse_unknown()
     arguments["data"] = _read_data(data, sizes_of)
-    arguments["assumptions"] = _read_assumptions(assumptions)
     return {"name": name, "machine": machine, **arguments}
 
 
@@ -87,7 +84,6 @@ def write_scenario(scenario: Scenario) -> str:
             "name": scenario.name,
             "data": _write_data(scenario.data),
             "training": training,
-            "assumptions": _write_assumptions(scenario.assumptions),
             "machine": machine_values(scenario.machine),
         }
     )
@@ -153,34 +149,6 @@ def _write_data(data: SizeDistribution | SizesOfFolder) -> dict[str, Any]:
     if data.max_bytes is not None:
         values["max"] = exact_bytes(data.max_bytes)
     return values
-
-
-def _read_assumptions(table: Table) -> Assumptions:
-    def preset(value: object) -> Assumptions:
-        if text(value) not in PRESETS:
-            raise ConfigError(f"{value!r} is no preset; the known ones are {', '.join(PRESETS)}")
-        return PRESETS[text(value)]
-
-    base = table.read("preset", preset, PRESETS["physical"])
-    values = {
-        field.name: table.read(field.name, text, getattr(base, field.name)) for field in fields(Assumptions)
-    }
-    table.refuse_unknown()
-    return Assumptions(**values)  # type: ignore[arg-type]
-
-
-def _write_assumptions(assumptions: Assumptions) -> dict[str, str]:
-    """Return the preset that is nearest, and what differs from it."""
-
-    def different(preset: Assumptions) -> dict[str, str]:
-        return {
-            field.name: getattr(assumptions, field.name)
-            for field in fields(Assumptions)
-            if getattr(assumptions, field.name) != getattr(preset, field.name)
-        }
-
-    nearest = min(PRESETS, key=lambda name: len(different(PRESETS[name])))
-    return {"preset": nearest, **different(PRESETS[nearest])}
 
 
 def _split(value: object) -> str | tuple[int, ...]:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import ConfigError
 from penstock.machine import Machine
 from penstock.plan import AccessPlan, frequency
 from penstock.policy import StagingLimits
 from penstock.policy.decisions import place_of
-from penstock.policy.loading import Fill, Job, Loading
+from penstock.policy.loading import Fill, Job, Loading, LoadingPolicy
 from penstock.policy.placement import Kept
-from penstock.policy.runnable import LEAST_SLOTS, batch_bytes
+from penstock.policy.runnable import LEAST_SLOTS, batch_bytes, prepared, why_not_run
 from penstock.simulate import _clock
 from penstock.simulate.loading import Agreed, Run, Steps, run_in_virtual_time, steps_of
 from penstock.trace.schema import SOURCE, SPAN, STAGING
+
+if TYPE_CHECKING:
+    from penstock.simulate.scenario import Scenario
 
 #: What a read takes, of all ranks, compiled, on one core. Measured: 0.5 us, and up to 1.4 with other ranks' tiers.
 SECONDS_PER_READ = 1e-6
@@ -24,6 +30,76 @@ SECONDS_PER_READ = 1e-6
 MOST_READS = 30_000_000
 #: More slots than this change nothing: a batch is staged long before it is due.
 _MOST_SLOTS = 64
+#: Columns of `LoadingResult.reads`.
+ORIGINS = ("staged from the store", "staged from a tier", "staged from a peer", "store", "tier", "peer")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadingResult:
+    """What a simulated run amounts to.
+
+    run_seconds: from the start, loading before training included, to the end of the last step.
+    initial_stall_seconds: of loading before training.
+    step_end_seconds: float64[steps].
+    step_stall_seconds, step_busy_seconds: float32[steps, ranks], each rank's waiting for samples and its compute.
+    reads: int64[ranks, 6], consumed samples by where they came from, see ORIGINS; the last three were not staged.
+    store_bytes: float64[ranks], read from the shared store, for tiers too. fill_reads: int64[ranks], reads of the
+        store that filled tiers.
+    not_runnable_reason: why the loader of this version does not run this; None where it does.
+    """
+
+    policy: str
+    run_seconds: float
+    initial_stall_seconds: float
+    step_end_seconds: NDArray[np.float64]
+    step_stall_seconds: NDArray[np.float32]
+    step_busy_seconds: NDArray[np.float32]
+    reads: NDArray[np.int64]
+    store_bytes: NDArray[np.float64]
+    fill_reads: NDArray[np.int64]
+    not_runnable_reason: str | None = None
+
+    @property
+    def stall_seconds(self) -> NDArray[np.float64]:
+        """float64[ranks], waiting for samples over the run, loading before training included."""
+        stalls: NDArray[np.float64] = self.step_stall_seconds.sum(axis=0, dtype=np.float64)
+        return stalls + self.initial_stall_seconds
+
+
+def simulate_loading(scenario: Scenario, policy: LoadingPolicy) -> LoadingResult:
+    """Run a scenario under a policy. Raises: as `simulate_job`."""
+    job = Job(scenario.plan(), scenario.sizes_bytes(), scenario.machine, scenario.seed)
+    return simulate_job(job, policy)
+
+
+def simulate_job(job: Job, policy: LoadingPolicy) -> LoadingResult:
+    """Run a job under a policy; several policies can be run on one job, which keeps its access strings.
+
+    Raises: NotSupported where the policy cannot run it; ConfigError where the machine's compute is unknown.
+    """
+    loading = prepared(policy, job)
+    reason = why_not_run(policy, loading, job)
+    if job.machine.compute is None:
+        raise ConfigError(
+            "machine.compute is unknown: say how fast the training consumes, for example '100 MB/s'"
+        )
+    run = run_job(job, loading)
+    reads = np.zeros((job.ranks, len(ORIGINS)), np.int64)
+    # What is fetched when it is asked for was not staged.
+    first = 0 if loading.stages or loading.is_ready else len(ORIGINS) // 2
+    reads[:, first : first + run.reads.shape[1]] = run.reads
+    return LoadingResult(
+        policy.name,
+        float(run.step_end_seconds[-1]) if run.step_end_seconds.size else run.begin_seconds,
+        run.begin_seconds,
+        run.step_end_seconds,
+        run.step_stall_seconds,
+        run.step_busy_seconds,
+        reads,
+        run.store_bytes,
+        run.fill_reads,
+        reason,
+    )
 
 
 def run_job(job: Job, loading: Loading) -> Run:

@@ -1,4 +1,4 @@
-"""Whole jobs in modelled time: the thesis' tables, and runs short enough to work out by hand."""
+"""Whole jobs in virtual time: runs short enough to work out by hand."""
 
 from __future__ import annotations
 
@@ -11,45 +11,11 @@ from tests.simulate.given import Given
 
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
-from penstock.measure.policies import run_policies
 from penstock.plan import AccessPlan, FullShuffle
 from penstock.policy.loading import Fill, Job, Loading, Staging
-from penstock.simulate.assumptions import PHYSICAL, THESIS, Assumptions
 from penstock.simulate.policies import POLICY_NAMES, policy_named
-from penstock.simulate.requests import ORIGINS, LoadingResult, simulate_job, simulate_loading
 from penstock.simulate.scenario import scenario_named
-
-#: R. Böhringer, ETH Zürich 2020, tables 5.1, 5.2 and 5.3: run time in seconds.
-PUBLISHED: dict[str, tuple[float, float, float | None]] = {
-    "lower-bound": (7.30, 3825.66, 7655.25),
-    "naive": (27.78, 15130.54, 30272.96),
-    "frequency": (7.78, 3836.12, 7661.26),
-    "staging": (10.24, 4982.27, 9945.29),
-    "deepio": (8.41, 4433.27, 23948.24),
-    "deepio-opportunistic": (8.40, 4432.90, 8487.42),
-    "parallel-staging": (10.11, 4972.65, 9313.58),
-    "lbann-dynamic": (7.71, 4051.12, None),
-    "lbann-preloading": (8.41, 4433.27, None),
-    "locality-aware": (8.41, 4433.27, 9314.33),
-}
-
-
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_the_tables_of_the_thesis_come_out_within_one_percent(number: int) -> None:
-    scenario = replace(scenario_named(f"scenario{number}"), assumptions=THESIS)
-    # Ten thousand sizes are few: the run time of scenario 1 varies by half a percent with the seed.
-    seeds = 6 if number == 1 else 1
-
-    runs = run_policies(scenario, [policy_named(name, THESIS) for name in PUBLISHED], seeds=seeds)
-
-    for run in runs:
-        published = PUBLISHED[run.policy][number - 1]
-        if published is None:
-            assert run.mean_seconds is None
-            assert "keeps the whole data set" in run.reason
-        else:
-            assert run.mean_seconds == pytest.approx(published, rel=0.01), run.policy
-
+from penstock.simulate.scheduled import ORIGINS, LoadingResult, simulate_job, simulate_loading
 
 # -- By hand: every sample is 10 bytes, so that times are whole
 
@@ -79,41 +45,18 @@ def _job(machine: Machine, samples: int = 20, batch: int = 5, epochs: int = 1) -
     return Job(plan, np.full(samples, 10), machine)
 
 
-def _simulate(job: Job, policy: str, assumed: Assumptions = PHYSICAL) -> LoadingResult:
-    return simulate_job(job, policy_named(policy, assumed), assumed)
+def _simulate(job: Job, policy: str) -> LoadingResult:
+    return simulate_job(job, policy_named(policy))
 
 
-BY_RANK = replace(PHYSICAL, time="rank-by-rank", clients="all")
-BOTH = pytest.mark.parametrize("assumed", [PHYSICAL, BY_RANK], ids=["together", "rank-by-rank"])
+def test_without_staging_fetch_decode_and_compute_add_up() -> None:
+    assert _simulate(_job(_machine()), "naive").run_seconds == pytest.approx(20 * 3)
 
 
-def test_a_slow_thread_sets_the_pace_and_the_last_sample_is_computed_after_it() -> None:
-    # 1 s to fetch, 1 s to decode, 0.5 s to compute.
-    job = _job(_machine(compute=20.0))
-
-    assert _simulate(job, "staging", BY_RANK).run_seconds == pytest.approx(20 * 2 + 0.5)
-
-
-def test_a_fast_thread_is_waited_for_once() -> None:
-    # 1 s to fetch, 1 s to decode, 4 s to compute.
-    job = _job(_machine(compute=2.5))
-
-    result = _simulate(job, "staging", BY_RANK)
-
-    assert result.run_seconds == pytest.approx(2 + 20 * 4)
-    assert result.stall_seconds[0] == pytest.approx(2)
-
-
-@BOTH
-def test_without_staging_fetch_decode_and_compute_add_up(assumed: Assumptions) -> None:
-    assert _simulate(_job(_machine()), "naive", assumed).run_seconds == pytest.approx(20 * 3)
-
-
-@BOTH
-def test_the_lower_bound_is_the_slowest_rank_of_every_step(assumed: Assumptions) -> None:
+def test_the_lower_bound_is_the_slowest_rank_of_every_step() -> None:
     job = _job(_machine(ranks=2), samples=12, batch=3, epochs=2)  # rank 0 reads two, rank 1 one of each batch
 
-    assert _simulate(job, "lower-bound", assumed).run_seconds == pytest.approx(8 * 2)
+    assert _simulate(job, "lower-bound").run_seconds == pytest.approx(8 * 2)
 
 
 def test_a_bandwidth_that_all_ranks_share_is_what_the_job_gets() -> None:
@@ -125,28 +68,25 @@ def test_a_bandwidth_that_all_ranks_share_is_what_the_job_gets() -> None:
     assert result.run_seconds == pytest.approx(2000 * 10 / 10, rel=0.01)
 
 
-@BOTH
-def test_latency_is_divided_among_the_threads(assumed: Assumptions) -> None:
+def test_latency_is_divided_among_the_threads() -> None:
     job = _job(_machine(store=Curve.flat(1e9), threads=4, decode=1e9, compute=1e9, latency=2.0), samples=40)
 
-    assert _simulate(job, "staging", assumed).run_seconds == pytest.approx(40 / 4 * 2.0, rel=1e-3)
+    assert _simulate(job, "staging").run_seconds == pytest.approx(40 / 4 * 2.0, rel=1e-3)
 
 
 def _memory(capacity: int = 10_000, threads: int = 1, rate: float = 1e9) -> StorageClass:
     return StorageClass("memory", capacity, threads, Curve.flat(rate))
 
 
-@pytest.mark.parametrize(("assumed", "last"), [(PHYSICAL, 5), (BY_RANK, 1)])
-def test_what_lies_in_a_tier_costs_decoding_alone(assumed: Assumptions, last: int) -> None:
-    """The training gets batches of 5 from a loader, and single samples as published."""
-    # 20 samples are loaded at 1 s each; then each costs 1 s of decoding, computing 0.1 s after it.
+def test_what_lies_in_a_tier_costs_decoding_alone() -> None:
+    # 20 samples are loaded at 1 s each; then each costs 1 s of decoding, and the last batch 5 * 0.1 s of computing.
     job = _job(_machine(tiers=[_memory()], compute=100.0), epochs=3)
     everything = Fill(0, 1, np.arange(20), before_training=True)
 
-    result = simulate_job(job, Given(Loading([everything], stages_from_store=False)), assumed)
+    result = simulate_job(job, Given(Loading([everything], stages_from_store=False)))
 
     assert result.initial_stall_seconds == pytest.approx(20)
-    assert result.run_seconds == pytest.approx(20 + 60 * 1 + last * 0.1)
+    assert result.run_seconds == pytest.approx(20 + 60 * 1 + 5 * 0.1)
     assert result.reads[0, ORIGINS.index("staged from a tier")] == 60
     assert result.store_bytes.tolist() == [200]
     assert result.fill_reads.tolist() == [20]
@@ -172,7 +112,8 @@ def test_ranks_that_keep_for_themselves_read_a_sample_once_each() -> None:
     machine = _machine(ranks=2, tiers=[_memory()], store=Curve.flat(1000.0))
     job = _job(machine, samples=30, batch=6, epochs=8)
 
-    result = simulate_job(job, policy_named("frequency", replace(PHYSICAL, remote_staging="some")))
+    alone = replace(policy_named("frequency").prepare(job), stages_from_peers=False)
+    result = simulate_job(job, Given(alone))
 
     assert result.store_bytes.sum() == sum(np.unique(string).size * 10 for string in job.strings)
 
@@ -180,21 +121,17 @@ def test_ranks_that_keep_for_themselves_read_a_sample_once_each() -> None:
 def test_what_does_not_fit_the_staging_buffer_is_still_read() -> None:
     job = _job(_machine(staging=5))
 
-    # Together it goes through an empty buffer; rank by rank, as in the thesis' simulator, past it.
     assert _simulate(job, "staging").reads[0, ORIGINS.index("staged from the store")] == 20
-    by_rank = _simulate(job, "staging", replace(PHYSICAL, time="rank-by-rank", clients="all"))
-    assert by_rank.reads[0, ORIGINS.index("store")] == 20
 
 
-@BOTH
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_ranks_that_get_nothing_of_a_short_batch_wait_for_the_others(
-    policy: str, assumed: Assumptions
+    policy: str,
 ) -> None:
     tiers = [_memory(), StorageClass("disk", 500, 1, Curve.flat(20.0))]
     job = _job(_machine(ranks=4, tiers=tiers), samples=11, batch=3, epochs=1)
 
-    result = simulate_job(job, policy_named(policy, assumed), assumed)
+    result = _simulate(job, policy)
 
     assert result.reads.sum() == 11
     assert result.reads[3].sum() == 0
@@ -220,18 +157,6 @@ def test_shares_may_be_unequal() -> None:
     assert _simulate(job, "cover").reads.sum(axis=1).tolist() == [32, 8]
 
 
-def test_each_samples_waiting_and_end_are_told_where_asked_for() -> None:
-    job = _job(_machine())
-
-    result = simulate_job(job, Staging(), BY_RANK, per_sample=True)
-
-    assert result.sample_end_seconds is not None
-    assert result.sample_end_seconds[0].tolist() == pytest.approx([2.0 * place + 3.0 for place in range(20)])
-    assert simulate_job(job, Staging(), BY_RANK).sample_end_seconds is None
-    with pytest.raises(ConfigError, match="only time = 'rank-by-rank' knows of single samples"):
-        simulate_job(job, Staging(), per_sample=True)
-
-
 def test_a_rank_that_fetches_by_itself_may_ask_its_peers() -> None:
     machine = _machine(ranks=2, store=Curve.flat(1.0), tiers=[_memory()])
     job = _job(machine, samples=10, batch=2)
@@ -243,18 +168,15 @@ def test_a_rank_that_fetches_by_itself_may_ask_its_peers() -> None:
     assert result.reads[:, ORIGINS.index("store")].sum() == 0
 
 
-@pytest.mark.parametrize("assumed", [PHYSICAL, BY_RANK])
-def test_loading_before_training_waits_out_the_stores_latency(assumed: Assumptions) -> None:
-    """Two threads, of the store for loaders and of the tier as published; there they share the wire step by step."""
+def test_loading_before_training_waits_out_the_stores_latency() -> None:
     machine = _machine(tiers=[_memory(threads=2)], latency=3.0)
     machine = replace(machine, source=replace(machine.source, threads=2))
     fill = Fill(0, 1, np.arange(20), before_training=True)
 
-    result = simulate_job(_job(machine), Given(Loading([fill])), assumed)
+    result = simulate_job(_job(machine), Given(Loading([fill])))
 
     # Reads that begin at different times do not share the wire: 3 s, then 1 s alone on it.
-    expected = 20 / 2 * (3.0 + 1.0) + 1.0 if assumed == PHYSICAL else 20 / 2 * (3.0 + 10 / 5)
-    assert result.initial_stall_seconds == pytest.approx(expected)
+    assert result.initial_stall_seconds == pytest.approx(20 / 2 * (3.0 + 1.0) + 1.0)
 
 
 def test_loading_before_training_keeps_as_many_reads_in_flight_as_its_threads() -> None:
@@ -262,14 +184,10 @@ def test_loading_before_training_keeps_as_many_reads_in_flight_as_its_threads() 
     machine = replace(_machine(tiers=[_memory(threads=4)]), source=SharedStore(None, own, threads=4))
     fill = Fill(0, 1, np.arange(20), before_training=True)
 
-    by_rank, physical = (
-        simulate_job(_job(machine), Given(Loading([fill])), assumed).initial_stall_seconds
-        for assumed in (BY_RANK, PHYSICAL)
-    )
+    seconds = simulate_job(_job(machine), Given(Loading([fill]))).initial_stall_seconds
 
-    assert by_rank == pytest.approx(200 / 40)
     # While the last three are under way, fewer reads get less.
-    assert physical == pytest.approx(170 / 40 + 10 / 30 + 10 / 20 + 10 / 10)
+    assert seconds == pytest.approx(170 / 40 + 10 / 30 + 10 / 20 + 10 / 10)
 
 
 # -- Decisions that cannot be carried out
