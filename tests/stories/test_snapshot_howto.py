@@ -126,3 +126,9 @@ def test_refresh_inference_workers(tmp_path: Path) -> None:
     with pytest.raises(InterruptedError):
         exec(ask, given | {"ask_for": ask_for})
     assert asked == [None, 120, None, 120]
+
+
+def test_predicted_saves_are_those_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = examples("predict-saves.md")
+    exec(example, {})
+    assert f"```text\n{capsys.readouterr().out}```" in (PAGES / "predict-saves.md").read_text()
