@@ -1,17 +1,16 @@
-"""`penstock simulate sharing` and `frequency`: what they print, write and refuse."""
+"""`penstock simulate sharing`: what it prints, writes and refuses."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.cli.typed import run_command
 
-from penstock.cli import frequency, sharing
+from penstock.cli import sharing
 from penstock.errors import ConfigError
 
-
-def _run(name: str, *arguments: str) -> None:
-    run_command({"sharing": sharing, "frequency": frequency}[name], name, *arguments)
+_run = partial(run_command, sharing, "sharing")
 
 
 pytestmark = pytest.mark.usefixtures("fonts")
@@ -21,7 +20,7 @@ _SMALL = ("--samples", "600", "--epochs", "6", "--batch", "5")
 
 
 def test_one_size_of_cache_is_one_table_of_all_schemes(capsys: pytest.CaptureFixture[str]) -> None:
-    _run("sharing", *_SMALL, "--cache", "1")
+    _run(*_SMALL, "--cache", "1")
 
     shown = capsys.readouterr().out
     rows = [line.split() for line in shown.splitlines()]
@@ -37,11 +36,11 @@ def test_one_size_of_cache_is_one_table_of_all_schemes(capsys: pytest.CaptureFix
 
 
 def test_json_counts_add_up(capsys: pytest.CaptureFixture[str]) -> None:
-    _run("sharing", *_SMALL, "--cache", "0.5", "1", "--json")
+    _run(*_SMALL, "--cache", "0.5", "1", "--json")
 
     data = json.loads(capsys.readouterr().out)
-    assert [point["samples_held"] for point in data["points"]] == [300, 600]
-    for point in data["points"]:
+    assert [point["samples_held"] for point in data["results"]] == [300, 600]
+    for point in data["results"]:
         assert set(point["schemes"]) == set(data["schemes"])
         for counts in point["schemes"].values():
             assert counts["local"] + counts["moved"] + counts["store"] == counts["reads"] == 3_600
@@ -50,7 +49,7 @@ def test_json_counts_add_up(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_several_sizes_are_drawn_and_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _run("sharing", *_SMALL, "--cache", "1", "0.2", "--plot", str(tmp_path / "sharing.png"))
+    _run(*_SMALL, "--cache", "1", "0.2", "--plot", str(tmp_path / "sharing.png"))
 
     assert capsys.readouterr().out.count("N C / F") == 3
     assert (tmp_path / "sharing.png").read_bytes().startswith(b"\x89PNG")
@@ -69,64 +68,20 @@ def test_several_sizes_are_drawn_and_listed(tmp_path: Path, capsys: pytest.Captu
 )
 def test_sizes_that_cannot_be_are_refused(arguments: tuple[str, ...], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        _run("sharing", *arguments)
-    if "--cache" not in arguments:
-        with pytest.raises(ConfigError, match=match):
-            _run("frequency", *arguments)
+        _run(*arguments)
 
 
 @pytest.mark.parametrize("share", ["5", "1e30", "1e308"])
 def test_more_than_all_of_it_on_every_rank_is_all_of_it(
     share: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _run("sharing", *_SMALL, "--cache", share, "--json")
+    _run(*_SMALL, "--cache", share, "--json")
 
-    (point,) = json.loads(capsys.readouterr().out)["points"]
+    (point,) = json.loads(capsys.readouterr().out)["results"]
     assert point["samples_held"] == 4 * 600
     assert point["schemes"]["cover"]["store"] == 600
 
 
-def test_frequency_lays_the_count_beside_the_formula(capsys: pytest.CaptureFixture[str]) -> None:
-    _run("frequency", "--samples", "400", "--epochs", "40", "--json")
-
-    data = json.loads(capsys.readouterr().out)
-    assert data["more_than_reads"] == 11
-    assert len(data["counted_samples"]) == 4
-    histogram = data["histogram"]
-    assert sum(histogram["counted_samples"]) == 400
-    assert sum(histogram["expected_samples"]) == pytest.approx(400, abs=0.1)
-    above = [
-        count
-        for reads, count in zip(histogram["reads"], histogram["counted_samples"], strict=True)
-        if reads > 11
-    ]
-    assert sum(above) == data["counted_samples"][0]
-
-
-def test_frequency_draws_figure_3_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _run("frequency", "--samples", "400", "--epochs", "40", "--plot", str(tmp_path / "frequency.svg"))
-
-    assert "expected" in capsys.readouterr().out
-    assert "read more than 11 times" in (tmp_path / "frequency.svg").read_text()
-
-
-def test_frequency_refuses_a_delta_that_is_no_share() -> None:
-    with pytest.raises(ConfigError, match="delta is -2"):
-        _run("frequency", "--delta", "-2")
-
-
-def test_shares_are_written_as_other_commands_have_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _run("sharing", *_SMALL, "--json", "--cache", "0.5,1", "150%")
-    points = json.loads(capsys.readouterr().out)["points"]
-    assert [point["cache_share"] for point in points] == [0.5, 1.0, 1.5]
-
-    _run("sharing", *_SMALL, "--cache", "50%", "--plot", str(tmp_path / "a.png"))
-    assert capsys.readouterr().out.endswith(f"The picture: {tmp_path / 'a.png'}\n")
-
-
-@pytest.mark.parametrize("command", ["sharing", "frequency"])
-def test_more_samples_than_memory_holds_are_refused(command: str) -> None:
+def test_more_samples_than_memory_holds_are_refused() -> None:
     with pytest.raises(ConfigError, match="which takes at least 16 TB of memory; this machine has"):
-        _run(command, "--samples", "1000000000000")
+        _run("--samples", "1000000000000")

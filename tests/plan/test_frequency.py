@@ -1,8 +1,7 @@
-"""How often, by whom and when first samples are read: formula, counts and the lemmas of the thesis."""
+"""How often, by whom and when first samples are read: counts and the lemmas of the thesis."""
 
-import tracemalloc
 from fractions import Fraction
-from math import ceil, comb, floor
+from math import ceil, floor
 
 import numpy as np
 import pytest
@@ -15,15 +14,11 @@ from penstock.plan import AccessPlan, Explicit, FullShuffle, Sequential
 from penstock.plan import frequency as module
 from penstock.plan.frequency import (
     blocks_of_samples,
-    expected_histogram,
-    expected_samples_read_more_often,
     first_reads,
     first_steps,
-    read_histograms,
     readers_by_sample,
     readers_of_epoch,
     steps_of_reads,
-    threshold,
     uses_of,
 )
 
@@ -58,82 +53,6 @@ def _all_reads(plan: AccessPlan) -> list[tuple[int, int, int]]:
 def _counts(plan: AccessPlan) -> NDArray[np.int64]:
     """How often each rank reads each sample: int64[ranks, F]."""
     return np.array([plan.frequency(rank) for rank in range(plan.ranks)])
-
-
-# The formula of section 3.2.1
-
-
-def test_the_example_of_the_thesis_expects_323_samples() -> None:
-    expected = expected_samples_read_more_often(10_000, epochs=1_000, ranks=4, delta=0.1)
-
-    exactly = 10_000 * Fraction(sum(comb(1_000, k) * 3 ** (1_000 - k) for k in range(276, 1_001)), 4**1_000)
-    assert expected == pytest.approx(float(exactly), rel=1e-9)
-    assert round(expected) == 323  # "around 323"
-
-
-def test_as_printed_the_sum_of_the_thesis_would_expect_378() -> None:
-    histogram = expected_histogram(10_000, epochs=1_000, ranks=4)
-
-    assert histogram[ceil(threshold(1_000, 4, 0.1)) :].sum() == pytest.approx(378.18, abs=0.01)
-    assert histogram.sum() == pytest.approx(10_000, rel=1e-9)
-
-
-def test_a_limit_is_the_decimal_that_was_written() -> None:
-    assert (1 + 0.1) * 50 > 55  # what binary numbers say
-
-    assert threshold(200, 4, 0.1) == 55
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_below_the_least_limit_every_sample_is_expected(ranks: int) -> None:
-    assert expected_samples_read_more_often(50, epochs=7, ranks=ranks, delta=-1) == pytest.approx(
-        50 * (1 - (1 - 1 / ranks) ** 7)
-    )
-
-
-@pytest.mark.parametrize("delta", [float("nan"), float("inf"), -1.1, True])
-def test_a_delta_that_is_no_share_is_refused(delta: float) -> None:
-    with pytest.raises(ConfigError, match="delta is"):
-        threshold(10, 2, delta)
-
-
-@pytest.mark.parametrize("delta", [np.float64(0.1), np.float32(0.5), np.int64(0)])
-def test_a_threshold_takes_numbers_of_numpy(delta: float) -> None:
-    assert threshold(200, 4, delta) == (1 + Fraction(repr(float(delta)))) * 50
-
-
-@pytest.mark.parametrize(("epochs", "ranks", "field"), [(0, 2, "epochs"), (5, 0, "ranks"), (5, 1.5, "ranks")])
-def test_a_threshold_needs_epochs_and_ranks(epochs: int, ranks: int, field: str) -> None:
-    with pytest.raises(ConfigError, match=f"{field} is .*; give an integer of at least 1"):
-        threshold(epochs, ranks, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("field", "sizes"), [("epochs", (10, 0, 2)), ("ranks", (10, 5, 0)), ("samples", (0, 5, 2))]
-)
-def test_sizes_that_cannot_be_are_refused(field: str, sizes: tuple[int, int, int]) -> None:
-    with pytest.raises(ConfigError, match=f"{field} is 0"):
-        expected_histogram(*sizes)
-
-
-def test_a_plan_has_as_many_often_read_samples_as_the_formula_expects() -> None:
-    plan = AccessPlan(FullShuffle(4_000, 5), 40, 200, ranks=4)
-
-    counted = read_histograms(plan)[:, floor(threshold(200, 4, 0.2)) + 1 :].sum(axis=1).tolist()
-
-    expected = expected_samples_read_more_often(4_000, 200, 4, 0.2)
-    assert expected > 100
-    # Each count is nearly Poisson; four standard deviations.
-    assert all(abs(count - expected) < 4 * expected**0.5 for count in counted), (counted, expected)
-
-
-def test_the_example_of_the_thesis_counts_about_329_samples() -> None:
-    plan = AccessPlan(FullShuffle(10_000, 0), 100, 1_000, ranks=4)
-
-    counted = read_histograms(plan)[:, 276:].sum(axis=1)
-
-    assert counted.tolist()[0] == 328  # with this seed; 329 in the thesis
-    assert abs(counted.mean() - 323) < 3 * 323**0.5 / 2
 
 
 # Lemmas 3.1 and 3.2
@@ -225,33 +144,6 @@ def test_the_first_reader_of_a_sample_is_found(plan: AccessPlan) -> None:
             earliest = min(steps)[0]
             assert first.step_of[sample] == earliest
             assert (earliest, first.rank_of[sample]) in steps
-
-
-@given(plans(), st.integers(1, 60))
-def test_histograms_of_all_ranks_are_those_of_each(plan: AccessPlan, at_once: int) -> None:
-    told: list[int] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_COUNTS_AT_ONCE", at_once)
-        histograms = read_histograms(plan, told.append)
-
-    counts = _counts(plan)
-    reads = range(max(plan.epochs, int(counts.max())) + 1)
-    assert histograms.tolist() == [[int((of_rank == times).sum()) for times in reads] for of_rank in counts]
-    assert told == sorted(told)
-    assert told[-1] == plan.samples
-
-
-def test_histograms_of_many_ranks_take_less_memory_than_a_count_of_each_sample_on_each() -> None:
-    plan = AccessPlan(FullShuffle(300_000, 0), 128 * 25, 1, 128)
-    readers_by_sample(plan, np.arange(10))  # compiles
-
-    tracemalloc.start()
-    histograms = read_histograms(plan)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-
-    assert histograms[:, 1].sum() == 300_000
-    assert peak < 120e6 < 8 * 128 * 300_000
 
 
 def test_blocks_of_samples_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:

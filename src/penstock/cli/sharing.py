@@ -6,8 +6,8 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.options import check_memory
 from penstock.cli.output import Table, add_output_options, progress, show
-from penstock.cli.shuffled import add_shuffle_options, shuffled_plan
 from penstock.errors import ConfigError
 from penstock.units import parse_share
 
@@ -25,7 +25,7 @@ examples:
   penstock simulate sharing --cache 1
   penstock simulate sharing --ranks 32 --batch 64 --samples 200000 --epochs 10 --cache 0.5 1 --plot sharing.png
 
-JSON: points[], one per --cache, each with cache_share, samples_held, least_store_reads_share and schemes{}: by name
+JSON: results[], one per --cache, each with cache_share, samples_held, least_store_reads_share and schemes{}: by name
 the counts reads, local, moved, store (these three make all reads), handed, filled (ahead of reads), the same as
 ..._share of all reads, store_reads_share (store and filled), peer_reads_share (moved and handed), and
 store_reads_by_epoch[], local_by_rank[]. schemes{} at the top says what each name means.
@@ -42,7 +42,12 @@ def add(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_shuffle_options(parser, samples=20_000, epochs=50, batch=32)
+    shown = "(%(default)s)"
+    parser.add_argument("--samples", type=int, default=20_000, metavar="F", help=shown)
+    parser.add_argument("--ranks", type=int, default=4, metavar="N", help=shown)
+    parser.add_argument("--epochs", type=int, default=50, metavar="E", help=shown)
+    parser.add_argument("--batch", type=int, default=32, metavar="B", help=f"samples per rank {shown}")
+    parser.add_argument("--seed", type=int, default=0, metavar="SEED", help=f"of the shuffle {shown}")
     parser.add_argument(
         "--cache",
         type=_shares,
@@ -74,13 +79,14 @@ def _share(text: str) -> float:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from penstock.measure.plot_sharing import draw_sharing
     from penstock.simulate.sharing import SCHEMES, compare_schemes, in_memory, least_store_reads
 
     cache_shares = [share for part in options.cache for share in part]
     for share in cache_shares:
         if not (math.isfinite(share) and share >= 0):
             raise ConfigError(f"--cache is {share:g}; it is a share of the data set: 1 holds all of it once")
-    plan = in_memory(shuffled_plan(options))
+    plan = in_memory(_plan(options))
     held = [round(min(share, options.ranks) * options.samples) for share in cache_shares]
     counted, bounds = [], []
     with progress("counting", len(held)) as done:
@@ -92,7 +98,7 @@ def _run(options: argparse.Namespace) -> None:
         **{name: getattr(options, name) for name in ("samples", "ranks", "epochs", "seed")},
         "batch_per_rank": options.batch,
         "schemes": dict(SCHEMES),
-        "points": [
+        "results": [
             {
                 "cache_share": share,
                 "samples_held": samples_held,
@@ -106,11 +112,21 @@ def _run(options: argparse.Namespace) -> None:
         tables = [_one_size(cache_shares[0], counted[0], bounds[0])]
     else:
         tables = _all_sizes(cache_shares, counted, bounds)
-    show(options, data, tables, _notes(options))
-    if options.plot is not None:
-        from penstock.measure.plot_sharing import plot_sharing
+    show(options, data, tables, _notes(options), lambda: draw_sharing(cache_shares, counted, bounds))
 
-        plot_sharing(cache_shares, counted, bounds, options.plot)
+
+def _plan(options: argparse.Namespace) -> AccessPlan:
+    """Return the plan that the options mean, a full shuffle. Raises: ConfigError naming the option or the field."""
+    from penstock.plan import AccessPlan, FullShuffle
+
+    if options.ranks < 1:
+        raise ConfigError(f"--ranks is {options.ranks}; at least one rank reads the samples: raise it")
+    if options.batch < 1:
+        raise ConfigError(f"--batch is {options.batch}; each rank reads at least one sample a step: raise it")
+    # Where the sample is, and who has it.
+    check_memory("--samples", options.samples, 16)
+    order = FullShuffle(options.samples, options.seed)
+    return AccessPlan(order, options.batch * options.ranks, options.epochs, options.ranks)
 
 
 def _reads(plan: AccessPlan) -> int:

@@ -5,19 +5,16 @@ Needs matplotlib (`pip install penstock[plot]`), which is imported when somethin
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.measure.picture import Colour, new_figure, save_picture, style_axes
+from penstock.measure.picture import Colour, Panel, Series, draw_panels
 from penstock.simulate.sharing import COVER, FREQUENCY, HASH, LOCAL, MIN, PUSH, ReadCounts
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 #: Lines that may lie on each other are told apart by dashes and markers.
@@ -36,59 +33,38 @@ _PANELS = (
 )
 
 
-def plot_sharing(
-    cache_shares: Sequence[float],
-    counted: Sequence[Mapping[str, ReadCounts]],
-    bounds: Sequence[float],
-    path: str | os.PathLike[str],
-) -> None:
-    """Draw local, moved and shared-store reads against N C / F into a file.
-
-    cache_shares: N C / F. counted: for each, the counts by scheme. bounds: for each, the least share of store reads.
-    path: of the picture; its ending decides the format (png, svg, pdf).
-    Raises: ConfigError when there is nothing to draw or the ending is none of a picture; ImportError without
-        matplotlib.
-    """
-    save_picture(draw(cache_shares, counted, bounds), path)
-
-
-def draw(
+def draw_sharing(
     cache_shares: Sequence[float], counted: Sequence[Mapping[str, ReadCounts]], bounds: Sequence[float]
 ) -> Figure:
-    """Return the picture of `plot_sharing` as a figure: three panels that share both axes."""
+    """Return local, moved and shared-store reads against N C / F, a panel each.
+
+    cache_shares: N C / F. counted: for each, the counts by scheme. bounds: for each, the least share of store reads.
+    Raises: ConfigError when there is nothing to draw.
+    """
     if not counted:
         raise ConfigError("no cache size was given to draw: give at least one")
-
     order = np.argsort(cache_shares)
     held = np.asarray(cache_shares, np.float64)[order]
-    figure = new_figure(11.0, 4.6)
-    panels = figure.subplots(1, 3, sharex=True, sharey=True)
-    for axes, (title, what) in zip(panels, _PANELS, strict=True):
-        style_axes(axes)
-        axes.set_title(title, fontsize=11, color=Colour.INK, loc="left")
-        axes.set_xlabel("held by all ranks, N C / F")
+    panels = []
+    for title, what in _PANELS:
+        series = []
         if what == "store_reads":
             least = 100.0 * np.asarray(bounds)[order]
-            axes.fill_between(held, least, color=Colour.PALE, lw=0, label="no scheme reads less")
-        for name, look in _LOOK.items():
+            series.append(Series("no scheme reads less", held, least, Colour.PALE, width=6.0))
+        for name, (colour, dashes, marker) in _LOOK.items():
             if name in counted[0]:
                 shares = [
                     100.0 * by_scheme[name].share(getattr(by_scheme[name], what)) for by_scheme in counted
                 ]
-                _draw_line(axes, held, np.asarray(shares)[order], name, look)
-    panels[0].set_ylabel("% of all reads")
-    panels[0].set_ylim(-2.0, 102.0)
-    handles, labels = panels[-1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
+                percent = np.asarray(shares)[order]
+                series.append(Series(name, held, percent, colour, dashes, marker, is_open=True, width=1.8))
+        panels.append(Panel(title, series))
+    figure = draw_panels(
+        panels,
+        x_label="held by all ranks, N C / F",
+        y_label="% of all reads",
+        size=(11.0, 4.6),
+        legend="below",
+    )
+    figure.axes[0].set_ylim(-2.0, 102.0)
     return figure
-
-
-def _draw_line(
-    axes: Axes,
-    held: NDArray[np.float64],
-    percent: NDArray[np.float64],
-    name: str,
-    look: tuple[str, Any, str],
-) -> None:
-    colour, dashes, marker = look
-    axes.plot(held, percent, color=colour, ls=dashes, marker=marker, ms=4.5, mfc="white", lw=1.8, label=name)

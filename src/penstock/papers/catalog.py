@@ -90,6 +90,7 @@ PAPERS = (
     Paper(
         "deltas-figure-10", "bytes written and blocks erased by delta snapshots", _DELTAS, "deltas:figure_10"
     ),
+    Paper("thesis-figure-3-1", "samples that a rank reads often", _THESIS, "thesis_frequency:figure_3_1"),
     Paper("thesis-table-5-1", "run times, data that fit into a node's memory", _THESIS, "thesis:table_5_1"),
     Paper("thesis-table-5-2", "run times, data that fit into a node's storage", _THESIS, "thesis:table_5_2"),
     Paper(

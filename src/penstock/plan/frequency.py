@@ -6,26 +6,21 @@ X ~ B(E, 1/N) times: E/N on average, some far more often. Keeping those is the i
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
 from penstock.plan.access import AccessPlan
-from penstock.plan.orders import RepeatingOrder, check_samples
+from penstock.plan.orders import RepeatingOrder
 from penstock.plan.splits import Split
-from penstock.units import is_integer
 
 Ids = NDArray[np.int64]
 
 #: Readers held at once while samples are asked for in blocks: 256 MB.
 _READERS_AT_ONCE = 1 << 26
-#: Reads of samples, or counts of them by rank, held at once: 32 MB for each of a handful of arrays.
-_COUNTS_AT_ONCE = 1 << 22
 #: Orders that are tables make one per epoch, so a block is worth at least as much work.
 _SMALLEST_BLOCK = 1 << 16
 
@@ -163,92 +158,6 @@ def check_partition(plan: AccessPlan) -> None:
             "that a sample has no one reader to be placed near: use a split that shares the batch out, or "
             "place by hash"
         )
-
-
-def expected_samples_read_more_often(samples: int, epochs: int, ranks: int, delta: float) -> float:
-    """Return how many samples a rank is expected to read more than (1 + delta) E / N times: F P[X > ...].
-
-    samples, epochs, ranks: F, E, N. delta: at least -1, taken as the decimal that it is written as.
-
-    "More than" is meant: where (1 + delta) E / N is whole, that count itself is left out. The sum printed in the
-    thesis begins at ceil((1 + delta) E / N) and would take it in: 378 instead of 323 for its example of N = 4,
-    E = 1,000, F = 10,000, delta = 0.1, which its text and its result leave out.
-    Source: thesis, section 3.2.1, equation 3.8.
-
-    >>> round(expected_samples_read_more_often(10_000, epochs=1_000, ranks=4, delta=0.1))
-    323
-    """
-    probability = _binomial(samples, epochs, ranks)
-    least = math.floor(threshold(epochs, ranks, delta)) + 1
-    return float(samples * probability[max(0, least) :].sum())
-
-
-def read_histograms(plan: AccessPlan, done: Callable[[int], None] = lambda _samples: None) -> Ids:
-    """Count for each rank how many samples it reads 0, 1, 2, ... times over the run: int64[ranks, E + 1].
-
-    Wider where an order repeats samples and a rank reads one more than E times.
-    done: told how many samples have been counted, of F.
-    Time: O(E F + N F). Memory: about 150 MB at most beside the result and the order's own, whatever E, N and F are.
-    """
-    histograms = np.zeros((plan.ranks, plan.epochs + 1), np.int64)
-    # So many that neither their reads nor their counts on all ranks are too many at once.
-    block = max(1, _COUNTS_AT_ONCE // max(plan.epochs, plan.ranks))
-    for begin in range(0, plan.samples, block):
-        samples = np.arange(begin, min(begin + block, plan.samples))
-        starts, ranks = readers_by_sample(plan, samples)
-        is_read = ranks >= 0
-        index = np.repeat(np.arange(samples.size), np.diff(starts))[is_read]
-        cells = ranks[is_read].astype(np.int64) * samples.size + index
-        counts = np.bincount(cells, minlength=plan.ranks * samples.size).reshape(plan.ranks, samples.size)
-        if (most := int(counts.max())) >= histograms.shape[1]:
-            histograms = np.pad(histograms, ((0, 0), (0, most + 1 - histograms.shape[1])))
-        for rank, of_rank in enumerate(counts):
-            found = np.bincount(of_rank)
-            histograms[rank, : found.size] += found
-        done(begin + samples.size)
-    return histograms
-
-
-def expected_histogram(samples: int, epochs: int, ranks: int) -> NDArray[np.float64]:
-    """Return how many samples a rank is expected to read 0, 1, ..., E times: float64[E + 1], the sum is F."""
-    return samples * _binomial(samples, epochs, ranks)
-
-
-def threshold(epochs: int, ranks: int, delta: float) -> Fraction:
-    """Return (1 + delta) E / N exactly: 55 for a mean of 50 and delta 0.1; binary numbers say 55.00000000000001.
-
-    Raises: ConfigError unless delta is a finite number of at least -1, epochs and ranks whole ones of at least 1.
-    """
-    _check_counts(epochs, ranks)
-    if (
-        isinstance(delta, bool)
-        or not isinstance(delta, int | float | np.integer | np.floating)
-        or not -1 <= delta < math.inf
-    ):
-        raise ConfigError(
-            f"delta is {delta!r}; it is a share above the mean of at least -1: 0.1 is 10 % above"
-        )
-    return (1 + Fraction(repr(float(delta)))) * epochs / ranks
-
-
-def _check_counts(epochs: int, ranks: int) -> None:
-    for name, value in (("epochs", epochs), ("ranks", ranks)):
-        if not is_integer(value) or value < 1:
-            raise ConfigError(f"{name} is {value!r}; give an integer of at least 1")
-
-
-def _binomial(samples: int, epochs: int, ranks: int) -> NDArray[np.float64]:
-    """P[X = k] for X ~ B(epochs, 1 / ranks), k from 0 to epochs."""
-    check_samples(samples)
-    _check_counts(epochs, ranks)
-    counts = np.arange(epochs + 1)
-    if ranks == 1:
-        return np.equal(counts, epochs).astype(np.float64)
-    factorials = np.concatenate(([0.0], np.cumsum(np.log(counts[1:]))))
-    logarithms = factorials[-1] - factorials - factorials[::-1]
-    logarithms += counts * -math.log(ranks) + (epochs - counts) * math.log1p(-1.0 / ranks)
-    probability: NDArray[np.float64] = np.exp(logarithms)
-    return probability
 
 
 def _split_of(plan: AccessPlan) -> Split:
