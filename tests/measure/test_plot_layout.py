@@ -5,7 +5,7 @@ import pytest
 from matplotlib.container import BarContainer
 
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
-from penstock.measure.plot_layout import draw
+from penstock.measure.plot_layout import draw_layout
 from penstock.plan import AccessPlan, FullShuffle
 from penstock.simulate.layout import TITLES, LayoutComparison, compare_layouts
 
@@ -21,7 +21,7 @@ def comparison(epochs: int) -> LayoutComparison:
 def test_bars_and_lines_end_where_the_runs_do() -> None:
     found = comparison(epochs=4)
 
-    bars, lines = draw(found).axes
+    bars, lines = draw_layout(found).axes
 
     names = [label.get_text() for label in bars.get_yticklabels()]
     rewriting, reading = (each for each in bars.containers if isinstance(each, BarContainer))
@@ -36,4 +36,4 @@ def test_bars_and_lines_end_where_the_runs_do() -> None:
 
 
 def test_a_run_of_one_epoch_is_drawn_too() -> None:
-    assert len(draw(comparison(epochs=1)).axes) == 2
+    assert len(draw_layout(comparison(epochs=1)).axes) == 2

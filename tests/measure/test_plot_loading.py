@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.measure.plot_loading import draw_policies, draw_scaling, plot_policies, plot_scaling
+from penstock.measure.plot_loading import draw_policies, draw_scaling
 from penstock.measure.policies import PolicyRuns, run_policies
 from penstock.simulate.policies import POLICY_NAMES, policy_named
 from penstock.simulate.scenario import Scenario, scenario_named
@@ -73,15 +72,3 @@ def test_policies_that_cannot_run_are_left_out_and_one_of_ones_own_is_drawn() ->
         draw_policies("scenario1", [cannot])
     with pytest.raises(ConfigError, match="no policy could run"):
         draw_scaling("scenario1", [cannot])
-
-
-def test_a_picture_is_written_and_what_is_none_refused(tmp_path: Path) -> None:
-    runs = _runs(names=("naive", "cover"))
-
-    plot_policies("scenario1", runs, tmp_path / "policies.png")
-    plot_scaling("scenario1", runs, tmp_path / "scaling.png")
-
-    assert (tmp_path / "policies.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ConfigError, match="no picture"):
-        plot_policies("scenario1", runs, tmp_path / "policies.txt")

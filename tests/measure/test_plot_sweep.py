@@ -11,7 +11,8 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from penstock.errors import ConfigError
-from penstock.measure.plot_sweep import check_panels, draw_sweep, plot_sweep
+from penstock.measure.picture import save_picture
+from penstock.measure.plot_sweep import check_panels, draw_sweep
 from penstock.measure.sweep import LOWER_BOUND, Outcome, Point, Sweep, Task
 from penstock.measure.sweep_answer import Answer, judge
 from penstock.measure.sweep_ranges import Prices
@@ -113,7 +114,7 @@ def test_there_is_a_panel_per_staging_size_and_the_bound_is_stated() -> None:
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_the_file_is_a_picture(tmp_path: Path, ending: str) -> None:
-    plot_sweep(an_answer(staging=(1, 2)), tmp_path / f"plan.{ending}")
+    save_picture(draw_sweep(an_answer(staging=(1, 2))), tmp_path / f"plan.{ending}")
 
     assert (tmp_path / f"plan.{ending}").stat().st_size > 5_000
     if ending == "png":

@@ -59,6 +59,7 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     from dataclasses import replace
 
+    from penstock.measure.plot_layout import draw_layout
     from penstock.plan.named import OrderName
     from penstock.simulate.layout import compare_layouts, count_epochs
     from penstock.units import parse_bytes
@@ -78,15 +79,12 @@ def _run(options: argparse.Namespace) -> None:
             window_bytes=None if options.window is None else parsed("--window", parse_bytes, options.window),
             done=done,
         )
-    if options.plot is not None:
-        from penstock.measure.plot_layout import plot_layout
-
-        plot_layout(comparison, options.plot)
     show(
         options,
         {"scenario": scenario.name, "order": order, **_as_json(comparison)},
         [_table(f"{scenario.name}: {format_count(plan.ranks, 'rank')}, {order}", comparison)],
         [*comparison.verdict(), *_caveats(comparison)],
+        lambda: draw_layout(comparison),
     )
 
 

@@ -59,6 +59,7 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     from penstock.loader.prediction import prepare_clock
     from penstock.measure.own_policy import find_policy
+    from penstock.measure.plot_loading import draw_policies, draw_scaling
     from penstock.measure.policies import run_policies
     from penstock.simulate.policies import POLICY_NAMES
 
@@ -75,15 +76,14 @@ def _run(options: argparse.Namespace) -> None:
     total = len(policies) * options.seeds * max(1, len(ranks))
     with progress("simulating", total) as done:
         runs = run_policies(scenario, policies, seeds=options.seeds, ranks=ranks, progress=done)
-    if options.plot is not None:
-        from penstock.measure.plot_loading import plot_policies, plot_scaling
-
-        if len(ranks) > 1:
-            plot_scaling(scenario.name, runs, options.plot)
-        else:
-            plot_policies(scenario.name, runs, options.plot)
-    notes = [*_notes(runs), *_of_loader(runs)]
-    show(options, _as_json(options, scenario, runs), _tables(scenario, policies, runs), notes)
+    draw = draw_scaling if len(ranks) > 1 else draw_policies
+    show(
+        options,
+        _as_json(options, scenario, runs),
+        _tables(scenario, policies, runs),
+        [*_notes(runs), *_of_loader(runs)],
+        lambda: draw(scenario.name, runs),
+    )
 
 
 def _ranks(written: str | None) -> list[int]:

@@ -133,6 +133,7 @@ def _plan(options: argparse.Namespace) -> None:
 
 def _plan_sweep(options: argparse.Namespace) -> None:
     from penstock.files import write_whole
+    from penstock.measure.plot_sweep import check_panels, draw_sweep
     from penstock.measure.sweep_answer import answer_values, judge, parquet_of, price_decimals
     from penstock.measure.sweep_ranges import parse_prices
     from penstock.measure.sweep_store import KeptPoints
@@ -150,8 +151,6 @@ def _plan_sweep(options: argparse.Namespace) -> None:
     with needing("penstock plan", "study"):
         import pyarrow.parquet  # noqa: F401
     if options.plot is not None:
-        from penstock.measure.plot_sweep import check_panels, plot_sweep
-
         check_panels(options.plot, sweep)
     run = _runner(options)
     with KeptPoints(options.out) as kept:
@@ -165,8 +164,6 @@ def _plan_sweep(options: argparse.Namespace) -> None:
         values = answer_values(answer, sweep)
         write_whole(options.out / "plan.json", f"{json.dumps(values, indent=2, allow_nan=False)}\n".encode())
         write_whole(options.out / "points.parquet", parquet_of(answer, sweep))
-    if options.plot is not None:
-        plot_sweep(answer, options.plot)
     decimals = price_decimals(answer.rows, 2)
     notes = [*_assumed(sweep), *_verdict(answer, decimals), *_failures(answer)]
     tables = _tables(answer, sweep, decimals)
@@ -174,7 +171,7 @@ def _plan_sweep(options: argparse.Namespace) -> None:
         tables = tables[1:]
         notes.append(f"The table of all {len(answer.rows):,} rows is left out: --all prints it.")
     notes.append(f"All of it is in {options.out}/points.parquet and {options.out}/plan.json.")
-    show(options, values, tables, notes)
+    show(options, values, tables, notes, lambda: draw_sweep(answer))
     if all(row.outcome.run_seconds is None for row in answer.rows):
         raise ConfigError(
             f"no point has a result; the reasons are above and in {options.out}/plan.json: "
@@ -434,16 +431,19 @@ def _failures(answer: Answer) -> list[str]:
 
 def _plan_against(options: argparse.Namespace) -> None:
     from penstock.measure.against import compare
+    from penstock.measure.plot_against import draw_against
     from penstock.units import parse_seconds
 
     step_seconds = None if options.step is None else parsed_amount("--step", parse_seconds, options.step)
     comparison = compare(options.against, machine=options.machine, step_seconds=step_seconds)
-    if options.plot is not None:
-        from penstock.measure.plot_against import plot_against
-
-        plot_against(comparison, options.plot)
     notes = [*_against_notes(comparison), *comparison.notes]
-    show(options, _against_values(comparison), [_against_table(comparison)], notes)
+    show(
+        options,
+        _against_values(comparison),
+        [_against_table(comparison)],
+        notes,
+        lambda: draw_against(comparison),
+    )
 
 
 def _against_values(comparison: RunComparison) -> dict[str, Any]:

@@ -5,14 +5,13 @@ Needs matplotlib, no display.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.measure.against import RunComparison
-from penstock.measure.picture import Colour, new_figure, save_picture, style_axes
+from penstock.measure.picture import Colour, new_figure, style_axes
 from penstock.measure.plot import COLOUR_OF
 from penstock.trace import NO_STEP, Kind, Trace
 from penstock.units import format_seconds
@@ -25,16 +24,8 @@ _WIDTH = 0.38
 _MOST_TICKS = 16
 
 
-def plot_against(comparison: RunComparison, path: str | os.PathLike[str]) -> None:
-    """Draw a comparison into a file; its ending decides the format (png, svg, pdf).
-
-    Raises: ConfigError for an ending that is no picture's; ImportError without matplotlib.
-    """
-    save_picture(draw_against(comparison), path)
-
-
 def draw_against(comparison: RunComparison) -> Figure:
-    """Return the picture of `plot_against` as a figure."""
+    """Return stall per epoch by cause, predicted next to measured, and how it grew step by step."""
     figure = new_figure(max(6.4, min(12.0, 3.0 + 0.5 * len(comparison.epochs))), 6.0)
     epochs, steps = figure.subplots(2, 1, height_ratios=[1.6, 1.0])
     style_axes(epochs)

@@ -5,12 +5,11 @@ Needs matplotlib (`pip install penstock[plot]`), which is imported when somethin
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.measure.picture import Colour, new_figure, save_picture, style_axes, title_axes
+from penstock.measure.picture import Colour, new_figure, style_axes, title_axes
 from penstock.simulate.layout import TITLES, LayoutComparison, LayoutOption, Name
 from penstock.units import format_seconds
 
@@ -32,18 +31,8 @@ _DASHES = {"copies": (0, (5, 2)), "rewritten": (0, (2, 1.5)), "ranges": (0, (6, 
 _FURTHEST = 4
 
 
-def plot_layout(comparison: LayoutComparison, path: str | os.PathLike[str]) -> None:
-    """Draw a comparison into a file.
-
-    path: of the picture; its ending decides the format (png, svg, pdf).
-    Raises: ConfigError when the ending is none of a picture; ImportError without matplotlib.
-    """
-    save_picture(draw(comparison), path)
-
-
-def draw(comparison: LayoutComparison) -> Figure:
-    """Return the picture of `plot_layout` as a figure: bars of the run's time, and that time by number of epochs."""
-
+def draw_layout(comparison: LayoutComparison) -> Figure:
+    """Return bars of the run's time, and that time by number of epochs."""
     figure = new_figure(10.4, 4.2)
     bars, lines = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.0, 1.0]})
     _draw_bars(bars, comparison)

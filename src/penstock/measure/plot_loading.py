@@ -5,7 +5,6 @@ In the manner of the thesis' Figures 5.4 to 5.7. Needs matplotlib, which is impo
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.measure.picture import Colour, new_figure, save_picture, style_axes, title_axes
+from penstock.measure.picture import (
+    DASH_DOTTED,
+    DASHED,
+    DOTTED,
+    Colour,
+    Panel,
+    Series,
+    draw_panels,
+    new_figure,
+    style_axes,
+    title_axes,
+)
 from penstock.measure.policies import PolicyRuns
 from penstock.simulate.scheduled import LoadingResult
 from penstock.units import format_count
@@ -26,42 +36,37 @@ if TYPE_CHECKING:
 _COLUMNS = 240
 #: Policies that would otherwise look alike differ in colour or dash; one's own take what is left.
 _LOOKS: dict[str, tuple[str, Any]] = {
-    "lower-bound": (Colour.INK, (0, (1, 1.2))),
+    "lower-bound": (Colour.INK, DOTTED),
     "naive": (Colour.FAINT, "-"),
     "staging": (Colour.ORANGE, "-"),
     "deepio": (Colour.RED, "-"),
-    "deepio-opportunistic": (Colour.RED, (0, (5, 2))),
+    "deepio-opportunistic": (Colour.RED, DASHED),
     "parallel-staging": (Colour.PURPLE, "-"),
     "lbann-dynamic": (Colour.SKY, "-"),
-    "lbann-preloading": (Colour.SKY, (0, (5, 2))),
-    "locality-aware": (Colour.PURPLE, (0, (5, 2))),
+    "lbann-preloading": (Colour.SKY, DASHED),
+    "locality-aware": (Colour.PURPLE, DASHED),
     "frequency": (Colour.BLUE, "-"),
-    "frequency-unordered": (Colour.BLUE, (0, (1, 1.2))),
-    "frequency-cleanup": (Colour.BLUE, (0, (5, 2))),
-    "hash-home": (Colour.DARK, (0, (6, 2, 1, 2))),
+    "frequency-unordered": (Colour.BLUE, DOTTED),
+    "frequency-cleanup": (Colour.BLUE, DASHED),
+    "hash-home": (Colour.DARK, DASH_DOTTED),
     "cover": (Colour.GREEN, "-"),
-    "cover+local": (Colour.GREEN, (0, (5, 2))),
-    "push": (Colour.GREEN, (0, (1, 1.2))),
+    "cover+local": (Colour.GREEN, DASHED),
+    "push": (Colour.GREEN, DOTTED),
 }
 _OWN_LOOKS: list[tuple[str, Any]] = [
     (Colour.DARK, "-"),
-    (Colour.DARK, (0, (5, 2))),
-    (Colour.DARK, (0, (1, 1.2))),
+    (Colour.DARK, DASHED),
+    (Colour.DARK, DOTTED),
 ]
 
 _NOTHING_TO_DRAW = "no policy could run, so that there is nothing to draw: see the reasons in the table"
 
 
-def plot_policies(scenario: str, runs: Sequence[PolicyRuns], path: str | os.PathLike[str]) -> None:
-    """Draw policies on one number of ranks into a file.
-
-    Raises: ConfigError where no policy could run, or the ending is none of a picture; ImportError without matplotlib.
-    """
-    save_picture(draw_policies(scenario, runs), path)
-
-
 def draw_policies(scenario: str, runs: Sequence[PolicyRuns]) -> Figure:
-    """Return the picture of `plot_policies` as a figure."""
+    """Return how policies on one number of ranks go on, how they wait, and what their run times are made of.
+
+    Raises: ConfigError where no policy could run.
+    """
     drawn = [(row, row.result) for row in runs if row.result is not None]
     if not drawn:
         raise ConfigError(_NOTHING_TO_DRAW)
@@ -99,39 +104,34 @@ def draw_policies(scenario: str, runs: Sequence[PolicyRuns]) -> Figure:
     return figure
 
 
-def plot_scaling(scenario: str, runs: Sequence[PolicyRuns], path: str | os.PathLike[str]) -> None:
-    """Draw strong scaling, run time against number of ranks, into a file. Raises: as `plot_policies`."""
-    save_picture(draw_scaling(scenario, runs), path)
-
-
 def draw_scaling(scenario: str, runs: Sequence[PolicyRuns]) -> Figure:
-    """Return the picture of `plot_scaling` as a figure."""
+    """Return run time against number of ranks, strong scaling. Raises: as `draw_policies`."""
     from matplotlib.ticker import LogLocator
 
-    figure = new_figure(7.6, 5.2)
-    axes = figure.subplots()
-    style_axes(axes)
-    names = list(dict.fromkeys(row.policy for row in runs if row.run_seconds))
-    if not names:
+    series = []
+    for place, name in enumerate(dict.fromkeys(row.policy for row in runs if row.run_seconds)):
+        colour, dash = _LOOKS.get(name, _OWN_LOOKS[place % len(_OWN_LOOKS)])
+        of_name = [row for row in runs if row.policy == name and row.mean_seconds]
+        ranks, seconds = [row.ranks for row in of_name], [row.mean_seconds or 0.0 for row in of_name]
+        series.append(Series(name, ranks, seconds, colour, dash, "o", width=1.4, size=3.5))
+    if not series:
         raise ConfigError(_NOTHING_TO_DRAW)
-    for place, name in enumerate(names):
-        points = [(row.ranks, row.mean_seconds) for row in runs if row.policy == name and row.mean_seconds]
-        if points:
-            colour, dash = _LOOKS.get(name, _OWN_LOOKS[place % len(_OWN_LOOKS)])
-            axes.plot(
-                *zip(*points, strict=True), color=colour, ls=dash, marker="o", ms=3.5, lw=1.4, label=name
-            )
-    ranks = sorted({row.ranks for row in runs})
+    below = "the same data set and global batch on more ranks"
+    figure = draw_panels(
+        [Panel(f"{scenario}: strong scaling", series, below)],
+        x_label="ranks",
+        y_label="run time (s)",
+        size=(7.6, 5.2),
+        legend="below",
+    )
+    (axes,) = figure.axes
+    all_ranks = sorted({row.ranks for row in runs})
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.set_xticks(ranks, [str(count) for count in ranks])
+    axes.set_xticks(all_ranks, [str(count) for count in all_ranks])
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(lambda value, _place: f"{value:,.6g}")
-    axes.set_xlabel("ranks")
-    axes.set_ylabel("run time (s)")
-    title_axes(axes, f"{scenario}: strong scaling", "the same data set and global batch on more ranks")
-    figure.legend(loc="outside right center", frameon=False, fontsize=9)
     return figure
 
 

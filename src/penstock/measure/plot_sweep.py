@@ -6,14 +6,13 @@ Several numbers of ranks or policies make a row of panels each. Needs matplotlib
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.measure.picture import Colour, check_picture, new_figure, save_picture
+from penstock.measure.picture import Colour, check_picture, new_figure
 from penstock.measure.sweep import Sweep
 from penstock.measure.sweep_answer import Answer, Row, price_decimals
 from penstock.units import format_bytes
@@ -47,16 +46,8 @@ def check_panels(path: Path, sweep: Sweep) -> None:
         )
 
 
-def plot_sweep(answer: Answer, path: str | os.PathLike[str]) -> None:
-    """Draw a sweep's answer into a file; its ending decides the format (png, svg, pdf).
-
-    Raises: ConfigError when there is nothing to draw; ImportError without matplotlib.
-    """
-    save_picture(draw_sweep(answer), path)
-
-
 def draw_sweep(answer: Answer) -> Figure:
-    """Return the picture of `plot_sweep` as a figure.
+    """Return a heat map for each number of ranks, policy and size of the staging buffer.
 
     Each row has its own colours, from the lower bound to the longest run of as many ranks. Cells that meet the
     tolerance are in bold; what is chosen has a frame.

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from penstock.measure.picture import Colour, new_figure, style_axes
 from penstock.papers.catalog import Repeated, Result
 from penstock.plan import AccessPlan, FullShuffle
+from penstock.plan.frequency import readers_of_epoch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +43,11 @@ def expected_histogram(samples: int, epochs: int, ranks: int) -> NDArray[np.floa
 def counted_histograms() -> NDArray[np.int64]:
     """Return how many samples each rank reads 0, 1, ..., E times in one run: int64[ranks, E + 1]."""
     plan = AccessPlan(FullShuffle(SAMPLES, 0), 100, EPOCHS, RANKS)
-    return np.array([np.bincount(plan.frequency(rank), minlength=EPOCHS + 1) for rank in range(RANKS)])
+    counts = np.zeros((RANKS, SAMPLES), np.int64)
+    for epoch in range(EPOCHS):
+        samples, ranks = readers_of_epoch(plan, epoch)
+        counts[ranks, samples] += 1
+    return np.array([np.bincount(of_rank, minlength=EPOCHS + 1) for of_rank in counts])
 
 
 def figure_3_1() -> Repeated:
