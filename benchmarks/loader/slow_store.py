@@ -147,7 +147,7 @@ def main() -> None:
         "--workers", type=int, nargs="+", default=[8, 16, 32], help="PyTorch's, to choose the best of"
     )
     parser.add_argument(
-        "--traces", type=Path, metavar="DIR", help="keep the last round's, for penstock plan --against"
+        "--traces", type=Path, metavar="DIR", help="keep the last round's, for penstock compare"
     )
     options = parser.parse_args()
     if options.traces is not None:

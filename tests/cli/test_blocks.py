@@ -139,11 +139,11 @@ def test_an_earlier_recording_is_replaced_only_by_force(
     out = tmp_path / "run.blocks"
     out.write_text("of days")
 
-    with pytest.raises(ConfigError, match=r"run\.blocks is there already: .* --force"):
+    with pytest.raises(ConfigError, match=r"run\.blocks is there already: .* --overwrite"):
         main_blocks(["--by", "opens", "--out", str(out), *job(tmp_path)])
     assert out.read_text() == "of days"
 
-    main_blocks(["--by", "opens", "--out", str(out), "--force", *job(tmp_path)])
+    main_blocks(["--by", "opens", "--out", str(out), "--overwrite", *job(tmp_path)])
     assert read_recording(out).is_complete
 
 

@@ -132,7 +132,7 @@ def test_a_sealed_file_that_changed_fails_the_check(
     with pytest.raises(DataError):
         run("check", path)
     assert "are not as they were" in capsys.readouterr().out
-    run("seal", path, "--replace")
+    run("seal", path, "--overwrite")
     run("check", path)
 
 
@@ -160,10 +160,10 @@ def test_an_export_replaces_a_file_only_when_it_is_told_to(tmp_path: Path) -> No
     run("import", tmp_path / "w.pt", store)
     out.write_bytes(b"precious")
 
-    with pytest.raises(ConfigError, match=r"out\.pt is there already: .*--replace"):
+    with pytest.raises(ConfigError, match=r"out\.pt is there already: .*--overwrite"):
         run("export", store, out)
     assert out.read_bytes() == b"precious"
-    run("export", store, out, "--replace")
+    run("export", store, out, "--overwrite")
     assert torch.equal(read_state(out)["w"], torch.ones(2))
 
 

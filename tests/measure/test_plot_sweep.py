@@ -38,7 +38,7 @@ def an_answer(
                     done = Outcome("done", run_seconds=float(100 + 30 - ram - ssd))
                     task = Task(Point(4, buffer * GB, ram * GB, ssd * GB), policy)
                     outcomes[task] = done if ram or ssd else Outcome("not supported", reason="nothing")
-    prices = Prices(ram=3 / GB, ssd=0.1 / GB) if priced else None
+    prices = Prices(memory=3 / GB, local_disk=0.1 / GB) if priced else None
     return judge(outcomes, within=0.1, prices=prices)
 
 

@@ -71,7 +71,9 @@ class Model:
 
 
 def test_every_size_is_tried_with_every_other_and_the_bound_once_per_number_of_ranks() -> None:
-    sweep = Sweep(SCENARIO, ("frequency", "naive"), ranks=(4, 2), ram_bytes=(0, GB), ssd_bytes=(0, 5 * GB))
+    sweep = Sweep(
+        SCENARIO, ("frequency", "naive"), ranks=(4, 2), memory_bytes=(0, GB), local_disk_bytes=(0, 5 * GB)
+    )
 
     points, tasks = sweep.points, sweep.tasks
 
@@ -131,7 +133,7 @@ def test_ranks_share_the_store_and_decode_each_for_itself() -> None:
 
 def test_a_disk_beside_memory_makes_no_run_longer() -> None:
     scenario = _slow_decoding()
-    disks = Sweep(scenario, ("frequency",), ssd_bytes=(0, 100_000), ssd_read_bytes_per_second=1e12)
+    disks = Sweep(scenario, ("frequency",), local_disk_bytes=(0, 100_000), local_disk_bytes_per_second=1e12)
     found = run_sweep(disks, in_turn, Kept())
     without, with_disk = (found[task].run_seconds for task in disks.tasks if task.policy != LOWER_BOUND)
 
@@ -141,7 +143,7 @@ def test_a_disk_beside_memory_makes_no_run_longer() -> None:
 
 
 def test_a_size_of_zero_leaves_the_tier_out() -> None:
-    sweep = Sweep(SCENARIO, ("frequency",), ram_bytes=(0, GB), ssd_bytes=(0, GB))
+    sweep = Sweep(SCENARIO, ("frequency",), memory_bytes=(0, GB), local_disk_bytes=(0, GB))
 
     names = [[tier.name for tier in sweep.scenario_at(point).machine.storage] for point in sweep.points]
 
@@ -171,13 +173,19 @@ def test_other_ranks_and_sizes_change_nothing_else() -> None:
 def test_a_disk_that_the_scenario_does_not_have_needs_to_be_told_how_fast_it_is() -> None:
     bare = replace(SCENARIO, machine=replace(SCENARIO.machine, storage=SCENARIO.machine.storage[:1]))
     with pytest.raises(
-        ConfigError, match=r"scenario1 has no storage class named ssd, nvme, disk.*--ssd-read"
+        ConfigError, match=r"scenario1 has no storage class named ssd, nvme, disk.*--local-disk-read"
     ):
-        Sweep(bare, ("frequency",), ssd_bytes=(0, GB))
-    with pytest.raises(ConfigError, match="--ssd-read is of nothing"):
-        Sweep(bare, ("frequency",), ssd_read_bytes_per_second=1e9)
+        Sweep(bare, ("frequency",), local_disk_bytes=(0, GB))
+    with pytest.raises(ConfigError, match="leave --local-disk-read out"):
+        Sweep(bare, ("frequency",), local_disk_bytes_per_second=1e9)
 
-    sweep = Sweep(bare, ("frequency",), ram_bytes=(2 * GB,), ssd_bytes=(GB,), ssd_read_bytes_per_second=500e6)
+    sweep = Sweep(
+        bare,
+        ("frequency",),
+        memory_bytes=(2 * GB,),
+        local_disk_bytes=(GB,),
+        local_disk_bytes_per_second=500e6,
+    )
     staging, ram, ssd = sweep.scenario_at(sweep.points[0]).machine.storage
 
     assert ram == replace(staging, name="ram", capacity_bytes=2 * GB)
@@ -185,14 +193,14 @@ def test_a_disk_that_the_scenario_does_not_have_needs_to_be_told_how_fast_it_is(
 
 
 def test_a_disk_may_be_another_one_than_the_scenarios() -> None:
-    sweep = Sweep(SCENARIO, ("frequency",), ssd_read_bytes_per_second=100e6)
+    sweep = Sweep(SCENARIO, ("frequency",), local_disk_bytes_per_second=100e6)
 
     assert sweep.scenario_at(sweep.points[0]).machine.storage[2].read == Curve.flat(100e6)
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
-    [({"ranks": (2, 2)}, "ranks tries 2 twice"), ({"ram_bytes": ()}, "ram_bytes has no value")],
+    [({"ranks": (2, 2)}, "ranks tries 2 twice"), ({"memory_bytes": ()}, "memory_bytes has no value")],
 )
 def test_a_sweep_that_tries_nothing_or_twice_is_refused(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
@@ -249,7 +257,7 @@ def test_another_version_of_the_model_does_not_add_its_figures() -> None:
 
 @pytest.mark.usefixtures("_any_policy")
 def test_finished_tasks_are_not_computed_again() -> None:
-    sweep, kept, model = Sweep(SCENARIO, ("one", "two"), ram_bytes=(GB, 2 * GB)), Kept(), Model()
+    sweep, kept, model = Sweep(SCENARIO, ("one", "two"), memory_bytes=(GB, 2 * GB)), Kept(), Model()
     told: list[int] = []
 
     first = run_sweep(sweep, in_turn, kept, evaluate=model, done=told.append)
@@ -265,10 +273,10 @@ def test_finished_tasks_are_not_computed_again() -> None:
 @pytest.mark.usefixtures("_any_policy")
 def test_a_wider_sweep_computes_only_what_is_new() -> None:
     kept, model = Kept(), Model()
-    run_sweep(Sweep(SCENARIO, ("one",), ram_bytes=(GB,)), in_turn, kept, evaluate=model)
+    run_sweep(Sweep(SCENARIO, ("one",), memory_bytes=(GB,)), in_turn, kept, evaluate=model)
     before = len(model.asked)
 
-    run_sweep(Sweep(SCENARIO, ("one",), ram_bytes=(GB, 2 * GB)), in_turn, kept, evaluate=model)
+    run_sweep(Sweep(SCENARIO, ("one",), memory_bytes=(GB, 2 * GB)), in_turn, kept, evaluate=model)
 
     assert len(model.asked) == before + 1
 
@@ -294,8 +302,8 @@ def test_an_interruption_keeps_what_was_finished_and_ends_the_runner() -> None:
 
 @pytest.mark.usefixtures("_any_policy")
 def test_whatever_changes_an_outcome_changes_its_key(tmp_path: Path) -> None:
-    def key(scenario: Scenario = SCENARIO, ssd_read: float | None = None, model: str = "this") -> str:
-        sweep = Sweep(scenario, ("one",), ssd_read_bytes_per_second=ssd_read)
+    def key(scenario: Scenario = SCENARIO, local_disk_read: float | None = None, model: str = "this") -> str:
+        sweep = Sweep(scenario, ("one",), local_disk_bytes_per_second=local_disk_read)
         return task_keys(sweep, model)[Task(sweep.points[0], "one")]
 
     def of_folder(*sizes: int) -> Scenario:
@@ -307,7 +315,7 @@ def test_whatever_changes_an_outcome_changes_its_key(tmp_path: Path) -> None:
         key(replace(SCENARIO, epochs=3)),
         key(replace(SCENARIO, drop_last=False)),
         key(replace(SCENARIO, machine=replace(SCENARIO.machine, preprocess_bytes_per_second=1e9))),
-        key(ssd_read=1e8),
+        key(local_disk_read=1e8),
         key(of_folder(1, 2)),
         key(of_folder(2, 1)),
         key(model="another"),

@@ -20,7 +20,7 @@ from penstock.measure.sweep_ranges import Prices
 from penstock.simulate.scenario import scenario_named
 
 GB = 10**9
-RAM_IS_DEAR = Prices(ram=3 / GB, ssd=0.1 / GB, staging=0.0)
+RAM_IS_DEAR = Prices(memory=3 / GB, local_disk=0.1 / GB, staging=0.0)
 
 
 def outcomes(
@@ -43,7 +43,7 @@ def outcomes(
 def gigabytes(answer: Answer, which: str) -> list[tuple[int, int]]:
     rows = getattr(answer, which)
     rows = rows if isinstance(rows, tuple) else (rows,) if rows is not None else ()
-    return [(row.point.ram_bytes // GB, row.point.ssd_bytes // GB) for row in rows]
+    return [(row.point.memory_bytes // GB, row.point.local_disk_bytes // GB) for row in rows]
 
 
 def test_the_cheapest_within_the_tolerance_wins_and_the_front_is_what_nothing_beats() -> None:
@@ -68,7 +68,7 @@ def test_the_cheapest_within_the_tolerance_wins_and_the_front_is_what_nothing_be
 
 def test_of_equally_cheap_ones_the_fastest_is_chosen() -> None:
     answer = judge(
-        outcomes({(4, 1, 0): 104.0, (4, 2, 0): 102.0, (4, 3, 0): 103.0}), within=0.05, prices=Prices(node=7.0)
+        outcomes({(4, 1, 0): 104.0, (4, 2, 0): 102.0, (4, 3, 0): 103.0}), within=0.05, prices=Prices(rank=7.0)
     )
 
     assert gigabytes(answer, "cheapest") == [(2, 0)]
@@ -130,7 +130,7 @@ def test_without_prices_what_cannot_be_reduced_is_listed() -> None:
 
 def test_each_number_of_ranks_has_its_own_bound() -> None:
     """202 s are 1 % over the bound of two ranks, 110 s are 10 % over that of four."""
-    answer = judge(outcomes({(2, 1, 0): 202.0, (4, 1, 0): 110.0}), within=0.05, prices=Prices(node=1.0))
+    answer = judge(outcomes({(2, 1, 0): 202.0, (4, 1, 0): 110.0}), within=0.05, prices=Prices(rank=1.0))
 
     assert answer.cheapest is not None
     assert answer.cheapest.point.ranks == 2
@@ -140,7 +140,7 @@ def test_each_number_of_ranks_has_its_own_bound() -> None:
 def test_a_deadline_rules_out_what_is_slow_however_close_to_its_bound() -> None:
     found = outcomes({(2, 1, 0): 202.0, (4, 1, 0): 104.0})
 
-    answer = judge(found, within=0.05, prices=Prices(node=1.0), deadline_seconds=150.0)
+    answer = judge(found, within=0.05, prices=Prices(rank=1.0), deadline_seconds=150.0)
 
     assert answer.cheapest is not None
     assert answer.cheapest.point.ranks == 4
@@ -151,7 +151,7 @@ def test_a_bound_that_is_not_known_decides_nothing() -> None:
     found = outcomes({(4, 1, 0): 104.0})
     found[Task(Point(4, GB, 0, 0), LOWER_BOUND)] = Outcome("failed", reason="killed")
 
-    answer = judge(found, within=0.05, prices=Prices(node=1.0))
+    answer = judge(found, within=0.05, prices=Prices(rank=1.0))
 
     assert answer.rows[0].over is None
     assert answer.cheapest is None
@@ -214,9 +214,9 @@ def test_the_best_that_the_loader_runs_stands_beside_the_best_of_all() -> None:
     values = answer_values(answer, sweep)
     assert values["cheapest"]["is_runnable"] is False
     assert values["cheapest"]["not_runnable_reason"] == "samples in memory only"
-    assert values["of_loader"]["cheapest"]["ram_bytes"] == 40 * GB
-    assert [row["is_runnable"] for row in values["rows"]] == [True, True, False, False]
-    assert values["rows"][3]["not_runnable_reason"] == "too small"
+    assert values["of_loader"]["cheapest"]["memory_bytes"] == 40 * GB
+    assert [row["is_runnable"] for row in values["results"]] == [True, True, False, False]
+    assert values["results"][3]["not_runnable_reason"] == "too small"
 
     memory = judge(outcomes({(1, 40, 0): 401.0}), within=0.05, prices=RAM_IS_DEAR)
     assert memory.of_loader is None
@@ -230,10 +230,10 @@ def test_the_json_says_all_and_is_json() -> None:
 
     assert values["lower_bounds"] == [{"ranks": 4, "run_seconds": 100.0}]
     assert values["deadline_seconds"] is None
-    assert values["cheapest"] == values["front"][0] == values["rows"][0]
-    assert values["rows"][0]["ram_bytes"] == 40 * GB
-    assert (values["rows"][1]["status"], values["rows"][1]["reason"]) == ("not supported", "too small")
-    assert values["rows"][1]["run_seconds"] is None
+    assert values["cheapest"] == values["front"][0] == values["results"][0]
+    assert values["results"][0]["memory_bytes"] == 40 * GB
+    assert (values["results"][1]["status"], values["results"][1]["reason"]) == ("not supported", "too small")
+    assert values["results"][1]["run_seconds"] is None
 
 
 def test_parquet_has_a_line_per_row_with_its_inputs_and_the_scenario() -> None:
@@ -244,7 +244,7 @@ def test_parquet_has_a_line_per_row_with_its_inputs_and_the_scenario() -> None:
 
     first, second = table.to_pylist()
     assert first["run_seconds"] == 103.0
-    assert (first["ram_bytes"], first["ssd_bytes"], first["seed"], first["batch_size"]) == (
+    assert (first["memory_bytes"], first["local_disk_bytes"], first["seed"], first["batch_size"]) == (
         40 * GB,
         0,
         7,

@@ -27,13 +27,13 @@ GB = 10**9
     ],
 )
 def test_lists_and_ranges_of_sizes(text: str, sizes: tuple[int, ...]) -> None:
-    assert parse_sizes(text, "--ram", may_be_zero=True) == sizes
+    assert parse_sizes(text, "--memory", may_be_zero=True) == sizes
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("10", r"--ram '10': '10' has no unit"),
+        ("10", r"--memory '10': '10' has no unit"),
         ("", r"a value is missing"),
         ("10GB,,20GB", r"a value is missing"),
         ("-1GB", r"'-1GB' cannot be"),
@@ -52,7 +52,7 @@ def test_lists_and_ranges_of_sizes(text: str, sizes: tuple[int, ...]) -> None:
 )
 def test_a_size_that_cannot_be_is_named_with_its_option(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        parse_sizes(text, "--ram", may_be_zero=True)
+        parse_sizes(text, "--memory", may_be_zero=True)
 
 
 def test_a_staging_buffer_of_nothing_is_refused() -> None:
@@ -71,7 +71,7 @@ def test_numbers_of_ranks() -> None:
 
 def test_prices_are_of_all_hosts_and_staging_is_memory() -> None:
     """Two hosts of 1000, with 10 + 2 GB of memory at 3 and 100 GB of disk at 0.1."""
-    prices = parse_prices(["ram=3/GB", "ssd=100/TB", "node=1000"])
+    prices = parse_prices(["memory=3/GB", "local-disk=100/TB", "rank=1000"])
 
     assert prices.of(Point(2, 2 * GB, 10 * GB, 100 * GB)) == pytest.approx(2 * (1000 + 3 * 12 + 0.1 * 100))
     assert parse_prices(["staging=1/GB"]).of(Point(3, 2 * GB, 10 * GB, 0)) == pytest.approx(6)
@@ -80,15 +80,15 @@ def test_prices_are_of_all_hosts_and_staging_is_memory() -> None:
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
-        (["ram"], "prices none of"),
-        (["rum=3/GB"], "prices none of node, ram, ssd, staging"),
-        (["ram=3"], "with what it is for"),
-        (["node=3/GB"], "of one host"),
-        (["ram=-3/GB"], "not a finite number"),
-        (["ram=nan/GB"], "not a finite number"),
-        (["node=inf"], "not a finite number"),
-        (["ram=3/Gb"], "may mean bits"),
-        (["ram=3/GB", "ram=4/GB"], "twice"),
+        (["memory"], "prices none of"),
+        (["rum=3/GB"], "prices none of rank, memory, local-disk, staging"),
+        (["memory=3"], "with what it is for"),
+        (["rank=3/GB"], "of one host"),
+        (["memory=-3/GB"], "not a finite number"),
+        (["memory=nan/GB"], "not a finite number"),
+        (["rank=inf"], "not a finite number"),
+        (["memory=3/Gb"], "may mean bits"),
+        (["memory=3/GB", "memory=4/GB"], "twice"),
     ],
 )
 def test_a_price_that_cannot_be_is_named(texts: list[str], said: str) -> None:
@@ -99,10 +99,10 @@ def test_a_price_that_cannot_be_is_named(texts: list[str], said: str) -> None:
 @given(st.text(alphabet="0123456789.,*+-eGBMiT naif", max_size=24))
 def test_any_text_is_either_a_list_of_sizes_or_an_error_of_ours(text: str) -> None:
     try:
-        sizes = parse_sizes(text, "--ram", may_be_zero=True)
+        sizes = parse_sizes(text, "--memory", may_be_zero=True)
     except ConfigError as error:
         told = str(error)
-        sizes = (0,) if told.startswith("--ram ") else ()
+        sizes = (0,) if told.startswith("--memory ") else ()
     assert sizes
     assert list(sizes) == sorted(set(sizes))
     assert min(sizes) >= 0

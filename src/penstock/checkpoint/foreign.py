@@ -275,7 +275,7 @@ def write_state(
         source = Readable(part_of(source.tree, part), source.read)
     suffix = path.suffix.lower()
     if suffix in (SAFETENSORS, *TORCH) and path.exists() and not replace:
-        raise ConfigError(f"{path} is there already: name another file, or have it replaced (--replace)")
+        raise ConfigError(f"{path} is there already: name another file, or have it replaced (--overwrite)")
     if suffix in TORCH:
         _write_torch(path, source)
         return [path]

@@ -46,7 +46,7 @@ def add_blocks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help=f"the recording ({_OUT}; none with --import)"
     )
-    parser.add_argument("--force", action="store_true", help="replace a recording that is there already")
+    parser.add_argument("--overwrite", action="store_true", help="replace a recording that is there already")
     parser.add_argument(
         "--by", choices=_MEANS, help="strace: each read and write (default); opens: a hook in Python"
     )
@@ -159,8 +159,8 @@ def _check(options: argparse.Namespace) -> None:
             check_folder(f"--{name}", path)
     check_plot(options)
     out = options.out or (None if options.logs else _OUT)
-    if out is not None and out.exists() and not options.force:
-        raise ConfigError(f"{out} is there already: name another with --out, or replace it with --force")
+    if out is not None and out.exists() and not options.overwrite:
+        raise ConfigError(f"{out} is there already: name another with --out, or replace it with --overwrite")
 
 
 def _show(options: argparse.Namespace, recording: Recording, recorded: Recorded | None) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from penstock.cli.compare import add_compare
 from penstock.cli.options import check_folder
 from penstock.cli.output import check_plot, needing, print_line
 from penstock.cli.paper import add_paper
@@ -94,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     compiling.set_defaults(run=_compile)
 
     add_plan(commands)
+    add_compare(commands)
     add_simulate(commands)
     add_snapshots(commands)
 

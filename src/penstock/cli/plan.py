@@ -1,4 +1,4 @@
-"""`penstock plan`: which machine to buy, and how well a prediction was met."""
+"""`penstock plan`: which machine to buy."""
 
 from __future__ import annotations
 
@@ -16,39 +16,33 @@ from penstock.report import print_report
 from penstock.units import format_count
 
 if TYPE_CHECKING:
-    from penstock.measure.against import EpochPair, RunComparison
     from penstock.measure.sweep import Outcome, Runner, Sweep, Task
     from penstock.measure.sweep_answer import Answer, Row
 
 #: Predicting for longer than this is announced.
 _LONG_SECONDS = 10.0
-#: Waiting of less than this share of the run gets no line of its own.
-_WORTH_A_LINE = 0.001
 _MOST_REASONS = 5
 #: Longer tables are printed only with --all.
 _MOST_ROWS = 30
-#: Stall of less than this share of the run, predicted and measured, is too little to judge a prediction by.
-_LEAST_STALL = 0.01
 
 
 def add_plan(commands: Any) -> None:
     """Add `penstock plan` to the parser's commands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "plan",
-        help="find the machine that a training needs, or lay a recorded run over its prediction",
-        description="Predict a training on many machines and name the cheapest that hardly waits; or, with --against, "
-        "lay a recorded run over its prediction.",
+        help="find the cheapest machine that a training needs",
+        description="Predict a training on many machines; find the cheapest whose run time is within --within of the "
+        "lower bound.",
         epilog="Sizes are lists and ranges: 10GB,20GB or 10GB..80GB*2 or 10GB..40GB+10GB; 0 leaves a tier out. "
-        "What is not given stays as the scenario has it.",
+        "What is not given stays as the scenario has it. "
+        "Example: penstock plan scenario1 --ranks 1 --memory 0,100MB --local-disk 0 --price memory=3/GB --within 6%%",
     )
-    parser.add_argument(
-        "scenario", nargs="?", metavar="SCENARIO", help="a built-in name or a file, NAME.toml"
-    )
+    parser.add_argument("scenario", metavar="SCENARIO", help="a built-in name or a file, NAME.toml")
     sweep = parser.add_argument_group("what to vary")
-    sweep.add_argument("--ram", metavar="SIZES", help="memory per rank that keeps samples")
-    sweep.add_argument("--ssd", metavar="SIZES", help="local disk per rank that keeps samples")
+    sweep.add_argument("--memory", metavar="SIZES", help="memory per rank that keeps samples")
+    sweep.add_argument("--local-disk", metavar="SIZES", help="local disk per rank that keeps samples")
     sweep.add_argument(
-        "--ssd-read", metavar="RATE", help="how fast that disk reads, if not as the scenario says"
+        "--local-disk-read", metavar="RATE", help="how fast that disk reads, if not as the scenario says"
     )
     sweep.add_argument("--staging", metavar="SIZES", help="staging buffer per rank")
     sweep.add_argument("--ranks", metavar="NUMBERS", help="numbers of ranks")
@@ -64,7 +58,7 @@ def add_plan(commands: Any) -> None:
         "--price",
         action="append",
         metavar="WHAT=PRICE",
-        help="ram=3/GB, ssd=0.1/GB, staging=3/GB or node=5000, in any currency; once for each",
+        help="memory=3/GB, local-disk=0.1/GB, staging=3/GB or rank=5000 (of its host), in any currency; once for each",
     )
     choice.add_argument(
         "--within", default="5%", metavar="SHARE", help="of the lower bound, at most (%(default)s)"
@@ -88,50 +82,11 @@ def add_plan(commands: Any) -> None:
         default=Path("plan-out"),
         help="what was computed is kept there (%(default)s)",
     )
-    against = parser.add_argument_group("instead of all this")
-    against.add_argument(
-        "--against",
-        type=Path,
-        metavar="RUN",
-        help="a trace that a loader recorded, to be predicted afterwards",
-    )
-    against.add_argument("--machine", type=Path, metavar="FILE", help="predict it on this machine")
-    against.add_argument("--step", metavar="TIME", help="predict it with steps of this time, as in 100ms")
     add_output_options(parser)
     parser.set_defaults(run=_plan)
 
 
-_OF_SCENARIO = ("samples", "batch_size", "epochs", "seed")
-_OF_SWEEPS = (
-    *("ram", "ssd", "ssd_read", "staging", "ranks", "policies", "price", "deadline", "jobs", "ray", "all"),
-    *_OF_SCENARIO,
-)
-_OF_RUNS = ("machine", "step")
-
-
 def _plan(options: argparse.Namespace) -> None:
-    if (options.scenario is None) == (options.against is None):
-        raise ConfigError(
-            "penstock plan takes either a scenario to vary or --against and a recorded run: give one of the two"
-        )
-    foreign = _OF_RUNS if options.against is None else _OF_SWEEPS
-    for name in foreign:
-        if getattr(options, name) is not None:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} means nothing "
-                + ("without --against" if options.against is None else "for a recorded run (--against)")
-                + ": leave it out"
-            )
-    if options.against is None:
-        _plan_sweep(options)
-    else:
-        _plan_against(options)
-
-
-# Sweeps
-
-
-def _plan_sweep(options: argparse.Namespace) -> None:
     from penstock.files import write_whole
     from penstock.measure.plot_sweep import check_panels, draw_sweep
     from penstock.measure.sweep_answer import answer_values, judge, parquet_of, price_decimals
@@ -188,7 +143,11 @@ def _sweep_of(options: argparse.Namespace) -> Sweep:
 
     def sizes(option: str, may_be_zero: bool) -> tuple[int, ...] | None:
         text = getattr(options, option)
-        return None if text is None else parse_sizes(text, f"--{option}", may_be_zero=may_be_zero)
+        return (
+            None
+            if text is None
+            else parse_sizes(text, f"--{option.replace('_', '-')}", may_be_zero=may_be_zero)
+        )
 
     # Here --ranks is a range of its own.
     scenario = scenario_from(argparse.Namespace(**{**vars(options), "ranks": None}))
@@ -212,11 +171,11 @@ def _sweep_of(options: argparse.Namespace) -> Sweep:
         policies,
         ranks=None if options.ranks is None else parse_counts(options.ranks, "--ranks"),
         staging_bytes=sizes("staging", may_be_zero=False),
-        ram_bytes=sizes("ram", may_be_zero=True),
-        ssd_bytes=sizes("ssd", may_be_zero=True),
-        ssd_read_bytes_per_second=None
-        if options.ssd_read is None
-        else parsed_amount("--ssd-read", parse_rate, options.ssd_read),
+        memory_bytes=sizes("memory", may_be_zero=True),
+        local_disk_bytes=sizes("local_disk", may_be_zero=True),
+        local_disk_bytes_per_second=None
+        if options.local_disk_read is None
+        else parsed_amount("--local-disk-read", parse_rate, options.local_disk_read),
     )
 
 
@@ -293,7 +252,7 @@ def _assumed(sweep: Sweep) -> list[str]:
 
 def _tables(answer: Answer, sweep: Sweep, decimals: int) -> list[Table]:
     priced = any(row.price is not None for row in answer.rows)
-    columns = ["ranks", "staging", "RAM", "SSD", "policy", "runs today"]
+    columns = ["ranks", "staging", "memory", "local disk", "policy", "runs today"]
     columns += ["run (s)", "over bound", "stall (s)", "from store"]
     rows = [_cells(row, answer, priced, decimals) for row in answer.rows]
     tables = [Table(f"{sweep.scenario.name}", [*columns, *(["price"] if priced else []), ""], rows)]
@@ -314,8 +273,8 @@ def _cells(row: Row, answer: Answer, priced: bool, decimals: int) -> list[str]:
     return [
         str(row.point.ranks),
         _size(row.point.staging_bytes),
-        _size(row.point.ram_bytes),
-        _size(row.point.ssd_bytes),
+        _size(row.point.memory_bytes),
+        _size(row.point.local_disk_bytes),
         row.policy,
         "yes" if row.not_runnable_reason is None else "no",
         missing if outcome.run_seconds is None else f"{outcome.run_seconds:,.2f}",
@@ -404,8 +363,8 @@ def _described(row: Row, decimals: int) -> str:
     parts = [
         format_count(point.ranks, "rank"),
         f"staging {_size(point.staging_bytes)}",
-        f"RAM {_size(point.ram_bytes)}",
-        f"SSD {_size(point.ssd_bytes)}",
+        f"memory {_size(point.memory_bytes)}",
+        f"local disk {_size(point.local_disk_bytes)}",
         row.policy,
     ]
     told = f"{', '.join(parts)}: {row.outcome.run_seconds or 0.0:,.2f} s"
@@ -424,112 +383,3 @@ def _failures(answer: Answer) -> list[str]:
     if len(reasons) > _MOST_REASONS:
         notes.append(f"{len(reasons) - _MOST_REASONS} more reasons are in the files.")
     return notes
-
-
-# Predicted and measured
-
-
-def _plan_against(options: argparse.Namespace) -> None:
-    from penstock.measure.against import compare
-    from penstock.measure.plot_against import draw_against
-    from penstock.units import parse_seconds
-
-    step_seconds = None if options.step is None else parsed_amount("--step", parse_seconds, options.step)
-    comparison = compare(options.against, machine=options.machine, step_seconds=step_seconds)
-    notes = [*_against_notes(comparison), *comparison.notes]
-    show(
-        options,
-        _against_values(comparison),
-        [_against_table(comparison)],
-        notes,
-        lambda: draw_against(comparison),
-    )
-
-
-def _against_values(comparison: RunComparison) -> dict[str, Any]:
-    predicted_run, measured_run = comparison.run_seconds
-    predicted, measured = comparison.stall_seconds
-
-    def pair(predicted: float, measured: float) -> dict[str, Any]:
-        return {
-            "predicted_seconds": predicted,
-            "measured_seconds": measured,
-            "difference_of_run": _share(predicted - measured, measured_run),
-        }
-
-    def epoch(each: EpochPair) -> dict[str, Any]:
-        return {
-            "epoch": each.epoch,
-            "steps": each.measured.steps,
-            "stall": pair(each.predicted.stall_seconds, each.measured.stall_seconds),
-            "stall_by_cause": {
-                cause: pair(each.predicted.stall_by_cause[cause], each.measured.stall_by_cause[cause])
-                for cause in each.measured.stall_by_cause
-            },
-            "own": pair(each.predicted.own_seconds, each.measured.own_seconds),
-        }
-
-    return {
-        "run": pair(predicted_run, measured_run),
-        "stall": {
-            **pair(predicted, measured),
-            "difference_of_stall": _share(predicted - measured, measured),
-        },
-        "stall_by_cause": {cause: pair(*seconds) for cause, seconds in comparison.causes.items()},
-        "epochs": [epoch(each) for each in comparison.epochs],
-        "notes": list(comparison.notes),
-    }
-
-
-def _against_table(comparison: RunComparison) -> Table:
-    run_seconds = comparison.run_seconds[1]
-
-    def line(name: str, predicted: float, measured: float) -> list[str]:
-        share = _share(predicted - measured, run_seconds)
-        return [
-            name,
-            f"{predicted:.3f}",
-            f"{measured:.3f}",
-            f"{predicted - measured:+.3f}",
-            "" if share is None else f"{100 * share:+.2f} %",
-        ]
-
-    def block(
-        name: str, pair: tuple[float, float], causes: dict[Any, tuple[float, float]]
-    ) -> list[list[str]]:
-        told = [
-            line(f"  {cause}", *seconds)
-            for cause, seconds in causes.items()
-            if max(seconds) >= _WORTH_A_LINE * run_seconds
-        ]
-        return [line(name, *pair), *told]
-
-    rows = []
-    for each in comparison.epochs:
-        one, other = each.predicted, each.measured
-        causes = {
-            cause: (one.stall_by_cause[cause], other.stall_by_cause[cause]) for cause in other.stall_by_cause
-        }
-        rows += block(f"epoch {each.epoch}", (one.stall_seconds, other.stall_seconds), causes)
-    rows += block("all epochs", comparison.stall_seconds, dict(comparison.causes))
-    columns = ["stall, seconds", "predicted", "measured", "difference", "of the run"]
-    return Table("Predicted against measured", columns, rows)
-
-
-def _against_notes(comparison: RunComparison) -> list[str]:
-    predicted, measured = comparison.stall_seconds
-    predicted_run, measured_run = comparison.run_seconds
-    of_run, of_stall = _share(predicted - measured, measured_run), _share(predicted - measured, measured)
-    told = f"Stall: predicted {predicted:.2f} s, measured {measured:.2f} s"
-    if max(predicted, measured) < _LEAST_STALL * measured_run:
-        told += f"; too little to judge, below {100 * _LEAST_STALL:g} % of the run"
-    elif measured < _LEAST_STALL * measured_run:
-        # A share of next to nothing would say nothing; that far more was predicted does.
-        told += f"; off by {100 * (of_run or 0.0):+.2f} % of the run"
-    elif of_run is not None and of_stall is not None:
-        told += f"; off by {100 * of_stall:+.1f} % of the stall, {100 * of_run:+.2f} % of the run"
-    return [f"{told}.", f"Run: predicted {predicted_run:.2f} s, measured {measured_run:.2f} s."]
-
-
-def _share(part: float, whole: float) -> float | None:
-    return part / whole if whole else None

@@ -50,12 +50,12 @@ def add(commands: Any) -> None:
     save.add_argument("--fast", type=Path, metavar="DIR", help="the store's fast tier, if it has one")
     save.add_argument("--part", metavar="NAME", help="of the state, such as model (all of it)")
     save.add_argument("--shard", metavar="SIZE", help="of the tensors in each file of a folder (5 GB)")
-    save.add_argument("--replace", action="store_true", help="write a file anew that is there already")
+    save.add_argument("--overwrite", action="store_true", help="write a file anew that is there already")
 
     told = "write checksums beside a checkpoint that is known to be good"
     seal = _command(commands, "seal", told, _seal, None)
     seal.add_argument("path", type=Path, metavar="PATH", help="a file, or a folder as DCP writes it")
-    seal.add_argument("--replace", action="store_true", help="seal anew what was sealed before")
+    seal.add_argument("--overwrite", action="store_true", help="seal anew what was sealed before")
 
     told = "compare a sealed checkpoint with its checksums; exit status 1 if anything differs"
     check = _command(commands, "check", told, _check, _JSON)
@@ -142,7 +142,7 @@ def _export(options: argparse.Namespace) -> None:
     shard = None if options.shard is None else int(parsed_amount("--shard", parse_bytes, options.shard))
     with open_readable(tiers, options.step, report=tell) as (step, state):
         files = write_state(
-            options.file, state, part=options.part, shard_bytes=shard, replace=options.replace
+            options.file, state, part=options.part, shard_bytes=shard, replace=options.overwrite
         )
     total = sum(file.stat().st_size for file in files)
     print_line(f"step {step} is in {options.file}: {format_count(len(files), 'file')}, {format_bytes(total)}")
@@ -151,7 +151,7 @@ def _export(options: argparse.Namespace) -> None:
 def _seal(options: argparse.Namespace) -> None:
     from penstock.checkpoint.seal import seal
 
-    sealed = seal(options.path, replace=options.replace)
+    sealed = seal(options.path, replace=options.overwrite)
     told = f"{format_count(len(sealed.files), 'file')}, {format_bytes(sealed.nbytes)}"
     print_line(f"{options.path} is sealed by {sealed.path.name}: {told}")
 

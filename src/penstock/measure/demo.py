@@ -338,7 +338,7 @@ def run_demo(data: Path | None, out: Path, epochs: int, console: Console) -> lis
     console.print(f"Both loaders gave the same {len(our_training.batches):,} batches in the same order.")
     console.print(f"The picture: {out / 'demo.png'}", soft_wrap=True)
     console.print(
-        f"What was predicted and missed, epoch by epoch: penstock plan --against {out / 'penstock.trace'}",
+        f"What was predicted and missed, epoch by epoch: penstock compare {out / 'penstock.trace'}",
         soft_wrap=True,
     )
     return runs

@@ -38,7 +38,7 @@ def check_panels(path: Path, sweep: Sweep) -> None:
     points = sweep.points
     rows = len({point.ranks for point in points}) * len(sweep.policies)
     columns = len({point.staging_bytes for point in points})
-    cells = len({point.ram_bytes for point in points}) * len({point.ssd_bytes for point in points})
+    cells = len({point.memory_bytes for point in points}) * len({point.local_disk_bytes for point in points})
     if rows * columns > _MOST_PANELS or cells > _MOST_CELLS:
         raise ConfigError(
             f"--plot would draw {rows * columns} panels of {cells} cells; {_MOST_PANELS} panels of {_MOST_CELLS} "
@@ -58,8 +58,8 @@ def draw_sweep(answer: Answer) -> Figure:
 
     groups = sorted({(row.point.ranks, row.policy) for row in answer.rows})
     staging = sorted({row.point.staging_bytes for row in answer.rows})
-    ram = sorted({row.point.ram_bytes for row in answer.rows})
-    ssd = sorted({row.point.ssd_bytes for row in answer.rows})
+    ram = sorted({row.point.memory_bytes for row in answer.rows})
+    ssd = sorted({row.point.local_disk_bytes for row in answer.rows})
     priced = any(row.price is not None for row in answer.rows)
     decimals = price_decimals(answer.rows, 0)
     panel = (max(1.6, 0.86 * len(ram)), max(1.0, (0.62 if priced else 0.5) * len(ssd)))
@@ -127,7 +127,7 @@ def _draw_panel(
     sufficient = set(answer.sufficient)
     axes.set_facecolor(Colour.PALE)
     for row in rows:
-        place = ram.index(row.point.ram_bytes), ssd.index(row.point.ssd_bytes)
+        place = ram.index(row.point.memory_bytes), ssd.index(row.point.local_disk_bytes)
         run = row.outcome.run_seconds
         if run is not None:
             seconds[place[1], place[0]] = run

@@ -28,7 +28,7 @@ from penstock.simulate.scheduled import simulate_loading
 #: The policy that no other one beats; every sweep runs it once for each number of ranks.
 LOWER_BOUND = "lower-bound"
 #: What names a storage class as the memory or the disk of the options; the first match counts.
-RAM_NAMES = ("ram", "memory")
+MEMORY_NAMES = ("ram", "memory")
 #: Results are kept in 64 bits, sums of two sizes too.
 MOST_BYTES = 2**62
 #: The parts of the package that decide a prediction, and so the key under which it is kept.
@@ -39,17 +39,17 @@ _MODEL = ("errors.py", "units.py", "kernel.py", "trace", "plan", "machine", "pol
 class Point:
     """One machine of a sweep.
 
-    ranks: N. staging_bytes: of the staging buffer, at least 1. ram_bytes, ssd_bytes: of the tiers, per rank; 0 means
-    that the tier is left out. Each is at most MOST_BYTES.
+    ranks: N. staging_bytes: of the staging buffer, at least 1. memory_bytes, local_disk_bytes: of tiers, per rank; 0
+    leaves the tier out. Each is at most MOST_BYTES.
     """
 
     ranks: int
     staging_bytes: int
-    ram_bytes: int
-    ssd_bytes: int
+    memory_bytes: int
+    local_disk_bytes: int
 
     def __post_init__(self) -> None:
-        for name, least in (("ranks", 1), ("staging_bytes", 1), ("ram_bytes", 0), ("ssd_bytes", 0)):
+        for name, least in (("ranks", 1), ("staging_bytes", 1), ("memory_bytes", 0), ("local_disk_bytes", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name} is {value!r}; it is a whole number of at least {least}")
@@ -103,9 +103,9 @@ class Sweep:
     """A scenario, and what is varied.
 
     scenario: all that is not varied; its storage classes named ram (or memory) and ssd (or nvme, disk) are the tiers.
-    ranks, staging_bytes, ram_bytes, ssd_bytes: the values to try, each with each; None leaves the scenario's own.
+    ranks, staging_bytes, memory_bytes, local_disk_bytes: the values to try, each with each; None keeps the scenario's.
     policies: by name.
-    ssd_read_bytes_per_second: of the ssd, all its readers together, however many; instead of the scenario's curve, or
+    local_disk_bytes_per_second: of the ssd, all its readers together, however many; instead of the scenario's curve, or
         where that has none.
     Raises: ConfigError naming what is missing or tried twice.
     """
@@ -114,12 +114,12 @@ class Sweep:
     policies: tuple[str, ...]
     ranks: tuple[int, ...] | None = None
     staging_bytes: tuple[int, ...] | None = None
-    ram_bytes: tuple[int, ...] | None = None
-    ssd_bytes: tuple[int, ...] | None = None
-    ssd_read_bytes_per_second: float | None = None
+    memory_bytes: tuple[int, ...] | None = None
+    local_disk_bytes: tuple[int, ...] | None = None
+    local_disk_bytes_per_second: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("policies", "ranks", "staging_bytes", "ram_bytes", "ssd_bytes"):
+        for name in ("policies", "ranks", "staging_bytes", "memory_bytes", "local_disk_bytes"):
             values = getattr(self, name)
             if values is None:
                 continue
@@ -128,22 +128,22 @@ class Sweep:
             for index, value in enumerate(values):
                 if value in values[:index]:
                     raise ConfigError(f"{name} tries {value!r} twice: leave one out")
-        if self.ssd_read_bytes_per_second is not None:
-            Curve.flat(self.ssd_read_bytes_per_second)  # checks it
+        if self.local_disk_bytes_per_second is not None:
+            Curve.flat(self.local_disk_bytes_per_second)  # checks it
         if (
-            self.ssd_bytes
-            and any(self.ssd_bytes)
-            and self._ssd is None
-            and self.ssd_read_bytes_per_second is None
+            self.local_disk_bytes
+            and any(self.local_disk_bytes)
+            and self._disk is None
+            and self.local_disk_bytes_per_second is None
         ):
             raise ConfigError(
                 f"scenario {self.scenario.name} has no storage class named {', '.join(DISK_NAMES)}, so how fast the "
-                "disk reads is not known: give it with --ssd-read, as in --ssd-read '500 MB/s'"
+                "disk reads is not known: give it with --local-disk-read, as in --local-disk-read '500 MB/s'"
             )
-        if self.ssd_read_bytes_per_second is not None and self._ssd is None and not self.ssd_bytes:
+        if self.local_disk_bytes_per_second is not None and self._disk is None and not self.local_disk_bytes:
             raise ConfigError(
-                f"scenario {self.scenario.name} has no storage class named {', '.join(DISK_NAMES)}, so --ssd-read is "
-                "of nothing: give its sizes with --ssd"
+                f"scenario {self.scenario.name} has no storage class named {', '.join(DISK_NAMES)}: give sizes with "
+                "--local-disk, or leave --local-disk-read out"
             )
 
     @property
@@ -153,8 +153,8 @@ class Sweep:
         own = {
             "ranks": machine.ranks,
             "staging_bytes": machine.storage[0].capacity_bytes,
-            "ram_bytes": 0 if self._ram is None else self._ram.capacity_bytes,
-            "ssd_bytes": 0 if self._ssd is None else self._ssd.capacity_bytes,
+            "memory_bytes": 0 if self._memory is None else self._memory.capacity_bytes,
+            "local_disk_bytes": 0 if self._disk is None else self._disk.capacity_bytes,
         }
         varied = [sorted(getattr(self, name) or (own[name],)) for name in own]
         return [Point(*values) for values in itertools.product(*varied)]
@@ -188,29 +188,29 @@ class Sweep:
         machine = self.scenario.machine
         staging = machine.storage[0]
         tiers = []
-        if point.ram_bytes:
+        if point.memory_bytes:
             # Memory is memory: where the scenario has no such tier, it reads as the staging buffer does.
-            ram = self._ram or replace(staging, name="ram")
-            tiers.append(replace(ram, capacity_bytes=point.ram_bytes))
-        if point.ssd_bytes:
-            ssd = self._ssd
+            ram = self._memory or replace(staging, name="ram")
+            tiers.append(replace(ram, capacity_bytes=point.memory_bytes))
+        if point.local_disk_bytes:
+            ssd = self._disk
             if ssd is None:
-                assert self.ssd_read_bytes_per_second is not None, "checked when the sweep was made"
-                read = Curve.flat(self.ssd_read_bytes_per_second)
-                ssd = StorageClass("ssd", point.ssd_bytes, staging.threads, read)
-            elif self.ssd_read_bytes_per_second is not None:
-                ssd = replace(ssd, read=Curve.flat(self.ssd_read_bytes_per_second), write=None)
-            tiers.append(replace(ssd, capacity_bytes=point.ssd_bytes))
-        others = [tier for tier in machine.storage[1:] if tier not in (self._ram, self._ssd)]
+                assert self.local_disk_bytes_per_second is not None, "checked when the sweep was made"
+                read = Curve.flat(self.local_disk_bytes_per_second)
+                ssd = StorageClass("ssd", point.local_disk_bytes, staging.threads, read)
+            elif self.local_disk_bytes_per_second is not None:
+                ssd = replace(ssd, read=Curve.flat(self.local_disk_bytes_per_second), write=None)
+            tiers.append(replace(ssd, capacity_bytes=point.local_disk_bytes))
+        others = [tier for tier in machine.storage[1:] if tier not in (self._memory, self._disk)]
         storage = (replace(staging, capacity_bytes=point.staging_bytes), *tiers, *others)
         return replace(machine, storage=storage, ranks=point.ranks)
 
     @property
-    def _ram(self) -> StorageClass | None:
-        return _named(self.scenario.machine, RAM_NAMES)
+    def _memory(self) -> StorageClass | None:
+        return _named(self.scenario.machine, MEMORY_NAMES)
 
     @property
-    def _ssd(self) -> StorageClass | None:
+    def _disk(self) -> StorageClass | None:
         return _named(self.scenario.machine, DISK_NAMES)
 
 
@@ -328,7 +328,7 @@ def task_keys(sweep: Sweep, model: str) -> dict[Task, str]:
         "model": model,
         "scenario": sweep.scenario.to_toml(),
         "sizes": None if sizes is None else hashlib.sha256(sizes.tobytes()).hexdigest(),
-        "ssd_read_bytes_per_second": sweep.ssd_read_bytes_per_second,
+        "local_disk_bytes_per_second": sweep.local_disk_bytes_per_second,
     }
     base = hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()
     tasks = sweep.tasks

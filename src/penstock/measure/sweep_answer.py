@@ -152,7 +152,7 @@ def _price_then_seconds(row: Row) -> tuple[float, float]:
 def _is_least(row: Row, sufficient: tuple[Row, ...]) -> bool:
     def needs(row: Row) -> tuple[int, ...]:
         point = row.point
-        return point.ranks, point.staging_bytes, point.ram_bytes, point.ssd_bytes
+        return point.ranks, point.staging_bytes, point.memory_bytes, point.local_disk_bytes
 
     own = needs(row)
     for other in sufficient:
@@ -195,15 +195,15 @@ def _values(row: Row, is_sufficient: bool, is_on_front: bool) -> dict[str, Any]:
     return {
         "ranks": row.point.ranks,
         "staging_bytes": row.point.staging_bytes,
-        "ram_bytes": row.point.ram_bytes,
-        "ssd_bytes": row.point.ssd_bytes,
+        "memory_bytes": row.point.memory_bytes,
+        "local_disk_bytes": row.point.local_disk_bytes,
         "policy": row.policy,
         "is_runnable": row.not_runnable_reason is None,
         "not_runnable_reason": row.not_runnable_reason,
         "status": outcome.status,
         "run_seconds": outcome.run_seconds,
         "lower_bound_seconds": row.lower_bound_seconds,
-        "over_lower_bound": row.over,
+        "slowdown": row.over,
         "is_sufficient": is_sufficient,
         "price": row.price,
         "is_on_front": is_on_front,
@@ -234,7 +234,7 @@ def answer_values(answer: Answer, sweep: Sweep) -> dict[str, Any]:
         **_chosen(answer, of_row),
         "front": [of_row[row] for row in answer.front],
         "of_loader": None if answer.of_loader is None else _chosen(answer.of_loader, of_row),
-        "rows": rows,
+        "results": rows,
     }
 
 
@@ -251,15 +251,15 @@ def _chosen(answer: Answer, of_row: Mapping[Row, dict[str, Any]]) -> dict[str, A
 _TYPES = {
     "ranks": "int64",
     "staging_bytes": "int64",
-    "ram_bytes": "int64",
-    "ssd_bytes": "int64",
+    "memory_bytes": "int64",
+    "local_disk_bytes": "int64",
     "policy": "string",
     "is_runnable": "bool",
     "not_runnable_reason": "string",
     "status": "string",
     "run_seconds": "float64",
     "lower_bound_seconds": "float64",
-    "over_lower_bound": "float64",
+    "slowdown": "float64",
     "is_sufficient": "bool",
     "price": "float64",
     "is_on_front": "bool",

@@ -57,51 +57,51 @@ def parse_counts(text: str, option: str) -> tuple[int, ...]:
 class Prices:
     """What a machine costs, in any currency.
 
-    node: of each rank's host. ram, ssd: of a byte of it in each host; the staging buffer is memory too.
+    rank: of each rank's host. memory, local_disk: of a byte of it in each host; the staging buffer is memory too.
     staging: of a byte of it, where it costs something else than other memory.
     """
 
-    node: float = 0.0
-    ram: float = 0.0
-    ssd: float = 0.0
+    rank: float = 0.0
+    memory: float = 0.0
+    local_disk: float = 0.0
     staging: float | None = None
 
     def of(self, point: Point) -> float:
         """Return the price of all hosts of a point together."""
-        staging = self.ram if self.staging is None else self.staging
+        staging = self.memory if self.staging is None else self.staging
         one = (
-            self.node
+            self.rank
             + staging * point.staging_bytes
-            + self.ram * point.ram_bytes
-            + self.ssd * point.ssd_bytes
+            + self.memory * point.memory_bytes
+            + self.local_disk * point.local_disk_bytes
         )
         return point.ranks * one
 
 
 def parse_prices(texts: Iterable[str]) -> Prices:
-    """Return the prices that texts such as "ram=3/GB", "ssd=100/TB" and "node=5000" name.
+    """Return the prices that texts such as "memory=3/GB", "local-disk=100/TB" and "rank=5000" name.
 
     Raises: ConfigError naming the text, for an unknown or repeated thing, or a price that is none.
     """
-    known = [field.name for field in fields(Prices)]
+    known = [field.name.replace("_", "-") for field in fields(Prices)]
     prices: dict[str, float] = {}
     for text in texts:
         thing, is_given, price = (part.strip() for part in text.partition("="))
         if thing not in known or not is_given:
             raise ConfigError(
-                f"--price {text!r} prices none of {', '.join(known)}: write for example ram=3/GB, ssd=100/TB "
-                "or node=5000"
+                f"--price {text!r} prices none of {', '.join(known)}: write for example memory=3/GB, local-disk=100/TB "
+                "or rank=5000"
             )
         if thing in prices:
             raise ConfigError(f"--price gives {thing} twice: leave one out")
         prices[thing] = _parse_price(text, thing, price)
-    return Prices(**prices)
+    return Prices(**{thing.replace("-", "_"): price for thing, price in prices.items()})
 
 
 def _parse_price(text: str, thing: str, price: str) -> float:
     amount, is_per, unit = (part.strip() for part in price.partition("/"))
-    if (thing == "node") == bool(is_per):
-        example = "node=5000, of one host" if thing == "node" else f"{thing}=3/GB, with what it is for"
+    if (thing == "rank") == bool(is_per):
+        example = "rank=5000, of one host" if thing == "rank" else f"{thing}=3/GB, with what it is for"
         raise ConfigError(f"--price {text!r}: write {example}")
     try:
         value = float(amount)

@@ -132,10 +132,11 @@ def _copy_leaves(leaves: Sequence[Any], place: NDArray[Any]) -> bool:
     out = torch.from_numpy(place)
     if set(map(_DTYPE, leaves)) != {out.dtype} or leaves[0].shape != out.shape[1:]:
         return False
+    # Leaves of several shapes, on a device or with a gradient: one by one, each may say what is wrong.
     try:
         torch.stack(tuple(leaves), out=out)
     except (RuntimeError, TypeError, NotImplementedError):
-        return False  # of several shapes, on a device, with a gradient: one by one, each may say what is wrong
+        return False
     return True
 
 

@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 from penstock.loader import Loader
 from penstock.loader.transforms import Resize, ToTensor
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
-from penstock.measure.against import compare, lay_over
+from penstock.measure.compare import compare, lay_over
 from penstock.measure.slow_source import SlowSource
 from penstock.plan import Explicit, Order
 from penstock.store import ImageFolder

@@ -7,8 +7,8 @@ import pytest
 from matplotlib.container import BarContainer
 from tests.spans import a_run
 
-from penstock.measure.against import RunComparison
-from penstock.measure.plot_against import draw_against
+from penstock.measure.compare import RunComparison
+from penstock.measure.plot_compare import draw_comparison
 
 pytestmark = pytest.mark.usefixtures("fonts")
 
@@ -19,7 +19,7 @@ def comparison() -> RunComparison:
 
 
 def test_bars_stand_side_by_side_and_lines_grow_to_the_totals(comparison: RunComparison) -> None:
-    epochs, steps = draw_against(comparison).axes
+    epochs, steps = draw_comparison(comparison).axes
 
     bars = [
         [(round(bar.get_x() + bar.get_width() / 2), bar.get_height()) for bar in container]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.measure.against import RunComparison
+from penstock.measure.compare import RunComparison
 from penstock.measure.picture import Colour, new_figure, style_axes
 from penstock.measure.plot import COLOUR_OF
 from penstock.trace import NO_STEP, Kind, Trace
@@ -24,7 +24,7 @@ _WIDTH = 0.38
 _MOST_TICKS = 16
 
 
-def draw_against(comparison: RunComparison) -> Figure:
+def draw_comparison(comparison: RunComparison) -> Figure:
     """Return stall per epoch by cause, predicted next to measured, and how it grew step by step."""
     figure = new_figure(max(6.4, min(12.0, 3.0 + 0.5 * len(comparison.epochs))), 6.0)
     epochs, steps = figure.subplots(2, 1, height_ratios=[1.6, 1.0])
