@@ -183,18 +183,17 @@ def rest_of(loader: Loader) -> list[list[Any]]:
     return rest
 
 
-@pytest.mark.parametrize("front", [Loader, penstock.torch.Loader])
 @pytest.mark.parametrize(
-    "options",
+    ("front", "options"),
     [
-        {},
-        {"shuffle": False, "drop_last": True, "policy": "staging", "readers": 1, "decoders": 1},
-        {"shuffle": BundleShuffle(COUNT, 1, 0.3), "seed": 5, "memory": "96 KiB"},
-        {"rank": 1, "world_size": 2, "split": "strided"},
-        {"rank": 2, "world_size": 3, "batch_size": 7, "split": "balanced", "drop_last": True},
-        {"shuffle": Explicit([range(9), [1, 2], range(22, 3, -1)], COUNT), "drop_last": True},
+        (penstock.torch.Loader, {}),
+        (Loader, {"shuffle": False, "drop_last": True, "policy": "staging", "readers": 1, "decoders": 1}),
+        (Loader, {"shuffle": BundleShuffle(COUNT, 1, 0.3), "seed": 5, "memory": "96 KiB"}),
+        (Loader, {"rank": 1, "world_size": 2, "split": "strided"}),
+        (Loader, {"rank": 2, "world_size": 3, "batch_size": 7, "split": "balanced", "drop_last": True}),
+        (Loader, {"shuffle": Explicit([range(9), [1, 2], range(22, 3, -1)], COUNT), "drop_last": True}),
     ],
-    ids=["full", "in order, dropped", "bundles", "strided", "three ranks", "an empty epoch"],
+    ids=["full, torch", "in order, dropped", "bundles", "strided", "three ranks", "an empty epoch"],
 )
 def test_a_loader_that_starts_within_the_run_gives_the_rest_of_one_that_began_with_it(
     folder: Path, front: Any, options: dict[str, Any]
