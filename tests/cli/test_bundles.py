@@ -38,7 +38,7 @@ def test_the_recommendation_is_that_of_the_library(as_json: Any) -> None:
     assert data["recommended"]["hit_ratio"] == found.chosen.hit_ratio
     assert data["recommended"]["counted_hit_ratio"] == pytest.approx(found.chosen.hit_ratio, abs=0.003)
     assert data["bound_hit_ratio"] == pytest.approx(0.27)
-    assert [each["bundle_samples"] for each in data["beside"]] == [each.bundle for each in found.beside]
+    assert [each["bundle_samples"] for each in data["results"]] == [each.bundle for each in found.beside]
     assert data["ids"] == {"noise_growth": None, "scatter": None}
 
 
@@ -76,7 +76,7 @@ def test_hits_become_seconds_of_the_store(as_json: Any) -> None:
     )
 
     assert data["setting"]["cache"] == 3000
-    for each in (data["recommended"], *data["beside"]):
+    for each in (data["recommended"], *data["results"]):
         reads = (1 - each["hit_ratio"]) * 10_000 * 10
         assert each["store_read_seconds"] == pytest.approx(reads * 1e5 / 50e6)
 

@@ -57,7 +57,7 @@ def test_json_has_every_curve_at_every_size(capsys: pytest.CaptureFixture[str]) 
     }
     assert data["cache_samples"] == list(range(10, 1001, 10))
     assert data["bound_hit_ratio"][49] == 0.4
-    lru, best = data["curves"]
+    lru, best = data["results"]
     assert (lru["order"], lru["policy"], best["policy"]) == ("full", "lru", "min")
     assert len(lru["hit_ratio"]) == len(lru["expected_hit_ratio"]) == len(best["hit_ratio"]) == 100
     assert best["expected_hit_ratio"] is None
@@ -68,7 +68,7 @@ def test_the_seed_changes_the_strings_and_nothing_else(capsys: pytest.CaptureFix
     words = ("--samples", "500", "--sizes", "50%", "--policies", "lru", "--order", "full")
 
     first, again, other = (
-        run_json(capsys, *words, "--seed", seed)["curves"][0]["hit_ratio"] for seed in ("0", "0", "1")
+        run_json(capsys, *words, "--seed", seed)["results"][0]["hit_ratio"] for seed in ("0", "0", "1")
     )
 
     assert first == again != other
@@ -77,7 +77,7 @@ def test_the_seed_changes_the_strings_and_nothing_else(capsys: pytest.CaptureFix
 def test_many_ranks_are_averaged_and_their_spread_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--samples", "4000", "--ranks", "4", "--sizes", "50%", "--policies", "lru", "--order", "bundle")
 
-    own = run_json(capsys, *words, "--subsets")["curves"][0]
+    own = run_json(capsys, *words, "--subsets")["results"][0]
     run(*words)
 
     assert own["hit_ratio"][0] == pytest.approx(0.4, abs=0.01)
@@ -98,12 +98,12 @@ def test_a_trace_is_replayed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFix
 
     assert data["trace"] == {"file": file, "requests": 500, "objects": 40, "objects_bytes": 280}
     assert data["cache_objects"] == [10, 20]
-    by_policy = {curve["policy"]: curve["hit_ratio"] for curve in data["curves"]}
+    by_policy = {curve["policy"]: curve["hit_ratio"] for curve in data["results"]}
     assert list(by_policy) == ["lru", "lfu", "mru", "clock", "fifo", "min"]
     for policy, ratios in by_policy.items():
         assert ratios == hit_ratios(string, [10, 20], policy).tolist()
     assert in_bytes["cache_bytes"] == [70, 140]
-    assert [curve["hit_ratio"] for curve in in_bytes["curves"]] == [by_policy["lru"], by_policy["fifo"]]
+    assert [curve["hit_ratio"] for curve in in_bytes["results"]] == [by_policy["lru"], by_policy["fifo"]]
     assert (tmp_path / "a.png").stat().st_size > 10_000
     assert "500 requests for 40 objects; 8.0% are an object's first" in capsys.readouterr().out
 
@@ -131,8 +131,8 @@ def test_the_command_for_agreed_caches_counts_the_same_job(capsys: pytest.Captur
     command = next(line for line in capsys.readouterr().out.splitlines() if "simulate sharing" in line)
     run_command(sharing, *command.split()[2:], "--json")
 
-    points = json.loads(capsys.readouterr().out)["points"]
-    (curve,) = data["curves"]
+    points = json.loads(capsys.readouterr().out)["results"]
+    (curve,) = data["results"]
     assert [point["samples_held"] for point in points] == [4 * size for size in data["cache_samples"]]
     for point, hit_ratio, bound in zip(points, curve["hit_ratio"], data["bound_hit_ratio"], strict=True):
         assert hit_ratio <= point["schemes"]["MIN per rank"]["local_share"] < hit_ratio + 0.02
@@ -144,7 +144,7 @@ def test_a_huge_cache_holds_everything(size: str, capsys: pytest.CaptureFixture[
     data = run_json(capsys, "--samples", "50", "--sizes", size, "--epochs", "2", "--order", "full")
 
     assert data["bound_hit_ratio"] == [0.5]
-    assert {tuple(curve["hit_ratio"]) for curve in data["curves"]} == {(0.5,)}
+    assert {tuple(curve["hit_ratio"]) for curve in data["results"]} == {(0.5,)}
 
 
 @pytest.mark.parametrize(

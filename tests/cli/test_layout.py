@@ -64,7 +64,7 @@ def test_the_json_says_what_the_table_says(file: str, capsys: pytest.CaptureFixt
     run(file, "--files", "--order", "bundle:0.05", "--epochs", "6", "--json")
 
     found = json.loads(capsys.readouterr().out)
-    options = {option["name"]: option for option in found["options"]}
+    options = {option["name"]: option for option in found["results"]}
     assert (found["scenario"], found["order"], found["epochs"]) == ("cats", "bundle:0.05", 6)
     assert found["request_seconds"] == pytest.approx(0.01)
     assert found["hole_bytes"] == pytest.approx(1e6)

@@ -99,7 +99,7 @@ def test_neighbours_under_a_full_shuffle_are_as_many_as_the_closed_form_says() -
     comparison = compare_layouts(plan, machine(window=200 * MB), sizes)
 
     assert comparison.window_samples == 200
-    assert comparison.neighbours == pytest.approx(199 / 10_000, abs=4 * 0.0014 / 2)
+    assert comparison.neighbour_share == pytest.approx(199 / 10_000, abs=4 * 0.0014 / 2)
 
 
 def test_a_window_of_the_whole_data_set_has_but_one_range() -> None:
@@ -107,7 +107,7 @@ def test_a_window_of_the_whole_data_set_has_but_one_range() -> None:
 
     comparison = compare_layouts(plan, machine(window=10**12), np.full(500, MB))
 
-    assert comparison.option("ranges").first.requests == 1
+    assert comparison.option("ranges").first_epoch.requests == 1
 
 
 # -- Prices ------------------------------------------------------------------------------------------------
@@ -118,8 +118,8 @@ def test_samples_by_themselves_cost_a_seek_each() -> None:
 
     option = compare_layouts(plan, machine(), np.full(1_000, MB)).option("samples")
 
-    assert (option.first.requests, option.first.nbytes) == (1_000, 1_000 * MB)
-    assert option.first.seconds == pytest.approx(20.0)
+    assert (option.first_epoch.requests, option.first_epoch.read_bytes) == (1_000, 1_000 * MB)
+    assert option.first_epoch.seconds == pytest.approx(20.0)
     assert option.run_seconds == pytest.approx(60.0)
 
 
@@ -128,8 +128,8 @@ def test_a_sequential_epoch_costs_a_seek_per_window() -> None:
 
     option = compare_layouts(plan, machine(window=100 * MB), np.full(1_000, MB)).option("ranges")
 
-    assert option.first.requests == 10
-    assert option.first.seconds == pytest.approx(10 * 0.01 + 10.0)
+    assert option.first_epoch.requests == 10
+    assert option.first_epoch.seconds == pytest.approx(10 * 0.01 + 10.0)
 
 
 def test_holes_are_read_over_where_that_is_cheaper_than_a_seek() -> None:
@@ -140,11 +140,11 @@ def test_holes_are_read_over_where_that_is_cheaper_than_a_seek() -> None:
     large = compare_layouts(plan, machine(ranks=2, window=10**12), np.full(1_000, 2 * MB))
 
     # Each rank needs 500 samples with 499 holes between them.
-    assert small.option("sieving").first.requests == 2
-    assert small.option("sieving").first.nbytes == 2 * 999 * MB // 2
-    assert small.option("sieving").first.seconds == pytest.approx(0.01 + 999 * 0.005)
-    assert large.option("sieving").first == replace(large.option("ranges").first, how="sieving")
-    assert large.option("ranges").first.seconds == pytest.approx(500 * 0.01 + 500 * 0.02)
+    assert small.option("sieving").first_epoch.requests == 2
+    assert small.option("sieving").first_epoch.read_bytes == 2 * 999 * MB // 2
+    assert small.option("sieving").first_epoch.seconds == pytest.approx(0.01 + 999 * 0.005)
+    assert large.option("sieving").first_epoch == replace(large.option("ranges").first_epoch, how="sieving")
+    assert large.option("ranges").first_epoch.seconds == pytest.approx(500 * 0.01 + 500 * 0.02)
 
 
 def test_no_other_choice_of_holes_is_cheaper_than_the_one_that_is_made() -> None:
@@ -162,7 +162,7 @@ def test_no_other_choice_of_holes_is_cheaper_than_the_one_that_is_made() -> None
     best = min(seconds(chosen) for chosen in range(2 ** len(holes)))
     plan = AccessPlan(FixedOrder(12, needed), len(needed), epochs=1)
 
-    assert compare_layouts(plan, slow, sizes).option("sieving").first.seconds == pytest.approx(best)
+    assert compare_layouts(plan, slow, sizes).option("sieving").first_epoch.seconds == pytest.approx(best)
 
 
 class FixedOrder:
@@ -188,8 +188,8 @@ def test_ranks_that_read_together_read_each_window_once_in_sequence() -> None:
 
     option = compare_layouts(plan, machine(ranks=4, window=250 * MB), np.full(1_000, MB)).option("collective")
 
-    assert (option.first.requests, option.first.nbytes) == (4, 1_000 * MB)
-    assert option.first.seconds == pytest.approx(0.01 + 2.5)
+    assert (option.first_epoch.requests, option.first_epoch.read_bytes) == (4, 1_000 * MB)
+    assert option.first_epoch.seconds == pytest.approx(0.01 + 2.5)
 
 
 def test_ranks_that_read_together_share_the_holes_that_are_read_over() -> None:
@@ -199,7 +199,7 @@ def test_ranks_that_read_together_share_the_holes_that_are_read_over() -> None:
     option = compare_layouts(plan, machine(ranks=2, window=10**12), np.full(19, MB // 2)).option("collective")
 
     # Each rank has a range of its own; of nine holes one has five, the other four, and both are taken for five.
-    assert (option.first.requests, option.first.nbytes) == (2, 20 * MB // 2)
+    assert (option.first_epoch.requests, option.first_epoch.read_bytes) == (2, 20 * MB // 2)
 
 
 def test_reading_together_is_limited_by_the_network_of_the_exchange() -> None:
@@ -209,7 +209,7 @@ def test_reading_together_is_limited_by_the_network_of_the_exchange() -> None:
     option = compare_layouts(plan, slow, np.full(1_000, MB)).option("collective")
 
     # Of its 250 MB each rank gets three quarters from the others.
-    assert option.first.seconds == pytest.approx(187.5 / 10)
+    assert option.first_epoch.seconds == pytest.approx(187.5 / 10)
 
 
 def test_one_rank_has_nobody_to_read_together_with() -> None:
@@ -225,8 +225,8 @@ def test_where_every_rank_reads_the_whole_batch_each_reads_every_sample() -> Non
 
     comparison = compare_layouts(plan, machine(ranks=3, window=10**12), np.full(100, MB))
 
-    assert comparison.option("samples").first.nbytes == 300 * MB
-    assert comparison.option("collective").first.nbytes == pytest.approx(100 * MB, rel=0.01)
+    assert comparison.option("samples").first_epoch.read_bytes == 300 * MB
+    assert comparison.option("collective").first_epoch.read_bytes == pytest.approx(100 * MB, rel=0.01)
 
 
 # -- Writing the data set anew -----------------------------------------------------------------------------
@@ -238,11 +238,11 @@ def test_after_writing_in_the_order_of_the_first_epoch_that_epoch_is_sequential_
     comparison = compare_layouts(plan, machine(ranks=2, window=50 * MB), np.full(10_000, MB))
 
     rewritten, found = comparison.option("rewritten"), comparison.option("ranges")
-    assert rewritten.later is not None
-    assert found.later is not None
+    assert rewritten.later_epoch is not None
+    assert found.later_epoch is not None
     # 100 windows of 50 samples for each rank; the next epochs are as scattered as before.
-    assert rewritten.first.requests <= 2 * 100
-    assert rewritten.later.requests == pytest.approx(found.later.requests, rel=0.01)
+    assert rewritten.first_epoch.requests <= 2 * 100
+    assert rewritten.later_epoch.requests == pytest.approx(found.later_epoch.requests, rel=0.01)
     # Each rank's half is 5,000 seeks, 50 s of reading and 50 s of writing: less than two passes in sequence, of 100 s.
     assert rewritten.once_seconds == pytest.approx(150.0)
 
@@ -253,8 +253,8 @@ def test_an_order_that_does_not_change_stays_sequential_in_every_epoch() -> None
 
     rewritten = compare_layouts(plan, machine(window=5 * MB), np.full(10, MB)).option("rewritten")
 
-    assert rewritten.later is not None
-    assert rewritten.first.requests == rewritten.later.requests == 2
+    assert rewritten.later_epoch is not None
+    assert rewritten.first_epoch.requests == rewritten.later_epoch.requests == 2
     # Ten seeks and reads, the writes, and then 4 epochs of two seeks and the bytes.
     assert rewritten.once_seconds == pytest.approx(10 * 0.02 + 10 * 0.01)
     assert rewritten.run_seconds == pytest.approx(0.3 + 4 * (2 * 0.01 + 0.1))
@@ -294,19 +294,19 @@ def test_bundles_of_packed_samples_are_read_whole_where_the_ranks_windows_hold_t
 
     packed, samples = comparison.option("packed"), comparison.option("samples")
     assert [option.name for option in comparison.options] == ["samples", "packed", "rewritten", "copies"]
-    assert packed.first.how == "collective"
-    assert packed.first.requests == 20 * 4
+    assert packed.first_epoch.how == "collective"
+    assert packed.first_epoch.requests == 20 * 4
     # Once: 500 seeks, 5 s of reading and 5 s of writing. An epoch: 10 s before, 20 seeks and 5 s after.
     assert packed.once_seconds == pytest.approx(15.0)
-    assert samples.first.seconds == pytest.approx(10.0)
-    assert packed.first.seconds == pytest.approx(5.2)
+    assert samples.first_epoch.seconds == pytest.approx(10.0)
+    assert packed.first_epoch.seconds == pytest.approx(5.2)
     assert packed.break_even_epochs == 4  # 15 / (10 - 5.2) = 3.1
     assert comparison.best == packed
     # What was written in the order of the first epoch keeps a bundle together for the next ones too.
     rewritten = comparison.option("rewritten")
-    assert packed.later is not None
-    assert rewritten.later is not None
-    assert rewritten.later.requests == packed.later.requests == 20 * 4
+    assert packed.later_epoch is not None
+    assert rewritten.later_epoch is not None
+    assert rewritten.later_epoch.requests == packed.later_epoch.requests == 20 * 4
 
 
 def listed_break_even(once: float, first: float, later: float, found: float) -> int | None:

@@ -33,7 +33,7 @@ examples:
   penstock simulate bundles --data photos/train --cache "8 GB" --epochs 20 --store-rate "200 MB/s" --plot bundles.png
   penstock simulate bundles --samples 100000 --cache 30% --epochs 90 --reach 25%
 
-JSON: setting, bound_hit_ratio, recommended and beside[] of bundle_ratio, bundle_samples, bundles, hit_ratio (expected,
+JSON: setting, bound_hit_ratio, recommended and results[] of bundle_ratio, bundle_samples, bundles, hit_ratio (expected,
 of all reads), counted_hit_ratio (by replay, or null), randomness_lost, store_read_seconds (or null); reason; ids of
 noise_growth and scatter (null where labels are unknown).
 """
@@ -112,7 +112,7 @@ def _run(options: argparse.Namespace) -> None:
         "bound_hit_ratio": setting.bound,
         "recommended": written(found.chosen),
         "reason": found.reason,
-        "beside": [written(each) for each in found.beside],
+        "results": [written(each) for each in found.beside],
         "ids": {"noise_growth": growth, "scatter": scatter},
     }
     table = _choice_table(found, counted, {each.bundle: seconds(each) for each in found.beside})

@@ -33,7 +33,7 @@ examples:
   penstock simulate caches --order torch,my-order.npy --epochs 3
   penstock simulate caches --trace requests.csv --sizes 100,1000,10000 --json
 
-JSON: curves[] of order, policy and hit_ratio[], one for each of cache_share[] (relative to a rank's share of the
+JSON: results[] of order, policy and hit_ratio[], one for each of cache_share[] (relative to a rank's share of the
 samples, or to the trace's objects or bytes), with lowest_rank_hit_ratio[], highest_rank_hit_ratio[] and, where a
 formula is known, expected_hit_ratio[]; bound_hit_ratio[].
 """
@@ -218,7 +218,7 @@ def _job_data(
         "cache_share": list(shares),
         "cache_samples": [job.cache_samples(0, share) for share in shares],
         "bound_hit_ratio": bound.tolist(),
-        "curves": written,
+        "results": written,
     }
 
 
@@ -268,7 +268,7 @@ def _run_trace(options: argparse.Namespace) -> None:
         },
         "cache_share": shares,
         f"cache_{unit}": sizes,
-        "curves": [_curve_data(curve) for curve in curves],
+        "results": [_curve_data(curve) for curve in curves],
     }
     named = {curve.policy.upper(): curve for curve in curves}
     table = _table(

@@ -12,7 +12,7 @@ from penstock.units import format_count
 
 if TYPE_CHECKING:
     from penstock.machine import Machine
-    from penstock.simulate.layout import LayoutComparison, LayoutOption, Reading
+    from penstock.simulate.layout import LayoutComparison, LayoutOption
 
 _DESCRIPTION = """\
 Compares ways to read a data set from the shared store, each sample by itself or neighbours together, and ways to write
@@ -25,7 +25,7 @@ examples:
   penstock simulate layout cats.toml --files --order bundle:0.01 --request "5 ms" --plot layout.png
 
 JSON: scenario, order, epochs, counted_epochs, counted_share; sample_bytes, window_samples, neighbour_share,
-request_seconds, sequential_bytes_per_second, hole_bytes; best; verdict[]; and options[] of name, once_seconds,
+request_seconds, sequential_bytes_per_second, hole_bytes; best; verdict[]; and results[] of name, epochs, once_seconds,
 each_epoch_seconds, run_seconds, stored_bytes, break_even_epochs (or null), first_epoch and later_epoch (or null), each
 of how, requests, read_bytes and seconds.
 """
@@ -117,15 +117,15 @@ def _table(title: str, comparison: LayoutComparison) -> Table:
     from penstock.units import format_bytes, format_seconds
 
     def row(option: LayoutOption) -> list[str]:
-        epoch = option.first if option.later is None else option.later
+        epoch = option.first_epoch if option.later_epoch is None else option.later_epoch
         even = option.break_even_epochs
         return [
             TITLES[option.name] + (f" ({epoch.how})" if option.rewrite_seconds else ""),
             f"{epoch.requests:,.0f}",
-            format_bytes(epoch.nbytes),
+            format_bytes(epoch.read_bytes),
             format_seconds(option.rewrite_seconds) if option.rewrite_seconds else "",
-            format_seconds(option.first.seconds),
-            "" if option.later is None else format_seconds(option.later.seconds),
+            format_seconds(option.first_epoch.seconds),
+            "" if option.later_epoch is None else format_seconds(option.later_epoch.seconds),
             format_seconds(option.run_seconds),
             "" if not option.rewrite_seconds else "never" if even is None else f"epoch {even:,}",
         ]
@@ -144,38 +144,9 @@ def _caveats(comparison: LayoutComparison) -> list[str]:
 
 
 def _as_json(comparison: LayoutComparison) -> dict[str, Any]:
-    return {
-        "epochs": comparison.epochs,
-        "counted_epochs": comparison.counted_epochs,
-        "counted_share": comparison.counted_share,
-        "sample_bytes": comparison.sample_bytes,
-        "window_samples": comparison.window_samples,
-        "neighbour_share": comparison.neighbours,
-        "request_seconds": comparison.request_seconds,
-        "sequential_bytes_per_second": comparison.sequential_rate,
-        "hole_bytes": comparison.hole_bytes,
-        "best": comparison.best.name,
-        "verdict": comparison.verdict(),
-        "options": [
-            {
-                "name": option.name,
-                "once_seconds": option.once_seconds,
-                "each_epoch_seconds": option.each_epoch_seconds,
-                "run_seconds": option.run_seconds,
-                "stored_bytes": option.stored_bytes,
-                "break_even_epochs": option.break_even_epochs,
-                "first_epoch": _reading_as_json(option.first),
-                "later_epoch": None if option.later is None else _reading_as_json(option.later),
-            }
-            for option in comparison.options
-        ],
-    }
+    from dataclasses import asdict
 
-
-def _reading_as_json(reading: Reading) -> dict[str, Any]:
-    return {
-        "how": reading.how,
-        "requests": reading.requests,
-        "read_bytes": reading.nbytes,
-        "seconds": reading.seconds,
-    }
+    data = asdict(comparison)
+    del data["options"], data["is_packed"]
+    results = [asdict(option) | {"run_seconds": option.run_seconds} for option in comparison.options]
+    return data | {"best": comparison.best.name, "verdict": comparison.verdict(), "results": results}

@@ -57,13 +57,13 @@ class Reading:
     """One epoch read in one way.
 
     how: of the four ways.
-    requests: reads of the shared store, of all ranks. nbytes: what they bring, holes included.
+    requests: reads of the shared store, of all ranks. read_bytes: what they bring, holes included.
     seconds: until the slowest rank has read its epoch.
     """
 
     how: How
     requests: float
-    nbytes: float
+    read_bytes: float
     seconds: float
 
 
@@ -75,7 +75,7 @@ class LayoutOption:
     epochs: of the run.
     once_seconds: of writing the data set anew, however many epochs there are; 0 where it stays.
     each_epoch_seconds: of writing one more copy; 0 for all but copies.
-    first: reading of the first epoch. later: of each other epoch, the mean of those that were counted; None if there
+    first_epoch: its reading. later_epoch: of each other epoch, the mean of those that were counted; None if there
         is but one epoch.
     stored_bytes: that the store holds beside the data set as found.
     break_even_epochs: the fewest epochs from which on this is quicker than the best way to read the data set as found;
@@ -86,8 +86,8 @@ class LayoutOption:
     epochs: int
     once_seconds: float
     each_epoch_seconds: float
-    first: Reading
-    later: Reading | None
+    first_epoch: Reading
+    later_epoch: Reading | None
     stored_bytes: int
     break_even_epochs: int | None
 
@@ -103,9 +103,9 @@ class LayoutOption:
 
     def seconds_after(self, epochs: int) -> float:
         """Return the time of writing and reading if the run had so many epochs."""
-        later = self.first if self.later is None else self.later
+        later = self.first_epoch if self.later_epoch is None else self.later_epoch
         once = self.once_seconds + epochs * self.each_epoch_seconds
-        return once + self.first.seconds + (epochs - 1) * later.seconds
+        return once + self.first_epoch.seconds + (epochs - 1) * later.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,8 @@ class LayoutComparison:
     options: as found first, in the order of the module's list.
     epochs, counted_epochs: of the plan, and those of them that were counted. counted_share: of each such epoch's steps.
     sample_bytes: mean size. window_samples: mean length of a rank's window.
-    neighbours: share of a rank's samples that continue a range of the window, as found, in (0, 1).
-    request_seconds: what a request costs a rank beside its bytes. sequential_rate: bytes/s of one rank.
+    neighbour_share: share of a rank's samples that continue a range of the window, as found, in (0, 1).
+    request_seconds: what a request costs a rank beside its bytes. sequential_bytes_per_second: of one rank.
     hole_bytes: the largest hole that is read over rather than skipped, as far as the wire is what counts.
     is_packed: whether samples lie side by side as found.
     """
@@ -127,9 +127,9 @@ class LayoutComparison:
     counted_share: float
     sample_bytes: float
     window_samples: float
-    neighbours: float
+    neighbour_share: float
     request_seconds: float
-    sequential_rate: float
+    sequential_bytes_per_second: float
     hole_bytes: float
     is_packed: bool
 
@@ -306,9 +306,9 @@ class _Comparison:
             counted_share=min(1.0, self._counted_steps / max(1, plan.steps(0))),
             sample_bytes=self._mean_bytes,
             window_samples=reads / max(1, windows),
-            neighbours=neighbours / max(1, reads),
+            neighbour_share=neighbours / max(1, reads),
             request_seconds=request,
-            sequential_rate=rate,
+            sequential_bytes_per_second=rate,
             hole_bytes=request * rate,
             is_packed=is_packed,
         )
@@ -441,8 +441,8 @@ class _Comparison:
             epochs=epochs,
             once_seconds=one - each,
             each_epoch_seconds=each,
-            first=reading,
-            later=reading if epochs > 1 else None,
+            first_epoch=reading,
+            later_epoch=reading if epochs > 1 else None,
             stored_bytes=epochs * self._total_bytes,
             break_even_epochs=_break_even(one - each, seconds, seconds, as_found.run_seconds / epochs),
         )
@@ -480,8 +480,8 @@ class _Comparison:
             epochs=self._plan.epochs,
             once_seconds=once,
             each_epoch_seconds=0.0,
-            first=first,
-            later=later,
+            first_epoch=first,
+            later_epoch=later,
             stored_bytes=stored,
             break_even_epochs=None
             if found is None
@@ -494,7 +494,7 @@ def _mean(readings: list[Reading]) -> Reading | None:
         return None
     requests, nbytes, seconds = (
         sum(values) / len(readings)
-        for values in zip(*((each.requests, each.nbytes, each.seconds) for each in readings), strict=True)
+        for values in zip(*((each.requests, each.read_bytes, each.seconds) for each in readings), strict=True)
     )
     return Reading(readings[0].how, requests, nbytes, seconds)
 
@@ -532,13 +532,13 @@ def _verdict(comparison: LayoutComparison) -> Iterator[str]:
         return
     yield (
         f"A request costs {format_seconds(comparison.request_seconds)} beside its bytes, which come at "
-        f"{format_rate(comparison.sequential_rate)}: as much as {format_bytes(comparison.hole_bytes)}; a sample has "
-        f"{format_bytes(comparison.sample_bytes)}."
+        f"{format_rate(comparison.sequential_bytes_per_second)}: as much as {format_bytes(comparison.hole_bytes)}; "
+        f"a sample has {format_bytes(comparison.sample_bytes)}."
     )
     packed = "" if comparison.is_packed else ", once they are packed"
     yield (
-        f"A window is {comparison.window_samples:,.0f} samples, of which {100 * comparison.neighbours:.2g} % follow "
-        f"another one of it side by side{packed}."
+        f"A window is {comparison.window_samples:,.0f} samples, of which {100 * comparison.neighbour_share:.2g} % "
+        f"follow another one of it side by side{packed}."
     )
     if best.name == "samples":
         yield "Nothing beats reading each sample by itself."
@@ -555,7 +555,7 @@ def _verdict(comparison: LayoutComparison) -> Iterator[str]:
 
 
 def _then(option: LayoutOption) -> str:
-    return f" ({option.first.how})" if option.rewrite_seconds else ""
+    return f" ({option.first_epoch.how})" if option.rewrite_seconds else ""
 
 
 def _when(option: LayoutOption, found_seconds: float) -> str:
@@ -568,7 +568,7 @@ def _when(option: LayoutOption, found_seconds: float) -> str:
         return f"{what} {cost}, and never pays."
     if option.break_even_epochs == 1:
         # A later epoch as slow as before: what is gained is gained in the first one.
-        once = option.later is not None and option.later.seconds > 0.999 * found_seconds
+        once = option.later_epoch is not None and option.later_epoch.seconds > 0.999 * found_seconds
         return f"{what} {cost}, and pays {'in the first epoch alone' if once else 'from the first epoch on'}."
     here = "too many for this run" if option.break_even_epochs > option.epochs else "which this run has"
     return f"{what} {cost}, and pays from {option.break_even_epochs:,} epochs on, {here}."
