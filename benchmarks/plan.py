@@ -78,8 +78,6 @@ def print_rank_questions(repetitions: int) -> None:
     questions: dict[str, Callable[[], object]] = {
         "the next 10,000 samples of a rank": lambda: plan.stream(17, 3, 1000, 10_000),
         "who reads 10,000 samples, when": lambda: plan.reader_of(4, ids),
-        "their next use by anyone": lambda: plan.next_use(ids, 3, 10**11),
-        "the next use of 64 of them by one rank (90 epochs)": lambda: plan.next_use_by(5, ids[:64], 3, 1000),
     }
     print("F = 10**12, N = 4,096, 64 samples a rank and step:")
     for name, work in questions.items():

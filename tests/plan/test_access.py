@@ -134,46 +134,6 @@ def test_the_reader_of_a_sample_has_it_in_its_local_batch(plan: AccessPlan) -> N
 
 
 @thoroughly
-@given(plans(), st.data())
-def test_the_next_use_is_the_first_read_after_the_question(plan: AccessPlan, data: st.DataObject) -> None:
-    reads = sorted(listed(plan), key=lambda r: (r.epoch, r.position, r.rank))
-    epoch = data.draw(st.integers(0, plan.epochs - 1))
-    samples = np.arange(plan.samples)
-    after = np.array(data.draw(st.lists(st.integers(-1, 60), min_size=plan.samples, max_size=plan.samples)))
-
-    epochs, positions = plan.next_use(samples, epoch, after)
-
-    for sample in range(plan.samples):
-        later = (
-            (r.epoch, r.position)
-            for r in reads
-            if r.sample == sample and (r.epoch, r.position) > (epoch, after[sample])
-        )
-        assert (epochs[sample], positions[sample]) == next(later, (-1, -1))
-
-
-@thoroughly
-@given(plans(), st.data())
-def test_the_next_use_by_a_rank_is_its_first_read_after_the_step(
-    plan: AccessPlan, data: st.DataObject
-) -> None:
-    reads = listed(plan)
-    rank = data.draw(st.integers(0, plan.ranks - 1))
-    epoch = data.draw(st.integers(0, plan.epochs - 1))
-    step = data.draw(st.integers(-1, 5))
-
-    epochs, steps = plan.next_use_by(rank, np.arange(plan.samples), epoch, step)
-
-    for sample in range(plan.samples):
-        later = [
-            (r.epoch, r.step)
-            for r in reads
-            if r.rank == rank and r.sample == sample and (r.epoch, r.step) > (epoch, step)
-        ]
-        assert (epochs[sample], steps[sample]) == min(later, default=(-1, -1))
-
-
-@thoroughly
 @given(plans())
 def test_a_ranks_string_its_frequencies_and_first_uses_are_those_of_the_listed_run(plan: AccessPlan) -> None:
     reads = listed(plan)
@@ -269,7 +229,6 @@ def test_dropping_the_last_batch_leaves_its_samples_unread() -> None:
     assert plan.steps(0) == 2
     assert plan.position_of(0, [7, 8, 9]).tolist() == [7, -1, -1]
     assert [part.tolist() for part in plan.reader_of(0, [7, 8])] == [[0, -1], [1, -1]]
-    assert [part.tolist() for part in plan.next_use([0, 9], 0, 5)] == [[1, -1], [0, -1]]
     assert AccessPlan(Sequential(10), batch_size=16, epochs=2, drop_last=True).steps(0) == 0
 
 
@@ -453,7 +412,7 @@ def test_questions_outside_the_plan_are_refused() -> None:
         with pytest.raises(ConfigError, match=rf"step {step} of epoch 0 is outside \[0, 3\)"):
             plan.local_batch(0, 0, step)
     with pytest.raises(ConfigError, match="samples contain 10, which is outside"):
-        plan.next_use([10], 0, 0)
+        plan.reader_of(0, [10])
     with pytest.raises(ConfigError, match="positions contain 10, which is outside"):
         plan.sample_at(0, [10])
 

@@ -146,7 +146,7 @@ def test_small_data_sets_never_load_numba() -> None:
         "          plan.TorchDistributed(65_535, 2), plan.Explicit(range(100), 65_535)]\n"
         "for order in orders:\n"
         "    p = plan.AccessPlan(order, 32, epochs=2, ranks=2)\n"
-        "    p.next_use_by(0, p.local_batch(1, 0, 0), 0, -1)\n"
+        "    p.reader_of(1, p.local_batch(1, 0, 0))\n"
         "assert not {'numba', 'torch'} & set(sys.modules), 'loaded'\n"
     )
 

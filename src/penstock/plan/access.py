@@ -344,37 +344,6 @@ class AccessPlan:
                 break
         return first
 
-    def next_use(self, samples: ArrayLike, epoch: int, position: ArrayLike) -> tuple[Ids, Ids]:
-        """Return when each sample is read next by any rank, strictly after a position of an epoch.
-
-        position: int64, broadcast against samples; -1 asks from the epoch's start, that position included.
-        Returns: epochs and positions, int64 in the shape of samples, both -1 where never.
-        O(1) per sample and epoch looked at; without drop_last and repeats these are two at most.
-        """
-        wanted, after = self._broadcast(samples, position)
-
-        def found(epoch: int, samples: Ids, after: Ids) -> Ids:
-            return self._next_position(epoch, samples, after)
-
-        return self._search(wanted, epoch, after, found)
-
-    def next_use_by(self, rank: int, samples: ArrayLike, epoch: int, step: ArrayLike) -> tuple[Ids, Ids]:
-        """Return when each sample is read next by one rank, strictly after a step of an epoch.
-
-        step: int64, broadcast against samples; -1 asks from the epoch's start, its first step included.
-        Returns: epochs and steps, int64 in the shape of samples, both -1 where never.
-        O(E) per sample: a rank reads it once in N epochs on average.
-        """
-        self._check_rank(rank)
-        wanted, last_steps = self._broadcast(samples, step)
-        after = np.where(last_steps < 0, -1, (last_steps + 1) * self.batch_size - 1)
-
-        def found(epoch: int, samples: Ids, after: Ids) -> Ids:
-            return self._next_position_by(rank, epoch, samples, after)
-
-        epochs, positions = self._search(wanted, epoch, after, found)
-        return epochs, np.where(positions < 0, -1, positions // self.batch_size)
-
     def _reads_everything_once_an_epoch(self) -> bool:
         """Whether there is one rank and its epochs are permutations of all samples, as most runs' are."""
         return (
@@ -382,51 +351,6 @@ class AccessPlan:
             and not isinstance(self.order, RepeatingOrder)
             and set(self.epochs_by_length()) == {self.samples}
         )
-
-    def _search(
-        self, samples: Ids, epoch: int, after: Ids, found: Callable[[int, Ids, Ids], Ids]
-    ) -> tuple[Ids, Ids]:
-        """Ask `found` epoch by epoch for the samples that no earlier epoch had."""
-        self._check_epoch(epoch)
-        epochs = np.full(samples.size, -1, np.int64)
-        positions = np.full(samples.size, -1, np.int64)
-        pending = np.arange(samples.size)
-        flat, limits = samples.ravel(), after.ravel()
-        for later in range(epoch, self.epochs):
-            if pending.size == 0:
-                break
-            limit = limits[pending] if later == epoch else np.full(pending.size, -1, np.int64)
-            answers = found(later, flat[pending], limit)
-            hit = answers >= 0
-            epochs[pending[hit]] = later
-            positions[pending[hit]] = answers[hit]
-            pending = pending[~hit]
-        return epochs.reshape(samples.shape), positions.reshape(samples.shape)
-
-    def _next_position(self, epoch: int, samples: Ids, after: Ids) -> Ids:
-        if isinstance(self.order, RepeatingOrder):
-            positions = self.order.next_position(epoch, samples, after)
-        else:
-            positions = self.order.position_of(epoch, samples)
-        return np.where((positions > after) & (positions < self.length(epoch)), positions, -1)
-
-    def _next_position_by(self, rank: int, epoch: int, samples: Ids, after: Ids) -> Ids:
-        """The first position beyond `after` that the rank reads, or -1."""
-        answers = np.full(samples.size, -1, np.int64)
-        pending = np.arange(samples.size)
-        limits = after
-        while pending.size:
-            positions = self._next_position(epoch, samples[pending], limits)
-            reads = np.zeros(positions.size, np.bool_)
-            for batch, members in self._by_batch_length(epoch, positions):
-                offsets = positions[members] % self.batch_size
-                reads[members] = self._split.reads(rank, self.ranks, batch, offsets)
-            answers[pending[reads]] = positions[reads]
-            if not isinstance(self.order, RepeatingOrder):
-                break
-            again = (positions >= 0) & ~reads
-            pending, limits = pending[again], positions[again]
-        return answers
 
     def _by_batch_length(self, epoch: int, positions: Ids) -> Iterator[tuple[int, NDArray[np.bool_]]]:
         """Yield the full batch size and the short one, each with the positions that lie in such batches."""
@@ -474,10 +398,6 @@ class AccessPlan:
                 yield self.order.at(epoch, positions).reshape(-1, self.batch_size)
             if full < length:
                 yield self.order.at(epoch, np.arange(full, length))[None]
-
-    def _broadcast(self, samples: ArrayLike, after: ArrayLike) -> tuple[Ids, Ids]:
-        wanted = as_ids(samples, self.samples, "samples")
-        return wanted, np.broadcast_to(np.asarray(after, np.int64), wanted.shape)
 
     def _check_epoch(self, epoch: int) -> None:
         if not is_integer(epoch) or not 0 <= epoch < self.epochs:
