@@ -34,7 +34,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         ("requests", {r" s wall ": 1, r"^(naive|staging|frequency|cover|push)": 15}),
         ("policies", {r"^slow store.* s:  1\.000": 3, r"^The most that another": 1}),
         ("policies --tiers", {r"^1, .* / ": 3, r"^ranks, reads, batches": 1}),
-        ("tracing", {r"us/span$": 4, r"us/sample$": 4}),
+        ("tracing", {r"us/span$": 4, r"us/sample$": 1}),
         ("wear", {r"M pages/s$": 2}),
         pytest.param("blocks", {r" x  \(": 3}, marks=pytest.mark.system),
     ],

@@ -57,26 +57,6 @@ def test_what_a_span_does_not_name_is_marked_as_not_applying() -> None:
     )
 
 
-def test_arrays_and_scalars_mix_in_one_call_per_batch() -> None:
-    recorder = Recorder(8, clock=a_clock_standing_at(0.0))
-
-    recorder.ring(1).record_samples(
-        Kind.DECODE, [1.0, 2.0, 3.0], [1.5, 2.5, 3.5], np.array([30, 10, 20]), [5, 6, 7], 4, 8, flow=[1, 1, 2]
-    )
-
-    spans = recorder.drain()
-    assert spans["sample"].tolist() == [30, 10, 20]
-    assert spans["bytes"].tolist() == [5, 6, 7]
-    assert spans["start"].tolist() == [1.0, 2.0, 3.0]
-    assert set(spans["epoch"]) == {4}
-    assert set(spans["step"]) == {8}
-    assert set(spans["place"]) == {NO_PLACE}
-    assert spans["samples"].tolist() == [1, 1, 1]
-    assert spans["peer"].tolist() == [-1, -1, -1]
-    assert spans["flow"].tolist() == [1, 1, 2]
-    assert set(spans["worker"]) == {1}
-
-
 def test_spans_of_all_threads_come_sorted_by_their_end() -> None:
     recorder = Recorder(8, clock=a_clock_standing_at(0.0))
     for worker, ends in enumerate([[1.0, 4.0], [2.0, 3.0], [0.5, 5.0]]):
@@ -120,7 +100,7 @@ class TheLastFew:
 
 @given(
     capacity=st.integers(1, 7),
-    actions=st.lists(st.one_of(st.just("drain"), st.just("one"), st.integers(0, 20)), max_size=30),
+    actions=st.lists(st.one_of(st.just("drain"), st.integers(1, 20)), max_size=30),
 )
 def test_a_ring_hands_out_the_newest_and_counts_the_overwritten(
     capacity: int, actions: list[str | int]
@@ -134,16 +114,12 @@ def test_a_ring_hands_out_the_newest_and_counts_the_overwritten(
         if action == "drain":
             assert recorder.drain()["sample"].tolist() == model.drain()
             assert recorder.dropped == model.dropped
-        elif action == "one":
-            ring.record(Kind.READ, 0.0, 0.0, sample)
-            model.record([sample])
-            sample += 1
         else:
             assert isinstance(action, int)
-            batch = list(range(sample, sample + action))
-            ring.record_samples(Kind.READ, np.zeros(action), 0.0, batch, [7 * k for k in batch])
-            model.record(batch)
-            sample += action
+            for _ in range(action):
+                ring.record(Kind.READ, 0.0, 0.0, sample)
+                model.record([sample])
+                sample += 1
 
 
 def test_overwritten_spans_are_counted_before_the_next_drain_too() -> None:
@@ -182,13 +158,12 @@ def test_a_span_overwritten_while_the_drain_copies_is_given_up_and_not_handed_ou
 def test_one_writer_and_one_drainer_at_once_lose_nothing_but_what_is_counted() -> None:
     recorder = Recorder(256, clock=a_clock_standing_at(0.0))
     ring = recorder.ring(0)
-    batches, batch = 400, 100
+    count = 40_000
     done = threading.Event()
 
     def write() -> None:
-        for number in range(batches):
-            ids = np.arange(number * batch, (number + 1) * batch)
-            ring.record_samples(Kind.READ, ids, ids, ids, 3 * ids)
+        for sample in range(count):
+            ring.record(Kind.READ, sample, sample, sample, 3 * sample)
         done.set()
 
     writer = threading.Thread(target=write)
@@ -200,7 +175,7 @@ def test_one_writer_and_one_drainer_at_once_lose_nothing_but_what_is_counted() -
     drained.append(recorder.drain())
 
     spans = np.concatenate(drained)
-    assert spans.size + recorder.dropped == batches * batch
+    assert spans.size + recorder.dropped == count
     assert (np.diff(spans["sample"]) > 0).all()
     assert (spans["bytes"] == 3 * spans["sample"]).all()
     assert (spans["end"] == spans["sample"]).all()
@@ -215,18 +190,6 @@ def test_a_value_too_large_for_its_field_is_refused_and_leaves_the_ring_usable()
     ring.record(Kind.READ, 0.0, 1.0, 5)
 
     assert recorder.drain()["sample"].tolist() == [5]
-
-
-def test_arrays_of_unequal_length_are_refused_and_overwrite_nothing() -> None:
-    recorder = Recorder(4, clock=a_clock_standing_at(0.0))
-    ring = recorder.ring(0)
-    ring.record_samples(Kind.READ, 0.0, 1.0, [1, 2, 3])
-
-    with pytest.raises(ValueError, match="array of 2 came with 3 samples"):
-        ring.record_samples(Kind.READ, 0.0, [1.0, 2.0], [4, 5, 6])
-    ring.record(Kind.READ, 0.0, 1.0, 7)
-
-    assert recorder.drain()["sample"].tolist() == [1, 2, 3, 7]
 
 
 def test_a_ring_without_room_and_numbers_outside_their_fields_are_refused() -> None:

@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
-from penstock.trace.schema import NO_FLOW, NO_PEER, NO_PLACE, SPAN, Kind, Spans, join_spans
+from penstock.trace.schema import NO_FLOW, NO_PEER, NO_PLACE, SPAN, Spans, join_spans
 
 # The fields up to `place`; worker and rank, which follow, never change within a ring and are written once.
 _PACK = struct.Struct("<ddqqQiiIiBb").pack_into
 _SPAN_BYTES = SPAN.itemsize
-_FIELDS = ("start", "end", "sample", "bytes", "flow", "epoch", "step", "samples", "peer", "kind", "place")
 #: Ids of groups that a ring holds until they are drained: 1 MiB.
 _MOST_IDS = 1 << 17
 
@@ -40,7 +39,6 @@ class Ring:
         "_buffer",
         "_capacity",
         "_claimed",
-        "_columns",
         "_drained",
         "_groups",
         "_ids_drained",
@@ -56,7 +54,6 @@ class Ring:
         self._spans: Spans = np.frombuffer(self._buffer, SPAN)
         self._spans["worker"] = worker
         self._spans["rank"] = rank
-        self._columns = tuple(self._spans[name] for name in _FIELDS)
         #: Spans of which the writing began / ended / that were handed out or given up, since the start;
         #: _drained <= _written <= _claimed.
         self._claimed = 0
@@ -110,46 +107,6 @@ class Ring:
             place,
         )
         self._written = written + 1
-
-    def record_samples(
-        self,
-        kind: Kind,
-        starts: ArrayLike,
-        ends: ArrayLike,
-        samples: ArrayLike,
-        nbytes: ArrayLike = 0,
-        epoch: ArrayLike = 0,
-        step: ArrayLike = -1,
-        place: ArrayLike = NO_PLACE,
-        peer: ArrayLike = NO_PEER,
-        flow: ArrayLike = NO_FLOW,
-    ) -> None:
-        """Record one span per sample, as arrays.
-
-        samples: int64[n], which gives the count; every other argument is a scalar or an array of n.
-        starts, ends: readings of the recorder's clock.
-
-        Raises: ValueError when an array has another length; nothing is recorded then.
-        """
-        fields = (starts, ends, samples, nbytes, flow, epoch, step, 1, peer, int(kind), place)
-        values = [np.asarray(field) for field in fields]
-        count = values[_FIELDS.index("sample")].size
-        for value in values:
-            if value.ndim and value.size != count:
-                raise ValueError(f"an array of {value.size} came with {count} samples; give one for each")
-        written = self._written
-        self._claimed = written + count
-        first = written % self._capacity
-        if first + count <= self._capacity:
-            places = slice(first, first + count)
-            for column, value in zip(self._columns, values, strict=True):
-                column[places] = value
-        else:
-            kept = min(count, self._capacity)
-            wrapped = np.arange(written + count - kept, written + count) % self._capacity
-            for column, value in zip(self._columns, values, strict=True):
-                column[wrapped] = value[count - kept :] if value.ndim else value
-        self._written = written + count
 
     def record_ids(self, flow: int, ids: ArrayLike) -> None:
         """Record which samples a group is, before the first span of its flow. They are copied.
