@@ -77,7 +77,7 @@ def test_what_an_argument_may_be_is_taken(tmp_path: Path) -> None:
     ways: list[dict[str, Any]] = [
         {"schedule": EverySteps(2), "recorder": Recorder(64), "report": told.append, "storage_options": {}},
         {"schedule": None, "recorder": None, "report": None, "storage_options": None},
-        {"reference": "stored", "staging_bytes": "1 MB", "threads": 1, "schedule": "1_000 steps"},
+        {"reference": "stored", "staging_bytes": "1 MB", "threads": np.int64(2), "schedule": "1_000 steps"},
     ]
     for number, way in enumerate(ways):
         with SnapshotStore(tmp_path / str(number), **way) as store:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -27,6 +29,9 @@ def test_a_transform_is_a_value_that_prints_and_compares() -> None:
     assert crop != RandomResizedCrop(224)
     assert "RandomResizedCrop(size=224, scale=(0.2, 1.0)" in repr(crop)
     assert len({ToTensor(), ToTensor(), crop}) == 2
+    of_numpy: Any = np.int64(20)
+    assert repr(Resize((of_numpy, of_numpy))) == repr(Resize((20, 20)))
+    assert repr(CenterCrop(of_numpy)) == repr(CenterCrop(20))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 import math
 import re
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
 from penstock.machine.places import Backend
+from penstock.machine.ssd import Ssd
 
 LISTING_4_7 = """
 network = "10000 MB/s"
@@ -47,6 +51,17 @@ latency = "80 us"
 """
 
 SPEEDS_OF_THE_STORE = LISTING_4_7[LISTING_4_7.index("clients") : LISTING_4_7.index("[[")]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """As they come from np.arange, or from the size of an array."""
+    two: Any = np.int64(2)
+    staging = StorageClass("staging", two * 10**9, two, Curve.flat(1e9))
+    machine = Machine(SharedStore(Curve.flat(1e8), threads=two), (staging,), ranks=two, decode_threads=two)
+    drive = Ssd.from_toml(replace(Ssd.paper(), channels=4 * two).to_toml())
+
+    assert Machine.from_toml(machine.to_toml()) == machine
+    assert drive == replace(Ssd.paper(), channels=8)
 
 
 def test_the_thesis_configuration_file_can_be_said() -> None:

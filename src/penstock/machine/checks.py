@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from penstock.errors import ConfigError
+from penstock.units import is_integer
 
 #: No process has more; a model keeps a place in memory for each.
 _MOST_THREADS = 65_536
@@ -14,7 +15,7 @@ _MOST_THREADS = 65_536
 
 def check_count(field: str, value: int, least: int = 1) -> None:
     """Refuse anything but a whole number of at least so many."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not is_integer(value):
         raise ConfigError(f"{field} is {value!r}; it must be a whole number")
     if value < least:
         raise ConfigError(f"{field} is {value}; it must be at least {least}")
@@ -50,5 +51,5 @@ def check_share(field: str, value: float) -> None:
 
 def _check_number(field: str, value: float) -> None:
     # Text with a unit is read by penstock.units, or by from_toml; here it would compare with nothing.
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+    if not is_integer(value) and not isinstance(value, float | np.floating):
         raise ConfigError(f"{field} is {value!r}; it must be a number")

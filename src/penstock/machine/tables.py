@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
+import tomli_w
+
 from penstock.errors import ConfigError
-from penstock.units import parse_bytes, parse_rate, parse_seconds
+from penstock.units import is_integer, parse_bytes, parse_rate, parse_seconds
 
 T = TypeVar("T")
 _REQUIRED = object()
@@ -32,6 +34,19 @@ def load_toml(text: str, what: str) -> Table:
         raise ConfigError(f"{what} is not valid TOML: brackets in brackets, too many to count") from None
     except ValueError as error:  # of tomllib, or of a number of thousands of digits
         raise ConfigError(f"{what} is not valid TOML: {error}") from error
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Return the TOML text of a table; NumPy's integers are written as Python's."""
+    return tomli_w.dumps(_plain(values))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {field: _plain(entry) for field, entry in value.items()}
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    return int(value) if is_integer(value) else value
 
 
 class Table:

@@ -41,8 +41,6 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-import tomli_w
-
 from penstock.errors import ConfigError
 from penstock.machine.curve import Curve
 from penstock.machine.places import Rate, SharedStore, StorageClass
@@ -53,6 +51,7 @@ from penstock.machine.tables import (
     seconds,
     size,
     text,
+    to_toml,
     unbounded_rate,
     with_unit,
 )
@@ -87,7 +86,7 @@ def machine_fields(table: Table) -> dict[str, Any]:
 
 def write_machine(machine: Machine) -> str:
     """Return the text from which `Machine.from_toml` makes an equal machine."""
-    return tomli_w.dumps(machine_values(machine))
+    return to_toml(machine_values(machine))
 
 
 def machine_values(machine: Machine) -> dict[str, Any]:

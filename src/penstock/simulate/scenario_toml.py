@@ -25,11 +25,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import tomli_w
-
 from penstock.errors import ConfigError
 from penstock.machine import Machine
-from penstock.machine.tables import Table, at, count, flag, number, size, text, whole, with_unit
+from penstock.machine.tables import Table, at, count, flag, number, size, text, to_toml, whole, with_unit
 from penstock.machine.toml import machine_values
 from penstock.simulate.sizes import SizeDistribution, Sizes, SizesOfFolder
 from penstock.units import exact_bytes, exact_mean_bytes, parse_mean_bytes
@@ -79,7 +77,7 @@ def write_scenario(scenario: Scenario) -> str:
         "split": scenario.split if isinstance(scenario.split, str) else list(scenario.split),
         "drop_last": scenario.drop_last,
     }
-    return tomli_w.dumps(
+    return to_toml(
         {
             "name": scenario.name,
             "data": _write_data(scenario.data),

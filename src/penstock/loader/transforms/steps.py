@@ -21,13 +21,13 @@ Size = int | tuple[int, int]
 
 
 def _check_size(owner: str, size: object) -> Size:
-    if isinstance(size, int) and not isinstance(size, bool):
+    if is_integer(size):
         if size > 0:
-            return size
+            return int(size)
     elif isinstance(size, Sequence) and not isinstance(size, str) and len(size) == 2:
         height, width = size
-        if isinstance(height, int) and isinstance(width, int) and height > 0 and width > 0:
-            return height, width
+        if is_integer(height) and is_integer(width) and height > 0 and width > 0:
+            return int(height), int(width)
     raise ConfigError(f"{owner}(size={size!r}): size is one positive integer, or (height, width) of two")
 
 

@@ -25,8 +25,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import tomli_w
-
 from penstock.errors import ConfigError
 from penstock.machine.tables import (
     count,
@@ -35,6 +33,7 @@ from penstock.machine.tables import (
     seconds,
     size,
     text,
+    to_toml,
     unbounded_rate,
     whole,
     with_unit,
@@ -102,7 +101,7 @@ def write_ssd(ssd: Ssd) -> str:
     for field in ("levelling_interval", "rated_cycles"):
         if getattr(ssd, field) is not None:
             values[field] = getattr(ssd, field)
-    return tomli_w.dumps(values)
+    return to_toml(values)
 
 
 def _share(value: object) -> float:
