@@ -118,7 +118,7 @@ def test_ranks_that_share_an_order_are_told_of_caches_that_they_agree_on(
     run("--samples", "400", "--sizes", "10%")
 
     assert line == (
-        "  penstock simulate sharing --samples 400 --ranks 4 --epochs 3 --batch 10 --seed 0 --cache 0.01 0.1 0.5"
+        "  penstock simulate sharing --samples 400 --ranks 4 --epochs 3 --batch-size 40 --seed 0 --memory 0.01,0.1,0.5"
     )
     assert "simulate sharing" not in capsys.readouterr().out
 
@@ -135,7 +135,7 @@ def test_the_command_for_agreed_caches_counts_the_same_job(capsys: pytest.Captur
     (curve,) = data["results"]
     assert [point["samples_held"] for point in points] == [4 * size for size in data["cache_samples"]]
     for point, hit_ratio, bound in zip(points, curve["hit_ratio"], data["bound_hit_ratio"], strict=True):
-        assert hit_ratio <= point["schemes"]["MIN per rank"]["local_share"] < hit_ratio + 0.02
+        assert hit_ratio <= point["policies"]["MIN per rank"]["local_share"] < hit_ratio + 0.02
         assert point["least_store_reads_share"] == pytest.approx(1 - bound)
 
 

@@ -63,18 +63,18 @@ def test_na_is_said_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_has_the_keys_that_its_help_documents(capsys: pytest.CaptureFixture[str]) -> None:
-    data = _json(capsys, "--policies", "naive,cover+local", "--seeds", "2")
+    data = _json(capsys, "--policies", "naive,cover+local", "--repeats", "2")
 
-    assert set(data) == {"scenario", "seeds", "results"}
-    assert data["seeds"] == 2
+    assert set(data) == {"scenario", "repeats", "results"}
+    assert data["repeats"] == 2
     for run in data["results"]:
         assert set(run) == {
-            "policy", "ranks", "is_runnable", "not_runnable_reason", "run_seconds", "run_seconds_of_seeds",
+            "policy", "ranks", "is_runnable", "not_runnable_reason", "run_seconds", "run_seconds_by_repeat",
             "spread_seconds", "reason",
             "initial_stall_seconds", "stall_seconds_of_ranks", "store_read_bytes", "data_set_bytes", "shares",
         }  # fmt: skip
-        assert len(run["run_seconds_of_seeds"]) == 2
-        assert run["run_seconds"] == pytest.approx(sum(run["run_seconds_of_seeds"]) / 2)
+        assert len(run["run_seconds_by_repeat"]) == 2
+        assert run["run_seconds"] == pytest.approx(sum(run["run_seconds_by_repeat"]) / 2)
         assert set(run["shares"]) == set(ORIGINS)
         assert len(run["stall_seconds_of_ranks"]) == run["ranks"] == 4
 
@@ -136,7 +136,7 @@ def test_pictures_are_drawn_of_policies_and_of_scaling(
         (("--samples", "3999999999", "--epochs", "1000"), "of memory; this machine has"),
         (("--samples", "1000000000000"), "samples is 1,000,000,000,000; at most 4,000,000,000"),
         (("--plot", "policies"), "no ending"),
-        (("--seeds", "0"), "--seeds is 0"),
+        (("--repeats", "0"), "--repeats is 0"),
         (("--scaling", "1,x"), "--scaling is '1,x'"),
         (("--scaling", "0"), "--scaling is '0'"),
         (("--plot", "policies.txt"), "no picture"),

@@ -122,7 +122,7 @@ def test_a_sealed_file_that_changed_fails_the_check(
     path.write_bytes(content)
     with pytest.raises(DataError, match="not as it was sealed, in 1 file"):
         run("check", path, "--json")
-    (fault,) = json.loads(capsys.readouterr().out)["faults"]
+    (fault,) = json.loads(capsys.readouterr().out)["results"]
     assert (fault["file"], fault["wrong"], fault["begin"], fault["end"]) == (
         "m.pt",
         "changed",

@@ -53,7 +53,7 @@ def test_a_list_is_a_row_for_each_snapshot_and_whole_as_json(
     assert [row[4] for row in rows] == ["-", "1,000", "2,000"], "what each is a difference to"
 
     assert run("list", folder_of_snapshots, "--json") == 0
-    listed = json.loads(capsys.readouterr().out)
+    listed = json.loads(capsys.readouterr().out)["results"]
     with SnapshotStore(folder_of_snapshots, report=None) as store:
         expected = store.list()
     assert [row["step"] for row in listed] == [1000, 2000, 3000]
@@ -86,7 +86,7 @@ def test_a_lossy_snapshot_says_so(tmp_path: Path, capsys: Captured) -> None:
     run("list", tmp_path)
     assert "lossy: 7 bits" in capsys.readouterr().out
     run("list", tmp_path, "--json")
-    assert json.loads(capsys.readouterr().out)[0]["kept_mantissa_bits"] == 7
+    assert json.loads(capsys.readouterr().out)["results"][0]["kept_mantissa_bits"] == 7
 
 
 def test_verify_ends_with_status_1_and_names_file_and_tensor_where_something_is_damaged(
@@ -132,7 +132,7 @@ def test_verify_reads_every_copy_and_says_which_one_is_damaged(tmp_path: Path, c
         assert run("verify", slow, "--fast", fast, "--step", 2000) == 0
         assert run("verify", slow, "--fast", fast, "--json") == 1
         captured = capsys.readouterr().out
-        row = json.loads(captured[captured.rindex("\n[") :])[-1]
+        row = json.loads(captured[captured.rindex("\n{\n") :])["results"][-1]
         assert (row["condition"], row["broken_tiers"]) == ("whole", [str(damaged)])
         flip(damaged, 3000)
     flip(fast, 3000)
@@ -148,7 +148,7 @@ def test_verify_prints_whole_json_also_where_something_is_damaged(
 
     assert run("verify", folder_of_snapshots, "--json") == 1
 
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(capsys.readouterr().out)["results"]
     assert [row["condition"] for row in rows] == ["whole", "damaged", "damaged"]
     assert [bool(row["why"]) for row in rows] == [False, True, True]
 
@@ -159,13 +159,13 @@ def test_what_is_torn_or_has_no_manifest_is_listed_as_such(
     part = folder_of_snapshots / "step-000000003000" / "part-00000.pst"
     part.write_bytes(part.read_bytes()[:-10])
     assert run("list", folder_of_snapshots, "--json") == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(capsys.readouterr().out)["results"]
     assert [row["condition"] for row in rows] == ["whole", "whole", "torn"]
     (folder_of_snapshots / "step-000000001000" / "manifest.json").unlink()
 
     assert run("list", folder_of_snapshots, "--json") == 0
 
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(capsys.readouterr().out)["results"]
     assert [row["condition"] for row in rows] == ["torn", "damaged", "damaged"]
     assert "no manifest" in rows[0]["why"]
     assert "difference to step 1000" in rows[1]["why"]
@@ -192,7 +192,7 @@ def test_drain_copies_what_a_training_left_on_its_fast_tier(tmp_path: Path, caps
     slow.mkdir()
 
     assert run("list", slow, "--fast", fast, "--json") == 0
-    assert [row["tiers"] for row in json.loads(capsys.readouterr().out)] == [[str(fast)]] * 2
+    assert [row["tiers"] for row in json.loads(capsys.readouterr().out)["results"]] == [[str(fast)]] * 2
     assert run("drain", slow, "--fast", fast, "--rate", "1 GB/s") == 0
     told = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("step ") and "drained after" in line for line in told) == 2
@@ -200,7 +200,9 @@ def test_drain_copies_what_a_training_left_on_its_fast_tier(tmp_path: Path, caps
     assert capsys.readouterr().out == "nothing to drain\n", "all is there"
 
     assert run("list", slow, "--fast", fast, "--json") == 0
-    assert [row["tiers"] for row in json.loads(capsys.readouterr().out)] == [[str(fast), str(slow)]] * 2
+    assert [row["tiers"] for row in json.loads(capsys.readouterr().out)["results"]] == [
+        [str(fast), str(slow)]
+    ] * 2
     shutil.rmtree(fast)
     assert run("verify", slow) == 0
 
@@ -254,7 +256,7 @@ def test_a_mistyped_fast_folder_is_refused_and_the_real_one_stays_known(
     assert run("drain", slow, "--fast", fast) == 0
     assert "before" not in capsys.readouterr().out, "the other was drained"
     assert run("list", slow, "--json") == 0
-    assert [row["step"] for row in json.loads(capsys.readouterr().out)] == [1, 2, 1000]
+    assert [row["step"] for row in json.loads(capsys.readouterr().out)["results"]] == [1, 2, 1000]
 
 
 def test_who_does_not_name_the_fast_folder_is_told_what_lies_there(tmp_path: Path, capsys: Captured) -> None:
@@ -272,7 +274,7 @@ def test_who_does_not_name_the_fast_folder_is_told_what_lies_there(tmp_path: Pat
     with SnapshotStore(slow, report=None) as store, pytest.raises(ConfigError, match=hint.strip()):
         store.restore()
     assert run("list", slow, "--json") == 0
-    assert json.loads(capsys.readouterr().out) == []
+    assert json.loads(capsys.readouterr().out)["results"] == []
 
 
 def test_a_snapshot_is_no_store_and_its_store_is_named(
@@ -306,7 +308,7 @@ def test_a_folder_that_is_not_there_is_not_made_and_in_an_empty_one_nothing_is_v
         assert run(name, tmp_path) == status
         assert "no snapshot is there" in "".join(capsys.readouterr())
         assert run(name, tmp_path, "--json") == status
-        assert json.loads(capsys.readouterr().out) == []
+        assert json.loads(capsys.readouterr().out)["results"] == []
     assert run("verify", tmp_path, "--step", 1) == 1
 
 

@@ -44,19 +44,22 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def test_methods_are_compared_at_every_distance(ssd: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run("--ssd", ssd, "--parameters", "1e6", "--models", "text-gpt", "--snap-dis", "3,10", "--json")
+    run("--drive", ssd, "--parameters", "1e6", "--models", "text-gpt", "--snap-dis", "3,10", "--json")
 
     data = printed(capsys)
     runs = data["results"]
-    assert [(row["snap_dis"], row["method"]) for row in runs][6:8] == [(3, "dynrle-chain"), (10, "complete")]
+    assert [(row["snap_dis"], row["encoding"]) for row in runs][6:8] == [
+        (3, "dynrle-chain"),
+        (10, "complete"),
+    ]
     assert len(runs) == 2 * 7
     assert runs[0]["stored_bytes"] == 25 * 4_000_000
     assert runs[0]["erases"] > runs[-2]["erases"] > 0
     assert runs[0]["lifetime"]["even_bytes"] == pytest.approx(
-        runs[0]["written_bytes"] * 100_000 * data["ssd"]["blocks"] / runs[0]["erases"]
+        runs[0]["written_bytes"] * 100_000 * data["drive"]["blocks"] / runs[0]["erases"]
     )
     assert runs[0]["lifetime"]["even_years"] is None
-    assert data["ssd"]["exported_bytes"] == SMALL.exported_bytes
+    assert data["drive"]["exported_bytes"] == SMALL.exported_bytes
 
 
 def test_the_table_names_what_is_missing_and_what_is_scaled(
@@ -67,7 +70,16 @@ def test_the_table_names_what_is_missing_and_what_is_scaled(
     sizes.write_text(json.dumps({"format": "penstock snapshot sizes 1", "models": [model]}))
 
     run(
-        "--ssd", ssd, "--sizes", str(sizes), "--parameters", "1000000", "--snap-dis", "5", "--every", "25 min"
+        "--drive",
+        ssd,
+        "--sizes",
+        str(sizes),
+        "--parameters",
+        "1000000",
+        "--snap-dis",
+        "5",
+        "--every",
+        "25 min",
     )
 
     out = capsys.readouterr().out
@@ -78,7 +90,7 @@ def test_the_table_names_what_is_missing_and_what_is_scaled(
 
 
 def test_a_stream_is_summed_up_by_phase(ssd: str, stream: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run("--ssd", ssd, "--stream", stream, "--every", "12 h", "--endurance", "1000", "--json")
+    run("--drive", ssd, "--recording", stream, "--every", "12 h", "--endurance", "1000", "--json")
 
     data = printed(capsys)
     pages = -(-20_000_000 // 4_096)
@@ -129,9 +141,9 @@ def test_the_writes_of_a_recording_are_run(
     file = str(tmp_path / "run.blocks")
     write_recording(file, import_recording([tmp_path / "log"], form))
 
-    run("--ssd", ssd, "--stream", file, "--repeat", "2", "--json")
+    run("--drive", ssd, "--recording", file, "--repeats", "2", "--json")
     data = printed(capsys)
-    run("--ssd", ssd, "--stream", file)
+    run("--drive", ssd, "--recording", file)
 
     assert data["written_pages"] == 2 * pages
     assert data["recording"] == {
@@ -147,17 +159,17 @@ def test_the_writes_of_a_recording_are_run(
 def test_a_drive_that_nothing_was_erased_on_lasts_for_ever(
     ssd: str, stream: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("--ssd", ssd, "--stream", stream, "--warm-up", "none", "--json")
+    run("--drive", ssd, "--recording", stream, "--warm-up", "none", "--json")
     assert printed(capsys)["lifetime"]["even_bytes"] is None
 
-    run("--ssd", ssd, "--stream", stream, "--warm-up", "none")
+    run("--drive", ssd, "--recording", stream, "--warm-up", "none")
     assert "never: nothing was erased" in capsys.readouterr().out
 
 
 def test_repeating_multiplies_what_is_written(
     ssd: str, stream: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("--ssd", ssd, "--stream", stream, "--repeat", "30", "--per-day", "1 TB", "--warm-up", "random")
+    run("--drive", ssd, "--recording", stream, "--repeats", "30", "--per-day", "1 TB", "--warm-up", "random")
 
     out = capsys.readouterr().out
     assert "1.2 GB (292,980 pages)" in out
@@ -166,9 +178,9 @@ def test_repeating_multiplies_what_is_written(
 
 
 def test_pictures_are_drawn(ssd: str, stream: str, tmp_path: Path) -> None:
-    run("--ssd", ssd, "--stream", stream, "--plot", str(tmp_path / "blocks.svg"))
+    run("--drive", ssd, "--recording", stream, "--plot", str(tmp_path / "blocks.svg"))
     run(
-        "--ssd",
+        "--drive",
         ssd,
         "--models",
         "digits-cnn",
@@ -185,29 +197,32 @@ def test_pictures_are_drawn(ssd: str, stream: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ssd", "{tmp}/none.toml"], "there is no such file; the built-in one is paper"),
-        (["--ssd", "{tmp}/bad.toml"], "bad.toml: chanels is not a field"),
+        (["--drive", "{tmp}/none.toml"], "there is no such file; the built-in one is paper"),
+        (["--drive", "{tmp}/bad.toml"], "bad.toml: chanels is not a field"),
         (
             ["--models", "resnet"],
             "--models: 'resnet' is not recorded; the models are digits-cnn, text-gpt",
         ),
-        (["--methods", "zip"], "'zip' is no method; the known ones are complete"),
+        (["--encodings", "zip"], "'zip' is no method; the known ones are complete"),
         (["--snap-dis", "3,x"], "--snap-dis is 'x'; it must be a whole number"),
         (["--snap-dis", "0"], "--snap-dis is '0'"),
         (["--parameters", "nan"], "--parameters is 'nan'"),
         (["--parameters", "1.5"], "--parameters is '1.5'"),
         (["--parameters", "1e15"], "'snapshot 1' needs .* pages, and .* are free"),
-        (["--repeat", "0"], "--repeat is 0"),
+        (["--repeats", "0"], "--repeats is 0"),
         (["--seed", "-1"], "--seed is -1"),
         (["--endurance", "0"], "--endurance is 0"),
         (["--warm-up", "hot"], "warm-up is 'hot'; it must be one of sequential"),
-        (["--stream", "{tmp}/bad.csv"], r"bad.csv, line 2: 'copy' is no operation"),
-        (["--stream", "{stream}", "--models", "x"], "--stream and --models do not go together"),
-        (["--stream", "{stream}", "--per-day", "5"], "--per-day: '5' has no unit"),
-        (["--stream", "{stream}", "--every", "0 s"], "--every is '0 s'; it must be finite and above zero"),
-        (["--stream", "{tmp}/pages.csv", "--every", "1 s"], "writes no files, so it has no rate of its own"),
+        (["--recording", "{tmp}/bad.csv"], r"bad.csv, line 2: 'copy' is no operation"),
+        (["--recording", "{stream}", "--models", "x"], "--recording and --models do not go together"),
+        (["--recording", "{stream}", "--per-day", "5"], "--per-day: '5' has no unit"),
+        (["--recording", "{stream}", "--every", "0 s"], "--every is '0 s'; it must be finite and above zero"),
+        (
+            ["--recording", "{tmp}/pages.csv", "--every", "1 s"],
+            "writes no files, so it has no rate of its own",
+        ),
         (["--sizes", "{tmp}/bad.csv"], "bad.csv, line 1: it is not JSON"),
-        (["--stream", "{stream}", "--plot", "{tmp}/picture.xyz"], "ends in '.xyz', which is no picture"),
+        (["--recording", "{stream}", "--plot", "{tmp}/picture.xyz"], "ends in '.xyz', which is no picture"),
     ],
 )
 def test_what_cannot_be_done_is_said(
@@ -216,8 +231,8 @@ def test_what_cannot_be_done_is_said(
     (tmp_path / "bad.csv").write_text("# a comment\ncopy,a\n")
     (tmp_path / "pages.csv").write_text("write_pages,0\n")
     (tmp_path / "bad.toml").write_text("chanels = 8\n")
-    if "--ssd" not in arguments:
-        arguments = [*arguments, "--ssd", ssd]
+    if "--drive" not in arguments:
+        arguments = [*arguments, "--drive", ssd]
 
     with pytest.raises(PenstockError, match=message):
         run(*(text.replace("{tmp}", str(tmp_path)).replace("{stream}", stream) for text in arguments))
@@ -227,4 +242,4 @@ def test_an_empty_stream_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("# nothing\n")
 
     with pytest.raises(PenstockError, match=r"empty\.csv has no operation"):
-        run("--stream", str(tmp_path / "empty.csv"))
+        run("--recording", str(tmp_path / "empty.csv"))

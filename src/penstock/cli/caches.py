@@ -176,7 +176,7 @@ def _agreed_caches(job: Job, shares: Sequence[float]) -> list[str]:
     return [
         "Caches that ranks agree on (hash, frequency, cover, push, cover + local), under the same job's full shuffle:",
         f"  penstock simulate sharing --samples {job.samples} --ranks {job.ranks} --epochs {job.epochs} "
-        f"--batch {job.batch_size // job.ranks} --seed {job.seed} --cache {' '.join(f'{c:.10g}' for c in chosen)}",
+        f"--batch-size {job.batch_size} --seed {job.seed} --memory {','.join(f'{c:.10g}' for c in chosen)}",
     ]
 
 

@@ -24,13 +24,13 @@ those of penstock paper.
 """
 _EPILOG = """\
 examples:
-  penstock simulate loading scenario1 --seeds 6
+  penstock simulate loading scenario1 --repeats 6
   penstock simulate loading scenario4 --policies lower-bound,staging,cover,mine:MyPolicy --plot policies.png
   penstock simulate loading cats.toml --scaling 1,2,4,8 --json
 
-JSON: scenario, seeds, and results[] of policy, ranks, is_runnable (by the loader of this version, else
-not_runnable_reason), run_seconds (mean of the seeds, null where the policy
-cannot run: see reason), run_seconds_of_seeds[], spread_seconds, reason; and of the first seed initial_stall_seconds,
+JSON: scenario, repeats, and results[] of policy, ranks, is_runnable (by the loader of this version, else
+not_runnable_reason), run_seconds (mean of the repeats, null where the policy
+cannot run: see reason), run_seconds_by_repeat[], spread_seconds, reason; and of the first seed initial_stall_seconds,
 stall_seconds_of_ranks[], store_read_bytes, data_set_bytes, shares{}; with --series also step_end_seconds[] and
 step_stall_seconds[] (mean over ranks).
 """
@@ -49,7 +49,13 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--policies", metavar="NAMES", help="with commas; one's own as module:Class (default: all)"
     )
-    parser.add_argument("--seeds", type=int, default=1, metavar="K", help="means over so many (%(default)s)")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=1,
+        metavar="K",
+        help="repeat K times, with seeds from --seed on (%(default)s)",
+    )
     parser.add_argument("--scaling", metavar="RANKS", help="strong scaling over these numbers, with commas")
     parser.add_argument("--series", action="store_true", help="put every batch into the JSON")
     add_output_options(parser)
@@ -66,16 +72,16 @@ def _run(options: argparse.Namespace) -> None:
     if options.series and not options.json:
         raise ConfigError("--series puts every batch into the JSON: give --json as well")
     scenario = scenario_from(options)
-    if options.seeds < 1:
-        raise ConfigError(f"--seeds is {options.seeds}; at least 1 is needed")
+    if options.repeats < 1:
+        raise ConfigError(f"--repeats is {options.repeats}; at least 1 is needed")
     names = POLICY_NAMES if options.policies is None else parsed_names(options.policies, "--policies")
     policies = [find_policy(name) for name in names]
     check_memory("samples", scenario.samples, 8 * (1 + scenario.epochs))  # sizes, and what all ranks read
     ranks = _ranks(options.scaling)
     prepare_clock(len(policies) * sum(map(scenario.plan().reads, range(scenario.ranks))))
-    total = len(policies) * options.seeds * max(1, len(ranks))
+    total = len(policies) * options.repeats * max(1, len(ranks))
     with progress("simulating", total) as done:
-        runs = run_policies(scenario, policies, seeds=options.seeds, ranks=ranks, progress=done)
+        runs = run_policies(scenario, policies, seeds=options.repeats, ranks=ranks, progress=done)
     draw = draw_scaling if len(ranks) > 1 else draw_policies
     show(
         options,
@@ -201,7 +207,7 @@ def _as_json(options: argparse.Namespace, scenario: Scenario, runs: Sequence[Pol
             "is_runnable": row.not_runnable_reason is None,
             "not_runnable_reason": row.not_runnable_reason,
             "run_seconds": row.mean_seconds,
-            "run_seconds_of_seeds": list(row.run_seconds),
+            "run_seconds_by_repeat": list(row.run_seconds),
             "spread_seconds": row.spread_seconds,
             "reason": row.reason or None,
         }
@@ -218,4 +224,4 @@ def _as_json(options: argparse.Namespace, scenario: Scenario, runs: Sequence[Pol
                 entry["step_end_seconds"] = result.step_end_seconds.tolist()
                 entry["step_stall_seconds"] = result.step_stall_seconds.mean(axis=1).tolist()
         entries.append(entry)
-    return {"scenario": scenario.name, "seeds": options.seeds, "results": entries}
+    return {"scenario": scenario.name, "repeats": options.repeats, "results": entries}

@@ -67,7 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"penstock {version('penstock')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    demo = commands.add_parser("demo", help="train beside PyTorch's loader on a slow store, and compare")
+    demo = commands.add_parser(
+        "demo",
+        help="train beside PyTorch's loader on a slow store, and compare",
+        epilog="Example: penstock demo --data photos/train --epochs 3",
+    )
     demo.add_argument(
         "--data", type=Path, metavar="DIR", help="an image folder (default: handwritten digits)"
     )
@@ -77,7 +81,11 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--epochs", type=int, metavar="E", default=12, help="epochs to train (%(default)s)")
     demo.set_defaults(run=_demo)
 
-    measure = commands.add_parser("calibrate", help="measure what a read costs here and write the machine")
+    measure = commands.add_parser(
+        "calibrate",
+        help="measure what a read costs here and write the machine",
+        epilog="Example: penstock calibrate photos/train --out machine.toml",
+    )
     measure.add_argument("source", metavar="SOURCE", help="image folder, flat folder or list file")
     measure.add_argument(
         "--out", type=Path, metavar="FILE", default=Path("machine.toml"), help="the machine (%(default)s)"
@@ -87,11 +95,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     measure.set_defaults(run=_calibrate)
 
-    waits = commands.add_parser("ps", help="print what a running training waits for")
+    waits = commands.add_parser(
+        "ps", help="print what a running training waits for", epilog="Example: penstock ps 4711"
+    )
     waits.add_argument("pid", type=int, metavar="PID", help="process id of the training")
     waits.set_defaults(run=_ps)
 
-    compiling = commands.add_parser("compile", help="compile all kernels ahead, as for a container's image")
+    compiling = commands.add_parser(
+        "compile",
+        help="compile all kernels ahead, as for a container's image",
+        epilog="Example: penstock compile",
+    )
     compiling.set_defaults(run=_compile)
 
     add_plan(commands)

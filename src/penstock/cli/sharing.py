@@ -22,13 +22,13 @@ the bound that no scheme can beat: F + (E - 1) max(0, F - N C) reads of the stor
 """
 _EPILOG = """\
 examples:
-  penstock simulate sharing --cache 1
-  penstock simulate sharing --ranks 32 --batch 64 --samples 200000 --epochs 10 --cache 0.5 1 --plot sharing.png
+  penstock simulate sharing --memory 1
+  penstock simulate sharing --ranks 32 --batch-size 2048 --samples 200000 --epochs 10 --memory 0.5,1 --plot sharing.png
 
-JSON: results[], one per --cache, each with cache_share, samples_held, least_store_reads_share and schemes{}: by name
+JSON: results[], one per share, each with memory_share, samples_held, least_store_reads_share and policies{}: by name
 the counts reads, local, moved, store (these three make all reads), handed, filled (ahead of reads), the same as
 ..._share of all reads, store_reads_share (store and filled), peer_reads_share (moved and handed), and
-store_reads_by_epoch[], local_by_rank[]. schemes{} at the top says what each name means.
+store_reads_by_epoch[], local_by_rank[]. policies{} at the top says what each name means.
 """
 _SHARES = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.6, 2.0)
 
@@ -46,16 +46,17 @@ def add(commands: Any) -> None:
     parser.add_argument("--samples", type=int, default=20_000, metavar="F", help=shown)
     parser.add_argument("--ranks", type=int, default=4, metavar="N", help=shown)
     parser.add_argument("--epochs", type=int, default=50, metavar="E", help=shown)
-    parser.add_argument("--batch", type=int, default=32, metavar="B", help=f"samples per rank {shown}")
+    parser.add_argument(
+        "--batch-size", type=int, default=128, metavar="B", help=f"samples of all ranks {shown}"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="SEED", help=f"of the shuffle {shown}")
     parser.add_argument(
-        "--cache",
+        "--memory",
         type=_shares,
-        nargs="+",
-        default=[list(_SHARES)],
-        metavar="SHARE",
-        help=f"of the data set, that all ranks together hold: N C / F ({' '.join(map(str, _SHARES))}); "
-        "N is all of it on every rank, and more is no more",
+        default=_SHARES,
+        metavar="SHARES",
+        help=f"shares of the data set that all ranks together hold: N C / F ({','.join(map(str, _SHARES))}); "
+        "N = every rank holds all samples; larger values change nothing",
     )
     add_output_options(parser)
     parser.set_defaults(run=_run)
@@ -82,12 +83,12 @@ def _run(options: argparse.Namespace) -> None:
     from penstock.measure.plot_sharing import draw_sharing
     from penstock.simulate.sharing import SCHEMES, compare_schemes, in_memory, least_store_reads
 
-    cache_shares = [share for part in options.cache for share in part]
-    for share in cache_shares:
+    shares_held = options.memory
+    for share in shares_held:
         if not (math.isfinite(share) and share >= 0):
-            raise ConfigError(f"--cache is {share:g}; it is a share of the data set: 1 holds all of it once")
+            raise ConfigError(f"--memory is {share:g}; it is a share of the data set: 1 holds all of it once")
     plan = in_memory(_plan(options))
-    held = [round(min(share, options.ranks) * options.samples) for share in cache_shares]
+    held = [round(min(share, options.ranks) * options.samples) for share in shares_held]
     counted, bounds = [], []
     with progress("counting", len(held)) as done:
         for index, samples_held in enumerate(held):
@@ -96,23 +97,23 @@ def _run(options: argparse.Namespace) -> None:
             done(index + 1)
     data = {
         **{name: getattr(options, name) for name in ("samples", "ranks", "epochs", "seed")},
-        "batch_per_rank": options.batch,
-        "schemes": dict(SCHEMES),
+        "batch_size": options.batch_size,
+        "policies": dict(SCHEMES),
         "results": [
             {
-                "cache_share": share,
+                "memory_share": share,
                 "samples_held": samples_held,
                 "least_store_reads_share": bound,
-                "schemes": {name: _as_data(shares) for name, shares in by_scheme.items()},
+                "policies": {name: _as_data(shares) for name, shares in by_scheme.items()},
             }
-            for share, samples_held, bound, by_scheme in zip(cache_shares, held, bounds, counted, strict=True)
+            for share, samples_held, bound, by_scheme in zip(shares_held, held, bounds, counted, strict=True)
         ],
     }
     if len(counted) == 1:
-        tables = [_one_size(cache_shares[0], counted[0], bounds[0])]
+        tables = [_one_size(shares_held[0], counted[0], bounds[0])]
     else:
-        tables = _all_sizes(cache_shares, counted, bounds)
-    show(options, data, tables, _notes(options), lambda: draw_sharing(cache_shares, counted, bounds))
+        tables = _all_sizes(shares_held, counted, bounds)
+    show(options, data, tables, _notes(options), lambda: draw_sharing(shares_held, counted, bounds))
 
 
 def _plan(options: argparse.Namespace) -> AccessPlan:
@@ -121,12 +122,15 @@ def _plan(options: argparse.Namespace) -> AccessPlan:
 
     if options.ranks < 1:
         raise ConfigError(f"--ranks is {options.ranks}; at least one rank reads the samples: raise it")
-    if options.batch < 1:
-        raise ConfigError(f"--batch is {options.batch}; each rank reads at least one sample a step: raise it")
+    if options.batch_size < options.ranks:
+        raise ConfigError(
+            f"--batch-size is {options.batch_size}, and each of {options.ranks} ranks reads at least one sample a "
+            "step: raise it"
+        )
     # Where the sample is, and who has it.
     check_memory("--samples", options.samples, 16)
     order = FullShuffle(options.samples, options.seed)
-    return AccessPlan(order, options.batch * options.ranks, options.epochs, options.ranks)
+    return AccessPlan(order, options.batch_size, options.epochs, options.ranks)
 
 
 def _reads(plan: AccessPlan) -> int:
@@ -156,20 +160,20 @@ def _one_size(share: float, counted: dict[str, ReadCounts], bound: float) -> Tab
 
 
 def _all_sizes(
-    cache_shares: list[float], counted: list[dict[str, ReadCounts]], bounds: list[float]
+    shares_held: list[float], counted: list[dict[str, ReadCounts]], bounds: list[float]
 ) -> list[Table]:
     names = list(counted[0])
     store = [
         [f"{share:g}", *(_percent(s.share(s.store_reads)) for s in by_scheme.values()), _percent(bound)]
-        for share, by_scheme, bound in zip(cache_shares, counted, bounds, strict=True)
+        for share, by_scheme, bound in zip(shares_held, counted, bounds, strict=True)
     ]
     local = [
         [f"{share:g}", *(_percent(s.share(s.local)) for s in by_scheme.values())]
-        for share, by_scheme in zip(cache_shares, counted, strict=True)
+        for share, by_scheme in zip(shares_held, counted, strict=True)
     ]
     moved = [
         [f"{share:g}", *(_percent(s.share(s.peer_reads)) for s in by_scheme.values())]
-        for share, by_scheme in zip(cache_shares, counted, strict=True)
+        for share, by_scheme in zip(shares_held, counted, strict=True)
     ]
     return [
         Table("Read from the shared store, % of all reads", ["N C / F", *names, "bound"], store),
@@ -180,10 +184,10 @@ def _all_sizes(
 
 def _notes(options: argparse.Namespace) -> list[str]:
     return [
-        f"{options.samples:,} samples of equal size, {options.epochs} epochs, {options.ranks} ranks of {options.batch} "
-        f"samples a step, seed {options.seed}. A read finds its sample local, moves it from another rank or takes it "
-        "from the store, which makes 100 %. Beside the reads, samples are handed on to another rank and fetched from "
-        "the store ahead, so that no read waits for it.",
+        f"{options.samples:,} samples of equal size, {options.epochs} epochs, {options.ranks} ranks, "
+        f"{options.batch_size:,} samples a step, seed {options.seed}. A read finds its sample local, moves it from "
+        "another rank or takes it from the store, which makes 100 %. Besides reads, samples are handed on to another "
+        "rank and fetched from the store ahead, so that no read waits for it.",
         '"local" pays where reads from other ranks make the training wait, and the more the larger the batch per rank. '
         "The global batch stays as it is, but samples that one rank holds meet in its local batch more often: "
         "statistics over a local batch (BatchNorm, unless synchronised) change. It is never chosen by itself.",

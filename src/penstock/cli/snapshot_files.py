@@ -13,13 +13,13 @@ from penstock.cli.output import Table, add_output_options, print_line, show
 from penstock.errors import ConfigError, DataError
 from penstock.units import format_bytes, format_count, parse_bytes
 
-_KINDS = """\
+_KINDS = """
 kinds of files: .safetensors; .pt, .pth, .bin and .ckpt of torch.save; a folder as Hugging Face lays a model out, its
 tensors shared out over files; .npy and .npz, which are read only. No code in a file is run.
 """
 _JSON = """
-JSON: seal, files, bytes (of all files), and faults[] of file, wrong ("missing", "extra", "resized", "changed",
-"unreadable"), why, begin and end (in bytes), tensors[].
+JSON: seal, files, bytes (of all files), and results[], the faults: file, wrong ("missing", "extra", "resized",
+"changed", "unreadable"), why, begin and end (in bytes), tensors[].
 """
 #: What says a step in a file's name, the surest first; the last is a number on its own.
 _STEPS = tuple(
@@ -35,7 +35,14 @@ _STEPS = tuple(
 
 def add(commands: Any) -> None:
     """Add the commands to the parser of `penstock snapshots`."""
-    load = _command(commands, "import", "save other people's checkpoint as a snapshot", _import, _KINDS)
+    load = _command(
+        commands,
+        "import",
+        "save other people's checkpoint as a snapshot",
+        _import,
+        "model.safetensors snapshots --step 400",
+        _KINDS,
+    )
     load.add_argument("file", type=Path, metavar="FILE", help="or folder, to read")
     load.add_argument("folder", metavar="DIR", help="of the store; made if it is missing")
     load.add_argument(
@@ -43,7 +50,14 @@ def add(commands: Any) -> None:
     )
     load.add_argument("--part", metavar="NAME", help="where in the state it goes, such as model")
 
-    save = _command(commands, "export", "write a snapshot as other people read it", _export, _KINDS)
+    save = _command(
+        commands,
+        "export",
+        "write a snapshot as other people read it",
+        _export,
+        "snapshots model.safetensors --part model",
+        _KINDS,
+    )
     save.add_argument("folder", metavar="DIR", help="of the store; or an address such as s3://bucket/runs/a")
     save.add_argument("file", type=Path, metavar="FILE", help="or folder, to write")
     save.add_argument("--step", type=int, metavar="N", help="of the snapshot (the one saved last)")
@@ -53,17 +67,20 @@ def add(commands: Any) -> None:
     save.add_argument("--overwrite", action="store_true", help="write a file anew that is there already")
 
     told = "write checksums beside a checkpoint that is known to be good"
-    seal = _command(commands, "seal", told, _seal, None)
+    seal = _command(commands, "seal", told, _seal, "model.safetensors")
     seal.add_argument("path", type=Path, metavar="PATH", help="a file, or a folder as DCP writes it")
     seal.add_argument("--overwrite", action="store_true", help="seal anew what was sealed before")
 
     told = "compare a sealed checkpoint with its checksums; exit status 1 if anything differs"
-    check = _command(commands, "check", told, _check, _JSON)
+    check = _command(commands, "check", told, _check, "model.safetensors", _JSON)
     check.add_argument("path", type=Path, metavar="PATH", help="what was sealed")
     add_output_options(check, plot=False)
 
 
-def _command(commands: Any, name: str, told: str, run: Any, epilog: str | None) -> argparse.ArgumentParser:
+def _command(
+    commands: Any, name: str, told: str, run: Any, example: str, more: str = ""
+) -> argparse.ArgumentParser:
+    epilog = f"Example: penstock snapshots {name} {example}\n{more}"
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=told, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -165,7 +182,7 @@ def _check(options: argparse.Namespace) -> None:
         "seal": str(sealed.path),
         "files": len(sealed.files),
         "bytes": sealed.nbytes,
-        "faults": [
+        "results": [
             {
                 "file": fault.file,
                 "wrong": fault.wrong,

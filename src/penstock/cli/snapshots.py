@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from penstock.checkpoint.store import SnapshotStore
 
 _JSON = """
-JSON: a list of snapshots, in the order in which they were saved, each with step, condition ("whole", "torn", "damaged",
-"newer"), why, created_seconds (since 1970), reference_step (null for one that is stored whole), raw_bytes,
+JSON: results[], the snapshots in the order in which they were saved, each with step, condition ("whole", "torn",
+"damaged", "newer"), why, created_seconds (since 1970), reference_step (null for one that is stored whole), raw_bytes,
 stored_bytes, codec, kept_mantissa_bits (null unless it is lossy), tiers, broken_tiers (those whose copy is damaged).
 """
 
@@ -29,23 +29,35 @@ def add_snapshots(commands: Any) -> None:
         "snapshots", help="list, verify, move and study the snapshots of a training"
     )
     kinds = group.add_subparsers(required=True, metavar="WHAT")
-    listed = _command(kinds, "list", "what is there, and whether its files are complete", _list, _JSON)
+    listed = _command(kinds, "list", "what is there, and whether its files are complete", _list)
     listed.description = "Opens each snapshot, without reading it to its end."
-    verify = _command(
-        kinds, "verify", "read and decode every copy; exit status 1 if any is damaged", _verify, _JSON
-    )
+    verify = _command(kinds, "verify", "read and decode every copy; exit status 1 if any is damaged", _verify)
     verify.add_argument("--step", type=int, metavar="N", help="only this one")
-    delete = _command(kinds, "delete", "remove a snapshot that no other is a difference to", _delete, None)
+    delete = _command(kinds, "delete", "delete a snapshot that no delta depends on", _delete)
     delete.add_argument("--step", type=int, metavar="N", required=True, help="of the snapshot")
-    drain = _command(kinds, "drain", "copy what a training left on a fast tier to its folder", _drain, None)
+    drain = _command(kinds, "drain", "copy what a training left on a fast tier to its folder", _drain)
     drain.add_argument("--rate", metavar="RATE", help='write at most so much, such as "100 MB/s"')
     for command in (snapshot_files, snapshot_study):
         command.add(kinds)
 
 
-def _command(kinds: Any, name: str, told: str, run: Any, output: str | None) -> argparse.ArgumentParser:
+#: Of each command, what its example adds to the folder; those that list print JSON, too.
+_EXAMPLES = {
+    "list": "",
+    "verify": " --fast /local/run",
+    "delete": " --step 400",
+    "drain": ' --fast /local/run --rate "100 MB/s"',
+}
+
+
+def _command(kinds: Any, name: str, told: str, run: Any) -> argparse.ArgumentParser:
+    has_json = name in ("list", "verify")
+    example = f"Example: penstock snapshots {name} snapshots{_EXAMPLES[name]}\n"
     parser: argparse.ArgumentParser = kinds.add_parser(
-        name, help=told, epilog=output, formatter_class=argparse.RawDescriptionHelpFormatter
+        name,
+        help=told,
+        epilog=example + (_JSON if has_json else ""),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "folder", metavar="DIR", help="of the store; or an address such as s3://bucket/runs/a"
@@ -54,7 +66,7 @@ def _command(kinds: Any, name: str, told: str, run: Any, output: str | None) -> 
     parser.add_argument(
         "--fast", type=Path, metavar="DIR", required=needs_fast, help="its fast tier, if it has one"
     )
-    if output is not None:
+    if has_json:
         add_output_options(parser, plot=False)
     parser.set_defaults(run=run)
     return parser
@@ -181,4 +193,9 @@ def _show(options: argparse.Namespace, listed: list[Listed], closing: str) -> No
         for one in listed
     ]
     notes = [f"step {one.step:,}: {one.why}" for one in listed if one.why]
-    show(options, data, [Table("", columns, rows)] if rows else [], [*notes, closing] if closing else notes)
+    show(
+        options,
+        {"results": data},
+        [Table("", columns, rows)] if rows else [],
+        [*notes, closing] if closing else notes,
+    )

@@ -26,17 +26,17 @@ models that come with Penstock, scaled to --parameters.
 _EPILOG = """\
 examples:
   penstock simulate wear --parameters 1e9 --every "30 min" --plot wear.png
-  penstock simulate wear --models text-gpt --ssd my-ssd.toml --every "30 min" --endurance 3000
-  penstock trace blocks --out run.blocks -- python train.py && penstock simulate wear --stream run.blocks
-  penstock simulate wear --stream writes.csv --per-day "2 TB" --warm-up random
+  penstock simulate wear --models text-gpt --drive my-ssd.toml --every "30 min" --endurance 3000
+  penstock trace blocks --out run.blocks -- python train.py && penstock simulate wear --recording run.blocks
+  penstock simulate wear --recording writes.csv --per-day "2 TB" --warm-up random
 
 A stream is a recording of block references (penstock trace blocks, its own and what it imports: blkparse, fio, strace
 and others), whose writes are run, or a text, one operation a line: write,NAME,SIZE; read,NAME; delete,NAME; or pages
 of the drive: write_pages,FIRST,COUNT; trim_pages,FIRST,COUNT; read_pages,FIRST,COUNT; and phase,NAME to sum up what
 follows.
 
-JSON, all explained in docs/howto/ssd-wear.md: ssd{exported_bytes, page_bytes, blocks, rated_cycles}; for snapshots
-results[] of model, parameters, snapshots, method, snap_dis, stored_bytes, stored_share, repeat and the sums; for a
+JSON, all explained in docs/howto/ssd-wear.md: drive{exported_bytes, page_bytes, blocks, rated_cycles}; for snapshots
+results[] of model, parameters, snapshots, encoding, snap_dis, stored_bytes, stored_share, repeats and the sums; for a
 stream the sums at the top, recording{}, phases[], histogram[]. Sums: written_bytes, written_pages, moved_pages,
 summary_pages, programmed_pages, trimmed_pages, read_pages, write_amplification, erases, erases_per_block{},
 busy_seconds, bytes_per_day, lifetime{}.
@@ -58,9 +58,11 @@ def add(commands: Any) -> None:
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--sizes", type=Path, metavar="FILE", help="recorded sizes of snapshots (JSON)")
-    source.add_argument("--stream", type=Path, metavar="FILE", help="a recording, or a stream as text")
+    source.add_argument("--recording", type=Path, metavar="FILE", help="a recording, or a stream as text")
     drive = parser.add_argument_group("the drive")
-    drive.add_argument("--ssd", default="paper", metavar="FILE", help="a .toml file, or paper (%(default)s)")
+    drive.add_argument(
+        "--drive", default="paper", metavar="FILE", help="a .toml file, or paper (%(default)s)"
+    )
     drive.add_argument(
         "--warm-up", default="sequential", metavar="HOW", help="sequential, random or none (%(default)s)"
     )
@@ -72,14 +74,14 @@ def add(commands: Any) -> None:
     snapshots.add_argument(
         "--parameters", metavar="P", help=f"scale every model to P weights ({_PARAMETERS:,})"
     )
-    snapshots.add_argument("--methods", metavar="NAMES", help="of storing a snapshot (all seven)")
+    snapshots.add_argument("--encodings", metavar="NAMES", help="of storing a snapshot (all seven)")
     snapshots.add_argument("--snap-dis", metavar="D,...", help="snapshots between baselines (3,5,10)")
     life = parser.add_argument_group("its life")
     life.add_argument(
-        "--repeat", type=int, default=1, metavar="N", help="run everything so often (%(default)s)"
+        "--repeats", type=int, default=1, metavar="N", help="repeat the workload N times (%(default)s)"
     )
     life.add_argument(
-        "--endurance", type=int, metavar="CYCLES", help="erases a block is good for (the SSD's)"
+        "--endurance", type=int, metavar="CYCLES", help="erases a block is good for (the drive's)"
     )
     rate = life.add_mutually_exclusive_group()
     rate.add_argument("--per-day", metavar="SIZE", help='what is written a day, as "500 GB"')
@@ -91,14 +93,14 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     from penstock.simulate.wear import warm_drive
 
-    refuse_together(options, "stream", ("models", "parameters", "methods", "snap_dis"))
-    if options.repeat < 1:
-        raise ConfigError(f"--repeat is {options.repeat}; everything runs at least once")
+    refuse_together(options, "recording", ("models", "parameters", "encodings", "snap_dis"))
+    if options.repeats < 1:
+        raise ConfigError(f"--repeats is {options.repeats}; everything runs at least once")
     if options.seed < 0:
         raise ConfigError(f"--seed is {options.seed}; it must be zero or more")
     ssd = _ssd(options)
-    if options.stream is not None:
-        stream, recorded = _stream(options.stream, ssd)
+    if options.recording is not None:
+        stream, recorded = _stream(options.recording, ssd)
         _run_stream(options, stream, recorded, warm_drive(ssd, options.warm_up, seed=options.seed))
     else:
         models = _models(options)
@@ -110,19 +112,19 @@ def _ssd(options: argparse.Namespace) -> Ssd:
 
     from penstock.machine.ssd import Ssd
 
-    if options.ssd == "paper":
+    if options.drive == "paper":
         ssd = Ssd.paper()
     else:
         try:
-            ssd = Ssd.from_toml(Path(options.ssd).read_text("utf-8"))
+            ssd = Ssd.from_toml(Path(options.drive).read_text("utf-8"))
         except FileNotFoundError:
             raise ConfigError(
-                f"--ssd {options.ssd}: there is no such file; the built-in one is paper"
+                f"--drive {options.drive}: there is no such file; the built-in one is paper"
             ) from None
         except UnicodeDecodeError as error:
-            raise ConfigError(f"--ssd {options.ssd}: it is not text: {error}") from None
+            raise ConfigError(f"--drive {options.drive}: it is not text: {error}") from None
         except ConfigError as error:
-            raise ConfigError(f"--ssd {options.ssd}: {error}") from None
+            raise ConfigError(f"--drive {options.drive}: {error}") from None
     if options.endurance is None:
         return ssd
     if options.endurance < 1:
@@ -142,7 +144,7 @@ def _stream(path: Path, ssd: Ssd) -> tuple[Stream, RecordedWrites | None]:
     with path.open(encoding="utf-8", newline="") as lines:
         stream = read_stream(lines, str(path))
     if not stream.operations:
-        raise ConfigError(f"--stream {path} has no operation: nothing would wear the drive")
+        raise ConfigError(f"--recording {path} has no operation: nothing would wear the drive")
     return stream, None
 
 
@@ -185,7 +187,7 @@ def _life(
         per_day = parsed_amount("--per-day", parse_bytes, options.per_day)
     elif options.every is not None:
         every = parsed_amount("--every", parse_seconds, options.every)
-        per_day = written_per_day(stream, result, every, options.repeat)
+        per_day = written_per_day(stream, result, every, options.repeats)
     if result.ssd.rated_cycles is None:
         return None, per_day
     return lifetime(result.wear, result.written_bytes, result.ssd.rated_cycles, per_day), per_day
@@ -200,8 +202,8 @@ def _run_methods(options: argparse.Namespace, models: Sequence[SnapshotSizes], d
 
     methods = (
         METHODS
-        if options.methods is None
-        else [method_named(name) for name in parsed_names(options.methods, "--methods")]
+        if options.encodings is None
+        else [method_named(name) for name in parsed_names(options.encodings, "--encodings")]
     )
     distances: Sequence[int] = SNAP_DISTANCES
     if options.snap_dis is not None:
@@ -209,7 +211,7 @@ def _run_methods(options: argparse.Namespace, models: Sequence[SnapshotSizes], d
             parsed_count("--snap-dis", part) for part in parsed_names(options.snap_dis, "--snap-dis")
         ]
     with progress("snapshots", len(models) * len(methods) * len(distances)) as done:
-        runs = compare_methods(drive, models, methods, distances, repeat=options.repeat, done=done)
+        runs = compare_methods(drive, models, methods, distances, repeat=options.repeats, done=done)
     rows = [_method_row(options, run) for run in runs]
     tables = []
     for model in models:
@@ -217,9 +219,9 @@ def _run_methods(options: argparse.Namespace, models: Sequence[SnapshotSizes], d
         title = f"{model.name}: {model.count} snapshots of {model.parameters:,} parameters"
         tables.append(_methods_table(title, own))
     data = {
-        "ssd": _ssd_data(drive.ssd),
+        "drive": _ssd_data(drive.ssd),
         "warm_up": options.warm_up,
-        "repeat": options.repeat,
+        "repeats": options.repeats,
         "results": rows,
     }
     show(options, data, tables, _method_notes(options, models, runs), lambda: draw_methods(runs))
@@ -231,10 +233,10 @@ def _method_row(options: argparse.Namespace, run: StoredRun) -> dict[str, Any]:
         "model": run.sizes.name,
         "parameters": run.sizes.parameters,
         "snapshots": run.sizes.count,
-        "method": run.method.name,
+        "encoding": run.method.name,
         "snap_dis": run.snap_dis,
         "stored_bytes": run.stored_bytes,
-        "repeat": options.repeat,
+        "repeats": options.repeats,
         "stored_share": None if run.stored_bytes is None else run.stored_bytes / complete,
     }
     if run.result is not None and run.stream is not None:
@@ -245,7 +247,7 @@ def _method_row(options: argparse.Namespace, run: StoredRun) -> dict[str, Any]:
 def _methods_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
     from penstock.units import format_bytes
 
-    complete = {row["snap_dis"]: row["erases"] for row in rows if row["method"] == "complete"}
+    complete = {row["snap_dis"]: row["erases"] for row in rows if row["encoding"] == "complete"}
     cells = []
     for row in rows:
         if row["stored_bytes"] is None:
@@ -253,7 +255,7 @@ def _methods_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
         whole = complete.get(row["snap_dis"])
         cells.append(
             [
-                row["method"],
+                row["encoding"],
                 str(row["snap_dis"]),
                 format_bytes(row["stored_bytes"]),
                 _change(row["stored_share"]),
@@ -266,7 +268,7 @@ def _methods_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
             ]
         )
     columns = [
-        "method", "snap_dis", "stored", "change", "erases", "change", "write amp.",
+        "encoding", "snap_dis", "stored", "change", "erases", "change", "write amp.",
         "erases a block", "trainings", "years",
     ]  # fmt: skip
     return Table(title, columns, cells)
@@ -286,7 +288,7 @@ def _trainings_text(row: dict[str, Any]) -> str:
     life = row["lifetime"]
     if life is None or life["even_bytes"] is None:
         return "-"
-    return f"{life['even_bytes'] / row['written_bytes'] * row['repeat']:,.0f}"
+    return f"{life['even_bytes'] / row['written_bytes'] * row['repeats']:,.0f}"
 
 
 def _bytes_text(life: dict[str, Any] | None, field: str) -> str:
@@ -329,12 +331,12 @@ def _run_stream(
     from penstock.measure.plot_wear import draw_blocks
     from penstock.simulate.wear import run_stream
 
-    with progress(str(options.stream), stream.length * options.repeat) as done:
-        result = run_stream(drive, stream, repeat=options.repeat, done=done)
+    with progress(str(options.recording), stream.length * options.repeats) as done:
+        result = run_stream(drive, stream, repeat=options.repeats, done=done)
     data = {
-        "ssd": _ssd_data(result.ssd),
+        "drive": _ssd_data(result.ssd),
         "warm_up": options.warm_up,
-        "repeat": options.repeat,
+        "repeats": options.repeats,
         **_result_data(options, stream, result),
         "recording": None if recorded is None else _recording_data(recorded),
         "phases": [
@@ -346,12 +348,12 @@ def _run_stream(
             for bin_ in result.wear.histogram()
         ],
     }
-    tables = [Table(str(options.stream), ["", "total"], _totals(data))]
+    tables = [Table(str(options.recording), ["", "total"], _totals(data))]
     if len(result.phases) > 1:
         columns = ["phase", "written", "moved", "read", "erases", "busy"]
         tables.append(Table("", columns, [_phase_cells(phase) for phase in result.phases]))
     notes = [*(recorded.notes if recorded else ()), *_stream_notes(result)]
-    show(options, data, tables, notes, lambda: draw_blocks(result, options.stream.name))
+    show(options, data, tables, notes, lambda: draw_blocks(result, options.recording.name))
 
 
 def _recording_data(recorded: RecordedWrites) -> dict[str, int]:
@@ -398,7 +400,7 @@ def _stream_notes(result: WearResult) -> list[str]:
     notes = []
     if result.wear.most < 10:
         notes.append(
-            f"No block was erased more than {result.wear.most} times: --repeat shows how unevenly they wear in the "
+            f"No block was erased more than {result.wear.most} times: --repeats shows how unevenly they wear in the "
             "long run."
         )
     if result.ssd.rated_cycles is None:

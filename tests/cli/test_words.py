@@ -1,0 +1,70 @@
+"""One word per concept, over all commands: the options that they take and the examples that they show."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.cli.main import _parser
+
+#: What another word stands for in every command.
+_OTHER_WORDS = {
+    "--batch": "--batch-size",
+    "--nodes": "--ranks",
+    "--clients": "--ranks",
+    "--seeds": "--repeats",
+    "--repeat": "--repeats",
+    "--runs": "--repeats",
+    "--schemes": "--policies",
+    "--methods": "--encodings",
+    "--ram": "--memory",
+    "--cache": "--memory",
+    "--ssd": "--local-disk or --drive",
+    "--step": "--step-seconds for a time",
+    "--stream": "--recording",
+    "--string": "--recording",
+    "--against": "the positional TRACE",
+    "--force": "--overwrite",
+    "--replace": "--overwrite",
+}
+
+
+def commands(
+    parser: argparse.ArgumentParser, name: str = "penstock"
+) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield every command that does something, with its parser."""
+    kinds = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not kinds:
+        yield name, parser
+    for kind in kinds:
+        for word, child in kind.choices.items():
+            yield from commands(child, f"{name} {word}")
+
+
+COMMANDS = dict(commands(_parser()))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_concept_has_one_word(name: str) -> None:
+    for action in COMMANDS[name]._actions:
+        for option in action.option_strings:
+            is_count = option == "--step" and action.type is int
+            assert is_count or option not in _OTHER_WORDS, f"{name} {option}: {_OTHER_WORDS[option]}"
+        assert action.nargs not in ("+", "*"), (
+            f"{name} {action.dest}: several values have commas between them"
+        )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_an_example_that_can_be_typed(name: str) -> None:
+    examples = re.findall(
+        rf"^.*?({re.escape(name)}\b.*?)(?: && .*)?(?: +#.*)?$", COMMANDS[name].epilog or "", re.MULTILINE
+    )
+
+    assert examples
+    for example in examples:
+        _parser().parse_args(shlex.split(example.replace("%%", "%"))[1:])
