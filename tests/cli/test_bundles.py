@@ -31,7 +31,7 @@ def as_json(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def test_the_recommendation_is_that_of_the_library(as_json: Any) -> None:
-    data = as_json("--samples", "10000", "--cache", "30%", "--epochs", "10", "--tolerate", "0.1")
+    data = as_json("--samples", "10000", "--memory", "30%", "--epochs", "10", "--tolerate", "0.1")
 
     found = recommend(Setting(10_000, 3_000, 10), tolerate=0.1)
     assert data["recommended"]["bundle_ratio"] == found.chosen.bundle_ratio
@@ -43,7 +43,7 @@ def test_the_recommendation_is_that_of_the_library(as_json: Any) -> None:
 
 
 def test_the_table_says_what_to_take_and_why(capsys: pytest.CaptureFixture[str]) -> None:
-    run("--samples", "10000", "--cache", "3,000", "--epochs", "10")
+    run("--samples", "10000", "--memory", "3,000", "--epochs", "10")
 
     said = capsys.readouterr().out
     assert "take this" in said
@@ -53,7 +53,7 @@ def test_the_table_says_what_to_take_and_why(capsys: pytest.CaptureFixture[str])
 
 
 def test_ids_sorted_by_class_are_to_be_scattered(as_json: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--samples", "10000", "--cache", "30%", "--classes", "100")
+    arguments = ("--samples", "10000", "--memory", "30%", "--classes", "100")
 
     data = as_json(*arguments)
 
@@ -64,14 +64,14 @@ def test_ids_sorted_by_class_are_to_be_scattered(as_json: Any, capsys: pytest.Ca
 
 
 def test_one_class_needs_no_scattering(as_json: Any) -> None:
-    data = as_json("--samples", "10000", "--cache", "30%", "--classes", "1")
+    data = as_json("--samples", "10000", "--memory", "30%", "--classes", "1")
 
     assert data["ids"]["scatter"] is False
 
 
 def test_hits_become_seconds_of_the_store(as_json: Any) -> None:
     data = as_json(
-        *("--samples", "10000", "--cache", "300 MB", "--sample-size", "100 kB", "--epochs", "10"),
+        *("--samples", "10000", "--memory", "300 MB", "--sample-size", "100 kB", "--epochs", "10"),
         *("--store-rate", "50 MB/s", "--headroom", "0"),
     )
 
@@ -88,7 +88,7 @@ def test_a_folder_tells_its_samples_sizes_and_classes(as_json: Any, tmp_path: Pa
         Image.fromarray(np.full((4, 4), number, np.uint8)).save(place)
     size = sum(path.stat().st_size for path in tmp_path.rglob("*.png")) / 60
 
-    data = as_json("--data", str(tmp_path), "--cache", f"{int(30 * size) + 1} B", "--batch-size", "4")
+    data = as_json("--data", str(tmp_path), "--memory", f"{int(30 * size) + 1} B", "--batch-size", "4")
 
     assert data["setting"]["samples"] == 60
     assert data["setting"]["cache"] == 30
@@ -96,7 +96,7 @@ def test_a_folder_tells_its_samples_sizes_and_classes(as_json: Any, tmp_path: Pa
 
 
 def test_a_run_too_long_to_count_is_computed(as_json: Any) -> None:
-    data = as_json("--samples", "100000000", "--cache", "30%", "--batch-size", "256")
+    data = as_json("--samples", "100000000", "--memory", "30%", "--batch-size", "256")
 
     assert data["recommended"]["counted_hit_ratio"] is None
     assert data["recommended"]["hit_ratio"] > 0.27
@@ -105,19 +105,19 @@ def test_a_run_too_long_to_count_is_computed(as_json: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--cache", "30%"], "--samples or by --data"),
-        (["--samples", "100", "--data", "x", "--cache", "30%"], "--samples or by --data"),
-        (["--samples", "100"], "--cache is not given"),
-        (["--samples", "0", "--cache", "30%"], "samples is 0"),
-        (["--samples", "100", "--cache", "130%"], "--cache is '130%'"),
-        (["--samples", "100", "--cache", "much"], "much"),
-        (["--samples", "100", "--cache", "8 GB"], "--sample-size"),
-        (["--samples", "100", "--cache", "8 GB", "--sample-size", "0 B"], "at least a byte"),
-        (["--samples", "100", "--cache", "30%", "--store-rate", "1 MB/s"], "--sample-size"),
-        (["--samples", "100", "--cache", "30%", "--classes", "101"], "--classes is 101"),
-        (["--samples", "100", "--cache", "30%", "--tolerate", "nan"], "--tolerate: 'nan' is no share"),
-        (["--samples", "100", "--cache", "30%", "--tolerate", "1", "--reach", "0.1"], "both given"),
-        (["--samples", "100", "--cache", "30%", "--epochs", "0"], "epochs is 0"),
+        (["--memory", "30%"], "--samples or by --data"),
+        (["--samples", "100", "--data", "x", "--memory", "30%"], "--samples or by --data"),
+        (["--samples", "100"], "--memory is not given"),
+        (["--samples", "0", "--memory", "30%"], "samples is 0"),
+        (["--samples", "100", "--memory", "130%"], "--memory is '130%'"),
+        (["--samples", "100", "--memory", "much"], "much"),
+        (["--samples", "100", "--memory", "8 GB"], "--sample-size"),
+        (["--samples", "100", "--memory", "8 GB", "--sample-size", "0 B"], "at least a byte"),
+        (["--samples", "100", "--memory", "30%", "--store-rate", "1 MB/s"], "--sample-size"),
+        (["--samples", "100", "--memory", "30%", "--classes", "101"], "--classes is 101"),
+        (["--samples", "100", "--memory", "30%", "--tolerate", "nan"], "--tolerate: 'nan' is no share"),
+        (["--samples", "100", "--memory", "30%", "--tolerate", "1", "--reach", "0.1"], "both given"),
+        (["--samples", "100", "--memory", "30%", "--epochs", "0"], "epochs is 0"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments: list[str], message: str) -> None:
@@ -126,7 +126,7 @@ def test_what_cannot_be_is_refused(arguments: list[str], message: str) -> None:
 
 
 def test_a_cache_of_a_share_is_written_with_or_without_a_percent_sign(as_json: Any) -> None:
-    bare, percent = (as_json("--samples", "1000", "--cache", text) for text in ("0.3", "30%"))
+    bare, percent = (as_json("--samples", "1000", "--memory", text) for text in ("0.3", "30%"))
 
     assert bare["setting"]["cache"] == 300
     assert bare == percent

@@ -92,11 +92,11 @@ def test_a_trace_is_replayed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFix
     write_references(tmp_path / "a.oracleGeneral", References.of(string, sizes_bytes=np.full(500, 7)))
     file = str(tmp_path / "a.oracleGeneral")
 
-    data = run_json(capsys, "--trace", file, "--sizes", "10,20", "--plot", str(tmp_path / "a.png"))
-    in_bytes = run_json(capsys, "--trace", file, "--sizes", "70 B,140 B", "--bytes")
-    run("--trace", file)
+    data = run_json(capsys, "--recording", file, "--sizes", "10,20", "--plot", str(tmp_path / "a.png"))
+    in_bytes = run_json(capsys, "--recording", file, "--sizes", "70 B,140 B", "--bytes")
+    run("--recording", file)
 
-    assert data["trace"] == {"file": file, "requests": 500, "objects": 40, "objects_bytes": 280}
+    assert data["recording"] == {"file": file, "requests": 500, "objects": 40, "objects_bytes": 280}
     assert data["cache_objects"] == [10, 20]
     by_policy = {curve["policy"]: curve["hit_ratio"] for curve in data["results"]}
     assert list(by_policy) == ["lru", "lfu", "mru", "clock", "fifo", "min"]
@@ -163,9 +163,9 @@ def test_a_huge_cache_holds_everything(size: str, capsys: pytest.CaptureFixture[
         ("--seed -1", "seed is -1"),
         ("--batch-size 0", "batch_size is 0"),
         ("--ranks 4 --samples 3", "ranks is 4; of 3 samples"),
-        ("--trace a.csv --samples 5", "--trace and --samples do not go together"),
-        ("--bytes", "--bytes is about a trace"),
-        ("--format csv", "--format is about a trace"),
+        ("--recording a.csv --samples 5", "--recording and --samples do not go together"),
+        ("--bytes", "--bytes is about a recording"),
+        ("--format csv", "--format is about a recording"),
     ],
 )
 def test_what_makes_no_sense_is_refused(words: str, message: str) -> None:
@@ -178,14 +178,14 @@ def test_a_bad_trace_is_told_by_its_place(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("time,id,size\n")
 
     with pytest.raises(FormatError, match=r"a\.csv, line 2"):
-        run("--trace", str(tmp_path / "a.csv"))
+        run("--recording", str(tmp_path / "a.csv"))
     with pytest.raises(ConfigError, match="has no requests"):
-        run("--trace", str(tmp_path / "empty.csv"))
+        run("--recording", str(tmp_path / "empty.csv"))
     with pytest.raises(DataError, match="cannot be read"):
-        run("--trace", str(tmp_path / "none.csv"))
+        run("--recording", str(tmp_path / "none.csv"))
     (tmp_path / "a.csv").write_text("1,2,3\n")
     with pytest.raises(ConfigError, match="mru is replayed over equal objects only"):
-        run("--trace", str(tmp_path / "a.csv"), "--bytes", "--policies", "mru")
+        run("--recording", str(tmp_path / "a.csv"), "--bytes", "--policies", "mru")
 
 
 @pytest.mark.parametrize(
@@ -195,11 +195,11 @@ def test_ids_that_are_text_are_said_with_the_first_such_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
 ) -> None:
     (tmp_path / name).write_text(text)
-    run("--trace", str(tmp_path / name), "--policies", "lru", "--sizes", "50%")
+    run("--recording", str(tmp_path / name), "--policies", "lru", "--sizes", "50%")
     assert "Ids are text, numbered by first appearance: line 4 has 'xx'" in capsys.readouterr().out
 
     (tmp_path / name).write_text(text.replace("xx", "3"))
-    run("--trace", str(tmp_path / name), "--policies", "lru", "--sizes", "50%")
+    run("--recording", str(tmp_path / name), "--policies", "lru", "--sizes", "50%")
     assert "Ids are text" not in capsys.readouterr().out
 
 

@@ -236,7 +236,7 @@ def test_what_a_locale_has_no_letter_for_is_escaped(tmp_path: Path) -> None:
         ["simulate", "sharing", "--ranks", "0"],
         ["simulate", "caches", "--samples", "0"],
         ["simulate", "bundles", "--epochs", "0"],
-        ["simulate", "wear", "--stream", "/nowhere.txt"],
+        ["simulate", "wear", "--recording", "/nowhere.txt"],
         ["plan", "/nowhere.toml"],
         ["trace", "/nowhere.trace"],
         ["trace", "blocks", "--import", "/nowhere.blocks"],
@@ -266,7 +266,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, capsys: pytest.Captu
 
 def test_who_reads_the_output_may_stop_early() -> None:
     command = "import sys; from penstock.cli.main import main; sys.exit(main())"
-    arguments = ["simulate", "sharing", "--samples", "1000", "--cache", "1"]
+    arguments = ["simulate", "sharing", "--samples", "1000", "--memory", "1"]
     with subprocess.Popen(
         [sys.executable, "-c", command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:

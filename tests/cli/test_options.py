@@ -21,7 +21,7 @@ from penstock.units import parse_bytes, parse_seconds
 
 
 def test_what_is_written_well_is_read() -> None:
-    assert parsed("--cache", parse_bytes, "8 GB") == 8 * 10**9
+    assert parsed("--memory", parse_bytes, "8 GB") == 8 * 10**9
     assert parsed_amount("--step", parse_seconds, "5 ms") == 0.005
     assert parsed_share("--reach", "25%") == parsed_share("--reach", "0.25") == 0.25
     assert [parsed_count("--parameters", text) for text in ("7e9", " 3 ", "9007199254740993")] == [
@@ -45,8 +45,8 @@ def test_a_count_is_a_whole_number_of_at_least_one(text: str) -> None:
 
 
 def test_errors_of_units_say_which_option_they_are_about() -> None:
-    with pytest.raises(ConfigError, match="--cache: '8' has no unit"):
-        parsed("--cache", parse_bytes, "8")
+    with pytest.raises(ConfigError, match="--memory: '8' has no unit"):
+        parsed("--memory", parse_bytes, "8")
     with pytest.raises(ConfigError, match="--reach is '130%'; it is a share from 0 to 1"):
         parsed_share("--reach", "130%")
 

@@ -29,9 +29,9 @@ lost for it. Everything is of one rank: its share of the samples, its cache, its
 """
 _EPILOG = """\
 examples:
-  penstock simulate bundles --samples 1281167 --cache 30% --epochs 20 --tolerate 0.1
-  penstock simulate bundles --data photos/train --cache "8 GB" --epochs 20 --store-rate "200 MB/s" --plot bundles.png
-  penstock simulate bundles --samples 100000 --cache 30% --epochs 90 --reach 25%
+  penstock simulate bundles --samples 1281167 --memory 30% --epochs 20 --tolerate 0.1
+  penstock simulate bundles --data photos/train --memory "8 GB" --epochs 20 --store-rate "200 MB/s" --plot bundles.png
+  penstock simulate bundles --samples 100000 --memory 30% --epochs 90 --reach 25%
 
 JSON: setting, bound_hit_ratio, recommended and results[] of bundle_ratio, bundle_samples, bundles, hit_ratio (expected,
 of all reads), counted_hit_ratio (by replay, or null), randomness_lost, store_read_seconds (or null); reason; ids of
@@ -58,7 +58,7 @@ def add(commands: Any) -> None:
     )
     data.add_argument("--sample-size", metavar="BYTES", help='of one sample on average, such as "110 kB"')
     run = parser.add_argument_group("the training")
-    run.add_argument("--cache", metavar="SIZE", help='30%% or 0.3 of the samples, their number, or "8 GB"')
+    run.add_argument("--memory", metavar="SIZE", help='30%% or 0.3 of the samples, their number, or "8 GB"')
     run.add_argument("--epochs", type=int, metavar="E", default=20, help="epochs to read (%(default)s)")
     run.add_argument("--batch-size", type=int, metavar="B", help="samples the rank reads per step (64)")
     run.add_argument("--headroom", metavar="SHARE", help="of the cache that other data takes (2%%)")
@@ -133,8 +133,8 @@ def _setting(options: argparse.Namespace) -> tuple[Setting, NDArray[np.int64] | 
 
     if (options.samples is None) == (options.data is None):
         raise ConfigError("give the data set by --samples or by --data, one of them")
-    if options.cache is None:
-        raise ConfigError("--cache is not given: how much of the data set does memory hold? for example 30%")
+    if options.memory is None:
+        raise ConfigError("--memory is not given: how much of the data set does memory hold? for example 30%")
     labels, sample_bytes = None, None
     samples = options.samples
     if options.data is not None:
@@ -157,7 +157,7 @@ def _setting(options: argparse.Namespace) -> tuple[Setting, NDArray[np.int64] | 
         labels = np.arange(samples, dtype=np.int64) * options.classes // samples
     setting = Setting(
         samples,
-        _cache(options.cache, samples, sample_bytes),
+        _cache(options.memory, samples, sample_bytes),
         options.epochs,
         min(64, samples) if options.batch_size is None else options.batch_size,
         HEADROOM if options.headroom is None else parsed_share("--headroom", options.headroom),
@@ -170,12 +170,12 @@ def _cache(text: str, samples: int, sample_bytes: float | None) -> int:
     from penstock.simulate.caches import share_of
 
     if text.strip().endswith("%") or re.fullmatch(r"\s*0?\.\d+\s*", text):
-        return share_of(samples, parsed_share("--cache", text))
+        return share_of(samples, parsed_share("--memory", text))
     if re.fullmatch(r"\s*[\d_,]+\s*", text):
         return int(text.replace(",", ""))
-    nbytes = parsed("--cache", parse_bytes, text)
+    nbytes = parsed("--memory", parse_bytes, text)
     if sample_bytes is None:
-        raise ConfigError(f"--cache {text} needs the size of a sample: give --sample-size, or --data")
+        raise ConfigError(f"--memory {text} needs the size of a sample: give --sample-size, or --data")
     return math.floor(nbytes / sample_bytes)
 
 

@@ -31,7 +31,7 @@ examples:
   penstock simulate caches --samples 50000 --epochs 10 --plot caches.png
   penstock simulate caches --ranks 8 --subsets --order full,bundle:0.02 --policies lru,min --sizes 1..10%
   penstock simulate caches --order torch,my-order.npy --epochs 3
-  penstock simulate caches --trace requests.csv --sizes 100,1000,10000 --json
+  penstock simulate caches --recording requests.csv --sizes 100,1000,10000 --json
 
 JSON: results[] of order, policy and hit_ratio[], one for each of cache_share[] (relative to a rank's share of the
 samples, or to the trace's objects or bytes), with lowest_rank_hit_ratio[], highest_rank_hit_ratio[] and, where a
@@ -64,7 +64,7 @@ def add(commands: Any) -> None:
     job.add_argument("--batch-size", type=int, metavar="B", help="samples of a global batch (64 a rank)")
     job.add_argument("--seed", type=int, metavar="SEED", help="of the shuffles (0)")
     trace = parser.add_argument_group("or a recorded trace")
-    trace.add_argument("--trace", type=Path, metavar="FILE", help="in a format of libCacheSim")
+    trace.add_argument("--recording", type=Path, metavar="FILE", help="in a format of libCacheSim")
     trace.add_argument(
         "--format", metavar="NAME", help="txt, csv, oracleGeneral or vscsi (by the file's name)"
     )
@@ -82,7 +82,7 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     _check_together(options)
-    if options.trace is not None:
+    if options.recording is not None:
         _run_trace(options)
     else:
         _run_job(options)
@@ -92,10 +92,10 @@ def _check_together(options: argparse.Namespace) -> None:
     """Refuse options that would be ignored."""
     job = ("samples", "epochs", "order", "ranks", "subsets", "batch_size", "seed")
     trace = ("format", "columns", "bytes")
-    refuse_together(options, "trace", job)
+    refuse_together(options, "recording", job)
     for other in trace:
-        if is_given(options, other) and options.trace is None:
-            raise ConfigError(f"--{other} is about a trace: name its file by --trace")
+        if is_given(options, other) and options.recording is None:
+            raise ConfigError(f"--{other} is about a recording: name its file by --recording")
 
 
 def _or(value: Any, default: Any) -> Any:
@@ -243,9 +243,9 @@ def _run_trace(options: argparse.Namespace) -> None:
     from penstock.simulate.caches import share_of
 
     columns = None if options.columns is None else options.columns.split(",")
-    references = read_references(options.trace, options.format, columns=columns)
+    references = read_references(options.recording, options.format, columns=columns)
     if not len(references):
-        raise ConfigError(f"{options.trace} has no requests")
+        raise ConfigError(f"{options.recording} has no requests")
     objects, first = np.unique(references.ids, return_index=True)
     total_bytes = int(references.sizes_bytes[first].sum())
     sizes_bytes = references.sizes_bytes if options.bytes else None
@@ -260,8 +260,8 @@ def _run_trace(options: argparse.Namespace) -> None:
             done(len(curves))
     unit = "bytes" if options.bytes else "objects"
     data = {
-        "trace": {
-            "file": str(options.trace),
+        "recording": {
+            "file": str(options.recording),
             "requests": len(references),
             "objects": int(objects.size),
             "objects_bytes": total_bytes,
@@ -272,7 +272,7 @@ def _run_trace(options: argparse.Namespace) -> None:
     }
     named = {curve.policy.upper(): curve for curve in curves}
     table = _table(
-        options.trace.name, shares, sizes, unit, {name: each.hit_ratio for name, each in named.items()}
+        options.recording.name, shares, sizes, unit, {name: each.hit_ratio for name, each in named.items()}
     )
     first_uses = objects.size / len(references)
     notes = [
@@ -291,7 +291,7 @@ def _run_trace(options: argparse.Namespace) -> None:
         from penstock.measure.plot_caches import cache_panel, draw_caches
 
         lines = {name: each.hit_ratio for name, each in named.items()}
-        return draw_caches([cache_panel(options.trace.name, shares, lines)], f"the trace's {unit}")
+        return draw_caches([cache_panel(options.recording.name, shares, lines)], f"the trace's {unit}")
 
     show(options, data, [table], notes, draw)
 

@@ -18,8 +18,10 @@ def add_trace(commands: Any) -> None:
     """Add the command to the others."""
     parser = commands.add_parser(
         "trace",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         help="sum a recorded trace up, and plot it; trace blocks: record what a command reads",
-        epilog="penstock trace blocks -- COMMAND records which blocks of which files a command reads: see its --help.",
+        epilog="Example: penstock trace run.trace --stages --plot trace.png\n"
+        "`trace blocks` records which blocks of which files a command reads: see its --help.",
     )
     parser.add_argument("trace", type=Path, metavar="FILE", help="written by a loader's trace=")
     parser.add_argument("--stages", action="store_true", help="show how long each stage of an epoch took")
