@@ -156,6 +156,7 @@ class Recorder:
     Any thread may ask for its ring; one thread at a time drains. Memory: `capacity_spans` x 64 bytes per
     ring, taken when the ring is made, and at most 1 MiB for ids of groups.
 
+    >>> from penstock.trace import Kind
     >>> recorder = Recorder(1024)
     >>> ring = recorder.ring(worker=0)
     >>> start = recorder.clock()
