@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, FullShuffle
-from penstock.plan.named import OrderName
+from penstock.plan.parse_order import OrderName
 from penstock.simulate.cache_study import (
     Job,
     job_curve,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from penstock.plan.named import OrderName
+    from penstock.plan.parse_order import OrderName
     from penstock.simulate.cache_study import Curve, Job
 
 _POLICIES = "lru,lfu,mru,clock,fifo,min"
@@ -206,7 +206,7 @@ def _curves(
 def _job_data(
     job: Job, shares: Sequence[float], curves: Sequence[Curve], bound: NDArray[np.float64]
 ) -> dict[str, Any]:
-    from penstock.plan.named import OrderName
+    from penstock.plan.parse_order import OrderName
 
     written = []
     for curve in curves:
@@ -300,7 +300,7 @@ def _run_trace(options: argparse.Namespace) -> None:
 
 
 def _orders(text: str) -> list[OrderName]:
-    from penstock.plan.named import OrderName
+    from penstock.plan.parse_order import OrderName
 
     return [OrderName(name) for name in parsed_names(text, "--order")]
 

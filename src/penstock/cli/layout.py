@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace) -> None:
     from dataclasses import replace
 
     from penstock.measure.plot_layout import draw_layout
-    from penstock.plan.named import OrderName
+    from penstock.plan.parse_order import OrderName
     from penstock.simulate.layout import compare_layouts, count_epochs
     from penstock.units import parse_bytes
 

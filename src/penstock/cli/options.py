@@ -13,7 +13,7 @@ from penstock.units import format_bytes, parse_share
 
 _Value = TypeVar("_Value")
 
-#: The names that `penstock.plan.named.OrderName` knows, for help texts.
+#: The names that `penstock.plan.parse_order.OrderName` knows, for help texts.
 ORDERS = (
     "full, torch, sequential, bundle or bundle:RATIO, the last three also behind scattered-, or a file of ids "
     "(.npy or .txt)"

@@ -39,7 +39,7 @@ from penstock.loader.starting import Starter
 from penstock.loader.transforms.decoders import decoder_versions
 from penstock.machine import Machine
 from penstock.plan import AccessPlan
-from penstock.plan.written import write_plan
+from penstock.plan.serialise import write_plan
 from penstock.policy import Scheduler
 from penstock.report import print_report
 from penstock.store import Source

@@ -20,7 +20,7 @@ from penstock.loader.prediction import prepare_clock
 from penstock.loader.setup import read_machine, with_memory
 from penstock.machine import Machine
 from penstock.plan import AccessPlan
-from penstock.plan.written import read_plan
+from penstock.plan.serialise import read_plan
 from penstock.policy import StagingLimits
 from penstock.simulate import predict
 from penstock.simulate.policies import POLICY_NAMES

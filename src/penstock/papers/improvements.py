@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.measure.picture import Panel
 from penstock.measure.plot_caches import cache_panel, draw_caches
 from penstock.papers.catalog import Repeated, Result
-from penstock.plan.named import OrderName
+from penstock.plan.parse_order import OrderName
 from penstock.simulate.cache_study import Job, job_curve
 
 #: Training images, as section 2 counts them.

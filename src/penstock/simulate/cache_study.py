@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, BundleShuffle, Sequential
-from penstock.plan.named import OrderName
 from penstock.plan.orders import check_samples, check_seed
+from penstock.plan.parse_order import OrderName
 from penstock.plan.subsets import OwnSubset, own_subset
 from penstock.simulate.bundles import best_hit_ratio, expected_hit_ratio
 from penstock.simulate.caches import check_eviction, hit_ratios, share_of

@@ -18,7 +18,7 @@ from penstock.checkpoint.saving import Saving, outcome_of
 from penstock.checkpoint.state import flatten
 from penstock.checkpoint.store import SnapshotStore
 from penstock.errors import ConfigError
-from penstock.torch.going_on import random_states, set_own_random_state
+from penstock.torch.rng_state import random_states, set_own_random_state
 
 _KIND = "a snapshot of Penstock"
 _MOST_NAME_BYTES = 1 << 16

@@ -17,7 +17,7 @@ from penstock.checkpoint.restoring import Restored
 from penstock.checkpoint.saving import Saving
 from penstock.checkpoint.store import SnapshotStore
 from penstock.errors import ConfigError
-from penstock.torch.going_on import random_states
+from penstock.torch.rng_state import random_states
 
 
 class SnapshotCallback(TrainerCallback):

@@ -24,7 +24,7 @@ from penstock.plan import (
     TorchShuffle,
     TwisterState,
 )
-from penstock.plan.written import read_plan, write_plan
+from penstock.plan.serialise import read_plan, write_plan
 from penstock.trace import NO_PLACE, SPAN, Kind, Spans
 
 NOTHING = np.empty(0, SPAN)

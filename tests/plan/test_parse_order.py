@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.plan import BundleShuffle, FullShuffle, Scattered, Sequential
-from penstock.plan.named import OrderName
+from penstock.plan.parse_order import OrderName
 from penstock.plan.torch_order import TorchShuffle, TwisterState
 
 

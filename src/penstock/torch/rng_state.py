@@ -1,4 +1,4 @@
-"""What going on from a snapshot needs beside the state itself, whichever framework trains."""
+"""The random state of all ranks, saved and restored next to the training state, whichever framework trains."""
 
 from __future__ import annotations
 
