@@ -108,11 +108,11 @@ def draw_panels(
     return figure
 
 
-def add_legend_below(figure: Figure, columns: int = 6) -> None:
-    """Name below all axes what is in any of them, each once."""
+def add_legend_below(figure: Figure, of: Sequence[Axes] | None = None, columns: int = 6) -> None:
+    """Name below all axes what is in any of them, or in some, each once."""
     drawn = {
         label: handle
-        for axes in figure.axes
+        for axes in (figure.axes if of is None else of)
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     figure.legend(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.measure.compare import RunComparison
-from penstock.measure.picture import Colour, new_figure, style_axes
+from penstock.measure.picture import Colour, add_legend_below, new_figure, style_axes
 from penstock.measure.plot import COLOUR_OF
 from penstock.trace import NO_STEP, Kind, Trace
 from penstock.units import format_seconds
@@ -38,10 +38,7 @@ def draw_comparison(comparison: RunComparison) -> Figure:
     epochs.set_title(told, loc="left", fontsize=11, fontweight="bold", color=Colour.INK)
     _draw_epochs(epochs, comparison)
     _draw_growth(steps, comparison)
-    handles, labels = epochs.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=min(5, len(labels)), frameon=False, fontsize=9
-    )
+    add_legend_below(figure, [epochs], columns=5)
     return figure
 
 

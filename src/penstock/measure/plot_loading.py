@@ -19,6 +19,7 @@ from penstock.measure.picture import (
     Colour,
     Panel,
     Series,
+    add_legend_below,
     draw_panels,
     new_figure,
     style_axes,
@@ -97,10 +98,7 @@ def draw_policies(scenario: str, runs: Sequence[PolicyRuns]) -> Figure:
         "how far each policy is after each batch",
     )
     _draw_bars(bars, drawn)
-    handles, labels = progress.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=min(8, len(labels)), frameon=False, fontsize=8.5
-    )
+    add_legend_below(figure, [progress], columns=8)
     return figure
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.measure.picture import Colour, new_figure, style_axes, title_axes
+from penstock.measure.picture import Colour, add_legend_below, new_figure, style_axes, title_axes
 from penstock.measure.plot_wear import COLOUR_OF, draw_erases, draw_written
 from penstock.measure.snapshot_study import SnapshotStudy, stored_as
 from penstock.policy.snap_distance import useful_bytes
@@ -54,10 +54,9 @@ def draw_study(study: SnapshotStudy, runs: Sequence[StoredRun]) -> Figure:
     _draw_storage(grid[0, 2], study)
     _draw_seconds(grid[1, 2], study)
     methods = dict.fromkeys(run.method for run in runs)
-    handles = [
-        grid[0, 1].bar([0], [0], color=COLOUR_OF[method.name], label=stored_as(method)) for method in methods
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
+    for method in methods:
+        grid[0, 1].bar([0], [0], color=COLOUR_OF[method.name], label=stored_as(method))
+    add_legend_below(figure, [grid[0, 1]], columns=len(methods))
     return figure
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.measure.picture import Colour, new_figure, style_axes, title_axes
+from penstock.measure.picture import Colour, add_legend_below, new_figure, style_axes, title_axes
 from penstock.simulate.snapshots import (
     METHODS,
     OWN_METHOD,
@@ -61,12 +61,9 @@ def draw_methods(runs: Sequence[StoredRun]) -> Figure:
     grid[0, 0].set_ylabel("written to the drive (GB)")
     grid[1, 0].set_ylabel("blocks erased")
     drawn = dict.fromkeys(run.method for run in runs)
-    handles = [
-        figure.axes[0].bar([0], [0], color=COLOUR_OF[method.name], label=method.label) for method in drawn
-    ]
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=min(len(handles), 7), frameon=False, fontsize=9
-    )
+    for method in drawn:
+        figure.axes[0].bar([0], [0], color=COLOUR_OF[method.name], label=method.label)
+    add_legend_below(figure, columns=7)
     return figure
 
 
