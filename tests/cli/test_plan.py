@@ -139,7 +139,7 @@ def test_the_readmes_question_has_the_answer_that_the_readme_quotes(
 ) -> None:
     text = (Path(__file__).parents[2] / "README.md").read_text()
     (command,) = re.findall(r"^penstock plan (.*)$", text, re.MULTILINE)
-    (quoted,) = re.findall(r"^```text\n(Predicted by .*?)^```", text, re.MULTILINE | re.DOTALL)
+    (quoted,) = re.findall(r"^```text\n(Lower bound.*?)^```", text, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
 
     plan(*shlex.split(command), "--jobs", "1")
