@@ -65,6 +65,7 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from penstock.measure.plot_snapshot_study import draw_study
     from penstock.measure.snapshot_sequences import common_layouts, open_snapshots
     from penstock.measure.snapshot_study import count_blocks, drive_for, study_snapshots
     from penstock.simulate.snapshots import (
@@ -95,11 +96,6 @@ def _run(options: argparse.Namespace) -> None:
         for index, method in enumerate((*METHODS[-2:], OWN_METHOD)):
             timed[method] = time_snapshots(drive, study.sizes, method, TIMED_SNAP_DIS)
             done(len(runs) + index + 1)
-    if options.plot is not None:
-        from penstock.measure.picture import save_picture
-        from penstock.measure.plot_snapshot_study import draw_study
-
-        save_picture(draw_study(study, runs), options.plot)
     likeness = _likeness_data(study)
     written = _written_data(study, runs)
     kept = {method: _storage_data(study, method, times) for method, times in timed.items()}
@@ -127,7 +123,8 @@ def _run(options: argparse.Namespace) -> None:
         *(_storage_table(method, rows) for method, rows in kept.items()),
         _processor_table(processor),
     ]
-    show(options, data, tables, _notes(options, study, left_out, times_as_large, advice))
+    notes = _notes(options, study, left_out, times_as_large, advice)
+    show(options, data, tables, notes, lambda: draw_study(study, runs))
 
 
 # -- How alike they are ----------------------------------------------------------------------------------
