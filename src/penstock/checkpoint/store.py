@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import builtins
 import functools
-import json
 import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
-
-import xxhash
 
 from penstock.checkpoint.arguments import (
     checked_framework,
@@ -28,16 +25,15 @@ from penstock.checkpoint.arguments import (
 from penstock.checkpoint.codecs import DEFAULT
 from penstock.checkpoint.due import DueSaves
 from penstock.checkpoint.inspecting import Listed, inspect
-from penstock.checkpoint.manifest import bytes_beside, read_layout, write_layout
+from penstock.checkpoint.manifest import bytes_beside
 from penstock.checkpoint.opened import OpenedStore, checked_settings, quiet, tell
 from penstock.checkpoint.ranks import Ranks, alone, ranks_of_this_job
 from penstock.checkpoint.recipe import warm_up, way_of
-from penstock.checkpoint.replicas import describe_differing, differing_floats, digest_of, digests_of
 from penstock.checkpoint.restoring import Restored, Restorer
 from penstock.checkpoint.saving import BackgroundSave, Saved, Saving, Waves
-from penstock.checkpoint.sharding import Assignment, assign, check_whole
+from penstock.checkpoint.shared_state import SharedState
 from penstock.checkpoint.staging import Cut, StagingArea, room_of, waves_of
-from penstock.checkpoint.state import Flat, flatten
+from penstock.checkpoint.state import Flat
 from penstock.checkpoint.tensors import Layout
 from penstock.checkpoint.tree import Framework
 from penstock.checkpoint.wire import messages
@@ -68,6 +64,9 @@ class SnapshotStore:
     what fails there is raised by the next `save`, `wait` or `close`. One process writes at a time (of a job of many
     ranks, all together), any number reads.
 
+    A process that was started as one of several, as by torchrun, and opens the store before it knows the others can
+    read it, by itself, and not write.
+
     Not for several threads at once.
     """
 
@@ -94,22 +93,20 @@ class SnapshotStore:
     ) -> None:
         """Open a store.
 
-        folder: where snapshots stay, made by the first save; a path, or an address that fsspec knows (needs
-            penstock[remote] and its driver).
+        folder: where snapshots stay, made by the first save; a path, or an address of fsspec (needs penstock[remote]).
         keep: what is not removed once a newer snapshot is there; 5 keeps the five latest, as is done by default.
         scheme, snap_dis: every `snap_dis`-th snapshot is whole, a baseline; the others are differences, each to the
             one before ("progressive") or to the baseline ("chain"); "complete": all are whole. "auto", or an
             `AutoDistance`, in place of a number follows what is stored: small early, larger near convergence.
         codec: how blocks are stored, see docs/reference/snapshots.md.
-        kept_mantissa_bits: LOSSY if it is given: floats keep so many leading bits of their mantissa (a float32 has 23,
-            a float64 52), the others become zero; what is restored is not what was saved. The snapshot says so.
+        kept_mantissa_bits: LOSSY if it is given: floats keep so many leading bits of their mantissa (a float32 has 23),
+            the others become zero; what is restored is not what was saved. The snapshot says so.
         reference: where the snapshot is that the next one is a difference to: a second copy of the state in memory,
             or "stored": read again from its files, a block at a time.
         staging_bytes: memory for the copy of the state, at most, in bytes or as "2 GB"; a larger state is copied in
             waves, for which training stands still until all but the last are written. None: as large as the state.
-        fast: a folder on a small and fast tier: snapshots are committed there, as they are, and drained to `folder`
-            in the background. Every rank must see it. None: there is none. Where `folder` is a path, it remembers this
-            one, and who restores without it is told if newer snapshots lie there.
+        fast: a folder on a small and fast tier, which every rank sees: snapshots are committed there, as they are, and
+            drained to `folder` in the background.
         fast_bytes: for snapshots on the fast tier; None: what is free there. What has no room goes to `folder`.
         drain_bytes_per_second: that drains write at most; None: as fast as they can.
         threads: that encode and decode; None: as many as there are processors, 4 at most.
@@ -118,12 +115,8 @@ class SnapshotStore:
         ranks: None: all ranks of the job use the store together and write one snapshot, where torch.distributed is
             initialised, or mpi4py.MPI imported in a job of several; `alone`: this process works by itself.
         storage_options: of the driver where `folder` is an address such as "s3://bucket/runs/a".
-        recorder: of a trace into which saves, drains and restores are written, such as `loader.recorder`, so that it
-            shows which stall they caused.
+        recorder: of a trace into which saves, drains and restores are written, such as `loader.recorder`.
         report: is told one line for each save; None: nobody is.
-
-        A process that was started as one of several, as by torchrun, and opens the store before it knows the others
-        can read it, by itself, and not write.
 
         Raises: ConfigError naming the argument.
         """
@@ -152,10 +145,7 @@ class SnapshotStore:
         self._catalog, self._upkeep = self._opened.catalog, self._opened.upkeep
         self._writer, self._drainer = self._opened.writer, self._opened.drainer
         self._restorer = Restorer(self._catalog, self._ranks, self._threads, recorder, self._told)
-        #: The last report of floats that differ between ranks.
-        self._differing = ""
-        #: Of all ranks, when they last agreed: a digest of each rank's layouts, and who writes what.
-        self._agreed: tuple[builtins.list[str], tuple[Assignment, ...]] | None = None
+        self._shared = SharedState(self._ranks, self._told)
         self._saving: BackgroundSave | None = None
         self._is_closed = False
         #: Which writes; those that are forked from it do not.
@@ -252,22 +242,15 @@ class SnapshotStore:
         waited_step = self._saving.step if self._saving is not None and not self._saving.is_done else None
         self._finish_saving()
         waited_seconds = time.monotonic() - begin_seconds
-        flat, own, digests = self._taken_apart(step, state, per_rank)
-        held = [*flat.sources, *(own.sources if own else [])]
-        # What differs in its layout is told first.
-        layouts, mine = self._shared(flat, own, step, [of_layouts for of_layouts, _ in digests])
-        if len({of_values for _, of_values in digests}) > 1:
-            differing = self._compare(step, flat)
-            # As DDP broadcasts them at the next step: those of rank 0.
-            of_first = frozenset(layout for layout in layouts if layout.name in differing)
-            mine = mine | of_first if self._ranks.rank == 0 else mine - of_first
+        flat, own, layouts, sources = self._shared.take(
+            step, state, per_rank, before=functools.partial(self._raise_of_drain, step)
+        )
         if not self._opened.is_space_checked:
             check = functools.partial(
                 self._opened.check_first, step, flat.tree, layouts, self._due.least_seconds
             )
             self._ranks.ask_first(f"the check of space for step {step}", check)
             self._opened.is_space_checked = True
-        sources = [source for source in held if source.layout in mine]
         limit_bytes = self._settings.staging_bytes
         cuts = waves_of(sources, limit_bytes)
         if len(cuts) > 1:
@@ -344,69 +327,12 @@ class SnapshotStore:
             area.reserve(job.area.nbytes)
         return saved
 
-    def _taken_apart(
-        self, step: int, state: Any, per_rank: Any
-    ) -> tuple[Flat, Flat | None, builtins.list[builtins.list[str]]]:
-        """Return what all ranks save, what this one has for itself, and of each rank digests of layouts and of values.
-
-        Raises: on all ranks, what fails on any.
-        """
-        taken: builtins.list[tuple[Flat, Flat | None]] = []
-
-        def take_apart() -> builtins.list[str]:
-            try:
-                self._opened.raise_of_drain()
-            except Exception as error:
-                error.add_note(
-                    f"step {step} is not saved: save it again, and what failed is tried again, too"
-                )
-                raise
-            own = None if per_rank is None else flatten({f"rank {self._ranks.rank}": per_rank})
-            taken.append((taken_apart(state), own))
-            if self._ranks.size == 1:
-                return ["", ""]
-            rows = json.dumps(_rows(*taken[0]))
-            return [xxhash.xxh3_128_hexdigest(rows.encode()), digest_of(taken[0][0])]
-
-        digests = self._ranks.together(f"the state of step {step}", take_apart)
-        return *taken[0], digests
-
-    def _compare(self, step: int, flat: Flat) -> builtins.list[str]:
-        """Return the names of floats that differ between ranks, and report them.
-
-        Raises: ConfigError naming what else differs.
-        """
-        floats = differing_floats(self._ranks.all_gather(f"the values of step {step}", digests_of(flat)))
-        line = describe_differing(floats)
-        if line and line != self._differing:
-            self._told(f"step {step}: {line}")
-        self._differing = line
-        return floats
-
-    def _shared(
-        self, flat: Flat, own: Flat | None, step: int, digests: builtins.list[str]
-    ) -> tuple[builtins.list[Layout], frozenset[Layout]]:
-        """Return the tensors of all ranks, each once, and those that this rank writes."""
-        if self._ranks.size == 1:
-            held = [*flat.layouts, *(own.layouts if own else [])]
-            check_whole(layout for layout in held if layout.box is not None)
-            return held, frozenset(held)
-        # Digests come with every save, for one rank's model may have changed; spelled out only where it has.
-        if self._agreed is None or self._agreed[0] != digests:
-            of_ranks = self._ranks.all_gather(f"the layouts of step {step}", _rows(flat, own))
-            known = {row[0] for row in of_ranks[0][0]}
-            for rank, (same, _) in enumerate(of_ranks):
-                unknown = [row[0] for row in same if row[0] not in known]
-                if unknown:
-                    raise ConfigError(
-                        f"rank {rank} has {unknown[0]}, which rank 0 has not: a state has the same names on all ranks; "
-                        "give what a rank has for itself as per_rank"
-                    )
-            held_by = [[read_layout(row) for row in [*same, *own_rows]] for same, own_rows in of_ranks]
-            self._agreed = digests, assign(held_by)
-        assigned = self._agreed[1]
-        mine = frozenset(one.layout for one in assigned if one.writer == self._ranks.rank)
-        return [one.layout for one in assigned], mine
+    def _raise_of_drain(self, step: int) -> None:
+        try:
+            self._opened.raise_of_drain()
+        except Exception as error:
+            error.add_note(f"step {step} is not saved: save it again, and what failed is tried again, too")
+            raise
 
     def _finish(self) -> None:
         """Wait for the save that is under way, and raise what it or a drain failed with if nobody was told.
@@ -676,11 +602,6 @@ def _failure_of(function: Callable[[], None]) -> list[Exception]:
 def _reserve(areas: Iterable[StagingArea], nbytes: int) -> None:
     for area in areas:
         area.reserve(nbytes)
-
-
-def _rows(flat: Flat, own: Flat | None) -> list[Any]:
-    """Return the layouts of what all ranks save and of what this one has for itself, as JSON."""
-    return [[write_layout(layout) for layout in each.layouts] if each else [] for each in (flat, own)]
 
 
 def _whole_bytes(layout: Layout) -> int:
