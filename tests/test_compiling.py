@@ -29,7 +29,7 @@ from tests.patience import wait_until
 from penstock import Loader, child, compiling, kernel_cache
 from penstock.checkpoint.codecs.codec import SLACK_BYTES, Coder, Kind, Pair
 from penstock.checkpoint.codecs.ours import CODECS
-from penstock.checkpoint.dtypes import DTYPES
+from penstock.checkpoint.state.dtypes import DTYPES
 from penstock.cli import main as cli_main
 from penstock.compiling import Lease, Part
 from penstock.errors import ConfigError

@@ -51,8 +51,8 @@ from peer_codecs import Contender, MemoryCopy, peers
 from penstock.checkpoint.codecs import codec_named, decode_block
 from penstock.checkpoint.codecs.codec import SLACK_BYTES, Codec, Coder, Kind, Pair, blocks_of
 from penstock.checkpoint.codecs.ours import OwnCodec, model_bits
-from penstock.checkpoint.dtypes import DType, dtype_named
-from penstock.checkpoint.tensors import Bytes
+from penstock.checkpoint.state.dtypes import DType, dtype_named
+from penstock.checkpoint.state.tensors import Bytes
 from penstock.policy.retention import Scheme, reference_of
 from penstock.simulate.snapshots import METHODS
 

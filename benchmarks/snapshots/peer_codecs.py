@@ -15,8 +15,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from penstock.checkpoint.dtypes import DType
-from penstock.checkpoint.tensors import Bytes
+from penstock.checkpoint.state.dtypes import DType
+from penstock.checkpoint.state.tensors import Bytes
 
 Words = NDArray[Any]
 

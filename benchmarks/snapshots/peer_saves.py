@@ -29,8 +29,8 @@ import torch
 
 from penstock.checkpoint.codecs import codec_named, decode_block
 from penstock.checkpoint.codecs.codec import SLACK_BYTES, Kind, Pair, blocks_of
-from penstock.checkpoint.dtypes import dtype_named
-from penstock.checkpoint.tensors import Bytes
+from penstock.checkpoint.state.dtypes import dtype_named
+from penstock.checkpoint.state.tensors import Bytes
 
 State = dict[str, torch.Tensor]
 THREADS = min(4, len(os.sched_getaffinity(0)))

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.checkpoint.catalog import Catalog
-from penstock.checkpoint.dtypes import dtype_named
-from penstock.checkpoint.local import LocalTier
-from penstock.checkpoint.ranks import alone
+from penstock.checkpoint.files.writing import Piece
+from penstock.checkpoint.ranks.ranks import alone
 from penstock.checkpoint.recipe import Way
 from penstock.checkpoint.saving import Waves
-from penstock.checkpoint.tensors import Box, Layout
+from penstock.checkpoint.state.dtypes import dtype_named
+from penstock.checkpoint.state.tensors import Box, Layout
+from penstock.checkpoint.tiers.catalog import Catalog
+from penstock.checkpoint.tiers.local import LocalTier
 from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.writer import Job, SnapshotWriter
-from penstock.checkpoint.writing import Piece
 from penstock.flow.ordered import Workers
 from penstock.policy.keeping import Keep
 from penstock.policy.saving import Save, SaveTerms

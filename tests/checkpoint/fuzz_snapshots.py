@@ -35,17 +35,21 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.checkpoint.snapshot_files import OTHER_UID, UID, Block, made_part, sealed
 
-from penstock.checkpoint import catalog, loading, manifest, parts, reading, sharding, tree
-from penstock.checkpoint.catalog import Catalog, open_way
 from penstock.checkpoint.codecs.codec import Pair
 from penstock.checkpoint.codecs.paper import CODECS
-from penstock.checkpoint.dtypes import DTYPES
-from penstock.checkpoint.loading import plan_loading
-from penstock.checkpoint.reading import parts_by_name, whole_layout
-from penstock.checkpoint.tensors import Bytes
-from penstock.checkpoint.tier import MANIFEST, Draft
-from penstock.checkpoint.tree import read_tree
-from penstock.checkpoint.writing import Scratch
+from penstock.checkpoint.files import manifest, parts, reading
+from penstock.checkpoint.files.reading import parts_by_name, whole_layout
+from penstock.checkpoint.files.writing import Scratch
+from penstock.checkpoint.ranks import sharding
+from penstock.checkpoint.state import tree
+from penstock.checkpoint.state import unflatten as loading
+from penstock.checkpoint.state.dtypes import DTYPES
+from penstock.checkpoint.state.tensors import Bytes
+from penstock.checkpoint.state.tree import read_tree
+from penstock.checkpoint.state.unflatten import plan_loading
+from penstock.checkpoint.tiers import catalog
+from penstock.checkpoint.tiers.catalog import Catalog, open_way
+from penstock.checkpoint.tiers.tier import MANIFEST, Draft
 from penstock.errors import DataError, FormatError
 
 MOST_SECONDS = 10.0

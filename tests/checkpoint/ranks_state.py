@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.checkpoint.state import Shard
+from penstock.checkpoint.state.flatten import Shard
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 #: Layers of different size, none of which dominates.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from penstock.checkpoint.local import LocalDraft, LocalTier, LocalWriter
 from penstock.checkpoint.store import SnapshotStore
-from penstock.checkpoint.tier import MANIFEST
+from penstock.checkpoint.tiers.local import LocalDraft, LocalTier, LocalWriter
+from penstock.checkpoint.tiers.tier import MANIFEST
 
 
 class SlowTier(LocalTier):

@@ -1,4 +1,4 @@
-"""Snapshots as files, written by hand: what `penstock.checkpoint.parts` and `manifest` say of the format, once more.
+"""Snapshots as files, written by hand: what `parts` and `manifest` of penstock.checkpoint.files say of it, once more.
 
 Checksums are right unless a test breaks them: whoever makes a hostile file can count, too.
 """

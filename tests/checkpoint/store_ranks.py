@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.checkpoint import local
-from penstock.checkpoint.ranks import Ranks, ranks_of_this_job
-from penstock.checkpoint.state import Shard
+from penstock.checkpoint.ranks.ranks import Ranks, ranks_of_this_job
+from penstock.checkpoint.state.flatten import Shard
 from penstock.checkpoint.store import SnapshotStore
+from penstock.checkpoint.tiers import local
 from penstock.errors import DataError, PenstockError
 from penstock.policy.keeping import Keep
 

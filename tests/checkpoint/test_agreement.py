@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.checkpoint.agreement import Letters, StopAgreement
+from penstock.checkpoint.ranks.agreement import Letters, StopAgreement
 
 
 class Job:

@@ -20,7 +20,7 @@ from penstock.checkpoint import (
     set_random_state,
 )
 from penstock.checkpoint.arguments import checked_timeout
-from penstock.checkpoint.state import flatten
+from penstock.checkpoint.state.flatten import flatten
 from penstock.errors import ConfigError
 from penstock.flow.recorder import Recorder
 from penstock.plan.saves import EverySteps
@@ -105,7 +105,7 @@ def test_a_state_that_is_no_mapping_is_refused_and_read_where_dcp_made_a_list_of
                 give(wrong)
         assert store.list() == []
         with monkeypatch.context() as before:
-            before.setattr("penstock.checkpoint.shared_state.taken_apart", flatten)
+            before.setattr("penstock.checkpoint.ranks.shared_state.taken_apart", flatten)
             store.save(1, wrong).wait()
 
         restored = store.restore()

@@ -22,12 +22,12 @@ from tests.checkpoint.snapshot_files import (
     tensor,
 )
 
-from penstock.checkpoint import catalog as catalog_module
-from penstock.checkpoint.catalog import Catalog, Link, Removed, open_way
-from penstock.checkpoint.local import LocalTier
-from penstock.checkpoint.manifest import NewerFormat
-from penstock.checkpoint.parts import TornError
-from penstock.checkpoint.reading import load_manifest
+from penstock.checkpoint.files.manifest import NewerFormat
+from penstock.checkpoint.files.parts import TornError
+from penstock.checkpoint.files.reading import load_manifest
+from penstock.checkpoint.tiers import catalog as catalog_module
+from penstock.checkpoint.tiers.catalog import Catalog, Link, Removed, open_way
+from penstock.checkpoint.tiers.local import LocalTier
 from penstock.errors import ConfigError, DataError, FormatError
 
 ONE = np.arange(5, dtype=np.int32)

@@ -16,11 +16,11 @@ import pytest
 
 from penstock import child
 from penstock.checkpoint import Keep, SnapshotStore
-from penstock.checkpoint import drain_process as drain_process_module
-from penstock.checkpoint import draining as draining_module
-from penstock.checkpoint.drain_process import DrainProcess
-from penstock.checkpoint.local import LocalTier
+from penstock.checkpoint.drain import drain_process as drain_process_module
+from penstock.checkpoint.drain import draining as draining_module
+from penstock.checkpoint.drain.drain_process import DrainProcess
 from penstock.checkpoint.recipe import Plan
+from penstock.checkpoint.tiers.local import LocalTier
 from penstock.errors import DataError, FormatError
 
 
@@ -236,7 +236,8 @@ def test_a_training_without_standard_files_is_drained_for_by_a_process(tmp_path:
     """As a daemon that closed them; whatever is opened next gets their numbers."""
     script = f"""
 import numpy as np
-from penstock.checkpoint import SnapshotStore, draining
+from penstock.checkpoint import SnapshotStore
+from penstock.checkpoint.drain import draining
 draining._LEAST_APART_BYTES = 0
 lines = []
 with SnapshotStore({str(tmp_path / "slow")!r}, fast={str(tmp_path / "fast")!r}, report=lines.append) as store:

@@ -35,15 +35,15 @@ from tests.patience import patient
 from penstock.checkpoint import Keep, SnapshotStore
 from penstock.checkpoint import opened as opened_module
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
-from penstock.checkpoint.draining import Drainer
-from penstock.checkpoint.local import LocalDraft, LocalWriter
+from penstock.checkpoint.drain.draining import Drainer
+from penstock.checkpoint.drain.throttle import CappedTier
+from penstock.checkpoint.files.writing import Piece
 from penstock.checkpoint.recipe import RAW, Way, check_part
 from penstock.checkpoint.saving import outcome_of
 from penstock.checkpoint.staged import FromChain
-from penstock.checkpoint.throttle import CappedTier
-from penstock.checkpoint.tier import MANIFEST
+from penstock.checkpoint.tiers.local import LocalDraft, LocalWriter
+from penstock.checkpoint.tiers.tier import MANIFEST
 from penstock.checkpoint.upkeep import Upkeep
-from penstock.checkpoint.writing import Piece
 from penstock.errors import ConfigError, DataError, FormatError
 
 #: Of a test's small states, as a tier counts them before they are written.
@@ -618,7 +618,7 @@ def test_what_is_being_drained_cannot_be_deleted(opened: Opened, slow: SlowTier,
 KILLED = """
 import os, signal, sys, threading
 from penstock.checkpoint import SnapshotStore, opened as opened_module
-from penstock.checkpoint.local import LocalTier
+from penstock.checkpoint.tiers.local import LocalTier
 import numpy as np
 sys.path.insert(0, sys.argv[2])
 from tests.checkpoint.test_draining import state_of

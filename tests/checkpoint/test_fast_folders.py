@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from penstock.checkpoint import SnapshotStore
-from penstock.checkpoint.fast_folders import FastFolder, remembered
-from penstock.checkpoint.local import LocalTier
+from penstock.checkpoint.tiers.fast_folders import FastFolder, remembered
+from penstock.checkpoint.tiers.local import LocalTier
 from penstock.errors import ConfigError
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from penstock.checkpoint import Keep, SnapshotStore
-from penstock.checkpoint import local as local_module
-from penstock.checkpoint.local import LocalDraft, LocalTier, LocalWriter
-from penstock.checkpoint.staging import StagingArea
+from penstock.checkpoint.state.staging import StagingArea
+from penstock.checkpoint.tiers import local as local_module
+from penstock.checkpoint.tiers.local import LocalDraft, LocalTier, LocalWriter
 from penstock.errors import DataError
 
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checkpoint.snapshot_files import UID
 
-from penstock.checkpoint import fetching
 from penstock.checkpoint.codecs.codec import Kind
-from penstock.checkpoint.fetching import Fetched, map_fetched
-from penstock.checkpoint.parts import PartReader, PartWriter, checksum_of, hash_of
-from penstock.checkpoint.tensors import Bytes
+from penstock.checkpoint.files import fetching
+from penstock.checkpoint.files.fetching import Fetched, map_fetched
+from penstock.checkpoint.files.parts import PartReader, PartWriter, checksum_of, hash_of
+from penstock.checkpoint.state.tensors import Bytes
 from penstock.errors import DataError, FormatError
 from penstock.flow.ordered import Workers
 

@@ -17,13 +17,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.checkpoint import durable
 from penstock.checkpoint.exporting import open_readable
 from penstock.checkpoint.foreign import Readable, read_state, readable, write_state
-from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.safetensors_files import map_safetensors
+from penstock.checkpoint.state.tree import Tree
 from penstock.checkpoint.store import SnapshotStore
-from penstock.checkpoint.tree import Tree
+from penstock.checkpoint.tiers import durable
+from penstock.checkpoint.tiers.local import LocalTier
 from penstock.errors import ConfigError, DataError, FormatError
 
 THEIR_TYPES = sorted({dtype for dtype in safetensors.torch._TYPES.values() if dtype is not None}, key=str)

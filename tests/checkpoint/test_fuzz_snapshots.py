@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.checkpoint.fuzz_snapshots import files_of, loop, restore, run
 
-from penstock.checkpoint import reading
-from penstock.checkpoint.parts import PartReader
-from penstock.checkpoint.tensors import Bytes
+from penstock.checkpoint.files import reading
+from penstock.checkpoint.files.parts import PartReader
+from penstock.checkpoint.state.tensors import Bytes
 
 
 def test_without_edits_all_is_restored() -> None:

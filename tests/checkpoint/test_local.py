@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.checkpoint.local import LocalTier
+from penstock.checkpoint.tiers.local import LocalTier
 from penstock.errors import DataError
 
 UID = "a1"

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.checkpoint.lock import WriterLock
+from penstock.checkpoint.tiers.lock import WriterLock
 from penstock.errors import ConfigError, DataError
 
 HOLD = """
 import sys
 from pathlib import Path
-from penstock.checkpoint.lock import WriterLock
+from penstock.checkpoint.tiers.lock import WriterLock
 lock = WriterLock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

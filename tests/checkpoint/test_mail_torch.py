@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from penstock.checkpoint import mail_torch
-from penstock.checkpoint.mail_torch import PIECE_BYTES, StoreMail
+from penstock.checkpoint.ranks import mail_torch
+from penstock.checkpoint.ranks.mail_torch import PIECE_BYTES, StoreMail
 from penstock.errors import RankError, WaitTimeout
 
 

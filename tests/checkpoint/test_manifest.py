@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from tests.checkpoint.snapshot_files import OTHER_UID, UID, sealed
 
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
-from penstock.checkpoint.dtypes import DTYPES
-from penstock.checkpoint.manifest import (
+from penstock.checkpoint.files.manifest import (
     Manifest,
     NewerFormat,
     Reference,
@@ -29,8 +28,9 @@ from penstock.checkpoint.manifest import (
     write_layout,
     write_manifest,
 )
-from penstock.checkpoint.parts import Part
-from penstock.checkpoint.tensors import Box, Layout
+from penstock.checkpoint.files.parts import Part
+from penstock.checkpoint.state.dtypes import DTYPES
+from penstock.checkpoint.state.tensors import Box, Layout
 from penstock.errors import FormatError
 
 WEIGHT = Layout("model/weight", DTYPES["float32"], (3, 4))
@@ -311,7 +311,7 @@ def test_a_manifest_changed_anywhere_is_read_or_refused(
         manifest = read_manifest(data, "here")
     except FormatError:
         return
-    # The tree is read on its own: `penstock.checkpoint.tree`.
+    # The tree is read on its own: `penstock.checkpoint.state.tree`.
     manifest = replace(manifest, tree=None, rank_trees=())
     assert read_manifest(write_manifest(manifest), "again") == manifest
     for stored in manifest.tensors:

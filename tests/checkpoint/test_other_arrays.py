@@ -13,9 +13,9 @@ import torch
 from tests.checkpoint.snapshot_files import opened
 
 from penstock.checkpoint.foreign import read_state
-from penstock.checkpoint.loading import unflatten
-from penstock.checkpoint.state import Shard, flatten
-from penstock.checkpoint.tree import read_tree
+from penstock.checkpoint.state.flatten import Shard, flatten
+from penstock.checkpoint.state.tree import read_tree
+from penstock.checkpoint.state.unflatten import unflatten
 from penstock.cli.main import main
 from penstock.errors import ConfigError, FormatError
 

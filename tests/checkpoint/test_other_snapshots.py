@@ -11,7 +11,7 @@ import pytest
 
 from penstock.checkpoint import Keep, SnapshotStore
 from penstock.checkpoint.exporting import open_readable
-from penstock.checkpoint.local import LocalTier
+from penstock.checkpoint.tiers.local import LocalTier
 from penstock.errors import ConfigError, FormatError
 
 

@@ -10,8 +10,8 @@ import xxhash
 from tests.checkpoint.snapshot_files import EQUAL, STORED, UID, Block, MadePart, made_part, replica
 
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, Kind
-from penstock.checkpoint.parts import Part, PartReader, PartWriter, TornError, checksum_of, hash_of
-from penstock.checkpoint.tensors import Bytes
+from penstock.checkpoint.files.parts import Part, PartReader, PartWriter, TornError, checksum_of, hash_of
+from penstock.checkpoint.state.tensors import Bytes
 from penstock.errors import DataError, FormatError
 
 RAW = [b"thirteen byte", b"\x00" * 8, b"x" * 100]

@@ -17,8 +17,8 @@ from tests.checkpoint.ranks_jobs import start_process
 from tests.forking import Forks
 
 from penstock.checkpoint import preemption
-from penstock.checkpoint.mail import NoMail
 from penstock.checkpoint.preemption import StopOnSignal
+from penstock.checkpoint.ranks.mail import NoMail
 from penstock.errors import ConfigError
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoint import mail_of_job
-from penstock.checkpoint.mail import NoMail
-from penstock.checkpoint.mail_of_job import mail_of_this_job
-from penstock.checkpoint.parts import TornError
-from penstock.checkpoint.ranks import SIGNS_PER_TIMEOUT, Ranks, alone, ranks_of_this_job
+from penstock.checkpoint.files.parts import TornError
+from penstock.checkpoint.ranks import mail_of_job
+from penstock.checkpoint.ranks.mail import NoMail
+from penstock.checkpoint.ranks.mail_of_job import mail_of_this_job
+from penstock.checkpoint.ranks.ranks import SIGNS_PER_TIMEOUT, Ranks, alone, ranks_of_this_job
 from penstock.errors import ConfigError, DataError, FormatError, RankError, WaitTimeout
 
 

@@ -21,11 +21,9 @@ from tests.checkpoint.snapshot_files import (
     tensor,
 )
 
-from penstock.checkpoint.catalog import Catalog, open_way
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
-from penstock.checkpoint.local import LocalTier
-from penstock.checkpoint.parts import TornError
-from penstock.checkpoint.reading import (
+from penstock.checkpoint.files.parts import TornError
+from penstock.checkpoint.files.reading import (
     Chain,
     Wanted,
     decode_all,
@@ -34,7 +32,9 @@ from penstock.checkpoint.reading import (
     read_wanted,
     whole_layout,
 )
-from penstock.checkpoint.writing import Scratch
+from penstock.checkpoint.files.writing import Scratch
+from penstock.checkpoint.tiers.catalog import Catalog, open_way
+from penstock.checkpoint.tiers.local import LocalTier
 from penstock.errors import FormatError
 from penstock.flow.ordered import Workers
 

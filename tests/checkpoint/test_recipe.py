@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from penstock.checkpoint import AutoDistance, Keep, SnapshotStore
-from penstock.checkpoint.catalog import Catalog
-from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.recipe import RAW, Plan, Way, check_part, decide, new_plan
-from penstock.checkpoint.tensors import Layout
+from penstock.checkpoint.state.tensors import Layout
+from penstock.checkpoint.tiers.catalog import Catalog
+from penstock.checkpoint.tiers.local import LocalTier
 from penstock.compiling import Part
 from penstock.errors import ConfigError, FormatError
 from penstock.policy.retention import Scheme, reference_of

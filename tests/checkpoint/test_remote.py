@@ -22,9 +22,9 @@ from fsspec.spec import AbstractBufferedFile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.checkpoint.remote import RemoteTier, block_bytes_after
 from penstock.checkpoint.store import SnapshotStore
-from penstock.checkpoint.tier import MANIFEST
+from penstock.checkpoint.tiers.remote import RemoteTier, block_bytes_after
+from penstock.checkpoint.tiers.tier import MANIFEST
 from penstock.errors import ConfigError, DataError, FormatError
 
 MIB = 2**20
@@ -379,7 +379,7 @@ def test_an_interpreter_that_ends_in_the_midst_of_an_upload_gives_it_up(
     """A training that fails: nobody finishes or abandons the file, and the process must end all the same."""
     program = f"""
 import numpy as np
-from penstock.checkpoint.remote import RemoteTier
+from penstock.checkpoint.tiers.remote import RemoteTier
 writer = RemoteTier("s3://bucket/{place}", **{s3_options!r}).begin("step-1", "a1").create("part")
 writer.write(np.zeros(9 * 2**20, np.uint8))
 raise SystemExit(3)

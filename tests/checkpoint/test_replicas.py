@@ -11,8 +11,8 @@ import torch
 from tests.checkpoint.snapshot_files import opened, same
 from tests.checkpoint.test_ranks import run
 
-from penstock.checkpoint.ranks import Ranks
-from penstock.checkpoint.state import Shard
+from penstock.checkpoint.ranks.ranks import Ranks
+from penstock.checkpoint.state.flatten import Shard
 from penstock.errors import ConfigError
 
 

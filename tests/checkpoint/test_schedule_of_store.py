@@ -16,8 +16,8 @@ from penstock.checkpoint import Keep, SnapshotStore
 from penstock.checkpoint import due as due_module
 from penstock.checkpoint import store as store_module
 from penstock.checkpoint import writer as writer_module
-from penstock.checkpoint.local import LocalDraft, LocalTier
-from penstock.checkpoint.staging import StagingArea
+from penstock.checkpoint.state.staging import StagingArea
+from penstock.checkpoint.tiers.local import LocalDraft, LocalTier
 from penstock.errors import ConfigError
 from penstock.plan.saves import Auto, EverySteps, daly_seconds
 

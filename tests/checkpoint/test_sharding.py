@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.checkpoint.dtypes import dtype_named
-from penstock.checkpoint.sharding import Assignment, assign, check_whole, copies_into
-from penstock.checkpoint.tensors import Box, Layout
+from penstock.checkpoint.ranks.sharding import Assignment, assign, check_whole, copies_into
+from penstock.checkpoint.state.dtypes import dtype_named
+from penstock.checkpoint.state.tensors import Box, Layout
 from penstock.errors import ConfigError
 
 FLOAT = dtype_named("float32")

@@ -14,11 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.checkpoint import staging
-from penstock.checkpoint.staging import Cut, StagingArea, room_of, waves_of
-from penstock.checkpoint.state import Shard, flatten
-from penstock.checkpoint.tensors import Layout
-from penstock.checkpoint.writing import Piece
+from penstock.checkpoint.files.writing import Piece
+from penstock.checkpoint.state import staging
+from penstock.checkpoint.state.flatten import Shard, flatten
+from penstock.checkpoint.state.staging import Cut, StagingArea, room_of, waves_of
+from penstock.checkpoint.state.tensors import Layout
 from penstock.flow.ordered import Workers
 
 

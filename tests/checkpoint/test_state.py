@@ -18,12 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from penstock.checkpoint.dtypes import DTYPES
-from penstock.checkpoint.generators import random_state, set_random_state
-from penstock.checkpoint.loading import load_into, plan_loading, plan_loading_into, unflatten
-from penstock.checkpoint.state import Source, _boxes, flatten
-from penstock.checkpoint.tensors import Layout, Tensor
-from penstock.checkpoint.tree import JSON, Framework, read_tree, select
+from penstock.checkpoint.state.dtypes import DTYPES
+from penstock.checkpoint.state.flatten import Source, _boxes, flatten
+from penstock.checkpoint.state.generators import random_state, set_random_state
+from penstock.checkpoint.state.tensors import Layout, Tensor
+from penstock.checkpoint.state.tree import JSON, Framework, read_tree, select
+from penstock.checkpoint.state.unflatten import load_into, plan_loading, plan_loading_into, unflatten
 from penstock.errors import ConfigError, FormatError
 
 Point = namedtuple("Point", ["x", "y"])

@@ -29,9 +29,9 @@ from tests.checkpoint.snapshot_files import (
 )
 
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
-from penstock.checkpoint.dtypes import DTYPES
-from penstock.checkpoint.manifest import NewerFormat
+from penstock.checkpoint.files.manifest import NewerFormat
 from penstock.checkpoint.restoring import Restored
+from penstock.checkpoint.state.dtypes import DTYPES
 from penstock.checkpoint.store import SnapshotStore
 from penstock.errors import ClosedError, ConfigError, DataError, FormatError, PenstockError
 from penstock.policy.keeping import Keep

@@ -20,10 +20,11 @@ import pytest
 from tests.checkpoint.snapshot_files import opened, same, save_all, training
 from tests.patience import patient
 
-from penstock.checkpoint import local, staging
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.saving import Saved, Saving, Waves
-from penstock.checkpoint.tensors import Bytes
+from penstock.checkpoint.state import staging
+from penstock.checkpoint.state.tensors import Bytes
+from penstock.checkpoint.tiers import local
 from penstock.errors import ConfigError, DataError, FormatError, WaitTimeout
 from penstock.policy.keeping import Keep
 
@@ -365,7 +366,7 @@ def test_a_copy_that_is_interrupted_ends_the_save() -> None:
     script = """
     import sys, tempfile
     import numpy as np
-    from penstock.checkpoint import staging
+    from penstock.checkpoint.state import staging
     from penstock.checkpoint.store import SnapshotStore
 
     copy = staging.StagingArea.copy
@@ -463,7 +464,7 @@ def test_a_save_that_is_interrupted_at_the_end_of_the_process_is_finished(folder
     script = """
     import os, signal, sys, threading
     import numpy as np
-    from penstock.checkpoint import local
+    from penstock.checkpoint.tiers import local
     from penstock.checkpoint.store import SnapshotStore
 
     write = local.LocalWriter.write
@@ -615,7 +616,7 @@ def test_a_process_that_is_killed_leaves_what_the_next_writer_removes(folder: Pa
     script = """
     import os, signal, sys
     import numpy as np
-    from penstock.checkpoint import local
+    from penstock.checkpoint.tiers import local
     from penstock.checkpoint.store import SnapshotStore
     store = SnapshotStore(sys.argv[1], codec="rle4", report=None)
     store.save(1, {"a": np.arange(5)}).wait()

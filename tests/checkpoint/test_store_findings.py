@@ -18,10 +18,11 @@ import pytest
 import torch
 from tests.checkpoint.snapshot_files import opened, same, save_all, training
 
-from penstock.checkpoint import alone, lock
+from penstock.checkpoint import alone
 from penstock.checkpoint.saving import BackgroundSave, Saved
 from penstock.checkpoint.store import SnapshotStore
-from penstock.checkpoint.wire import Refresher
+from penstock.checkpoint.sync.wire import Refresher
+from penstock.checkpoint.tiers import lock
 from penstock.errors import ClosedError, ConfigError, DataError, FormatError
 from penstock.policy.keeping import Keep
 

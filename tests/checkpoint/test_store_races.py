@@ -14,14 +14,14 @@ from tests.checkpoint.snapshot_files import opened, same, training
 from tests.checkpoint.test_ranks import run
 
 from penstock.checkpoint import Keep, SnapshotStore
-from penstock.checkpoint.catalog import MOST_LOOKS
 from penstock.checkpoint.exporting import open_readable
-from penstock.checkpoint.local import LocalTier
-from penstock.checkpoint.ranks import Ranks
-from penstock.checkpoint.reading import Chain
-from penstock.checkpoint.remote import RemoteTier
+from penstock.checkpoint.files.reading import Chain
+from penstock.checkpoint.ranks.ranks import Ranks
 from penstock.checkpoint.restoring import Restorer
-from penstock.checkpoint.wire import Refresher
+from penstock.checkpoint.sync.wire import Refresher
+from penstock.checkpoint.tiers.catalog import MOST_LOOKS
+from penstock.checkpoint.tiers.local import LocalTier
+from penstock.checkpoint.tiers.remote import RemoteTier
 from penstock.errors import ConfigError, DataError
 
 Before = Callable[..., None]

@@ -22,10 +22,10 @@ from tests.patience import patient
 
 from penstock.checkpoint import opened as opened_module
 from penstock.checkpoint import writer as writer_module
-from penstock.checkpoint.local import LocalDraft, LocalTier
-from penstock.checkpoint.ranks import Ranks
-from penstock.checkpoint.state import Shard, flatten
+from penstock.checkpoint.ranks.ranks import Ranks
+from penstock.checkpoint.state.flatten import Shard, flatten
 from penstock.checkpoint.store import SnapshotStore
+from penstock.checkpoint.tiers.local import LocalDraft, LocalTier
 from penstock.cli.main import main
 from penstock.errors import ConfigError, DataError, RankError
 
@@ -574,7 +574,7 @@ def test_any_part_is_restored_from_parts_of_any_shape(
 
 def test_only_the_blocks_that_a_part_meets_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor of four blocks, of which rows of the second are wanted: the others may be damaged."""
-    from penstock.checkpoint.reading import Chain
+    from penstock.checkpoint.files.reading import Chain
 
     whole = np.arange(4 * 131072, dtype=np.int32).reshape(4 * 128, 1024)
     with SnapshotStore(tmp_path, codec="stored", report=None) as store:

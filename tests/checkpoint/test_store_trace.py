@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint import Keep, SnapshotStore
 from penstock.checkpoint import opened as opened_module
-from penstock.checkpoint.local import LocalDraft, LocalTier, LocalWriter
+from penstock.checkpoint.tiers.local import LocalDraft, LocalTier, LocalWriter
 from penstock.flow.recorder import Recorder
 from penstock.loader import Loader
 from penstock.trace import Kind, read_trace

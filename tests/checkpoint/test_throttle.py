@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.checkpoint.remote import RemoteTier
-from penstock.checkpoint.throttle import CappedTier, Pacer
+from penstock.checkpoint.drain.throttle import CappedTier, Pacer
+from penstock.checkpoint.tiers.remote import RemoteTier
 from penstock.errors import ConfigError, DataError
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from penstock.checkpoint import Keep, SnapshotStore
-from penstock.checkpoint.catalog import Catalog
-from penstock.checkpoint.local import LocalTier
 from penstock.checkpoint.recipe import Way
+from penstock.checkpoint.tiers.catalog import Catalog
+from penstock.checkpoint.tiers.local import LocalTier
 from penstock.checkpoint.upkeep import Place, Upkeep
 from penstock.errors import ConfigError, DataError
 from penstock.units import format_bytes

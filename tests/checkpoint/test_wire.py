@@ -21,7 +21,7 @@ from tests.forking import Forks
 
 from penstock.checkpoint import Keep, Refresher, SnapshotStore
 from penstock.checkpoint.codecs.codec import Kind
-from penstock.checkpoint.parts import BLOCK
+from penstock.checkpoint.files.parts import BLOCK
 from penstock.errors import ConfigError, FormatError
 from penstock.policy.retention import Scheme
 

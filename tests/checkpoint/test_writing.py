@@ -8,10 +8,10 @@ from tests.checkpoint.test_parts import Memory
 
 from penstock.checkpoint.codecs import codec_named
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
-from penstock.checkpoint.dtypes import dtype_named
-from penstock.checkpoint.parts import PartWriter
-from penstock.checkpoint.tensors import Bytes, Layout
-from penstock.checkpoint.writing import Piece, Scratch, TensorWriter
+from penstock.checkpoint.files.parts import PartWriter
+from penstock.checkpoint.files.writing import Piece, Scratch, TensorWriter
+from penstock.checkpoint.state.dtypes import dtype_named
+from penstock.checkpoint.state.tensors import Bytes, Layout
 from penstock.flow.ordered import Workers
 
 

@@ -23,7 +23,7 @@ HASTY_SECONDS = math.ceil(patient(2))
 # What every rank runs. It gets the kind of job, and for torch its rank, the number of ranks and the address.
 RANK = """
 import json, os, sys, threading
-from penstock.checkpoint.ranks import ranks_of_this_job
+from penstock.checkpoint.ranks.ranks import ranks_of_this_job
 from penstock.errors import PenstockError
 
 def outcome(function, *arguments):
@@ -224,7 +224,7 @@ def test_mpi_that_cannot_be_called_from_two_threads_is_refused() -> None:
 import mpi4py
 mpi4py.rc.thread_level = "serialized"
 from mpi4py import MPI
-from penstock.checkpoint.ranks import ranks_of_this_job
+from penstock.checkpoint.ranks.ranks import ranks_of_this_job
 from penstock.errors import ConfigError
 try:
     ranks_of_this_job()

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.checkpoint.local import LocalTier
-from penstock.checkpoint.remote import RemoteTier
-from penstock.checkpoint.tensors import Bytes
-from penstock.checkpoint.throttle import CappedTier
-from penstock.checkpoint.tier import MANIFEST, Draft, Tier
+from penstock.checkpoint.drain.throttle import CappedTier
+from penstock.checkpoint.state.tensors import Bytes
+from penstock.checkpoint.tiers.local import LocalTier
+from penstock.checkpoint.tiers.remote import RemoteTier
+from penstock.checkpoint.tiers.tier import MANIFEST, Draft, Tier
 from penstock.errors import DataError, PenstockError
 
 # The drivers' own threads and sockets outlive a test by design.

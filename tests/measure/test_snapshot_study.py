@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint.codecs import DEFAULT, codec_named
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, SLACK_BYTES, Pair, blocks_of
-from penstock.checkpoint.dtypes import DTYPES
+from penstock.checkpoint.files.writing import Scratch
+from penstock.checkpoint.state.dtypes import DTYPES
+from penstock.checkpoint.state.tensors import Bytes, Layout
 from penstock.checkpoint.store import SnapshotStore
-from penstock.checkpoint.tensors import Bytes, Layout
-from penstock.checkpoint.writing import Scratch
 from penstock.errors import ConfigError, DataError
 from penstock.measure import snapshot_study
 from penstock.measure.snapshot_sequences import common_layouts, open_snapshots

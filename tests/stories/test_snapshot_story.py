@@ -14,7 +14,7 @@ import os, random, signal, sys
 import numpy as np
 import torch
 from penstock import SnapshotStore
-from penstock.checkpoint.generators import random_state, set_random_state
+from penstock.checkpoint.state.generators import random_state, set_random_state
 
 folder, fast, killed_at = sys.argv[1:]
 fast, steps, killed_at = fast or None, 20, int(killed_at)

@@ -22,8 +22,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from penstock.checkpoint import local
-from penstock.checkpoint.ranks import ranks_of_this_job
+from penstock.checkpoint.ranks.ranks import ranks_of_this_job
+from penstock.checkpoint.tiers import local
 from penstock.errors import DataError, PenstockError
 from penstock.torch.dcp import StoreReader, StoreWriter
 

@@ -27,9 +27,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from penstock import compiling
 from penstock.checkpoint import due as due_module
 from penstock.checkpoint import opened as opened_module
-from penstock.checkpoint.local import LocalDraft, LocalTier, LocalWriter
+from penstock.checkpoint.drain.throttle import CappedTier
 from penstock.checkpoint.store import SnapshotStore
-from penstock.checkpoint.throttle import CappedTier
+from penstock.checkpoint.tiers.local import LocalDraft, LocalTier, LocalWriter
 from penstock.cli.main import main
 from penstock.compiling import Part
 from penstock.errors import ConfigError, DataError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from penstock.checkpoint.ranks import Ranks
+from penstock.checkpoint.ranks.ranks import Ranks
 from penstock.errors import ConfigError
 from penstock.plan.saves import SaveCost, SaveSchedule
 

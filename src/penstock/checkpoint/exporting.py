@@ -8,13 +8,13 @@ from contextlib import closing, contextmanager
 
 import numpy as np
 
-from penstock.checkpoint.catalog import Catalog, Removed, looking_again, open_way, told_of_need
-from penstock.checkpoint.fast_folders import look_and_choose
+from penstock.checkpoint.files.reading import Chain, Wanted, parts_by_name, read_wanted, whole_layout
 from penstock.checkpoint.foreign import Readable
-from penstock.checkpoint.reading import Chain, Wanted, parts_by_name, read_wanted, whole_layout
-from penstock.checkpoint.tensors import Bytes
-from penstock.checkpoint.tier import Tier
-from penstock.checkpoint.tree import read_tree
+from penstock.checkpoint.state.tensors import Bytes
+from penstock.checkpoint.state.tree import read_tree
+from penstock.checkpoint.tiers.catalog import Catalog, Removed, looking_again, open_way, told_of_need
+from penstock.checkpoint.tiers.fast_folders import look_and_choose
+from penstock.checkpoint.tiers.tier import Tier
 from penstock.errors import DataError, FormatError
 from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers

@@ -26,12 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.checkpoint.durable import whole_file
-from penstock.checkpoint.loading import plan_loading
 from penstock.checkpoint.safetensors_files import Entry, map_safetensors, write_safetensors
-from penstock.checkpoint.state import flatten, memory_at
-from penstock.checkpoint.tensors import Bytes, Layout
-from penstock.checkpoint.tree import (
+from penstock.checkpoint.state.flatten import flatten, memory_at
+from penstock.checkpoint.state.tensors import Bytes, Layout
+from penstock.checkpoint.state.tree import (
     ArrayLeaf,
     Framework,
     MappingNode,
@@ -41,6 +39,8 @@ from penstock.checkpoint.tree import (
     read_tree,
     write_node,
 )
+from penstock.checkpoint.state.unflatten import plan_loading
+from penstock.checkpoint.tiers.durable import whole_file
 from penstock.errors import ConfigError, DataError, FormatError
 
 SAFETENSORS = ".safetensors"

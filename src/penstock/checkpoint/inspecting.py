@@ -7,11 +7,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.checkpoint.catalog import Catalog, Copy, Removed, looking_again, open_way, told_of_need
-from penstock.checkpoint.manifest import NewerFormat
-from penstock.checkpoint.parts import TornError
-from penstock.checkpoint.reading import decode_all, parts_by_name, tree_of_rank, whole_layout
-from penstock.checkpoint.tree import read_tree
+from penstock.checkpoint.files.manifest import NewerFormat
+from penstock.checkpoint.files.parts import TornError
+from penstock.checkpoint.files.reading import decode_all, parts_by_name, tree_of_rank, whole_layout
+from penstock.checkpoint.state.tree import read_tree
+from penstock.checkpoint.tiers.catalog import Catalog, Copy, Removed, looking_again, open_way, told_of_need
 from penstock.errors import DataError, FormatError
 from penstock.flow.ordered import Workers
 

@@ -22,16 +22,16 @@ from penstock.checkpoint.arguments import (
     checked_quantity,
     checked_reference,
 )
-from penstock.checkpoint.catalog import Catalog, describe_mistaken_folder, describe_snapshot_folder
-from penstock.checkpoint.drain_process import Apart
-from penstock.checkpoint.draining import Drainer
-from penstock.checkpoint.local import LocalTier
-from penstock.checkpoint.manifest import bytes_beside
-from penstock.checkpoint.ranks import Ranks, alone
+from penstock.checkpoint.drain.drain_process import Apart
+from penstock.checkpoint.drain.draining import Drainer
+from penstock.checkpoint.drain.throttle import CappedTier
+from penstock.checkpoint.files.manifest import bytes_beside
+from penstock.checkpoint.ranks.ranks import Ranks, alone
 from penstock.checkpoint.recipe import Way
-from penstock.checkpoint.tensors import Layout
-from penstock.checkpoint.throttle import CappedTier
-from penstock.checkpoint.tier import Tier
+from penstock.checkpoint.state.tensors import Layout
+from penstock.checkpoint.tiers.catalog import Catalog, describe_mistaken_folder, describe_snapshot_folder
+from penstock.checkpoint.tiers.local import LocalTier
+from penstock.checkpoint.tiers.tier import Tier
 from penstock.checkpoint.upkeep import Upkeep, describe_little_space
 from penstock.checkpoint.writer import SnapshotWriter
 from penstock.compiling import Lease
@@ -69,7 +69,7 @@ def open_tier(folder: str | os.PathLike[str], options: Mapping[str, Any] | None 
         # Synced, as what goes through fsspec is not.
         folder = folder.removeprefix("file://")
     if isinstance(folder, str) and "://" in folder:
-        from penstock.checkpoint.remote import RemoteTier
+        from penstock.checkpoint.tiers.remote import RemoteTier
 
         return RemoteTier(folder, **(options or {}))
     if options:

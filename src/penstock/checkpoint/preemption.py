@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from penstock.checkpoint.agreement import Letters, StopAgreement
 from penstock.checkpoint.arguments import checked_report
-from penstock.checkpoint.mail import TIMEOUT_SECONDS, Mail, pause_seconds
-from penstock.checkpoint.mail_of_job import mail_of_this_job
-from penstock.checkpoint.ranks import named_ranks
+from penstock.checkpoint.ranks.agreement import Letters, StopAgreement
+from penstock.checkpoint.ranks.mail import TIMEOUT_SECONDS, Mail, pause_seconds
+from penstock.checkpoint.ranks.mail_of_job import mail_of_this_job
+from penstock.checkpoint.ranks.ranks import named_ranks
 from penstock.errors import ConfigError, RankError, WaitTimeout
 from penstock.report import print_report
 

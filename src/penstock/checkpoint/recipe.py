@@ -13,11 +13,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from penstock.checkpoint.catalog import Catalog, Link
 from penstock.checkpoint.codecs import codec_named
 from penstock.checkpoint.codecs.codec import SLACK_BYTES, Coder, Pair
-from penstock.checkpoint.dtypes import DTYPES, DType
-from penstock.checkpoint.manifest import (
+from penstock.checkpoint.files.manifest import (
     Manifest,
     NewerFormat,
     Reference,
@@ -26,10 +24,12 @@ from penstock.checkpoint.manifest import (
     read_layout,
     write_layout,
 )
-from penstock.checkpoint.parts import Part, PartReader, PartWriter
-from penstock.checkpoint.tensors import Layout
-from penstock.checkpoint.tier import Draft, Reader, Tier
-from penstock.checkpoint.writing import Piece, References, TensorWriter, pairs_of
+from penstock.checkpoint.files.parts import Part, PartReader, PartWriter
+from penstock.checkpoint.files.writing import Piece, References, TensorWriter, pairs_of
+from penstock.checkpoint.state.dtypes import DTYPES, DType
+from penstock.checkpoint.state.tensors import Layout
+from penstock.checkpoint.tiers.catalog import Catalog, Link
+from penstock.checkpoint.tiers.tier import Draft, Reader, Tier
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
 from penstock.policy.keeping import restorable

@@ -8,7 +8,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.checkpoint.catalog import (
+from penstock.checkpoint.files.reading import (
+    Chain,
+    Wanted,
+    parts_by_name,
+    read_wanted,
+    tree_of_rank,
+    whole_layout,
+)
+from penstock.checkpoint.inspecting import can_be_opened
+from penstock.checkpoint.ranks.ranks import Ranks
+from penstock.checkpoint.state.tree import ArrayLeaf, Framework, Tree, numpy_dtype, read_tree, select
+from penstock.checkpoint.state.unflatten import Loading, plan_loading, plan_loading_into
+from penstock.checkpoint.tiers.catalog import (
     Catalog,
     Link,
     Removed,
@@ -17,12 +29,7 @@ from penstock.checkpoint.catalog import (
     step_of_fault,
     told_of_need,
 )
-from penstock.checkpoint.fast_folders import look, look_and_choose
-from penstock.checkpoint.inspecting import can_be_opened
-from penstock.checkpoint.loading import Loading, plan_loading, plan_loading_into
-from penstock.checkpoint.ranks import Ranks
-from penstock.checkpoint.reading import Chain, Wanted, parts_by_name, read_wanted, tree_of_rank, whole_layout
-from penstock.checkpoint.tree import ArrayLeaf, Framework, Tree, numpy_dtype, read_tree, select
+from penstock.checkpoint.tiers.fast_folders import look, look_and_choose
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder

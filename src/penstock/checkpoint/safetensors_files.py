@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.checkpoint.dtypes import DTYPES, DType
-from penstock.checkpoint.durable import whole_file
-from penstock.checkpoint.tensors import Bytes, Layout
+from penstock.checkpoint.state.dtypes import DTYPES, DType
+from penstock.checkpoint.state.tensors import Bytes, Layout
+from penstock.checkpoint.tiers.durable import whole_file
 from penstock.errors import ConfigError, DataError
 
 #: What the reference implementation takes.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from penstock.checkpoint.arguments import checked_timeout
-from penstock.checkpoint.writing import Piece
+from penstock.checkpoint.files.writing import Piece
 from penstock.errors import DataError, WaitTimeout
 from penstock.units import format_bytes, format_seconds
 

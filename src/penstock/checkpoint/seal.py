@@ -19,9 +19,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import xxhash
 
-from penstock.checkpoint.durable import whole_file
 from penstock.checkpoint.safetensors_files import parse_header
-from penstock.checkpoint.tensors import Bytes
+from penstock.checkpoint.state.tensors import Bytes
+from penstock.checkpoint.tiers.durable import whole_file
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.units import format_count
 

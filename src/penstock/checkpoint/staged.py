@@ -11,15 +11,15 @@ from typing import Protocol
 
 import numpy as np
 
-from penstock.checkpoint.catalog import Catalog, open_way
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, blocks_of
-from penstock.checkpoint.manifest import Stored
-from penstock.checkpoint.reading import Chain
+from penstock.checkpoint.files.manifest import Stored
+from penstock.checkpoint.files.reading import Chain
+from penstock.checkpoint.files.writing import InMemory, Piece, References, Scratch
 from penstock.checkpoint.recipe import Plan, Way, WrittenPart, made_coder, write_part
-from penstock.checkpoint.staging import Cut, StagingArea, cut_waves, room_of
-from penstock.checkpoint.tensors import Bytes
-from penstock.checkpoint.tier import Draft
-from penstock.checkpoint.writing import InMemory, Piece, References, Scratch
+from penstock.checkpoint.state.staging import Cut, StagingArea, cut_waves, room_of
+from penstock.checkpoint.state.tensors import Bytes
+from penstock.checkpoint.tiers.catalog import Catalog, open_way
+from penstock.checkpoint.tiers.tier import Draft
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
 

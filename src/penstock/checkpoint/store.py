@@ -24,19 +24,19 @@ from penstock.checkpoint.arguments import (
 )
 from penstock.checkpoint.codecs import DEFAULT
 from penstock.checkpoint.due import DueSaves
+from penstock.checkpoint.files.manifest import bytes_beside
 from penstock.checkpoint.inspecting import Listed, inspect
-from penstock.checkpoint.manifest import bytes_beside
 from penstock.checkpoint.opened import OpenedStore, checked_settings, quiet, tell
-from penstock.checkpoint.ranks import Ranks, alone, ranks_of_this_job
+from penstock.checkpoint.ranks.ranks import Ranks, alone, ranks_of_this_job
+from penstock.checkpoint.ranks.shared_state import SharedState
 from penstock.checkpoint.recipe import warm_up, way_of
 from penstock.checkpoint.restoring import Restored, Restorer
 from penstock.checkpoint.saving import BackgroundSave, Saved, Saving, Waves
-from penstock.checkpoint.shared_state import SharedState
-from penstock.checkpoint.staging import Cut, StagingArea, room_of, waves_of
-from penstock.checkpoint.state import Flat
-from penstock.checkpoint.tensors import Layout
-from penstock.checkpoint.tree import Framework
-from penstock.checkpoint.wire import messages
+from penstock.checkpoint.state.flatten import Flat
+from penstock.checkpoint.state.staging import Cut, StagingArea, room_of, waves_of
+from penstock.checkpoint.state.tensors import Layout
+from penstock.checkpoint.state.tree import Framework
+from penstock.checkpoint.sync.wire import messages
 from penstock.checkpoint.writer import Job
 from penstock.errors import ClosedError, ConfigError, RankError, WaitTimeout
 from penstock.flow.ordered import Workers

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from penstock.checkpoint.catalog import Catalog, Copy
-from penstock.checkpoint.fast_folders import remember
-from penstock.checkpoint.local import LocalTier
-from penstock.checkpoint.lock import WriterLock
-from penstock.checkpoint.manifest import step_of
-from penstock.checkpoint.reading import load_manifest
+from penstock.checkpoint.files.manifest import step_of
+from penstock.checkpoint.files.reading import load_manifest
 from penstock.checkpoint.recipe import Way
-from penstock.checkpoint.tier import Tier
+from penstock.checkpoint.tiers.catalog import Catalog, Copy
+from penstock.checkpoint.tiers.fast_folders import remember
+from penstock.checkpoint.tiers.local import LocalTier
+from penstock.checkpoint.tiers.lock import WriterLock
+from penstock.checkpoint.tiers.tier import Tier
 from penstock.errors import ConfigError, DataError, FormatError, PenstockError
 from penstock.policy.draining import TwoTiers, admit, to_drain, to_forget_fast, to_forget_slow
 from penstock.policy.keeping import Keep, StoredSnapshot, dependents, to_forget

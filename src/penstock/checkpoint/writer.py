@@ -15,12 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Protocol
 
-from penstock.checkpoint.catalog import Catalog
-from penstock.checkpoint.drain_process import ProcessEnded
-from penstock.checkpoint.local import LocalDraft, LocalTier
-from penstock.checkpoint.manifest import NewerFormat, bytes_beside, folder_of, write_manifest
-from penstock.checkpoint.parts import Part
-from penstock.checkpoint.ranks import Ranks
+from penstock.checkpoint.drain.drain_process import ProcessEnded
+from penstock.checkpoint.files.manifest import NewerFormat, bytes_beside, folder_of, write_manifest
+from penstock.checkpoint.files.parts import Part
+from penstock.checkpoint.files.writing import Piece
+from penstock.checkpoint.ranks.ranks import Ranks
 from penstock.checkpoint.recipe import (
     RAW,
     Plan,
@@ -34,11 +33,12 @@ from penstock.checkpoint.recipe import (
 )
 from penstock.checkpoint.saving import Saved
 from penstock.checkpoint.staged import Held, Staged, write_staged
-from penstock.checkpoint.staging import StagingArea
-from penstock.checkpoint.tensors import Layout
-from penstock.checkpoint.tier import Draft, Tier
+from penstock.checkpoint.state.staging import StagingArea
+from penstock.checkpoint.state.tensors import Layout
+from penstock.checkpoint.tiers.catalog import Catalog
+from penstock.checkpoint.tiers.local import LocalDraft, LocalTier
+from penstock.checkpoint.tiers.tier import Draft, Tier
 from penstock.checkpoint.upkeep import Upkeep
-from penstock.checkpoint.writing import Piece
 from penstock.errors import ConfigError, DataError, FormatError, RankError, WaitTimeout
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder

@@ -93,7 +93,7 @@ def check_store(folder: str, fast: Path | None = None) -> None:
 
     Raises: ConfigError if there is no such folder, or it is that of a snapshot or the parent of stores.
     """
-    from penstock.checkpoint.catalog import describe_mistaken_folder
+    from penstock.checkpoint.tiers.catalog import describe_mistaken_folder
 
     for place in (folder, fast):
         if place is None or "://" in str(place):
@@ -107,7 +107,7 @@ def check_store(folder: str, fast: Path | None = None) -> None:
 
 def _import(options: argparse.Namespace) -> None:
     from penstock.checkpoint.foreign import read_state
-    from penstock.checkpoint.ranks import alone
+    from penstock.checkpoint.ranks.ranks import alone
     from penstock.checkpoint.store import SnapshotStore
     from penstock.compiling import without_plain_forms
     from penstock.policy.keeping import Keep

@@ -77,7 +77,7 @@ def open_store(folder: str, fast: Path | None = None, **settings: Any) -> Snapsh
 
     Raises: ConfigError if there is no such folder, or it is that of a snapshot.
     """
-    from penstock.checkpoint.ranks import alone
+    from penstock.checkpoint.ranks.ranks import alone
     from penstock.checkpoint.store import SnapshotStore
     from penstock.policy.keeping import Keep
 
@@ -138,8 +138,8 @@ def _drain(options: argparse.Namespace) -> None:
 
 def _check_fast(folder: str, fast: Path) -> None:
     """Raise ConfigError if no store has been in a fast tier's folder: of a mistyped one nothing would be said."""
-    from penstock.checkpoint.fast_folders import holds_store, remembered
-    from penstock.checkpoint.local import LocalTier
+    from penstock.checkpoint.tiers.fast_folders import holds_store, remembered
+    from penstock.checkpoint.tiers.local import LocalTier
 
     snapshot_files.check_store(folder, fast)
     if not holds_store(fast):

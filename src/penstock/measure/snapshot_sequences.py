@@ -13,18 +13,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
-from penstock.checkpoint.catalog import Catalog, Link, open_way
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
+from penstock.checkpoint.files.manifest import step_of
+from penstock.checkpoint.files.reading import Chain, OpenSnapshot
+from penstock.checkpoint.files.writing import Scratch
 from penstock.checkpoint.foreign import INDEX, NUMPY, SAFETENSORS, SINGLE, TORCH, read_state
-from penstock.checkpoint.local import LocalReader, LocalTier
-from penstock.checkpoint.manifest import step_of
 from penstock.checkpoint.opened import open_tier
-from penstock.checkpoint.reading import Chain, OpenSnapshot
-from penstock.checkpoint.state import Source, flatten
-from penstock.checkpoint.tensors import Bytes, Layout
-from penstock.checkpoint.tier import Tier
-from penstock.checkpoint.tree import fits, listed
-from penstock.checkpoint.writing import Scratch
+from penstock.checkpoint.state.flatten import Source, flatten
+from penstock.checkpoint.state.tensors import Bytes, Layout
+from penstock.checkpoint.state.tree import fits, listed
+from penstock.checkpoint.tiers.catalog import Catalog, Link, open_way
+from penstock.checkpoint.tiers.local import LocalReader, LocalTier
+from penstock.checkpoint.tiers.tier import Tier
 from penstock.errors import ConfigError, DataError
 from penstock.units import format_count
 
@@ -96,7 +96,7 @@ def common_layouts(
 ) -> tuple[tuple[Layout, ...], tuple[str, ...]]:
     """Return the tensors to compare, and the names of those that are not alike in all snapshots.
 
-    only: patterns of names, see `penstock.checkpoint.tree.select`; None: all floats.
+    only: patterns of names, see `penstock.checkpoint.state.tree.select`; None: all floats.
     Raises: ConfigError if none are left.
     """
     patterns = None if only is None else tuple(only)

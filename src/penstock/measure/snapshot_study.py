@@ -33,9 +33,9 @@ from penstock.checkpoint.codecs.paper import (
     delta_block_bytes,
     huffman_lengths,
 )
-from penstock.checkpoint.dtypes import DType, dtype_named
-from penstock.checkpoint.tensors import Bytes, Layout
-from penstock.checkpoint.writing import Scratch
+from penstock.checkpoint.files.writing import Scratch
+from penstock.checkpoint.state.dtypes import DType, dtype_named
+from penstock.checkpoint.state.tensors import Bytes, Layout
 from penstock.flow.cpus import available_cpus
 from penstock.flow.ordered import Workers
 from penstock.machine.ssd import Drive, Ssd

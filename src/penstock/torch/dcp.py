@@ -57,21 +57,20 @@ from penstock.checkpoint.arguments import (
     checked_step,
     made_ranks,
 )
-from penstock.checkpoint.catalog import Catalog, Link, looking_again
 from penstock.checkpoint.codecs import DEFAULT
-from penstock.checkpoint.dtypes import dtype_named
 from penstock.checkpoint.due import DueSaves
+from penstock.checkpoint.files.reading import Chain, Wanted, parts_by_name, read_wanted, whole_layout
 from penstock.checkpoint.opened import OpenedStore, checked_settings, open_tier, quiet, tell
-from penstock.checkpoint.ranks import Ranks, alone, ranks_of_this_job
-from penstock.checkpoint.reading import Chain, Wanted, parts_by_name, read_wanted, whole_layout
+from penstock.checkpoint.ranks.ranks import Ranks, alone, ranks_of_this_job
+from penstock.checkpoint.ranks.sharding import check_whole
 from penstock.checkpoint.recipe import Plan, way_of
 from penstock.checkpoint.restoring import Restorer
-from penstock.checkpoint.sharding import check_whole
 from penstock.checkpoint.staged import CopiedInTurn
-from penstock.checkpoint.staging import waves_of
-from penstock.checkpoint.state import Source, flatten, memory_at
-from penstock.checkpoint.tensors import Box, Bytes, Layout
-from penstock.checkpoint.tree import (
+from penstock.checkpoint.state.dtypes import dtype_named
+from penstock.checkpoint.state.flatten import Source, flatten, memory_at
+from penstock.checkpoint.state.staging import waves_of
+from penstock.checkpoint.state.tensors import Box, Bytes, Layout
+from penstock.checkpoint.state.tree import (
     QUANTIZED,
     ArrayLeaf,
     MappingNode,
@@ -84,6 +83,7 @@ from penstock.checkpoint.tree import (
     read_tree,
     told_type,
 )
+from penstock.checkpoint.tiers.catalog import Catalog, Link, looking_again
 from penstock.checkpoint.writer import Job
 from penstock.errors import ConfigError, DataError, FormatError, RankError
 from penstock.flow.cpus import default_coders

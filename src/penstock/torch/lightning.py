@@ -13,10 +13,10 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 
-from penstock.checkpoint.durable import whole_file
 from penstock.checkpoint.saving import Saving, outcome_of
-from penstock.checkpoint.state import flatten
+from penstock.checkpoint.state.flatten import flatten
 from penstock.checkpoint.store import SnapshotStore
+from penstock.checkpoint.tiers.durable import whole_file
 from penstock.errors import ConfigError
 from penstock.torch.rng_state import random_states, set_own_random_state
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.checkpoint.generators import random_state, set_random_state
+from penstock.checkpoint.state.generators import random_state, set_random_state
 
 
 def random_states() -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint.codecs import codec_named, decode_block, ours
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, SLACK_BYTES, Kind, Pair
-from penstock.checkpoint.dtypes import DTYPES, DType
-from penstock.checkpoint.tensors import Bytes
+from penstock.checkpoint.state.dtypes import DTYPES, DType
+from penstock.checkpoint.state.tensors import Bytes
 
 PRESETS = [codec.name for codec in ours.CODECS]
 ONE_CONTEXT = ours.OwnCodec("one context", most_contexts=1, most_groups=1, stride=16)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from penstock.checkpoint.codecs import ours
 from penstock.checkpoint.codecs.codec import SLACK_BYTES, Kind, Pair
-from penstock.checkpoint.dtypes import DTYPES, DType
-from penstock.checkpoint.tensors import Bytes
+from penstock.checkpoint.state.dtypes import DTYPES, DType
+from penstock.checkpoint.state.tensors import Bytes
 from penstock.errors import FormatError
 
 CODERS = {codec.name: codec.coder(lambda: iter(())) for codec in ours.CODECS}

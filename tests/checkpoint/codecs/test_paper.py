@@ -25,8 +25,8 @@ from penstock.checkpoint.codecs.paper import (
     huffman_lengths,
     word_bits,
 )
-from penstock.checkpoint.dtypes import DTYPES, DType
-from penstock.checkpoint.tensors import Bytes
+from penstock.checkpoint.state.dtypes import DTYPES, DType
+from penstock.checkpoint.state.tensors import Bytes
 from penstock.errors import FormatError
 from penstock.simulate.snapshots import METHODS
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tests.checkpoint.crash.subject import State
 
-from penstock.checkpoint.manifest import folder_of, step_of
+from penstock.checkpoint.files.manifest import folder_of, step_of
 from penstock.checkpoint.store import SnapshotStore
 from penstock.policy.keeping import Keep
 from penstock.policy.retention import Scheme

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from penstock.checkpoint.codecs.codec import Codec, Decoder, Kind
-from penstock.checkpoint.dtypes import DType
-from penstock.checkpoint.tensors import Bytes
+from penstock.checkpoint.state.dtypes import DType
+from penstock.checkpoint.state.tensors import Bytes
 from penstock.errors import ConfigError, FormatError
 
 #: What a store uses where nobody chose.

@@ -2,7 +2,7 @@
 
 A tensor is cut into blocks of `BLOCK_VALUES` values, the last one shorter, wherever it is saved, so that block i of a
 snapshot can be the difference to block i of another. Each block is stored alone: with its kind, its length and
-checksums in the part's index (`penstock.checkpoint.parts`), and can be read alone, given the reference's block.
+checksums in the part's index (`penstock.checkpoint.files.parts`), and can be read alone, given the reference's block.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-from penstock.checkpoint.dtypes import DType
-from penstock.checkpoint.tensors import Bytes
+from penstock.checkpoint.state.dtypes import DType
+from penstock.checkpoint.state.tensors import Bytes
 
 #: Values per block, whatever their type.
 BLOCK_VALUES = 1 << 17

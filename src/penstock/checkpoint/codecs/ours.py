@@ -30,8 +30,8 @@ import numpy as np
 
 from penstock.checkpoint.codecs import kernel_sizes as sizes
 from penstock.checkpoint.codecs.codec import Codec, Coder, Decoder, Kind, Pair
-from penstock.checkpoint.dtypes import DTYPES, DType
-from penstock.checkpoint.tensors import Bytes
+from penstock.checkpoint.state.dtypes import DTYPES, DType
+from penstock.checkpoint.state.tensors import Bytes
 from penstock.compiling import Part
 from penstock.errors import FormatError
 

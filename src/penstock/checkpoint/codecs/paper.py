@@ -33,8 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.codecs.codec import Codec, Coder, Decoder, Kind, Pair
-from penstock.checkpoint.dtypes import DType
-from penstock.checkpoint.tensors import Bytes
+from penstock.checkpoint.state.dtypes import DType
+from penstock.checkpoint.state.tensors import Bytes
 from penstock.errors import FormatError
 from penstock.simulate.snapshots import METHODS, Baseline, Delta, Method
 

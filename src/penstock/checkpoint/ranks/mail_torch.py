@@ -1,0 +1,170 @@
+"""Letters between the ranks of torch.distributed, through the store by which its processes found each other."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from penstock.checkpoint.ranks.mail import MOST_PAUSE_SECONDS, TIMEOUT_SECONDS
+from penstock.errors import RankError, WaitTimeout
+
+#: A TCPStore closes the connection on a value above 8 MiB; longer letters are sent in pieces.
+PIECE_BYTES = 4 << 20
+
+#: Who answers for the store: with torchrun its agent, else the process of rank 0.
+KEEPER = "rank 0, or the launcher, which keeps the store of torch.distributed,"
+
+#: How the pieces that follow are counted, before a letter's first piece.
+_COUNT_BYTES = 4
+
+#: How long rank 0 stays at its end while nobody reads its last letters; who waits for them looks far more often.
+LINGER_SECONDS = 1.0
+
+_made = itertools.count()  # equal on all ranks, since all make their mail in the same order
+
+
+def torch_mail(*, timeout_seconds: float = TIMEOUT_SECONDS) -> StoreMail:
+    """Return new mail between the ranks of torch.distributed; every rank calls this, in the same order.
+
+    It uses the default group's store, not the group: any backend will do, and no collective of the training is
+    disturbed.
+
+    timeout_seconds: after which a store that does not answer is given up.
+
+    Raises: ValueError of torch.distributed if it is not initialised.
+    """
+    from torch import distributed
+    from torch.distributed import distributed_c10d
+
+    default = distributed_c10d._get_default_store()
+    # A connection of its own, where PyTorch has that (2.8): one that is shared answers one thread after the other.
+    own = default.clone() if hasattr(default, "clone") else default
+    store = distributed_c10d.PrefixStore(f"penstock/{next(_made)}", own)
+    mail = StoreMail(
+        store, distributed.get_rank(), distributed.get_world_size(), timeout_seconds=timeout_seconds
+    )
+    if mail.rank == 0:
+        atexit.register(_keep_until_taken, mail, default)
+    return mail
+
+
+class StoreMail:
+    """Letters in a store of torch.distributed, which any `Store` is: TCPStore, FileStore, HashStore.
+
+    The i-th letter from rank a to rank b is the value of the key "a>b/i" until b has taken it.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self.rank = rank
+        self.size = size
+        self._store = store
+        self._clerk = _Clerk(timeout_seconds)
+        self._sent = [0] * size
+        self._received = [0] * size
+
+    def send(self, to: int, letter: bytes) -> None:
+        key = f"{self.rank}>{to}/{self._sent[to]}"
+        first, *more = [letter[at : at + PIECE_BYTES] for at in range(0, max(1, len(letter)), PIECE_BYTES)]
+        for number, piece in enumerate(more, start=1):
+            self._clerk.ask(self._store.set, f"{key}/{number}", piece)
+        # Last: now it is seen.
+        self._clerk.ask(self._store.set, key, len(more).to_bytes(_COUNT_BYTES, "little") + first)
+        self._sent[to] += 1
+
+    def receive(self, sender: int) -> bytes | None:
+        key = f"{sender}>{self.rank}/{self._received[sender]}"
+        if not self._clerk.ask(self._store.check, [key]):
+            return None
+        head = self._clerk.ask(self._store.get, key)
+        keys = [f"{key}/{number}" for number in range(1, 1 + int.from_bytes(head[:_COUNT_BYTES], "little"))]
+        letter = b"".join([head[_COUNT_BYTES:], *(self._clerk.ask(self._store.get, piece) for piece in keys)])
+        for taken in [*keys, key]:
+            self._clerk.ask(self._store.delete_key, taken)
+        self._received[sender] += 1
+        return letter
+
+    def untaken(self) -> list[int]:
+        """Return the ranks that have not received all letters from this one. Raises: RankError, WaitTimeout."""
+        return [
+            rank
+            for rank, sent in enumerate(self._sent)
+            if sent and self._clerk.ask(self._store.check, [f"{self.rank}>{rank}/{sent - 1}"])
+        ]
+
+
+class _Clerk:
+    """Asks the store, in a thread of its own: it has no time-out, so whoever asks a process that hangs waits for ever.
+
+    The thread ends with this object.
+    """
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._questions: SimpleQueue[_Question | None] = SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        weakref.finalize(self, self._questions.put, None)
+        threading.Thread(
+            target=_answer, args=(self._questions, self._idle), name="penstock-store-clerk", daemon=True
+        ).start()
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a function of the store returns. Raises: RankError, WaitTimeout."""
+        if not self._idle.is_set():  # still at what timed out before
+            raise self._timed_out()
+        self._idle.clear()
+        answer: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
+        self._questions.put((function, arguments, answer))
+        try:
+            value, error = answer.get(timeout=self._timeout_seconds)
+        except Empty:
+            raise self._timed_out() from None
+        if isinstance(error, RuntimeError):  # its DistError
+            reason = str(error).partition("\n")[0]
+            raise RankError(
+                f"{KEEPER} cannot be reached: {reason}; the log there may say whether it ended"
+            ) from error
+        if error is not None:
+            raise error
+        return value
+
+    def _timed_out(self) -> WaitTimeout:
+        return WaitTimeout(
+            f"{KEEPER} did not answer within {self._timeout_seconds:g} s; the log there may say what it waits for"
+        )
+
+
+_Question = tuple[Callable[..., Any], tuple[Any, ...], SimpleQueue[tuple[Any, Exception | None]]]
+
+
+def _answer(questions: SimpleQueue[_Question | None], idle: threading.Event) -> None:
+    while (question := questions.get()) is not None:
+        function, arguments, answer = question
+        answered: tuple[Any, Exception | None]
+        try:
+            answered = function(*arguments), None
+        except Exception as error:
+            answered = None, error
+        idle.set()
+        answer.put(answered)
+
+
+def _keep_until_taken(mail: StoreMail, server: Any) -> None:
+    """Stay until all have read what rank 0 wrote: the store may live in this process, and its letters end with it.
+
+    server: keeps the store running, which the end of the process group would close.
+    """
+    with contextlib.suppress(RankError, WaitTimeout):
+        untaken, last_taken = mail.untaken(), time.monotonic()
+        while untaken and time.monotonic() - last_taken < LINGER_SECONDS:
+            time.sleep(MOST_PAUSE_SECONDS)
+            before, untaken = untaken, mail.untaken()
+            if untaken != before:
+                last_taken = time.monotonic()

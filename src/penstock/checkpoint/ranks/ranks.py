@@ -1,0 +1,340 @@
+"""The ranks of a job agree: how they write one snapshot together.
+
+One exchange serves every need: each rank contributes a value, rank 0 decides, all hear the decision.
+
+    rank 1..n-1   function() -> value ──▶┐                        ┌──▶ answer
+    rank 0        function() -> value ───┴─▶ decide(values) ──────┴──▶ answer
+
+What fails anywhere, in `function` or in `decide`, is raised everywhere and names the rank. A rank that does not come
+is named by rank 0, and that too is raised everywhere. Not the collectives of a training framework, because those
+tell nobody who was missing, and leave the group unusable: here the ranks can go on afterwards.
+
+Letters are JSON, never pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import penstock.errors
+from penstock.checkpoint.ranks.mail import TIMEOUT_SECONDS, Mail, NoMail, pause_seconds
+from penstock.checkpoint.ranks.mail_of_job import mail_of_this_job
+from penstock.errors import ConfigError, PenstockError, RankError, WaitTimeout
+
+#: While a rank works, it says so this many times within a time-out.
+SIGNS_PER_TIMEOUT = 6
+
+#: Ranks named in one message; more are counted.
+NAMED_RANKS = 8
+
+
+class Ranks:
+    """The ranks of one job, for one purpose: every rank makes its own, in the same order, and makes the same calls.
+
+    mail: how letters travel; nobody else uses it.
+    timeout_seconds: how long a rank may give no sign of life, from when rank 0 waits for it, before it is named.
+
+    One thread at a time uses it, any thread. Exchanges do not nest.
+    """
+
+    def __init__(self, mail: Mail, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        if not (isinstance(timeout_seconds, (int, float)) and timeout_seconds > 0):
+            raise ConfigError(
+                f"timeout_seconds is {timeout_seconds!r}; a rank needs time to arrive: give more than 0"
+            )
+        self.rank = mail.rank
+        self.size = mail.size
+        self._mail = mail
+        self._timeout_seconds = timeout_seconds
+        self._exchanges = 0  # how many have begun: the number of the current one
+        self._early: dict[int, list[dict[str, Any]]] = {}  # letters of exchanges that this rank has not begun
+        self._in_use = threading.Lock()  # held for an exchange
+
+    @property
+    def others(self) -> list[int]:
+        """Return the ranks other than this one."""
+        return [rank for rank in range(self.size) if rank != self.rank]
+
+    def all_gather(self, what: str, value: Any) -> list[Any]:
+        """Return every rank's value on every rank, in order of ranks. Raises: as `together`."""
+        return self.together(what, _Given(value))  # type: ignore[no-any-return]
+
+    def ask_first(self, what: str, function: Callable[[], Any]) -> Any:
+        """Return on every rank what the function returns on rank 0, which alone calls it. Raises: as `together`."""
+        return self.together(what, _Given(None), lambda _: function())
+
+    def together(
+        self,
+        what: str,
+        function: Callable[[], Any],
+        decide: Callable[[list[Any]], Any] | None = None,
+    ) -> Any:
+        """Call a function on every rank, then `decide` on rank 0, and return its answer on every rank.
+
+        what: for messages, such as "the commit of step 300"; equal on all ranks.
+        function: this rank's part; it may take as long as it likes, for meanwhile the rank is heard of.
+        decide: takes what the functions returned, in order of ranks. None: the answer is that list.
+        Values and answers travel as JSON: a tuple arrives as a list, also where there is but one rank.
+
+        Raises: on every rank, if any rank's function, or `decide`, raised: an error of the same kind where that is a
+            PenstockError, else RankError; it names the rank. Where it happened, the original is its cause, and with
+            one rank it is raised as it is. WaitTimeout on every rank, naming those which gave no sign of life for
+            `timeout_seconds`. RankError on every rank if they are not at the same `what`.
+        """
+        if not self._in_use.acquire(blocking=False):
+            raise AssertionError(
+                f"{what} began while another exchange of the same ranks went on; exchanges do not nest"
+            )
+        try:
+            if self.size == 1:
+                values = [_as_json(function())]
+                return _as_json(values if decide is None else decide(values))
+            self._exchanges += 1
+            if self.rank == 0:
+                return self._lead(what, function, decide)
+            return self._follow(what, function)
+        finally:
+            self._in_use.release()
+
+    def leave(self, error: BaseException) -> None:
+        """Take part in the next exchange with a failure, and wait for nobody: the others hear of it when they come.
+
+        error: with which this rank leaves what all do together. Nothing is done while an exchange goes on.
+        """
+        if self.size == 1 or not self._in_use.acquire(blocking=False):
+            return
+        try:
+            self._exchanges += 1
+            message = f"rank {self.rank} of {self.size} left the others: {type(error).__name__}: {error}"
+            with contextlib.suppress(RankError, WaitTimeout):
+                letter = {"what": "", "failed": "RankError", "message": message}
+                if self.rank == 0:
+                    self._send_all(letter)
+                else:
+                    self._mail.send(0, self._sealed(letter))
+        finally:
+            self._in_use.release()
+
+    # -- Rank 0 --
+
+    def _lead(self, what: str, function: Callable[[], Any], decide: Callable[[list[Any]], Any] | None) -> Any:
+        cause: Exception | None = None
+        try:
+            own, cause = self._outcome(what, function, self.others)
+            letters = {0: own} | self._collect(what)
+            failure = _failure_among(letters, what, self.size)
+            if failure is None:
+                values = [letters[rank]["value"] for rank in range(self.size)]
+                choose = _Given(values) if decide is None else functools.partial(decide, values)
+                answer, cause = self._outcome(what, choose, self.others)
+                failure = _failure_among({0: answer}, what, self.size)
+            if failure is not None:
+                answer = failure
+        except WaitTimeout as error:
+            answer = {"failed": "WaitTimeout", "message": str(error)}
+        except BaseException as error:  # such as KeyboardInterrupt: this rank leaves, and says so
+            with contextlib.suppress(RankError):
+                self._send_all({"failed": "RankError", "message": _left(0, self.size, what, error)})
+            raise
+        self._send_all(answer)
+        return _opened(answer, cause)
+
+    def _collect(self, what: str) -> dict[int, dict[str, Any]]:
+        """Return what each other rank contributed. Raises: WaitTimeout naming those of which nothing was heard."""
+        began = time.monotonic()
+        last_sign = dict.fromkeys(self.others, began)
+        next_own_sign = began
+        arrived: dict[int, dict[str, Any]] = {}
+        while True:
+            for rank in self.others:
+                for letter in self._letters_from(rank):
+                    last_sign[rank] = time.monotonic()
+                    if "sign" not in letter:
+                        arrived[rank] = letter  # a later one tells that the rank gave up waiting
+            if len(arrived) == self.size - 1:
+                return arrived
+            now = time.monotonic()
+            missing = [
+                rank
+                for rank in self.others
+                if rank not in arrived and now - last_sign[rank] > self._timeout_seconds
+            ]
+            if missing:
+                raise WaitTimeout(self._did_not_arrive(missing, what))
+            if now >= next_own_sign:
+                self._send_all({"sign": True})
+                next_own_sign = now + self._timeout_seconds / SIGNS_PER_TIMEOUT
+            time.sleep(pause_seconds(now - began))
+
+    def _send_all(self, letter: dict[str, Any]) -> None:
+        data, sign = self._sealed(letter), self._sealed({"sign": True})
+        next_sign = time.monotonic() + self._timeout_seconds / SIGNS_PER_TIMEOUT
+        for rank in self.others:
+            with contextlib.suppress(WaitTimeout):  # it is gone; the others must hear nevertheless
+                self._mail.send(rank, data)
+            if time.monotonic() > next_sign:  # a long letter is under way to many ranks
+                for waiting in range(rank + 1, self.size):
+                    self._mail.send(waiting, sign)
+                next_sign = time.monotonic() + self._timeout_seconds / SIGNS_PER_TIMEOUT
+
+    # -- The others --
+
+    def _follow(self, what: str, function: Callable[[], Any]) -> Any:
+        try:
+            own, cause = self._outcome(what, function, [0])
+        except BaseException as error:
+            with contextlib.suppress(RankError, WaitTimeout):
+                left = _left(self.rank, self.size, what, error)
+                self._mail.send(0, self._sealed({"failed": "RankError", "message": left}))
+            raise
+        self._mail.send(0, self._sealed({"what": what} | own))
+        began = last_sign = time.monotonic()
+        while True:
+            for letter in self._letters_from(0):
+                last_sign = time.monotonic()
+                if "sign" not in letter:
+                    return _opened(letter, cause)
+            now = time.monotonic()
+            if now - last_sign > self._timeout_seconds:
+                message = self._did_not_arrive([0], what)
+                self._mail.send(0, self._sealed({"what": what, "failed": "WaitTimeout", "message": message}))
+                raise WaitTimeout(message)
+            time.sleep(pause_seconds(now - began))
+
+    # -- Both --
+
+    def _outcome(
+        self, what: str, function: Callable[[], Any], waiting: Sequence[int]
+    ) -> tuple[dict[str, Any], Exception | None]:
+        """Return what a function returned or raised, as a letter, and what it raised.
+
+        waiting: the ranks that are told meanwhile that this one is alive.
+        """
+        try:
+            with contextlib.nullcontext() if isinstance(function, _Given) else self._heard_of(waiting):
+                return {"what": what, "value": _as_json(function())}, None
+        except Exception as error:
+            message = f"rank {self.rank} of {self.size}, {what}: {_described(error)}"
+            # Of a kind that the module which raised it has for itself, the one of all modules.
+            kinds = (
+                kind.__name__ for kind in type(error).__mro__ if kind.__module__ == PenstockError.__module__
+            )
+            kind = next(kinds, "RankError")
+            return {"what": what, "failed": kind, "message": message}, error
+
+    def _letters_from(self, sender: int) -> list[dict[str, Any]]:
+        """Return the letters of the current exchange that have come; those of earlier ones came too late."""
+        letters = self._early.pop(sender, [])
+        while (data := self._mail.receive(sender)) is not None:
+            letters.append(json.loads(data))
+        if early := [letter for letter in letters if letter["exchange"] > self._exchanges]:
+            self._early[sender] = early
+        return [letter for letter in letters if letter["exchange"] == self._exchanges]
+
+    def _sealed(self, letter: dict[str, Any]) -> bytes:
+        return json.dumps({"exchange": self._exchanges} | letter).encode()
+
+    @contextlib.contextmanager
+    def _heard_of(self, by: Sequence[int]) -> Iterator[None]:
+        """Tell ranks time and again that this one is alive, for as long as the block takes."""
+        done = threading.Event()
+        letter = self._sealed({"sign": True})
+
+        def tell() -> None:
+            while not done.wait(self._timeout_seconds / SIGNS_PER_TIMEOUT):
+                for rank in by:
+                    with contextlib.suppress(WaitTimeout, RankError):  # the exchange itself will say so
+                        self._mail.send(rank, letter)
+
+        thread = threading.Thread(target=tell, name="penstock-ranks-sign", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _did_not_arrive(self, ranks: Sequence[int], what: str) -> str:
+        return (
+            f"{named_ranks(ranks)} of {self.size} did not arrive at {what} within {self._timeout_seconds:g} s; the log "
+            "there may say whether it ended or what it waits for; if one rank should work by itself, give ranks=alone"
+        )
+
+
+def alone() -> Ranks:
+    """Return this process as a job of one rank: give it as ranks= where each process works for itself."""
+    return Ranks(NoMail())
+
+
+def ranks_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Ranks:
+    """Return the ranks of the job that this process is part of; every rank calls this, in the same order.
+
+    Raises: ConfigError as `mail_of_this_job`.
+    """
+    return Ranks(mail_of_this_job(timeout_seconds=timeout_seconds), timeout_seconds=timeout_seconds)
+
+
+# -- Letters ----------------------------------------------------------------------------------------------
+
+
+def _as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A function that has its value: it takes no time, so nobody needs a sign meanwhile."""
+
+    value: Any
+
+    def __call__(self) -> Any:
+        return self.value
+
+
+def _opened(answer: dict[str, Any], cause: Exception | None) -> Any:
+    """Return what an answer holds. Raises: what it tells of."""
+    if "failed" not in answer:
+        return answer["value"]
+    kind = getattr(penstock.errors, answer["failed"], RankError)
+    raise kind(answer["message"]) from cause
+
+
+def _failure_among(letters: dict[int, dict[str, Any]], what: str, size: int) -> dict[str, Any] | None:
+    """Return the answer that tells of all failures; None if there was none and all ranks were at the same place."""
+    failed = [rank for rank in sorted(letters) if "failed" in letters[rank]]
+    if failed:
+        messages = [letters[rank]["message"] for rank in failed[:NAMED_RANKS]]
+        if len(failed) > NAMED_RANKS:
+            messages.append(f"and {len(failed) - NAMED_RANKS} more ranks")
+        return {"failed": letters[failed[0]]["failed"], "message": "; ".join(messages)}
+    elsewhere = [rank for rank in sorted(letters) if letters[rank]["what"] != what]
+    if elsewhere:
+        message = (
+            f"the ranks are not at the same place: rank 0 of {size} is at {what}, {named_ranks(elsewhere)} at "
+            f"{letters[elsewhere[0]]['what']}; every rank must make the same calls in the same order"
+        )
+        return {"failed": "RankError", "message": message}
+    return None
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as messages name them: "rank 2", "ranks 1, 3"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:NAMED_RANKS]))
+    return f"ranks {shown}" + (f" and {len(ranks) - NAMED_RANKS} more" if len(ranks) > NAMED_RANKS else "")
+
+
+def _described(error: BaseException) -> str:
+    return str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+
+
+def _left(rank: int, size: int, what: str, error: BaseException) -> str:
+    return f"rank {rank} of {size} left {what}: {_described(error)}"

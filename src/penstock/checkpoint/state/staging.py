@@ -1,0 +1,165 @@
+"""The staging area: where a state is copied while training waits, so that it can be written while training goes on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from ctypes import memmove
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from penstock.checkpoint.codecs.codec import BLOCK_VALUES
+from penstock.checkpoint.files.writing import Piece
+from penstock.checkpoint.state.flatten import Source
+from penstock.checkpoint.state.tensors import Bytes, Layout
+from penstock.flow.garbage import no_collection
+from penstock.flow.ordered import Workers, in_groups
+
+#: Tensors begin at multiples of that many bytes, so that any type of number can be read in place.
+_ALIGN_BYTES = 64
+#: Copied at a time by one thread.
+_SLICE_BYTES = 8 << 20
+#: Where bytes are copied to, where from, and how many.
+_Move: TypeAlias = tuple[int, int, int]
+
+
+class StagingArea:
+    """Memory that is allocated once and reused: a copy into pages that were never touched takes twice as long.
+
+    Pinned where a CUDA device is there, so that its copies run at the speed of the link.
+    """
+
+    def __init__(self) -> None:
+        self._bytes: Bytes = np.empty(0, np.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        """Return how large it is."""
+        return self._bytes.size
+
+    def reserve(self, nbytes: int) -> None:
+        """Make the area at least that large, its pages touched; what was in it is lost if it grows."""
+        if self._bytes.size < nbytes:
+            self._bytes = np.empty(0, np.uint8)
+            self._bytes = _touched(nbytes)
+
+    @no_collection()
+    def copy(self, cuts: Sequence[Cut], workers: Workers | None = None) -> list[Piece]:
+        """Copy what is cut out of a state into the area, `room_of` it reserved, and return it there.
+
+        workers: who copies from main memory, several threads at once: one does not use all of the memory's bandwidth.
+            None: the caller alone.
+        """
+        pieces = []
+        moves: list[_Move] = []
+        offset, address = 0, self._bytes.ctypes.data
+        for source, first, place in cuts:
+            begin = place.start
+            nbytes = place.stop - begin
+            copied = self._bytes[offset : offset + nbytes]
+            if source.address is None or not source.is_on_host:
+                source.copy_into(copied, begin, non_blocking=True)
+            elif nbytes <= _SLICE_BYTES:
+                moves.append((address + offset, source.address + begin, nbytes))
+            else:
+                moves += _sliced(address + offset, source.address + begin, nbytes)
+            pieces.append(Piece(source.layout, first, copied))
+            offset += _aligned(nbytes)
+        if workers is None or len(moves) == 1:
+            _move_all(moves)
+        else:
+            # What lies there stays, also where a second interrupt ends the wait for threads that copy.
+            owners = self._bytes, cuts
+            groups = in_groups(moves, itemgetter(2), _SLICE_BYTES, len(moves))
+            for _ in workers.map(lambda group: _move_all(group, owners), groups):
+                pass
+        for device in {cut.source.array.device for cut in cuts if not cut.source.is_on_host}:
+            # Each has a stream of its own, whatever its kind.
+            getattr(sys.modules["torch"], device.type).synchronize(device)
+        return pieces
+
+
+def _sliced(target: int, source: int, nbytes: int) -> list[_Move]:
+    return [
+        (target + begin, source + begin, min(_SLICE_BYTES, nbytes - begin))
+        for begin in range(0, nbytes, _SLICE_BYTES)
+    ]
+
+
+def _move_all(moves: Sequence[_Move], owners: object = None) -> None:
+    """Copy. owners: of the memory, which stays for as long."""
+    # By addresses, for arrays of NumPy take ten times as long to make as a small tensor to copy.
+    for move in moves:
+        memmove(*move)
+
+
+class Cut(NamedTuple):
+    """Some of a tensor's blocks in a row, where they are in the state. place: of their bytes in the tensor's."""
+
+    source: Source
+    first: int
+    place: slice
+
+
+def room_of(cuts: Sequence[Cut]) -> int:
+    """Return the bytes that cuts take in an area."""
+    return sum(_aligned(cut.place.stop - cut.place.start) for cut in cuts)
+
+
+@no_collection()
+def waves_of(sources: Iterable[Source], limit_bytes: int | None) -> list[list[Cut]]:
+    """Return a state's tensors, cut between blocks, in waves that take no more room than the limit each.
+
+    limit_bytes: None: all in one wave. A wave of a single block may be larger.
+    """
+    taken = list(sources)
+    waves = []
+    for places in cut_waves([source.layout for source in taken], limit_bytes):
+        cuts = []
+        for index, place in places:
+            block_bytes = BLOCK_VALUES * taken[index].layout.dtype.item_bytes
+            cuts.append(Cut(taken[index], place.start // block_bytes, place))
+        waves.append(cuts)
+    return waves
+
+
+def cut_waves(layouts: Sequence[Layout], limit_bytes: int | None) -> list[list[tuple[int, slice]]]:
+    """Return where tensors are cut, as `waves_of` does: of each wave, which tensors, and which of their bytes."""
+    waves: list[list[tuple[int, slice]]] = [[]]
+    room = 0
+    for index, layout in enumerate(layouts):
+        nbytes = layout.nbytes
+        block_bytes = BLOCK_VALUES * layout.dtype.item_bytes
+        begin = 0
+        while True:
+            left = nbytes - begin
+            if limit_bytes is not None and room + _aligned(left) > limit_bytes:
+                room_left = max(0, limit_bytes - room) // _ALIGN_BYTES * _ALIGN_BYTES
+                left = min(left, room_left // block_bytes * block_bytes)
+            if not left and not waves[-1] and nbytes:
+                left = min(block_bytes, nbytes - begin)
+            if left or not nbytes:
+                waves[-1].append((index, slice(begin, begin + left)))
+                room += _aligned(left)
+                begin += left
+            if begin == nbytes:
+                break
+            waves.append([])
+            room = 0
+    return waves
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
+
+
+def _touched(nbytes: int) -> Bytes:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        pinned: Bytes = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+        return pinned
+    area = np.empty(nbytes, np.uint8)
+    area.fill(0)
+    return area

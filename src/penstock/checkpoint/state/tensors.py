@@ -1,0 +1,66 @@
+"""A tensor as a snapshot sees it: a name, a type, a shape, and bytes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.checkpoint.state.dtypes import DType
+
+#: One-dimensional bytes.
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Which part of a larger tensor, spread over ranks, a tensor is.
+
+    whole: shape of the larger one. offsets: of this part's first number in it, per dimension; the part's own shape
+        is the tensor's.
+    """
+
+    whole: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is known of a tensor without its bytes. Two tensors of equal layout can be differences of each other.
+
+    name: path in the state, such as "model/layer.weight"; with the box, unique in a snapshot.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    box: Box | None = None
+
+    @property
+    def whole(self) -> Layout:
+        """Return the layout of the tensor that it is a part of, or its own."""
+        return self if self.box is None else Layout(self.name, self.dtype, self.box.whole)
+
+    @property
+    def values(self) -> int:
+        """Return how many numbers there are; 1 for a scalar, 0 for an empty tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Return their bytes."""
+        return self.values * self.dtype.item_bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """A tensor and its bytes.
+
+    data: uint8[layout.nbytes], the numbers in C order, little-endian; a view of the state's own memory where that is
+        contiguous and in main memory, which training may change later.
+    """
+
+    layout: Layout
+    data: Bytes

@@ -1,0 +1,1 @@
+"""Weights on the wire: the tensors of one snapshot become those of another."""

@@ -1,0 +1,600 @@
+"""Which snapshots there are, on which tiers, and which of their copies make one whole."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from penstock.checkpoint.files.manifest import Manifest, NewerFormat, folder_of, step_of
+from penstock.checkpoint.files.parts import TornError
+from penstock.checkpoint.files.reading import Chain, OpenSnapshot, load_manifest
+from penstock.checkpoint.tiers.local import LocalTier
+from penstock.checkpoint.tiers.tier import MANIFEST, Tier
+from penstock.errors import ConfigError, DataError, FormatError
+from penstock.policy.keeping import StoredSnapshot
+
+T = TypeVar("T")
+
+#: How many stores below a folder a message names.
+_MOST_STORES = 5
+#: How many folders are searched for stores when a store is opened.
+_MOST_LOOKED_INTO = 50
+#: How often one looks again because what was to be read was removed meanwhile: each time, a snapshot came and went.
+MOST_LOOKS = 10
+
+
+class Removed(DataError):
+    """What was to be read is there no more, as where a training in another process keeps newer ones in its place."""
+
+
+def looking_again(attempt: Callable[[bool], T]) -> T:
+    """Return what an attempt returns that is made anew where what it read was removed meanwhile.
+
+    attempt: is told whether it was made before.
+    Raises: what it raises; `Removed` after ten of them.
+    """
+    for turn in range(MOST_LOOKS):
+        try:
+            return attempt(turn > 0)
+        except Removed:
+            if turn == MOST_LOOKS - 1:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+class Link(NamedTuple):
+    """A copy that is read for a snapshot, which may be a difference to it.
+
+    uid: of the snapshot that was seen there, or "" where nobody could; another may take its place.
+    """
+
+    tier: int
+    step: int
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A snapshot's folder on a tier.
+
+    tier: number of the tier, the nearest is 0. manifest: None where it cannot be read. fault: why not.
+    """
+
+    step: int
+    tier: int
+    manifest: Manifest | None
+    fault: FormatError | DataError | None = None
+
+    @property
+    def link(self) -> Link:
+        """Return it as it is named on a way."""
+        return Link(self.tier, self.step, self.manifest.uid if self.manifest else "")
+
+
+class Catalog:
+    """What was last seen on the tiers. Used by the threads of saves and drains."""
+
+    def __init__(self, tiers: Sequence[Tier]) -> None:
+        """tiers: the nearest first; of several copies the nearest is read."""
+        self.tiers = list(tiers)
+        #: Replaced, not changed, so that who reads it needs no lock.
+        self._copies: dict[tuple[int, int], Copy] = {}
+        #: Tier and uid of copies of which something was found to be damaged when it was read.
+        self._damaged: frozenset[tuple[int, str]] = frozenset()
+        #: Copies that are being removed: nobody is to plan on them.
+        self._going: frozenset[tuple[int, int]] = frozenset()
+        #: Tiers that are not asked any more: they are gone.
+        self._given_up: frozenset[int] = frozenset()
+        #: What became of copies since a look that is under way began, which may have seen them before; None: none is.
+        self._meanwhile: dict[tuple[int, int], Copy | None] | None = None
+        #: guards the replacing of all these; tiers are asked outside it, for a slow one must hold up nobody else
+        self._replacing = threading.Lock()
+        #: held for a look
+        self._looking = threading.Lock()
+
+    def look(self) -> None:
+        """Look at the tiers anew. Raises: DataError if one cannot be listed."""
+        with self._looking:
+            with self._replacing:
+                self._meanwhile = dict.fromkeys(self._going)
+            seen: dict[tuple[int, int], Copy | None] = {}
+            try:
+                for number, tier in enumerate(self.tiers):
+                    if number in self._given_up:
+                        continue
+                    seen |= {(copy.step, number): copy for copy in _look_at_all(tier, number)}
+            except BaseException:
+                with self._replacing:
+                    self._meanwhile = None
+                raise
+            with self._replacing:
+                seen |= self._meanwhile
+                self._meanwhile = None
+                self._copies = {
+                    key: copy
+                    for key, copy in seen.items()
+                    if copy is not None and key[1] not in self._given_up
+                }
+
+    def give_up(self, tier: int) -> None:
+        """Know of no copies on a tier any more, and look there no more: it is gone."""
+        with self._replacing:
+            self._given_up = self._given_up | {tier}
+            self._copies = {key: copy for key, copy in self._copies.items() if key[1] != tier}
+
+    def is_damaged(self, tier: int, step: int) -> bool:
+        """Return whether a copy is known to be damaged, not only unreadable now or of a later Penstock."""
+        copy = self._copies.get((step, tier))
+        if copy is None:
+            return False
+        if copy.manifest is None:
+            return isinstance(copy.fault, FormatError) and not isinstance(copy.fault, NewerFormat)
+        return (tier, copy.manifest.uid) in self._damaged
+
+    def is_unsure(self) -> bool:
+        """Return whether something could not be read that may be whole."""
+        return any(isinstance(copy.fault, DataError) for copy in self._copies.values())
+
+    def add(self, tier: int, manifest: Manifest) -> None:
+        """Enter a snapshot that was just committed to a tier."""
+        with self._replacing:
+            copy = Copy(manifest.step, tier, manifest)
+            # Drained anew, it has the name of the copy that was damaged.
+            self._damaged = self._damaged - {(tier, manifest.uid)}
+            self._enter((manifest.step, tier), copy)
+
+    def take_out(self, tier: int, steps: Iterable[int]) -> list[Copy]:
+        """Know of copies no more, whoever looks, and return them: to be removed, or put back."""
+        taken: list[Copy] = []
+        with self._replacing:
+            for step in steps:
+                copy = self._copies.get((step, tier))
+                if copy is not None:
+                    self._going = self._going | {(step, tier)}
+                    self._enter((step, tier), None)
+                    taken.append(copy)
+        return taken
+
+    def remove(self, copy: Copy) -> None:
+        """Remove a copy that was taken out from its tier; if it stays there it is known again. Raises: DataError."""
+        tier, folder = self.tiers[copy.tier], folder_of(copy.step)
+        is_gone = False
+        try:
+            try:
+                tier.delete(folder)
+            except FileNotFoundError:
+                pass  # somebody removed it, and that is what was to be
+            except DataError:
+                # Half-way, it is no snapshot any more, and will be swept.
+                is_gone = folder not in tier.folders()
+                raise
+            is_gone = True
+        finally:
+            self._end_going(copy, is_gone=is_gone)
+
+    def put_back(self, copies: Iterable[Copy]) -> None:
+        """Know again of copies that were taken out and are not removed."""
+        for copy in copies:
+            self._end_going(copy, is_gone=False)
+
+    def is_going(self, *, tier: int | None = None, step: int | None = None) -> bool:
+        """Return whether copies are being removed. tier, step: None: of any."""
+        return any(tier in (None, of_tier) and step in (None, of_step) for of_step, of_tier in self._going)
+
+    def _end_going(self, copy: Copy, *, is_gone: bool) -> None:
+        with self._replacing:
+            self._going = self._going - {(copy.step, copy.tier)}
+            if not is_gone:
+                self._enter((copy.step, copy.tier), copy)
+
+    def _enter(self, key: tuple[int, int], copy: Copy | None) -> None:
+        """Replace what is known of a copy. copy: None: it is there no more."""
+        copies = {other: known for other, known in self._copies.items() if other != key}
+        if copy is not None:
+            copies[key] = copy
+        self._copies = copies
+        if self._meanwhile is not None:
+            self._meanwhile[key] = copy
+
+    def mark_damaged(self, step: int, tier: int | None = None) -> None:
+        """Remember that a copy of a snapshot is damaged. tier: None: it could be read from none."""
+        with self._replacing:
+            damaged = {
+                (copy.tier, copy.manifest.uid)
+                for copy in self.copies(step)
+                if copy.manifest and tier in (None, copy.tier)
+            }
+            self._damaged = self._damaged | damaged
+
+    def copies(self, step: int) -> list[Copy]:
+        """Return the copies of a step's snapshot, the nearest first; none if there is no such snapshot.
+
+        Where the tiers hold different ones, as after a training began anew with another fast folder, those of the one
+        that was saved last.
+        """
+        there = self._there(step)
+        others = _others(there)
+        return [copy for copy in there if copy not in others]
+
+    def others(self, step: int) -> list[Copy]:
+        """Return what lies there of other snapshots of a step than `copies` gives; almost always nothing."""
+        return _others(self._there(step))
+
+    def steps_of_two(self) -> list[int]:
+        """Return the steps of which the tiers hold different snapshots."""
+        return [step for step in self.steps() if self.others(step)]
+
+    def told_of_other(self, step: int) -> str:
+        """Return what to say where another snapshot of a step lies on another tier; "" where none does."""
+        others = self.others(step)
+        if not others:
+            return ""
+        other, this = others[0], next(copy for copy in self.copies(step) if copy.manifest)
+        name = self.tiers[other.tier].name
+        return (
+            f"another snapshot of step {step}, saved {_when(other)}, lies in {name}; the one in "
+            f"{self.tiers[this.tier].name}, saved {_when(this)}, is taken, and the other is no copy of it: "
+            f"`penstock snapshots delete {name} --step {step}` removes it"
+        )
+
+    def _there(self, step: int) -> list[Copy]:
+        copies = self._copies
+        return [copy for number in range(len(self.tiers)) if (copy := copies.get((step, number)))]
+
+    def on_tier(self, tier: int) -> list[Copy]:
+        """Return a tier's snapshots, in the order in which they were saved."""
+        return [copy for copy, _ in self._on_tier(tier)]
+
+    def _on_tier(self, tier: int) -> list[tuple[Copy, float]]:
+        """Return `on_tier`, and when each was saved."""
+        # As of one moment: another thread may enter a snapshot at any.
+        copies = self._copies.values()
+        created = _created_seconds(copies)
+        here = [
+            (copy, copy.manifest.created_seconds if copy.manifest else created[copy.step])
+            for copy in copies
+            if copy.tier == tier
+        ]
+        return sorted(here, key=lambda one: (one[1], one[0].step))
+
+    def steps(self) -> list[int]:
+        """Return the steps of all snapshots, in the order in which they were saved."""
+        created = _created_seconds(self._copies.values())
+        return sorted(created, key=lambda step: (created[step], step))
+
+    def describe_lower(self, step: int) -> str:
+        """Return what to report of a step that is saved now and is lower than that saved last; "" where it is not."""
+        last = self.steps()[-1:]
+        if not last or last[0] <= step:
+            return ""
+        return (
+            f"step {step} is saved after step {last[0]}: restore() returns the snapshot that was saved last, step "
+            f"{step}, and restore({last[0]}) the other; a training that went back calls rewind() first"
+        )
+
+    def newest_seconds(self) -> float:
+        """Return when the last snapshot was saved; 0 if there is none."""
+        return max(_created_seconds(self._copies.values()).values(), default=0.0)
+
+    def baseline_share(self, tier: int) -> float | None:
+        """Return what is left of a state in a tier's last snapshot that is no difference; None if there is none."""
+        shares = [
+            copy.manifest.stored_bytes / copy.manifest.raw_bytes
+            for copy in self.on_tier(tier)
+            if copy.manifest and copy.manifest.reference is None and copy.manifest.raw_bytes
+        ]
+        return shares[-1] if shares else None
+
+    def newer_format(self) -> NewerFormat | None:
+        """Return why a snapshot was written by a later Penstock, if one was."""
+        faults = [copy.fault for copy in self._copies.values()]
+        return next((fault for fault in faults if isinstance(fault, NewerFormat)), None)
+
+    def stored(self, tier: int) -> list[StoredSnapshot]:
+        """Return what retention has to know of a tier's snapshots, in the order in which they were saved."""
+        return [
+            StoredSnapshot(copy.step, created_seconds, 0, None, is_whole=False)
+            if copy.manifest is None
+            else StoredSnapshot(
+                copy.step,
+                copy.manifest.created_seconds,
+                copy.manifest.stored_bytes,
+                copy.manifest.reference.step if copy.manifest.reference else None,
+                is_whole=(tier, copy.manifest.uid) not in self._damaged,
+                clock_seconds=copy.manifest.clock_seconds,
+            )
+            for copy, created_seconds in self._on_tier(tier)
+        ]
+
+    def choose(self, step: int | None, *, was_there: bool = False) -> int:
+        """Return the step of a snapshot that was seen.
+
+        step: None: the one that was saved last. was_there: whether it was there at a look before.
+        Raises: ConfigError if there is no such, naming the nearest.
+        """
+        steps = self.steps()
+        if step is None:
+            if not steps:
+                raise ConfigError(f"no snapshot is there: {self.told_of_none()}")
+            return steps[-1]
+        if step not in steps:
+            raise ConfigError(self.missing(step, was_there=was_there))
+        return step
+
+    def ways(self, step: int) -> list[list[Link]]:
+        """Return how a snapshot can be read: the copies that it is made of, itself the last.
+
+        Returns: the ways, the nearest first; of each copy the one with the references that are read soonest, then those
+            with the references of each tier, for a copy may turn out to be damaged.
+        Raises: ConfigError if there is no such snapshot, naming the nearest; if there is no way, FormatError or
+            DataError: why not.
+        """
+        copies = self.copies(step)
+        if not copies:
+            raise ConfigError(self.missing(step))
+        ways: list[list[Link]] = []
+        faults: list[FormatError | DataError] = []
+        for copy in copies:
+            try:
+                ways += [way for way in self.ways_of(copy) if way not in ways]
+            except (FormatError, DataError) as error:
+                faults.append(error)
+        if not ways:
+            raise faults[0]
+        return ways
+
+    def ways_of(self, copy: Copy) -> list[list[Link]]:
+        """Return the `ways` that end with a copy. Raises: FormatError or DataError if there is none: why not."""
+        ways: list[list[Link]] = []
+        fault: FormatError | DataError | None = None
+        for preferred in (None, *range(len(self.tiers))):
+            try:
+                way = [each.link for each in self._links(copy, preferred)]
+            except (FormatError, DataError) as error:
+                fault = fault or error
+            else:
+                ways += [way] if way not in ways else []
+        if not ways:
+            assert fault is not None, "what has no way has a fault"
+            raise fault
+        return ways
+
+    def manifest(self, tier: int, step: int) -> Manifest | None:
+        """Return what is known of a copy; None if nothing is."""
+        copy = self._copies.get((step, tier))
+        return copy.manifest if copy else None
+
+    def _links(self, copy: Copy, preferred: int | None) -> list[Copy]:
+        """Return the copies that one is made of, itself the last.
+
+        preferred: tier whose copies are taken where they are there; None: those that are read soonest.
+        Raises: what is wrong with one of them.
+        """
+        links: list[Copy] = []
+        while True:
+            if copy.manifest is None:
+                assert copy.fault is not None, "what has no manifest has a fault"
+                raise copy.fault
+            links.insert(0, copy)
+            where = self.tiers[copy.tier].where(folder_of(copy.step))
+            reference = copy.manifest.reference
+            if reference is None:
+                return links
+            if any(link.manifest and link.manifest.uid == reference.uid for link in links):
+                raise FormatError(f"{where} is damaged: it is a difference to itself")
+            copy = self._reference(where, reference.step, reference.uid, copy.tier, preferred)
+
+    def _reference(self, where: str, step: int, uid: str, tier: int, preferred: int | None) -> Copy:
+        """Return the copy that a difference is to: one that is no difference itself, else of the same tier."""
+        # Also of a snapshot that is not the one of its step any more, but never another than the one with this uid.
+        found = [copy for copy in self._there(step) if copy.manifest and copy.manifest.uid == uid]
+        found.sort(key=lambda copy: (copy.manifest.reference is not None, copy.tier != tier))  # type: ignore[union-attr]
+        found.sort(key=lambda copy: preferred is not None and copy.tier != preferred)
+        if not found:
+            broken = [str(copy.fault) for copy in self.copies(step) if copy.fault]
+            why = f": {broken[0]}" if broken else ", which is not there"
+            raise FormatError(f"{where} is a difference to step {step}{why}")
+        return found[0]
+
+    def there_already(self, step: int) -> str:
+        """Return what to say of a step that has a snapshot and is to be saved."""
+        where = self.tiers[self.copies(step)[0].tier].name
+        return (
+            f"there is a snapshot of step {step} in {where} already: delete it first, or save under another step; "
+            "if the training went back to an earlier snapshot, rewind the store to that"
+        )
+
+    def told_of_none(self) -> str:
+        """Return what to say where there is no snapshot at all."""
+        last = self.tiers[-1]
+        if isinstance(last, LocalTier):
+            if not last.path.exists():
+                return f"{last.name} does not exist"
+            if instead := describe_mistaken_folder(last.path):
+                return f"{last.name} {instead}"
+        return f"{' and '.join(tier.name for tier in self.tiers)} has none at all: nothing was saved there"
+
+    def was_removed(self, links: Iterable[Link]) -> bool:
+        """Return whether one of these copies is there no more, or another in its place; its tier is asked.
+
+        False where nobody can say.
+        """
+        return any(map(self._was_removed, links))
+
+    def _was_removed(self, link: Link) -> bool:
+        tier, folder = self.tiers[link.tier], folder_of(link.step)
+        try:
+            if (link.step, link.tier) not in self._copies or folder not in tier.folders():
+                return True
+            manifest = load_manifest(tier, folder)
+        except FileNotFoundError:
+            return folder not in tier.folders()
+        except (FormatError, DataError):
+            return False
+        return link.uid not in ("", manifest.uid)
+
+    def missing(self, step: int, *, was_there: bool = False) -> str:
+        """Return what to say of a step that has no snapshot. was_there: when one looked before."""
+        steps = sorted(self.steps())
+        where = " and ".join(tier.name for tier in self.tiers)
+        if not steps:
+            why = "it was removed meanwhile" if was_there else self.told_of_none()
+            return f"there is no snapshot of step {step}: {why}"
+        near = sorted(sorted(steps, key=lambda other: abs(other - step))[:2])
+        if was_there:
+            return (
+                f"the snapshot of step {step} in {where} was removed meanwhile, as the training that saves there does "
+                f"to keep others; the nearest are of step {' and '.join(map(str, near))}"
+            )
+        return (
+            f"there is no snapshot of step {step} in {where}: it was never saved, or removed to keep others; "
+            f"the nearest are of step {' and '.join(map(str, near))}"
+        )
+
+
+def describe_mistaken_folder(path: Path) -> str:
+    """Return why a folder is no store: it is a snapshot, or the parent of stores; else ""."""
+    path = path.absolute()
+    return describe_snapshot_folder(path) or _describe_stores_below(path)
+
+
+def describe_snapshot_folder(path: Path) -> str:
+    """Return which store's snapshot a folder is; "" if it is none."""
+    path = path.absolute()
+    step = step_of(path.name)
+    if step is None or not (path / MANIFEST).exists():
+        return ""
+    return f"is one snapshot of the store at {path.parent}: open that folder, where restore(step={step}) returns it"
+
+
+def _describe_stores_below(path: Path) -> str:
+    folders = _folders_in(path)
+    if any(step_of(name) is not None for name in folders):
+        return ""
+    stores = [
+        name
+        for name in folders[:_MOST_LOOKED_INTO]
+        if any(step_of(inner) is not None for inner in _folders_in(path / name))
+    ]
+    if not stores:
+        return ""
+    more = f" and {len(stores) - _MOST_STORES} more" if len(stores) > _MOST_STORES else ""
+    return f"is no store, but contains stores: {', '.join(stores[:_MOST_STORES])}{more}"
+
+
+def _folders_in(path: Path) -> list[str]:
+    """Return the names of the folders in a folder, sorted; none where they cannot be listed."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+    except OSError:
+        return []
+
+
+def _others(copies: Sequence[Copy]) -> list[Copy]:
+    """Return those of a step's copies that are of another snapshot than the one that was saved last."""
+    known = [(copy.manifest.created_seconds, copy.manifest.uid, copy) for copy in copies if copy.manifest]
+    if len({uid for _, uid, _ in known}) < 2:
+        return []
+    # Of one moment, the nearest.
+    latest_uid = max(known, key=lambda one: one[0])[1]
+    return [copy for _, uid, copy in known if uid != latest_uid]
+
+
+def _when(copy: Copy) -> str:
+    assert copy.manifest is not None, "it was read"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(copy.manifest.created_seconds))
+
+
+def _created_seconds(copies: Iterable[Copy]) -> dict[int, float]:
+    """Return when each step was saved; what cannot be read is taken to be as old as the step before it."""
+    created: dict[int, float] = {}
+    unread: set[int] = set()
+    for copy in copies:
+        if copy.manifest is None:
+            unread.add(copy.step)
+        else:
+            created[copy.step] = max(copy.manifest.created_seconds, created.get(copy.step, 0.0))
+    latest = 0.0
+    for step in sorted(created.keys() | unread):
+        latest = created.setdefault(step, latest)
+    return created
+
+
+def step_of_fault(error: Exception, steps: Iterable[int], step: int) -> int:
+    """Return the step in whose files a fault lies, one of some or else the one that was asked for."""
+    # On an object store the name of the attempt follows that of the folder.
+    said = [step_of(folder) for folder in re.findall(r"(step-\d+)(?:\.attempt-[A-Za-z0-9]+)?/", str(error))]
+    return next((one for one in steps if one != step and one in said), step)
+
+
+@contextmanager
+def told_of_need(way: Sequence[Link]) -> Iterator[None]:
+    """Have what fails in a snapshot that another one needs say so. way: to the other one."""
+    try:
+        yield
+    except (FormatError, DataError) as error:
+        step = way[-1].step
+        fault_step = step_of_fault(error, [link.step for link in way], step)
+        if fault_step == step:
+            raise
+        raise type(error)(f"step {step} needs step {fault_step}: {error}") from error
+
+
+def open_way(catalog: Catalog, way: Iterable[Link]) -> Chain:
+    """Open the snapshots that one is made of.
+
+    way: one of `Catalog.ways`, perhaps of the catalog of another rank, on which it was seen: what this one knows of
+        older snapshots in the same places does not count.
+    Raises: FormatError, DataError, `Removed` if others are in their places; nothing stays open then.
+    """
+    opened: list[OpenSnapshot] = []
+    try:
+        for number, step, uid in way:
+            tier, folder = catalog.tiers[number], folder_of(step)
+            manifest = catalog.manifest(number, step)
+            if manifest is None or manifest.uid != uid:
+                manifest = load_manifest(tier, folder)
+            if manifest.uid != uid:
+                raise Removed(
+                    f"{tier.where(folder)} is not the snapshot that was to be read: it was saved anew"
+                )
+            opened.append(OpenSnapshot(tier, folder, manifest))
+    except BaseException as error:
+        for snapshot in opened:
+            snapshot.close()
+        if isinstance(error, FileNotFoundError):
+            raise TornError(f"{error.filename} is missing" if error.filename else str(error)) from None
+        raise
+    return Chain(opened)
+
+
+def _look_at_all(tier: Tier, number: int) -> list[Copy]:
+    for _ in range(MOST_LOOKS):
+        steps = [step for step in map(step_of, tier.folders()) if step is not None]
+        copies = [_look_at(tier, number, step) for step in steps]
+        if all(copy.manifest for copy in copies):
+            return copies
+        # What another process removed since it was listed is not damaged, and there may be newer ones.
+        there = set(tier.folders())
+        seen = [copy for copy in copies if copy.manifest or folder_of(copy.step) in there]
+        if len(seen) == len(copies):
+            break
+    return seen
+
+
+def _look_at(tier: Tier, number: int, step: int) -> Copy:
+    try:
+        return Copy(step, number, load_manifest(tier, folder_of(step)))
+    except FileNotFoundError:
+        fault: FormatError | DataError = TornError(f"{tier.where(folder_of(step))} has no manifest")
+    except (FormatError, DataError) as error:
+        fault = error
+    return Copy(step, number, None, fault)
