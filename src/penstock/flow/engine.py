@@ -230,9 +230,7 @@ class Engine:
         self._staging = staging
         self._recorder = recorder
         self._clock = recorder.clock
-        self._patience_seconds = patience_seconds
-        self._timeout_seconds = timeout_seconds
-        self._say = say
+        self._patience_seconds, self._timeout_seconds, self._say = patience_seconds, timeout_seconds, say
         self._watches_lock = watches_lock
         self._collect = collect
         self._when_finished = finish
@@ -277,8 +275,7 @@ class Engine:
         self._recent_read_seconds: deque[float] = deque(maxlen=_RECENT_READS)
         self._consumer_waits: tuple[int, int, float] | None = None
         self._closed = False
-        self._begin = begin
-        self._readers = readers
+        self._begin, self._readers = begin, readers
         self._decoders = 0
         #: Decode workers that are not parked, or will not be once they have looked.
         self._decoders_at_work = 0

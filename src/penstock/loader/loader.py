@@ -126,13 +126,7 @@ class Loader:
             answer.
         """
         self._config = config = config_of(source, arguments)
-        if report is not None and not callable(report):
-            raise ConfigError(f"report is {report!r}; give a function that takes a line, or None for silence")
-        if not isinstance(front_end, FrontEnd):
-            raise ConfigError(
-                f"front_end is {front_end!r}; it is a penstock.loader.FrontEnd. For PyTorch there is "
-                "penstock.torch.Loader, which has its own"
-            )
+        _check_ends(report, front_end)
         report = None if report is None else partial(_report_printable, report)
         say = report if report is not None else _keep_silent
         #: Kernels are compiled by another process while it is open.
@@ -674,6 +668,17 @@ class _Epoch(Iterator[Any]):
             raise
         finally:
             loader._thread_inside = None
+
+
+def _check_ends(report: object, front_end: object) -> None:
+    """Raise ConfigError unless reports and batches can be handed to these."""
+    if report is not None and not callable(report):
+        raise ConfigError(f"report is {report!r}; give a function that takes a line, or None for silence")
+    if not isinstance(front_end, FrontEnd):
+        raise ConfigError(
+            f"front_end is {front_end!r}; it is a penstock.loader.FrontEnd. For PyTorch there is "
+            "penstock.torch.Loader, which has its own"
+        )
 
 
 def _report_printable(report: Callable[[str], None], line: str) -> None:

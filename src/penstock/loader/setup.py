@@ -196,12 +196,8 @@ def set_up(config: LoaderConfig, front_end: FrontEnd, calls: Calls, *, runs: boo
     on = with_memory(machine, budget, threads.decoders, plan.ranks)
     extents = None
     if isinstance(opened, Source) and pipeline is not None:
-        near = None
-        if (extents := _all_extents(opened, calls)) is not None:
-            price = partial(
-                on.source_seconds, clients=plan.ranks, sample_bytes=max(float(sizes_bytes.mean()), 1.0)
-            )
-            near = Near(extents, price)
+        extents = _all_extents(opened, calls)
+        near = None if extents is None else _near(extents, on, plan.ranks, sizes_bytes)
         tiers = {1: MemoryTier(budget.tier_bytes)} if budget.tier_bytes and runs else {}
         fetcher = SourceFetcher(opened, tiers, near)
         decoder = ImageDecoder(pipeline, labels, opened.describe, DecodeMemory(budget.decoding_bytes))
@@ -228,6 +224,12 @@ def set_up(config: LoaderConfig, front_end: FrontEnd, calls: Calls, *, runs: boo
         seed=config.seed,
         extents=extents,
     )
+
+
+def _near(extents: Extents, machine: Machine, ranks: int, sizes_bytes: NDArray[np.int64]) -> Near:
+    """Return what says which samples are read together: where they lie, and what a read costs."""
+    mean_bytes = max(float(sizes_bytes.mean()), 1.0)
+    return Near(extents, partial(machine.source_seconds, clients=ranks, sample_bytes=mean_bytes))
 
 
 def _all_extents(source: Source, calls: Calls) -> Extents | None:

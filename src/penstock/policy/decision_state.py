@@ -38,6 +38,13 @@ EVENT = Signature(
 )
 
 
+#: Ends of lists that are empty at first.
+_NONE_YET = (
+    *(d.FIRST_URGENT, d.LAST_URGENT, d.FIRST_SLOT, d.LAST_SLOT, d.FREE_ENTRY),
+    *(d.FIRST_FREE, d.LAST_FREE, d.FIRST_GIFT, d.LAST_GIFT),
+)
+
+
 def new_state(
     sizes_bytes: NDArray[np.int64],
     kept: Sequence[Kept],
@@ -90,6 +97,7 @@ def new_state(
     numbers = ints[:rows_at].reshape(ranks, d.NUMBERS)
     rows = ints[rows_at:groups_at].reshape(ranks, origins, d.ROW_COLUMNS)
     each = np.arange(ranks)
+    numbers[:, _NONE_YET] = -1
     numbers[:, d.RANK] = each
     numbers[:, d.TIERS] = tiers
     numbers[:, d.READS_PEERS] = reads_peers
@@ -118,42 +126,15 @@ def new_state(
         price = partial(machine.source_seconds, clients=machine.ranks, sample_bytes=max(mean_bytes, 1.0))
         numbers[:, d.HOLE_BYTES] = largest_paying_hole(mean_bytes, price)
         lying = np.column_stack((extents.units, extents.offsets))
-    for first in (
-        d.FIRST_URGENT,
-        d.LAST_URGENT,
-        d.FIRST_SLOT,
-        d.LAST_SLOT,
-        d.FREE_ENTRY,
-        d.FIRST_FREE,
-        d.LAST_FREE,
-        d.FIRST_GIFT,
-        d.LAST_GIFT,
-    ):
-        numbers[:, first] = -1
     rows[:, : tiers + 2, d.PROBE] = 1
     rows[:, :, d.COSTS] = each[:, None] * floats.size + np.arange(origins) * costs.shape[1]
-    fills = [np.empty(0, np.int64)]
-    begin = 0
-    for rank, keeps in enumerate(kept):
-        for tier in range(1, tiers + 1):
-            fill = keeps.samples[keeps.tiers == tier]
-            rows[rank, tier + 1, d.FILL_NEXT], begin = begin, begin + fill.size
-            rows[rank, tier + 1, d.FILL_END] = begin
-            fills.append(fill)
-            if spares and fill.size:
-                room = machine.storage[tier].capacity_bytes - sizes_bytes[fill].sum()
-                rows[rank, tier + 1, d.ROOM] = room
-    for rank, spare in enumerate(spares):
-        rows[rank, 1, d.FILL_NEXT], begin = begin, begin + spare.size
-        rows[rank, 1, d.FILL_END] = begin
-        fills.append(spare)
     extra = [Kept(spare, np.zeros(spare.size, np.int8)) for spare in spares]
     copy_begin, copies = _no_copies(samples) if hands_on else _copies(kept, due, extra, last_batches, samples)
     state = State(
         ints=ints,
         floats=np.tile(floats, ranks),
         sizes=np.ascontiguousarray(sizes_bytes, np.int64),
-        fill_samples=np.concatenate(fills),
+        fill_samples=_list_fills(rows, kept, spares, machine, sizes_bytes),
         copy_begin=copy_begin,
         copies=copies,
         extents=lying,
@@ -163,6 +144,34 @@ def new_state(
         for index in range(slots):
             d.free_slot(grown, rank, slot_of(grown, rank, index))
     return grown
+
+
+def _list_fills(
+    rows: NDArray[np.int64],
+    kept: Sequence[Kept],
+    spares: Sequence[NDArray[np.int64]],
+    machine: Machine,
+    sizes_bytes: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return what the tiers of all ranks are filled with, one after the other, and then the spares.
+
+    rows: int64[ranks, origins, ROW_COLUMNS]; gets where in this each tier's part is.
+    """
+    fills = [np.empty(0, np.int64)]
+    begin = 0
+    for rank, keeps in enumerate(kept):
+        for tier in range(1, len(machine.storage)):
+            fill = keeps.samples[keeps.tiers == tier]
+            rows[rank, tier + 1, d.FILL_NEXT], begin = begin, begin + fill.size
+            rows[rank, tier + 1, d.FILL_END] = begin
+            fills.append(fill)
+            if spares and fill.size:
+                rows[rank, tier + 1, d.ROOM] = machine.storage[tier].capacity_bytes - sizes_bytes[fill].sum()
+    for rank, spare in enumerate(spares):
+        rows[rank, 1, d.FILL_NEXT], begin = begin, begin + spare.size
+        rows[rank, 1, d.FILL_END] = begin
+        fills.append(spare)
+    return np.concatenate(fills)
 
 
 def with_slots(state: State, slots: int) -> State:

@@ -293,20 +293,9 @@ def _new_clock(
     heap_at = rings_at + ranks * 2 * limits.slots
     at_once_at = heap_at + ranks * actors
     w = np.zeros(at_once_at + ranks * actors, np.int64)
-    # Where bytes cost nothing, a tier in memory, they are decoded where they lie.
     # Those of other ranks may read a tier, too.
     most = ranks * limits.readers + limits.decoders if agreed.reads_peers else workers
-    rates = np.zeros((origins, most + 1))
-    # A rank's link to the others.
-    rates[1] = machine.network_bytes_per_second
-    store = np.zeros((machine.ranks + 1, workers + 1))
-    for reads in range(1, workers + 1):
-        for clients in range(1, machine.ranks + 1):
-            store[clients, reads] = reads * machine.source_rate(clients, reads)
-    for tier in range(1, origins - 1):
-        # Beyond the points of its curve a tier gives no more.
-        for reads in range(1, most + 1):
-            rates[tier + 1, reads] = reads * machine.local_rate(tier, reads)
+    rates, store = _rates(machine, most, workers)
     rates_at = c.CLOCK_FLOATS
     store_at = rates_at + rates.size
     rank_floats_at = store_at + store.size
@@ -347,16 +336,7 @@ def _new_clock(
     wires[:, :, c.ROLE] = c.A_WIRE
     wires[:, :, c.ORIGIN] = np.arange(origins) + SOURCE
     wires[:, :, c.RATES] = rates_at + np.arange(origins) * (most + 1)
-    latency = np.array(
-        [machine.source.latency_seconds, 0.0, *(tier.latency_seconds for tier in machine.storage[1:])]
-    )
-    takes_time = [tier.latency_seconds > 0 or not tier.is_memory for tier in machine.storage[1:]]
-    wires[:, :, c.TAKES_TIME] = [1, machine.network_bytes_per_second < np.inf, *takes_time]
-    g[wires[:, :, c.ACTOR_FLOATS] + c.LATENCY] = latency
-    for number, is_slow in enumerate(takes_time, start=1):
-        if is_slow:
-            each_byte = 1 / machine.write_rate(number, machine.storage[number].threads)
-            g[wires[:, number + 1, c.ACTOR_FLOATS] + c.WRITE_BYTE] = each_byte
+    _set_wires(wires, g, machine)
 
     w[c.HEAP], w[c.AT_ONCE_RING], w[c.AT_ONCE_SIZE] = heap_at, at_once_at, ranks * actors
     w[c.AT_STEP], w[c.RUNNING] = -1, ranks
@@ -388,6 +368,41 @@ def _new_clock(
         span_seconds=spans.view(np.float64),
         spans=spans,
     )
+
+
+def _rates(machine: Machine, most: int, workers: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return bytes a second by reads at once: of each origin, [origins, most + 1], and of the store by clients as well.
+
+    Of the network every number of reads gets all, as each rank has a link of its own; beyond the points of its curve a
+    tier gives no more.
+    """
+    rates = np.zeros((len(machine.storage) + 1, most + 1))
+    rates[1] = machine.network_bytes_per_second
+    for tier in range(1, len(machine.storage)):
+        for reads in range(1, most + 1):
+            rates[tier + 1, reads] = reads * machine.local_rate(tier, reads)
+    store = np.zeros((machine.ranks + 1, workers + 1))
+    for reads in range(1, workers + 1):
+        for clients in range(1, machine.ranks + 1):
+            store[clients, reads] = reads * machine.source_rate(clients, reads)
+    return rates, store
+
+
+def _set_wires(wires: NDArray[np.int64], floats: NDArray[np.float64], machine: Machine) -> None:
+    """Say of each rank's ways to the origins how long a read waits there, and what a byte takes to write.
+
+    Where bytes cost nothing, a tier in memory, they are decoded where they lie.
+    """
+    c = _clock
+    tiers = machine.storage[1:]
+    takes_time = [tier.latency_seconds > 0 or not tier.is_memory for tier in tiers]
+    wires[:, :, c.TAKES_TIME] = [1, machine.network_bytes_per_second < np.inf, *takes_time]
+    latencies = [machine.source.latency_seconds, 0.0, *(tier.latency_seconds for tier in tiers)]
+    floats[wires[:, :, c.ACTOR_FLOATS] + c.LATENCY] = latencies
+    for number, is_slow in enumerate(takes_time, start=1):
+        if is_slow:
+            each_byte = 1 / machine.write_rate(number, machine.storage[number].threads)
+            floats[wires[:, number + 1, c.ACTOR_FLOATS] + c.WRITE_BYTE] = each_byte
 
 
 def _take_spans(clock: Clock, spans: NDArray[np.int64]) -> None:
