@@ -23,6 +23,9 @@ FOR_DOCS := $(VENV)/.ready-test,docs
 # Test files go to as many processes as there are processors, eight at most.
 TEST := $(RUN) -m pytest --numprocesses=logical --maxprocesses=8 --dist=loadfile
 
+# Hundreds of processes of the tests import the package; each would compile it, and pytest every test, anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-system lint bench docs
 
