@@ -3,8 +3,8 @@
 Processes are spawned, never forked: the parent has threads, and compiled kernels do not survive a fork. They do not see
 a Ctrl-C, which the parent answers for all, and they end with their parent, however that ends.
 
-`concurrent.futures` does not do: a process that dies breaks its whole pool, which cannot say at which task it was nor how
-it ended, and before Python 3.14 no pool ends what it is at.
+`concurrent.futures` does not do: a process that dies breaks its whole pool, which cannot say at which task it was nor
+how it ended, and before Python 3.14 no pool ends what it is at.
 """
 
 from __future__ import annotations
