@@ -57,6 +57,16 @@ def test_trace_sums_a_recorded_run_up(trace: Path, capsys: pytest.CaptureFixture
     assert line.startswith("epoch 0: storage limits it: waited 50.0 % of 3 s")
 
 
+def test_a_trace_is_json_too(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", str(trace), "--json"]) == 0
+
+    values = json.loads(capsys.readouterr().out)
+    (epoch,) = values["results"]
+    assert (values["is_complete"], epoch["epoch"], epoch["seconds"]) == (True, 0, 3.0)
+    assert epoch["stall_seconds"] == sum(epoch["stall_by_cause"].values()) == 1.5
+    assert {stage["stage"] for stage in epoch["stages"]} >= {"wait", "step"}
+
+
 def test_trace_shows_stages_and_the_slowest_by_name_and_writes_what_perfetto_reads(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,12 +6,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.output import Table, print_line, print_table
+from penstock.cli.output import Table, add_output_options, show
 from penstock.errors import ConfigError
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from penstock.trace import Stage, Trace
+    from matplotlib.figure import Figure
+
+    from penstock.trace import EpochMetrics, Stage, Trace
 
 
 def add_trace(commands: Any) -> None:
@@ -21,18 +23,21 @@ def add_trace(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         help="sum a recorded trace up, and plot it; trace blocks: record what a command reads",
         epilog="Example: penstock trace run.trace --stages --plot trace.png\n"
+        "JSON: is_complete, and results[], one for each epoch: epoch, seconds, samples, steps, stall_seconds,\n"
+        "stall_by_cause{}, own_seconds, blocked_seconds (of these, by saves) and stages[] of stage, calls, samples,\n"
+        "bytes, seconds, median_seconds, p99_seconds, slowest_seconds.\n"
         "`trace blocks` records which blocks of which files a command reads: see its --help.",
     )
     parser.add_argument("trace", type=Path, metavar="FILE", help="written by a loader's trace=")
     parser.add_argument("--stages", action="store_true", help="show how long each stage of an epoch took")
     parser.add_argument("--slowest", type=int, metavar="N", help="show the N slowest spans of each kind")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it (.png, .svg or .pdf)")
     parser.add_argument(
         "--chrome",
         type=Path,
         metavar="FILE",
         help="write all spans as chrome://tracing and Perfetto read them",
     )
+    add_output_options(parser)
     parser.set_defaults(run=_trace)
 
 
@@ -45,34 +50,65 @@ def _trace(options: argparse.Namespace) -> None:
     epochs = trace.epochs()
     # A data set reads and computes in one.
     source, decode = ("the data set",) * 2 if trace.meta.get("reads") == "data set" else ("storage", "decode")
-    for epoch in epochs:
-        is_cut = not trace.is_complete and epoch is epochs[-1]
-        print(limiting(epoch, source, decode, is_cut=is_cut))
+    notes = [
+        limiting(epoch, source, decode, is_cut=not trace.is_complete and epoch is epochs[-1])
+        for epoch in epochs
+    ]
     if not epochs:
-        print("no batch was consumed yet")
+        notes.append("no batch was consumed yet")
     if not trace.is_complete:
-        print("the trace is not complete: its file is cut off, or the run was too fast to record all of it")
+        notes.append(
+            "the trace is not complete: its file is cut off, or the run was too fast to record all of it"
+        )
     if trace.left_out.spans:
-        print(
+        notes.append(
             f"the file has the last {trace.spans.size:,} of {trace.left_out.spans + trace.spans.size:,} spans; "
             "the sums are of all"
         )
-    if options.stages:
-        print_table(_stages(trace))
+    tables = [_stages(trace)] if options.stages else []
     if options.slowest is not None:
-        print_table(_slowest(trace, options.slowest))
-    if options.plot is not None:
-        if not any(epoch.steps for epoch in epochs):
-            raise ConfigError(f"{options.trace}: no batch was consumed yet, so there is nothing to draw")
-        from penstock.measure.plot import plot_trace
-
-        plot_trace(trace, options.plot)
-        print_line(f"The picture: {options.plot}")
+        tables.append(_slowest(trace, options.slowest))
     if options.chrome is not None:
         from penstock.measure.chrome import write_chrome
 
         write_chrome(trace, options.chrome)
-        print_line(f"To be opened in chrome://tracing or ui.perfetto.dev: {options.chrome}")
+        notes.append(f"To be opened in chrome://tracing or ui.perfetto.dev: {options.chrome}")
+    data = {"is_complete": trace.is_complete, "results": [_values(epoch) for epoch in epochs]}
+    show(options, data, tables, notes, lambda: _drawn(options.trace, trace))
+
+
+def _drawn(path: Path, trace: Trace) -> Figure:
+    from penstock.measure.plot import draw
+
+    if not any(epoch.steps for epoch in trace.epochs()):
+        raise ConfigError(f"{path}: no batch was consumed yet, so there is nothing to draw")
+    return draw([("", trace)])
+
+
+def _values(epoch: EpochMetrics) -> dict[str, Any]:
+    return {
+        "epoch": epoch.epoch,
+        "seconds": epoch.seconds,
+        "samples": epoch.samples,
+        "steps": epoch.steps,
+        "stall_seconds": epoch.stall_seconds,
+        "stall_by_cause": {str(cause): seconds for cause, seconds in epoch.stall_by_cause.items()},
+        "own_seconds": epoch.own_seconds,
+        "blocked_seconds": epoch.save_seconds,
+        "stages": [
+            {
+                "stage": _stage(stage),
+                "calls": durations.calls,
+                "samples": durations.samples,
+                "bytes": durations.bytes,
+                "seconds": durations.seconds,
+                "median_seconds": durations.quantile(0.5),
+                "p99_seconds": durations.quantile(0.99),
+                "slowest_seconds": durations.slowest_seconds,
+            }
+            for stage, durations in epoch.stages.items()
+        ],
+    }
 
 
 def _stages(trace: Trace) -> Table:
