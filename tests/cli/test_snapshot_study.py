@@ -76,7 +76,7 @@ def test_json_has_the_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) 
     first, last = (data["likeness"][place]["same_heading_bits"]["12"] for place in (0, -1))
     assert 0 < first < last < 1
     assert sum(data["exponents"]["float32"].values()) == 200_000
-    written = {(row["method"], row["snap_dis"]): row for row in data["written"]}
+    written = {(row["encoding"], row["snap_dis"]): row for row in data["results"]}
     assert len(written) == 8 * 3
     for row in written.values():
         assert row["stored_share"] == row["stored_bytes"] / 3_200_000
@@ -84,13 +84,13 @@ def test_json_has_the_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) 
     shares = {method: row["stored_share"] for (method, snap_dis), row in written.items() if snap_dis == 10}
     assert shares["penstock"] < shares["dynrle-progressive"] < shares["rle4"] < shares["complete"] == 1
     assert shares["dynrle-progressive"] < shares["dynrle-chain"]
-    storage = [row for row in data["storage"] if row["method"] == "dynrle-chain"]
+    storage = [row for row in data["storage"] if row["encoding"] == "dynrle-chain"]
     own = [row["stored_bytes"] for row in storage]
     assert [row["useful_bytes"] for row in storage] == [own[0], *(own[0] + each for each in own[1:])]
     assert storage[0]["useful_pages"] == -(-own[0] // 4096)
     assert all(row["save_seconds"] > 0 and row["restore_processor_seconds"] > 0 for row in storage)
     assert {row["codec"] for row in data["processor"]} >= {"dynrle", "rle4", "gzip-delta"}
-    advice = {row["method"]: row for row in data["advice"]}
+    advice = {row["encoding"]: row for row in data["advice"]}
     assert data["storage_bytes"] == 100_000
     assert [row["snap_dis"] for row in advice.values()] == [None, None, None]
     assert [(row["codec"], row["scheme"]) for row in advice.values()] == [
@@ -98,7 +98,7 @@ def test_json_has_the_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) 
         ("dynrle", "chain"),
         ("balance", "progressive"),
     ]
-    for row in (*data["written"], *data["storage"], *data["advice"]):
+    for row in (*data["results"], *data["storage"], *data["advice"]):
         SnapshotStore(folder.parent / "store", codec=row["codec"], scheme=row["scheme"]).close()
     assert "storage_bytes is 100000, and the least" in advice["dynrle-chain"]["reason"]
     assert data["drive"]["times"] == 1

@@ -32,7 +32,7 @@ tensors are compared: weights, and the optimizer's where they are saved with the
 snapshot. Time: gzip's, some 20 MB/s a processor, three times.
 
 JSON, all explained in docs/howto/study-your-snapshots.md: snapshots[], tensors, parameters, bytes, left_out[];
-likeness[]; exponents{}; written[]; storage[]; processor[]; advice[]; drive{}.
+likeness[]; exponents{}; results[]; storage[]; processor[]; advice[]; drive{}.
 """
 _SAME_BITS = range(12, 3, -1)
 _MOST_LEFT_OUT = 3
@@ -109,7 +109,7 @@ def _run(options: argparse.Namespace) -> None:
         "left_out": list(left_out),
         "likeness": likeness,
         "exponents": _exponents_data(study),
-        "written": written,
+        "results": written,
         "storage": [row for rows in kept.values() for row in rows],
         "processor": processor,
         "advice": advice,
@@ -208,7 +208,7 @@ def _written_data(study: SnapshotStudy, runs: Sequence[StoredRun]) -> list[dict[
         formula = study.formula.stored_bytes(run.method, run.snap_dis)
         rows.append(
             {
-                "method": run.method.name,
+                "encoding": run.method.name,
                 "codec": codec_for(run.method),
                 "scheme": run.method.scheme,
                 "snap_dis": run.snap_dis,
@@ -226,7 +226,7 @@ def _written_data(study: SnapshotStudy, runs: Sequence[StoredRun]) -> list[dict[
 def _written_table(rows: Sequence[dict[str, Any]]) -> Table:
     from penstock.units import format_bytes
 
-    complete = {row["snap_dis"]: row["erases"] for row in rows if row["method"] == "complete"}
+    complete = {row["snap_dis"]: row["erases"] for row in rows if row["encoding"] == "complete"}
     return Table(
         "Written by all snapshots (Figure 9), and blocks of the drive erased (Figure 10)",
         ["codec, scheme", "snap_dis", "written", "change", "by the paper's formula", "erases", "change"],
@@ -261,7 +261,7 @@ def _storage_data(
     useful = useful_bytes(method.scheme, stored, TIMED_SNAP_DIS)
     return [
         {
-            "method": method.name,
+            "encoding": method.name,
             "codec": codec_for(method),
             "scheme": method.scheme,
             "snap_dis": TIMED_SNAP_DIS,
@@ -358,7 +358,7 @@ def _advice_data(study: SnapshotStudy, method: Method, storage: int | None) -> d
     from penstock.measure.snapshot_study import advise, codec_for
 
     data: dict[str, Any] = {
-        "method": method.name,
+        "encoding": method.name,
         "codec": codec_for(method),
         "scheme": method.scheme,
         "snap_dis": None,
