@@ -68,3 +68,13 @@ def test_help_shows_an_example_that_can_be_typed(name: str) -> None:
     assert examples
     for example in examples:
         _parser().parse_args(shlex.split(example.replace("%%", "%"))[1:])
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, parser in COMMANDS.items() if "--json" in parser.format_help()]
+)
+def test_help_says_that_json_lists_results(name: str) -> None:
+    text = COMMANDS[name].epilog or ""
+
+    assert "results[]" in text
+    assert not re.search(r"\b(runs|rows|points|curves|panels|options|methods|schemes)(\[\]|\{\})", text)

@@ -24,7 +24,9 @@ def add_compare(commands: Any) -> None:
         "compare",
         help="compare a recorded run with its prediction",
         description="Predict a run that a loader recorded with trace=, and compare stall by epoch and cause.",
-        epilog="Example: penstock compare run.trace --plot compare.png",
+        epilog="Example: penstock compare run.trace --plot compare.png\n"
+        "JSON: results[], one for each epoch, and run, stall and stall_by_cause{} of all: docs/reference/plan-command.md.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("trace", type=Path, metavar="TRACE", help="what a loader recorded")
     parser.add_argument("--machine", type=Path, metavar="FILE", help="predict it on this machine")

@@ -33,9 +33,12 @@ def add_plan(commands: Any) -> None:
         help="find the cheapest machine that a training needs",
         description="Predict a training on many machines; find the cheapest whose run time is within --within of the "
         "lower bound.",
-        epilog="Sizes are lists and ranges: 10GB,20GB or 10GB..80GB*2 or 10GB..40GB+10GB; 0 leaves a tier out. "
-        "What is not given stays as the scenario has it. "
-        "Example: penstock plan scenario1 --ranks 1 --memory 0,100MB --local-disk 0 --price memory=3/GB --within 6%%",
+        epilog="Sizes are lists and ranges: 10GB,20GB or 10GB..80GB*2 or 10GB..40GB+10GB; 0 leaves a tier out.\n"
+        "What is not given stays as the scenario has it.\n"
+        "Example: penstock plan scenario1 --ranks 1 --memory 0,100MB --local-disk 0 --price memory=3/GB --within 6%%\n"
+        "JSON: results[], one for each policy at each point, and cheapest, least[], closest, fastest, front[] of them;\n"
+        "all explained in docs/reference/plan-command.md.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("scenario", metavar="SCENARIO", help="a built-in name or a file, NAME.toml")
     sweep = parser.add_argument_group("what to vary")
