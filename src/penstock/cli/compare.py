@@ -25,7 +25,7 @@ def add_compare(commands: Any) -> None:
         help="compare a recorded run with its prediction",
         description="Predict a run that a loader recorded with trace=, and compare stall by epoch and cause.",
         epilog="Example: penstock compare run.trace --plot compare.png\n"
-        "JSON: results[], one for each epoch; run, stall and stall_by_cause{} of all; see docs/reference/plan-command.md.",
+        "JSON: results[], one for each epoch; run, stall, stall_by_cause{} of all; see docs/reference/plan-command.md.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("trace", type=Path, metavar="TRACE", help="what a loader recorded")
