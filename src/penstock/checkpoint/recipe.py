@@ -24,14 +24,13 @@ from penstock.checkpoint.files.manifest import (
     read_layout,
     write_layout,
 )
-from penstock.checkpoint.files.parts import Part, PartReader, PartWriter
-from penstock.checkpoint.files.writing import Piece, References, TensorWriter, pairs_of
+from penstock.checkpoint.files.parts import Part, PartReader
+from penstock.checkpoint.files.writing import Piece, References, pairs_of
 from penstock.checkpoint.state.dtypes import DTYPES, DType
 from penstock.checkpoint.state.tensors import Layout
 from penstock.checkpoint.tiers.catalog import Catalog, Link
-from penstock.checkpoint.tiers.tier import Draft, Reader, Tier
+from penstock.checkpoint.tiers.tier import Reader, Tier
 from penstock.errors import ConfigError, DataError, FormatError
-from penstock.flow.ordered import Workers
 from penstock.policy.keeping import restorable
 from penstock.policy.retention import Scheme
 from penstock.policy.snap_distance import AutoDistance, SnapDistance, next_reference
@@ -278,36 +277,6 @@ class WrittenPart:
         part, rows, *rest = written
         stored = [Stored(read_layout(layout), number, first) for *layout, first in rows]
         return cls(Part(*part), stored, *rest)
-
-
-def write_part(
-    draft: Draft,
-    plan: Plan,
-    number: int,
-    waves: Iterable[Sequence[Piece]],
-    references: References | None,
-    coder: Coder | None,
-    workers: Workers,
-    written: Callable[[int], None] = lambda _: None,
-) -> WrittenPart:
-    """Write a rank's part, and return once it would outlive a loss of power.
-
-    number: of the part. waves: the rank's tensors in pieces; what a wave holds is not looked at once the next is taken.
-    written: is told of bytes as they are written.
-    Raises: DataError, FormatError; the file is let go of then.
-    """
-    file = f"part-{number:05d}.pst"
-    writer = draft.create(file)
-    try:
-        part = PartWriter(writer, file, number, bytes.fromhex(plan.uid))
-        tensors = TensorWriter(part, number, references, coder, workers, written)
-        for pieces in waves:
-            tensors.write(pieces)
-        return WrittenPart(
-            part.finish(), tensors.stored, tensors.refers, tensors.encode_seconds, tensors.encoded_bytes
-        )
-    finally:
-        writer.abandon()
 
 
 def check_part(tier: Tier, plan: Plan, rank: int, part: Part, *, to_its_end: bool) -> None:

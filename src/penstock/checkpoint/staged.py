@@ -13,9 +13,10 @@ import numpy as np
 
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, blocks_of
 from penstock.checkpoint.files.manifest import Stored
+from penstock.checkpoint.files.parts import PartWriter
 from penstock.checkpoint.files.reading import Chain
-from penstock.checkpoint.files.writing import InMemory, Piece, References, Scratch
-from penstock.checkpoint.recipe import Plan, Way, WrittenPart, made_coder, write_part
+from penstock.checkpoint.files.writing import InMemory, Piece, References, Scratch, TensorWriter
+from penstock.checkpoint.recipe import Plan, Way, WrittenPart, made_coder
 from penstock.checkpoint.state.staging import Cut, StagingArea, cut_waves, room_of
 from penstock.checkpoint.state.tensors import Bytes
 from penstock.checkpoint.tiers.catalog import Catalog, open_way
@@ -172,7 +173,8 @@ def write_staged(
 
     number: of the part. nbytes: of all tensors of it. catalog: where the reference is found, unless it is `held` in
     memory. began: is called with the first wave. written: is called with bytes as they are written.
-    Raises: DataError, FormatError; ConfigError if the codec has to look at all of them first, and they come only once.
+    Raises: DataError, FormatError; ConfigError if the codec has to look at all of them first, and they come only once;
+        the file is let go of then.
     """
     with _opened_reference(catalog, plan, held) as references:
         waves = staged.take()
@@ -182,7 +184,18 @@ def write_staged(
         all_waves = chained([first], waves)
         if way.kept_mantissa_bits is not None:
             all_waves = chained(_cut_short(all_waves, way.kept_mantissa_bits))
-        return write_part(draft, plan, number, all_waves, references, coder, workers, written)
+        file = f"part-{number:05d}.pst"
+        writer = draft.create(file)
+        try:
+            part = PartWriter(writer, file, number, bytes.fromhex(plan.uid))
+            tensors = TensorWriter(part, number, references, coder, workers, written)
+            for pieces in all_waves:
+                tensors.write(pieces)
+            return WrittenPart(
+                part.finish(), tensors.stored, tensors.refers, tensors.encode_seconds, tensors.encoded_bytes
+            )
+        finally:
+            writer.abandon()
 
 
 @contextmanager

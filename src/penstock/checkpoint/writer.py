@@ -13,9 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
-from penstock.checkpoint.drain.drain_process import ProcessEnded
+from penstock.checkpoint.drain.drain_process import Elsewhere, ProcessEnded
 from penstock.checkpoint.files.manifest import NewerFormat, bytes_beside, folder_of, write_manifest
 from penstock.checkpoint.files.parts import Part
 from penstock.checkpoint.files.writing import Piece
@@ -72,22 +72,6 @@ from penstock.trace.trace import JSON
 
 #: Block size of file systems.
 _DISK_BLOCK_BYTES = 4096
-
-
-class Elsewhere(Protocol):
-    """Writes a part into a draft that was begun, and reads it back once it is committed, in another process."""
-
-    def write(self, plan: Plan) -> WrittenPart:
-        """Return once the part would outlive a loss of power. Raises: FormatError, DataError, ProcessEnded."""
-        ...
-
-    def check(self, plan: Plan, part: Part) -> None:
-        """Compare the part with its checksums. Raises: FormatError, DataError."""
-        ...
-
-    def give_up(self, error: BaseException) -> None:
-        """Begin no other process, for one has ended."""
-        ...
 
 
 @dataclass(eq=False)

@@ -163,7 +163,9 @@ class StoreWriter(StorageWriter):
         #: They meet in here, not in DCP; made at once, for all ranks have to make theirs in the same order.
         self._ranks = made_ranks(ranks)
         self._due = DueSaves(timing, lambda: made_ranks(ranks))
-        self._opened = OpenedStore(settings, alone(), self._report)
+        # What is said of the folder when it is opened, one rank says.
+        telling = self._report if self._ranks.rank == 0 else quiet(None)
+        self._opened = OpenedStore(settings, alone(), telling)
         self._staging_bytes = None if settings.holds_reference else settings.staging_bytes or _WAVE_BYTES
         self._threads = settings.threads
         self._step: int | None = None

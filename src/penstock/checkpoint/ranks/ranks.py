@@ -81,7 +81,7 @@ class Ranks:
         what: for messages, such as "the commit of step 300"; equal on all ranks.
         function: this rank's part; it may take as long as it likes, for meanwhile the rank is heard of.
         decide: takes what the functions returned, in order of ranks. None: the answer is that list.
-        Values and answers travel as JSON: a tuple arrives as a list, also where there is but one rank.
+        Values and answers travel as JSON: a tuple arrives as a list. With one rank nothing travels.
 
         Raises: on every rank, if any rank's function, or `decide`, raised: an error of the same kind where that is a
             PenstockError, else RankError; it names the rank. Where it happened, the original is its cause, and with
@@ -94,8 +94,8 @@ class Ranks:
             )
         try:
             if self.size == 1:
-                values = [_as_json(function())]
-                return _as_json(values if decide is None else decide(values))
+                values = [function()]
+                return values if decide is None else decide(values)
             self._exchanges += 1
             if self.rank == 0:
                 return self._lead(what, function, decide)
