@@ -25,7 +25,7 @@ from penstock.checkpoint.saving import Saved, Saving, Waves
 from penstock.checkpoint.state import staging
 from penstock.checkpoint.state.tensors import Bytes
 from penstock.checkpoint.tiers import local
-from penstock.errors import ConfigError, DataError, FormatError, WaitTimeout
+from penstock.errors import ConfigError, DataError, FormatError, RankError, WaitTimeout
 from penstock.policy.keeping import Keep
 
 #: Seconds to wait for what ought to happen at once.
@@ -569,7 +569,7 @@ def test_waves_that_are_left_off_are_written_as_far_as_they_came_and_then_fail()
     waves.leave_off()
     taken = waves.take()
     assert next(taken) == []
-    with pytest.raises(DataError, match="not copied to its end"):
+    with pytest.raises(RankError, match="not copied to its end"):
         next(taken)
 
 
@@ -580,7 +580,7 @@ def test_a_writer_that_waits_for_a_wave_hears_that_none_will_come() -> None:
     def take() -> None:
         try:
             next(waves.take())
-        except DataError as error:
+        except RankError as error:
             found.append(error)
 
     waiting = threading.Thread(target=take)

@@ -418,6 +418,36 @@ def test_a_failure_that_one_rank_knows_earlier_is_raised_on_all_when_they_ask_wh
     assert run(2, part) == [(DataError, True)] * 2
 
 
+def test_a_copy_that_is_interrupted_on_one_rank_is_no_refusal_of_the_fast_tier(tmp_path: Path) -> None:
+    def part(ranks: Ranks) -> str:
+        def interrupt(*_: Any) -> Any:
+            raise KeyboardInterrupt
+
+        store = SnapshotStore(
+            tmp_path / "slow",
+            fast=tmp_path / "fast",
+            ranks=lambda: ranks,
+            report=None,
+            threads=1,
+            codec="stored",
+        )
+        with store:
+            if ranks.rank == 1:
+                area = store._writer.areas[0]
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(area, "copy", interrupt)
+                    with pytest.raises(KeyboardInterrupt):
+                        store.save(1, {"a": np.arange(5)})
+            else:
+                with pytest.raises(
+                    RankError, match="rank 1 of 2, the commit of step 1: the state was not copied"
+                ):
+                    store.save(1, {"a": np.arange(5)}).wait()
+            return store.save(2, {"a": np.arange(5)}).wait().tier
+
+    assert run(2, part) == [str(tmp_path / "fast")] * 2
+
+
 def test_a_rank_without_the_memory_for_a_copy_is_named_on_all(tmp_path: Path) -> None:
     def part(ranks: Ranks) -> list[str]:
         store = SnapshotStore(tmp_path, ranks=lambda: ranks, report=None, threads=1, codec="stored")

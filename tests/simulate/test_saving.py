@@ -176,7 +176,7 @@ def steps_in(folder: Path) -> frozenset[int]:
     return frozenset(int(path.name[5:]) for path in folder.glob("step-*"))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     gaps=st.lists(st.integers(2, 30), min_size=1, max_size=6),
     drain_seconds=st.sampled_from([1.7, 9.3, 33.1]),

@@ -9,7 +9,7 @@ from itertools import count
 
 from penstock.checkpoint.arguments import checked_timeout
 from penstock.checkpoint.files.writing import Piece
-from penstock.errors import DataError, WaitTimeout
+from penstock.errors import RankError, WaitTimeout
 from penstock.units import format_bytes, format_seconds
 
 #: That a save waited for the one before; less is no wait.
@@ -98,13 +98,14 @@ class Waves:
     def take(self) -> Iterator[Sequence[Piece]]:
         """Yield each wave; its area is free again when the next is asked for.
 
-        Raises: DataError if the copying of the state was left off.
+        Raises: RankError if the copying of the state was left off.
         """
         for number in count():
             with self._changed:
                 while len(self._staged) <= number:
                     if self._is_left_off:
-                        raise DataError("the state was not copied to its end: there is no such snapshot")
+                        # No fault of a tier, on whichever rank.
+                        raise RankError("the state was not copied to its end: there is no such snapshot")
                     self._changed.wait()
                 pieces = self._staged[number]
             if pieces is None:
