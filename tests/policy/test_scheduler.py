@@ -307,7 +307,7 @@ easy_cases = cases.map(lambda case: replace(case, tier_seconds=0.0))
 some_samples = st.frozensets(st.integers(0, 39), max_size=5)
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(cases, some_samples)
 def test_every_batch_arrives_complete_in_order_and_each_sample_once(
     case: Case, lossy: frozenset[int]
@@ -327,7 +327,7 @@ def test_every_batch_arrives_complete_in_order_and_each_sample_once(
     assert not runtime.bytes, "the driver keeps bytes that nobody wants"
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(easy_cases)
 def test_the_store_is_read_once_per_miss_which_is_the_bound_of_any_policy(case: Case) -> None:
     runtime = FakeRuntime(case)
@@ -341,7 +341,7 @@ def test_the_store_is_read_once_per_miss_which_is_the_bound_of_any_policy(case: 
     assert reads.total() <= bound
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(cases, some_samples, some_samples)
 def test_a_broken_sample_fails_its_own_rows_and_no_other(
     case: Case, broken: frozenset[int], undecodable: frozenset[int]
@@ -355,7 +355,7 @@ def test_a_broken_sample_fails_its_own_rows_and_no_other(
     runtime.run(check)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(cases, some_samples, some_samples, st.data())
 def test_after_a_seek_the_rest_of_the_run_is_as_if_nothing_had_been_staged(
     case: Case, lossy: frozenset[int], broken: frozenset[int], data: st.DataObject
@@ -389,7 +389,7 @@ def test_after_a_seek_the_rest_of_the_run_is_as_if_nothing_had_been_staged(
     assert not runtime.bytes
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(cases, st.integers(1, 5))
 def test_slots_that_are_added_while_samples_are_on_their_way_are_used(case: Case, more: int) -> None:
     runtime = FakeRuntime(case)
@@ -411,7 +411,7 @@ def test_slots_that_are_added_while_samples_are_on_their_way_are_used(case: Case
     assert set(runtime.loaded.values()) == {1}
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(cases)
 def test_bytes_in_passing_stay_within_their_bound_but_for_one_sample(case: Case) -> None:
     runtime = FakeRuntime(case)
@@ -493,7 +493,7 @@ def test_a_store_that_turns_out_slow_takes_back_what_workers_would_have_read_by_
     assert set(runtime.loaded.values()) == {1}
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(cases, some_samples, st.integers(0, 20), st.booleans())
 def test_compiled_decisions_are_those_of_plain_python_from_any_event_on(
     case: Case, lossy: frozenset[int], after: int, has_extents: bool
@@ -547,7 +547,7 @@ def reads_of(told: list[object]) -> list[list[int]]:
     return [each[2] for each in told if isinstance(each, tuple) and each[0] == "Move" and each[3] == SOURCE]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(cases)
 def test_of_a_source_in_chunks_each_batch_arrives_complete_and_each_sample_is_read_as_often(
     case: Case,

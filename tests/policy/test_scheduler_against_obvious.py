@@ -397,4 +397,4 @@ def _few_of(count: int) -> st.SearchStrategy[set[int]]:
 
 
 TestSchedulerAgainstObvious = SchedulerMachine.TestCase
-TestSchedulerAgainstObvious.settings = settings(max_examples=200, stateful_step_count=40)
+TestSchedulerAgainstObvious.settings = settings(max_examples=100, stateful_step_count=40)

@@ -114,7 +114,7 @@ runs = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(runs)
 def test_compiled_time_is_that_of_plain_python(case: dict[str, float]) -> None:
     """And each rank gets each of its samples once an epoch, from the store or a tier. No index is negative."""

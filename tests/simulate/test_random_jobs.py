@@ -161,7 +161,7 @@ def test_what_two_batches_want_at_once_is_read_once(seed: int) -> None:
     assert (result.store_bytes <= reads * alike.sizes_bytes[0]).all()
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(_SEEDS)
 def test_compiled_ranks_that_run_together_do_what_they_do_in_plain_python(seed: int) -> None:
     job, loading = _run(seed)
