@@ -10,17 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.files.writing import Piece
+from penstock.checkpoint.housekeeping import Housekeeping
 from penstock.checkpoint.ranks.ranks import alone
-from penstock.checkpoint.recipe import Way
+from penstock.checkpoint.recipe import EncodingConfig
 from penstock.checkpoint.saving import Waves
 from penstock.checkpoint.state.dtypes import dtype_named
 from penstock.checkpoint.state.tensors import Box, Layout
 from penstock.checkpoint.tiers.catalog import Catalog
 from penstock.checkpoint.tiers.local import LocalTier
-from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.flow.ordered import Workers
-from penstock.policy.keeping import Keep
+from penstock.policy.retention import Keep
 from penstock.policy.saving import Save, SaveTerms
 
 TREE: Any = {"map": {"table": {"array": {"of": "table", "kind": "numpy"}}}}
@@ -32,11 +32,11 @@ def save_rows(
     table: NDArray[np.float32],
     *,
     cut: int = 15,
-    way: Way = Way("progressive", 10, "balance"),  # noqa: B008, it is frozen
+    way: EncodingConfig = EncodingConfig("progressive", 10, "balance"),  # noqa: B008, it is frozen
 ) -> None:
     """Save a state {"table": table} in two parts, the rows before `cut` and the others."""
     catalog = Catalog([LocalTier(folder)])
-    upkeep = Upkeep(catalog, Keep(last=None), None)
+    housekeeping = Housekeeping(catalog, Keep(last=None), None)
     pieces = []
     for first, rows in ((0, table[:cut]), (cut, table[cut:])):
         layout = Layout("table", dtype_named("float32"), rows.shape, Box(table.shape, (first, 0)))
@@ -48,9 +48,9 @@ def save_rows(
     nbytes = sum(layout.nbytes for layout in layouts)
     job = Job(step, time.monotonic(), layouts, nbytes, TREE, None, waves, Save(SaveTerms()))
     job.is_copied.set()
-    writer = SnapshotWriter(catalog, way, upkeep, alone())
+    writer = SnapshotWriter(catalog, way, housekeeping, alone())
     try:
         writer.begin(job)
         writer.write(job, Workers(1, "penstock-test"))
     finally:
-        upkeep.close()
+        housekeeping.close()

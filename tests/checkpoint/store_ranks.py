@@ -22,7 +22,7 @@ from penstock.checkpoint.state.flatten import Shard
 from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.tiers import local
 from penstock.errors import DataError, PenstockError
-from penstock.policy.keeping import Keep
+from penstock.policy.retention import Keep
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.checkpoint.ranks_state import LAYERS, arrays_of, own_of, part_of, shard_of, state_of

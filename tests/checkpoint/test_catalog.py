@@ -55,7 +55,7 @@ def looked(*folders: Path) -> Catalog:
     return catalog
 
 
-def way_of(*places: tuple[int, int]) -> list[Link]:
+def encoding_config(*places: tuple[int, int]) -> list[Link]:
     """Return a way. places: tier and step of each."""
     return [Link(tier, step, uid_of(step)) for tier, step in places]
 
@@ -96,7 +96,7 @@ def test_what_cannot_be_read_is_not_taken_for_the_oldest(folder: Path) -> None:
     (copy,) = catalog.copies(30)
     assert copy.manifest is None
     assert "cut off or damaged" in str(copy.fault)
-    assert [one.is_whole for one in catalog.stored(0)] == [True, True, False]
+    assert [one.is_intact for one in catalog.stored(0)] == [True, True, False]
 
 
 def test_other_entries_are_no_snapshots(folder: Path) -> None:
@@ -115,9 +115,9 @@ def test_a_way_is_from_what_needs_nothing_to_what_is_wanted(folder: Path) -> Non
     made(folder, 4, 1)
     catalog = looked(folder)
 
-    assert catalog.ways(3) == [way_of((0, 1), (0, 2), (0, 3))]
-    assert catalog.ways(4) == [way_of((0, 1), (0, 4))]
-    assert catalog.ways(1) == [way_of((0, 1))]
+    assert catalog.ways(3) == [encoding_config((0, 1), (0, 2), (0, 3))]
+    assert catalog.ways(4) == [encoding_config((0, 1), (0, 4))]
+    assert catalog.ways(1) == [encoding_config((0, 1))]
     assert open_and_close(catalog, catalog.ways(3)[0]) == [1, 2, 3]
 
 
@@ -128,9 +128,9 @@ def test_the_nearest_copy_is_the_first_way_and_the_other_tier_the_second(folder:
     made(fast, 2, 1)
     catalog = looked(fast, slow)
 
-    assert [way[-1] for way in catalog.ways(2)] == way_of((0, 2), (1, 2))
-    assert catalog.ways(2)[1] == way_of((1, 1), (1, 2))
-    assert catalog.ways(1) == [way_of((1, 1))]
+    assert [way[-1] for way in catalog.ways(2)] == encoding_config((0, 2), (1, 2))
+    assert catalog.ways(2)[1] == encoding_config((1, 1), (1, 2))
+    assert catalog.ways(1) == [encoding_config((1, 1))]
 
 
 def test_a_ring_of_differences_has_no_way(folder: Path) -> None:
@@ -304,15 +304,15 @@ def test_what_is_known_to_be_damaged_is_not_whole_until_another_is_in_its_place(
     made(folder, 1)
     catalog = looked(folder)
     catalog.mark_damaged(1)
-    assert [one.is_whole for one in catalog.stored(0)] == [False]
+    assert [one.is_intact for one in catalog.stored(0)] == [False]
     catalog.look()
-    assert [one.is_whole for one in catalog.stored(0)] == [False]
+    assert [one.is_intact for one in catalog.stored(0)] == [False]
 
     shutil.rmtree(folder / "step-000000000001")
     made_snapshot(folder, [tensor("one", ONE)], step=1, uid=UID)
     catalog.look()
 
-    assert [one.is_whole for one in catalog.stored(0)] == [True]
+    assert [one.is_intact for one in catalog.stored(0)] == [True]
 
 
 @pytest.mark.parametrize("broken", [1, 2, 3])
@@ -336,9 +336,9 @@ def test_a_way_that_another_rank_saw_is_opened_without_a_look(folder: Path) -> N
     made(folder, 2, 1)
     blind = Catalog([LocalTier(folder)])
 
-    assert open_and_close(blind, way_of((0, 1), (0, 2))) == [1, 2]
+    assert open_and_close(blind, encoding_config((0, 1), (0, 2))) == [1, 2]
     with pytest.raises(TornError, match=r"manifest\.json is missing"):
-        open_way(blind, way_of((0, 7)))
+        open_way(blind, encoding_config((0, 7)))
 
 
 def test_what_one_rank_knows_of_an_older_snapshot_in_the_same_place_does_not_count(folder: Path) -> None:

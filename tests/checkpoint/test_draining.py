@@ -38,12 +38,12 @@ from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.drain.draining import Drainer
 from penstock.checkpoint.drain.throttle import CappedTier
 from penstock.checkpoint.files.writing import Piece
-from penstock.checkpoint.recipe import RAW, Way, check_part
+from penstock.checkpoint.housekeeping import Housekeeping
+from penstock.checkpoint.recipe import RAW, EncodingConfig, check_part
 from penstock.checkpoint.saving import outcome_of
 from penstock.checkpoint.staged import FromChain
 from penstock.checkpoint.tiers.local import LocalDraft, LocalWriter
 from penstock.checkpoint.tiers.tier import MANIFEST
-from penstock.checkpoint.upkeep import Upkeep
 from penstock.errors import ConfigError, DataError, FormatError
 
 #: Of a test's small states, as a tier counts them before they are written.
@@ -207,8 +207,10 @@ def test_on_the_slow_tier_snapshots_are_differences_and_those_on_the_fast_one_go
             assert_is(store.restore(step=step), step)
 
 
-@pytest.mark.parametrize("on_fast", [Way("complete", 1, RAW), Way("complete", 1, "balance")])
-def test_parts_of_a_tensor_that_is_spread_over_ranks_stay_parts(top: Path, on_fast: Way) -> None:
+@pytest.mark.parametrize(
+    "on_fast", [EncodingConfig("complete", 1, RAW), EncodingConfig("complete", 1, "balance")]
+)
+def test_parts_of_a_tensor_that_is_spread_over_ranks_stay_parts(top: Path, on_fast: EncodingConfig) -> None:
     generator = np.random.default_rng(1)
     tables = [generator.normal(size=(40, 5)).astype(np.float32) for _ in range(2)]
     for step, table in enumerate(tables):
@@ -369,8 +371,13 @@ def test_the_fast_tier_reserves_what_a_snapshot_takes_and_little_more(
 ) -> None:
     """0.6 MB were refused with 1.49 MB free: a megabyte was reserved for the tables of any state."""
     reserved: list[int] = []
-    place = Upkeep.place
-    monkeypatch.setattr(Upkeep, "place", lambda self, nbytes: reserved.append(nbytes) or place(self, nbytes))  # type: ignore[func-returns-value]
+    place = Housekeeping.place
+
+    def noted(self: Housekeeping, nbytes: int) -> Any:
+        reserved.append(nbytes)
+        return place(self, nbytes)
+
+    monkeypatch.setattr(Housekeeping, "place", noted)
     with SnapshotStore(top / "slow", fast=top / "fast", fast_bytes="1.49 MB", report=None) as store:
         own = {"random": list(range(3_000))}
         saved = store.save(1, state, per_rank=own).wait()
@@ -738,8 +745,8 @@ def test_a_snapshot_that_is_committed_while_the_last_look_finds_nothing_is_drain
             drainer.go_on()
         return found
 
-    upkeep: Any = SimpleNamespace(next_to_drain=look)
-    drainer = Drainer(None, upkeep, None, 1, print, threading.Event())  # type: ignore[arg-type]
+    housekeeping: Any = SimpleNamespace(next_to_drain=look)
+    drainer = Drainer(None, housekeeping, None, 1, print, threading.Event())  # type: ignore[arg-type]
     drainer._drain = waiting.remove  # type: ignore[method-assign, assignment]
 
     drainer.go_on()
@@ -807,7 +814,7 @@ def test_the_line_of_a_drain_comes_after_that_of_its_save(opened: Opened, slow: 
     store.save(1, state_of(1)).wait()
     slow.wait_until_quiet(store)
     checked, may_end = threading.Event(), threading.Event()
-    forget = store._upkeep.forget
+    forget = store._housekeeping.forget
 
     def held_up(now_seconds: float, tier: int) -> None:
         if tier == 0:
@@ -815,7 +822,7 @@ def test_the_line_of_a_drain_comes_after_that_of_its_save(opened: Opened, slow: 
             assert may_end.wait(60)
         forget(now_seconds, tier)
 
-    store._upkeep.forget = held_up  # type: ignore[method-assign]
+    store._housekeeping.forget = held_up  # type: ignore[method-assign]
     saving = store.save(2, state_of(2))
     assert checked.wait(60)
     slow.let(100)
@@ -954,7 +961,7 @@ def test_drains_write_no_more_bytes_a_second_than_they_may_and_saves_are_not_hel
     seconds = clock.seconds
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            store._upkeep, "place", lambda nbytes: SimpleNamespace(tier=1, why_not_nearer="it is full")
+            store._housekeeping, "place", lambda nbytes: SimpleNamespace(tier=1, why_not_nearer="it is full")
         )
         store.save(2, state_of(2)).wait()
     assert clock.seconds == seconds, "what falls through is written at full speed"

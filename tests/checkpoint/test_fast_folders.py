@@ -20,7 +20,7 @@ def save(top: Path, fast: str, step: int, *, drains: bool) -> list[str]:
     lines: list[str] = []
     with SnapshotStore(top / "slow", fast=top / fast, threads=1, report=lines.append) as store:
         if not drains:
-            store._upkeep.next_to_drain = lambda now: None  # type: ignore[method-assign, assignment]
+            store._housekeeping.next_to_drain = lambda now: None  # type: ignore[method-assign, assignment]
         store.save(step, {"w": np.full(100, step)}).wait()
     return lines
 

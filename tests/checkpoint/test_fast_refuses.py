@@ -36,11 +36,11 @@ def check(top: Path, *steps: int) -> None:
 
 def save_and_lose(store: SnapshotStore, top: Path, step: int) -> None:
     """Save to the fast tier, which is gone before a drain begins."""
-    next_to_drain = store._upkeep.next_to_drain
-    store._upkeep.next_to_drain = lambda now: None  # type: ignore[method-assign, assignment]
+    next_to_drain = store._housekeeping.next_to_drain
+    store._housekeeping.next_to_drain = lambda now: None  # type: ignore[method-assign, assignment]
     store.save(step, state(step)).wait()
     shutil.rmtree(top / "fast")
-    store._upkeep.next_to_drain = next_to_drain  # type: ignore[method-assign]
+    store._housekeeping.next_to_drain = next_to_drain  # type: ignore[method-assign]
 
 
 def test_one_that_vanishes_is_told_of_at_each_save_with_what_was_lost_with_it(tmp_path: Path) -> None:
@@ -137,9 +137,9 @@ def test_drains_that_fail_with_it_are_told_and_raised_at_the_end_and_stop_no_sav
     with monkeypatch.context() as patch:
         patch.setattr(drainer, "_drain", lambda step: fails(LocalTier(fast)))
         patch.setattr(LocalTier, "begin", fails)
-        store._upkeep.open_for_writing()
-        store._upkeep.give_up_fast(DataError(f"{fast}: Input/output error"))
-        drainer._upkeep.next_to_drain = lambda now: 1  # type: ignore[method-assign, assignment]
+        store._housekeeping.open_for_writing()
+        store._housekeeping.give_up_fast(DataError(f"{fast}: Input/output error"))
+        drainer._housekeeping.next_to_drain = lambda now: 1  # type: ignore[method-assign, assignment]
         for step in (2, 3, 4):
             store.save(step, state(step)).wait()
             drainer.go_on()

@@ -27,7 +27,7 @@ def opened(top: Path, fast: str | None, **settings: Any) -> SnapshotStore:
 def save(top: Path, fast: str | None, run: str, steps: Sequence[int], *, drains: bool = True) -> None:
     with opened(top, fast, keep=Keep(last=None)) as store:
         if not drains:
-            store._upkeep.next_to_drain = lambda now: None  # type: ignore[method-assign, assignment]
+            store._housekeeping.next_to_drain = lambda now: None  # type: ignore[method-assign, assignment]
         for step in steps:
             store.save(step, state(run, step)).wait()
 
@@ -110,7 +110,7 @@ def test_the_newer_one_is_not_drained_over_the_other_until_that_is_deleted(tmp_p
     save(tmp_path, "fast", "other", [40], drains=False)
     (tmp_path / "elsewhere").mkdir()
     with SnapshotStore(tmp_path / "elsewhere", fast=tmp_path / "fast", threads=1, report=None) as store:
-        store._upkeep.next_to_drain = lambda now: None  # type: ignore[method-assign, assignment]
+        store._housekeeping.next_to_drain = lambda now: None  # type: ignore[method-assign, assignment]
         store.save(20, state("second run", 20)).wait()
     lines: list[str] = []
 

@@ -18,12 +18,12 @@ from tests.forking import Forks
 
 from penstock.checkpoint import preemption
 from penstock.checkpoint.preemption import StopOnSignal
-from penstock.checkpoint.ranks.mail import NoMail
+from penstock.checkpoint.ranks.transport import NoTransport
 from penstock.errors import ConfigError
 
 
 def stop_on(**options: Any) -> StopOnSignal:
-    defaults: dict[str, Any] = {"grace_seconds": 30, "mail": NoMail(), "report": lambda line: None}
+    defaults: dict[str, Any] = {"grace_seconds": 30, "mail": NoTransport(), "report": lambda line: None}
     return StopOnSignal(**defaults | options)
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from penstock.checkpoint.files.parts import TornError
-from penstock.checkpoint.ranks import mail_of_job
-from penstock.checkpoint.ranks.mail import NoMail
-from penstock.checkpoint.ranks.mail_of_job import mail_of_this_job
+from penstock.checkpoint.ranks import transport_of_job
 from penstock.checkpoint.ranks.ranks import SIGNS_PER_TIMEOUT, Ranks, alone, ranks_of_this_job
+from penstock.checkpoint.ranks.transport import NoTransport
+from penstock.checkpoint.ranks.transport_of_job import transport_of_this_job
 from penstock.errors import ConfigError, DataError, FormatError, RankError, WaitTimeout
 
 
@@ -40,11 +40,11 @@ class Office:
         with self.changed:
             assert self.changed.wait_for(lambda: not self.boxes[sender, to], 30)
 
-    def mail(self, rank: int) -> OfficeMail:
-        return OfficeMail(self, rank)
+    def mail(self, rank: int) -> MemoryTransport:
+        return MemoryTransport(self, rank)
 
 
-class OfficeMail:
+class MemoryTransport:
     def __init__(self, office: Office, rank: int) -> None:
         self.rank = rank
         self.size = office.size
@@ -93,7 +93,7 @@ def test_an_error_of_ours_is_of_the_same_kind_on_every_rank() -> None:
             if ranks.rank == 1:
                 raise cause
 
-        ranks.together("writing step 300", write)
+        ranks.gather_then_decide("writing step 300", write)
 
     errors = run(3, part)
 
@@ -106,7 +106,7 @@ def test_an_error_of_a_kind_of_a_module_is_of_the_kind_it_is_of() -> None:
     """A part that is torn is damage on every rank: a fallback takes another snapshot."""
 
     def part(ranks: Ranks) -> None:
-        ranks.ask_first("reading step 300", lambda: (_ for _ in ()).throw(TornError("it is cut off")))
+        ranks.on_rank_zero("reading step 300", lambda: (_ for _ in ()).throw(TornError("it is cut off")))
 
     assert [type(error) for error in run(2, part)] == [FormatError] * 2
 
@@ -116,7 +116,7 @@ def test_every_rank_that_failed_is_named_and_many_are_counted() -> None:
         def write() -> None:
             raise ValueError(f"wrong on {ranks.rank}")
 
-        ranks.together("writing", write)
+        ranks.gather_then_decide("writing", write)
 
     errors = run(10, part)
 
@@ -140,7 +140,7 @@ def test_a_failure_while_rank_0_decides_is_raised_everywhere() -> None:
         def commit(values: list[int]) -> None:
             raise DataError("the manifest cannot be written")
 
-        ranks.together("the commit of step 7", lambda: 1, commit)
+        ranks.gather_then_decide("the commit of step 7", lambda: 1, commit)
 
     errors = run(3, part)
 
@@ -157,7 +157,7 @@ def test_a_rank_that_is_interrupted_says_so_and_is_not_kept(leaver: int) -> None
             if ranks.rank == leaver:
                 raise KeyboardInterrupt
 
-        ranks.together("writing", write)
+        ranks.gather_then_decide("writing", write)
 
     errors = run(3, part)
 
@@ -217,7 +217,7 @@ def test_a_missing_rank_0_is_named_by_the_others_and_fails_when_it_comes() -> No
         if ranks.rank == 0:
             gone.acquire(timeout=30)
             gone.acquire(timeout=30)
-            ranks.together("the commit", lambda: 1, decided.append)
+            ranks.gather_then_decide("the commit", lambda: 1, decided.append)
         try:
             ranks.all_gather("the commit", 1)
         finally:
@@ -260,7 +260,7 @@ def test_a_rank_that_works_for_longer_than_the_time_out_is_not_missing() -> None
             office.wait_until_sent(office.sent[0] + more_than_a_time_out, by=[0])
             return sum(values)
 
-        return ranks.together("the commit", write, commit)
+        return ranks.gather_then_decide("the commit", write, commit)
 
     assert run(2, part, timeout_seconds=1, office=office) == [3, 3]
 
@@ -269,7 +269,7 @@ def test_a_rank_that_dies_while_it_works_is_named() -> None:
     """Its signs of life end: the time-out counts from the last."""
     ended = threading.Event()
 
-    class Dying(OfficeMail):
+    class Dying(MemoryTransport):
         def send(self, to: int, letter: bytes) -> None:
             if not ended.is_set():
                 super().send(to, letter)
@@ -280,7 +280,9 @@ def test_a_rank_that_dies_while_it_works_is_named() -> None:
     def one(rank: int) -> Any:
         mail = Dying(office, 1) if rank == 1 else office.mail(0)
         try:
-            return Ranks(mail, timeout_seconds=0.6).together("writing", lambda: rank == 1 and ended.wait(30))
+            return Ranks(mail, timeout_seconds=0.6).gather_then_decide(
+                "writing", lambda: rank == 1 and ended.wait(30)
+            )
         except WaitTimeout as error:
             return str(error)
 
@@ -324,7 +326,7 @@ def test_nobody_leaves_an_exchange_that_goes_on() -> None:
     office = Office(2)
 
     def part(ranks: Ranks) -> Any:
-        return ranks.together("writing", lambda: ranks.leave(ZeroDivisionError()) or 5)  # type: ignore[func-returns-value]
+        return ranks.gather_then_decide("writing", lambda: ranks.leave(ZeroDivisionError()) or 5)  # type: ignore[func-returns-value]
 
     assert run(2, part, office=office) == [[5, 5]] * 2
     assert not any(office.boxes.values())
@@ -338,30 +340,30 @@ def test_a_rank_alone_gets_its_own_error_as_it_is() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        alone().together("writing", fail)
+        alone().gather_then_decide("writing", fail)
 
 
 def test_values_do_not_travel_where_there_is_but_one_rank() -> None:
     value = object()
     assert alone().all_gather("layouts", value) == [value]
-    assert alone().ask_first("the folder", lambda: value) is value
+    assert alone().on_rank_zero("the folder", lambda: value) is value
 
 
 def test_exchanges_do_not_nest() -> None:
     ranks = alone()
 
     with pytest.raises(AssertionError, match="do not nest"):
-        ranks.together("outer", lambda: ranks.all_gather("inner", 1))
+        ranks.gather_then_decide("outer", lambda: ranks.all_gather("inner", 1))
     assert ranks.all_gather("afterwards", 1) == [1]
 
 
 def test_a_time_out_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="timeout_seconds is 0"):
-        Ranks(NoMail(), timeout_seconds=0)
+        Ranks(NoTransport(), timeout_seconds=0)
 
 
 def test_a_process_that_no_launcher_started_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in mail_of_job._LAUNCHERS:
+    for variable in transport_of_job._LAUNCHERS:
         monkeypatch.delenv(variable, raising=False)
 
     assert ranks_of_this_job().size == 1
@@ -375,15 +377,15 @@ def test_one_of_several_processes_that_knows_no_other_is_told(
     monkeypatch: pytest.MonkeyPatch, variable: str, remedy: str
 ) -> None:
     """Else each rank would take itself for the whole job, and all would write one store."""
-    for name in mail_of_job._LAUNCHERS:
+    for name in transport_of_job._LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(os.environ, variable, "4")
 
     with pytest.raises(ConfigError, match=rf"{variable} is 4.*{remedy}"):
-        mail_of_this_job()
+        transport_of_this_job()
 
 
 def test_a_launcher_of_one_process_leaves_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
 
-    assert mail_of_this_job().size == 1
+    assert transport_of_this_job().size == 1

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from penstock.checkpoint import AutoDistance, Keep, SnapshotStore
-from penstock.checkpoint.recipe import RAW, Plan, Way, check_part, decide, new_plan
+from penstock.checkpoint.recipe import RAW, EncodingConfig, Plan, check_part, decide, new_plan
 from penstock.checkpoint.state.tensors import Layout
 from penstock.checkpoint.tiers.catalog import Catalog
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.compiling import Part
 from penstock.errors import ConfigError, FormatError
-from penstock.policy.retention import Scheme, reference_of
+from penstock.policy.delta_schemes import Scheme, reference_of
 
 
 def state(step: int, size: int = 10_000) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def test_a_snapshot_that_is_saved_before_the_codec_is_compiled_is_a_baseline(
 
 def test_a_reference_that_is_damaged_torn_or_gone_makes_a_baseline(folder: Path) -> None:
     catalog = saved(folder, [1, 2])
-    way, layouts = Way("progressive", 10, "balance"), layouts_of(catalog)
+    way, layouts = EncodingConfig("progressive", 10, "balance"), layouts_of(catalog)
     plan = decide(catalog, 0, new_plan(3, catalog), way, layouts)
     assert plan.reference is not None
     assert (plan.reference.step, [link[:2] for link in plan.chain]) == (2, [(0, 1), (0, 2)])
@@ -108,7 +108,9 @@ def test_a_damaged_copy_of_a_reference_is_passed_over_for_a_good_one(folder: Pat
     assert manifest is not None
     layouts = [stored.layout for stored in manifest.tensors]
 
-    plan = decide(catalog, 1, new_plan(2, catalog), Way("progressive", 10, manifest.codec), layouts)
+    plan = decide(
+        catalog, 1, new_plan(2, catalog), EncodingConfig("progressive", 10, manifest.codec), layouts
+    )
 
     assert [link[:2] for link in plan.chain] == [(1, 1)]
 
@@ -116,14 +118,14 @@ def test_a_damaged_copy_of_a_reference_is_passed_over_for_a_good_one(folder: Pat
 @pytest.mark.parametrize(
     ("way", "change"),
     [
-        (Way("progressive", 10, "speed"), "another codec"),
-        (Way("progressive", 10, RAW), "as it is"),
-        (Way("complete", 10, "balance"), "all are whole"),
-        (Way("progressive", 1, "balance"), "every one is a baseline"),
-        (Way("progressive", 2, "balance"), "the next round begins"),
+        (EncodingConfig("progressive", 10, "speed"), "another codec"),
+        (EncodingConfig("progressive", 10, RAW), "as it is"),
+        (EncodingConfig("complete", 10, "balance"), "all are whole"),
+        (EncodingConfig("progressive", 1, "balance"), "every one is a baseline"),
+        (EncodingConfig("progressive", 2, "balance"), "the next round begins"),
     ],
 )
-def test_another_way_of_storing_starts_a_baseline(folder: Path, way: Way, change: str) -> None:
+def test_another_way_of_storing_starts_a_baseline(folder: Path, way: EncodingConfig, change: str) -> None:
     catalog = saved(folder, [1, 2])
 
     assert decide(catalog, 0, new_plan(3, catalog), way, layouts_of(catalog)).reference is None, change
@@ -132,7 +134,7 @@ def test_another_way_of_storing_starts_a_baseline(folder: Path, way: Way, change
 def test_other_tensors_start_a_baseline(folder: Path) -> None:
     catalog = saved(folder, [1])
     (layout,) = layouts_of(catalog)
-    way = Way("progressive", 10, "balance")
+    way = EncodingConfig("progressive", 10, "balance")
 
     for layouts in (
         [],
@@ -150,7 +152,7 @@ def test_a_step_that_is_there_is_not_saved_again_and_the_clock_may_be_set_back(
     catalog = saved(folder, [5])
     manifest = catalog.manifest(0, 5)
     assert manifest is not None
-    way = Way("progressive", 10, "balance")
+    way = EncodingConfig("progressive", 10, "balance")
 
     with pytest.raises(ConfigError, match=r"there is a snapshot of step 5 in .* already"):
         decide(catalog, 0, new_plan(5, catalog), way, [])
@@ -188,7 +190,7 @@ def test_a_plan_travels_to_other_ranks_as_json(folder: Path) -> None:
 
     catalog = saved(folder, [1, 2])
     for layouts in (layouts_of(catalog), []):
-        plan = decide(catalog, 0, new_plan(3, catalog), Way("progressive", 10, "balance"), layouts)
+        plan = decide(catalog, 0, new_plan(3, catalog), EncodingConfig("progressive", 10, "balance"), layouts)
         assert Plan.read(json.loads(json.dumps(plan.write()))) == plan
 
 

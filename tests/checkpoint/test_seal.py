@@ -65,7 +65,7 @@ def test_a_file_that_is_as_it_was_sealed_is_whole(tmp_path: Path, make: Any) -> 
     assert sealed.nbytes == path.stat().st_size
     assert sorted(os.listdir(tmp_path)) == sorted([path.name, sealed.path.name])
     assert read_seal(sealed.path) == sealed
-    assert check_seal(path).is_whole
+    assert check_seal(path).is_intact
 
 
 @pytest.mark.parametrize("make", [torch_file, safetensors_file])
@@ -79,7 +79,7 @@ def test_every_flipped_bit_of_a_file_is_found(tmp_path: Path, make: Any) -> None
         assert (fault.file, fault.wrong) == (path.name, "changed")
         assert fault.begin <= byte < fault.end
         flip(path, byte, byte % 8)
-    assert check_seal(path).is_whole
+    assert check_seal(path).is_intact
 
 
 def test_every_flipped_bit_in_a_folder_of_dcp_is_found(dcp_folder: Path) -> None:
@@ -88,7 +88,7 @@ def test_every_flipped_bit_in_a_folder_of_dcp_is_found(dcp_folder: Path) -> None
     names = [file.name for file in sealed.files]
     assert ".metadata" in names
     assert any(name.endswith(".distcp") for name in names)
-    assert check_seal(dcp_folder).is_whole
+    assert check_seal(dcp_folder).is_intact
     for name in names:
         size = (dcp_folder / name).stat().st_size
         for byte in (0, size // 3, size - 1):
@@ -162,7 +162,7 @@ def test_empty_files_are_sealed(tmp_path: Path) -> None:
     (tmp_path / "f").mkdir()
     (tmp_path / "f" / "empty").touch()
     seal(tmp_path / "f")
-    assert check_seal(tmp_path / "f").is_whole
+    assert check_seal(tmp_path / "f").is_intact
 
 
 def test_a_seal_is_not_replaced_unless_asked(tmp_path: Path) -> None:
@@ -171,9 +171,9 @@ def test_a_seal_is_not_replaced_unless_asked(tmp_path: Path) -> None:
     flip(path, 100)
     with pytest.raises(ConfigError, match="is sealed already"):
         seal(path)
-    assert not check_seal(path).is_whole
+    assert not check_seal(path).is_intact
     seal(path, replace=True)
-    assert check_seal(path).is_whole
+    assert check_seal(path).is_intact
 
 
 def test_what_cannot_be_sealed_or_checked_is_told(tmp_path: Path) -> None:

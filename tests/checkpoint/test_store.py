@@ -34,7 +34,7 @@ from penstock.checkpoint.restoring import Restored
 from penstock.checkpoint.state.dtypes import DTYPES
 from penstock.checkpoint.store import SnapshotStore
 from penstock.errors import ClosedError, ConfigError, DataError, FormatError, PenstockError
-from penstock.policy.keeping import Keep
+from penstock.policy.retention import Keep
 
 WAYS = [
     dict(zip(("scheme", "reference", "staging_bytes", "threads"), way, strict=True))

@@ -26,7 +26,7 @@ from penstock.checkpoint.state import staging
 from penstock.checkpoint.state.tensors import Bytes
 from penstock.checkpoint.tiers import local
 from penstock.errors import ConfigError, DataError, FormatError, RankError, WaitTimeout
-from penstock.policy.keeping import Keep
+from penstock.policy.retention import Keep
 
 #: Seconds to wait for what ought to happen at once.
 PATIENCE = 60.0

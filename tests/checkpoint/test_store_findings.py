@@ -24,7 +24,7 @@ from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.sync.wire import Refresher
 from penstock.checkpoint.tiers import lock
 from penstock.errors import ClosedError, ConfigError, DataError, FormatError
-from penstock.policy.keeping import Keep
+from penstock.policy.retention import Keep
 
 # -- Arguments -------------------------------------------------------------------------------------------------
 
@@ -507,8 +507,8 @@ def test_why_there_is_no_room_on_the_fast_tier_is_told(folder: Path) -> None:
     with opened(folder / "slow", fast=folder / "fast", fast_bytes="7 MB", report=lines.append) as store:
         drain = store._drainer
         assert drain is not None
-        next_to_drain = store._upkeep.next_to_drain
-        store._upkeep.next_to_drain = lambda now: may_drain.wait() and next_to_drain(now)  # type: ignore
+        next_to_drain = store._housekeeping.next_to_drain
+        store._housekeeping.next_to_drain = lambda now: may_drain.wait() and next_to_drain(now)  # type: ignore
         store.save(1, state).wait()
         store.save(2, state).wait()
         may_drain.set()
@@ -558,7 +558,7 @@ def test_newer_snapshots_on_a_fast_tier_that_is_not_named_are_told_of(folder: Pa
     with opened(folder / "slow", fast=folder / "fast") as store:
         store.save(1, training(1)).wait()
         store.drain()
-        store._upkeep.next_to_drain = lambda now: None  # type: ignore[method-assign, assignment]
+        store._housekeeping.next_to_drain = lambda now: None  # type: ignore[method-assign, assignment]
         store.save(2, training(2)).wait()
 
     alone = opened(folder / "slow", report=lines.append)

@@ -398,8 +398,8 @@ def test_a_failure_that_one_rank_knows_earlier_is_raised_on_all_when_they_ask_wh
         monkeypatch.setattr(writer_module, "write_staged", fail)
         if ranks.rank == 1:
             store._told = lambda _: may_end.wait(60)  # type: ignore[assignment]
-            together = store._due.ranks.together  # type: ignore[union-attr]
-            store._due.ranks.together = lambda *those: (asked.set(), together(*those))[1]  # type: ignore
+            together = store._due.ranks.gather_then_decide  # type: ignore[union-attr]
+            store._due.ranks.gather_then_decide = lambda *those: (asked.set(), together(*those))[1]  # type: ignore
         saving = store.save(1, {"a": np.arange(5)})
         try:
             if ranks.rank == 0:

@@ -23,7 +23,7 @@ from penstock.checkpoint import Keep, Refresher, SnapshotStore
 from penstock.checkpoint.codecs.codec import Kind
 from penstock.checkpoint.files.parts import BLOCK
 from penstock.errors import ConfigError, FormatError
-from penstock.policy.retention import Scheme
+from penstock.policy.delta_schemes import Scheme
 
 HEAD = struct.Struct("<8sII8s")
 RUN = struct.Struct("<III")

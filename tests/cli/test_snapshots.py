@@ -229,7 +229,7 @@ def left_undrained(top: Path) -> tuple[Path, Path]:
     """Return the slow and the fast folder of a training that was killed before it drained."""
     fast, slow = top / "fast", top / "slow"
     with SnapshotStore(slow, fast=fast, threads=1, report=None) as store:
-        store._upkeep.next_to_drain = lambda now: None  # type: ignore[method-assign, assignment]
+        store._housekeeping.next_to_drain = lambda now: None  # type: ignore[method-assign, assignment]
         for step in (1, 2):
             store.save(step, {"weights": np.zeros(step)}).wait()
     return slow, fast

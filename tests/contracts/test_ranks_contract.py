@@ -55,8 +55,8 @@ mine, last = ranks.rank, ranks.size - 1
 report["rank"], report["size"] = ranks.rank, ranks.size
 
 report["gathered"] = ranks.all_gather("names", {"rank": mine, "text": "\\u00e9\\n"})
-report["decided"] = ranks.together("a sum", lambda: mine, sum)
-report["asked"] = ranks.ask_first("the folder", lambda: f"seen by {mine}")
+report["decided"] = ranks.gather_then_decide("a sum", lambda: mine, sum)
+report["asked"] = ranks.on_rank_zero("the folder", lambda: f"seen by {mine}")
 
 long = "x" * 9_500_000
 values = ranks.all_gather("long values", long + str(mine) if mine in (0, last) else "short")
@@ -66,10 +66,10 @@ report["long intact"] = values[0] == long + "0" and values[last] == long + str(l
 def write():
     if mine == last:
         raise OSError(28, "No space left on device")
-report["failed"] = outcome(ranks.together, "writing", write)
+report["failed"] = outcome(ranks.gather_then_decide, "writing", write)
 def commit(values):
     raise OSError(5, "Input/output error")
-report["not committed"] = outcome(ranks.together, "the commit", lambda: None, commit)
+report["not committed"] = outcome(ranks.gather_then_decide, "the commit", lambda: None, commit)
 report["after failures"] = ranks.all_gather("again", mine)
 
 # From a thread of its own, while the training goes on with collectives of its own.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.checkpoint.store import SnapshotStore
-from penstock.policy.retention import Scheme
+from penstock.policy.delta_schemes import Scheme
 
 FOLDER = Path(__file__).with_name("snapshots-v1")
 #: Codec and scheme of each store.

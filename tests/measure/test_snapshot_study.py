@@ -25,8 +25,8 @@ from penstock.errors import ConfigError, DataError
 from penstock.measure import snapshot_study
 from penstock.measure.snapshot_sequences import common_layouts, open_snapshots
 from penstock.measure.snapshot_study import SnapshotStudy, advise, count_blocks, drive_for, study_snapshots
-from penstock.policy.keeping import Keep
-from penstock.policy.retention import reference_of
+from penstock.policy.delta_schemes import reference_of
+from penstock.policy.retention import Keep
 from penstock.simulate.snapshots import METHODS, OWN_METHOD, SNAP_DISTANCES, compare_methods, method_named
 
 FLOAT32, BFLOAT16, INT64 = DTYPES["float32"], DTYPES["bfloat16"], DTYPES["int64"]

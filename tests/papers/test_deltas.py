@@ -18,7 +18,7 @@ from penstock.papers.deltas import (
     draw_table_9,
     run_table_9,
 )
-from penstock.policy.retention import Scheme
+from penstock.policy.delta_schemes import Scheme
 from penstock.simulate.snapshots import METHODS, compare_methods
 from penstock.simulate.wear import warm_drive
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
+from penstock.policy.delta_schemes import Scheme
 from penstock.policy.draining import (
     Admission,
     TwoTiers,
@@ -18,8 +19,7 @@ from penstock.policy.draining import (
     to_forget_fast,
     to_forget_slow,
 )
-from penstock.policy.keeping import Keep, StoredSnapshot, lineage, restorable, to_forget
-from penstock.policy.retention import Scheme
+from penstock.policy.retention import Keep, StoredSnapshot, lineage, restorable, to_forget
 from penstock.policy.snap_distance import next_reference
 
 KB = 1000
@@ -54,7 +54,7 @@ def test_what_retention_gave_up_meanwhile_is_not_drained_but_forgotten() -> None
 
 
 def test_what_is_damaged_is_not_drained() -> None:
-    snapshots = (StoredSnapshot(1, 0.0, KB), StoredSnapshot(2, 0.0, KB, is_whole=False))
+    snapshots = (StoredSnapshot(1, 0.0, KB), StoredSnapshot(2, 0.0, KB, is_intact=False))
 
     assert to_drain(TwoTiers(snapshots, {1: KB, 2: KB}, frozenset()), Keep(), 0.0) == [1]
 

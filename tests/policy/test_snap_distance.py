@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.papers.deltas import TABLE_9
-from penstock.policy.retention import Scheme, reference_of
+from penstock.policy.delta_schemes import Scheme, reference_of
 from penstock.policy.snap_distance import (
     AutoDistance,
     SnapDistance,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.plan.saves import EveryMinutes, EverySteps
-from penstock.policy.keeping import Keep, StoredSnapshot, to_forget
-from penstock.policy.retention import Scheme
+from penstock.policy.delta_schemes import Scheme
+from penstock.policy.retention import Keep, StoredSnapshot, to_forget
 from penstock.policy.snap_distance import AutoDistance, SnapDistance, next_reference
 from penstock.policy.space import SpaceNeeded, check_space, space_needed
 

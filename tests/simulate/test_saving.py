@@ -18,7 +18,7 @@ from penstock.checkpoint.store import SnapshotStore
 from penstock.errors import ConfigError
 from penstock.machine import Machine, SharedStore, StorageClass
 from penstock.machine.curve import Curve
-from penstock.policy.keeping import Keep
+from penstock.policy.retention import Keep
 from penstock.simulate.saving import FastTier, PredictedSaves, SavePlan, predict_saves
 
 

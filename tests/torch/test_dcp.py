@@ -34,7 +34,7 @@ from penstock.cli.main import main
 from penstock.compiling import Part
 from penstock.errors import ConfigError, DataError
 from penstock.plan.saves import Auto
-from penstock.policy.keeping import Keep
+from penstock.policy.retention import Keep
 from penstock.torch import dcp as dcp_module
 from penstock.torch.dcp import StoreReader, StoreWriter
 

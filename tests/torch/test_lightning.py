@@ -22,7 +22,7 @@ from tests.patience import patient
 
 from penstock.checkpoint.store import SnapshotStore
 from penstock.errors import ConfigError, DataError
-from penstock.policy.keeping import Keep
+from penstock.policy.retention import Keep
 from penstock.torch.lightning import RandomState, SnapshotIO
 
 pytestmark = [

@@ -13,7 +13,8 @@ all ranks of a job write one snapshot (`alone`: each its own), `Shard` says whic
     ranks/    what the ranks of a job tell each other, and who writes which tensor
     sync/     weights on the wire
 
-`store` saves by what is `opened`. `writer` obeys what `penstock.policy.saving` decides, `upkeep` what retention does.
+`store` saves by what is `opened`. `writer` obeys what `penstock.policy.saving` decides, `housekeeping` what
+`penstock.policy.retention` does.
 """
 
 from penstock.checkpoint.inspecting import Listed
@@ -25,7 +26,7 @@ from penstock.checkpoint.state.flatten import Shard
 from penstock.checkpoint.state.generators import random_state, set_random_state
 from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.sync.wire import Refreshed, Refresher
-from penstock.policy.keeping import Keep
+from penstock.policy.retention import Keep
 from penstock.policy.snap_distance import AutoDistance
 
 __all__ = [

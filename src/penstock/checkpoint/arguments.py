@@ -15,7 +15,7 @@ from penstock.checkpoint.state.tree import Framework
 from penstock.errors import ConfigError
 from penstock.flow.recorder import Recorder
 from penstock.plan.saves import SaveSchedule, read_schedule
-from penstock.policy.keeping import Keep
+from penstock.policy.retention import Keep
 from penstock.units import is_integer
 
 #: A manifest and the name of a folder hold no larger one.

@@ -51,5 +51,7 @@ class DueSaves:
         def decide(failed_on: list[bool]) -> list[bool]:
             return [any(failed_on), schedule.is_due(step, since_seconds, cost)]
 
-        failed, is_due = self.ranks.together(f"whether to save after step {step}", lambda: has_failed, decide)
+        failed, is_due = self.ranks.gather_then_decide(
+            f"whether to save after step {step}", lambda: has_failed, decide
+        )
         return bool(failed), bool(is_due)

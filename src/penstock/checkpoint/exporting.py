@@ -12,7 +12,7 @@ from penstock.checkpoint.files.reading import Chain, Wanted, parts_by_name, read
 from penstock.checkpoint.foreign import Readable
 from penstock.checkpoint.state.tensors import Bytes
 from penstock.checkpoint.state.tree import read_tree
-from penstock.checkpoint.tiers.catalog import Catalog, Removed, looking_again, open_way, told_of_need
+from penstock.checkpoint.tiers.catalog import Catalog, Removed, looking_again, naming_dependents, open_way
 from penstock.checkpoint.tiers.fast_folders import look_and_choose
 from penstock.checkpoint.tiers.tier import Tier
 from penstock.errors import DataError, FormatError
@@ -59,7 +59,7 @@ class _Snapshot:
         self._workers = workers
         self._report = report
         self._left = deque(catalog.ways(step))
-        if other := catalog.told_of_other(step):
+        if other := catalog.describe_other_versions(step):
             report(other)
         self._way = self._left.popleft()
         self.chain = self._open()
@@ -67,7 +67,7 @@ class _Snapshot:
     def _open(self) -> Chain:
         while True:
             try:
-                with told_of_need(self._way):
+                with naming_dependents(self._way):
                     return open_way(self._catalog, self._way)
             except (FormatError, DataError) as error:
                 self._pass_over(error)
@@ -86,7 +86,7 @@ class _Snapshot:
         uid = self.chain.manifest.uid
         while True:
             try:
-                with told_of_need(self._way):
+                with naming_dependents(self._way):
                     return self._read(name)
             except (FormatError, DataError) as error:
                 fault = error

@@ -11,7 +11,14 @@ from penstock.checkpoint.files.manifest import NewerFormat
 from penstock.checkpoint.files.parts import TornError
 from penstock.checkpoint.files.reading import decode_all, parts_by_name, tree_of_rank, whole_layout
 from penstock.checkpoint.state.tree import read_tree
-from penstock.checkpoint.tiers.catalog import Catalog, Copy, Removed, looking_again, open_way, told_of_need
+from penstock.checkpoint.tiers.catalog import (
+    Catalog,
+    Copy,
+    Removed,
+    looking_again,
+    naming_dependents,
+    open_way,
+)
 from penstock.errors import DataError, FormatError
 from penstock.flow.ordered import Workers
 
@@ -97,7 +104,7 @@ def _fault_of(catalog: Catalog, copy: Copy, workers: Workers | None) -> FormatEr
     for way in ways:
         links.update(way)
         try:
-            with told_of_need(way), closing(open_way(catalog, way)) as chain:
+            with naming_dependents(way), closing(open_way(catalog, way)) as chain:
                 if workers is not None:
                     decode_all(chain, workers)
                 layouts = [whole_layout(those) for those in parts_by_name(chain.manifest).values()]
@@ -127,7 +134,7 @@ def _listed(catalog: Catalog, step: int, judged: Sequence[Judged]) -> Listed:
         fine = [names[copy.tier] for copy, fault in judged if fault is None]
         told = "; ".join(f"{name}: {fault}" for name, fault in broken.items())
         why = f"whole on {', '.join(fine)}, damaged on {told}"
-    why = "; ".join(filter(None, (why, catalog.told_of_other(step))))
+    why = "; ".join(filter(None, (why, catalog.describe_other_versions(step))))
     return Listed(
         step,
         condition,

@@ -22,23 +22,23 @@ from penstock.checkpoint.arguments import (
     checked_quantity,
     checked_reference,
 )
-from penstock.checkpoint.drain.drain_process import Apart
+from penstock.checkpoint.drain.drain_process import ProcessDrainer
 from penstock.checkpoint.drain.draining import Drainer
 from penstock.checkpoint.drain.throttle import CappedTier
 from penstock.checkpoint.files.manifest import bytes_beside
+from penstock.checkpoint.housekeeping import Housekeeping, describe_little_space
 from penstock.checkpoint.ranks.ranks import Ranks, alone
-from penstock.checkpoint.recipe import Way
+from penstock.checkpoint.recipe import EncodingConfig
 from penstock.checkpoint.state.tensors import Layout
 from penstock.checkpoint.tiers.catalog import Catalog, describe_mistaken_folder, describe_snapshot_folder
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.checkpoint.tiers.tier import Tier
-from penstock.checkpoint.upkeep import Upkeep, describe_little_space
 from penstock.checkpoint.writer import SnapshotWriter
 from penstock.compiling import Lease
 from penstock.errors import ConfigError, printable
 from penstock.flow.cpus import default_coders
 from penstock.flow.recorder import Recorder
-from penstock.policy.keeping import Keep
+from penstock.policy.retention import Keep
 from penstock.trace.schema import Kind
 from penstock.trace.trace import JSON
 from penstock.units import is_integer, parse_bytes, parse_rate
@@ -83,7 +83,7 @@ class StoreSettings:
 
     folder: str | os.PathLike[str]
     keep: Keep
-    way: Way
+    way: EncodingConfig
     reference: Literal["memory", "stored"]
     staging_bytes: int | None
     fast: str | os.PathLike[str] | None
@@ -102,7 +102,7 @@ def checked_settings(
     folder: Any,
     *,
     keep: Any,
-    way: Way,
+    way: EncodingConfig,
     reference: Any,
     staging_bytes: Any,
     fast: Any,
@@ -164,7 +164,7 @@ class OpenedStore:
         tiers = _tiers_of(settings)
         main = tiers[-1]
         self.catalog = Catalog(tiers)
-        self.upkeep = Upkeep(self.catalog, settings.keep, settings.fast_bytes, report)
+        self.housekeeping = Housekeeping(self.catalog, settings.keep, settings.fast_bytes, report)
         self.drainer: Drainer | None = None
         drains: SnapshotWriter | None = None
         if settings.fast is not None:
@@ -172,7 +172,7 @@ class OpenedStore:
         self.writer = SnapshotWriter(
             self.catalog,
             settings.way,
-            self.upkeep,
+            self.housekeeping,
             ranks,
             holds_reference=settings.holds_reference,
             drains=drains,
@@ -186,7 +186,7 @@ class OpenedStore:
         if isinstance(main, LocalTier) and (instead := describe_mistaken_folder(main.path)):
             report(f"{main.name} {instead}")
         # A store that nobody closes is not written by anybody any more: its folders are others'.
-        weakref.finalize(self, _let_go_unclosed, os.getpid(), self.upkeep, self.drainer).atexit = False
+        weakref.finalize(self, _let_go_unclosed, os.getpid(), self.housekeeping, self.drainer).atexit = False
 
     def _made_drainer(self, recorder: Recorder | None) -> tuple[SnapshotWriter, Drainer]:
         """Return the writer of drains, and what drains by it."""
@@ -199,7 +199,7 @@ class OpenedStore:
         writer = SnapshotWriter(
             self.catalog,
             settings.way,
-            self.upkeep,
+            self.housekeeping,
             alone(),
             through=capped,
             recorder=recorder,
@@ -208,8 +208,12 @@ class OpenedStore:
         apart = None
         # Object stores are reached by a client of this process, with its credentials.
         if isinstance(slow, LocalTier) and os.name == "posix":
-            apart = Apart(fast.path, slow.path, settings.way, settings.threads, stop, self._report, rate)
-        return writer, Drainer(self.catalog, self.upkeep, writer, settings.threads, self._report, stop, apart)
+            apart = ProcessDrainer(
+                fast.path, slow.path, settings.way, settings.threads, stop, self._report, rate
+            )
+        return writer, Drainer(
+            self.catalog, self.housekeeping, writer, settings.threads, self._report, stop, apart
+        )
 
     def check_first(self, step: int, tree: JSON, layouts: Sequence[Layout], least_seconds: float) -> None:
         """Check the free space before the first save; rank 0 calls it, for the tensors of all ranks.
@@ -219,9 +223,9 @@ class OpenedStore:
         """
         if self.is_space_checked:
             return
-        self.upkeep.open_for_writing()
+        self.housekeeping.open_for_writing()
         state_bytes = sum(layout.nbytes for layout in layouts) + bytes_beside(tree, layouts)
-        warning = self.upkeep.check_first(step, state_bytes, self.settings.way, least_seconds)
+        warning = self.housekeeping.check_first(step, state_bytes, self.settings.way, least_seconds)
         if warning:
             self._report(warning)
         self.is_space_checked = True
@@ -229,7 +233,7 @@ class OpenedStore:
     def raise_of_drain(self) -> None:
         """Raise what a drain failed with, once: on the rank that drains."""
         # From a fast tier that refuses, drains fail, too: that is reported, and raised at the end, and stops no save.
-        if self.drainer is not None and not self.upkeep.fast_refuses:
+        if self.drainer is not None and not self.housekeeping.fast_refuses:
             self.drainer.raise_error()
 
     def drain(self) -> None:
@@ -241,7 +245,7 @@ class OpenedStore:
         if drainer is None:
             raise ConfigError("there is no fast tier to drain: give its folder as fast=")
         drainer.raise_error()
-        self.upkeep.open_for_writing()
+        self.housekeeping.open_for_writing()
         drainer.go_on()
         drainer.wait()
 
@@ -258,7 +262,7 @@ class OpenedStore:
     def close(self) -> None:
         """Let go of the folders; twice is harmless. Nothing may be written any more."""
         self.writer.held = None
-        self.upkeep.close()
+        self.housekeeping.close()
         self._lease.close()
 
 
@@ -279,11 +283,11 @@ def _tiers_of(settings: StoreSettings) -> list[Tier]:
     return [near, main]
 
 
-def _let_go_unclosed(process: int, upkeep: Upkeep, drainer: Drainer | None) -> None:
+def _let_go_unclosed(process: int, housekeeping: Housekeeping, drainer: Drainer | None) -> None:
     """Let go of a store's folders once what is being drained, is. process: that the store belongs to."""
     if os.getpid() != process:
         return  # forked: the threads are not here, and their locks may be held for ever
     if drainer is None:
-        upkeep.close()
+        housekeeping.close()
     else:
-        drainer.leave(upkeep.close)
+        drainer.leave(housekeeping.close)

@@ -14,9 +14,9 @@ from typing import Any, Self
 
 from penstock.checkpoint.arguments import checked_report
 from penstock.checkpoint.ranks.agreement import Letters, StopAgreement
-from penstock.checkpoint.ranks.mail import TIMEOUT_SECONDS, Mail, pause_seconds
-from penstock.checkpoint.ranks.mail_of_job import mail_of_this_job
 from penstock.checkpoint.ranks.ranks import named_ranks
+from penstock.checkpoint.ranks.transport import TIMEOUT_SECONDS, RankTransport, pause_seconds
+from penstock.checkpoint.ranks.transport_of_job import transport_of_this_job
 from penstock.errors import ConfigError, RankError, WaitTimeout
 from penstock.report import print_report
 
@@ -64,7 +64,7 @@ class StopOnSignal:
         grace_seconds: float,
         signals: Sequence[int] = (signal.SIGTERM,),
         report: Callable[[str], None] | None = None,
-        mail: Mail | None = None,
+        mail: RankTransport | None = None,
     ) -> None:
         is_number = isinstance(grace_seconds, (int, float)) and not isinstance(grace_seconds, bool)
         if not (is_number and grace_seconds > 0):
@@ -87,7 +87,7 @@ class StopOnSignal:
                 f"mail is {mail!r:.80}; give an object with rank, size, send and receive, or None for the ranks of "
                 "this process's job"
             )
-        self._mail = mail or mail_of_this_job()
+        self._mail = mail or transport_of_this_job()
         # Others wait longer than rank 0, so that it can tell them who is missing.
         self._patience_seconds = min(TIMEOUT_SECONDS, grace_seconds / 2) * (1 if self._mail.rank == 0 else 2)
         self._previous: dict[int, Any] = {}

@@ -31,8 +31,8 @@ from penstock.checkpoint.state.tensors import Layout
 from penstock.checkpoint.tiers.catalog import Catalog, Link
 from penstock.checkpoint.tiers.tier import Reader, Tier
 from penstock.errors import ConfigError, DataError, FormatError
-from penstock.policy.keeping import restorable
-from penstock.policy.retention import Scheme
+from penstock.policy.delta_schemes import Scheme
+from penstock.policy.retention import restorable
 from penstock.policy.snap_distance import AutoDistance, SnapDistance, next_reference
 from penstock.trace.trace import JSON
 from penstock.units import is_integer
@@ -47,10 +47,10 @@ _MOST_CHANGED_SHARE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class EncodingConfig:
     """How snapshots are stored.
 
-    scheme, snap_dis: see `penstock.policy.retention` and `snap_distance`. codec: its name.
+    scheme, snap_dis: see `penstock.policy.delta_schemes` and `snap_distance`. codec: its name.
     kept_mantissa_bits: see `Manifest`.
     """
 
@@ -65,12 +65,12 @@ class Way:
         return self.scheme != "complete" and self.codec != RAW
 
 
-def way_of(
+def encoding_config(
     scheme: Scheme,
     snap_dis: SnapDistance | Literal["auto"],
     codec: str,
     kept_mantissa_bits: int | None = None,
-) -> Way:
+) -> EncodingConfig:
     """Return how to store snapshots as a user says it. Raises: ConfigError naming the argument."""
     if scheme not in get_args(Scheme):
         raise ConfigError(f"scheme is {scheme!r}; the known ones are {', '.join(get_args(Scheme))}")
@@ -90,7 +90,7 @@ def way_of(
             "floats as they are"
         )
     # Of Python: they are written as JSON.
-    return Way(
+    return EncodingConfig(
         scheme,
         distance if isinstance(distance, AutoDistance) else int(distance),
         codec,
@@ -160,7 +160,7 @@ def new_plan(step: int, catalog: Catalog) -> Plan:
     return Plan(step, secrets.token_hex(16), created_seconds, clock_seconds, (), None)
 
 
-def decide(catalog: Catalog, tier: int, new: Plan, way: Way, layouts: Iterable[Layout]) -> Plan:
+def decide(catalog: Catalog, tier: int, new: Plan, way: EncodingConfig, layouts: Iterable[Layout]) -> Plan:
     """Return what a snapshot shall be.
 
     tier: that it is written to. new: it, as a baseline. layouts: of all ranks.
@@ -201,7 +201,7 @@ def _good_way(catalog: Catalog, reference: Manifest) -> tuple[Link, ...] | None:
         (tier, one.step)
         for tier in range(len(catalog.tiers))
         for one in catalog.stored(tier)
-        if not one.is_whole
+        if not one.is_intact
     }
     return next(
         (tuple(way) for way in ways if damaged.isdisjoint((link.tier, link.step) for link in way)), None
@@ -226,7 +226,9 @@ def _changed(reference: Manifest, layouts: set[Layout]) -> str:
     return f"{names[0]} {how}{more}"
 
 
-def _reference(catalog: Catalog, tier: int, new: Plan, way: Way) -> tuple[Manifest, Manifest] | None:
+def _reference(
+    catalog: Catalog, tier: int, new: Plan, way: EncodingConfig
+) -> tuple[Manifest, Manifest] | None:
     """Return the snapshot before, and the one to be a difference to; None for a baseline."""
     if not way.refers:
         return None
@@ -329,7 +331,7 @@ def warm_up(codec: str, dtypes: Iterable[DType]) -> None:
 
 def manifest_of(
     plan: Plan,
-    way: Way,
+    way: EncodingConfig,
     tree: JSON,
     rank_trees: Iterable[JSON],
     parts: Iterable[tuple[Part, Sequence[Stored]]],

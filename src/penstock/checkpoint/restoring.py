@@ -25,9 +25,9 @@ from penstock.checkpoint.tiers.catalog import (
     Link,
     Removed,
     looking_again,
+    naming_dependents,
     open_way,
     step_of_fault,
-    told_of_need,
 )
 from penstock.checkpoint.tiers.fast_folders import look, look_and_choose
 from penstock.errors import ConfigError, DataError, FormatError
@@ -164,7 +164,7 @@ class Restorer:
 
             # Ranks that ask for different steps are not at the same place.
             what = "the choice of a snapshot" if step is None else f"the restore of step {step}"
-            candidates = self._ranks.ask_first(what, choose)
+            candidates = self._ranks.on_rank_zero(what, choose)
             return self._restore_first(candidates, into, only, framework, fallback, strict)
 
         return looking_again(attempt)
@@ -222,7 +222,7 @@ class Restorer:
                     return older
             return None
 
-        older = self._ranks.ask_first("the choice of another snapshot", on_first)
+        older = self._ranks.on_rank_zero("the choice of another snapshot", on_first)
         return (
             "" if older is None else f"step {older} is the newest whole one: restore(fallback=True) takes it"
         )
@@ -232,7 +232,7 @@ class Restorer:
 
         Raises: `Removed`; FormatError or DataError if there is no way: why not.
         """
-        ways = self._ranks.ask_first(f"the restore of step {step}", lambda: self._ways(step))
+        ways = self._ranks.on_rank_zero(f"the restore of step {step}", lambda: self._ways(step))
         if not ways:
             raise Removed(f"the snapshot of step {step} was removed meanwhile")
         return [[Link(*link) for link in way] for way in ways]
@@ -256,11 +256,11 @@ class Restorer:
 
         for way in ways:
             try:
-                with told_of_need(way):
-                    self._ranks.together(what, lambda way=way: open_and_load(way))  # type: ignore[misc]
+                with naming_dependents(way):
+                    self._ranks.gather_then_decide(what, lambda way=way: open_and_load(way))  # type: ignore[misc]
                 return loaded[-1]
             except (FormatError, DataError) as error:
-                if self._ranks.ask_first(what, lambda way=way: self._catalog.was_removed(way)):  # type: ignore[misc]
+                if self._ranks.on_rank_zero(what, lambda way=way: self._catalog.was_removed(way)):  # type: ignore[misc]
                     raise Removed(f"the snapshot of step {step} was removed meanwhile: {error}") from error
                 if way is ways[-1]:
                     raise
@@ -276,7 +276,7 @@ class Restorer:
         for copy in copies:
             if copy.fault is not None:
                 self._tell(f"step {step} is read from another copy: {copy.fault}")
-        if other := self._catalog.told_of_other(step):
+        if other := self._catalog.describe_other_versions(step):
             self._tell(other)
         return ways
 

@@ -87,7 +87,7 @@ class Report:
     faults: tuple[Fault, ...]
 
     @property
-    def is_whole(self) -> bool:
+    def is_intact(self) -> bool:
         """Return whether nothing is missing, added or changed."""
         return not self.faults
 

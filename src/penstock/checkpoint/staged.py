@@ -16,7 +16,7 @@ from penstock.checkpoint.files.manifest import Stored
 from penstock.checkpoint.files.parts import PartWriter
 from penstock.checkpoint.files.reading import Chain
 from penstock.checkpoint.files.writing import InMemory, Piece, References, Scratch, TensorWriter
-from penstock.checkpoint.recipe import Plan, Way, WrittenPart, made_coder
+from penstock.checkpoint.recipe import EncodingConfig, Plan, WrittenPart, made_coder
 from penstock.checkpoint.state.staging import Cut, StagingArea, cut_waves, room_of
 from penstock.checkpoint.state.tensors import Bytes
 from penstock.checkpoint.tiers.catalog import Catalog, open_way
@@ -159,7 +159,7 @@ def write_staged(
     draft: Draft,
     plan: Plan,
     number: int,
-    way: Way,
+    way: EncodingConfig,
     staged: Staged,
     nbytes: int,
     catalog: Catalog,
@@ -213,7 +213,7 @@ def _opened_reference(catalog: Catalog, plan: Plan, held: Held | None) -> Iterat
             yield chain
 
 
-def _looked_at(way: Way, staged: Staged, first: Sequence[Piece], nbytes: int) -> Iterator[Piece]:
+def _looked_at(way: EncodingConfig, staged: Staged, first: Sequence[Piece], nbytes: int) -> Iterator[Piece]:
     """Yield the whole state, for a codec that looks at it before it writes. Raises: ConfigError if it cannot be."""
     if nbytes <= sum(piece.data.size for piece in first):
         yield from first

@@ -29,7 +29,7 @@ from penstock.checkpoint.inspecting import Listed, inspect
 from penstock.checkpoint.opened import OpenedStore, checked_settings, quiet, tell
 from penstock.checkpoint.ranks.ranks import Ranks, alone, ranks_of_this_job
 from penstock.checkpoint.ranks.shared_state import SharedState
-from penstock.checkpoint.recipe import warm_up, way_of
+from penstock.checkpoint.recipe import encoding_config, warm_up
 from penstock.checkpoint.restoring import Restored, Restorer
 from penstock.checkpoint.saving import BackgroundSave, Saved, Saving, Waves
 from penstock.checkpoint.state.flatten import Flat
@@ -43,8 +43,8 @@ from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
 from penstock.flow.snapshot_spans import SnapshotSpan
 from penstock.plan.saves import SaveCost, SaveSchedule
-from penstock.policy.keeping import Keep, restorable
-from penstock.policy.retention import Scheme
+from penstock.policy.delta_schemes import Scheme
+from penstock.policy.retention import Keep, restorable
 from penstock.policy.saving import Save
 from penstock.policy.snap_distance import SnapDistance
 from penstock.policy.space import SpaceNeeded, steps_until_pruned
@@ -123,7 +123,7 @@ class SnapshotStore:
         settings = checked_settings(
             folder,
             keep=keep,
-            way=way_of(scheme, snap_dis, codec, kept_mantissa_bits),
+            way=encoding_config(scheme, snap_dis, codec, kept_mantissa_bits),
             reference=reference,
             staging_bytes=staging_bytes,
             fast=fast,
@@ -142,7 +142,7 @@ class SnapshotStore:
         # No method of the store: what is reported by threads must not keep a store alive that nobody has any more.
         self._told = quiet(telling if self._ranks.rank == 0 else None)
         self._opened = OpenedStore(settings, self._ranks, self._told, recorder)
-        self._catalog, self._upkeep = self._opened.catalog, self._opened.upkeep
+        self._catalog, self._housekeeping = self._opened.catalog, self._opened.housekeeping
         self._writer, self._drainer = self._opened.writer, self._opened.drainer
         self._restorer = Restorer(self._catalog, self._ranks, self._threads, recorder, self._told)
         self._shared = SharedState(self._ranks, self._told)
@@ -198,15 +198,17 @@ class SnapshotStore:
 
         def check_space(_: Any) -> builtins.list[int]:
             self._opened.raise_of_drain()
-            self._upkeep.open_for_writing()
+            self._housekeeping.open_for_writing()
             state_bytes = sum(map(_whole_bytes, flat[0].layouts)) + bytes_beside(
                 flat[0].tree, flat[0].layouts
             )
-            needed = self._upkeep.check_space(state_bytes, steps, self._way, self._due.least_seconds)
+            needed = self._housekeeping.check_space(state_bytes, steps, self._way, self._due.least_seconds)
             return [needed.peak_bytes, needed.kept_bytes, needed.largest_bytes]
 
         needed = SpaceNeeded(
-            *self._ranks.together("the check of space", lambda: flat.append(taken_apart(state)), check_space)
+            *self._ranks.gather_then_decide(
+                "the check of space", lambda: flat.append(taken_apart(state)), check_space
+            )
         )
         self._opened.is_space_checked = True
         sources = flat[0].sources
@@ -249,7 +251,7 @@ class SnapshotStore:
             check = functools.partial(
                 self._opened.check_first, step, flat.tree, layouts, self._due.least_seconds
             )
-            self._ranks.ask_first(f"the check of space for step {step}", check)
+            self._ranks.on_rank_zero(f"the check of space for step {step}", check)
             self._opened.is_space_checked = True
         limit_bytes = self._settings.staging_bytes
         cuts = waves_of(sources, limit_bytes)
@@ -461,7 +463,7 @@ class SnapshotStore:
 
         def on_first() -> builtins.list[int]:
             self._opened.raise_of_drain()
-            self._upkeep.open_for_writing()
+            self._housekeeping.open_for_writing()
             self._catalog.choose(step)
             steps = self._catalog.steps()
             if all(
@@ -472,12 +474,12 @@ class SnapshotStore:
                     "newest snapshot that can be, and a training goes on from there"
                 )
             later = steps[: steps.index(step) : -1]
-            self._upkeep.check_one(later)
+            self._housekeeping.check_one(later)
             for one in later:
-                self._upkeep.delete(one)
+                self._housekeeping.delete(one)
             return later
 
-        removed: builtins.list[int] = self._ranks.ask_first(f"going back to step {step}", on_first)
+        removed: builtins.list[int] = self._ranks.on_rank_zero(f"going back to step {step}", on_first)
         return removed
 
     def delete(self, step: int) -> None:
@@ -488,10 +490,10 @@ class SnapshotStore:
 
         def on_first() -> None:
             self._opened.raise_of_drain()
-            self._upkeep.open_for_writing()
-            self._upkeep.delete(step)
+            self._housekeeping.open_for_writing()
+            self._housekeeping.delete(step)
 
-        self._ranks.ask_first(f"the removal of step {step}", on_first)
+        self._ranks.on_rank_zero(f"the removal of step {step}", on_first)
 
     def drain(self) -> None:
         """Return once all that is to be is on the slow tier, what a process that died left included.
@@ -500,7 +502,7 @@ class SnapshotStore:
         """
         self._check_open()
         self._finish_saving()
-        self._ranks.ask_first("the drain", self._opened.drain)
+        self._ranks.on_rank_zero("the drain", self._opened.drain)
 
     # -- The end ---------------------------------------------------------------------------------------------
 
@@ -551,7 +553,7 @@ class SnapshotStore:
         if self._drainer is None:
             return
         if together:
-            self._ranks.ask_first("the end of the drain", self._drainer.finish)
+            self._ranks.on_rank_zero("the end of the drain", self._drainer.finish)
         else:
             self._drainer.wait()
 

@@ -15,15 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
-from penstock.checkpoint.drain.drain_process import Elsewhere, ProcessEnded
+from penstock.checkpoint.drain.drain_process import PartWriterProxy, ProcessEnded
 from penstock.checkpoint.files.manifest import NewerFormat, bytes_beside, folder_of, write_manifest
 from penstock.checkpoint.files.parts import Part
 from penstock.checkpoint.files.writing import Piece
+from penstock.checkpoint.housekeeping import Housekeeping
 from penstock.checkpoint.ranks.ranks import Ranks
 from penstock.checkpoint.recipe import (
     RAW,
+    EncodingConfig,
     Plan,
-    Way,
     WrittenPart,
     check_part,
     check_written,
@@ -38,7 +39,6 @@ from penstock.checkpoint.state.tensors import Layout
 from penstock.checkpoint.tiers.catalog import Catalog
 from penstock.checkpoint.tiers.local import LocalDraft, LocalTier
 from penstock.checkpoint.tiers.tier import Draft, Tier
-from penstock.checkpoint.upkeep import Upkeep
 from penstock.errors import ConfigError, DataError, FormatError, RankError, WaitTimeout
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
@@ -105,7 +105,7 @@ class Job:
     copied: Plan | None = None
     rank_trees: Sequence[JSON] | None = None
     #: Who writes the part in place of this process; None: nobody.
-    elsewhere: Elsewhere | None = None
+    elsewhere: PartWriterProxy | None = None
     #: What was written of each part, where ranks meet elsewhere and `commit` is given it; None: they meet here.
     parts: dict[int, Any] | None = None
     #: What is to be done next.
@@ -142,8 +142,8 @@ class SnapshotWriter:
     def __init__(
         self,
         catalog: Catalog,
-        way: Way,
-        upkeep: Upkeep,
+        way: EncodingConfig,
+        housekeeping: Housekeeping,
         ranks: Ranks,
         *,
         holds_reference: bool = False,
@@ -162,7 +162,7 @@ class SnapshotWriter:
         self._catalog = catalog
         self._tiers = [*catalog.tiers[:-1], through or catalog.tiers[-1]]
         self._way = way
-        self._upkeep = upkeep
+        self._housekeeping = housekeeping
         self._ranks = ranks
         #: For the state; the last snapshot may stay in one of them.
         self.areas = (StagingArea(), StagingArea())
@@ -277,7 +277,7 @@ class SnapshotWriter:
 
     def _obey(self, job: Job, instruction: Instruction) -> Instructions:
         """Obey what may fail, and return what is to be done next. Raises: on all ranks, what failed on any."""
-        life, together = job.life, self._ranks.together
+        life, together = job.life, self._ranks.gather_then_decide
         match instruction:
             case Place():
                 place = functools.partial(self._place, job)
@@ -316,8 +316,8 @@ class SnapshotWriter:
                 together(f"the check of step {job.step}", functools.partial(self._check, job))
                 return life.verified()
             case Prune(tier=tier):
-                prune = functools.partial(self._upkeep.forget, time.time(), tier)
-                self._ranks.ask_first(f"what goes after step {job.step}", prune)
+                prune = functools.partial(self._housekeeping.forget, time.time(), tier)
+                self._ranks.on_rank_zero(f"what goes after step {job.step}", prune)
                 life.pruned()
                 job.is_copied.wait()
                 return life.staged()
@@ -334,7 +334,7 @@ class SnapshotWriter:
                     job.draft.abort()
             case GiveUpTier():
                 assert isinstance(failure, DataError), "it refused"
-                why = self._upkeep.give_up_fast(failure) if self._ranks.rank == 0 else str(failure)
+                why = self._housekeeping.give_up_fast(failure) if self._ranks.rank == 0 else str(failure)
                 job.note = ""
                 self._note_fall(job, instruction.tier + 1, why)
             case Distrust(suspect=Suspect.REFERENCE):
@@ -345,7 +345,7 @@ class SnapshotWriter:
             case Distrust():
                 self._catalog.mark_damaged(job.step)
             case Discard():
-                self._upkeep.discard(job.target.tier, job.step)
+                self._housekeeping.discard(job.target.tier, job.step)
             case WriteHere():
                 assert job.elsewhere is not None, "it was written elsewhere"
                 assert failure is not None, "the process ended"
@@ -356,14 +356,14 @@ class SnapshotWriter:
 
     def _place(self, job: Job, own_bytes: Sequence[int]) -> list[Any]:
         """Return the tier with space for a snapshot, what was measured, and why it is no nearer one."""
-        self._upkeep.open_for_writing()
-        self._upkeep.replace_damaged(job.step)
+        self._housekeeping.open_for_writing()
+        self._housekeeping.replace_damaged(job.step)
         if self._catalog.copies(job.step):
             raise ConfigError(self._catalog.there_already(job.step))
         # The folder, the manifest and each rank's part fill their last block only in part.
         files_bytes = _DISK_BLOCK_BYTES * (job.life.terms.ranks + 2)
         beside_bytes = bytes_beside(job.tree, job.layouts, own_bytes) + files_bytes
-        place = self._upkeep.place(sum(layout.nbytes for layout in job.layouts) + beside_bytes)
+        place = self._housekeeping.place(sum(layout.nbytes for layout in job.layouts) + beside_bytes)
         speeds = self._speeds()
         return [place.tier, speeds and astuple(speeds), place.why_not_nearer]
 
@@ -376,18 +376,18 @@ class SnapshotWriter:
 
     def _begin(self, job: Job, _: Any) -> list[Any]:
         """Decide what a snapshot is, and begin its draft; return it as JSON."""
-        tier, upkeep = job.target.tier, self._upkeep
+        tier, housekeeping = job.target.tier, self._housekeeping
         self._unpin(job)
-        upkeep.open_for_writing()
+        housekeeping.open_for_writing()
         if job.copied is None:
-            upkeep.replace_damaged(job.step)
+            housekeeping.replace_damaged(job.step)
         else:
-            upkeep.make_way(tier, job.step)
+            housekeeping.make_way(tier, job.step)
         new = job.copied or new_plan(job.step, self._catalog)
-        with upkeep.nothing_goes():
+        with housekeeping.deletions_paused():
             plan = decide(self._catalog, tier, new, self._way_of(job), job.layouts)
             job.pinned = [link.step for link in plan.chain]
-            upkeep.hold(job.pinned)
+            housekeeping.hold(job.pinned)
         # Not under the lock: a slow tier that hangs must not hold up a save to the fast one.
         job.draft = self._tiers[tier].begin(folder_of(plan.step), plan.uid)
         return plan.write()
@@ -508,12 +508,12 @@ class SnapshotWriter:
             self.raw_bytes_per_second = raw_bytes / max(now_seconds - self._begin_seconds, 1e-9)
         return instructions
 
-    def _way_of(self, job: Job) -> Way:
+    def _way_of(self, job: Job) -> EncodingConfig:
         """Return how a snapshot is stored: on a nearer tier as a baseline, encoded or as it is."""
         if job.target.tier == len(self._tiers) - 1:
             return self._way
         codec = self._way.codec if job.target.is_encoded else RAW
-        return Way("complete", 1, codec, self._way.kept_mantissa_bits)
+        return EncodingConfig("complete", 1, codec, self._way.kept_mantissa_bits)
 
     def _let_go(self, job: Job) -> None:
         job.waves.give_up()
@@ -523,7 +523,7 @@ class SnapshotWriter:
 
     def _unpin(self, job: Job) -> None:
         pinned, job.pinned = job.pinned, []
-        self._upkeep.let_go(pinned)
+        self._housekeeping.let_go(pinned)
 
     def _described(self, job: Job, error: BaseException) -> BaseException:
         """Return what to raise: of a tier that refused, that there is no snapshot."""

@@ -110,7 +110,7 @@ def _import(options: argparse.Namespace) -> None:
     from penstock.checkpoint.ranks.ranks import alone
     from penstock.checkpoint.store import SnapshotStore
     from penstock.compiling import without_plain_forms
-    from penstock.policy.keeping import Keep
+    from penstock.policy.retention import Keep
 
     state = read_state(options.file)
     if options.part is not None:

@@ -79,7 +79,7 @@ def open_store(folder: str, fast: Path | None = None, **settings: Any) -> Snapsh
     """
     from penstock.checkpoint.ranks.ranks import alone
     from penstock.checkpoint.store import SnapshotStore
-    from penstock.policy.keeping import Keep
+    from penstock.policy.retention import Keep
 
     snapshot_files.check_store(folder, fast)
     return SnapshotStore(folder, fast=fast, keep=Keep(last=None), ranks=alone, **settings)

@@ -40,7 +40,7 @@ from penstock.flow.cpus import available_cpus
 from penstock.flow.ordered import Workers
 from penstock.machine.ssd import Drive, Ssd
 from penstock.measure.snapshot_sequences import Snapshots
-from penstock.policy.retention import needed_to_restore, needed_to_save, reference_of
+from penstock.policy.delta_schemes import needed_to_restore, needed_to_save, reference_of
 from penstock.policy.snap_distance import Advice, best_snap_dis, useful_bytes
 from penstock.simulate.snapshots import (
     OWN_METHOD,

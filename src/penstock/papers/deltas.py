@@ -14,7 +14,7 @@ from penstock.machine.ssd import Drive, Ssd
 from penstock.measure.picture import DOTTED, Colour, Panel, Series, draw_panels
 from penstock.measure.plot_wear import COLOUR_OF, draw_methods
 from penstock.papers.catalog import Repeated, Result
-from penstock.policy.retention import Scheme, reference_of
+from penstock.policy.delta_schemes import Scheme, reference_of
 from penstock.simulate.snapshots import (
     METHODS,
     SNAP_DISTANCES,

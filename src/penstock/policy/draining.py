@@ -17,14 +17,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
-from penstock.policy.keeping import Keep, StoredSnapshot, lineage, restorable, to_forget
+from penstock.policy.retention import Keep, StoredSnapshot, lineage, restorable, to_forget
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TwoTiers:
     """What lies on a fast and a slow tier.
 
-    snapshots: on either or both, in the order of their commits. `is_whole` says that one good copy is there.
+    snapshots: on either or both, in the order of their commits. `is_intact` says that one good copy is there.
     fast_bytes: by step, of each copy on the fast tier (it may be stored otherwise there than on the slow one).
     on_slow: steps of which a good copy is on the slow tier.
 

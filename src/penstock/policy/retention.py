@@ -1,73 +1,299 @@
-"""Which files of a series of snapshots make one, and so must be kept.
+"""Which snapshots of a store may be forgotten, and in which order, so that whatever stays can be restored.
 
-Every so many snapshots (snap_dis) one is stored whole, the baseline (B); those that follow may be stored as differences
-(d), each to an earlier one. Snapshots are counted from 0:
+    Keep(last=2, every_steps=1000), scheme progressive, snap_dis 3; step 1,400 was just committed:
 
-    snap_dis 3         0   1   2   3   4     differences are to
-    complete           B   B   B   B   B
-    progressive        B < d < d   B < d     the snapshot before
-    chain              B < d       B < d     the baseline
-                       B <---- d
+    step         900   1,000   1,100   1,200   1,300   1,400
+    stored as     B  <   d   <   d       B   <   d   <   d        < is stored as a difference to
+    wanted             every                   last    last
+    stays      pinned    x            pinned     x       x
+    goes                         x
 
-Source: Wang, Boukhobza and Shao, "Preserving SSD lifetime in deep learning applications with delta snapshots",
-Journal of Parallel and Distributed Computing 133, 2019.
+A rule wants a snapshot, or none does; what is wanted pins the snapshots that it is stored as a difference to, and
+theirs. The names of rules are those people know: `last` is TensorFlow's `max_to_keep` (five, too), Lightning's
+`save_top_k` without a metric, Hugging Face's `save_total_limit`; `every_steps` is orbax's `keep_period`.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from penstock.errors import ConfigError
-
-#: "complete": each snapshot alone; "progressive": each as the difference to the one before; "chain": each as the
-#: difference to the latest baseline.
-Scheme = Literal["complete", "progressive", "chain"]
+from penstock.units import is_integer, parse_bytes
 
 
-def baseline_of(snapshot: int, snap_dis: int) -> int:
-    """Return the baseline that a snapshot belongs to, itself if it is one.
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How many snapshots are kept, by rules that want one and limits that let old ones go.
 
-    snap_dis: snapshots from one baseline to the next, at least 1.
+    A snapshot is wanted that `last` or `every_steps` wants. Of these, the limits `max_age_seconds` and `max_bytes`
+    give up the oldest, whichever rule wanted them. Nothing ever gives up the newest snapshot that can be restored.
+
+    last: so many of the newest; None wants all. A damaged one does not count, and stays while a whole one in its
+        place would: what could not be read may have been a fault of the network.
+    every_steps: the first at or after each multiple of so many steps, for good: 1,000, 2,000, 3,000 where there are
+        such; and the one of step 0.
+    max_age_seconds: no older than this.
+    max_bytes: of all that stay, pinned ones included, in bytes or as "50 GB", which is read. If the newest alone needs
+        more, it alone stays.
+
+    Raises: ConfigError naming the field.
     """
-    if snap_dis < 1:
-        raise ConfigError(f"snap_dis is {snap_dis}; the first of at least 1 snapshots is a baseline")
-    return snapshot - snapshot % snap_dis
+
+    last: int | None = 5
+    every_steps: int | None = None
+    max_age_seconds: float | None = None
+    max_bytes: int | str | None = None
+
+    def __post_init__(self) -> None:
+        """Check it, and read `max_bytes`."""
+        values = {
+            name: getattr(self, name) for name in ("last", "every_steps", "max_bytes", "max_age_seconds")
+        }
+        if isinstance(values["max_bytes"], str):
+            values["max_bytes"] = parse_bytes(values["max_bytes"])
+            object.__setattr__(self, "max_bytes", values["max_bytes"])
+        age_seconds = values.pop("max_age_seconds")
+        if age_seconds is not None and not isinstance(age_seconds, (int, float)):
+            raise ConfigError(f"max_age_seconds is {age_seconds!r}; give seconds as a number, or None")
+        for name, value in values.items():
+            if value is not None and not is_integer(value):
+                text = ', or text such as "50 GB"' if name == "max_bytes" else ""
+                raise ConfigError(f"{name} is {value!r}; it must be a whole number{text}, or None")
+        if self.last is not None and self.last < 1:
+            raise ConfigError(
+                f"last is {self.last}; the newest snapshot is always kept: give 1 or more, or None for all of them"
+            )
+        if self.every_steps is not None:
+            if self.every_steps < 1:
+                raise ConfigError(f"every_steps is {self.every_steps}; multiples of at least 1 can be kept")
+            if self.last is None:
+                raise ConfigError(
+                    f"last is None, which keeps every snapshot, so every_steps {self.every_steps} would do nothing: "
+                    "give last=1 to keep the newest and those"
+                )
+        if self.max_age_seconds is not None and not 0 < self.max_age_seconds < math.inf:
+            raise ConfigError(
+                f"max_age_seconds is {self.max_age_seconds}; it must be above zero and finite: None sets no limit"
+            )
+        if self.limit_bytes is not None and self.limit_bytes < 1:
+            raise ConfigError(
+                f"max_bytes is {self.max_bytes}; it must be at least one byte: None sets no limit"
+            )
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Return `max_bytes` as the number that it was read as."""
+        assert not isinstance(self.max_bytes, str), "text is read when the object is made"
+        return self.max_bytes
 
 
-def reference_of(scheme: Scheme, snapshot: int, snap_dis: int) -> int | None:
-    """Return the snapshot to which this one is stored as a difference; None for one that is stored whole."""
-    _check_scheme(scheme)
-    first = baseline_of(snapshot, snap_dis)
-    if scheme == "complete" or snapshot == first:
-        return None
-    return first if scheme == "chain" else snapshot - 1
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A committed snapshot, as retention sees it.
 
-
-def needed_to_restore(scheme: Scheme, snapshot: int, snap_dis: int) -> list[int]:
-    """Return the snapshots whose files make this one, in their order, itself the last.
-
-    While it is the newest, they are what has to be kept; others may go once its file is written, never before.
-    Source: Algorithm 2, lines 23 to 29.
-
-    >>> needed_to_restore("progressive", 4, snap_dis=3), needed_to_restore("chain", 2, snap_dis=3)
-    ([3, 4], [0, 2])
+    step: of the training; names the snapshot.
+    created_seconds: when it was committed, on the clock that `now_seconds` is read from; after all before it.
+    stored_bytes: of its own files, those it refers to not included.
+    reference_step: of the snapshot that it is stored as a difference to; None for one that is stored whole.
+    is_intact: False where its own files are known to be damaged.
+    clock_seconds: what the clock said then, where it said less because it had been set back; None: as created.
     """
-    needed = [snapshot]
-    while (reference := reference_of(scheme, needed[0], snap_dis)) is not None:
-        needed.insert(0, reference)
-    return needed
+
+    step: int
+    created_seconds: float
+    stored_bytes: int
+    reference_step: int | None = None
+    is_intact: bool = True
+    clock_seconds: float | None = None
 
 
-def needed_to_save(scheme: Scheme, snapshot: int, snap_dis: int) -> list[int]:
-    """Return the snapshots whose files are read to make this one's difference; none where it is stored whole.
+def to_forget(
+    snapshots: Sequence[StoredSnapshot], keep: Keep, now_seconds: float, *, in_use: Collection[int] = ()
+) -> list[int]:
+    """Return the steps of those that may be deleted, in an order in which they may be: children before parents.
 
-    Source: Algorithm 2, lines 13 to 18, but for the chain's previous delta, which line 18 loads and the times of the
-    paper's Table 9 leave out.
+    Ask once a new snapshot is committed, with it in the list: what it replaces goes then, never before.
+
+    snapshots: all there are, in the order of their commits, the newest last. (Not of their steps: a training that
+        was set back to an earlier step writes new snapshots with smaller steps than old ones have.)
+    in_use: steps that must stay, whatever the rules say, with all they need: the reference of a save that is under
+        way, what is being restored.
+    Returns: nothing at all while no snapshot can be restored.
+    Raises: ConfigError for two snapshots of one step.
+
+    Where it differs from Algorithm 2 of the paper (`penstock.policy.delta_schemes`): with `Keep(last=1)` what stays is
+    what its `delete` leaves, but `delete` comes before the new baseline is saved there.
     """
-    reference = reference_of(scheme, snapshot, snap_dis)
-    return [] if reference is None else needed_to_restore(scheme, reference, snap_dis)
+    parents = _parents(snapshots)
+    can_restore = _restorable(snapshots, parents)
+    if not any(can_restore):
+        return []
+    newest = max(place for place, fine in enumerate(can_restore) if fine)
+    wanted = _wanted(snapshots, can_restore, keep)
+    if keep.max_age_seconds is not None:
+        oldest_seconds = now_seconds - keep.max_age_seconds
+        made_seconds = _made_seconds(snapshots, now_seconds)
+        wanted = [place for place in wanted if made_seconds[place] >= oldest_seconds]
+    used = {place for place, snapshot in enumerate(snapshots) if snapshot.step in in_use}
+    kept = _Kept(snapshots, parents, {*wanted, newest, *used})
+    if keep.limit_bytes is not None:
+        # What is damaged goes before what is whole. Whole ones never refer to damaged ones.
+        given_up = (place for fine in (False, True) for place in wanted if can_restore[place] is fine)
+        for place in given_up:
+            if kept.nbytes <= keep.limit_bytes:
+                break
+            if place != newest and place not in used:
+                kept.release(place)
+    return [snapshots[place].step for place in reversed(range(len(snapshots))) if not kept.reasons[place]]
 
 
-def _check_scheme(scheme: str) -> None:
-    if scheme not in get_args(Scheme):
-        raise ConfigError(f"scheme is {scheme!r}; the known ones are {', '.join(get_args(Scheme))}")
+def lineage(snapshots: Sequence[StoredSnapshot], step: int) -> list[int]:
+    """Return the steps of all that make a snapshot, in their order, itself the last.
+
+    Raises: ConfigError if it or one of them is not there, or they go in circles.
+    """
+    by_step = _by_step(snapshots)
+    found: list[int] = []
+    next_step: int | None = step
+    while next_step is not None:
+        if next_step not in by_step:
+            needed = f", which that of step {found[0]} needs" if found else ""
+            raise ConfigError(f"there is no snapshot of step {next_step}{needed}")
+        if len(found) == len(snapshots):
+            raise ConfigError(
+                f"the snapshot of step {step} refers to itself in the end: its files are damaged"
+            )
+        found.insert(0, next_step)
+        next_step = snapshots[by_step[next_step]].reference_step
+    return found
+
+
+def pinned(snapshots: Sequence[StoredSnapshot], steps: Iterable[int]) -> list[int]:
+    """Return the steps of those that these snapshots need besides themselves, in the order of `snapshots`."""
+    wanted = set(steps)
+    needed = {needed for step in wanted for needed in lineage(snapshots, step)} - wanted
+    return [snapshot.step for snapshot in snapshots if snapshot.step in needed]
+
+
+def dependents(snapshots: Sequence[StoredSnapshot], step: int) -> list[int]:
+    """Return the steps of those that cannot be restored without this one, in the order to delete them before it."""
+    found = {step}
+    for snapshot in snapshots:
+        if snapshot.reference_step in found:
+            found.add(snapshot.step)
+    return [snapshot.step for snapshot in reversed(snapshots) if snapshot.step in found - {step}]
+
+
+def restorable(snapshots: Sequence[StoredSnapshot]) -> list[int]:
+    """Return the steps of those that are whole, as is all that they need, in the order of `snapshots`."""
+    fine = _restorable(snapshots, _parents(snapshots))
+    return [snapshot.step for snapshot, is_fine in zip(snapshots, fine, strict=True) if is_fine]
+
+
+class _Kept:
+    """Which places stay, by counting for each why: it is wanted itself, or kept children are stored as differences."""
+
+    def __init__(
+        self, snapshots: Sequence[StoredSnapshot], parents: Sequence[int | None], wanted: Iterable[int]
+    ) -> None:
+        self._snapshots, self._parents = snapshots, parents
+        self.reasons = [0] * len(snapshots)
+        self.nbytes = 0
+        for place in wanted:
+            self._hold(place)
+
+    def _hold(self, place: int | None) -> None:
+        while place is not None:
+            self.reasons[place] += 1
+            if self.reasons[place] > 1:
+                return
+            self.nbytes += self._snapshots[place].stored_bytes
+            place = self._parents[place]
+
+    def release(self, place: int | None) -> None:
+        """Take one reason back, and let go of what none is left for."""
+        while place is not None:
+            self.reasons[place] -= 1
+            if self.reasons[place]:
+                return
+            self.nbytes -= self._snapshots[place].stored_bytes
+            place = self._parents[place]
+
+
+def _wanted(snapshots: Sequence[StoredSnapshot], can_restore: Sequence[bool], keep: Keep) -> list[int]:
+    marks = _marks(snapshots, can_restore, keep.every_steps)
+    newer, wanted = 0, []
+    for place in reversed(range(len(snapshots))):
+        if keep.last is None or newer < keep.last or place in marks:
+            wanted.append(place)
+        newer += can_restore[place]
+    return wanted[::-1]
+
+
+def _made_seconds(snapshots: Sequence[StoredSnapshot], now_seconds: float) -> list[float]:
+    """Return when each was made at the latest, though the clock may have been ahead.
+
+        created         100   200   999   1000   1001   now 500
+        clock said      100   200   999    310    400
+        made            100   200   310    310    400
+
+    What is dated before now is believed. Not also taken to be as old as what came later: a clock that was behind once
+    would make all before it look old, and go.
+    """
+    found = []
+    later_seconds = now_seconds
+    for snapshot in reversed(snapshots):
+        seconds, clock_seconds = snapshot.created_seconds, snapshot.clock_seconds
+        if seconds > now_seconds:
+            seconds = min(later_seconds, seconds if clock_seconds is None else clock_seconds)
+        later_seconds = min(later_seconds, seconds)
+        found.append(seconds)
+    return found[::-1]
+
+
+def _marks(
+    snapshots: Sequence[StoredSnapshot], can_restore: Sequence[bool], every_steps: int | None
+) -> set[int]:
+    """Return the places of the first at or after each multiple.
+
+    Not only those at a multiple: a schedule by minutes hits none, and a save that failed left a gap.
+    """
+    if every_steps is None:
+        return set()
+    first: dict[int, int] = {}
+    for place, snapshot in enumerate(snapshots):
+        multiple = snapshot.step // every_steps
+        if not can_restore[place] or (multiple == 0 and snapshot.step != 0):
+            continue
+        if multiple not in first or snapshot.step < snapshots[first[multiple]].step:
+            first[multiple] = place
+    return set(first.values())
+
+
+def _by_step(snapshots: Sequence[StoredSnapshot]) -> Mapping[int, int]:
+    by_step: dict[int, int] = {}
+    for place, snapshot in enumerate(snapshots):
+        if snapshot.step in by_step:
+            raise ConfigError(f"two snapshots are of step {snapshot.step}; a step has one: delete either")
+        by_step[snapshot.step] = place
+    return by_step
+
+
+def _parents(snapshots: Sequence[StoredSnapshot]) -> list[int | None]:
+    """Return the place of each one's reference: an earlier place, so that nothing here can go in circles."""
+    by_step = _by_step(snapshots)
+    parents: list[int | None] = []
+    for place, snapshot in enumerate(snapshots):
+        parent = None if snapshot.reference_step is None else by_step.get(snapshot.reference_step)
+        parents.append(parent if parent is not None and parent < place else None)
+    return parents
+
+
+def _restorable(snapshots: Sequence[StoredSnapshot], parents: Sequence[int | None]) -> list[bool]:
+    fine: list[bool] = []
+    for snapshot, parent in zip(snapshots, parents, strict=True):
+        has_reference = snapshot.reference_step is None or (parent is not None and fine[parent])
+        fine.append(snapshot.is_intact and has_reference)
+    return fine

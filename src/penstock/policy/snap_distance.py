@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
-from penstock.policy.retention import Scheme, needed_to_restore, reference_of
+from penstock.policy.delta_schemes import Scheme, needed_to_restore, reference_of
 from penstock.units import format_bytes, is_integer
 
 
@@ -26,7 +26,7 @@ class AutoDistance:
 
     Chain: a difference to the baseline grows with every snapshot. A baseline comes when the next difference is expected
     to be larger than the mean of what was stored since the last baseline, that one included; from there on the mean
-    would rise. (The rule for replacing a machine whose upkeep grows: when its next year costs more than its mean
+    would rise. (The rule for replacing a machine whose housekeeping grows: when its next year costs more than its mean
     year. Source: Taylor, "A statistical theory of depreciation", Journal of the American Statistical Association
     18(144), 1923.) On two real trainings it writes 0.4 % and 2.2 % more than the best choice known in hindsight, the
     best fixed distance 1.1 % and 1.3 % more (tests/policy/test_snap_distance.py).

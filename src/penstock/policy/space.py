@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.errors import ConfigError
-from penstock.policy.keeping import Keep, StoredSnapshot, to_forget
-from penstock.policy.retention import Scheme
+from penstock.policy.delta_schemes import Scheme
+from penstock.policy.retention import Keep, StoredSnapshot, to_forget
 from penstock.policy.snap_distance import AutoDistance, SnapDistance, next_reference
 from penstock.units import format_bytes
 

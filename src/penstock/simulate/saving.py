@@ -1,8 +1,8 @@
 """Saves and drains in virtual time: how long they block, when they are durable, whether a burst buffer suffices.
 
 What happens next to a snapshot is decided by `penstock.policy.saving`, and what leaves a tier by
-`penstock.policy.draining` and `keeping`, as in a snapshot store; here their instructions take the time that the machine
-says, and nothing is written.
+`penstock.policy.draining` and `retention`, as in a snapshot store; here their instructions take the time that the
+machine says, and nothing is written.
 
     training  step step ╎ copy ╎ step step step ...     a save waits for the one before
     save                       ├ write ┤ read back ┤
@@ -22,9 +22,9 @@ from itertools import pairwise
 from penstock.errors import ConfigError
 from penstock.machine.checks import check_count, check_rate, check_seconds
 from penstock.machine.machine import Machine
+from penstock.policy.delta_schemes import Scheme
 from penstock.policy.draining import Speeds, TwoTiers, admit, to_drain, to_forget_fast, to_forget_slow
-from penstock.policy.keeping import Keep, StoredSnapshot, restorable, to_forget
-from penstock.policy.retention import Scheme
+from penstock.policy.retention import Keep, StoredSnapshot, restorable, to_forget
 from penstock.policy.saving import (
     Begin,
     Commit,

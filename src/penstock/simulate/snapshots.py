@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from penstock.errors import ConfigError, FormatError
 from penstock.machine.ssd import Drive
-from penstock.policy.retention import Scheme, needed_to_restore, needed_to_save, reference_of
+from penstock.policy.delta_schemes import Scheme, needed_to_restore, needed_to_save, reference_of
 from penstock.simulate.wear import (
     DeleteFile,
     Operation,
@@ -44,7 +44,7 @@ TIMED_SNAP_DIS = 5
 class Method:
     """A way of storing snapshots.
 
-    scheme: to what a snapshot is stored as a difference, see `penstock.policy.retention`.
+    scheme: to what a snapshot is stored as a difference, see `penstock.policy.delta_schemes`.
     baseline, delta: how each kind is stored.
     """
 

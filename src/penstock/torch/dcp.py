@@ -63,7 +63,7 @@ from penstock.checkpoint.files.reading import Chain, Wanted, parts_by_name, read
 from penstock.checkpoint.opened import OpenedStore, checked_settings, open_tier, quiet, tell
 from penstock.checkpoint.ranks.ranks import Ranks, alone, ranks_of_this_job
 from penstock.checkpoint.ranks.sharding import check_whole
-from penstock.checkpoint.recipe import Plan, way_of
+from penstock.checkpoint.recipe import Plan, encoding_config
 from penstock.checkpoint.restoring import Restorer
 from penstock.checkpoint.staged import CopiedInTurn
 from penstock.checkpoint.state.dtypes import dtype_named
@@ -89,8 +89,8 @@ from penstock.errors import ConfigError, DataError, FormatError, RankError
 from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
 from penstock.plan.saves import SaveCost, SaveSchedule
-from penstock.policy.keeping import Keep
-from penstock.policy.retention import Scheme
+from penstock.policy.delta_schemes import Scheme
+from penstock.policy.retention import Keep
 from penstock.policy.saving import Begin, Save, SaveTerms
 from penstock.policy.snap_distance import SnapDistance
 
@@ -149,7 +149,7 @@ class StoreWriter(StorageWriter):
         settings = checked_settings(
             folder,
             keep=keep,
-            way=way_of(scheme, snap_dis, codec),
+            way=encoding_config(scheme, snap_dis, codec),
             reference=reference,
             staging_bytes=staging_bytes,
             fast=fast,
@@ -196,7 +196,7 @@ class StoreWriter(StorageWriter):
 
         Raises: ConfigError if there is no fast tier; what a drain failed with.
         """
-        self._ranks.ask_first("the drain", self._opened.drain)
+        self._ranks.on_rank_zero("the drain", self._opened.drain)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a save, on all ranks.
@@ -213,7 +213,7 @@ class StoreWriter(StorageWriter):
 
         failed = self._failed
         try:
-            of_ranks = self._ranks.together("the beginning of a save", ready)
+            of_ranks = self._ranks.gather_then_decide("the beginning of a save", ready)
             failed = next((each for _, each in of_ranks if each), None)
         finally:
             self._failed = None
@@ -460,7 +460,7 @@ class StoreReader(StorageReader):
             self._catalog.ways(step)
             return step
 
-        chosen: int = self._ranks.together(
+        chosen: int = self._ranks.gather_then_decide(
             "the choice of a snapshot", lambda: _step_of(self._checkpoint_id), choose
         )
         return chosen

@@ -13,8 +13,8 @@ from tests.checkpoint.crash.subject import State
 
 from penstock.checkpoint.files.manifest import folder_of, step_of
 from penstock.checkpoint.store import SnapshotStore
-from penstock.policy.keeping import Keep
-from penstock.policy.retention import Scheme
+from penstock.policy.delta_schemes import Scheme
+from penstock.policy.retention import Keep
 
 #: Files of the store itself.
 OWN = (".lock", ".fast-tier")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, cast
 
-from penstock.policy.retention import Scheme
+from penstock.policy.delta_schemes import Scheme
 
 #: What a snapshot holds, as bytes by name: two states are the same if these are.
 State = Mapping[str, bytes]

@@ -27,7 +27,7 @@ from typing import Any
 from penstock.checkpoint.drain.throttle import CappedTier
 from penstock.checkpoint.files.manifest import folder_of
 from penstock.checkpoint.files.parts import Part
-from penstock.checkpoint.recipe import Plan, Way, WrittenPart, check_part
+from penstock.checkpoint.recipe import EncodingConfig, Plan, WrittenPart, check_part
 from penstock.checkpoint.staged import FromChain, write_staged
 from penstock.checkpoint.tiers.catalog import Catalog, Link, open_way
 from penstock.checkpoint.tiers.local import LocalTier
@@ -123,14 +123,14 @@ class DrainProcess:
         self._answers.close()
 
 
-class Apart:
+class ProcessDrainer:
     """Has snapshots drained by a process, which is begun for the first one and lives until `close`."""
 
     def __init__(
         self,
         fast: Path,
         slow: Path,
-        way: Way,
+        way: EncodingConfig,
         threads: int,
         interrupt: threading.Event,
         report: Callable[[str], None],
@@ -154,7 +154,7 @@ class Apart:
         self._process: DrainProcess | None = None
         self._is_refused = False
 
-    def of(self, links: Sequence[Link], waves: FromChain) -> Elsewhere | None:
+    def of(self, links: Sequence[Link], waves: FromChain) -> PartWriterProxy | None:
         """Return what writes a snapshot there; None if no process can be had.
 
         links: the copies that it is read from. waves: the same, which is told of damage.
@@ -171,7 +171,7 @@ class Apart:
         if self._process is None:
             return None
         settings: dict[str, JSON] = {**self._settings, "links": [list(link) for link in links]}
-        return Elsewhere(self._process, settings, waves, self.give_up)
+        return PartWriterProxy(self._process, settings, waves, self.give_up)
 
     def give_up(self, error: BaseException) -> None:
         """Begin no other process, for one has ended, and report that. error: how."""
@@ -189,7 +189,7 @@ class Apart:
             process.close()
 
 
-class Elsewhere:
+class PartWriterProxy:
     """Writes the part of one snapshot by the process."""
 
     def __init__(
@@ -287,7 +287,7 @@ def _answered(request: Any) -> JSON:
             tier: Tier = slow if rate is None else CappedTier(slow, rate)
             draft = tier.begin(folder_of(plan.step), plan.uid, join=True)
             waves = FromChain(chain, threading.Event())
-            way = Way("complete", 1, request["codec"], request["kept_mantissa_bits"])
+            way = EncodingConfig("complete", 1, request["codec"], request["kept_mantissa_bits"])
             nbytes = sum(stored.layout.nbytes for stored in chain.manifest.tensors)
             made = write_staged(draft, plan, 0, way, waves, nbytes, catalog, workers)
     except (PenstockError, OSError) as error:

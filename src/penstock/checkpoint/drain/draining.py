@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from penstock.checkpoint.drain.drain_process import Apart
+from penstock.checkpoint.drain.drain_process import ProcessDrainer
 from penstock.checkpoint.files.reading import Chain
+from penstock.checkpoint.housekeeping import Housekeeping
 from penstock.checkpoint.recipe import Plan
 from penstock.checkpoint.saving import Saved
 from penstock.checkpoint.staged import FromChain
 from penstock.checkpoint.tiers.catalog import Catalog, Link, open_way
-from penstock.checkpoint.upkeep import Upkeep
 from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.errors import FormatError
 from penstock.flow.cpus import give_way
@@ -35,12 +35,12 @@ class Drainer:
     def __init__(
         self,
         catalog: Catalog,
-        upkeep: Upkeep,
+        housekeeping: Housekeeping,
         writer: SnapshotWriter,
         threads: int,
         report: Callable[[str], None],
         interrupt: threading.Event,
-        apart: Apart | None = None,
+        apart: ProcessDrainer | None = None,
     ) -> None:
         """writer: of the slow tier, used by nobody else. report: is told one line for each snapshot; never fails.
 
@@ -48,7 +48,7 @@ class Drainer:
             are written by threads of this one.
         """
         self._catalog = catalog
-        self._upkeep = upkeep
+        self._housekeeping = housekeeping
         self._writer = writer
         self._threads = threads
         self._report = report
@@ -133,11 +133,11 @@ class Drainer:
             error: BaseException | None = None
             step: int | None = None
             try:
-                step = self._upkeep.next_to_drain(time.time())
+                step = self._housekeeping.next_to_drain(time.time())
                 if step is not None:
                     self._drain(step)
             except BaseException as failure:
-                if step is not None and self._upkeep.has_lost_fast():
+                if step is not None and self._housekeeping.has_lost_fast():
                     # What is not there any more cannot be drained: each save says so.
                     self._report(f"step {step}: NOT drained: the fast tier is gone")
                     continue
@@ -175,7 +175,7 @@ class Drainer:
             with closing(chain):
                 saved = self._copy(step, begin_seconds, chain, links)
         finally:
-            self._upkeep.let_go([step])
+            self._housekeeping.let_go([step])
         with self._changed:
             while step in self._held_back and not self._is_stopping:
                 self._changed.wait()

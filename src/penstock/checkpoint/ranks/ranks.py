@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import penstock.errors
-from penstock.checkpoint.ranks.mail import TIMEOUT_SECONDS, Mail, NoMail, pause_seconds
-from penstock.checkpoint.ranks.mail_of_job import mail_of_this_job
+from penstock.checkpoint.ranks.transport import TIMEOUT_SECONDS, NoTransport, RankTransport, pause_seconds
+from penstock.checkpoint.ranks.transport_of_job import transport_of_this_job
 from penstock.errors import ConfigError, PenstockError, RankError, WaitTimeout
 
 #: While a rank works, it says so this many times within a time-out.
@@ -44,7 +44,7 @@ class Ranks:
     One thread at a time uses it, any thread. Exchanges do not nest.
     """
 
-    def __init__(self, mail: Mail, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+    def __init__(self, mail: RankTransport, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         if not (isinstance(timeout_seconds, (int, float)) and timeout_seconds > 0):
             raise ConfigError(
                 f"timeout_seconds is {timeout_seconds!r}; a rank needs time to arrive: give more than 0"
@@ -64,13 +64,13 @@ class Ranks:
 
     def all_gather(self, what: str, value: Any) -> list[Any]:
         """Return every rank's value on every rank, in order of ranks. Raises: as `together`."""
-        return self.together(what, _Given(value))  # type: ignore[no-any-return]
+        return self.gather_then_decide(what, _Given(value))  # type: ignore[no-any-return]
 
-    def ask_first(self, what: str, function: Callable[[], Any]) -> Any:
+    def on_rank_zero(self, what: str, function: Callable[[], Any]) -> Any:
         """Return on every rank what the function returns on rank 0, which alone calls it. Raises: as `together`."""
-        return self.together(what, _Given(None), lambda _: function())
+        return self.gather_then_decide(what, _Given(None), lambda _: function())
 
-    def together(
+    def gather_then_decide(
         self,
         what: str,
         function: Callable[[], Any],
@@ -270,15 +270,15 @@ class Ranks:
 
 def alone() -> Ranks:
     """Return this process as a job of one rank: give it as ranks= where each process works for itself."""
-    return Ranks(NoMail())
+    return Ranks(NoTransport())
 
 
 def ranks_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Ranks:
     """Return the ranks of the job that this process is part of; every rank calls this, in the same order.
 
-    Raises: ConfigError as `mail_of_this_job`.
+    Raises: ConfigError as `transport_of_this_job`.
     """
-    return Ranks(mail_of_this_job(timeout_seconds=timeout_seconds), timeout_seconds=timeout_seconds)
+    return Ranks(transport_of_this_job(timeout_seconds=timeout_seconds), timeout_seconds=timeout_seconds)
 
 
 # -- Letters ----------------------------------------------------------------------------------------------

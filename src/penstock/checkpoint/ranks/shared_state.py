@@ -49,7 +49,7 @@ class SharedState:
             rows = json.dumps(_rows(*taken[0]))
             return [xxhash.xxh3_128_hexdigest(rows.encode()), digest_of(taken[0][0])]
 
-        digests = self._ranks.together(f"the state of step {step}", take_apart)
+        digests = self._ranks.gather_then_decide(f"the state of step {step}", take_apart)
         flat, own = taken[0]
         # What differs in its layout is reported first.
         layouts, mine = self._assigned(flat, own, step, [of_layouts for of_layouts, _ in digests])

@@ -18,7 +18,7 @@ from penstock.checkpoint.files.reading import Chain, OpenSnapshot, load_manifest
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.checkpoint.tiers.tier import MANIFEST, Tier
 from penstock.errors import ConfigError, DataError, FormatError
-from penstock.policy.keeping import StoredSnapshot
+from penstock.policy.retention import StoredSnapshot
 
 T = TypeVar("T")
 
@@ -231,7 +231,7 @@ class Catalog:
         """Return the steps of which the tiers hold different snapshots."""
         return [step for step in self.steps() if self.others(step)]
 
-    def told_of_other(self, step: int) -> str:
+    def describe_other_versions(self, step: int) -> str:
         """Return what to say where another snapshot of a step lies on another tier; "" where none does."""
         others = self.others(step)
         if not others:
@@ -300,14 +300,14 @@ class Catalog:
     def stored(self, tier: int) -> list[StoredSnapshot]:
         """Return what retention has to know of a tier's snapshots, in the order in which they were saved."""
         return [
-            StoredSnapshot(copy.step, created_seconds, 0, None, is_whole=False)
+            StoredSnapshot(copy.step, created_seconds, 0, None, is_intact=False)
             if copy.manifest is None
             else StoredSnapshot(
                 copy.step,
                 copy.manifest.created_seconds,
                 copy.manifest.stored_bytes,
                 copy.manifest.reference.step if copy.manifest.reference else None,
-                is_whole=(tier, copy.manifest.uid) not in self._damaged,
+                is_intact=(tier, copy.manifest.uid) not in self._damaged,
                 clock_seconds=copy.manifest.clock_seconds,
             )
             for copy, created_seconds in self._on_tier(tier)
@@ -322,7 +322,7 @@ class Catalog:
         steps = self.steps()
         if step is None:
             if not steps:
-                raise ConfigError(f"no snapshot is there: {self.told_of_none()}")
+                raise ConfigError(f"no snapshot is there: {self.describe_absence()}")
             return steps[-1]
         if step not in steps:
             raise ConfigError(self.missing(step, was_there=was_there))
@@ -411,7 +411,7 @@ class Catalog:
             "if the training went back to an earlier snapshot, rewind the store to that"
         )
 
-    def told_of_none(self) -> str:
+    def describe_absence(self) -> str:
         """Return what to say where there is no snapshot at all."""
         last = self.tiers[-1]
         if isinstance(last, LocalTier):
@@ -445,7 +445,7 @@ class Catalog:
         steps = sorted(self.steps())
         where = " and ".join(tier.name for tier in self.tiers)
         if not steps:
-            why = "it was removed meanwhile" if was_there else self.told_of_none()
+            why = "it was removed meanwhile" if was_there else self.describe_absence()
             return f"there is no snapshot of step {step}: {why}"
         near = sorted(sorted(steps, key=lambda other: abs(other - step))[:2])
         if was_there:
@@ -536,7 +536,7 @@ def step_of_fault(error: Exception, steps: Iterable[int], step: int) -> int:
 
 
 @contextmanager
-def told_of_need(way: Sequence[Link]) -> Iterator[None]:
+def naming_dependents(way: Sequence[Link]) -> Iterator[None]:
     """Have what fails in a snapshot that another one needs say so. way: to the other one."""
     try:
         yield

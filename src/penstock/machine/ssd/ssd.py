@@ -17,7 +17,7 @@ _MOST_PAGES = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Ssd:
-    """A page-mapped SSD: chips of blocks of pages behind channels, and the rules of its upkeep.
+    """A page-mapped SSD: chips of blocks of pages behind channels, and the rules of its housekeeping.
 
     channels, chips_per_channel: logical page p lies on chip p mod (channels x chips_per_channel), and chip c on
         channel c mod channels.

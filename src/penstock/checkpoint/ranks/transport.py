@@ -13,7 +13,7 @@ LEAST_PAUSE_SECONDS = 0.0002
 MOST_PAUSE_SECONDS = 0.05
 
 
-class Mail(Protocol):
+class RankTransport(Protocol):
     """Carries letters from each rank to each other, in order. Used by one thread at a time, any thread."""
 
     @property
@@ -38,7 +38,7 @@ class Mail(Protocol):
         ...
 
 
-class NoMail:
+class NoTransport:
     """The mail of a rank that is alone."""
 
     rank = 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
-from penstock.checkpoint.ranks.mail import TIMEOUT_SECONDS, Mail, NoMail
+from penstock.checkpoint.ranks.transport import TIMEOUT_SECONDS, NoTransport, RankTransport
 from penstock.errors import ConfigError
 
 
-def mail_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Mail:
+def transport_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> RankTransport:
     """Return new mail between the ranks of this process's job; every rank calls this, in the same order.
 
     They are those of torch.distributed where that is initialised, else those of MPI where mpi4py is imported and
@@ -20,24 +20,24 @@ def mail_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Mail:
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         if distributed.get_world_size() == 1:
-            return NoMail()
-        from penstock.checkpoint.ranks.mail_torch import torch_mail
+            return NoTransport()
+        from penstock.checkpoint.ranks.transport_torch import torch_transport
 
-        return torch_mail(timeout_seconds=timeout_seconds)
+        return torch_transport(timeout_seconds=timeout_seconds)
     mpi = sys.modules.get("mpi4py.MPI")
     is_mpi = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
     # One alone may be another launcher's: its variable says so.
     if mpi is not None and is_mpi and mpi.COMM_WORLD.Get_size() > 1:
-        from penstock.checkpoint.ranks.mail_mpi import mpi_mail
+        from penstock.checkpoint.ranks.transport_mpi import mpi_transport
 
-        return mpi_mail(timeout_seconds=timeout_seconds)
+        return mpi_transport(timeout_seconds=timeout_seconds)
     for variable, remedy in _LAUNCHERS.items():
         if os.environ.get(variable, "1") not in ("", "0", "1"):
             raise ConfigError(
                 f"{variable} is {os.environ[variable]}, so this process is one of several, but it does not know the "
                 f"others: {remedy} first; or give ranks=alone, where each process works for itself"
             )
-    return NoMail()
+    return NoTransport()
 
 
 #: What launchers of several processes set to their number, and what makes the processes know each other.

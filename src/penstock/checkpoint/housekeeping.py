@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from penstock.checkpoint.files.manifest import step_of
 from penstock.checkpoint.files.reading import load_manifest
-from penstock.checkpoint.recipe import Way
+from penstock.checkpoint.recipe import EncodingConfig
 from penstock.checkpoint.tiers.catalog import Catalog, Copy
 from penstock.checkpoint.tiers.fast_folders import remember
 from penstock.checkpoint.tiers.local import LocalTier
@@ -20,7 +20,7 @@ from penstock.checkpoint.tiers.lock import WriterLock
 from penstock.checkpoint.tiers.tier import Tier
 from penstock.errors import ConfigError, DataError, FormatError, PenstockError
 from penstock.policy.draining import TwoTiers, admit, to_drain, to_forget_fast, to_forget_slow
-from penstock.policy.keeping import Keep, StoredSnapshot, dependents, to_forget
+from penstock.policy.retention import Keep, StoredSnapshot, dependents, to_forget
 from penstock.policy.space import MOST_SHARE, SpaceNeeded, check_space, space_needed, steps_until_pruned
 from penstock.units import format_bytes
 
@@ -55,7 +55,7 @@ class Place:
     why_not_nearer: str = ""
 
 
-class Upkeep:
+class Housekeeping:
     """The tiers of one store, on rank 0: one tier, or a fast one (0) and a slow one (1).
 
     Used by the threads of saves and drains. What one of them needs it names (`hold`), and no other removes it.
@@ -172,7 +172,7 @@ class Upkeep:
         steps = self._catalog.steps_of_two()
         if steps:
             more = f"; the same of step {', '.join(map(str, steps[1:]))}" if steps[1:] else ""
-            self._report(f"{self._catalog.told_of_other(steps[0])}{more}")
+            self._report(f"{self._catalog.describe_other_versions(steps[0])}{more}")
 
     def hold(self, steps: Iterable[int]) -> None:
         """Have the snapshots of these steps stay until they are let go of."""
@@ -180,7 +180,7 @@ class Upkeep:
             self._held.update(steps)
 
     @contextmanager
-    def nothing_goes(self) -> Iterator[None]:
+    def deletions_paused(self) -> Iterator[None]:
         """Have nothing removed before what is looked at is held."""
         with self._deciding:
             yield
@@ -191,7 +191,7 @@ class Upkeep:
             self._held.subtract(steps)
 
     def check_space(
-        self, state_bytes: int, steps: Sequence[int], way: Way, seconds_between_saves: float = 0.0
+        self, state_bytes: int, steps: Sequence[int], way: EncodingConfig, seconds_between_saves: float = 0.0
     ) -> SpaceNeeded:
         """Return what the tier where snapshots stay has to hold.
 
@@ -221,7 +221,7 @@ class Upkeep:
             check_space(needed, held_bytes, free_bytes, tier.name, counts_age=counts_age)
         return needed
 
-    def _shares(self, way: Way) -> dict[bool, float]:
+    def _shares(self, way: EncodingConfig) -> dict[bool, float]:
         """Return the stored share of the last baseline (True) and of the last delta (False), where there is one."""
         shares: dict[bool, float] = {}
         for copy in self._catalog.on_tier(len(self._catalog.tiers) - 1):
@@ -231,7 +231,9 @@ class Upkeep:
                 shares[copy.manifest.reference is None] = share
         return shares
 
-    def check_first(self, step: int, state_bytes: int, way: Way, seconds_between_saves: float) -> str:
+    def check_first(
+        self, step: int, state_bytes: int, way: EncodingConfig, seconds_between_saves: float
+    ) -> str:
         """Return a warning where the snapshots to come may not fit on the last tier, or "".
 
         step: training step of the first save.
@@ -342,7 +344,7 @@ class Upkeep:
             self._told_apart.update(new)
         for other in new:
             self._report(
-                f"step {other}: NOT drained: {self._catalog.told_of_other(other)}, "
+                f"step {other}: NOT drained: {self._catalog.describe_other_versions(other)}, "
                 "or give the folder that it came from as fast="
             )
         return step
@@ -477,7 +479,7 @@ class Upkeep:
                 return (fast, slow)[taken[step]][step]
             return (
                 first[step]
-                if step in first and (first[step].is_whole or step not in second)
+                if step in first and (first[step].is_intact or step not in second)
                 else second[step]
             )
 
@@ -492,7 +494,7 @@ class Upkeep:
             frozenset(
                 step
                 for step, one in slow.items()
-                if taken.get(step, 1) == 1 and (one.is_whole or step not in fast)
+                if taken.get(step, 1) == 1 and (one.is_intact or step not in fast)
             ),
         )
 

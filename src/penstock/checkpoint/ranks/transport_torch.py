@@ -12,7 +12,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from penstock.checkpoint.ranks.mail import MOST_PAUSE_SECONDS, TIMEOUT_SECONDS
+from penstock.checkpoint.ranks.transport import MOST_PAUSE_SECONDS, TIMEOUT_SECONDS
 from penstock.errors import RankError, WaitTimeout
 
 #: A TCPStore closes the connection on a value above 8 MiB; longer letters are sent in pieces.
@@ -30,7 +30,7 @@ LINGER_SECONDS = 1.0
 _made = itertools.count()  # equal on all ranks, since all make their mail in the same order
 
 
-def torch_mail(*, timeout_seconds: float = TIMEOUT_SECONDS) -> StoreMail:
+def torch_transport(*, timeout_seconds: float = TIMEOUT_SECONDS) -> StoreTransport:
     """Return new mail between the ranks of torch.distributed; every rank calls this, in the same order.
 
     It uses the default group's store, not the group: any backend will do, and no collective of the training is
@@ -47,7 +47,7 @@ def torch_mail(*, timeout_seconds: float = TIMEOUT_SECONDS) -> StoreMail:
     # A connection of its own, where PyTorch has that (2.8): one that is shared answers one thread after the other.
     own = default.clone() if hasattr(default, "clone") else default
     store = distributed_c10d.PrefixStore(f"penstock/{next(_made)}", own)
-    mail = StoreMail(
+    mail = StoreTransport(
         store, distributed.get_rank(), distributed.get_world_size(), timeout_seconds=timeout_seconds
     )
     if mail.rank == 0:
@@ -55,7 +55,7 @@ def torch_mail(*, timeout_seconds: float = TIMEOUT_SECONDS) -> StoreMail:
     return mail
 
 
-class StoreMail:
+class StoreTransport:
     """Letters in a store of torch.distributed, which any `Store` is: TCPStore, FileStore, HashStore.
 
     The i-th letter from rank a to rank b is the value of the key "a>b/i" until b has taken it.
@@ -156,7 +156,7 @@ def _answer(questions: SimpleQueue[_Question | None], idle: threading.Event) -> 
         answer.put(answered)
 
 
-def _keep_until_taken(mail: StoreMail, server: Any) -> None:
+def _keep_until_taken(mail: StoreTransport, server: Any) -> None:
     """Stay until all have read what rank 0 wrote: the store may live in this process, and its letters end with it.
 
     server: keeps the store running, which the end of the process group would close.

@@ -1,4 +1,4 @@
-"""Letters in a store of torch.distributed, within one process."""
+"""Messages in a store of torch.distributed, within one process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from penstock.checkpoint.ranks import mail_torch
-from penstock.checkpoint.ranks.mail_torch import PIECE_BYTES, StoreMail
+from penstock.checkpoint.ranks import transport_torch
+from penstock.checkpoint.ranks.transport_torch import PIECE_BYTES, StoreTransport
 from penstock.errors import RankError, WaitTimeout
 
 
@@ -31,7 +31,7 @@ def test_letters_of_any_length_arrive_in_order_and_leave_nothing_in_the_store(nb
     """A TCPStore breaks the connection on a value above 8 MiB."""
     store = open_store()
     keys = store.num_keys()
-    sender, receiver = StoreMail(store, 1, 3), StoreMail(store, 2, 3)
+    sender, receiver = StoreTransport(store, 1, 3), StoreTransport(store, 2, 3)
     letter = (b"0123456789abcdef" * (nbytes // 16 + 1))[:nbytes]
 
     sender.send(2, letter)
@@ -50,7 +50,7 @@ def test_a_store_that_is_gone_is_told_in_words_of_ours() -> None:
     """Rank 0, whose process keeps it, was killed."""
     server = open_store()
     client = TCPStore("127.0.0.1", server.port, is_master=False)
-    mail = StoreMail(client, 1, 2)
+    mail = StoreTransport(client, 1, 2)
     mail.send(0, b"while it is there")
     del server
 
@@ -76,7 +76,7 @@ class FrozenStore:
 
 def test_a_store_that_hangs_is_given_up_and_used_again_when_it_answers() -> None:
     store = FrozenStore()
-    mail = StoreMail(store, 1, 2, timeout_seconds=0.05)
+    mail = StoreTransport(store, 1, 2, timeout_seconds=0.05)
 
     for _ in range(2):  # the second time at once: it is still at the first
         with pytest.raises(WaitTimeout, match=r"which keeps the store of .* did not answer within 0\.05 s"):
@@ -90,7 +90,7 @@ def test_a_store_that_hangs_is_given_up_and_used_again_when_it_answers() -> None
 def test_the_last_letters_of_rank_0_are_kept_until_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 raises what all ranks should raise, and its process ends: the store, and the answer, must not yet."""
     store = open_store()
-    first, second = StoreMail(store, 0, 2), StoreMail(store, 1, 2)
+    first, second = StoreTransport(store, 0, 2), StoreTransport(store, 1, 2)
     first.send(1, b"the commit failed")
     looks = []
 
@@ -101,14 +101,14 @@ def test_the_last_letters_of_rank_0_are_kept_until_they_are_read(monkeypatch: py
 
     monkeypatch.setattr(time, "sleep", read_at_the_third_look)
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
-    mail_torch._keep_until_taken(first, store)
+    transport_torch._keep_until_taken(first, store)
 
     assert len(looks) == 3
 
 
 def test_letters_to_a_rank_that_is_gone_do_not_keep_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store()
-    first = StoreMail(store, 0, 2)
+    first = StoreTransport(store, 0, 2)
     first.send(1, b"the commit failed")
     now = [0.0]
 
@@ -117,6 +117,6 @@ def test_letters_to_a_rank_that_is_gone_do_not_keep_rank_0(monkeypatch: pytest.M
 
     monkeypatch.setattr(time, "sleep", pass_time)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    mail_torch._keep_until_taken(first, store)
+    transport_torch._keep_until_taken(first, store)
 
-    assert now[0] == pytest.approx(mail_torch.LINGER_SECONDS, abs=0.06)
+    assert now[0] == pytest.approx(transport_torch.LINGER_SECONDS, abs=0.06)

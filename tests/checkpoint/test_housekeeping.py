@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from penstock.checkpoint import Keep, SnapshotStore
-from penstock.checkpoint.recipe import Way
+from penstock.checkpoint.housekeeping import Housekeeping, Place
+from penstock.checkpoint.recipe import EncodingConfig
 from penstock.checkpoint.tiers.catalog import Catalog
 from penstock.checkpoint.tiers.local import LocalTier
-from penstock.checkpoint.upkeep import Place, Upkeep
 from penstock.errors import ConfigError, DataError
 from penstock.units import format_bytes
 
-WAY = Way("progressive", 10, "balance")
+WAY = EncodingConfig("progressive", 10, "balance")
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -36,35 +36,35 @@ def saved(folder: Path, steps: int, *, snap_dis: int = 10) -> None:
             store.save(step, {"weights": weights}).wait()
 
 
-def of(*folders: Path, keep: Keep = Keep(last=1), fast_bytes: int | None = None) -> Upkeep:  # noqa: B008
-    return Upkeep(Catalog([LocalTier(folder) for folder in folders]), keep, fast_bytes)
+def of(*folders: Path, keep: Keep = Keep(last=1), fast_bytes: int | None = None) -> Housekeeping:  # noqa: B008
+    return Housekeeping(Catalog([LocalTier(folder) for folder in folders]), keep, fast_bytes)
 
 
 @pytest.fixture
-def upkeeps() -> Iterator[list[Upkeep]]:
-    opened: list[Upkeep] = []
+def upkeeps() -> Iterator[list[Housekeeping]]:
+    opened: list[Housekeeping] = []
     yield opened
-    for upkeep in opened:
-        upkeep.close()
+    for housekeeping in opened:
+        housekeeping.close()
 
 
 def test_what_is_held_stays_with_all_it_needs_until_it_is_let_go_of(
-    folder: Path, upkeeps: list[Upkeep]
+    folder: Path, upkeeps: list[Housekeeping]
 ) -> None:
     saved(folder, 6, snap_dis=3)  # 1 < 2 < 3, 4 < 5 < 6
-    upkeep = of(folder)
-    upkeeps.append(upkeep)
-    upkeep.open_for_writing()
+    housekeeping = of(folder)
+    upkeeps.append(housekeeping)
+    housekeeping.open_for_writing()
 
-    upkeep.hold([2])
-    upkeep.hold([2])
-    upkeep.forget(0.0, 0)
+    housekeeping.hold([2])
+    housekeeping.hold([2])
+    housekeeping.forget(0.0, 0)
     assert steps_in(folder) == [1, 2, 4, 5, 6]
-    upkeep.let_go([2])
-    upkeep.forget(0.0, 0)
+    housekeeping.let_go([2])
+    housekeeping.forget(0.0, 0)
     assert steps_in(folder) == [1, 2, 4, 5, 6], "it is held twice"
-    upkeep.let_go([2])
-    upkeep.forget(0.0, 0)
+    housekeeping.let_go([2])
+    housekeeping.forget(0.0, 0)
 
     assert steps_in(folder) == [4, 5, 6]
 
@@ -93,22 +93,22 @@ def aside() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_a_delete_that_hangs_on_the_slow_tier_holds_up_no_save_to_the_fast_one(
-    folder: Path, tmp_path: Path, upkeeps: list[Upkeep], aside: ThreadPoolExecutor
+    folder: Path, tmp_path: Path, upkeeps: list[Housekeeping], aside: ThreadPoolExecutor
 ) -> None:
     saved(tmp_path / "fast", 4, snap_dis=1)
     shutil.copytree(tmp_path / "fast", folder, ignore=shutil.ignore_patterns("*4"))
     slow = Stuck(folder)
     catalog = Catalog([LocalTier(tmp_path / "fast"), slow])
-    upkeep = Upkeep(catalog, Keep(last=1), None)
-    upkeeps.append(upkeep)
-    upkeep.open_for_writing()
+    housekeeping = Housekeeping(catalog, Keep(last=1), None)
+    upkeeps.append(housekeeping)
+    housekeeping.open_for_writing()
     try:
-        drain = aside.submit(upkeep.forget, 0.0, 1)
+        drain = aside.submit(housekeeping.forget, 0.0, 1)
         assert slow.entered.wait(60)
 
-        assert aside.submit(upkeep.place, 1_000).result(60) == Place(0)
-        aside.submit(upkeep.hold, [4]).result(60)
-        aside.submit(upkeep.forget, 0.0, 0).result(60)
+        assert aside.submit(housekeeping.place, 1_000).result(60) == Place(0)
+        aside.submit(housekeeping.hold, [4]).result(60)
+        aside.submit(housekeeping.forget, 0.0, 0).result(60)
         aside.submit(catalog.look).result(60)
         assert [copy.step for copy in catalog.on_tier(1)] == [3], "nobody plans on what goes"
         assert not drain.done()
@@ -119,19 +119,19 @@ def test_a_delete_that_hangs_on_the_slow_tier_holds_up_no_save_to_the_fast_one(
 
 
 def test_a_place_waits_for_the_room_that_it_counts_on_whoever_makes_it(
-    folder: Path, tmp_path: Path, upkeeps: list[Upkeep], aside: ThreadPoolExecutor
+    folder: Path, tmp_path: Path, upkeeps: list[Housekeeping], aside: ThreadPoolExecutor
 ) -> None:
     saved(folder, 2, snap_dis=1)
     shutil.copytree(folder, tmp_path / "fast")
     fast = Stuck(tmp_path / "fast")
     one = max(path.stat().st_size for path in folder.rglob("part-*"))
-    upkeep = Upkeep(Catalog([fast, LocalTier(folder)]), Keep(last=1), int(2.5 * one))
-    upkeeps.append(upkeep)
-    upkeep.open_for_writing()
+    housekeeping = Housekeeping(Catalog([fast, LocalTier(folder)]), Keep(last=1), int(2.5 * one))
+    upkeeps.append(housekeeping)
+    housekeeping.open_for_writing()
     try:
-        forgetting = aside.submit(upkeep.forget, 0.0, 0)
+        forgetting = aside.submit(housekeeping.forget, 0.0, 0)
         assert fast.entered.wait(60)
-        placing = aside.submit(upkeep.place, one)
+        placing = aside.submit(housekeeping.place, one)
         assert not wait([placing], 0.05).done, "the room is not there yet"
     finally:
         fast.let.set()
@@ -142,7 +142,7 @@ def test_a_place_waits_for_the_room_that_it_counts_on_whoever_makes_it(
     fast.entered.clear()
     fast.let.clear()
     try:
-        placing = aside.submit(upkeep.place, 2 * one)
+        placing = aside.submit(housekeeping.place, 2 * one)
         assert fast.entered.wait(60)
         assert not wait([placing], 0.05).done
     finally:
@@ -152,14 +152,14 @@ def test_a_place_waits_for_the_room_that_it_counts_on_whoever_makes_it(
 
 
 def test_what_is_committed_while_one_decides_is_not_there_yet(
-    folder: Path, tmp_path: Path, upkeeps: list[Upkeep], monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, upkeeps: list[Housekeeping], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(folder, 1)
     saved(tmp_path / "fast", 2, snap_dis=1)
     catalog = Catalog([LocalTier(tmp_path / "fast"), LocalTier(folder)])
-    upkeep = Upkeep(catalog, Keep(last=1), None)
-    upkeeps.append(upkeep)
-    upkeep.open_for_writing()
+    housekeeping = Housekeeping(catalog, Keep(last=1), None)
+    upkeeps.append(housekeeping)
+    housekeeping.open_for_writing()
     manifest = catalog.manifest(0, 2)
     assert manifest is not None
     catalog.take_out(0, [2])
@@ -173,54 +173,56 @@ def test_what_is_committed_while_one_decides_is_not_there_yet(
 
     monkeypatch.setattr(catalog, "stored", then_commit)
 
-    assert upkeep.next_to_drain(0.0) is None
-    assert upkeep.next_to_drain(0.0) == 2
+    assert housekeeping.next_to_drain(0.0) is None
+    assert housekeeping.next_to_drain(0.0) == 2
 
 
-def test_what_cannot_be_removed_is_known_again_with_all_it_needs(folder: Path, upkeeps: list[Upkeep]) -> None:
+def test_what_cannot_be_removed_is_known_again_with_all_it_needs(
+    folder: Path, upkeeps: list[Housekeeping]
+) -> None:
     saved(folder, 9, snap_dis=4)  # 1 < 2 < 3 < 4, 5 < 6 < 7 < 8, 9
     tier = Stuck(folder)
     tier.let.set()
     catalog = Catalog([tier])
-    upkeep = Upkeep(catalog, Keep(last=1), None)
-    upkeeps.append(upkeep)
-    upkeep.open_for_writing()
+    housekeeping = Housekeeping(catalog, Keep(last=1), None)
+    upkeeps.append(housekeeping)
+    housekeeping.open_for_writing()
 
     tier.fails_at = "step-000000000006"
     with pytest.raises(DataError, match=r"that is to go could not be removed: .*the tier is away"):
-        upkeep.forget(0.0, 0)
+        housekeeping.forget(0.0, 0)
     assert catalog.steps() == steps_in(folder) == [1, 2, 3, 4, 5, 6, 9]
     tier.fails_at = None
-    upkeep.forget(0.0, 0)
+    housekeeping.forget(0.0, 0)
     assert catalog.steps() == steps_in(folder) == [9]
 
 
 def test_a_snapshot_that_others_need_or_that_is_in_use_or_not_there_is_not_deleted(
-    folder: Path, upkeeps: list[Upkeep]
+    folder: Path, upkeeps: list[Housekeeping]
 ) -> None:
     saved(folder, 3)
-    upkeep = of(folder)
-    upkeeps.append(upkeep)
-    upkeep.open_for_writing()
+    housekeeping = of(folder)
+    upkeeps.append(housekeeping)
+    housekeeping.open_for_writing()
 
     with pytest.raises(
         ConfigError, match=r"step 1 cannot be deleted: step 3, 2 are stored as differences to it"
     ):
-        upkeep.delete(1)
+        housekeeping.delete(1)
     with pytest.raises(ConfigError, match=r"no snapshot of step 9.*nearest are of step 2 and 3"):
-        upkeep.delete(9)
-    upkeep.hold([3])
+        housekeeping.delete(9)
+    housekeeping.hold([3])
     with pytest.raises(ConfigError, match="step 3 cannot be deleted while"):
-        upkeep.delete(3)
-    upkeep.let_go([3])
+        housekeeping.delete(3)
+    housekeeping.let_go([3])
     for step in (3, 2, 1):
-        upkeep.delete(step)
+        housekeeping.delete(step)
 
     assert steps_in(folder) == []
 
 
 def test_both_folders_are_locked_and_swept_once_and_let_go_of_together(
-    folder: Path, tmp_path: Path, upkeeps: list[Upkeep]
+    folder: Path, tmp_path: Path, upkeeps: list[Housekeeping]
 ) -> None:
     fast = tmp_path / "fast"
     saved(folder, 1)
@@ -241,7 +243,7 @@ def test_both_folders_are_locked_and_swept_once_and_let_go_of_together(
 
 
 def test_a_folder_that_is_locked_by_another_leaves_the_other_folder_free(
-    folder: Path, tmp_path: Path, upkeeps: list[Upkeep]
+    folder: Path, tmp_path: Path, upkeeps: list[Housekeeping]
 ) -> None:
     """The slow tier is in use, the fast one was locked first: it must not stay locked."""
     slow_alone, both, fast_alone = of(folder), of(tmp_path / "fast", folder), of(tmp_path / "fast")
@@ -255,64 +257,64 @@ def test_a_folder_that_is_locked_by_another_leaves_the_other_folder_free(
 
 
 def test_a_new_snapshot_goes_to_the_fast_tier_until_that_is_full_of_what_is_not_drained(
-    folder: Path, tmp_path: Path, upkeeps: list[Upkeep]
+    folder: Path, tmp_path: Path, upkeeps: list[Housekeeping]
 ) -> None:
     fast = tmp_path / "fast"
     saved(fast, 3, snap_dis=1)
     held = sum(path.stat().st_size for path in fast.glob("step-*/*"))
-    upkeep = of(fast, folder, keep=Keep(last=None), fast_bytes=held + 50_000)
-    upkeeps.append(upkeep)
-    upkeep.open_for_writing()
+    housekeeping = of(fast, folder, keep=Keep(last=None), fast_bytes=held + 50_000)
+    upkeeps.append(housekeeping)
+    housekeeping.open_for_writing()
 
-    assert upkeep.place(50_000) == Place(0)
-    refused = upkeep.place(50_001)
+    assert housekeeping.place(50_000) == Place(0)
+    refused = housekeeping.place(50_001)
     assert refused.tier == 1
     assert refused.why_not_nearer.startswith(f"the snapshot takes up to 50 kB, and {fast} has space for ")
     assert refused.why_not_nearer.endswith(
         f", of which snapshots that are not drained yet take {format_bytes(held)}"
     )
-    assert upkeep.next_to_drain(0.0) == 3
+    assert housekeeping.next_to_drain(0.0) == 3
     assert steps_in(fast) == [1, 2, 3]
 
     with SnapshotStore(folder, fast=fast, keep=Keep(last=None), report=None) as store:
-        upkeep.close()
+        housekeeping.close()
         store.drain()
-    upkeep.open_for_writing()
-    assert upkeep.next_to_drain(0.0) is None
-    assert upkeep.place(50_001) == Place(0)
+    housekeeping.open_for_writing()
+    assert housekeeping.next_to_drain(0.0) is None
+    assert housekeeping.place(50_001) == Place(0)
     assert steps_in(fast) == [2, 3], "the oldest made room: it is on the slow tier"
-    upkeep.hold([2])
-    assert "not drained" not in upkeep.place(held).why_not_nearer
+    housekeeping.hold([2])
+    assert "not drained" not in housekeeping.place(held).why_not_nearer
     assert steps_in(fast) == [2, 3]
 
 
 def test_without_a_limit_the_fast_tier_is_full_when_its_disk_is(
-    folder: Path, tmp_path: Path, upkeeps: list[Upkeep], monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, upkeeps: list[Housekeeping], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(tmp_path / "fast", 1)
-    upkeep = of(tmp_path / "fast", folder)
-    upkeeps.append(upkeep)
-    upkeep.open_for_writing()
+    housekeeping = of(tmp_path / "fast", folder)
+    upkeeps.append(housekeeping)
+    housekeeping.open_for_writing()
     monkeypatch.setattr(LocalTier, "free_bytes", lambda self: 1_000)
 
-    assert upkeep.place(1_000).tier == 0
-    assert upkeep.place(1_001).tier == 1
+    assert housekeeping.place(1_000).tier == 0
+    assert housekeeping.place(1_001).tier == 1
 
 
 def test_space_is_asked_of_the_slow_tier_and_counts_what_this_training_took_so_far(
-    folder: Path, upkeeps: list[Upkeep], monkeypatch: pytest.MonkeyPatch
+    folder: Path, upkeeps: list[Housekeeping], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(folder, 3, snap_dis=3)
-    upkeep = of(folder, keep=Keep(last=2))
-    upkeeps.append(upkeep)
-    upkeep.open_for_writing()
+    housekeeping = of(folder, keep=Keep(last=2))
+    upkeeps.append(housekeeping)
+    housekeeping.open_for_writing()
     stored = [path.stat().st_size for path in sorted(folder.rglob("part-*"))]
 
-    needed = upkeep.check_space(40_000, range(4, 30), Way("progressive", 3, "balance"))
+    needed = housekeeping.check_space(40_000, range(4, 30), EncodingConfig("progressive", 3, "balance"))
 
     # The largest is a baseline as those before; deltas are counted as they were, not as large as the state.
     assert abs(needed.largest_bytes - stored[0]) < 0.02 * stored[0]
     assert needed.kept_bytes < stored[0] + 2 * stored[1] + stored[0] * 1.1
     monkeypatch.setattr(LocalTier, "free_bytes", lambda self: 1_000)
     with pytest.raises(ConfigError, match=r"has 1 kB free, and snapshots will need .* is there already"):
-        upkeep.check_space(40_000, range(4, 30), WAY)
+        housekeeping.check_space(40_000, range(4, 30), WAY)

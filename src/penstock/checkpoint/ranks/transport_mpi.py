@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from penstock.checkpoint.ranks.mail import MOST_PAUSE_SECONDS, TIMEOUT_SECONDS
+from penstock.checkpoint.ranks.transport import MOST_PAUSE_SECONDS, TIMEOUT_SECONDS
 from penstock.errors import ConfigError, WaitTimeout
 
 
-def mpi_mail(communicator: Any = None, *, timeout_seconds: float = TIMEOUT_SECONDS) -> MpiMail:
+def mpi_transport(communicator: Any = None, *, timeout_seconds: float = TIMEOUT_SECONDS) -> MpiTransport:
     """Return new mail between the ranks of an MPI communicator; every rank of it calls this, in the same order.
 
     communicator: of mpi4py; it is duplicated, so that nothing else is sent over the copy. None: all ranks of the job.
@@ -25,10 +25,10 @@ def mpi_mail(communicator: Any = None, *, timeout_seconds: float = TIMEOUT_SECON
             'mpi4py.rc.thread_level = "multiple" before the first import of mpi4py.MPI, or ask for '
             "MPI_THREAD_MULTIPLE where you initialise MPI yourself; not every MPI library has it"
         )
-    return MpiMail((communicator or MPI.COMM_WORLD).Dup(), timeout_seconds=timeout_seconds)
+    return MpiTransport((communicator or MPI.COMM_WORLD).Dup(), timeout_seconds=timeout_seconds)
 
 
-class MpiMail:
+class MpiTransport:
     """Letters as messages of one communicator, all of one tag: MPI keeps those between two ranks in order.
 
     timeout_seconds: after which a letter that is too long to be sent ahead, and is not fetched, is given up.
