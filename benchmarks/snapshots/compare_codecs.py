@@ -53,7 +53,7 @@ from penstock.checkpoint.codecs.codec import SLACK_BYTES, Codec, Coder, Kind, Pa
 from penstock.checkpoint.codecs.ours import OwnCodec, model_bits
 from penstock.checkpoint.state.dtypes import DType, dtype_named
 from penstock.checkpoint.state.tensors import Bytes
-from penstock.policy.retention import Scheme, reference_of
+from penstock.policy.delta_schemes import Scheme, reference_of
 from penstock.simulate.snapshots import METHODS
 
 PEERS = Path(__file__).resolve().parent.parent / ".cache" / "snapshot-peers"

@@ -18,7 +18,7 @@ import torch
 from peer_saves import read_states
 
 from penstock.checkpoint.store import SnapshotStore
-from penstock.policy.keeping import Keep
+from penstock.policy.retention import Keep
 
 CAP_BYTES_PER_SECOND = 100 * 2**20
 MOST_SECONDS = 600
