@@ -180,7 +180,7 @@ def test_the_fastest_policy_that_the_loader_runs_is_named(
     assert main(["simulate", "loading", str(file), *_SMALL[3:], "--scaling", "1,2"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"1 rank: the fastest is .* of these the loader of this version runs frequency", out)
-    assert re.search(r"2 ranks: the fastest is .* the loader of this version runs staging", out)
+    assert re.search(r"2 ranks: the fastest is .* the loader of this version runs frequency-alone", out)
 
 
 def test_a_staging_buffer_without_room_for_batches_is_said(

@@ -62,6 +62,7 @@ def test_the_loader_keeps_what_one_rank_reads_most_in_its_own_memory() -> None:
     assert reason_of(frequency, job(tiers=0, ranks=4)) is None
 
     assert "other ranks" in str(reason_of(frequency, job(tiers=1, ranks=4)))
+    assert reason_of(policy_named("frequency-alone"), job(tiers=1, ranks=4)) is None
 
 
 def test_a_policy_of_ones_own_that_fills_each_ranks_memory_from_the_store_is_one_that_the_loader_runs() -> (
@@ -152,7 +153,7 @@ def test_frequency_keeps_by_rank_what_all_ranks_together_would() -> None:
     four = job(ranks=4, tiers=1)
     alone = Job(four.plan, four.sizes_bytes, four.machine, rank=2)
 
-    for name in ("frequency", "frequency-unordered"):
+    for name in ("frequency", "frequency-alone", "frequency-unordered"):
         by_all, by_one = (placement_of(policy_named(name), each, 2) for each in (four, alone))
         assert by_all.fill_order.tolist() == by_one.fill_order.tolist()
         assert by_all.tier_of.tolist() == by_one.tier_of.tolist()
@@ -333,6 +334,10 @@ def test_what_is_no_policy_is_refused_by_name(image_folder: Callable[..., Path])
 
     with pytest.raises(ConfigError, match="policy 'frequent' is not known; 'frequency' is meant, perhaps"):
         load("frequent")
+    named_alike = Keeps([(1, [1])])
+    named_alike.name = "frequency"
+    with pytest.raises(ConfigError, match="has the name of another, 'frequency': give it one of its own"):
+        load(named_alike)
     for wrong in (Keeps, 3, None):
         with pytest.raises(
             ConfigError, match=r"policy is .*; it is a name, such as 'frequency', or an object"

@@ -224,6 +224,8 @@ def test_a_run_may_begin_in_the_middle() -> None:
     # The step after the last of an epoch is the first of the next; that of the last epoch ends the run.
     assert np.array_equal(begun_at(0, 3, 3), begun_at(1, 0, 3))
     assert begun_at(2, 0, 0).size == 0
+    at_the_end = predict(plan, on, np.full(6, 100), limits=limits, first=(1, 3), step_seconds=0.5)
+    assert (at_the_end.spans.size, at_the_end.epochs()) == (0, [])
     with pytest.raises(ConfigError, match="step is 4; epoch 1 has 3 steps"):
         begun_at(1, 4, 0)
 

@@ -127,7 +127,12 @@ class NoLists(Lists):
 def test_lists_that_fail_where_no_sample_does_are_asked_for_no_more() -> None:
     dataset = NoLists()
 
-    with make(dataset, batch_size=40, epochs=1, shuffle=False, decoders=1) as loader:
+    with (
+        make(dataset, batch_size=40, epochs=1, shuffle=False, decoders=1) as loader,
+        pytest.warns(
+            RuntimeWarning, match=r"NoLists.__getitems__ raises NotImplementedError\(\) for .* one by one"
+        ),
+    ):
         assert [row for batch in loader for row in batch[1].tolist()] == list(range(200))
 
     assert len(dataset.asked) == 1

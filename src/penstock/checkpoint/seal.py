@@ -109,7 +109,7 @@ def seal(path: str | Path, *, replace: bool = False) -> Seal:
     target = seal_path(path)
     if target.exists() and not replace:
         raise ConfigError(
-            f"{path} is sealed already, by {target.name}: check it, or ask for it to be replaced"
+            f"{path} is sealed already, by {target.name}: check it, or seal it anew (--overwrite; replace=True)"
         )
     base = path if path.is_dir() else path.parent
     names = list(_names_of(path))

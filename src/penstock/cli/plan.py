@@ -35,7 +35,7 @@ def add_plan(commands: Any) -> None:
         "lower bound.",
         epilog="Sizes are lists and ranges: 10GB,20GB or 10GB..80GB*2 or 10GB..40GB+10GB; 0 leaves a tier out.\n"
         "What is not given stays as the scenario has it.\n"
-        "Example: penstock plan scenario1 --ranks 1 --memory 0,100MB --local-disk 0 --price memory=3/GB --within 6%%\n"
+        "Example: penstock plan scenario1 --ranks 1 --memory 0,100MB --local-disk 0 --price memory=3/GB --within 6%\n"
         "JSON: results[], one for each policy at each point; cheapest, least[], closest, fastest, front[] of them;\n"
         "all explained in docs/reference/plan-command.md.",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -56,7 +56,7 @@ def add(commands: Any) -> None:
         default=_SHARES,
         metavar="SHARES",
         help=f"shares of the data set that all ranks together hold: N C / F ({','.join(map(str, _SHARES))}); "
-        "N = every rank holds all samples; larger values change nothing",
+        "as much as the number of ranks: every rank holds all samples; more changes nothing",
     )
     add_output_options(parser)
     parser.set_defaults(run=_run)

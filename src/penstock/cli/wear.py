@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import parsed_amount, parsed_count, parsed_names, refuse_together
+from penstock.cli.options import parsed, parsed_amount, parsed_count, parsed_names, refuse_together
 from penstock.cli.output import Table, add_output_options, progress, show
 from penstock.errors import ConfigError
 
@@ -74,7 +74,9 @@ def add(commands: Any) -> None:
     snapshots.add_argument(
         "--parameters", metavar="P", help=f"scale every model to P weights ({_PARAMETERS:,})"
     )
-    snapshots.add_argument("--encodings", metavar="NAMES", help="of storing a snapshot (all seven)")
+    snapshots.add_argument(
+        "--encodings", metavar="NAMES", help="of a snapshot, with commas: complete, dynrle-chain, ... (all)"
+    )
     snapshots.add_argument("--snap-dis", metavar="D,...", help="snapshots between baselines (3,5,10)")
     life = parser.add_argument_group("its life")
     life.add_argument(
@@ -203,7 +205,10 @@ def _run_methods(options: argparse.Namespace, models: Sequence[SnapshotSizes], d
     methods = (
         METHODS
         if options.encodings is None
-        else [method_named(name) for name in parsed_names(options.encodings, "--encodings")]
+        else [
+            parsed("--encodings", method_named, name)
+            for name in parsed_names(options.encodings, "--encodings")
+        ]
     )
     distances: Sequence[int] = SNAP_DISTANCES
     if options.snap_dis is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -56,12 +57,15 @@ class DatasetFetcher:
         self, samples: list[int], origin: int, rests: list[int], at: Callable[[int], None], *, lasting: bool
     ) -> list[Any]:
         """Have the data set make samples, all by one call where it has `__getitems__`; see `Fetcher`."""
+        wrong = ""
         if self._get_list is not None and len(samples) > 1:
             at(samples[0])
             try:
                 values = list(self._get_list(samples))
-            except Exception:
+                wrong = f"returns {len(values)} samples"
+            except Exception as error:
                 values = []  # one by one: whose error it is shows then
+                wrong = f"raises {error!r:.200}"
             if len(values) == len(samples):
                 return values
         values = []
@@ -73,8 +77,15 @@ class DatasetFetcher:
             except Exception as error:
                 values.append(Failed(_noted(error, self.describe(sample))))
                 has_failed = True
-        if len(samples) > 1 and not has_failed:
-            self._get_list = None  # it fails where no sample does: each would be made twice, in every Load
+        if self._get_list is not None and len(samples) > 1 and not has_failed:
+            # It fails where no sample does: each would be made twice, in every Load.
+            self._get_list = None
+            warnings.warn(
+                f"{self.place}.__getitems__ {wrong} for {len(samples)} numbers, and __getitem__ works for each of "
+                "them: samples are asked for one by one from here on",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return values
 
     def close(self) -> None:

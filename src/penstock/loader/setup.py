@@ -265,7 +265,8 @@ def _pipeline(source: Source, config: LoaderConfig, probes: list[int], calls: Ca
     if calls is None:
         raise ConfigError(
             "transforms do not fix the shape of a sample, and no sample is read for a prediction: put "
-            "Resize((height, width)) or a crop among them, or make a loader and ask its predict()"
+            "Resize((height, width)) or a crop among them (DecodeRaw takes shape=), or make a loader and ask its "
+            "predict()"
         )
 
     def probe(sample: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from penstock.errors import ConfigError
 from penstock.policy.loading import Job, Loading, LoadingPolicy, NotSupported
-from penstock.simulate.policies import is_policy, policy_named
+from penstock.simulate.policies import is_policy, policy_named, policy_of
 
 
 def find_policy(name: str) -> LoadingPolicy:
@@ -45,8 +45,7 @@ def find_policy(name: str) -> LoadingPolicy:
         raise ConfigError(
             f"policy {name!r} lacks a name (text) or a prepare(job): see penstock.policy.loading.LoadingPolicy"
         )
-    made: LoadingPolicy = policy
-    return made
+    return policy_of(policy)
 
 
 def told_in_one_line(policy: LoadingPolicy) -> LoadingPolicy:

@@ -49,6 +49,7 @@ _LOOKS: dict[str, tuple[str, Any]] = {
     "frequency": (Colour.BLUE, "-"),
     "frequency-unordered": (Colour.BLUE, DOTTED),
     "frequency-cleanup": (Colour.BLUE, DASHED),
+    "frequency-alone": (Colour.BLUE, DASH_DOTTED),
     "hash-home": (Colour.DARK, DASH_DOTTED),
     "cover": (Colour.GREEN, "-"),
     "cover+local": (Colour.GREEN, DASHED),

@@ -436,26 +436,31 @@ class Frequency:
     """Keep what a rank itself reads most often, in its fastest tiers: HDMLP, later NoPFS.
 
     in_order: tiers are filled by first use; else by frequency.
+    is_alone: ranks do not read each other's tiers.
     cleanup_read: after the rank's last read of it a sample makes room for the next by frequency that is still read.
     Source: thesis, section 3.2.
     """
 
     in_order: bool = True
     cleanup_read: bool = False
+    is_alone: bool = False
 
     @property
     def name(self) -> str:
         """See `LoadingPolicy.name`."""
-        return (
-            "frequency" + ("" if self.in_order else "-unordered") + ("-cleanup" if self.cleanup_read else "")
+        words = (
+            ("-unordered", not self.in_order),
+            ("-cleanup", self.cleanup_read),
+            ("-alone", self.is_alone),
         )
+        return "frequency" + "".join(word for word, applies in words if applies)
 
     def prepare(self, job: Job) -> Loading:
         """See `LoadingPolicy.prepare`."""
         fills: list[Fill] = []
         spares: list[Ids] = [np.empty(0, np.int64) for _ in range(job.ranks)]
         for rank in job.asking:
-            if self == Frequency():
+            if self.in_order and not self.cleanup_read:
                 kept = keep_by_frequency(job.plan, rank, job.sizes_bytes, job.worthwhile_bytes())
                 fills += _fills_of(rank, kept, "store")
                 continue
@@ -472,7 +477,7 @@ class Frequency:
             fills += _fills_of(rank, Kept(listed_kept, tiers), "store")
         return Loading(
             fills,
-            stages_from_peers=True,
+            stages_from_peers=not self.is_alone,
             drops=self.cleanup_read,
             spares=spares if self.cleanup_read else None,
         )

@@ -17,7 +17,7 @@ from penstock.trace.schema import SOURCE
 from penstock.units import format_bytes
 
 #: The loading policies of the package that the loader follows.
-LOADER_POLICIES = ("frequency", "frequency-unordered", "staging")
+LOADER_POLICIES = ("frequency", "frequency-alone", "frequency-unordered", "staging")
 #: Batch slots that the loader has at least: the training holds one, one is complete, one is being filled.
 LEAST_SLOTS = 3
 
@@ -77,7 +77,7 @@ def why_not_run(policy: LoadingPolicy, loading: Loading, job: Job) -> str | None
         if reason := why_not_kept(tier):
             return reason
     if machine.ranks > 1 and loading.stages_from_peers and any(fill.samples.size for fill in loading.fills):
-        return "the loader reads no samples from other ranks' memory"
+        return "the loader reads no samples from other ranks' memory; of frequency it runs frequency-alone"
     return None
 
 

@@ -451,6 +451,14 @@ def predict(
             "step_seconds is not given and machine.compute is unknown: say how long the training takes for a batch"
         )
     first = plan.first_of_run(rank, *first)
+    about: dict[str, Any] = {
+        "time": "virtual",
+        "rank": rank,
+        "policy": chosen.name,
+        "first_step": list(first),
+    }
+    if first[0] == plan.epochs:  # the end
+        return Trace(np.empty(0, SPAN), about)
     read = steps_of(plan, [rank], [plan.string(rank)], first)
     has_batch = np.diff(read.bounds[0]) > 0
     each: NDArray[np.float64] | None = None
@@ -477,6 +485,4 @@ def predict(
         first_ask_seconds=first_ask_seconds,
         has_spans=True,
     )
-    return Trace(
-        run.spans, {"time": "virtual", "rank": rank, "policy": chosen.name, "first_step": list(first)}
-    )
+    return Trace(run.spans, about)

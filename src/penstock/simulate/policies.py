@@ -34,6 +34,7 @@ _POLICIES: dict[str, LoadingPolicy] = {
         Frequency(),
         Frequency(in_order=False),
         Frequency(cleanup_read=True),
+        Frequency(is_alone=True),
         OneHome("hash"),
         OneHome("cover"),
         OneHome("cover", reads_locally=True),
@@ -62,6 +63,11 @@ def policy_of(policy: str | LoadingPolicy) -> LoadingPolicy:
     """
     if isinstance(policy, str):
         return policy_named(policy)
+    if getattr(policy, "name", None) in POLICY_NAMES and policy != _POLICIES[policy.name]:
+        raise ConfigError(
+            f"policy {policy!r} has the name of another, {policy.name!r}: give it one of its own, by which traces and "
+            "tables tell it apart"
+        )
     if not is_policy(policy):
         raise ConfigError(
             f"policy is {policy!r}; it is a name, such as 'frequency', or an object with a name and prepare(job): see "

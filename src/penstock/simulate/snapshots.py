@@ -77,7 +77,7 @@ def method_named(name: str) -> Method:
         if method.name == name:
             return method
     known = ", ".join(method.name for method in known_methods)
-    raise ConfigError(f"{name!r} is no method; the known ones are {known}")
+    raise ConfigError(f"{name!r} is no encoding; the known ones are {known}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -456,6 +456,7 @@ def _check(transforms: tuple[Transform, ...], dtype: str, layout: str) -> None:
                     f"{label} takes no pictures, and the other steps of Penstock do: drop it or them"
                 )
             is_picture = False
+            _check_fits(label, step, dtype)
         elif not _is_built_in(step):
             if not callable(step):
                 raise ConfigError(f"{label} is neither a transform of Penstock nor callable")
@@ -477,6 +478,16 @@ def _check(transforms: tuple[Transform, ...], dtype: str, layout: str) -> None:
             raise ConfigError(
                 f"dtype is {dtype!r}; it is one of {', '.join(IMAGE_DTYPES)} or a NumPy number type"
             )
+
+
+def _check_fits(label: str, step: DecodeRaw, dtype: str) -> None:
+    """Refuse numbers that a batch would hold as others: they wrap around, or lose what is behind the point."""
+    held = np.dtype(IMAGE_DTYPES.get(dtype, dtype)) if dtype != "bfloat16" else np.dtype("float32")
+    stored = np.dtype(step.dtype)
+    if held.kind in "iub" and not np.can_cast(stored, held, "safe"):
+        raise ConfigError(
+            f"{label} reads {stored.name}, which dtype={dtype!r} cannot hold: give dtype={stored.name!r}, or a float"
+        )
 
 
 def _known_shape(transforms: tuple[Transform, ...], layout: str) -> tuple[int, ...] | None:
