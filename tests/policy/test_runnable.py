@@ -193,6 +193,28 @@ def test_a_policy_that_keeps_what_cannot_be_kept_is_named_with_rank_and_tier(
         placement_of(Keeps(fills), job(), 0)
 
 
+def test_a_policy_that_answers_for_other_ranks_alone_is_named_with_both() -> None:
+    all_ranks = job(ranks=4)
+    asked_for_two = Job(all_ranks.plan, all_ranks.sizes_bytes, all_ranks.machine, rank=2)
+
+    class Other:
+        name = "other"
+
+        def __init__(self, *ranks: int) -> None:
+            self.ranks = ranks
+
+        def prepare(self, job: Job) -> Loading:
+            return Loading([Fill(rank, 1, np.arange(2)) for rank in self.ranks])
+
+    with pytest.raises(
+        ConfigError,
+        match="policy 'other' was asked what rank 2 keeps and fills tier 1 of rank 0, 3 alone: answer for",
+    ):
+        placement_of(Other(0, 3), asked_for_two, 2)
+    assert placement_of(Other(0, 1, 2, 3), asked_for_two, 2).fill_order.tolist() == [0, 1]
+    assert placement_of(Other(), asked_for_two, 2).fill_order.size == 0
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("tier_number", [1, 2])
 def test_hits_may_claim_no_more_than_a_tier_holds_at_one_time(ranks: int, tier_number: int) -> None:

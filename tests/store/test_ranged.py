@@ -298,6 +298,30 @@ class TestHostile:
             monkeypatch.setattr(chunks, "extents", lambda ids, answer=answer: answer)
             with pytest.raises(ConfigError, match="must be three arrays int64"):
                 extents_of(chunks, self.IDS)
+        monkeypatch.setattr(chunks, "extents", lambda ids: 5)
+        with pytest.raises(ConfigError, match=r"must be three arrays int64\[3\], not int64\[\]"):
+            extents_of(chunks, self.IDS)
+
+    def test_what_belongs_to_extents_is_asked_for_by_name(
+        self, chunks: Chunks, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(chunks, "unit_bytes", lambda units: [1, 2])
+        with pytest.raises(
+            ConfigError, match=r"unit_bytes\(\) of 3 units must be int64\[3\], not int64\[2\]"
+        ):
+            extents_of(chunks, self.IDS)
+        monkeypatch.setattr(chunks, "unit_bytes", None)
+        monkeypatch.setattr(chunks, "read_ranges", None)
+        with pytest.raises(ConfigError, match="has no unit_bytes and no read_ranges: give it those of"):
+            extents_of(chunks, self.IDS)
+
+    def test_an_error_in_a_sources_own_code_says_what_was_asked(
+        self, chunks: Chunks, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(chunks, "extents", lambda ids: ids.nothing)
+        with pytest.raises(AttributeError) as raised:
+            extents_of(chunks, self.IDS)
+        assert raised.value.__notes__ == [f"while asking {chunks!r} for extents of 3 numbers"]
 
     def test_a_source_that_stops_telling_is_refused(
         self, chunks: Chunks, monkeypatch: pytest.MonkeyPatch

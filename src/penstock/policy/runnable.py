@@ -159,6 +159,13 @@ def prepared(policy: LoadingPolicy, job: Job) -> Loading:
                 f"{where} with {nbytes[fill.rank, fill.tier]:,} bytes, and it holds {room:,}: keep fewer samples"
             )
         of_ranks[fill.rank].append(fill.samples)
+    answered = sorted({fill.rank for fill in loading.fills})
+    if job.rank is not None and answered and job.rank not in answered:
+        others = ", ".join(map(str, answered))
+        raise ConfigError(
+            f"policy {name!r} was asked what rank {job.rank} keeps and fills tier {loading.fills[0].tier} of rank "
+            f"{others} alone: answer for the ranks of job.asking, with Fill(rank, tier, []) where one keeps nothing"
+        )
     for what, arrays in (("strings", loading.strings), ("hits", loading.hits)):
         if arrays is not None and [each.size for each in arrays] != [each.size for each in job.strings]:
             raise ConfigError(

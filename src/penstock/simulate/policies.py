@@ -69,8 +69,13 @@ def policy_of(policy: str | LoadingPolicy) -> LoadingPolicy:
             "tables tell it apart"
         )
     if not is_policy(policy):
+        what = (
+            f"the class {policy.__name__}: give an object of it"
+            if isinstance(policy, type)
+            else f"{policy!r}"
+        )
         raise ConfigError(
-            f"policy is {policy!r}; it is a name, such as 'frequency', or an object with a name and prepare(job): see "
+            f"policy is {what}; it is a name, such as 'frequency', or an object with a name and prepare(job): see "
             "penstock.policy.loading.LoadingPolicy"
         )
     return policy

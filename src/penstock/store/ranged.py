@@ -46,23 +46,36 @@ def extents_of(source: Source, ids: Ids) -> tuple[Extents, Failed] | None:
     ids: int64[n], samples that exist.
     Returns: the extents; and those that cannot be, ascending: index and a DataError that names sample, unit and offset.
         Their unit is -1.
-    Raises: ConfigError if the source answers with other than three arrays int64[n].
+    Raises: ConfigError if the source answers with other than three arrays int64[n], or lacks `unit_bytes` or
+        `read_ranges`; what its own code raises, with a note.
     """
     ask: Any = getattr(source, "extents", None)
-    answer = None if ask is None else ask(ids)
+    answer = None if ask is None else _asked(source, "extents", ids)
     if answer is None:
         return None
-    arrays = [np.array(array) for array in answer]
+    arrays = (
+        [np.array(array) for array in answer] if isinstance(answer, (tuple, list)) else [np.array(answer)]
+    )
     if len(arrays) != 3 or any(array.dtype != np.int64 or array.shape != ids.shape for array in arrays):
         found = ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
         raise ConfigError(
             f"{source!r}: extents() of {ids.size} samples must be three arrays int64[{ids.size}], not {found}"
         )
-    ranged: Any = source
+    lacking = [name for name in ("unit_bytes", "read_ranges") if not callable(getattr(source, name, None))]
+    if lacking:
+        raise ConfigError(
+            f"{source!r} tells where samples lie and has no {' and no '.join(lacking)}: give it those of "
+            "penstock.store.RangedSource, or leave extents out"
+        )
     units, offsets, lengths = arrays
     sizes = source.sizes_bytes[ids]
     is_negative = (units < 0) | (offsets < 0) | (lengths < 0)
-    room = ranged.unit_bytes(np.where(is_negative, 0, units))
+    room = np.array(_asked(source, "unit_bytes", np.where(is_negative, 0, units)))
+    if room.dtype != np.int64 or room.shape != ids.shape:
+        raise ConfigError(
+            f"{source!r}: unit_bytes() of {ids.size} units must be int64[{ids.size}], not "
+            f"{room.dtype}{list(room.shape)}"
+        )
     rules: list[tuple[NDArray[np.bool_], Callable[[int], str]]] = [
         (is_negative, lambda k: "unit, offset and length cannot be negative"),
         # Compared so that nothing overflows.
@@ -78,6 +91,14 @@ def extents_of(source: Source, ids: Ids) -> tuple[Extents, Failed] | None:
             failed.setdefault(index, _wrong(source, ids, extents, index, rule(index)))
     extents.units[list(failed)] = -1
     return extents, sorted(failed.items())
+
+
+def _asked(source: Source, method: str, of: Ids) -> Any:
+    try:
+        return getattr(source, method)(of)
+    except Exception as error:
+        error.add_note(f"while asking {source!r} for {method} of {of.size} numbers")
+        raise
 
 
 def read_merged(source: Source, read: MergedRead, ids: Ids, into: Bytes, begins: Ids) -> Failed:
