@@ -209,7 +209,7 @@ def test_a_policy_draws_from_the_loaders_seed_where_it_runs_and_where_it_is_pred
             asked.append(job.seed)
             return super().prepare(job)
 
-    config = of_photos(image_folder(), seed=7, policy=Draws(), memory="32 MiB", machine=machine())
+    config = of_photos(image_folder(), seed=7, policy=Draws(name="draws"), memory="32 MiB", machine=machine())
     with Loader(config, report=None) as loader:
         loader.predict(step_seconds=0.01)
     penstock.predict(config, step_seconds=0.01)

@@ -149,7 +149,7 @@ def test_a_larger_model_has_every_size_in_proportion() -> None:
 
 def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        ConfigError, match="'zip' is no method; the known ones are complete, gzip, gzip-delta"
+        ConfigError, match="'zip' is no encoding; the known ones are complete, gzip, gzip-delta"
     ):
         method_named("zip")
 
