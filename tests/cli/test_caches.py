@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.cli.typed import run_command
 
-from penstock.cli import caches, sharing
+from penstock.cli import caches
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.recordings.references import References, write_references
 from penstock.simulate.caches import hit_ratios
@@ -112,31 +112,13 @@ def test_ranks_that_share_an_order_are_told_of_caches_that_they_agree_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run("--samples", "400", "--ranks", "4", "--epochs", "3", "--batch-size", "40", "--sizes", "1%,10%,50%")
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if "simulate sharing" in line)
+    told = capsys.readouterr().out
     run("--samples", "400", "--ranks", "4", "--sizes", "10%", "--subsets")
     run("--samples", "400", "--ranks", "4", "--sizes", "10%", "--order", "bundle")
     run("--samples", "400", "--sizes", "10%")
 
-    assert line == (
-        "  penstock simulate sharing --samples 400 --ranks 4 --epochs 3 --batch-size 40 --seed 0 --memory 0.01,0.1,0.5"
-    )
-    assert "simulate sharing" not in capsys.readouterr().out
-
-
-def test_the_command_for_agreed_caches_counts_the_same_job(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of its MIN per rank, which need not keep what a step brings in, this command's is a little less."""
-    words = ("--samples", "400", "--ranks", "4", "--epochs", "3", "--batch-size", "40", "--sizes", "10%,50%")
-    data = run_json(capsys, *words, "--policies", "min", "--order", "full")
-    run(*words)
-    command = next(line for line in capsys.readouterr().out.splitlines() if "simulate sharing" in line)
-    run_command(sharing, *command.split()[2:], "--json")
-
-    points = json.loads(capsys.readouterr().out)["results"]
-    (curve,) = data["results"]
-    assert [point["samples_held"] for point in points] == [4 * size for size in data["cache_samples"]]
-    for point, hit_ratio, bound in zip(points, curve["hit_ratio"], data["bound_hit_ratio"], strict=True):
-        assert hit_ratio <= point["policies"]["MIN per rank"]["local_share"] < hit_ratio + 0.02
-        assert point["least_store_reads_share"] == pytest.approx(1 - bound)
+    assert "penstock simulate loading SCENARIO --policies hash-home,cover,cover+local,push" in told
+    assert "simulate loading" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("size", ["1e30%", "4000000000000000000"])

@@ -243,7 +243,6 @@ def test_what_a_locale_has_no_letter_for_is_escaped(tmp_path: Path) -> None:
     [
         ["simulate", "loading", "/nowhere.toml"],
         ["simulate", "layout", "/nowhere.toml"],
-        ["simulate", "sharing", "--ranks", "0"],
         ["simulate", "caches", "--samples", "0"],
         ["simulate", "bundles", "--epochs", "0"],
         ["simulate", "wear", "--recording", "/nowhere.txt"],
@@ -276,7 +275,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, capsys: pytest.Captu
 
 def test_who_reads_the_output_may_stop_early() -> None:
     command = "import sys; from penstock.cli.main import main; sys.exit(main())"
-    arguments = ["simulate", "sharing", "--samples", "1000", "--memory", "1"]
+    arguments = ["simulate", "caches", "--samples", "1000", "--policies", "lru"]
     with subprocess.Popen(
         [sys.executable, "-c", command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
@@ -294,9 +293,9 @@ def test_too_little_memory_is_said_in_a_line(
     def allocate(_options: object) -> None:
         raise MemoryError("Unable to allocate 7.28 TiB")
 
-    monkeypatch.setattr("penstock.cli.sharing._run", allocate)
+    monkeypatch.setattr("penstock.cli.caches._run", allocate)
 
-    assert main(["simulate", "sharing"]) == 1
+    assert main(["simulate", "caches"]) == 1
     assert capsys.readouterr().err.startswith(
         "penstock: not enough memory: Unable to allocate 7.28 TiB; ask for"
     )

@@ -1,5 +1,6 @@
 """Samples handed on to their next user: against a plain simulation, and against every other choice there is."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, Explicit, FullShuffle, Sequential
 from penstock.policy import decide_push
-from penstock.policy.push import Handed, decide_min
+from penstock.policy.push import Handed
 from penstock.trace.schema import SOURCE
 
 Job = tuple[AccessPlan, list[int], list[list[int]]]
@@ -174,27 +175,25 @@ def test_one_rank_keeps_as_much_as_any_policy_can() -> None:
 def test_alone_a_rank_hits_as_often_as_min_does(job: Job) -> None:
     """Against MIN told another way: equal sizes, one tier, the cache as the set of next uses."""
     plan, _, capacities = job
-    for rank in range(plan.ranks):
-        room = sum(capacities[rank]) // 7
-        steps = [[sample for by, _, sample in reads if by == rank] for reads in _reads(plan)]
-        hits, cache = 0, dict[int, int]()
-        for step, batch in enumerate(steps):
-            hits += sum(sample in cache for sample in set(batch))
-            for sample in set(batch):
-                cache.pop(sample, None)
-            for sample in set(batch):
-                uses = (later for later in range(step + 1, len(steps)) if sample in steps[later])
-                if (use := next(uses, None)) is not None:
-                    cache[sample] = use
-            for sample in sorted(cache, key=lambda each: cache[each], reverse=True)[
-                : max(0, len(cache) - room)
-            ]:
-                del cache[sample]
+    plan = replace(plan, ranks=1)
+    room = sum(capacities[0]) // 7
+    steps = [[sample for _, _, sample in reads] for reads in _reads(plan)]
+    hits, cache = 0, dict[int, int]()
+    for step, batch in enumerate(steps):
+        hits += sum(sample in cache for sample in set(batch))
+        for sample in set(batch):
+            cache.pop(sample, None)
+        for sample in set(batch):
+            uses = (later for later in range(step + 1, len(steps)) if sample in steps[later])
+            if (use := next(uses, None)) is not None:
+                cache[sample] = use
+        for sample in sorted(cache, key=lambda each: cache[each], reverse=True)[: max(0, len(cache) - room)]:
+            del cache[sample]
 
-        kept = decide_min(plan, rank, [7] * plan.samples, [room * 7])
+    kept = decide_push(plan, 0, [7] * plan.samples, [room * 7])
 
-        assert int((kept.tiers > 0).sum()) == hits
-        assert not kept.is_sent.any()
+    assert int((kept.tiers > 0).sum()) == hits
+    assert not kept.is_sent.any()
 
 
 def test_where_all_ranks_read_everything_nothing_is_handed_on() -> None:

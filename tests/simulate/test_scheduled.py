@@ -18,7 +18,7 @@ from penstock.plan import AccessPlan, Explicit, FullShuffle
 from penstock.policy.loading import Fill, Job, Loading
 from penstock.policy.push import decide_push
 from penstock.simulate.policies import policy_named
-from penstock.simulate.scheduled import run_job, simulate_job
+from penstock.simulate.scheduled import ORIGINS, run_job, simulate_job
 
 QUICK = Curve.flat(1e12)
 
@@ -185,6 +185,33 @@ def test_what_comes_too_late_is_read_from_the_store() -> None:
 
     assert run.reads[:, 0].tolist() == [2, 2]
     assert 20 + 10 + 20 <= run.step_end_seconds[-1] <= 20 + 10 + 20 + 10.1
+
+
+@pytest.mark.parametrize(
+    ("policy", "tier", "peer", "store"),
+    [
+        ("hash-home", 0.225, 0.675, 0.1),
+        ("cover", 0.366, 0.534, 0.1),
+        ("cover+local", 0.84, 0.06, 0.1),
+        ("push", 0.87, 0.0, 0.13),
+    ],
+)
+def test_reads_come_from_where_theory_says(policy: str, tier: float, peer: float, store: float) -> None:
+    """Four ranks hold the data set once for ten epochs: a quarter of a hash's homes is one's own."""
+    memory = StorageClass("memory", 1_000, 1, QUICK)
+    machine = _machine(4, store=1e3, link=1e9, staging=400, threads=4, tiers=[memory])
+    job = Job(
+        AccessPlan(FullShuffle(400, 1), 80, 10, 4), np.full(400, 10), replace(machine, compute=Rate(50.0))
+    )
+
+    reads = simulate_job(job, policy_named(policy)).reads.sum(axis=0)
+
+    shares = dict(zip(ORIGINS, (reads / reads.sum()).tolist(), strict=True))
+    found = [
+        shares[name] + shares[f"staged from {of}"] for name, of in (("tier", "a tier"), ("peer", "a peer"))
+    ]
+    assert found == pytest.approx([tier, peer], abs=0.03)
+    assert 1 - sum(found) == pytest.approx(store, abs=0.03)
 
 
 # -- Before the training, and on demand

@@ -145,7 +145,7 @@ def _run_job(options: argparse.Namespace) -> None:
         panels = [cache_panel(title, shares, lines, behind) for title, lines in drawn.items()]
         return draw_caches(panels, "samples" if job.ranks == 1 else "a rank's share")
 
-    show(options, _job_data(job, shares, curves, bound), tables, _job_notes(job, orders, shares), draw)
+    show(options, _job_data(job, shares, curves, bound), tables, _job_notes(job, orders), draw)
 
 
 def _check_memory(samples: int, epochs: int, ranks: int) -> None:
@@ -153,7 +153,7 @@ def _check_memory(samples: int, epochs: int, ranks: int) -> None:
     check_memory("--samples", samples, 16 * max(epochs, 1) / max(ranks, 1))
 
 
-def _job_notes(job: Job, orders: Sequence[OrderName], shares: Sequence[float]) -> list[str]:
+def _job_notes(job: Job, orders: Sequence[OrderName]) -> list[str]:
     notes = [
         f"{job.samples:,} samples, {job.epochs} epochs, {_who(job)}, seed {job.seed}. "
         "Hit rates in % of all requests, the first epoch's included."
@@ -164,20 +164,11 @@ def _job_notes(job: Job, orders: Sequence[OrderName], shares: Sequence[float]) -
             "is bounded by MIN."
         )
         if job.batch_size % job.ranks == 0 and any(order.name == "full" for order in orders):
-            notes += _agreed_caches(job, shares)
+            notes.append(
+                "Caches that ranks agree on: penstock simulate loading SCENARIO --policies "
+                "hash-home,cover,cover+local,push (docs/reference/sharing.md)"
+            )
     return notes
-
-
-def _agreed_caches(job: Job, shares: Sequence[float]) -> list[str]:
-    """Say how caches of these sizes are counted where the ranks agree on who keeps what."""
-    easy = [share for share in shares if round(100 * share, 9) in _EASY_PERCENT]
-    chosen = easy or [*shares[:: -(-len(shares) // len(_EASY_PERCENT))]]
-    # Both commands call the size of a cache its share of the data: c of each rank's share is N C / F of all of it.
-    return [
-        "Caches that ranks agree on (hash, frequency, cover, push, cover + local), under the same job's full shuffle:",
-        f"  penstock simulate sharing --samples {job.samples} --ranks {job.ranks} --epochs {job.epochs} "
-        f"--batch-size {job.batch_size} --seed {job.seed} --memory {','.join(f'{c:.10g}' for c in chosen)}",
-    ]
 
 
 def _who(job: Job) -> str:

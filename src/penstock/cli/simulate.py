@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from penstock.cli import bundles, caches, layout, loading, sharing, wear
+from penstock.cli import bundles, caches, layout, loading, wear
 
 
 def add_simulate(commands: Any) -> None:
@@ -14,5 +14,5 @@ def add_simulate(commands: Any) -> None:
         "simulate", help="predict loading, caches and SSD wear, before a run or a purchase"
     )
     kinds = group.add_subparsers(required=True, metavar="WHAT")
-    for command in (loading, sharing, layout, caches, bundles, wear):
+    for command in (loading, layout, caches, bundles, wear):
         command.add(kinds)

@@ -87,15 +87,15 @@ def first_steps(plan: AccessPlan) -> Ids:
     return np.concatenate(([0], np.cumsum(steps))).astype(np.int64)
 
 
-def readers_of_epoch(plan: AccessPlan, epoch: int, begin: int = 0, end: int | None = None) -> tuple[Ids, Ids]:
-    """Return the samples at the epoch's positions [begin, end) and the rank that reads each, both int64.
+def readers_of_epoch(plan: AccessPlan, epoch: int) -> tuple[Ids, Ids]:
+    """Return the samples of an epoch, by position, and the rank that reads each, both int64.
 
     Raises: ConfigError where several ranks read the same position.
     """
     check_partition(plan)
     split = _split_of(plan)
     length = plan.length(epoch)
-    positions = np.arange(begin, length if end is None else min(end, length))
+    positions = np.arange(length)
     samples = plan.sample_at(epoch, positions)
     offsets = positions % plan.batch_size
     in_full = positions < length - length % plan.batch_size

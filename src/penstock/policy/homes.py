@@ -9,10 +9,10 @@ Three of them, each a `Homes`:
 - `place_cover`: every sample one home first, with the rank that reads it most often as far as room goes, and
   copies by frequency in what room is left.
 
-Measured on 20,000 samples over 50 epochs on 4 ranks that hold the data set once between them: 2.0 % of the reads go
-to the shared store with `cover`, which is once per sample and so the least possible, 19.5 % with `frequency`
-(`penstock simulate sharing`). One home each, by hash, gives the 2.0 % as well; `cover` beyond that reads more of it
-locally, uses the faster tiers for what is read most, and knows what is worth a place where the data do not fit.
+Measured on 20,000 samples over 50 epochs on 4 ranks that hold the data set once between them: `cover` reads each
+sample once from the shared store, which is the least possible, `frequency` ten times (docs/reference/sharing.md). One
+home each, by hash, is as good there; `cover` beyond that reads more locally, uses the faster tiers for what is read
+most, and knows what is worth a place where the data do not fit.
 """
 
 from __future__ import annotations

@@ -70,6 +70,8 @@ def decide_push(plan: AccessPlan, rank: int, sizes_bytes: ArrayLike, capacities_
     Time: O(n log n) for the rank's n reads, and O(F log F) per epoch where epochs repeat samples.
     Raises: ConfigError for sizes or capacities that cannot be, or a split by which several ranks read a sample.
     """
+    from penstock.policy import _push_kernels as kernels  # loads numba
+
     check_partition(plan)
     string = plan.string(rank)
     steps = steps_of_reads(plan, rank)
@@ -77,38 +79,6 @@ def decide_push(plan: AccessPlan, rank: int, sizes_bytes: ArrayLike, capacities_
         from_rank, arrives = _last_reads_with_repeats(plan, rank, string.size)
     else:
         from_rank, arrives = _last_reads(plan, string, steps)
-    return _keep_nearest(plan, rank, string, steps, from_rank, arrives, sizes_bytes, capacities_bytes)
-
-
-def decide_min(plan: AccessPlan, rank: int, sizes_bytes: ArrayLike, capacities_bytes: ArrayLike) -> Handed:
-    """Decide what the rank still has of its own when it reads, by Belady's MIN on its own string alone.
-
-    The same decision as `decide_push`, but nobody hands anything on: the best that a rank can do for itself, without
-    an agreement. What it will not read again is not kept.
-    Source: Belady 1966, section 3 (MIN), with bypassing.
-    """
-    string = plan.string(rank)
-    steps = steps_of_reads(plan, rank)
-    order = np.argsort(string, kind="stable")
-    again = np.flatnonzero(string[order[1:]] == string[order[:-1]])
-    arrives = np.full(string.size, -1, np.int64)
-    arrives[order[again + 1]] = steps[order[again]]
-    from_rank = np.where(arrives >= 0, rank, -1).astype(np.int32)
-    return _keep_nearest(plan, rank, string, steps, from_rank, arrives, sizes_bytes, capacities_bytes)
-
-
-def _keep_nearest(
-    plan: AccessPlan,
-    rank: int,
-    string: Ids,
-    steps: Ids,
-    from_rank: NDArray[np.int32],
-    arrives: Ids,
-    sizes_bytes: ArrayLike,
-    capacities_bytes: ArrayLike,
-) -> Handed:
-    from penstock.policy import _push_kernels as kernels  # loads numba
-
     sizes = as_sizes(sizes_bytes, plan.samples)
     room = as_capacities(capacities_bytes, plan.ranks, sizes)[rank]
     tiers = np.full(string.size, SOURCE, np.int8)
