@@ -473,6 +473,7 @@ def test_the_shape_is_known_beforehand_where_the_transforms_fix_it(layout: str) 
         ([len], {"dtype": "quux"}, "dtype is 'quux'"),
         ([len, DecodeRaw("uint8")], {}, r"transform 1 \(DecodeRaw.*takes the stored bytes: put it first"),
         ([DecodeRaw("float32")], {"dtype": "uint8"}, "reads float32, which dtype='uint8' cannot hold"),
+        ([DecodeRaw("int64")], {"dtype": "quux"}, "dtype is 'quux'; it is one of"),
         ([DecodeRaw("int64")], {"dtype": "int32"}, "reads int64, which dtype='int32' cannot hold"),
         ([DecodeRaw("uint8"), Resize(8)], {}, r"transform 0 \(DecodeRaw.*takes no pictures"),
     ],

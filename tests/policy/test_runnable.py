@@ -360,7 +360,7 @@ def test_what_is_no_policy_is_refused_by_name(image_folder: Callable[..., Path])
     named_alike.name = "frequency"
     with pytest.raises(ConfigError, match="has the name of another, 'frequency': give it one of its own"):
         load(named_alike)
-    for wrong in (Keeps, 3, None):
+    for wrong in (Keeps, type("Named", (Keeps,), {"name": "frequency"}), 3, None):
         with pytest.raises(
             ConfigError, match=r"policy is .*; it is a name, such as 'frequency', or an object"
         ):

@@ -298,6 +298,8 @@ class TestHostile:
             monkeypatch.setattr(chunks, "extents", lambda ids, answer=answer: answer)
             with pytest.raises(ConfigError, match="must be three arrays int64"):
                 extents_of(chunks, self.IDS)
+        monkeypatch.setattr(chunks, "extents", lambda ids: np.stack(Chunks.extents(chunks, ids)))
+        assert extents_of(chunks, self.IDS) is not None
         monkeypatch.setattr(chunks, "extents", lambda ids: 5)
         with pytest.raises(ConfigError, match=r"must be three arrays int64\[3\], not int64\[\]"):
             extents_of(chunks, self.IDS)

@@ -719,7 +719,7 @@ class Engine:
                 self._compiled = None
                 self._inbox.append(partial(self._use, loop))
         asked_seconds = self._ask_for_lock(worker, delay) if self._watches_lock else None
-        delay.begin(surely=False)
+        delay.begin()
         begin, computed, taken = self._clock(), time.thread_time(), delay.taken_seconds
         failed, own_reads = self._fetch_and_decode(load, partial(self._note, worker), ring, delay)
         cpu_seconds = time.thread_time() - computed
@@ -798,8 +798,7 @@ class Engine:
         if origin == STAGING:
             pairs = [self._bytes[entry] for entry in entries]
             return [each for each, _ in pairs], pairs[0][1] if len(pairs) == 1 else NO_FLOW
-        if origin == SOURCE:  # whether that is slow is not to be guessed at
-            delay.begin()
+        delay.begin()
         begin, computed = self._clock(), time.thread_time()
         data = self._fetcher.fetch(samples, origin, rests, at, lasting=False)
         end, computed = self._clock(), time.thread_time() - computed

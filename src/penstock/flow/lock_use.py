@@ -57,9 +57,9 @@ class RunDelay:
         except (IndexError, ValueError):
             return 0.0
 
-    def begin(self, *, surely: bool = True) -> None:
-        """Take note that work begins. surely: also where the work before hardly waited for anything."""
-        if surely or self._has_waited:
+    def begin(self) -> None:
+        """Take note that work begins. Where the work before hardly waited for anything, the kernel is not asked."""
+        if self._has_waited:
             self._known_seconds = self.seconds()
 
     def left_of(self, wall_seconds: float, cpu_seconds: float) -> float:

@@ -62,12 +62,11 @@ class DatasetFetcher:
             at(samples[0])
             try:
                 values = list(self._get_list(samples))
+                if len(values) == len(samples):
+                    return values
                 wrong = f"returns {len(values)} samples"
-            except Exception as error:
-                values = []  # one by one: whose error it is shows then
+            except Exception as error:  # one by one: whose error it is shows then
                 wrong = f"raises {error!r:.200}"
-            if len(values) == len(samples):
-                return values
         values = []
         has_failed = False
         for sample in samples:
@@ -77,7 +76,7 @@ class DatasetFetcher:
             except Exception as error:
                 values.append(Failed(_noted(error, self.describe(sample))))
                 has_failed = True
-        if self._get_list is not None and len(samples) > 1 and not has_failed:
+        if wrong and not has_failed:
             # It fails where no sample does: each would be made twice, in every Load.
             self._get_list = None
             warnings.warn(

@@ -63,11 +63,6 @@ def policy_of(policy: str | LoadingPolicy) -> LoadingPolicy:
     """
     if isinstance(policy, str):
         return policy_named(policy)
-    if getattr(policy, "name", None) in POLICY_NAMES and policy != _POLICIES[policy.name]:
-        raise ConfigError(
-            f"policy {policy!r} has the name of another, {policy.name!r}: give it one of its own, by which traces and "
-            "tables tell it apart"
-        )
     if not is_policy(policy):
         what = (
             f"the class {policy.__name__}: give an object of it"
@@ -77,6 +72,11 @@ def policy_of(policy: str | LoadingPolicy) -> LoadingPolicy:
         raise ConfigError(
             f"policy is {what}; it is a name, such as 'frequency', or an object with a name and prepare(job): see "
             "penstock.policy.loading.LoadingPolicy"
+        )
+    if policy.name in POLICY_NAMES and policy != _POLICIES[policy.name]:
+        raise ConfigError(
+            f"policy {policy!r} has the name of another, {policy.name!r}: give it one of its own, by which traces and "
+            "tables tell it apart"
         )
     return policy
 

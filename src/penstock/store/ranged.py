@@ -53,9 +53,10 @@ def extents_of(source: Source, ids: Ids) -> tuple[Extents, Failed] | None:
     answer = None if ask is None else _asked(source, "extents", ids)
     if answer is None:
         return None
-    arrays = (
-        [np.array(array) for array in answer] if isinstance(answer, (tuple, list)) else [np.array(answer)]
-    )
+    try:
+        arrays = [np.array(array) for array in answer]
+    except TypeError:  # a single number
+        arrays = [np.array(answer)]
     if len(arrays) != 3 or any(array.dtype != np.int64 or array.shape != ids.shape for array in arrays):
         found = ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
         raise ConfigError(

@@ -135,7 +135,7 @@ def _copy_leaves(leaves: Sequence[Any], place: NDArray[Any]) -> bool:
     # Leaves of several shapes, on a device or with a gradient: one by one, each may say what is wrong.
     try:
         torch.stack(tuple(leaves), out=out)
-    except (RuntimeError, TypeError, NotImplementedError):
+    except RuntimeError:
         return False
     return True
 

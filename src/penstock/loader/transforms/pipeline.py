@@ -22,7 +22,7 @@ from penstock.loader.transforms.geometry import StepNumbers, numbers_of
 from penstock.loader.transforms.group import GroupPass
 from penstock.loader.transforms.jpeg import Encoded, JpegHeader
 from penstock.loader.transforms.memory import Counted, Counter
-from penstock.loader.transforms.raw import RawPass, raw_stage
+from penstock.loader.transforms.raw import copy_group, raw_stage
 from penstock.loader.transforms.sink import IMAGE_DTYPES, Sink, encode_bfloat16
 from penstock.loader.transforms.stages import (
     CHANNELS,
@@ -134,17 +134,20 @@ class Pipeline:
         )
         self._stages = self._make_stages(transforms[:tail])
         self._output_shape = _known_shape(transforms, layout)
-        #: None where a step is a user's own, or pictures or numbers become those of another kind.
-        self._group_pass = self._make_group_pass()
-
-    def _make_group_pass(self) -> GroupPass | RawPass | None:
-        first = self.transforms[0]
-        if isinstance(first, DecodeRaw):
-            is_copy = len(self.transforms) == 1 and np.dtype(first.dtype) == self.storage_dtype
-            return RawPass() if is_copy and self.dtype != "bfloat16" else None
-        if self.dtype not in IMAGE_DTYPES or self.calls_python:
-            return None
-        return GroupPass(self._step_numbers, self._step_keys, self._sink)
+        self._is_raw = isinstance(transforms[0], DecodeRaw)
+        #: Whether stored bytes are the numbers of the slot as they are.
+        self._is_copy = (
+            len(transforms) == 1
+            and isinstance(transforms[0], DecodeRaw)
+            and np.dtype(transforms[0].dtype) == self.storage_dtype
+            and dtype != "bfloat16"
+        )
+        #: None where a step is a user's own, or the slot has another kind of numbers than pictures.
+        self._group_pass = (
+            GroupPass(self._step_numbers, self._step_keys, self._sink)
+            if self._is_visual and dtype in IMAGE_DTYPES and not self.calls_python
+            else None
+        )
 
     def _make_stages(self, transforms: tuple[Transform, ...]) -> tuple[Stage, ...]:
         if not self._is_visual:
@@ -286,11 +289,13 @@ class Pipeline:
         rows: Sequence[int],
         scratch: Scratch,
     ) -> list[int]:
-        """Transform samples by one compiled call; return the indices of those that are left to `run`.
+        """Transform samples by one call; return the indices of those that are left to `run`.
 
         data: of each sample, uint8[bytes], contiguous. rows: of each, its place in `out` and in the draws.
         out: [batch, *output_shape].
         """
+        if self._is_copy:
+            return copy_group(data, out, rows)
         if self._group_pass is None:
             return list(range(len(data)))
         return self._group_pass.run(data, out, draws, rows, scratch)
@@ -322,9 +327,11 @@ class Pipeline:
 
     def _transformed(self, data: Encoded, draws: Draws, index: int, scratch: Scratch) -> Value:
         """Apply all stages; returns an `Image`, its last steps outstanding, or what a callable returned."""
-        value: Value = (
-            Image(Picture(data, scratch.decoders, scratch.reserve)) if self._is_visual else bytes(data)
-        )
+        value: Value
+        if self._is_visual:
+            value = Image(Picture(data, scratch.decoders, scratch.reserve))
+        else:  # a copy either way: whoever gets it may keep it, or write to its array
+            value = bytearray(data) if self._is_raw else bytes(data)
         for stage in self._stages:
             value = stage(value, draws, index, scratch)
         if self._is_visual and is_rgb(value) and self._ends_as_picture:
@@ -456,7 +463,6 @@ def _check(transforms: tuple[Transform, ...], dtype: str, layout: str) -> None:
                     f"{label} takes no pictures, and the other steps of Penstock do: drop it or them"
                 )
             is_picture = False
-            _check_fits(label, step, dtype)
         elif not _is_built_in(step):
             if not callable(step):
                 raise ConfigError(f"{label} is neither a transform of Penstock nor callable")
@@ -478,6 +484,8 @@ def _check(transforms: tuple[Transform, ...], dtype: str, layout: str) -> None:
             raise ConfigError(
                 f"dtype is {dtype!r}; it is one of {', '.join(IMAGE_DTYPES)} or a NumPy number type"
             )
+    if isinstance(transforms[0], DecodeRaw):
+        _check_fits(f"transform 0 ({transforms[0]})", transforms[0], dtype)
 
 
 def _check_fits(label: str, step: DecodeRaw, dtype: str) -> None:

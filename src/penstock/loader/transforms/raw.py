@@ -16,7 +16,7 @@ from penstock.loader.transforms.steps import DecodeRaw
 
 
 def raw_stage(step: DecodeRaw) -> Stage:
-    """Return the stage of a `DecodeRaw`: from bytes to an array over a copy of them."""
+    """Return the stage of a `DecodeRaw`: from a bytearray to an array over it."""
     dtype = np.dtype(step.dtype)
     wanted = None if step.shape is None else math.prod(step.shape) * dtype.itemsize
 
@@ -30,34 +30,24 @@ def raw_stage(step: DecodeRaw) -> Stage:
                 f"{len(value):,} bytes, and {step} takes {wanted:,}: name the files of another size in a source of "
                 "their own, or correct dtype or shape"
             )
-        array = np.frombuffer(bytearray(value), dtype)
+        array = np.frombuffer(value, dtype)
         return array if step.shape is None else array.reshape(step.shape)
 
     return run
 
 
-class RawPass:
-    """`DecodeRaw` and nothing else, into a slot of the same type."""
+def copy_group(data: Sequence[NDArray[np.uint8]], out: NDArray[Any], rows: Sequence[int]) -> list[int]:
+    """Copy stored numbers into their rows of a slot of the same type; return the indices of those of another size.
 
-    def prepare(self) -> None:
-        """Nothing is compiled."""
-
-    def run(
-        self,
-        data: Sequence[NDArray[np.uint8]],
-        out: NDArray[Any],
-        draws: Draws,
-        rows: Sequence[int],
-        scratch: Scratch,
-    ) -> list[int]:
-        """Copy what has the size of a row; return the indices of the rest. See `GroupPass.run`."""
-        begin, count = rows[0], len(rows)
-        places = out.reshape(len(out), -1).view(np.uint8)
-        nbytes = places.shape[1]
-        if set(map(len, data)) == {nbytes} and list(rows) == list(range(begin, begin + count)):
-            np.concatenate(data, out=places[begin : begin + count].reshape(-1))
-            return []
-        fitting = [index for index, each in enumerate(data) if len(each) == nbytes]
-        for index in fitting:
-            places[rows[index]] = data[index]
-        return sorted(set(range(count)) - set(fitting))
+    data: of each sample, as stored: uint8[bytes]. rows: of each, its place in `out`, [batch, *shape of a sample].
+    """
+    begin, count = rows[0], len(rows)
+    places = out.reshape(len(out), -1).view(np.uint8)
+    nbytes = places.shape[1]
+    if set(map(len, data)) == {nbytes} and list(rows) == list(range(begin, begin + count)):
+        np.concatenate(data, out=places[begin : begin + count].reshape(-1))
+        return []
+    fitting = [index for index, each in enumerate(data) if len(each) == nbytes]
+    for index in fitting:
+        places[rows[index]] = data[index]
+    return sorted(set(range(count)) - set(fitting))
