@@ -35,6 +35,10 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         ("policies", {r"^slow store.* s:  1\.000": 3, r"^The most that another": 1}),
         ("policies --tiers", {r"^1, .* / ": 3, r"^ranks, reads, batches": 1}),
         ("tracing", {r"us/span$": 4, r"us/sample$": 1}),
+        (
+            "overhead --batch-sizes 64",
+            {r"^(scheduler|4 KB|rows of|  Data).* \(.* \(": 8, r"of a DataLoader's": 1},
+        ),
         ("wear", {r"M pages/s$": 2}),
         pytest.param("blocks", {r" x  \(": 3}, marks=pytest.mark.system),
     ],

@@ -690,26 +690,30 @@ class Engine:
 
     def _decode(self, worker: int, ring: Ring, delay: RunDelay) -> None:
         while (message := self._loads.get()) is not None and not self._closed:
-            if isinstance(message, Load):
-                self._load(message, worker, ring, delay)
-            elif isinstance(message, _Owner):
-                self.end()
-            elif isinstance(message, _Park):
-                if self._parked.get() is None:
-                    self._parked.put(None)  # for the next one
-                    break
-                continue
-            elif isinstance(message, Departure):
-                message.seconds = self._clock()
-            elif isinstance(message, Reference):
-                self._inbox.append(partial(self._dropped, message))
-            else:
-                self._inbox.append(message)
+            if not isinstance(message, _Park):
+                self._handle(message, worker, ring, delay)
+            elif self._parked.get() is None:
+                self._parked.put(None)  # for the next one
+                break
             message = None  # an idle thread keeps no sample's bytes
-            self._drive()
-            if ring.is_half_full:
-                self._collect()
         self._loads.put(None)  # for the next one
+
+    def _handle(
+        self, message: Load | Event | Reference | Departure | _Owner, worker: int, ring: Ring, delay: RunDelay
+    ) -> None:
+        if isinstance(message, Load):
+            self._load(message, worker, ring, delay)
+        elif isinstance(message, _Owner):
+            self.end()
+        elif isinstance(message, Departure):
+            message.seconds = self._clock()
+        elif isinstance(message, Reference):
+            self._inbox.append(partial(self._dropped, message))
+        else:
+            self._inbox.append(message)
+        self._drive()
+        if ring.is_half_full:
+            self._collect()
 
     def _load(self, load: Load, worker: int, ring: Ring, delay: RunDelay) -> None:
         self._note(worker, load.ids[0])
