@@ -263,7 +263,10 @@ def test_the_version_is_the_one_that_is_installed(capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
 
-    assert capsys.readouterr().out == f"penstock {importlib.metadata.version('penstock')}\n"
+    shown = f"penstock {importlib.metadata.version('penstock')}\n"
+    assert capsys.readouterr().out == shown
+    module = [sys.executable, "-m", "penstock", "--version"]
+    assert subprocess.run(module, capture_output=True, text=True, check=True).stdout == shown
 
 
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

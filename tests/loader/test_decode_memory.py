@@ -19,12 +19,13 @@ from PIL import Image
 from tests.patience import patient
 
 from penstock.errors import ConfigError, DataError
-from penstock.loader import Loader
-from penstock.loader.transforms import RandomHorizontalFlip, Resize, ToTensor
+from penstock.loader import Loader, LoaderConfig
+from penstock.loader.transforms import DecodeRaw, RandomHorizontalFlip, Resize, ToTensor
 from penstock.loader.transforms.decoders import Decoders, Picture
 from penstock.loader.transforms.jpeg import JpegHeader
 from penstock.loader.transforms.memory import DecodeMemory, Need
 from penstock.loader.transforms.sizes import read_size
+from penstock.store import FlatFolder
 
 
 class Buffers:
@@ -386,6 +387,18 @@ def test_a_picture_much_larger_than_the_first_is_named(tmp_path: Path) -> None:
     ):
         for _ in loader:
             pass
+
+
+def test_no_memory_is_set_aside_for_pictures_where_samples_are_none(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.raw").write_bytes(bytes(48))
+    source = FlatFolder(tmp_path, extensions=None)
+
+    config = LoaderConfig(source, batch_size=2, epochs=1, transforms=[DecodeRaw("uint8")], dtype="uint8")
+    with Loader(config, report=None) as loader:
+        assert len(list(loader)) == 2
+        assert loader.memory.decoding_bytes == 0
+        assert not any("pictures" in line for line in loader.start_lines)
 
 
 def test_a_blank_picture_says_little_of_how_large_the_others_are(tmp_path: Path) -> None:

@@ -124,7 +124,10 @@ def picture_bytes(
 
     sizes_bytes: int64[samples], of the files. sample: tells how many pixels there are to a byte, and in which format; a
         photograph is assumed for None, and where it cannot be read.
+    Returns: zeros where samples are no pictures to the pipeline.
     """
+    if not pipeline.is_visual:
+        return 0, 0
     like: JpegHeader | bytes = JpegHeader(1, 8, 3, 8, is_lossless=False, unit_columns=16, has_end=True)
     height, width, nbytes = 3, 4, 2
     try:

@@ -86,7 +86,8 @@ def _memory(setup: Setup) -> str:
     parts = [f"{format_count(budget.slots, 'batch slot')} of {format_bytes(budget.slot_bytes)}"]
     if setup.pipeline is not None:
         parts.append(f"{format_bytes(budget.undecoded_bytes)} for files being read")
-        parts.append(f"{format_bytes(budget.decoding_bytes)} for pictures being decoded")
+        if budget.decoding_bytes:
+            parts.append(f"{format_bytes(budget.decoding_bytes)} for pictures being decoded")
     if kept_bytes:
         share = f"{100 * kept_bytes / total_bytes:.2g} % of the" if kept_bytes < total_bytes else "all"
         those = ", those used most," if setup.policy.name == POLICY and kept_bytes < total_bytes else ""

@@ -121,7 +121,8 @@ class Pipeline:
         self._keys = tuple(
             derive_key(seed, f"transform {place}: {name_of(step)}") for place, step in enumerate(transforms)
         )
-        self._is_visual = _are_visual(transforms)
+        #: Whether samples are pictures: a built-in step asks for them.
+        self.is_visual = _are_visual(transforms)
         self._has_tensor = any(isinstance(step, ToTensor) for step in transforms)
         tail = len(transforms)
         while tail and isinstance(transforms[tail - 1], ToTensor | Normalize):
@@ -145,12 +146,12 @@ class Pipeline:
         #: None where a step is a user's own, or the slot has another kind of numbers than pictures.
         self._group_pass = (
             GroupPass(self._step_numbers, self._step_keys, self._sink)
-            if self._is_visual and dtype in IMAGE_DTYPES and not self.calls_python
+            if self.is_visual and dtype in IMAGE_DTYPES and not self.calls_python
             else None
         )
 
     def _make_stages(self, transforms: tuple[Transform, ...]) -> tuple[Stage, ...]:
-        if not self._is_visual:
+        if not self.is_visual:
             return tuple(
                 raw_stage(step)
                 if isinstance(step, DecodeRaw)
@@ -182,7 +183,7 @@ class Pipeline:
 
     def prepare(self) -> None:
         """Bring in what running it needs: OpenCV, and compiled kernels or a process that compiles them."""
-        if not self._is_visual:
+        if not self.is_visual:
             return
         if importlib.util.find_spec("cv2") is not None:
             importlib.import_module("cv2")
@@ -250,8 +251,6 @@ class Pipeline:
 
         like: of a JPEG of the same kind; what the file begins with for a picture that is no JPEG.
         """
-        if not self._is_visual:
-            return 0
         draws, most = self.draw(0, np.arange(_DRAWS)), 0
         scratch = Scratch(memory=Counter())
         for index in range(_DRAWS):
@@ -322,19 +321,19 @@ class Pipeline:
                 self._check_shape(result.shape, out)
                 np.copyto(out, result, casting="unsafe")
         finally:
-            if self._is_visual:
+            if self.is_visual:
                 scratch.end_picture()
 
     def _transformed(self, data: Encoded, draws: Draws, index: int, scratch: Scratch) -> Value:
         """Apply all stages; returns an `Image`, its last steps outstanding, or what a callable returned."""
         value: Value
-        if self._is_visual:
+        if self.is_visual:
             value = Image(Picture(data, scratch.decoders, scratch.reserve))
         else:  # a copy either way: whoever gets it may keep it, or write to its array
             value = bytearray(data) if self._is_raw else bytes(data)
         for stage in self._stages:
             value = stage(value, draws, index, scratch)
-        if self._is_visual and is_rgb(value) and self._ends_as_picture:
+        if self.is_visual and is_rgb(value) and self._ends_as_picture:
             return Image.of(value)
         return value
 
@@ -343,7 +342,7 @@ class Pipeline:
         for step in self._tail:
             value = to_tensor_array(value) if isinstance(step, ToTensor) else normalize_array(value, step)
         array = as_array(value)
-        if self._is_visual and array.ndim == 3:
+        if self.is_visual and array.ndim == 3:
             array = self._laid_out(array, value)
         return encode_bfloat16(array.astype(np.float32)) if self.dtype == "bfloat16" else array
 
