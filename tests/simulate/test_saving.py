@@ -128,6 +128,20 @@ def test_a_save_that_finds_no_space_goes_to_the_slow_tier_at_once() -> None:
     assert predicted.saves[2].durable_seconds == near(0.1 + 11.0)
 
 
+def test_a_drain_that_ends_does_not_let_a_save_overtake_the_one_before() -> None:
+    """The second save takes the slow tier 20 s beside the drain, which ends after 12 s, while the third waits."""
+    shared = machine(copy=1e12, ssd=100.0, write=10.0)
+    saves = predict_saves(shared, plan(10, 12, 14, last_step=15), FastTier("ssd", capacity_bytes=100)).saves
+
+    assert [save.tier for save in saves] == [0, 1, 0]
+    first, second, third = saves
+    assert first.drained_seconds is not None
+    drained = first.begin_seconds + first.drained_seconds
+    second_ends = second.begin_seconds + second.durable_seconds
+    assert third.begin_seconds < drained < second_ends
+    assert third.begin_seconds + third.waited_seconds == near(second_ends)
+
+
 def test_encoding_comes_first_once_it_is_known_to_be_quicker() -> None:
     """Raw, 100 bytes take 10 s on the fast tier; encoded they are 10, and take 1 s."""
     slow_disk = machine(ssd=10.0, write=100.0)

@@ -6,12 +6,15 @@ import argparse
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import parsed_amount
 from penstock.cli.output import Table, add_output_options, print_line, show
 from penstock.errors import ConfigError, DataError
 from penstock.units import format_bytes, format_count, parse_bytes
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.store import SnapshotStore
 
 _KINDS = """
 kinds of files: .safetensors; .pt, .pth, .bin and .ckpt of torch.save; a folder as Hugging Face lays a model out, its
@@ -103,6 +106,19 @@ def check_store(folder: str, fast: Path | None = None) -> None:
             raise ConfigError(f"{place} is no folder: name the one that a training saves its snapshots to")
         if instead := describe_mistaken_folder(path):
             raise ConfigError(f"{place} {instead}")
+
+
+def open_store(folder: str, fast: Path | None = None, **settings: Any) -> SnapshotStore:
+    """Return a store that exists already, and that forgets nothing: what stays is for the training to decide.
+
+    Raises: ConfigError if there is no such folder, or it is that of a snapshot.
+    """
+    from penstock.checkpoint.ranks.ranks import alone
+    from penstock.checkpoint.store import SnapshotStore
+    from penstock.policy.retention import Keep
+
+    check_store(folder, fast)
+    return SnapshotStore(folder, fast=fast, keep=Keep(last=None), ranks=alone, **settings)
 
 
 def _import(options: argparse.Namespace) -> None:

@@ -7,14 +7,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import snapshot_files, snapshot_study
+from penstock.cli import snapshot_files, snapshot_predict, snapshot_study
 from penstock.cli.output import Table, add_output_options, show
 from penstock.errors import ConfigError, FormatError
 from penstock.units import format_bytes, format_count, parse_rate
 
 if TYPE_CHECKING:
     from penstock.checkpoint.inspecting import Listed
-    from penstock.checkpoint.store import SnapshotStore
 
 _JSON = """
 JSON: results[], the snapshots in the order in which they were saved, each with step, condition ("whole", "torn",
@@ -26,7 +25,7 @@ stored_bytes, codec, kept_mantissa_bits (null unless it is lossy), tiers, broken
 def add_snapshots(commands: Any) -> None:
     """Add the group and its commands to the parser's."""
     group: argparse.ArgumentParser = commands.add_parser(
-        "snapshots", help="list, verify, move and study the snapshots of a training"
+        "snapshots", help="list, verify, move, study and predict the snapshots of a training"
     )
     kinds = group.add_subparsers(required=True, metavar="WHAT")
     listed = _command(kinds, "list", "what is there, and whether its files are complete", _list)
@@ -37,7 +36,7 @@ def add_snapshots(commands: Any) -> None:
     delete.add_argument("--step", type=int, metavar="N", required=True, help="of the snapshot")
     drain = _command(kinds, "drain", "copy what a training left on a fast tier to its folder", _drain)
     drain.add_argument("--rate", metavar="RATE", help='write at most so much, such as "100 MB/s"')
-    for command in (snapshot_files, snapshot_study):
+    for command in (snapshot_files, snapshot_study, snapshot_predict):
         command.add(kinds)
 
 
@@ -72,27 +71,14 @@ def _command(kinds: Any, name: str, told: str, run: Any) -> argparse.ArgumentPar
     return parser
 
 
-def open_store(folder: str, fast: Path | None = None, **settings: Any) -> SnapshotStore:
-    """Return a store that exists already, and that forgets nothing: what stays is for the training to decide.
-
-    Raises: ConfigError if there is no such folder, or it is that of a snapshot.
-    """
-    from penstock.checkpoint.ranks.ranks import alone
-    from penstock.checkpoint.store import SnapshotStore
-    from penstock.policy.retention import Keep
-
-    snapshot_files.check_store(folder, fast)
-    return SnapshotStore(folder, fast=fast, keep=Keep(last=None), ranks=alone, **settings)
-
-
 def _list(options: argparse.Namespace) -> None:
-    with open_store(options.folder, options.fast) as store:
+    with snapshot_files.open_store(options.folder, options.fast) as store:
         listed = store.list()
     _show(options, listed, "" if listed else "no snapshot is there")
 
 
 def _verify(options: argparse.Namespace) -> None:
-    with open_store(options.folder, options.fast) as store:
+    with snapshot_files.open_store(options.folder, options.fast) as store:
         listed = store.verify(options.step)
     broken = [one for one in listed if one.condition != "whole"]
     half = [one for one in listed if one.condition == "whole" and one.broken_tiers]
@@ -111,7 +97,7 @@ def _verify(options: argparse.Namespace) -> None:
 
 
 def _delete(options: argparse.Namespace) -> None:
-    with open_store(options.folder, options.fast) as store:
+    with snapshot_files.open_store(options.folder, options.fast) as store:
         store.delete(options.step)
     print(f"step {options.step} is removed")
 
@@ -129,7 +115,9 @@ def _drain(options: argparse.Namespace) -> None:
     _check_fast(options.folder, options.fast)
     with (
         without_plain_forms(),
-        open_store(options.folder, options.fast, drain_bytes_per_second=rate, report=tell) as store,
+        snapshot_files.open_store(
+            options.folder, options.fast, drain_bytes_per_second=rate, report=tell
+        ) as store,
     ):
         store.drain()
     if not told:

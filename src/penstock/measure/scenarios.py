@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from penstock.errors import ConfigError, DataError
-from penstock.machine.tables import at
+from penstock.machine import Machine
+from penstock.machine.tables import at, load_toml
 from penstock.simulate.scenario import Scenario, scenario_named, scenario_names
 from penstock.simulate.sizes import Sizes
 
@@ -36,6 +37,20 @@ def open_scenario(name_or_file: str | os.PathLike[str]) -> Scenario:
             machine_text=lambda path: _text_of(beside(path)),
             sizes_of=lambda path: _sizes_of(beside(path)),
         )
+
+
+def open_machine(name_or_file: str | os.PathLike[str]) -> Machine:
+    """Return the machine of a file, such as `penstock calibrate` writes, or that of a scenario.
+
+    name_or_file: as of `open_scenario`, or a machine's file. Raises: as `open_scenario`.
+    """
+    written = os.fspath(name_or_file)
+    if written.endswith(".toml"):
+        with at(written):
+            table = load_toml(_text_of(Path(written).expanduser()), "the machine")
+            if "machine" not in table:
+                return Machine.from_table(table)
+    return open_scenario(written).machine
 
 
 def _sizes_of(folder: Path) -> Sizes:

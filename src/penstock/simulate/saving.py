@@ -363,7 +363,7 @@ class _Clock:
         """Go on with what waited for the end of a save, or of a drain."""
         del self._writing[actor]
         newest = next(reversed(self._saves.values()))
-        if newest.life.stage is Stage.NEW:
+        if newest.life.stage is Stage.NEW and "save" not in self._writing:
             self._begin(newest)
         if len(self._tiers) == 1 or "drain" in self._writing:
             return
