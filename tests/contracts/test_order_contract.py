@@ -88,18 +88,6 @@ class TestOrderContract:
             expected = [ids.index(sample) if sample in ids else -1 for sample in range(order.samples)]
             assert order.position_of(epoch, np.arange(order.samples)).tolist() == expected
 
-    def test_an_order_that_repeats_knows_where_next(self, order: Order) -> None:
-        if not isinstance(order, RepeatingOrder):
-            return
-        for epoch in range(EPOCHS):
-            ids = listed(order, epoch)
-            for after in range(-1, len(ids)):
-                expected = [
-                    next((at for at in range(after + 1, len(ids)) if ids[at] == sample), -1)
-                    for sample in range(order.samples)
-                ]
-                assert order.next_position(epoch, np.arange(order.samples), after).tolist() == expected
-
     def test_it_answers_the_same_whenever_and_wherever_it_is_asked(self, order: Order) -> None:
         copy = pickle.loads(pickle.dumps(order))
 

@@ -40,7 +40,6 @@ class PublishedFrequency:
     name: str = "frequency"
 
     def prepare(self, job: Job) -> Loading:
-        """See `LoadingPolicy.prepare`."""
         fills = []
         for rank in range(job.ranks):
             uses = uses_of(job.plan, rank)
@@ -78,7 +77,6 @@ class PublishedParallelStaging:
     name: str = "parallel-staging"
 
     def prepare(self, job: Job) -> Loading:
-        """See `LoadingPolicy.prepare`."""
         capacity_bytes = job.tier(2, self.name)
         key = derive_key(job.seed, "parallel staging order")
         fills, strings = [], []
@@ -104,7 +102,6 @@ class PublishedLbann:
     name: str = "lbann-dynamic"
 
     def prepare(self, job: Job) -> Loading:
-        """See `LoadingPolicy.prepare`."""
         loading = LbannStore().prepare(job)
         fills = [replace(fill, origin="store") for fill in loading.fills]
         return replace(loading, fills=fills, stages_from_store=False)
@@ -117,7 +114,6 @@ class PublishedLocality:
     name: str = "locality-aware"
 
     def prepare(self, job: Job) -> Loading:
-        """See `LoadingPolicy.prepare`."""
         capacity_bytes = job.tier(2, self.name)
         fills = []
         for rank, (begin, end) in enumerate(equal_parts(job.plan.samples, job.ranks)):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from os import PathLike
 from pathlib import PurePath
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -47,12 +46,13 @@ class Explicit:
     array([3, 1])
     """
 
+    repeats: ClassVar[bool] = True
     ids: ArrayLike | Sequence[ArrayLike] | Callable[[int], ArrayLike] = field(repr=False)
     samples: int
     _lists: tuple[Stored, ...] | None = field(init=False, repr=False)
     _repeats_list: bool = field(init=False, repr=False)
     _made: Recent[int, Stored] = field(default_factory=lambda: Recent(_EPOCHS_KEPT), init=False, repr=False)
-    _places: Recent[int, tuple[Ids, Ids]] = field(
+    _places: Recent[int, tuple[Stored, Ids]] = field(
         default_factory=lambda: Recent(_EPOCHS_KEPT), init=False, repr=False
     )
 
@@ -157,25 +157,15 @@ class Explicit:
         return self._of(epoch).size
 
     def at(self, epoch: int, positions: ArrayLike) -> Ids:
-        """See `Order.at`."""
         ids = self._of(epoch)
         return ids[as_ids(positions, ids.size, "positions")].astype(np.int64)
 
     def position_of(self, epoch: int, samples: ArrayLike) -> Ids:
-        """See `Order.position_of`."""
-        return self.next_position(epoch, samples, -1)
-
-    def next_position(self, epoch: int, samples: ArrayLike, after: ArrayLike) -> Ids:
-        """See `RepeatingOrder.next_position`."""
         wanted = as_ids(samples, self.samples, "samples")
         ids = self._of(epoch)
-        distinct, places = self._places.get(epoch, partial(_index, ids))
+        distinct, first = self._places.get(epoch, lambda: np.unique(ids, return_index=True))
         number = np.minimum(np.searchsorted(distinct, wanted), distinct.size - 1)
-        least = number * ids.size + np.asarray(after) + 1
-        found = np.minimum(np.searchsorted(places, least), places.size - 1)
-        numbers, positions = np.divmod(places[found], ids.size)
-        is_found = (distinct[number] == wanted) & (numbers == number) & (positions > after)
-        return np.where(is_found, positions, -1)
+        return np.where(distinct[number] == wanted, first[number], -1)
 
     def _of(self, epoch: int) -> Stored:
         check_epoch(epoch)
@@ -214,15 +204,6 @@ def _as_lists(ids: ArrayLike | Sequence[ArrayLike]) -> tuple[list[ArrayLike], bo
 
 def _compact(ids: Ids, samples: int) -> Stored:
     return ids.astype(np.int32) if samples <= 2**31 else ids.astype(np.int64)
-
-
-def _index(ids: Stored) -> tuple[Ids, Ids]:
-    """The distinct ids, sorted, and for each use number * length + position, sorted.
-
-    The number is that of the id among the distinct ones.
-    """
-    distinct, number = np.unique(ids, return_inverse=True)
-    return distinct.astype(np.int64), np.sort(number * ids.size + np.arange(ids.size))
 
 
 def _samples_of(spans: Spans, ids: GroupIds) -> NDArray[np.int64]:

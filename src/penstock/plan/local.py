@@ -114,16 +114,13 @@ class Local:
         return even_from(self.order)
 
     def length(self, epoch: int) -> int:
-        """See `Order.length`."""
         return self.order.length(epoch)
 
     def at(self, epoch: int, positions: ArrayLike) -> Ids:
-        """See `Order.at`."""
         wanted = as_ids(positions, self.length(epoch), "positions")
         return self._by_block(epoch, wanted, lambda block, offsets: block[0][offsets])
 
     def position_of(self, epoch: int, samples: ArrayLike) -> Ids:
-        """See `Order.position_of`."""
         before = self.order.position_of(epoch, samples)
         found = before >= 0
         after = np.full(before.shape, -1, np.int64)

@@ -55,11 +55,9 @@ class Order(Protocol):
 class RepeatingOrder(Order, Protocol):
     """An order whose epochs may read a sample more than once; other orders read it once at most."""
 
-    def next_position(self, epoch: int, samples: ArrayLike, after: ArrayLike) -> NDArray[np.int64]:
-        """Return the first position of each sample beyond `after`, or -1: int64, samples' shape.
-
-        after: int64, broadcast against samples; -1 asks from the start of the epoch.
-        """
+    @property
+    def repeats(self) -> bool:
+        """True; other orders do not have it."""
         ...
 
 
@@ -157,7 +155,6 @@ class BundleShuffle(_OfAll):
         return self._shuffle.block
 
     def at(self, epoch: int, positions: ArrayLike) -> NDArray[np.int64]:
-        """See `Order.at`."""
         check_epoch(epoch)
         straight = as_ids(positions, self.samples, "positions")
         if self._is_reversed(epoch):
@@ -167,7 +164,6 @@ class BundleShuffle(_OfAll):
         return self._shuffle.forward(epoch, straight)
 
     def position_of(self, epoch: int, samples: ArrayLike) -> NDArray[np.int64]:
-        """See `Order.position_of`."""
         check_epoch(epoch)
         straight = self._shuffle.inverse(epoch, as_ids(samples, self.samples, "samples"))
         if not self._is_reversed(epoch):
@@ -212,12 +208,10 @@ class FullShuffle(_OfAll):
         object.__setattr__(self, "_shuffle", BlockShuffle(self.samples, self.samples, self.seed))
 
     def at(self, epoch: int, positions: ArrayLike) -> NDArray[np.int64]:
-        """See `Order.at`."""
         check_epoch(epoch)
         return self._shuffle.forward(epoch, as_ids(positions, self.samples, "positions"))
 
     def position_of(self, epoch: int, samples: ArrayLike) -> NDArray[np.int64]:
-        """See `Order.position_of`."""
         check_epoch(epoch)
         return self._shuffle.inverse(epoch, as_ids(samples, self.samples, "samples"))
 

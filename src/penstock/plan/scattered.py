@@ -56,14 +56,11 @@ class Scattered:
         return even_from(self.order)
 
     def length(self, epoch: int) -> int:
-        """See `Order.length`."""
         return self.order.length(epoch)
 
     def at(self, epoch: int, positions: ArrayLike) -> NDArray[np.int64]:
-        """See `Order.at`."""
         return self._permutation.at(0, self.order.at(epoch, positions))
 
     def position_of(self, epoch: int, samples: ArrayLike) -> NDArray[np.int64]:
-        """See `Order.position_of`."""
         ids = as_ids(samples, self.samples, "samples")
         return self.order.position_of(epoch, self._permutation.position_of(0, ids))

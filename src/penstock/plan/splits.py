@@ -12,7 +12,6 @@ epoch), so every method is told its size. In boxes, 10 samples over 4 ranks:
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -42,27 +41,9 @@ class Split(Protocol):
         """Return the rank that reads each offset, the first one where several do: int64, offsets' shape."""
         ...
 
-    def reads(self, rank: int, ranks: int, batch: int, offsets: Ids) -> NDArray[np.bool_]:
-        """Return whether the rank reads each offset: bool, offsets' shape."""
-        ...
-
-
-class _Partition:
-    """A split in which each offset has one reader."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def reader(self, ranks: int, batch: int, offsets: Ids) -> Ids:
-        """See `Split.reader`."""
-
-    def reads(self, rank: int, ranks: int, batch: int, offsets: Ids) -> NDArray[np.bool_]:
-        """See `Split.reads`."""
-        return np.equal(self.reader(ranks, batch, offsets), rank)
-
 
 @dataclass(frozen=True, slots=True)
-class Balanced(_Partition):
+class Balanced:
     """Consecutive slices whose sizes differ by one at most: the first batch % ranks ranks read one sample more.
 
     The slices of `numpy.array_split`. Where the ranks divide the batch, they are those of `Uniform`. A batch of fewer
@@ -70,16 +51,13 @@ class Balanced(_Partition):
     """
 
     def size(self, rank: int, ranks: int, batch: int) -> int:
-        """See `Split.size`."""
         return batch // ranks + (rank < batch % ranks)
 
     def offsets(self, rank: int, ranks: int, batch: int) -> Ids:
-        """See `Split.offsets`."""
         begin = rank * (batch // ranks) + min(rank, batch % ranks)
         return np.arange(begin, begin + self.size(rank, ranks, batch))
 
     def reader(self, ranks: int, batch: int, offsets: Ids) -> Ids:
-        """See `Split.reader`."""
         share, longer = divmod(batch, ranks)
         # Counted as if the first slices had no sample more: each of them moves what follows by one.
         in_longer = offsets // (share + 1)
@@ -87,41 +65,35 @@ class Balanced(_Partition):
 
 
 @dataclass(frozen=True, slots=True)
-class Uniform(_Partition):
+class Uniform:
     """Consecutive slices of ceil(batch / ranks); the last ranks take the rest, perhaps nothing.
 
     Source: thesis, section 4.1.3.
     """
 
     def size(self, rank: int, ranks: int, batch: int) -> int:
-        """See `Split.size`."""
         share = -(-batch // ranks)
         return max(0, min(share, batch - rank * share))
 
     def offsets(self, rank: int, ranks: int, batch: int) -> Ids:
-        """See `Split.offsets`."""
         begin = min(batch, rank * -(-batch // ranks))
         return np.arange(begin, begin + self.size(rank, ranks, batch))
 
     def reader(self, ranks: int, batch: int, offsets: Ids) -> Ids:
-        """See `Split.reader`."""
         return offsets // -(-batch // ranks)
 
 
 @dataclass(frozen=True, slots=True)
-class Strided(_Partition):
+class Strided:
     """Rank r reads offsets r, r + ranks, r + 2 ranks, ...: as torch's DistributedSampler deals samples."""
 
     def size(self, rank: int, ranks: int, batch: int) -> int:
-        """See `Split.size`."""
         return max(0, -(-(batch - rank) // ranks))
 
     def offsets(self, rank: int, ranks: int, batch: int) -> Ids:
-        """See `Split.offsets`."""
         return np.arange(rank, batch, ranks)
 
     def reader(self, ranks: int, batch: int, offsets: Ids) -> Ids:
-        """See `Split.reader`."""
         return offsets % ranks
 
 
@@ -130,24 +102,18 @@ class Whole:
     """Every rank reads the whole batch (model parallelism). Source: thesis, section 4.1.3."""
 
     def size(self, rank: int, ranks: int, batch: int) -> int:
-        """See `Split.size`."""
         return batch
 
     def offsets(self, rank: int, ranks: int, batch: int) -> Ids:
-        """See `Split.offsets`."""
         return np.arange(batch)
 
     def reader(self, ranks: int, batch: int, offsets: Ids) -> Ids:
         """Return 0: rank 0 is the first of all that read each offset."""
         return np.zeros_like(offsets)
 
-    def reads(self, rank: int, ranks: int, batch: int, offsets: Ids) -> NDArray[np.bool_]:
-        """Return True everywhere."""
-        return np.ones(offsets.shape, np.bool_)
-
 
 @dataclass(frozen=True, slots=True)
-class Shares(_Partition):
+class Shares:
     """Consecutive slices in proportion to one whole number per rank.
 
     weights: int[ranks], not negative and not all 0. Where they add up to the batch they are the local batches
@@ -164,17 +130,14 @@ class Shares(_Partition):
             )
 
     def size(self, rank: int, ranks: int, batch: int) -> int:
-        """See `Split.size`."""
         bounds = self._bounds(ranks, batch)
         return int(bounds[rank + 1] - bounds[rank])
 
     def offsets(self, rank: int, ranks: int, batch: int) -> Ids:
-        """See `Split.offsets`."""
         bounds = self._bounds(ranks, batch)
         return np.arange(bounds[rank], bounds[rank + 1])
 
     def reader(self, ranks: int, batch: int, offsets: Ids) -> Ids:
-        """See `Split.reader`."""
         return np.subtract(np.searchsorted(self._bounds(ranks, batch), offsets, side="right"), 1)
 
     def _bounds(self, ranks: int, batch: int) -> Ids:
@@ -200,7 +163,7 @@ def imbalanced(ranks: int) -> Shares:
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned(_Partition):
+class Assigned:
     """The user says which rank reads each offset.
 
     assign: called as assign(batch, ranks), returns int[batch], the rank of each offset. Each rank reads its
@@ -213,15 +176,12 @@ class Assigned(_Partition):
     )
 
     def size(self, rank: int, ranks: int, batch: int) -> int:
-        """See `Split.size`."""
         return int(np.count_nonzero(self._ranks_of(ranks, batch) == rank))
 
     def offsets(self, rank: int, ranks: int, batch: int) -> Ids:
-        """See `Split.offsets`."""
         return np.flatnonzero(self._ranks_of(ranks, batch) == rank)
 
     def reader(self, ranks: int, batch: int, offsets: Ids) -> Ids:
-        """See `Split.reader`."""
         return self._ranks_of(ranks, batch)[offsets]
 
     def _ranks_of(self, ranks: int, batch: int) -> Ids:

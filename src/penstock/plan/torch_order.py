@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -160,6 +160,7 @@ class TorchDistributed:
     [[6, 2], [8, 3], [4]]
     """
 
+    repeats: ClassVar[bool] = True
     samples: int
     ranks: int
     seed: int = 0
@@ -188,21 +189,13 @@ class TorchDistributed:
         return per_rank * self.ranks
 
     def at(self, epoch: int, positions: ArrayLike) -> Ids:
-        """See `Order.at`."""
         within = as_ids(positions, self.length(epoch), "positions") % self.samples
         return self._permutation(epoch)[0][within].astype(np.int64) if self.shuffle else within
 
     def position_of(self, epoch: int, samples: ArrayLike) -> Ids:
-        """See `Order.position_of`."""
-        return self.next_position(epoch, samples, -1)
-
-    def next_position(self, epoch: int, samples: ArrayLike, after: ArrayLike) -> Ids:
-        """See `RepeatingOrder.next_position`. A sample stands at its first position plus multiples of F."""
         wanted = as_ids(samples, self.samples, "samples")
         first = self._permutation(epoch)[1][wanted].astype(np.int64) if self.shuffle else wanted
-        behind = np.asarray(after) - first
-        positions = first + np.where(behind < 0, 0, behind // self.samples + 1) * self.samples
-        return np.where(positions < self.length(epoch), positions, -1)
+        return np.where(first < self.length(epoch), first, -1)
 
     def _permutation(self, epoch: int) -> tuple[Table, Table]:
         def make() -> tuple[Table, Table]:
@@ -275,13 +268,11 @@ class TorchShuffle:
         return self.samples
 
     def at(self, epoch: int, positions: ArrayLike) -> Ids:
-        """See `Order.at`."""
         self._check_epoch(epoch)
         within = as_ids(positions, self.samples, "positions")
         return self._permutation(epoch)[0][within].astype(np.int64)
 
     def position_of(self, epoch: int, samples: ArrayLike) -> Ids:
-        """See `Order.position_of`."""
         self._check_epoch(epoch)
         wanted = as_ids(samples, self.samples, "samples")
         return self._permutation(epoch)[1][wanted].astype(np.int64)

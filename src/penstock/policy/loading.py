@@ -248,7 +248,6 @@ class LowerBound:
     name: str = "lower-bound"
 
     def prepare(self, job: Job) -> Loading:
-        """See `LoadingPolicy.prepare`."""
         return Loading(stages=False, is_ready=True)
 
 
@@ -259,7 +258,6 @@ class Naive:
     name: str = "naive"
 
     def prepare(self, job: Job) -> Loading:
-        """See `LoadingPolicy.prepare`."""
         return Loading(stages=False)
 
 
@@ -270,7 +268,6 @@ class Staging:
     name: str = "staging"
 
     def prepare(self, job: Job) -> Loading:
-        """See `LoadingPolicy.prepare`."""
         return Loading()
 
 
@@ -291,11 +288,9 @@ class DeepIO:
 
     @property
     def name(self) -> str:
-        """See `LoadingPolicy.name`."""
         return "deepio-opportunistic" if self.opportunistic else "deepio"
 
     def prepare(self, job: Job) -> Loading:
-        """See `LoadingPolicy.prepare`."""
         capacity_bytes = job.tier(1, self.name)
         parts = equal_parts(job.plan.samples, job.ranks)
         if max(int(job.sizes_bytes[begin:end].sum()) for begin, end in parts) > capacity_bytes:
@@ -331,7 +326,6 @@ class ParallelStaging:
     name: str = "parallel-staging"
 
     def prepare(self, job: Job) -> Loading:
-        """See `LoadingPolicy.prepare`."""
         capacity_bytes = job.tier(2, self.name)
         samples = job.plan.samples
         key = derive_key(job.seed, "parallel staging order")
@@ -368,7 +362,6 @@ class LbannStore:
 
     @property
     def name(self) -> str:
-        """See `LoadingPolicy.name`."""
         return "lbann-preloading" if self.preloading else "lbann-dynamic"
 
     def prepare(self, job: Job) -> Loading:
@@ -447,7 +440,6 @@ class Frequency:
 
     @property
     def name(self) -> str:
-        """See `LoadingPolicy.name`."""
         words = (
             ("-unordered", not self.in_order),
             ("-cleanup", self.cleanup_read),
@@ -456,7 +448,6 @@ class Frequency:
         return "frequency" + "".join(word for word, applies in words if applies)
 
     def prepare(self, job: Job) -> Loading:
-        """See `LoadingPolicy.prepare`."""
         fills: list[Fill] = []
         spares: list[Ids] = [np.empty(0, np.int64) for _ in range(job.ranks)]
         for rank in job.asking:
@@ -502,7 +493,6 @@ class LocalityAware:
     name: str = "locality-aware"
 
     def prepare(self, job: Job) -> Loading:
-        """See `LoadingPolicy.prepare`."""
         fills: list[Fill] = []
         _need_one_reader(job, self.name)
         rank_of = np.full(job.plan.samples, -1, np.int64)
@@ -531,11 +521,9 @@ class OneHome:
 
     @property
     def name(self) -> str:
-        """See `LoadingPolicy.name`."""
         return ("hash-home" if self.by == "hash" else "cover") + ("+local" if self.reads_locally else "")
 
     def prepare(self, job: Job) -> Loading:
-        """See `LoadingPolicy.prepare`."""
         if not any(job.worthwhile_bytes()):
             return Loading()
         if self.by == "cover" or self.reads_locally:
@@ -556,7 +544,6 @@ class Push:
     name: str = "push"
 
     def prepare(self, job: Job) -> Loading:
-        """See `LoadingPolicy.prepare`."""
         # What waits in a tier is read there, however slow that is.
         capacities_bytes = job.worthwhile_bytes(least_share=1.0)
         if not any(capacities_bytes):
