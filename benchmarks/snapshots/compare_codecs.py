@@ -714,7 +714,7 @@ def draw(results: list[Result], path: Path) -> None:
     drawn: dict[str, Any] = {}
     for axes, result in zip(figure.subplots(lines, columns, squeeze=False).flat, results, strict=True):
         picture.style_axes(axes)
-        picture.title_axes(axes, result.pair)
+        picture.name_axes(axes, result.pair)
         for row in result.rows.values():
             beginning = next((name for name in FAMILIES if row.name.startswith(name)), None)
             if beginning is None or row.name.endswith(CONTEXT_FREE.name):

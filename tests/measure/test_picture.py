@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from penstock.errors import ConfigError
-from penstock.measure.picture import check_picture, new_figure, save_picture, style_axes, title_axes
+from penstock.measure.picture import check_picture, name_axes, new_figure, save_picture, style_axes
 
 pytestmark = pytest.mark.usefixtures("fonts")
 
@@ -48,7 +48,7 @@ def test_a_dollar_sign_in_a_name_is_drawn_as_one(tmp_path: Path, name: str) -> N
     axes.set_yscale("log")
     axes.plot([1, 2], [10, 1000], label=name)
     axes.set_xticks([1], labels=[name])
-    title_axes(axes, name, name)
+    name_axes(axes, name, name)
     figure.legend()
 
     save_picture(figure, tmp_path / "a.svg")
@@ -63,7 +63,7 @@ def test_what_stands_below_a_title_does_not_lie_on_it() -> None:
     axes = figure.subplots()
     style_axes(axes)
 
-    title_axes(axes, "A title", "and what it means")
+    name_axes(axes, "A title", "and what it means")
 
     figure.draw_without_rendering()
     (below,) = axes.texts

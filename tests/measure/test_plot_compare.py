@@ -26,7 +26,7 @@ def test_bars_stand_side_by_side_and_lines_grow_to_the_totals(comparison: RunCom
         for container in epochs.containers
         if isinstance(container, BarContainer)
     ]
-    assert bars[:2] == [[(0, 3.5), (1, 1.5)], [(0, 3.0), (1, 1.5)]]  # source reads: measured, predicted
+    assert bars[:2] == [[(0, 3.0), (1, 1.5)], [(0, 3.5), (1, 1.5)]]  # source reads: predicted, measured
     assert bars[2] == [(0, 0.5), (1, 0.5)]  # decoding, which was not predicted to be waited for
     grown = {str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in steps.lines[:2]}
     assert grown == {"predicted": [0.0, 2.0, 3.0, 4.0, 4.5], "measured": [0.0, 2.0, 4.0, 5.0, 6.0]}

@@ -28,7 +28,7 @@ def test_accuracies_are_drawn_by_ratio_and_by_epoch() -> None:
     means = [100 * (1 - study.final(SCATTERED, ratio).mean()) for ratio in study.ratios]
     drawn = [np.asarray(line.get_ydata(), np.float64) for line in error.lines]
     assert any(each.size == len(means) and np.allclose(each, means) for each in drawn)
-    (full,) = (line for line in scattered.lines if line.get_label() == "1 (full shuffle)")
+    (full,) = (line for line in scattered.lines if line.get_label() == "bundle_ratio 1 (full shuffle)")
     expected = 100 * study.by_epoch(SCATTERED, 1.0).mean(axis=0)
     np.testing.assert_allclose(np.asarray(full.get_ydata(), np.float64), expected)
     assert len(by_class.lines) == len(scattered.lines) == 5

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 _ENDINGS = (".png", ".svg", ".pdf")
@@ -96,10 +98,9 @@ def draw_panels(
     row = figure.subplots(1, len(panels), squeeze=False, sharex=is_shared, sharey=is_shared)[0]
     for axes, panel in zip(row, panels, strict=True):
         style_axes(axes)
-        title_axes(axes, panel.title, panel.below)
+        name_axes(axes, panel.title, panel.below, x=x_label)
         for series in panel.series:
             series.draw(axes)
-        axes.set_xlabel(x_label)
         if legend == "inside":
             axes.legend(loc="best", frameon=False, fontsize=9, handlelength=2.6)
     row[0].set_ylabel(y_label)
@@ -108,21 +109,27 @@ def draw_panels(
     return figure
 
 
-def add_legend_below(figure: Figure, of: Sequence[Axes] | None = None, columns: int = 6) -> None:
-    """Name below all axes what is in any of them, or in some, each once."""
+def add_legend_below(
+    figure: Figure,
+    of: Sequence[Axes] | None = None,
+    columns: int = 6,
+    *,
+    order: Sequence[str] = (),
+    place: Literal["outside lower center", "outside lower right"] = "outside lower center",
+    **looks: Any,
+) -> None:
+    """Name below all axes what is in any of them, or in some, each once; of two alike the later one.
+
+    order: of the names, of which others are left out; as they come unless given.
+    """
     drawn = {
         label: handle
         for axes in (figure.axes if of is None else of)
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    figure.legend(
-        drawn.values(),
-        drawn.keys(),
-        loc="outside lower center",
-        ncols=min(len(drawn), columns),
-        frameon=False,
-        fontsize=9,
-    )
+    labels = [label for label in order or drawn if label in drawn]
+    looks = {"ncols": min(len(labels), columns), "frameon": False, "fontsize": 9} | looks
+    figure.legend([drawn[label] for label in labels], labels, loc=place, **looks)
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -134,30 +141,75 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout=layout, facecolor="white")
 
 
-def style_axes(axes: Axes) -> None:
-    """Draw axes thin and behind."""
+def style_axes(axes: Axes, *, grid: Literal["x", "y"] = "y") -> None:
+    """Draw axes thin and behind. grid: lines across which axis, for bars that lie "x"."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(Colour.FAINT)
     axes.tick_params(colors=Colour.INK, labelsize=9, color=Colour.FAINT)
-    axes.grid(axis="y", color=Colour.GRID, lw=0.8)
+    axes.grid(axis=grid, color=Colour.GRID, lw=0.8)
     axes.set_axisbelow(True)
 
 
-def title_axes(axes: Axes, title: str, below: str = "") -> None:
-    """Name axes at their left; `below` stands under the title in smaller letters."""
-    if not below:
-        axes.set_title(title, fontsize=11, fontweight="bold", color=Colour.INK, loc="left")
-        return
-    axes.set_title(title, fontsize=11.5, fontweight="bold", color=Colour.INK, loc="left", pad=20.0)
-    axes.annotate(
-        below,
-        (0.0, 1.0),
-        xytext=(0, 6),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        fontsize=9,
+def name_axes(axes: Axes, title: str = "", below: str = "", *, x: str = "", y: str = "") -> None:
+    """Name axes at their left; `below` stands under the title in smaller letters, x and y along the axes."""
+    axes.set_title(
+        title,
+        fontsize=11.5 if below else 11,
+        fontweight="bold",
         color=Colour.INK,
+        loc="left",
+        pad=20.0 if below else None,
     )
+    if below:
+        write(axes, below, (0.0, 1.0), (0, 6), xycoords="axes fraction", fontsize=9)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+
+
+def write(
+    axes: Axes, text: str, place: tuple[float, float], offset: tuple[float, float], **looks: Any
+) -> None:
+    """Write so many points beside a place of the axes. looks: as matplotlib has them."""
+    axes.annotate(text, place, offset, textcoords="offset points", **({"color": Colour.INK} | looks))
+
+
+def stack_bars(
+    axes: Axes,
+    places: ArrayLike,
+    parts: Iterable[tuple[str, NDArray[np.float64], str]],
+    width: float,
+    start: NDArray[np.float64] | float = 0.0,
+    *,
+    lie: bool = False,
+    **looks: Any,
+) -> NDArray[np.float64]:
+    """Draw bars on each other, or, where they lie, behind each other; return where they end: float64[places].
+
+    parts: label, size of each bar and colour; what is zero in all bars is left out. looks: as matplotlib has them.
+    """
+    ends = np.zeros(np.size(places)) + start
+    for label, sizes, colour in parts:
+        if not np.any(sizes):
+            continue
+        if lie:
+            axes.barh(places, sizes, width, left=ends, color=colour, label=label, **looks)
+        else:
+            axes.bar(places, sizes, width, bottom=ends, color=colour, label=label, **looks)
+        ends = ends + sizes
+    return ends
+
+
+def mark_starts(axes: Axes, places: Iterable[float]) -> None:
+    """Draw a thin line behind all where each epoch begins."""
+    for place in places:
+        axes.axvline(place, color=Colour.FAINT, lw=0.8, ls=(0, (2, 2)), zorder=0)
+
+
+def count_in_wholes(axis: Axis) -> None:
+    """Mark an axis that counts things at whole numbers alone."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator("auto", integer=True))
 
 
 def check_picture(path: str | os.PathLike[str]) -> None:

@@ -13,7 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.measure.picture import Colour, new_figure, save_picture, style_axes, title_axes
+from penstock.measure.picture import (
+    Colour,
+    add_legend_below,
+    mark_starts,
+    name_axes,
+    new_figure,
+    save_picture,
+    stack_bars,
+    style_axes,
+    write,
+)
 from penstock.trace import NO_STEP, Cause, EpochMetrics, Kind, Trace, stall_causes, stall_share
 from penstock.units import format_seconds
 
@@ -90,7 +100,7 @@ def draw(runs: Sequence[tuple[str, Trace]]) -> Figure:
     for (name, trace), metrics, strip, bars_axes, strip_axes in zip(runs, epochs, strips, *axes, strict=True):
         style_axes(bars_axes)
         style_axes(strip_axes)
-        _title(bars_axes, name, metrics)
+        name_axes(bars_axes, name, _waited(metrics), x="epoch")
         _draw_epochs(bars_axes, metrics)
         which = "the run" if not trace.left_out.spans else "the last, which are kept"
         _draw_strip(strip_axes, which, *strip)
@@ -104,21 +114,8 @@ def draw(runs: Sequence[tuple[str, Trace]]) -> Figure:
     if any(lanes):  # room above the stall
         axes[1, 0].set_ylim(top=axes[1, 0].get_ylim()[1] / (1.0 - 1.5 * _LANE_HEIGHT * len(_SAVE_LABELS)))
     # The upper ones come last: what is in both is named by its bar.
-    drawn = {
-        label: handle
-        for each in [*axes[1], *axes[0]]
-        for handle, label in zip(*each.get_legend_handles_labels(), strict=True)
-    }
-    shown = [label for label in (_OWN_LABEL, *_SAVE_LABELS.values(), *_LABEL_OF.values()) if label in drawn]
-    figure.legend(
-        [drawn[label] for label in shown],
-        shown,
-        loc="outside lower center",
-        ncols=3 if len(runs) == 1 else min(len(shown), 3 * len(runs)),
-        frameon=False,
-        fontsize=9,
-        handlelength=1.2,
-    )
+    order = (_OWN_LABEL, *_SAVE_LABELS.values(), *_LABEL_OF.values())
+    add_legend_below(figure, [*axes[1], *axes[0]], 2 + len(runs), order=order, handlelength=1.2)
     return figure
 
 
@@ -130,38 +127,19 @@ def _draw_epochs(axes: Axes, metrics: list[EpochMetrics]) -> None:
     if saving.any():
         label = _SAVE_LABELS[Kind.SAVE]
         axes.bar(places, saving, 0.72, bottom=top - saving, color=SAVE_COLOURS[Kind.SAVE], label=label)
-    for cause, colour in COLOUR_OF.items():
-        seconds = np.array([each.stall_by_cause[cause] for each in metrics])
-        if seconds.any():
-            axes.bar(
-                places,
-                seconds,
-                0.72,
-                bottom=top,
-                color=colour,
-                edgecolor="white",
-                lw=0.5,
-                label=_LABEL_OF[cause],
-            )
-            top = top + seconds
+    stalls = [
+        (_LABEL_OF[cause], np.array([each.stall_by_cause[cause] for each in metrics]), colour)
+        for cause, colour in COLOUR_OF.items()
+    ]
+    top = stack_bars(axes, places, stalls, 0.72, top, edgecolor="white", lw=0.5)
     if len(metrics) <= _MOST_BAR_LABELS:
-        for place, height, each in zip(places, top, metrics, strict=True):
-            axes.annotate(
-                f"{format_seconds(each.stall_seconds)}\nstall",
-                (float(place), float(height)),
-                xytext=(0, 3),
-                textcoords="offset points",
-                ha="center",
-                va="bottom",
-                fontsize=8,
-                color=Colour.INK,
-                linespacing=1.0,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-            )
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+        looks = {"ha": "center", "va": "bottom", "fontsize": 8, "linespacing": 1.0, "bbox": box}
+        for place, height, each in zip(places.tolist(), top.tolist(), metrics, strict=True):
+            write(axes, f"{format_seconds(each.stall_seconds)}\nstall", (place, height), (0, 3), **looks)
     shown = places[:: -(-len(metrics) // _MOST_BAR_LABELS)]
     axes.set_xticks(shown, [str(metrics[place].epoch) for place in shown])
     axes.set_xlim(-0.6, max(len(metrics), 2) - 0.4)
-    axes.set_xlabel("epoch")
 
 
 def _stall_by_column(trace: Trace) -> tuple[dict[Cause, NDArray[np.float64]], NDArray[np.float64], list[int]]:
@@ -196,8 +174,7 @@ def _draw_strip(
                 top + means[cause], edges, baseline=top, fill=True, color=colour, lw=0, label=_LABEL_OF[cause]
             )
             top = top + means[cause]
-    for begin in begins:
-        axes.axvline(begin, color=Colour.FAINT, lw=0.8, ls=(0, (2, 2)), zorder=0)
+    mark_starts(axes, begins)
     axes.set_xlim(0.0, float(edges[-1]))
     per_column = edges[1] - edges[0]
     axes.set_xlabel(
@@ -248,8 +225,7 @@ def _steps_at(trace: Trace, kind: Kind) -> list[tuple[float, float]]:
     return found
 
 
-def _title(axes: Axes, name: str, metrics: list[EpochMetrics]) -> None:
+def _waited(metrics: list[EpochMetrics]) -> str:
     stall, own = (sum(getattr(each, part) for each in metrics) for part in ("stall_seconds", "own_seconds"))
     share = 100.0 * stall_share(stall, own)
-    waited = f"waited {format_seconds(stall)} of {format_seconds(stall + own)} ({share:.1f} %)"
-    title_axes(axes, name, waited)
+    return f"waited {format_seconds(stall)} of {format_seconds(stall + own)} ({share:.1f} %)"

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.measure.picture import Colour, check_picture, new_figure, save_picture, style_axes, title_axes
+from penstock.measure.picture import (
+    Colour,
+    add_legend_below,
+    check_picture,
+    count_in_wholes,
+    name_axes,
+    new_figure,
+    save_picture,
+    style_axes,
+)
 from penstock.recordings.blocks import BLOCK_BYTES, BlockString, Phase, PhaseRule, Recording
 
 if TYPE_CHECKING:
@@ -65,39 +74,35 @@ def draw_blocks(strings: Sequence[tuple[str, BlockString]]) -> Figure:
     """
     if not strings or not all(string.numbers.size for _, string in strings):
         raise ConfigError("a recording has no reference to a block, so there is nothing to draw")
-    from matplotlib.lines import Line2D
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     width = max(6.4, 1.0 + 3.7 * len(strings))
     figure = new_figure(width, 4.4)
     all_axes = figure.subplots(1, len(strings), squeeze=False, sharey=True, sharex=True)[0]
-    thousands = FuncFormatter(lambda value, _place: f"{value:,.0f}")
     for axes, (name, string) in zip(all_axes, strings, strict=True):
         style_axes(axes)
-        title_axes(axes, name)
         every = _draw_points(axes, string)
-        axes.set_xlabel("logical time (references)" + (f", 1 of {every} drawn" if every > 1 else ""))
-        axes.xaxis.set_major_formatter(thousands)
+        name_axes(axes, name, x="logical time (references)" + (f", 1 of {every} drawn" if every > 1 else ""))
         # Both count things: marks between them would be rounded to wrong ones.
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
-        axes.yaxis.set_major_formatter(thousands)
+        count_in_wholes(axes.yaxis)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:,.0f}")
     all_axes[0].set_ylabel("block number, by first reference")
     all_axes[0].set_xlim(0, 1.02 * max(string.numbers.size for _, string in strings))
     all_axes[0].set_ylim(0, 1.04 * max(string.blocks for _, string in strings))
-    present = [phase for phase in Phase if any((string.phases == phase).any() for _, string in strings)]
-    figure.legend(
-        [
-            Line2D([], [], ls="", marker="o", ms=6, mfc=COLOUR_OF[phase], mec=Colour.FAINT, mew=0.3)
-            for phase in present
-        ],
-        [_LABEL_OF[phase] for phase in present],
-        loc="outside lower center",
-        ncols=len(present),
-        frameon=False,
-        fontsize=9,
-        handletextpad=0.3,
-    )
+    for phase in Phase:
+        if any((string.phases == phase).any() for _, string in strings):
+            looks = {
+                "ls": "",
+                "marker": "o",
+                "ms": 6,
+                "mfc": COLOUR_OF[phase],
+                "mec": Colour.FAINT,
+                "mew": 0.3,
+            }
+            all_axes[0].plot([], [], label=_LABEL_OF[phase], **looks)
+    add_legend_below(figure, handletextpad=0.3)
     return figure
 
 

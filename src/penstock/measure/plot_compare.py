@@ -11,7 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.measure.compare import RunComparison
-from penstock.measure.picture import Colour, add_legend_below, new_figure, style_axes
+from penstock.measure.picture import (
+    Colour,
+    add_legend_below,
+    mark_starts,
+    name_axes,
+    new_figure,
+    stack_bars,
+    style_axes,
+)
 from penstock.measure.plot import COLOUR_OF
 from penstock.trace import NO_STEP, Kind, Trace
 from penstock.units import format_seconds
@@ -35,10 +43,11 @@ def draw_comparison(comparison: RunComparison) -> Figure:
     told = f"stall predicted {format_seconds(predicted)}, measured {format_seconds(measured)}"
     if run_seconds:
         told += f": {100 * (predicted - measured) / run_seconds:+.2f} % of the run"
-    epochs.set_title(told, loc="left", fontsize=11, fontweight="bold", color=Colour.INK)
+    name_axes(epochs, told, x="epoch: left, hatched, as predicted; right as measured", y="stall (s)")
+    name_axes(steps, x="step of the run", y="stall so far (s)")
     _draw_epochs(epochs, comparison)
     _draw_growth(steps, comparison)
-    add_legend_below(figure, [epochs], columns=5)
+    add_legend_below(figure, [epochs], columns=5, order=[f"{cause}" for cause in COLOUR_OF])
     return figure
 
 
@@ -46,33 +55,20 @@ def _draw_epochs(axes: Axes, comparison: RunComparison) -> None:
     """Two bars an epoch: what was predicted on the left, hatched; what was measured on the right."""
     pairs = comparison.epochs
     places = np.arange(len(pairs), dtype=np.float64)
-    tops = {"predicted": np.zeros(places.size), "measured": np.zeros(places.size)}
-    for cause, colour in COLOUR_OF.items():
-        label: str | None = f"{cause}"
-        for name, shift in (("measured", 0.5), ("predicted", -0.5)):
-            seconds = np.array([getattr(pair, name).stall_by_cause[cause] for pair in pairs])
-            if not seconds.any():
-                continue
-            axes.bar(
-                places + shift * (_WIDTH + 0.02),
-                seconds,
-                _WIDTH,
-                bottom=tops[name],
-                color=colour,
-                edgecolor="white",
-                lw=0.4,
-                hatch="////" if name == "predicted" else None,
-                label=label,
-            )
-            label = None
-            tops[name] += seconds
-    highest = max((float(top.max(initial=0.0)) for top in tops.values()), default=0.0)
+    highest = 0.0
+    # What was measured comes last: its plain bar stands in the legend.
+    for name, shift, hatch in (("predicted", -0.5, "////"), ("measured", 0.5, None)):
+        parts = [
+            (f"{cause}", np.array([getattr(pair, name).stall_by_cause[cause] for pair in pairs]), colour)
+            for cause, colour in COLOUR_OF.items()
+        ]
+        at = places + shift * (_WIDTH + 0.02)
+        tops = stack_bars(axes, at, parts, _WIDTH, edgecolor="white", lw=0.4, hatch=hatch)
+        highest = max(highest, float(tops.max(initial=0.0)))
     axes.set_ylim(0.0, 1.08 * highest or 1.0)
     shown = np.arange(0, len(pairs), -(-len(pairs) // _MOST_TICKS))
     axes.set_xticks(shown, [str(pairs[place].epoch) for place in shown])
     axes.set_xlim(-0.7, max(len(pairs), 2) - 0.3)
-    axes.set_xlabel("epoch: left, hatched, as predicted; right as measured", color=Colour.INK)
-    axes.set_ylabel("stall (s)", color=Colour.INK)
 
 
 def _draw_growth(axes: Axes, comparison: RunComparison) -> None:
@@ -82,12 +78,9 @@ def _draw_growth(axes: Axes, comparison: RunComparison) -> None:
     ):
         seconds, begins = _growth(trace)
         axes.plot(np.arange(seconds.size), seconds, color=Colour.DARK, lw=1.6, ls=style, label=name)
-    for begin in begins:
-        axes.axvline(begin, color=Colour.FAINT, lw=0.8, ls=(0, (2, 2)), zorder=0)
+    mark_starts(axes, begins)
     axes.set_ylim(bottom=0.0)
     axes.set_xlim(0.0, None)
-    axes.set_xlabel("step of the run", color=Colour.INK)
-    axes.set_ylabel("stall so far (s)", color=Colour.INK)
     axes.legend(frameon=False, fontsize=9, loc="lower right")
 
 

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.measure.picture import Colour, new_figure, style_axes, title_axes
+from penstock.measure.picture import (
+    Colour,
+    Series,
+    count_in_wholes,
+    mark_starts,
+    name_axes,
+    new_figure,
+    style_axes,
+    write,
+)
 from penstock.simulate.layout import TITLES, LayoutComparison, LayoutOption, Name
 from penstock.units import format_seconds
 
@@ -41,9 +50,7 @@ def draw_layout(comparison: LayoutComparison) -> Figure:
 
 
 def _draw_bars(axes: Axes, comparison: LayoutComparison) -> None:
-    style_axes(axes)
-    axes.grid(axis="y", visible=False)
-    axes.grid(axis="x", color=Colour.GRID, lw=0.8)
+    style_axes(axes, grid="x")
     options = comparison.options[::-1]
     places = np.arange(len(options))
     rewriting = np.array([option.rewrite_seconds for option in options])
@@ -52,44 +59,28 @@ def _draw_bars(axes: Axes, comparison: LayoutComparison) -> None:
     axes.barh(places, rewriting, 0.66, color="white", edgecolor=colours, hatch="////", lw=0.8)
     axes.barh(places, reading, 0.66, left=rewriting, color=colours)
     for place, option in zip(places, options, strict=True):
-        axes.annotate(
-            format_seconds(option.run_seconds),
-            (option.run_seconds, float(place)),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-            color=Colour.INK,
-        )
+        at = option.run_seconds, float(place)
+        write(axes, format_seconds(option.run_seconds), at, (4, 0), va="center", fontsize=9)
     axes.set_yticks(places, [TITLES[option.name] for option in options])
     axes.set_xlim(0.0, 1.2 * max(option.run_seconds for option in options) or 1.0)
-    axes.set_xlabel("time (s); hatched: writing the data set anew")
-    title_axes(axes, f"{comparison.epochs} epochs on the store's wire")
+    title = f"{comparison.epochs} epochs on the store's wire"
+    name_axes(axes, title, x="time (s); hatched: writing the data set anew")
 
 
 def _draw_lines(axes: Axes, comparison: LayoutComparison) -> None:
     style_axes(axes)
     epochs = np.arange(1, _last_epoch(comparison) + 1)
     for option in comparison.options:
-        axes.plot(
-            epochs,
-            [option.seconds_after(int(count)) for count in epochs],
-            color=_COLOUR_OF[option.name],
-            ls=_DASHES.get(option.name, "-"),
-            lw=1.8,
-            marker="o" if epochs.size == 1 else None,
-            label=TITLES[option.name],
-        )
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        seconds = [option.seconds_after(int(count)) for count in epochs]
+        colour, dashes = _COLOUR_OF[option.name], _DASHES.get(option.name, "-")
+        marker = "o" if epochs.size == 1 else ""
+        Series(TITLES[option.name], epochs, seconds, colour, dashes, marker, width=1.8, size=6.0).draw(axes)
+    count_in_wholes(axes.xaxis)
     if epochs.size > 1:
-        axes.axvline(comparison.epochs, color=Colour.FAINT, lw=0.8, ls=(0, (2, 2)), zorder=0)
+        mark_starts(axes, [comparison.epochs])
         axes.set_xlim(1, int(epochs[-1]))
     axes.set_ylim(bottom=0.0)
-    axes.set_xlabel("epochs of the run")
-    axes.set_ylabel("time (s)")
-    title_axes(axes, "by number of epochs")
+    name_axes(axes, "by number of epochs", x="epochs of the run", y="time (s)")
     axes.legend(loc="upper left", frameon=False, fontsize=9, handlelength=2.6)
 
 

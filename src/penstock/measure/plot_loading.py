@@ -21,9 +21,11 @@ from penstock.measure.picture import (
     Series,
     add_legend_below,
     draw_panels,
+    name_axes,
     new_figure,
+    stack_bars,
     style_axes,
-    title_axes,
+    write,
 )
 from penstock.measure.policies import PolicyRuns
 from penstock.simulate.scheduled import LoadingResult
@@ -84,20 +86,15 @@ def draw_policies(scenario: str, runs: Sequence[PolicyRuns]) -> Figure:
         stalls.stairs(means, edges, baseline=None, color=colour, ls=dash, lw=1.1)
     for axes in (progress, stalls):
         style_axes(axes)
-        axes.xaxis.set_major_formatter(lambda value, _place: f"{value:,.0f}")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
-    progress.yaxis.set_major_formatter(lambda value, _place: f"{value:,.6g}")
-    progress.set_ylabel("time since the start (s)")
-    stalls.set_ylabel("waiting per batch (s)")
+    progress.yaxis.set_major_formatter("{x:,.6g}")
+    title = f"{scenario}: {format_count(drawn[0][0].ranks, 'rank')}"
+    name_axes(progress, title, "how far each policy is after each batch", y="time since the start (s)")
+    name_axes(stalls, x="batch", y="waiting per batch (s)")
     # A few batches at the start wait far longer than the rest: a line that may curve shows both.
     stalls.set_yscale("symlog", linthresh=_smallest_shown([_series(result)[1] for _, result in drawn]))
-    stalls.set_xlabel("batch")
-    title_axes(
-        progress,
-        f"{scenario}: {format_count(drawn[0][0].ranks, 'rank')}",
-        "how far each policy is after each batch",
-    )
     _draw_bars(bars, drawn)
     add_legend_below(figure, [progress], columns=8)
     return figure
@@ -130,7 +127,7 @@ def draw_scaling(scenario: str, runs: Sequence[PolicyRuns]) -> Figure:
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.set_xticks(all_ranks, [str(count) for count in all_ranks])
     axes.minorticks_off()
-    axes.yaxis.set_major_formatter(lambda value, _place: f"{value:,.6g}")
+    axes.yaxis.set_major_formatter("{x:,.6g}")
     return figure
 
 
@@ -156,7 +153,7 @@ def _smallest_shown(series: Sequence[NDArray[np.float64]]) -> float:
 def _draw_bars(axes: Axes, drawn: Sequence[tuple[PolicyRuns, LoadingResult]]) -> None:
     """One bar a policy: the mean rank's computing, waiting for samples and for slower ranks, and loading before."""
     style_axes(axes)
-    axes.grid(axis="y", visible=False)
+    axes.grid(visible=False)
     places = np.arange(len(drawn))[::-1]
     busy = np.array([result.step_busy_seconds.sum(dtype=float) / row.ranks for row, result in drawn])
     before = np.array([result.initial_stall_seconds for _, result in drawn])
@@ -168,27 +165,17 @@ def _draw_bars(axes: Axes, drawn: Sequence[tuple[PolicyRuns, LoadingResult]]) ->
         ("loads before training", before, Colour.SKY),
         ("waits for samples", waits, Colour.RED),
     ]
-    left = np.zeros(len(drawn))
-    for label, seconds, colour in parts:
-        axes.barh(places, seconds, 0.7, left=left, color=colour, label=label)
-        left += seconds
+    stack_bars(axes, places, parts, 0.7, lie=True)
     # Where one policy takes many times as long as the others, its bar is cut, and says so.
     limit = 1.18 * min(float(total.max()), 4.0 * float(np.median(total)))
     axes.set_xlim(0.0, limit)
     for place, seconds in zip(places, total, strict=True):
         is_cut = seconds > limit
-        axes.annotate(
-            _told(seconds) + (" →" if is_cut else ""),
-            (min(seconds, 0.995 * limit), place),
-            xytext=(-3 if is_cut else 3, 0),
-            textcoords="offset points",
-            ha="right" if is_cut else "left",
-            va="center",
-            fontsize=8.5,
-            color=Colour.INK,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8 if is_cut else 0.0},
-        )
-    axes.xaxis.set_major_formatter(lambda value, _place: f"{value:,.6g}")
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8 if is_cut else 0.0}
+        looks = {"ha": "right" if is_cut else "left", "va": "center", "fontsize": 8.5, "bbox": box}
+        text, at = _told(seconds) + (" →" if is_cut else ""), (min(seconds, 0.995 * limit), place)
+        write(axes, text, at, (-3 if is_cut else 3, 0), **looks)
+    axes.xaxis.set_major_formatter("{x:,.6g}")
     axes.set_yticks(places, [row.policy for row, _ in drawn])
     axes.set_xlabel("run time (s), of the mean rank")
     axes.legend(loc="upper center", bbox_to_anchor=(0.42, 1.13), ncols=2, frameon=False, fontsize=8.5)

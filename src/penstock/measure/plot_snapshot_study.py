@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.measure.picture import Colour, add_legend_below, new_figure, style_axes, title_axes
+from penstock.measure.picture import (
+    Colour,
+    add_legend_below,
+    count_in_wholes,
+    name_axes,
+    new_figure,
+    style_axes,
+)
 from penstock.measure.plot_wear import COLOUR_OF, draw_erases, draw_written
 from penstock.measure.snapshot_study import SnapshotStudy, stored_as
 from penstock.policy.snap_distance import useful_bytes
@@ -42,15 +49,12 @@ def draw_study(study: SnapshotStudy, runs: Sequence[StoredRun]) -> Figure:
     unit = format_bytes(most).split()[1]
     per_gb = 1e9 / parse_bytes(f"1 {unit}")
     grid[0, 1].yaxis.set_major_formatter(lambda gigabytes, _: f"{gigabytes * per_gb:,.4g}")
-    title_axes(
-        grid[0, 1],
-        f"Written by {len(study.names)} snapshots of {format_bytes(study.nbytes)}",
-        f"in {unit}, by codec and scheme",
-    )
+    below = "snapshots from one baseline to the next (snap_dis)"
+    title = f"Written by {len(study.names)} snapshots of {format_bytes(study.nbytes)}"
+    name_axes(grid[0, 1], title, f"in {unit}, by codec and scheme", x=below)
     draw_erases(grid[1, 1], runs)
-    title_axes(grid[1, 1], "Blocks erased", f"of a drive as the paper's, {runs[0].sizes.count} snapshots")
-    for axes in grid[:, 1]:
-        axes.set_xlabel("snapshots from one baseline to the next (snap_dis)", fontsize=9)
+    drive = f"of a drive as the paper's, {runs[0].sizes.count} snapshots"
+    name_axes(grid[1, 1], "Blocks erased", drive, x=below)
     _draw_storage(grid[0, 2], study)
     _draw_seconds(grid[1, 2], study)
     methods = dict.fromkeys(run.method for run in runs)
@@ -83,7 +87,7 @@ def _draw_likeness(axes: Axes, study: SnapshotStudy) -> None:
         handlelength=1.0,
     )
     _name_snapshots(axes, study)
-    title_axes(axes, "Like the snapshot before", "parameters of which so many first bits are the same")
+    name_axes(axes, "Like the snapshot before", "parameters of which so many first bits are the same")
 
 
 def _name_snapshots(axes: Axes, study: SnapshotStudy) -> None:
@@ -95,32 +99,21 @@ def _name_snapshots(axes: Axes, study: SnapshotStudy) -> None:
 
 
 def _draw_exponents(axes: Axes, study: SnapshotStudy) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     style_axes(axes)
     if not study.exponents:
-        title_axes(axes, "Exponents", "these tensors have none")
+        name_axes(axes, "Exponents", "these tensors have none")
         return
     name, counts = max(study.exponents.items(), key=lambda item: item[1].sum())
     shares = 100 * counts / counts.sum()
     shown = np.flatnonzero(shares > 0.05)
     first, last = int(shown[0]), int(shown[-1])
-    axes.bar(
-        range(first, last + 1),
-        shares[first : last + 1],
-        0.9,
-        color=COLOUR_OF["dynrle-progressive"],
-    )
+    axes.bar(range(first, last + 1), shares[first : last + 1], 0.9, color=COLOUR_OF["dynrle-progressive"])
     axes.yaxis.set_major_formatter("{x:.0f} %")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("exponent, as it is stored", fontsize=9)
+    count_in_wholes(axes.xaxis)
     used = counts[counts > 0] / counts.sum()
     entropy = -float(used @ np.log2(used))
-    title_axes(
-        axes,
-        f"Exponents of {study.names[-1]}",
-        f"{name}: {entropy:.2f} of {counts.size.bit_length() - 1} bits",
-    )
+    below = f"{name}: {entropy:.2f} of {counts.size.bit_length() - 1} bits"
+    name_axes(axes, f"Exponents of {study.names[-1]}", below, x="exponent, as it is stored")
 
 
 def _draw_storage(axes: Axes, study: SnapshotStudy) -> None:
@@ -135,11 +128,8 @@ def _draw_storage(axes: Axes, study: SnapshotStudy) -> None:
     axes.set_ylim(bottom=0.0)
     axes.yaxis.set_major_formatter("{x:.1f}×")
     _name_snapshots(axes, study)
-    title_axes(
-        axes,
-        "Storage that the newest snapshot needs",
-        f"in sizes of a complete one; a baseline every {TIMED_SNAP_DIS}",
-    )
+    below = f"in sizes of a complete one; a baseline every {TIMED_SNAP_DIS}"
+    name_axes(axes, "Storage that the newest snapshot needs", below)
 
 
 def _draw_seconds(axes: Axes, study: SnapshotStudy) -> None:
@@ -154,5 +144,5 @@ def _draw_seconds(axes: Axes, study: SnapshotStudy) -> None:
     axes.grid(axis="x", color=Colour.GRID, lw=0.8)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("parameters of a tensor", fontsize=9)
-    title_axes(axes, "To encode a tensor's delta", "ms of one processor, mean of all snapshots")
+    below = "ms of one processor, mean of all snapshots"
+    name_axes(axes, "To encode a tensor's delta", below, x="parameters of a tensor")

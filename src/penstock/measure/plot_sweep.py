@@ -63,11 +63,8 @@ def draw_sweep(answer: Answer) -> Figure:
     priced = any(row.price is not None for row in answer.rows)
     decimals = price_decimals(answer.rows, 0)
     panel = (max(1.6, 0.86 * len(ram)), max(1.0, (0.62 if priced else 0.5) * len(ssd)))
-    width, group_height, legend_height = (
-        max(5.8, 1.9 + len(staging) * (panel[0] + 0.15)),
-        panel[1] + 1.1,
-        0.45,
-    )
+    group_height, legend_height = panel[1] + 1.1, 0.45
+    width = max(5.8, 1.9 + len(staging) * (panel[0] + 0.15))
     figure = new_figure(width, len(groups) * group_height + legend_height)
     subfigures = figure.subfigures(
         len(groups) + 1, 1, squeeze=False, height_ratios=[group_height] * len(groups) + [legend_height]
@@ -87,14 +84,8 @@ def draw_sweep(answer: Answer) -> Figure:
             each.set_title(f"staging {format_bytes(staging_bytes)}", fontsize=10, color=Colour.INK)
             each.set_xlabel("RAM per rank", color=Colour.INK)
         axes[0].set_ylabel("SSD per rank", color=Colour.INK)
-        part.suptitle(
-            _title(ranks, policy, answer),
-            x=0.015,
-            ha="left",
-            fontsize=11,
-            fontweight="bold",
-            color=Colour.INK,
-        )
+        looks = {"ha": "left", "fontsize": 11, "fontweight": "bold", "color": Colour.INK}
+        part.suptitle(_title(ranks, policy, answer), x=0.015, **looks)
         _bar(part, list(axes), colours, norm)
     below.text(0.015, 0.5, _legend(answer, priced), fontsize=8.5, color=Colour.INK, va="center")
     return figure

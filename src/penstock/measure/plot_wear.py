@@ -6,16 +6,20 @@ Needs matplotlib (`pip install penstock[plot]`), which is imported when somethin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.measure.picture import Colour, add_legend_below, new_figure, style_axes, title_axes
-from penstock.simulate.snapshots import (
-    METHODS,
-    OWN_METHOD,
-    StoredRun,
+from penstock.measure.picture import (
+    Colour,
+    add_legend_below,
+    count_in_wholes,
+    name_axes,
+    new_figure,
+    style_axes,
+    write,
 )
+from penstock.simulate.snapshots import METHODS, OWN_METHOD, StoredRun
 from penstock.simulate.wear import WearResult
 from penstock.units import format_bytes
 
@@ -24,22 +28,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Greys for what is stored whole, colours for the deltas.
-COLOUR_OF = dict(
-    zip(
-        (method.name for method in (*METHODS, OWN_METHOD)),
-        (
-            Colour.DARK,
-            "#9AA0A6",
-            Colour.PURPLE,
-            Colour.ORANGE,
-            Colour.RED,
-            Colour.BLUE,
-            Colour.GREEN,
-            Colour.SKY,
-        ),
-        strict=True,
-    )
+_COLOURS = (
+    Colour.DARK,
+    "#9AA0A6",
+    Colour.PURPLE,
+    Colour.ORANGE,
+    Colour.RED,
+    Colour.BLUE,
+    Colour.GREEN,
+    Colour.SKY,
 )
+COLOUR_OF = {method.name: colour for method, colour in zip((*METHODS, OWN_METHOD), _COLOURS, strict=True)}
+_OVER_A_BAR: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": 7.5}
 
 
 def draw_methods(runs: Sequence[StoredRun]) -> Figure:
@@ -54,10 +54,10 @@ def draw_methods(runs: Sequence[StoredRun]) -> Figure:
         own = [run for run in runs if run.sizes.name == name]
         sizes = own[0].sizes
         written, erases = grid[0, column], grid[1, column]
-        title_axes(written, f"{name}: {sizes.count} snapshots of {format_bytes(4 * sizes.parameters)}")
+        name_axes(written, f"{name}: {sizes.count} snapshots of {format_bytes(4 * sizes.parameters)}")
+        name_axes(erases, x="snapshots from one baseline to the next (snap_dis)")
         draw_written(written, own)
         draw_erases(erases, own)
-        erases.set_xlabel("snapshots from one baseline to the next (snap_dis)")
     grid[0, 0].set_ylabel("written to the drive (GB)")
     grid[1, 0].set_ylabel("blocks erased")
     drawn = dict.fromkeys(run.method for run in runs)
@@ -103,33 +103,17 @@ def _draw_bars(axes: Axes, runs: Sequence[StoredRun], heights: Sequence[float | 
         whole = complete.get(run.snap_dis)
         if whole and run.method.name != "complete":
             change = f"{100 * (height / whole - 1):+.0f} %".replace("-", "\u2212")
-            _annotate(axes, change, place, height, rotation=90)
+            write(axes, change, (place, height), (0, 3), rotation=90, **_OVER_A_BAR)
     for places in missing.values():
-        _annotate(axes, "not given", float(np.mean(places)), 0.0, rotation=0)
+        write(axes, "not given", (float(np.mean(places)), 0.0), (0, 3), **_OVER_A_BAR)
     axes.set_xticks(range(len(distances)), [str(distance) for distance in distances])
     axes.set_xlim(-0.5, len(distances) - 0.5)
     highest = max((height for height in heights if height is not None), default=0.0)
     axes.set_ylim(0.0, 1.12 * highest or 1.0)
 
 
-def _annotate(axes: Axes, text: str, place: float, height: float, rotation: int) -> None:
-    axes.annotate(
-        text,
-        (place, height),
-        (0, 3),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        fontsize=7.5,
-        color=Colour.INK,
-        rotation=rotation,
-    )
-
-
 def draw_blocks(result: WearResult, name: str) -> Figure:
     """Return how many blocks were erased how often."""
-    from matplotlib.ticker import MaxNLocator
-
     figure = new_figure(7.2, 4.2)
     axes = figure.subplots()
     style_axes(axes)
@@ -149,9 +133,8 @@ def draw_blocks(result: WearResult, name: str) -> Figure:
     axes.axvline(
         result.wear.mean, color=COLOUR_OF["rle4-gzip"], ls="--", label=f"mean {result.wear.mean:.3g}"
     )
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("erases of a block")
-    axes.set_ylabel("blocks")
-    title_axes(axes, f"{name}: {format_bytes(result.written_bytes)} written, {result.work.erases:,} erases")
+    count_in_wholes(axes.xaxis)
+    title = f"{name}: {format_bytes(result.written_bytes)} written, {result.work.erases:,} erases"
+    name_axes(axes, title, x="erases of a block", y="blocks")
     axes.legend(frameon=False, fontsize=9)
     return figure

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.measure.picture import Colour, new_figure, style_axes, title_axes
+from penstock.measure.picture import (
+    Colour,
+    add_legend_below,
+    count_in_wholes,
+    name_axes,
+    new_figure,
+    style_axes,
+)
 from penstock.measure.plot_bundles import scale_by_ratio
 from penstock.papers.catalog import Repeated, Result
 from penstock.papers.convergence import BY_CLASS, SCATTERED, Study, compare, read_study
@@ -45,15 +52,7 @@ def draw_accuracy(study: Study) -> Figure:
     _draw_error(error, study)
     for axes, numbering in zip(epochs, study.numberings, strict=True):
         _draw_epochs(axes, study, numbering)
-    handles, labels = epochs[0].get_legend_handles_labels()
-    figure.legend(
-        handles,
-        [f"bundle_ratio {label}" for label in labels],
-        loc="outside lower right",
-        ncols=len(labels),
-        frameon=False,
-        fontsize=8.5,
-    )
+    add_legend_below(figure, [epochs[0]], place="outside lower right", fontsize=8.5)
     return figure
 
 
@@ -86,22 +85,17 @@ def _draw_error(axes: Axes, study: Study) -> None:
         label="full shuffle, ± 1 standard deviation",
     )
     scale_by_ratio(axes, min(study.ratios))
-    axes.set_xlabel("bundle_ratio")
     axes.set_yscale("log")
     axes.set_ylim(0.3, 150)
     axes.set_yticks([0.5, 1, 2, 5, 10, 20, 50, 100], ["0.5", "1", "2", "5", "10", "20", "50", "100"])
     axes.minorticks_off()
-    axes.set_ylabel("test error (%)")
-    seeds = study.final(study.numberings[0], 1.0).size
-    title_axes(
-        axes, f"What a model learns in {study.epochs} epochs", f"{_data(study)}, {seeds} seeds, mean ± sd"
-    )
+    below = f"{_data(study)}, {study.final(study.numberings[0], 1.0).size} seeds, mean ± sd"
+    title = f"What a model learns in {study.epochs} epochs"
+    name_axes(axes, title, below, x="bundle_ratio", y="test error (%)")
     axes.legend(frameon=False, fontsize=8.5, loc="center left")
 
 
 def _draw_epochs(axes: Axes, study: Study, numbering: str) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     style_axes(axes)
     epochs = np.arange(1, study.epochs + 1)
     shown = [ratio for ratio in study.ratios if ratio in (1.0, 0.5, 0.1, 0.02)] or study.ratios[:4]
@@ -113,13 +107,12 @@ def _draw_epochs(axes: Axes, study: Study, numbering: str) -> None:
         name = {1.0: "1 (full shuffle)", 1 / study.training_samples: "one sample each"}.get(
             ratio, f"{ratio:g}"
         )
-        axes.plot(epochs, mean, color=colour, lw=1.3, label=name)
+        axes.plot(epochs, mean, color=colour, lw=1.3, label=f"bundle_ratio {name}")
     axes.set_ylim(0, 104)
     axes.set_xlim(1, max(study.epochs, 2))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("test accuracy (%)")
-    title_axes(axes, f"By epoch, ids {numbering}", f"{_data(study)}; line: mean, band: ± sd")
+    count_in_wholes(axes.xaxis)
+    below = f"{_data(study)}; line: mean, band: ± sd"
+    name_axes(axes, f"By epoch, ids {numbering}", below, x="epoch", y="test accuracy (%)")
 
 
 def _data(study: Study) -> str:

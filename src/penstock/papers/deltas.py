@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from penstock.machine.ssd import Drive, Ssd
-from penstock.measure.picture import DOTTED, Colour, Panel, Series, draw_panels
+from penstock.measure.picture import DOTTED, Colour, Panel, Series, draw_panels, write
 from penstock.measure.plot_wear import COLOUR_OF, draw_methods
 from penstock.papers.catalog import Repeated, Result
 from penstock.policy.delta_schemes import Scheme, reference_of
@@ -223,10 +223,7 @@ def figure_10() -> Repeated:
         axes = figure.axes[-1]
         axes.axhline(PAPER_ERASES, color=COLOUR_OF["dynrle-progressive"], ls="--")
         place = (SNAP_DISTANCES.index(PAPER_SNAP_DIS), PAPER_ERASES)
-        text = f"the paper: {PAPER_ERASES:,}"
-        axes.annotate(
-            text, place, (0, 4), textcoords="offset points", ha="center", color=Colour.INK, fontsize=8
-        )
+        write(axes, f"the paper: {PAPER_ERASES:,}", place, (0, 4), ha="center", fontsize=8)
         return figure
 
     return Repeated(results, why, draw)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.measure.picture import Colour, new_figure, style_axes
+from penstock.measure.picture import Colour, name_axes, new_figure, style_axes
 from penstock.papers.catalog import Repeated, Result
 from penstock.plan import AccessPlan, FullShuffle
 from penstock.plan.frequency import readers_of_epoch
@@ -82,7 +82,6 @@ def draw_histogram(expected: NDArray[np.float64], counted: NDArray[np.int64]) ->
     axes.plot(reads, expected, color=Colour.INK, lw=1.4, label=label)
     axes.set_xlim(shown[0] - 1.0, shown[-1] + 1.0)
     axes.set_ylim(0.0, 1.22 * max(float(counted.max()), float(expected.max())))
-    axes.set_xlabel("times that the rank reads a sample during the training")
-    axes.set_ylabel("samples")
+    name_axes(axes, x="times that the rank reads a sample during the training", y="samples")
     axes.legend(frameon=False, fontsize=9, loc="upper left")
     return figure
