@@ -270,8 +270,8 @@ def test_what_somebody_reads_is_not_changed_by_a_commit(folder: Path) -> None:
 
     class Told(Catalog):
         def __setattr__(self, name: str, value: Any) -> None:
-            if name == "_copies":
-                read.append((value, dict(value)))
+            if name == "_known":
+                read.append((value.copies, dict(value.copies)))
             super().__setattr__(name, value)
 
     catalog.__class__ = Told

@@ -76,6 +76,8 @@ class Housekeeping:
         #: Guards all below, and what is decided by it. No tier that may be slow is asked for anything under it: what
         #: is to go leaves the catalog under it, and its folder after that.
         self._deciding = threading.RLock()
+        #: Nothing is removed while it is held: for as long as what is looked at is not yet named by `hold`.
+        self.deletions_paused = self._deciding
         #: Told whenever something has gone.
         self._gone = threading.Condition(self._deciding)
         self._locks: list[WriterLock] = []
@@ -178,12 +180,6 @@ class Housekeeping:
         """Have the snapshots of these steps stay until they are let go of."""
         with self._deciding:
             self._held.update(steps)
-
-    @contextmanager
-    def deletions_paused(self) -> Iterator[None]:
-        """Have nothing removed before what is looked at is held."""
-        with self._deciding:
-            yield
 
     def let_go(self, steps: Iterable[int]) -> None:
         """Take back a `hold`."""
@@ -396,10 +392,11 @@ class Housekeeping:
         """
         with self._deciding:
             # Else its name would be taken.
-            self._gone.wait_for(lambda: not self._catalog.is_going(step=step))
+            while self._catalog.is_going(step=step):
+                self._gone.wait()
             damaged = [copy.tier for copy in self._catalog.copies(step)]
             # With a good copy, what is a difference to it can be restored, wherever that is.
-            if not all(self._catalog.is_damaged(tier, step) for tier in damaged):
+            if not damaged or not all(self._catalog.is_damaged(tier, step) for tier in damaged):
                 return
             steps_of = {tier: [*dependents(self._catalog.stored(tier), step), step] for tier in damaged}
             going = [copy for tier, steps in steps_of.items() for copy in self._catalog.take_out(tier, steps)]
@@ -435,7 +432,7 @@ class Housekeeping:
 
     @property
     def _in_use(self) -> list[int]:
-        return [step for step, times in self._held.items() if times > 0]
+        return list(+self._held)
 
     def _staying(self) -> set[int]:
         """Return the steps whose copies stay whatever the rules say: who would go by number may be another snapshot."""
@@ -451,6 +448,8 @@ class Housekeeping:
 
         Raises: DataError if one stays: it is known again, as are those after it, which it may need.
         """
+        if not going:
+            return
         left = deque(going)
         try:
             while left:

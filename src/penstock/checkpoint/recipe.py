@@ -173,7 +173,7 @@ def decide(catalog: Catalog, tier: int, new: Plan, way: EncodingConfig, layouts:
             f"step {new.step} is not saved: {newer.found}, so nothing is written beside it: save to another folder, or "
             "delete that snapshot with the Penstock that wrote it"
         ) from newer
-    if any(copy.tier == tier for copy in (*catalog.copies(new.step), *catalog.others(new.step))):
+    if catalog.has(tier, new.step):
         raise ConfigError(catalog.there_already(new.step))
     found = _reference(catalog, tier, new, way)
     if found is None:
@@ -197,15 +197,10 @@ def _good_way(catalog: Catalog, reference: Manifest) -> tuple[Link, ...] | None:
         ways = [way for way in catalog.ways(reference.step) if way[-1].uid == reference.uid]
     except (FormatError, DataError):
         return None
-    damaged = {
-        (tier, one.step)
-        for tier in range(len(catalog.tiers))
-        for one in catalog.stored(tier)
-        if not one.is_intact
-    }
-    return next(
-        (tuple(way) for way in ways if damaged.isdisjoint((link.tier, link.step) for link in way)), None
-    )
+    for way in ways:
+        if not any(catalog.is_damaged(link.tier, link.step) for link in way):
+            return tuple(way)
+    return None
 
 
 def _changed(reference: Manifest, layouts: set[Layout]) -> str:
@@ -215,6 +210,8 @@ def _changed(reference: Manifest, layouts: set[Layout]) -> str:
     """
     before = {stored.layout for stored in reference.tensors}
     changed = before ^ layouts
+    if not changed:
+        return ""
     if sum(layout.nbytes for layout in changed) <= _MOST_CHANGED_SHARE * sum(one.nbytes for one in layouts):
         return ""
     names = list(dict.fromkeys(layout.name for layout in sorted(changed, key=lambda one: -one.nbytes)))
@@ -234,13 +231,15 @@ def _reference(
         return None
     # What is drained late comes after some that were saved after it; a difference is to what was saved before.
     whole = set(restorable(catalog.stored(tier)))
+    # Where there is a later one of its step on another tier, it may be deleted.
+    of_two = catalog.steps_of_two()
     known = [
         copy.manifest
         for copy in catalog.on_tier(tier)
         if copy.manifest
         and copy.step in whole
         and copy.manifest.created_seconds <= new.created_seconds
-        and copy in catalog.copies(copy.step)  # else there is a later one of this step, and it may be deleted
+        and (copy.step not in of_two or copy in catalog.copies(copy.step))
     ]
     if not known or known[-1].codec != way.codec:
         return None
@@ -299,8 +298,8 @@ def check_written(
     """Compare a part that was opened, and is closed, with its checksums, as `check_part` does."""
     try:
         checked = PartReader(reader, where, rank, bytes.fromhex(plan.uid), part)
-        for block in range(len(checked.table) if to_its_end else 0):
-            checked.payload(block)
+        if to_its_end:
+            checked.check_all_stored()
     finally:
         reader.close()
 

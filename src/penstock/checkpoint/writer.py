@@ -384,7 +384,7 @@ class SnapshotWriter:
         else:
             housekeeping.make_way(tier, job.step)
         new = job.copied or new_plan(job.step, self._catalog)
-        with housekeeping.deletions_paused():
+        with housekeeping.deletions_paused:
             plan = decide(self._catalog, tier, new, self._way_of(job), job.layouts)
             job.pinned = [link.step for link in plan.chain]
             housekeeping.hold(job.pinned)
@@ -523,7 +523,8 @@ class SnapshotWriter:
 
     def _unpin(self, job: Job) -> None:
         pinned, job.pinned = job.pinned, []
-        self._housekeeping.let_go(pinned)
+        if pinned:
+            self._housekeeping.let_go(pinned)
 
     def _described(self, job: Job, error: BaseException) -> BaseException:
         """Return what to raise: of a tier that refused, that there is no snapshot."""

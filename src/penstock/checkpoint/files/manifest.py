@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import xxhash
@@ -67,6 +68,7 @@ class Manifest:
     tree: the state around its tensors, as `penstock.checkpoint.state.flatten` writes it.
     rank_trees: the same of what each rank has for itself.
     file_bytes: of the file that it was read from, or is written to; 0 before.
+    raw_bytes: of all tensors. stored_bytes: of all files, its parts and itself.
     """
 
     step: int
@@ -83,15 +85,13 @@ class Manifest:
     tensors: tuple[Stored, ...] = field(repr=False)
     file_bytes: int = field(default=0, compare=False)
 
-    @property
-    def raw_bytes(self) -> int:
-        """Return the bytes of all tensors."""
-        return sum(stored.layout.nbytes for stored in self.tensors)
+    raw_bytes: int = field(init=False, compare=False)
+    stored_bytes: int = field(init=False, compare=False)
 
-    @property
-    def stored_bytes(self) -> int:
-        """Return the bytes of all files: its parts, and itself."""
-        return self.file_bytes + sum(part.nbytes for part in self.parts)
+    def __post_init__(self) -> None:
+        """Add up its bytes."""
+        object.__setattr__(self, "raw_bytes", sum(map(attrgetter("layout.nbytes"), self.tensors)))
+        object.__setattr__(self, "stored_bytes", self.file_bytes + sum(map(attrgetter("nbytes"), self.parts)))
 
 
 def count_blocks(layout: Layout) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ class Layout:
     """What is known of a tensor without its bytes. Two tensors of equal layout can be differences of each other.
 
     name: path in the state, such as "model/layer.weight"; with the box, unique in a snapshot.
+    values: how many numbers there are; 1 for a scalar, 0 for an empty tensor. nbytes: their bytes.
     """
 
     name: str
@@ -38,20 +39,19 @@ class Layout:
     shape: tuple[int, ...]
     box: Box | None = None
 
+    values: int = field(init=False, compare=False, repr=False)
+    nbytes: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Count its numbers and bytes, which are asked for again and again."""
+        values = math.prod(self.shape)
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "nbytes", values * self.dtype.item_bytes)
+
     @property
     def whole(self) -> Layout:
         """Return the layout of the tensor that it is a part of, or its own."""
         return self if self.box is None else Layout(self.name, self.dtype, self.box.whole)
-
-    @property
-    def values(self) -> int:
-        """Return how many numbers there are; 1 for a scalar, 0 for an empty tensor."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Return their bytes."""
-        return self.values * self.dtype.item_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

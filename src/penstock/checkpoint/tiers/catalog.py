@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -78,6 +80,32 @@ class Copy:
         return Link(self.tier, self.step, self.manifest.uid if self.manifest else "")
 
 
+class _Known:
+    """The copies that are known at one moment, by step and tier, and what follows from them. Never changed."""
+
+    def __init__(self, copies: dict[tuple[int, int], Copy]) -> None:
+        self.copies = copies
+
+    @cached_property
+    def created_seconds(self) -> dict[int, float]:
+        """When each step was saved, in that order."""
+        created = _created_seconds(self.copies.values())
+        return {step: created[step] for seconds, step in sorted(zip(created.values(), created, strict=True))}
+
+    @cached_property
+    def faults(self) -> list[FormatError | DataError]:
+        return list(filter(None, map(attrgetter("fault"), self.copies.values())))
+
+    def on_tier(self, tier: int) -> list[tuple[float, int, Copy]]:
+        """Return a tier's copies in the order in which they were saved, after when that was, and the step."""
+        created = self.created_seconds
+        return sorted(
+            (copy.manifest.created_seconds if copy.manifest else created[step], step, copy)
+            for (step, of_tier), copy in self.copies.items()
+            if of_tier == tier
+        )
+
+
 class Catalog:
     """What was last seen on the tiers. Used by the threads of saves and drains."""
 
@@ -85,7 +113,7 @@ class Catalog:
         """tiers: the nearest first; of several copies the nearest is read."""
         self.tiers = list(tiers)
         #: Replaced, not changed, so that who reads it needs no lock.
-        self._copies: dict[tuple[int, int], Copy] = {}
+        self._known = _Known({})
         #: Tier and uid of copies of which something was found to be damaged when it was read.
         self._damaged: frozenset[tuple[int, str]] = frozenset()
         #: Copies that are being removed: nobody is to plan on them.
@@ -117,21 +145,23 @@ class Catalog:
             with self._replacing:
                 seen |= self._meanwhile
                 self._meanwhile = None
-                self._copies = {
-                    key: copy
-                    for key, copy in seen.items()
-                    if copy is not None and key[1] not in self._given_up
-                }
+                self._known = _Known(
+                    {
+                        key: copy
+                        for key, copy in seen.items()
+                        if copy is not None and key[1] not in self._given_up
+                    }
+                )
 
     def give_up(self, tier: int) -> None:
         """Know of no copies on a tier any more, and look there no more: it is gone."""
         with self._replacing:
             self._given_up = self._given_up | {tier}
-            self._copies = {key: copy for key, copy in self._copies.items() if key[1] != tier}
+            self._known = _Known({key: copy for key, copy in self._known.copies.items() if key[1] != tier})
 
     def is_damaged(self, tier: int, step: int) -> bool:
         """Return whether a copy is known to be damaged, not only unreadable now or of a later Penstock."""
-        copy = self._copies.get((step, tier))
+        copy = self._known.copies.get((step, tier))
         if copy is None:
             return False
         if copy.manifest is None:
@@ -140,7 +170,8 @@ class Catalog:
 
     def is_unsure(self) -> bool:
         """Return whether something could not be read that may be whole."""
-        return any(isinstance(copy.fault, DataError) for copy in self._copies.values())
+        faults = self._known.faults
+        return bool(faults) and any(isinstance(fault, DataError) for fault in faults)
 
     def add(self, tier: int, manifest: Manifest) -> None:
         """Enter a snapshot that was just committed to a tier."""
@@ -155,7 +186,7 @@ class Catalog:
         taken: list[Copy] = []
         with self._replacing:
             for step in steps:
-                copy = self._copies.get((step, tier))
+                copy = self._known.copies.get((step, tier))
                 if copy is not None:
                     self._going = self._going | {(step, tier)}
                     self._enter((step, tier), None)
@@ -186,7 +217,10 @@ class Catalog:
 
     def is_going(self, *, tier: int | None = None, step: int | None = None) -> bool:
         """Return whether copies are being removed. tier, step: None: of any."""
-        return any(tier in (None, of_tier) and step in (None, of_step) for of_step, of_tier in self._going)
+        going = self._going
+        return bool(going) and any(
+            tier in (None, of_tier) and step in (None, of_step) for of_step, of_tier in going
+        )
 
     def _end_going(self, copy: Copy, *, is_gone: bool) -> None:
         with self._replacing:
@@ -196,10 +230,11 @@ class Catalog:
 
     def _enter(self, key: tuple[int, int], copy: Copy | None) -> None:
         """Replace what is known of a copy. copy: None: it is there no more."""
-        copies = {other: known for other, known in self._copies.items() if other != key}
+        copies = self._known.copies.copy()
+        copies.pop(key, None)
         if copy is not None:
             copies[key] = copy
-        self._copies = copies
+        self._known = _Known(copies)
         if self._meanwhile is not None:
             self._meanwhile[key] = copy
 
@@ -220,16 +255,19 @@ class Catalog:
         that was saved last.
         """
         there = self._there(step)
+        if len(there) < 2:
+            return there
         others = _others(there)
         return [copy for copy in there if copy not in others]
 
     def others(self, step: int) -> list[Copy]:
         """Return what lies there of other snapshots of a step than `copies` gives; almost always nothing."""
-        return _others(self._there(step))
+        there = self._there(step)
+        return _others(there) if len(there) > 1 else []
 
     def steps_of_two(self) -> list[int]:
         """Return the steps of which the tiers hold different snapshots."""
-        return [step for step in self.steps() if self.others(step)]
+        return [step for step in self.steps() if self.others(step)] if len(self.tiers) > 1 else []
 
     def describe_other_versions(self, step: int) -> str:
         """Return what to say where another snapshot of a step lies on another tier; "" where none does."""
@@ -245,29 +283,20 @@ class Catalog:
         )
 
     def _there(self, step: int) -> list[Copy]:
-        copies = self._copies
+        copies = self._known.copies
         return [copy for number in range(len(self.tiers)) if (copy := copies.get((step, number)))]
+
+    def has(self, tier: int, step: int) -> bool:
+        """Return whether a tier holds a snapshot of a step, or what is left of one."""
+        return (step, tier) in self._known.copies
 
     def on_tier(self, tier: int) -> list[Copy]:
         """Return a tier's snapshots, in the order in which they were saved."""
-        return [copy for copy, _ in self._on_tier(tier)]
-
-    def _on_tier(self, tier: int) -> list[tuple[Copy, float]]:
-        """Return `on_tier`, and when each was saved."""
-        # As of one moment: another thread may enter a snapshot at any.
-        copies = self._copies.values()
-        created = _created_seconds(copies)
-        here = [
-            (copy, copy.manifest.created_seconds if copy.manifest else created[copy.step])
-            for copy in copies
-            if copy.tier == tier
-        ]
-        return sorted(here, key=lambda one: (one[1], one[0].step))
+        return [copy for _, _, copy in self._known.on_tier(tier)]
 
     def steps(self) -> list[int]:
         """Return the steps of all snapshots, in the order in which they were saved."""
-        created = _created_seconds(self._copies.values())
-        return sorted(created, key=lambda step: (created[step], step))
+        return list(self._known.created_seconds)
 
     def describe_lower(self, step: int) -> str:
         """Return what to report of a step that is saved now and is lower than that saved last; "" where it is not."""
@@ -281,7 +310,7 @@ class Catalog:
 
     def newest_seconds(self) -> float:
         """Return when the last snapshot was saved; 0 if there is none."""
-        return max(_created_seconds(self._copies.values()).values(), default=0.0)
+        return max(self._known.created_seconds.values(), default=0.0)
 
     def baseline_share(self, tier: int) -> float | None:
         """Return what is left of a state in a tier's last snapshot that is no difference; None if there is none."""
@@ -294,8 +323,10 @@ class Catalog:
 
     def newer_format(self) -> NewerFormat | None:
         """Return why a snapshot was written by a later Penstock, if one was."""
-        faults = [copy.fault for copy in self._copies.values()]
-        return next((fault for fault in faults if isinstance(fault, NewerFormat)), None)
+        for fault in self._known.faults:
+            if isinstance(fault, NewerFormat):
+                return fault
+        return None
 
     def stored(self, tier: int) -> list[StoredSnapshot]:
         """Return what retention has to know of a tier's snapshots, in the order in which they were saved."""
@@ -310,7 +341,7 @@ class Catalog:
                 is_intact=(tier, copy.manifest.uid) not in self._damaged,
                 clock_seconds=copy.manifest.clock_seconds,
             )
-            for copy, created_seconds in self._on_tier(tier)
+            for created_seconds, _, copy in self._known.on_tier(tier)
         ]
 
     def choose(self, step: int | None, *, was_there: bool = False) -> int:
@@ -354,7 +385,7 @@ class Catalog:
         """Return the `ways` that end with a copy. Raises: FormatError or DataError if there is none: why not."""
         ways: list[list[Link]] = []
         fault: FormatError | DataError | None = None
-        for preferred in (None, *range(len(self.tiers))):
+        for preferred in (None, *range(len(self.tiers))) if len(self.tiers) > 1 else (None,):
             try:
                 way = [each.link for each in self._links(copy, preferred)]
             except (FormatError, DataError) as error:
@@ -368,7 +399,7 @@ class Catalog:
 
     def manifest(self, tier: int, step: int) -> Manifest | None:
         """Return what is known of a copy; None if nothing is."""
-        copy = self._copies.get((step, tier))
+        copy = self._known.copies.get((step, tier))
         return copy.manifest if copy else None
 
     def _links(self, copy: Copy, preferred: int | None) -> list[Copy]:
@@ -383,10 +414,10 @@ class Catalog:
                 assert copy.fault is not None, "what has no manifest has a fault"
                 raise copy.fault
             links.insert(0, copy)
-            where = self.tiers[copy.tier].where(folder_of(copy.step))
             reference = copy.manifest.reference
             if reference is None:
                 return links
+            where = self.tiers[copy.tier].where(folder_of(copy.step))
             if any(link.manifest and link.manifest.uid == reference.uid for link in links):
                 raise FormatError(f"{where} is damaged: it is a difference to itself")
             copy = self._reference(where, reference.step, reference.uid, copy.tier, preferred)
@@ -431,7 +462,7 @@ class Catalog:
     def _was_removed(self, link: Link) -> bool:
         tier, folder = self.tiers[link.tier], folder_of(link.step)
         try:
-            if (link.step, link.tier) not in self._copies or folder not in tier.folders():
+            if not self.has(link.tier, link.step) or folder not in tier.folders():
                 return True
             manifest = load_manifest(tier, folder)
         except FileNotFoundError:

@@ -109,7 +109,7 @@ class LocalTier:
     def read(self, folder: str, file: str) -> bytes:
         """Return a small file. Raises: FileNotFoundError, DataError naming it."""
         path = self.path / folder / file
-        with _told(path, may_be_missing=True), os.fdopen(_open_plain(path), "rb") as opened:
+        with os.fdopen(_open_plain(path), "rb") as opened, _told(path):
             return opened.read()
 
     def open(self, folder: str, file: str) -> LocalReader:
@@ -120,20 +120,19 @@ class LocalTier:
         """Begin a snapshot. Raises: DataError if the folder refuses."""
         unfinished = self.path / f"{_UNFINISHED}{folder}-{uid}"
         if not join:
-            self.make()
-            with _told(unfinished):
+            if not self._is_made:
+                self.make()
+            try:
                 unfinished.mkdir()
+            except OSError as error:
+                self._check_there()
+                raise _named(error, unfinished) from error
         return LocalDraft(unfinished, self.path / folder, is_joined=join)
 
     def put(self, file: str, data: bytes) -> None:
         """Write a small file beside the snapshots: it appears whole or not at all. Raises: DataError."""
         unfinished = self.path / f"{_UNFINISHED}{file.removeprefix('.')}-{secrets.token_hex(4)}"
-        writer = LocalWriter(unfinished)
-        try:
-            writer.write(np.frombuffer(data, np.uint8))
-            writer.finish()
-        finally:
-            writer.abandon()
+        _write_synced(unfinished, data)
         with _told(self.path / file):
             unfinished.rename(self.path / file)
             sync_folder(self.path)
@@ -197,18 +196,14 @@ class LocalDraft:
 
     def commit(self, manifest: bytes) -> None:
         """Write the manifest, then make the snapshot visible; durable when this returns. Raises: DataError."""
-        writer = self.create(MANIFEST)
+        _write_synced(self._unfinished / MANIFEST, manifest)
         try:
-            writer.write(np.frombuffer(manifest, np.uint8))
-            writer.finish()
-        finally:
-            writer.abandon()
-        with _told(self._unfinished):
             # The entries of its files, those that other ranks made included.
             sync_folder(self._unfinished)
-        with _told(self._final):
             self._unfinished.rename(self._final)
             sync_folder(self._final.parent)
+        except OSError as error:
+            raise _named(error, self._final) from error
 
     def abort(self) -> None:
         """Remove what was written; what cannot be removed now is swept later."""
@@ -220,15 +215,17 @@ class LocalWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with _told(path):
+        try:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise _named(error, path) from error
         #: Written so far, and of these those that the system was asked to move to the device.
         self._nbytes = self._begun_bytes = 0
 
     def write(self, *pieces: Bytes) -> None:
         """Append bytes. Raises: DataError naming the file."""
-        left = deque(piece.data for piece in pieces if piece.size)
-        with _told(self._path):
+        left = deque([piece.data for piece in pieces])
+        try:
             while left:
                 written = os.writev(self._descriptor, list(islice(left, _MOST_PIECES)))
                 self._nbytes += written
@@ -236,6 +233,8 @@ class LocalWriter:
                     written -= len(left.popleft())
                 if written:
                     left[0] = left[0][written:]
+        except OSError as error:
+            raise _named(error, self._path) from error
         if self._nbytes - self._begun_bytes >= _BEGIN_BYTES:
             self._begin_writing()
 
@@ -252,8 +251,10 @@ class LocalWriter:
 
     def finish(self) -> None:
         """Return once the bytes would outlive a loss of power. Raises: DataError naming the file."""
-        with _told(self._path):
+        try:
             os.fsync(self._descriptor)
+        except OSError as error:
+            raise _named(error, self._path) from error
         self.abandon()
 
     def abandon(self) -> None:
@@ -261,8 +262,10 @@ class LocalWriter:
         # Not again where it fails: by then the number may be another file's.
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            with _told(self._path):
+            try:
                 os.close(descriptor)
+            except OSError as error:
+                raise _named(error, self._path) from error
 
 
 class LocalReader:
@@ -273,29 +276,32 @@ class LocalReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with _told(path, may_be_missing=True):
-            self._descriptor = _open_plain(path)
-            self.nbytes = os.fstat(self._descriptor).st_size
+        self._descriptor = _open_plain(path)
+        self.nbytes = os.fstat(self._descriptor).st_size
 
     def read_into(self, offset: int, out: Bytes) -> None:
         """Fill `out` from `offset` on. Raises: DataError naming the file."""
         left = out.data
-        with _told(self._path):
-            while left:
+        while left:
+            try:
                 got = os.preadv(self._descriptor, [left], offset)
-                if not got:
-                    raise DataError(
-                        f"{self._path} ends at {offset} bytes, {len(left)} before what was to be read"
-                    )
-                offset += got
-                left = left[got:]
+            except OSError as error:
+                raise _named(error, self._path) from error
+            if not got:
+                raise DataError(
+                    f"{self._path} ends at {offset} bytes, {len(left)} before what was to be read"
+                )
+            offset += got
+            left = left[got:]
 
     def close(self) -> None:
         """Let go of the file; twice is harmless. Raises: DataError naming the file."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            with _told(self._path):
+            try:
                 os.close(descriptor)
+            except OSError as error:
+                raise _named(error, self._path) from error
 
 
 def sync_folder(path: Path) -> None:
@@ -308,13 +314,30 @@ def sync_folder(path: Path) -> None:
 
 
 def _open_plain(path: Path) -> int:
-    """Return the descriptor of a file opened for reading. Raises: DataError if it is a pipe, a device or a folder."""
-    # A pipe would have to be waited for, and a device may have no end.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    """Return the descriptor of a file opened for reading.
+
+    Raises: DataError if it is a pipe, a device or a folder; FileNotFoundError.
+    """
+    try:
+        # A pipe would have to be waited for, and a device may have no end.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _named(error, path) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise DataError(f"{path} is not a plain file")
     return descriptor
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    writer = LocalWriter(path)
+    try:
+        writer.write(np.frombuffer(data, np.uint8))
+        writer.finish()
+    finally:
+        writer.abandon()
 
 
 def _remove(path: Path) -> None:
@@ -326,18 +349,18 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def _told(path: Path, *, may_be_missing: bool = False) -> Iterator[None]:
-    """Turn what the system refuses into a DataError that names the file.
-
-    may_be_missing: leave FileNotFoundError as it is.
-    """
+def _told(path: Path) -> Iterator[None]:
+    """Turn what the system refuses into a DataError that names the file."""
     try:
         yield
     except DataError:
         raise
     except OSError as error:
-        if may_be_missing and isinstance(error, FileNotFoundError):
-            raise
-        # shutil.rmtree names what is in the folder without the folder.
-        named = isinstance(error.filename, str) and os.path.isabs(error.filename)
-        raise DataError(f"{error.filename if named else path}: {error.strerror or error}") from error
+        raise _named(error, path) from error
+
+
+def _named(error: OSError, path: Path) -> DataError:
+    """Return the DataError of what the system refused, which names the file."""
+    # shutil.rmtree names what is in the folder without the folder.
+    named = isinstance(error.filename, str) and os.path.isabs(error.filename)
+    return DataError(f"{error.filename if named else path}: {error.strerror or error}")
