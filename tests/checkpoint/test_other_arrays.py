@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.checkpoint.rebuilt import tensors_of, unflatten
 from tests.checkpoint.snapshot_files import opened
 
 from penstock.checkpoint.foreign import read_state
 from penstock.checkpoint.state.flatten import Shard, flatten
 from penstock.checkpoint.state.tree import read_tree
-from penstock.checkpoint.state.unflatten import unflatten
 from penstock.cli.main import main
 from penstock.errors import ConfigError, FormatError
 
@@ -91,7 +91,7 @@ def test_two_views_of_a_quantised_tensor_share_memory_again() -> None:
     flat = flatten(state)
 
     assert [source.layout.nbytes for source in flat.sources] == [24]
-    found = unflatten(flat.tree, flat.tensors)
+    found = unflatten(flat.tree, tensors_of(flat))
     assert_same(found["rows"], state["rows"])
     assert found["rows"].data_ptr() == found["whole"].data_ptr() + 6
 

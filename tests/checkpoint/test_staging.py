@@ -85,7 +85,7 @@ def test_what_does_not_lie_side_by_side_is_staged_as_it_is_stored() -> None:
         "bfloat16": torch.arange(30).to(torch.bfloat16)[::3],
     }
     sources = flatten(state).sources
-    whole = {source.layout: source.tensor().data.tobytes() for source in sources}
+    whole = {source.layout: source.data().tobytes() for source in sources}
 
     assert put_together(waves_of(sources, 64)) == whole
     assert put_together(waves_of(sources, None)) == whole

@@ -17,13 +17,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.checkpoint.rebuilt import Tensor, load_into, tensors_of, unflatten
 
 from penstock.checkpoint.state.dtypes import DTYPES
 from penstock.checkpoint.state.flatten import Source, _boxes, flatten
 from penstock.checkpoint.state.generators import random_state, set_random_state
-from penstock.checkpoint.state.tensors import Layout, Tensor
+from penstock.checkpoint.state.tensors import Layout
 from penstock.checkpoint.state.tree import JSON, Framework, read_tree, select
-from penstock.checkpoint.state.unflatten import load_into, plan_loading, plan_loading_into, unflatten
+from penstock.checkpoint.state.unflatten import plan_loading, plan_loading_into
 from penstock.errors import ConfigError, FormatError
 
 Point = namedtuple("Point", ["x", "y"])
@@ -34,7 +35,7 @@ NUMPY_TYPES = [name for name in DTYPES if name in np.sctypeDict]
 def through(state: Any, **options: Any) -> Any:
     """Return a state after its tree was text, and its tensors were copied."""
     flat = flatten(state)
-    return unflatten(json.loads(json.dumps(flat.tree)), flat.tensors, **options)
+    return unflatten(json.loads(json.dumps(flat.tree)), tensors_of(flat), **options)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -465,7 +466,7 @@ def test_what_a_snapshot_does_not_hold_is_named(case: str) -> None:
 
 def into(target: Any, state: Any, **options: Any) -> Any:
     flat = flatten(state)
-    return load_into(target, json.loads(json.dumps(flat.tree)), flat.tensors, **options)
+    return load_into(target, json.loads(json.dumps(flat.tree)), tensors_of(flat), **options)
 
 
 def test_a_state_is_loaded_in_place_wherever_its_arrays_lie() -> None:
@@ -522,7 +523,7 @@ def test_contiguous_memory_is_filled_directly_and_the_rest_through_one_buffer_ea
     direct = {destination.layout.name: destination for destination in loading.destinations}
     assert {name: each.is_direct for name, each in direct.items()} == {"w": True, "t": False, "n": True}
     assert direct["w"].memory.ctypes.data == weight.data_ptr()
-    for destination, tensor in zip(loading.destinations, flat.tensors, strict=True):
+    for destination, tensor in zip(loading.destinations, tensors_of(flat), strict=True):
         destination.memory[:] = tensor.data
         destination.finish()
     loading.state()
@@ -713,13 +714,13 @@ states = st.recursive(
 def test_any_state_comes_back_bit_for_bit(state: Any) -> None:
     flat = flatten(state)
     tree = json.loads(json.dumps(flat.tree))
-    assert same(unflatten(tree, flat.tensors), state)
+    assert same(unflatten(tree, tensors_of(flat)), state)
     names = [layout.name for layout in flat.layouts]
     assert len(set(names)) == len(names)
     # What was loaded anew can be loaded into, and is then the same again.
     read = read_tree(tree, flat.layouts)
     if isinstance(state, dict):
-        loading = load_into(unflatten(tree, flat.tensors), tree, flat.tensors)
+        loading = load_into(unflatten(tree, tensors_of(flat)), tree, tensors_of(flat))
         assert loading.not_loaded == loading.not_found == ()
     assert len(set(read.names)) == len(read.names)
 
@@ -870,7 +871,7 @@ def test_a_tree_with_anything_in_any_place_is_read_or_is_a_format_error(
     frameworks: tuple[Framework | None, ...] = (None, "numpy", "torch")
     for framework in frameworks:
         with contextlib.suppress(FormatError):
-            unflatten(tree["root"], flat.tensors, framework=framework)
+            unflatten(tree["root"], tensors_of(flat), framework=framework)
 
 
 @given(json_values)
@@ -940,8 +941,8 @@ def test_what_lies_on_a_device_is_copied_from_its_storage() -> None:
         assert device.view() is None
         out = np.zeros(source.layout.nbytes, np.uint8)
         device.copy_into(out)
-        assert out.tobytes() == source.tensor().data.tobytes()
-        assert device.tensor().data.tobytes() == out.tobytes()
+        assert out.tobytes() == source.data().tobytes()
+        assert device.data().tobytes() == out.tobytes()
 
 
 @st.composite
@@ -992,7 +993,7 @@ def test_any_part_of_any_array_is_copied_as_it_is_in_the_whole(
         source.copy_into(out, place.start)
         assert out.tobytes() == expected[place]
     # The last may keep what is seen several times once, or in another order.
-    whole = sources[-1].tensor().data
+    whole = sources[-1].data()
     out = np.full(whole.size // 2 // 16 * 16, 0xA5, np.uint8)
     sources[-1].copy_into(out, whole.size - out.size)
     assert out.tobytes() == whole[whole.size - out.size :].tobytes()

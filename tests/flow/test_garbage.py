@@ -22,14 +22,19 @@ def test_nothing_is_collected_meanwhile_and_the_collector_is_as_it_was(was_enabl
     collected: list[str] = []
     gc.callbacks.append(lambda phase, _: collected.append(phase))
     try:
-        with no_collection():
+
+        @no_collection
+        def made() -> list[list[int]]:
             kept = [[number] for number in range(100_000)]
             assert not collected
+            return kept
+
+        kept = made()
         assert len(kept) == 100_000
         assert gc.isenabled() == was_enabled
 
         with pytest.raises(IndexError):
-            no_collection()(kept.pop)(len(kept))
+            no_collection(kept.pop)(len(kept))
         assert gc.isenabled() == was_enabled
     finally:
         gc.callbacks.pop()

@@ -21,7 +21,7 @@ class DueSaves:
         if schedule is not None and not schedule.is_known_ahead:
             self.ranks = make_ranks()
         #: Of the last save, as far as it is known.
-        self.cost: SaveCost | None = None
+        self._cost: SaveCost | None = None
         self._since_seconds = time.monotonic()
 
     @property
@@ -33,7 +33,12 @@ class DueSaves:
         """A save lets the training go on. blocked_seconds: that it stood still; None: nobody knows."""
         self._since_seconds = time.monotonic()
         if blocked_seconds is not None:
-            self.cost = SaveCost(blocked_seconds)
+            self.took(blocked_seconds)
+
+    def took(self, blocked_seconds: float, durable_seconds: float | None = None) -> None:
+        """Take down what the last save cost, as `SaveCost` says it, for a schedule."""
+        if self._schedule is not None:
+            self._cost = SaveCost(blocked_seconds, durable_seconds)
 
     def ask(self, step: int, *, has_failed: bool = False) -> tuple[bool, bool]:
         """Return whether a save has failed on any rank, as far as ranks are asked, and whether to save now.
@@ -44,7 +49,7 @@ class DueSaves:
         schedule = self._schedule
         if schedule is None:
             raise ConfigError('the store has no schedule: give one, such as schedule="1000 steps"')
-        since_seconds, cost = time.monotonic() - self._since_seconds, self.cost
+        since_seconds, cost = time.monotonic() - self._since_seconds, self._cost
         if self.ranks is None:
             return False, schedule.is_due(step, since_seconds, cost)
 

@@ -72,7 +72,7 @@ def readable(state: Any) -> Readable:
     """
     flat = flatten(state)
     sources = {source.layout.name: source for source in flat.sources}
-    return Readable(read_tree(flat.tree, flat.layouts), lambda name: sources[name].tensor().data)
+    return Readable(read_tree(flat.tree, flat.layouts), lambda name: sources[name].data())
 
 
 # Reading

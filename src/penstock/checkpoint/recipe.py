@@ -9,6 +9,8 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from operator import attrgetter
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -145,7 +147,9 @@ class Plan:
 
     @classmethod
     def read(cls, written: Any) -> Plan:
-        """Return what `write` wrote."""
+        """Return what `write` wrote; a plan as it is."""
+        if isinstance(written, cls):
+            return written
         step, uid, created_seconds, clock_seconds, since_bytes, reference, chain, why_baseline = written
         links = tuple(Link(*each) for each in chain)
         made = reference and Reference(*reference)
@@ -257,7 +261,7 @@ class WrittenPart:
     """A rank's part, as it was written.
 
     refers: whether a block of it needs the reference. encode_seconds: time of all threads together, for `encoded_bytes`
-    of the state.
+    of the state. rank_tree: of what the rank has for itself.
     """
 
     part: Part
@@ -265,16 +269,19 @@ class WrittenPart:
     refers: bool
     encode_seconds: float
     encoded_bytes: int
+    rank_tree: JSON = None
 
     def write(self) -> list[Any]:
         """Return it as JSON."""
         part = [self.part.file, self.part.nbytes, self.part.table]
         rows = [[*write_layout(one.layout), one.first_block] for one in self.stored]
-        return [part, rows, self.refers, self.encode_seconds, self.encoded_bytes]
+        return [part, rows, self.refers, self.encode_seconds, self.encoded_bytes, self.rank_tree]
 
     @classmethod
     def read(cls, written: Any, number: int) -> WrittenPart:
-        """Return what `write` wrote of the part of this number."""
+        """Return what `write` wrote of the part of this number; a part as it is."""
+        if isinstance(written, cls):
+            return written
         part, rows, *rest = written
         stored = [Stored(read_layout(layout), number, first) for *layout, first in rows]
         return cls(Part(*part), stored, *rest)
@@ -329,14 +336,9 @@ def warm_up(codec: str, dtypes: Iterable[DType]) -> None:
 
 
 def manifest_of(
-    plan: Plan,
-    way: EncodingConfig,
-    tree: JSON,
-    rank_trees: Iterable[JSON],
-    parts: Iterable[tuple[Part, Sequence[Stored]]],
+    plan: Plan, way: EncodingConfig, tree: JSON, rank_trees: Iterable[JSON], parts: Sequence[WrittenPart]
 ) -> Manifest:
     """Return what a snapshot says of itself, once all its parts are written; parts in the order of ranks."""
-    written = list(parts)
     return Manifest(
         step=plan.step,
         uid=plan.uid,
@@ -348,6 +350,6 @@ def manifest_of(
         kept_mantissa_bits=way.kept_mantissa_bits,
         tree=tree,
         rank_trees=tuple(rank_trees),
-        parts=tuple(part for part, _ in written),
-        tensors=tuple(stored for _, tensors in written for stored in tensors),
+        parts=tuple(map(attrgetter("part"), parts)),
+        tensors=tuple(chain.from_iterable(map(attrgetter("stored"), parts))),
     )

@@ -125,27 +125,60 @@ class Waves:
             self._changed.notify_all()
 
 
-class BackgroundSave:
-    """A thread that writes a save whose state is copied. Of the store; who saved has a `Saving` of it."""
+class Saving:
+    """A save whose state is copied, and which is being written in the background."""
 
-    def __init__(self, step: int, write: Callable[[], Saved], report: Callable[[str], None]) -> None:
-        """write: does it, on a thread of its own once it is started. report: is told the line of it; never fails."""
+    #: Step that is saved.
+    step: int = 0
+    #: What was saved, once it is; None before that, and if it failed.
+    saved: Saved | None = None
+
+    def __init__(self, step: int) -> None:
         self.step = step
-        #: None once it is done: who keeps the outcome need not keep what made it.
-        self._write: Callable[[], Saved] | None = write
-        self._report = report
-        #: What was saved, once it is.
-        self.saved: Saved | None = None
         self._error: BaseException | None = None
         #: Whether the failure was raised to somebody; used by who waits.
         self._was_told = False
         # Waited for in place of the thread: a join that a signal interrupts takes a living thread for ended.
         self._ended = threading.Event()
+        # No daemon: an interpreter that ends waits for the snapshot.
+        self._thread = threading.Thread(target=self._run, name=f"penstock-save-{step}")
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether it is durable or has failed."""
+        return self._ended.is_set()
+
+    def wait(self, timeout_seconds: float | None = None) -> Saved:
+        """Return once the snapshot is durable, checked, and what it replaces is removed.
+
+        Raises: what the save failed with; WaitTimeout if it takes longer than the time-out; ConfigError if
+            that is no time.
+        """
+        if not self._ended.wait(checked_timeout(timeout_seconds)):
+            raise WaitTimeout(f"the save of step {self.step} is still under way after {timeout_seconds:g} s")
+        self._thread.join()
+        if self._error is not None:
+            self._was_told = True
+            raise self._error
+        assert self.saved is not None, "a thread that ended without an error has saved"
+        return self.saved
+
+
+class BackgroundSave(Saving):
+    """A thread that writes a save whose state is copied, as the store sees it."""
+
+    def __init__(self, step: int, write: Callable[[], Saved], report: Callable[[str], None]) -> None:
+        """write: does it, on a thread of its own once it is started. report: is told the line of it; never fails."""
+        super().__init__(step)
+        #: None once it is done: who keeps the outcome need not keep what made it.
+        self._write: Callable[[], Saved] | None = write
+        self._report = report
         #: guards the end, and what is called then
         self._ending = threading.Lock()
         self._then: list[Callable[[], None]] = []
-        # No daemon: an interpreter that ends waits for the snapshot.
-        self._thread = threading.Thread(target=self._run, name=f"penstock-save-{step}")
 
     def start(self) -> None:
         """Begin. Raises: RuntimeError if the system has no thread for it."""
@@ -172,25 +205,9 @@ class BackgroundSave:
         self._write = None
 
     @property
-    def is_done(self) -> bool:
-        """Return whether it is durable or has failed."""
-        return self._ended.is_set()
-
-    @property
     def has_failed(self) -> bool:
         """Return whether it is known by now that it failed."""
         return self.is_done and self._error is not None
-
-    def wait(self, timeout_seconds: float | None = None) -> Saved:
-        """Return once it has ended. Raises: as `Saving.wait`."""
-        if not self._ended.wait(timeout_seconds):
-            raise WaitTimeout(f"the save of step {self.step} is still under way after {timeout_seconds:g} s")
-        self._thread.join()
-        if self._error is not None:
-            self._was_told = True
-            raise self._error
-        assert self.saved is not None, "a thread that ended without an error has saved"
-        return self.saved
 
     def forget_failure(self) -> None:
         """Return once it has ended; what it fails with, somebody knows already."""
@@ -211,43 +228,13 @@ class BackgroundSave:
         then()
 
     def raise_untold(self) -> None:
-        """Return once it has ended. Raises: what it failed with, if nobody was told yet."""
-        self.join()
-        if not self._was_told:
-            self.wait()
-
-
-class Saving:
-    """A save whose state is copied, and which is being written in the background."""
-
-    def __init__(self, save: BackgroundSave) -> None:
-        self._save = save
-
-    @property
-    def step(self) -> int:
-        """Return the step that is saved."""
-        return self._save.step
-
-    @property
-    def is_done(self) -> bool:
-        """Return whether it is durable or has failed."""
-        return self._save.is_done
-
-    @property
-    def saved(self) -> Saved | None:
-        """Return what was saved, once it is; None before that, and if it failed."""
-        return self._save.saved
-
-    def wait(self, timeout_seconds: float | None = None) -> Saved:
-        """Return once the snapshot is durable, checked, and what it replaces is removed.
-
-        Raises: what the save failed with; WaitTimeout if it takes longer than the time-out; ConfigError if
-            that is no time.
-        """
-        return self._save.wait(checked_timeout(timeout_seconds))
+        """Raise what it failed with, if nobody was told yet; it has ended."""
+        if self._error is not None and not self._was_told:
+            self._was_told = True
+            raise self._error
 
 
 def outcome_of(saving: Saving) -> Saved | None:
     """Return what was saved, once it has ended; None if it failed, which the store is still to tell."""
-    saving._save.join()
+    saving._ended.wait()
     return saving.saved

@@ -42,7 +42,7 @@ from penstock.errors import ClosedError, ConfigError, RankError, WaitTimeout
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
 from penstock.flow.snapshot_spans import SnapshotSpan
-from penstock.plan.saves import SaveCost, SaveSchedule
+from penstock.plan.saves import SaveSchedule
 from penstock.policy.delta_schemes import Scheme
 from penstock.policy.retention import Keep, restorable
 from penstock.policy.saving import Save
@@ -167,7 +167,8 @@ class SnapshotStore:
         """
         self._check_open()
         saving = self._saving
-        self._due.cost = _cost_of(saving) or self._due.cost
+        if saving is not None and saving.saved is not None:
+            self._due.took(saving.saved.blocked_seconds, saving.saved.durable_seconds)
         # What a rank knows already, another does a moment later: on all or on none it is raised here.
         has_failed, is_due = self._due.ask(
             checked_step(step), has_failed=saving is not None and saving.has_failed
@@ -283,7 +284,7 @@ class SnapshotStore:
         job.blocked_seconds = time.monotonic() - begin_seconds
         job.is_copied.set()
         self._due.go_on(job.blocked_seconds)
-        return Saving(saving)
+        return saving
 
     def _stage(
         self, job: Job, cuts: Sequence[Sequence[Cut]], waves: Waves, areas: Sequence[StagingArea]
@@ -353,7 +354,8 @@ class SnapshotStore:
             self._check_process()  # of what was forked from it, no thread ever ends it
         # Forgotten once it has ended: who interrupts this wait finds it under way as before.
         saving.join()
-        self._due.cost = _cost_of(saving) or self._due.cost
+        if saving.saved is not None:
+            self._due.took(saving.saved.blocked_seconds, saving.saved.durable_seconds)
         self._saving = None
         saving.raise_untold()
 
@@ -584,12 +586,6 @@ class SnapshotStore:
         """Close it."""
         # What one rank fails with, others may not: they are not waited for, and told.
         self._close(error)
-
-
-def _cost_of(saving: BackgroundSave | None) -> SaveCost | None:
-    """Return what a save cost; None if that is not known yet."""
-    saved = None if saving is None or not saving.is_done else saving.saved
-    return None if saved is None else SaveCost(saved.blocked_seconds, saved.durable_seconds)
 
 
 def _failure_of(function: Callable[[], None]) -> list[Exception]:

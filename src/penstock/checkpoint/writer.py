@@ -107,12 +107,12 @@ class Job:
     #: Who writes the part in place of this process; None: nobody.
     elsewhere: PartWriterProxy | None = None
     #: What was written of each part, where ranks meet elsewhere and `commit` is given it; None: they meet here.
-    parts: dict[int, Any] | None = None
+    parts: dict[int, WrittenPart] | None = None
     #: What is to be done next.
     instructions: Instructions = ()
     #: Where it goes; then what rank 0 decided, and its draft; then this rank's part, and the first wave of it.
     target: Begin = field(default_factory=lambda: Begin(0))
-    plan: Plan | None = None
+    plan: Plan = field(init=False)
     draft: Draft | None = None
     number: int = 0
     part: Part | None = None
@@ -128,12 +128,6 @@ class Job:
     was_aborted: bool = False
     #: What `Saved` says besides: why it is no delta, and why it is not on a nearer tier.
     note: str = ""
-
-    @property
-    def decided(self) -> Plan:
-        """Return what the snapshot is to be."""
-        assert self.plan is not None, "it has begun"
-        return self.plan
 
 
 class SnapshotWriter:
@@ -222,10 +216,10 @@ class SnapshotWriter:
             self._run(job, until=Commit)
         else:
             job.parts[job.number] = self._write_part(job)
-            if self.holds[job.decided.reference is not None]:
+            if self.holds[job.plan.reference is not None]:
                 # Nothing refers to it unless it is committed.
-                self.held = Held(job.decided.uid, job.first, job.area)
-        return job.parts[job.number]
+                self.held = Held(job.plan.uid, job.first, job.area)
+        return job.parts[job.number].write()
 
     def commit(self, job: Job, tree: JSON, parts: Mapping[int, Any]) -> Saved:
         """Commit a snapshot that has begun, of parts that ranks wrote which meet elsewhere; as `write` does.
@@ -233,9 +227,10 @@ class SnapshotWriter:
         parts: by their numbers, what `write_part` returned.
         """
         assert job.parts is not None, "ranks meet elsewhere"
-        job.tree, job.parts = tree, {**parts, **job.parts}
+        job.tree = tree
+        job.parts = {number: WrittenPart.read(part, number) for number, part in parts.items()} | job.parts
         if job.life.stage is Stage.WRITING:
-            refers = [number in parts and parts[number][2] for number in range(job.life.terms.ranks)]
+            refers = [number in parts and job.parts[number].refers for number in range(job.life.terms.ranks)]
             job.instructions = (self._durable(job, refers),)
         return self._ended(job)
 
@@ -299,15 +294,13 @@ class SnapshotWriter:
                 return life.begun(is_delta=plan.reference is not None)
             case WritePart() if job.parts is not None:
                 job.parts[job.number] = part = self._write_part(job)
-                return (self._durable(job, [part[2]]),)
+                return (self._durable(job, [part.refers]),)
             case Commit(is_delta=is_delta) if job.parts is not None:
                 parts = [job.parts[number] for number in sorted(job.parts)]
                 return self._committed(job, *self._commit(job, parts, is_delta=is_delta))
             case WritePart():
-                write, commit = (
-                    functools.partial(self._write_part, job),
-                    functools.partial(self._commit_all, job),
-                )
+                write = functools.partial(self._write_part, job)
+                commit = functools.partial(self._commit_all, job)
                 refers, *nbytes = together(f"the commit of step {job.step}", write, commit)
                 if self._ranks.rank:
                     self._durable(job, refers)
@@ -327,7 +320,7 @@ class SnapshotWriter:
         """Obey what comes before the next attempt, or the end."""
         match instruction:
             case Hold():
-                self.held = Held(job.decided.uid, job.first, job.area)
+                self.held = Held(job.plan.uid, job.first, job.area)
             case Abort():
                 job.was_aborted = True
                 if self._ranks.rank == 0 and job.draft is not None:
@@ -338,8 +331,8 @@ class SnapshotWriter:
                 job.note = ""
                 self._note_fall(job, instruction.tier + 1, why)
             case Distrust(suspect=Suspect.REFERENCE):
-                assert job.decided.reference is not None, "a delta has one"
-                self._catalog.mark_damaged(job.decided.reference.step, job.decided.chain[-1].tier)
+                assert job.plan.reference is not None, "a delta has one"
+                self._catalog.mark_damaged(job.plan.reference.step, job.plan.chain[-1].tier)
             case Distrust(suspect=Suspect.NEW):
                 self._catalog.mark_damaged(job.step, job.target.tier)
             case Distrust():
@@ -374,8 +367,8 @@ class SnapshotWriter:
         share = self._catalog.baseline_share(len(self._tiers) - 1)
         return Speeds(raw, self._threads * encode, share) if raw and encode and share else None
 
-    def _begin(self, job: Job, _: Any) -> list[Any]:
-        """Decide what a snapshot is, and begin its draft; return it as JSON."""
+    def _begin(self, job: Job, _: Any) -> Plan:
+        """Decide what a snapshot is, and begin its draft."""
         tier, housekeeping = job.target.tier, self._housekeeping
         self._unpin(job)
         housekeeping.open_for_writing()
@@ -390,30 +383,29 @@ class SnapshotWriter:
             housekeeping.hold(job.pinned)
         # Not under the lock: a slow tier that hangs must not hold up a save to the fast one.
         job.draft = self._tiers[tier].begin(folder_of(plan.step), plan.uid)
-        return plan.write()
+        return plan
 
     def _begin_baseline(self, job: Job) -> None:
         """Begin a draft of the same snapshot once more, as a baseline."""
-        assert job.decided.reference is not None, "it was a delta"
-        step = job.decided.reference.step
-        job.plan = job.decided.as_baseline()
+        assert job.plan.reference is not None, "it was a delta"
+        step = job.plan.reference.step
+        job.plan = job.plan.as_baseline()
         job.draft = self._tiers[job.target.tier].begin(folder_of(job.step), job.plan.uid)
         job.note += f": step {step}, to which it was to be a difference, is damaged"
 
     def _commit_all(self, job: Job, parts: Sequence[Any]) -> list[Any]:
         """Commit the parts of all ranks; return of which blocks need the reference, and as `_commit`."""
-        refers = [bool(part[2]) for part in parts]
+        made = [WrittenPart.read(part, number) for number, part in enumerate(parts)]
+        refers = [one.refers for one in made]
         commit = self._durable(job, refers)
-        return [refers, *self._commit(job, parts, is_delta=commit.is_delta)]
+        return [refers, *self._commit(job, made, is_delta=commit.is_delta)]
 
-    def _commit(self, job: Job, parts: Sequence[Any], *, is_delta: bool) -> list[int]:
+    def _commit(self, job: Job, made: Sequence[WrittenPart], *, is_delta: bool) -> list[int]:
         """Make parts a snapshot; return the bytes of its state, and of its files."""
         assert job.draft is not None, "it was begun here"
-        plan = job.decided.as_written(refers=is_delta)
-        made = [WrittenPart.read(part[:-1], number) for number, part in enumerate(parts)]
-        rank_trees = [part[-1] for part in parts] if job.rank_trees is None else job.rank_trees
-        entered = [(one.part, one.stored) for one in made]
-        manifest = manifest_of(plan, self._way_of(job), job.tree, rank_trees, entered)
+        plan = job.plan.as_written(refers=is_delta)
+        rank_trees = [one.rank_tree for one in made] if job.rank_trees is None else job.rank_trees
+        manifest = manifest_of(plan, self._way_of(job), job.tree, rank_trees, made)
         file = write_manifest(manifest)
         manifest = replace(manifest, file_bytes=len(file))
         job.draft.commit(file)
@@ -422,12 +414,12 @@ class SnapshotWriter:
 
     # -- What every rank does --------------------------------------------------------------------------------
 
-    def _write_part(self, job: Job) -> list[Any]:
-        """Write and sync this rank's part; return what the commit has to know of it, as JSON.
+    def _write_part(self, job: Job) -> WrittenPart:
+        """Write and sync this rank's part; return what the commit has to know of it.
 
         Raises: FormatError, DataError, ProcessEnded.
         """
-        plan, tier = job.decided, job.target.tier
+        plan, tier = job.plan, job.target.tier
         with SnapshotSpan(self._recorder, self._span, plan.step, tier) as span:
             if job.elsewhere is not None:
                 self._begin_seconds = time.monotonic()
@@ -454,14 +446,14 @@ class SnapshotWriter:
         job.part = made.part
         if made.encode_seconds:
             self.encode_bytes_per_second = made.encoded_bytes / made.encode_seconds
-        return [*made.write(), job.rank_tree]
+        return made if job.rank_tree is None else replace(made, rank_tree=job.rank_tree)
 
     def _check_draft(self, job: Job, draft: LocalDraft, part: Part) -> None:
         """Read a part back before its commit: ranks that meet elsewhere do not meet after it. Raises: DataError."""
         name = self._tiers[job.target.tier].name
         where = f"{name}, in the part of step {job.step} that was just written"
         try:
-            check_written(draft.open(part.file), where, job.decided, job.number, part)
+            check_written(draft.open(part.file), where, job.plan, job.number, part)
         except FormatError as error:
             # Not of the reference, which would be distrusted: the tier did not keep what it was given.
             raise DataError(str(error)) from error
@@ -470,15 +462,15 @@ class SnapshotWriter:
         tier = self._tiers[job.target.tier]
         if job.parts is not None:
             for number in sorted(job.parts):
-                check_part(tier, job.decided, number, Part(*job.parts[number][0]), to_its_end=False)
+                check_part(tier, job.plan, number, job.parts[number].part, to_its_end=False)
             return
         assert job.part is not None, "it was written"
         if job.elsewhere is not None:
-            job.elsewhere.check(job.decided, job.part)
+            job.elsewhere.check(job.plan, job.part)
             return
         # What is on another machine is not fetched back only to be looked at.
         reads_back = isinstance(self._catalog.tiers[job.target.tier], LocalTier)
-        check_part(tier, job.decided, job.number, job.part, to_its_end=reads_back)
+        check_part(tier, job.plan, job.number, job.part, to_its_end=reads_back)
 
     def _note_first(self, job: Job, wave: Sequence[Piece]) -> None:
         job.first = wave
@@ -498,7 +490,7 @@ class SnapshotWriter:
 
     def _committed(self, job: Job, raw_bytes: int, stored_bytes: int) -> Instructions:
         instructions = job.life.committed()
-        plan = job.decided.as_written(refers=job.life.is_delta)
+        plan = job.plan.as_written(refers=job.life.is_delta)
         if plan is not job.plan:
             job.plan, job.note = plan, f": {plan.why_baseline}{job.note}"
         job.raw_bytes, job.stored_bytes = raw_bytes, stored_bytes
@@ -544,7 +536,7 @@ class SnapshotWriter:
             return True
 
     def _saved(self, job: Job) -> Saved:
-        plan = job.decided
+        plan = job.plan
         return Saved(
             plan.step,
             plan.uid,

@@ -55,11 +55,11 @@ class SnapshotSpan:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._record()
+        if self._recorder is not None:
+            self._record()
 
     def _record(self) -> None:
-        if self._recorder is None or self._ring is None:
-            return
+        assert self._recorder is not None and self._ring is not None, "there is a trace"  # noqa: PT018
         begin, self._begin = self._begin, self._recorder.clock()
         nbytes, self._bytes = self._bytes, 0
         self._ring.record(

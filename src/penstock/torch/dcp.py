@@ -88,7 +88,7 @@ from penstock.checkpoint.writer import Job
 from penstock.errors import ConfigError, DataError, FormatError, RankError
 from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
-from penstock.plan.saves import SaveCost, SaveSchedule
+from penstock.plan.saves import SaveSchedule
 from penstock.policy.delta_schemes import Scheme
 from penstock.policy.retention import Keep
 from penstock.policy.saving import Begin, Save, SaveTerms
@@ -262,7 +262,7 @@ class StoreWriter(StorageWriter):
         terms = writer.terms(can_repeat=len(plans) == 1, ranks=max(1, sum(has_part)))
         job = self._job = self._new_job(step, layouts, tree, Save(terms))
         writer.begin(job)
-        written = [job.decided.write(), *job.target]
+        written = [job.plan.write(), *job.target]
         return [
             replace(plan, storage_data=[written, sum(has_part[:rank]) if has_part[rank] else None])
             for rank, plan in enumerate(plans)
@@ -348,8 +348,8 @@ class StoreWriter(StorageWriter):
 
     def _go_on(self) -> None:
         seconds = time.monotonic() - self._begin_seconds
-        self._due.go_on(seconds)
-        self._due.cost = SaveCost(seconds, seconds)
+        self._due.go_on()
+        self._due.took(seconds, seconds)
 
     def _remember(self, error: BaseException) -> None:
         """Keep what this rank failed with for the coordinator, which is told at the next save."""

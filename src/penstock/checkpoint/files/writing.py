@@ -21,7 +21,7 @@ from penstock.checkpoint.codecs.codec import (
 )
 from penstock.checkpoint.files.manifest import Stored
 from penstock.checkpoint.files.parts import PartWriter, checksum_of, hash_of
-from penstock.checkpoint.state.tensors import Bytes, Layout, Tensor
+from penstock.checkpoint.state.tensors import Bytes, Layout
 from penstock.flow.ordered import Workers, in_groups
 
 #: Encoded together.
@@ -65,9 +65,9 @@ class Scratch:
 class InMemory:
     """A reference whose tensors are in memory."""
 
-    def __init__(self, tensors: Iterable[Tensor | Piece]) -> None:
-        """tensors: whole, each a piece or not."""
-        self._data = {tensor.layout: tensor.data for tensor in tensors}
+    def __init__(self, tensors: Iterable[Piece]) -> None:
+        """tensors: whole, each one piece."""
+        self._data = {layout: data for layout, _, data in tensors}
 
     def block(self, layout: Layout, number: int, scratch: Scratch) -> Bytes | None:
         """Return a view of the tensor's block; None if there is no tensor of this layout."""

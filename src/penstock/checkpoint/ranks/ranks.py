@@ -81,7 +81,8 @@ class Ranks:
         what: for messages, such as "the commit of step 300"; equal on all ranks.
         function: this rank's part; it may take as long as it likes, for meanwhile the rank is heard of.
         decide: takes what the functions returned, in order of ranks. None: the answer is that list.
-        Values and answers travel as JSON: a tuple arrives as a list. With one rank nothing travels.
+        Values and answers travel as JSON: a tuple arrives as a list, and what has a `write` as what that returns. With
+            one rank nothing travels.
 
         Raises: on every rank, if any rank's function, or `decide`, raised: an error of the same kind where that is a
             PenstockError, else RankError; it names the rank. Where it happened, the original is its cause, and with
@@ -285,7 +286,13 @@ def ranks_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Ranks:
 
 
 def _as_json(value: Any) -> Any:
-    return json.loads(json.dumps(value))
+    return json.loads(json.dumps(value, default=_written))
+
+
+def _written(value: Any) -> Any:
+    if hasattr(value, "write"):
+        return value.write()
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 @dataclass(frozen=True, slots=True)

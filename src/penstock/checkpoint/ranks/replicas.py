@@ -31,7 +31,7 @@ def digest_of(flat: Flat) -> str:
     """Return one digest of a state's plain values and its small arrays, wherever the keys of mappings stand."""
     digest = xxhash.xxh3_128(_text(flat.tree))
     for source in _small(flat):
-        digest.update(source.tensor().data.data)
+        digest.update(source.data().data)
     return digest.hexdigest()
 
 
@@ -46,7 +46,7 @@ def digests_of(flat: Flat) -> dict[str, Said]:
             numbers = floats = ""
             source = arrays.get(leaf.of)
             if source is not None:
-                numbers = xxhash.xxh3_64_hexdigest(source.tensor().data.data)
+                numbers = xxhash.xxh3_64_hexdigest(source.data().data)
                 if _has_floats(source.layout.dtype.name):
                     numbers, floats = "", numbers
             said[leaf.name] = [equal, numbers, floats]

@@ -6,7 +6,6 @@ ranks write the same parts at every step: a difference finds its reference where
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -235,10 +234,6 @@ def _extent(layout: Layout) -> Extent:
             f"{layout.name} has {len(layout.shape)} dimensions, its box {len(offsets)} offsets in {len(whole)}"
         )
     return tuple((offset, offset + size) for offset, size in zip(offsets, layout.shape, strict=True))
-
-
-def _volume(extent: Extent) -> int:
-    return math.prod(stop - start for start, stop in extent)
 
 
 def _whole(layout: Layout) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import xxhash
@@ -38,14 +39,20 @@ class SharedState:
         before: is called on every rank; what it raises on any is raised on all.
         Raises: on all ranks, ConfigError naming what is not kept, or differs between them.
         """
+        if self._ranks.size == 1:
+            before()
+            own = None if per_rank is None else flatten({"rank 0": per_rank})
+            flat = taken_apart(state)
+            sources = [*flat.sources, *own.sources] if own else flat.sources
+            layouts = list(map(attrgetter("layout"), sources))
+            check_whole(filter(attrgetter("box"), layouts))
+            return flat, own, layouts, sources
         taken: list[tuple[Flat, Flat | None]] = []
 
         def take_apart() -> list[str]:
             before()
             own = None if per_rank is None else flatten({f"rank {self._ranks.rank}": per_rank})
             taken.append((taken_apart(state), own))
-            if self._ranks.size == 1:
-                return ["", ""]
             rows = json.dumps(_rows(*taken[0]))
             return [xxhash.xxh3_128_hexdigest(rows.encode()), digest_of(taken[0][0])]
 
@@ -77,10 +84,6 @@ class SharedState:
         self, flat: Flat, own: Flat | None, step: int, digests: Sequence[str]
     ) -> tuple[list[Layout], frozenset[Layout]]:
         """Return the tensors of all ranks, each once, and those that this rank writes."""
-        if self._ranks.size == 1:
-            held = [*flat.layouts, *(own.layouts if own else [])]
-            check_whole(layout for layout in held if layout.box is not None)
-            return held, frozenset(held)
         # Digests come with every save, for one rank's model may have changed; spelled out only where it has.
         if self._agreed is None or self._agreed[0] != digests:
             of_ranks = self._ranks.all_gather(f"the layouts of step {step}", _rows(flat, own))

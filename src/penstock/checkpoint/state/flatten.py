@@ -13,17 +13,19 @@ bit, but for this:
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from penstock.checkpoint.state.dtypes import DTYPES, DType
-from penstock.checkpoint.state.tensors import Box, Bytes, Layout, Tensor
+from penstock.checkpoint.state.tensors import Box, Bytes, Layout
 from penstock.checkpoint.state.tree import (
     JSON,
     MOST_DEPTH,
@@ -31,12 +33,10 @@ from penstock.checkpoint.state.tree import (
     Quantizer,
     View,
     c_strides,
-    encode_key,
+    encode_keys,
     encode_plain,
     extent,
     is_size,
-    joined,
-    key_names,
     told_type,
     unsupported,
     write_quantizer,
@@ -198,13 +198,13 @@ class Source:
         else:
             _gather(self.array, self.layout.dtype.item_bytes, begin, out, non_blocking)
 
-    def tensor(self) -> Tensor:
-        """Return the tensor: a view of the state's memory where it can be one, else a copy."""
+    def data(self) -> Bytes:
+        """Return the bytes: a view of the state's memory where it can be one, else a copy."""
         data = self.view()
         if data is None:
             data = np.empty(self.layout.nbytes, np.uint8)
             self.copy_into(data)
-        return Tensor(self.layout, data)
+        return data
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -219,13 +219,8 @@ class Flat:
         """Return the layouts of the tensors."""
         return [source.layout for source in self.sources]
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Return the tensors, copying what is on a device or does not lie side by side."""
-        return [source.tensor() for source in self.sources]
 
-
-@no_collection()
+@no_collection
 def flatten(state: Any) -> Flat:
     """Take a state apart, copying nothing.
 
@@ -272,6 +267,15 @@ class _Found:
         return View(self.dtype, self.shape, strides, offset)
 
 
+@functools.cache
+def _torch_types(torch: ModuleType | None) -> tuple[dict[Any, DType], frozenset[type]]:
+    """Return our types by PyTorch's, and the classes whose tensors hold their numbers as usual."""
+    if torch is None:
+        return {}, frozenset()
+    named = {getattr(torch, name, None): dtype for name, dtype in DTYPES.items()}
+    return named, frozenset((torch.Tensor, torch.nn.Parameter))
+
+
 class _Walk:
     """Walks through a state and writes its tree."""
 
@@ -279,12 +283,7 @@ class _Walk:
         self.found: list[_Found] = []
         self._open: set[int] = set()
         self._torch = sys.modules.get("torch")
-        self._torch_dtypes: dict[Any, DType] = {}
-        self._torch_classes: frozenset[type] = frozenset()
-        if self._torch is not None:
-            named = ((getattr(self._torch, name, None), dtype) for name, dtype in DTYPES.items())
-            self._torch_dtypes = {own: dtype for own, dtype in named if own is not None}
-            self._torch_classes = frozenset((self._torch.Tensor, self._torch.nn.Parameter))
+        self._torch_dtypes, self._torch_classes = _torch_types(self._torch)
 
     def node(self, value: Any, name: str, depth: int) -> JSON:
         kind = type(value)
@@ -294,12 +293,10 @@ class _Walk:
             return self._numpy_leaf(value, name)
         if kind is Shard:
             return self._shard_leaf(value, name, depth)
-        if isinstance(value, Mapping):
-            return self._inside(self._mapping, value, name, depth)
-        if isinstance(value, (list, tuple)):
-            if kind is not list and isinstance(value, tuple) and is_size(value):
+        if isinstance(value, (Mapping, list, tuple)):
+            if kind is not dict and isinstance(value, tuple) and is_size(value):
                 return {"size": list(value)}
-            return self._inside(self._sequence, value, name, depth)
+            return self._container(value, name, depth)
         if kind is bytes and len(value) > _MOST_TEXT_BYTES:
             return self._add_numpy(np.frombuffer(value, np.uint8), name, {"kind": "bytes"}, DTYPES["uint8"])
         if self._torch is not None and isinstance(value, self._torch.Tensor):
@@ -307,7 +304,7 @@ class _Walk:
             return self._torch_leaf(value, name)
         return encode_plain(value, name)
 
-    def _inside(self, walk: Callable[[Any, str, int], JSON], value: Any, name: str, depth: int) -> JSON:
+    def _container(self, value: Any, name: str, depth: int) -> JSON:
         if id(value) in self._open:
             raise ConfigError(f"{name} is a {type(value).__name__} that contains itself: break the circle")
         if depth > MOST_DEPTH - 1:
@@ -315,33 +312,26 @@ class _Walk:
                 f"{name} is nested deeper than {MOST_DEPTH} levels, the most that a snapshot holds"
             )
         self._open.add(id(value))
+        within = f"{name}/" if depth else ""
+        parts: list[JSON] = []
         try:
-            return walk(value, name, depth)
+            if not isinstance(value, Mapping):
+                for index, part in enumerate(value):
+                    parts.append(self.node(part, f"{within}{index}", depth + 1))
+                return {"tuple": parts} if isinstance(value, tuple) else parts
+            try:
+                keys, names = encode_keys(value, name)
+            except ValueError as error:
+                raise ConfigError(
+                    f"{name or 'the state'} is a mapping in which {error}: rename one"
+                ) from None
+            for own, part in zip(names, value.values(), strict=True):
+                parts.append(self.node(part, within + own, depth + 1))
         finally:
             self._open.remove(id(value))
-
-    def _mapping(self, value: Mapping[Any, Any], name: str, depth: int) -> JSON:
-        keys = [encode_key(key, name) for key in value]
-        try:
-            names = key_names(keys)
-        except ValueError as error:
-            raise ConfigError(f"{name or 'the state'} is a mapping in which {error}: rename one") from None
-        is_top = depth == 0
-        parts = [
-            self.node(part, joined(name, own, is_top=is_top), depth + 1)
-            for own, part in zip(names, value.values(), strict=True)
-        ]
-        if all(type(key) is str for key in keys):
+        if {str}.issuperset(map(type, keys)):
             return {"map": dict(zip(keys, parts, strict=True))}
         return {"items": [[key, part] for key, part in zip(keys, parts, strict=True)]}
-
-    def _sequence(self, value: list[Any] | tuple[Any, ...], name: str, depth: int) -> JSON:
-        is_top = depth == 0
-        parts = [
-            self.node(part, joined(name, str(index), is_top=is_top), depth + 1)
-            for index, part in enumerate(value)
-        ]
-        return {"tuple": parts} if isinstance(value, tuple) else parts
 
     def _shard_leaf(self, shard: Shard, name: str, depth: int) -> JSON:
         leaf = self.node(shard.array, name, depth)
@@ -450,27 +440,25 @@ def _sources(found: list[_Found]) -> list[Source]:
         for part in _sharing(found, group):
             together = [found[index] for index in sorted(part)]
             sources[min(part)] = _alone(together[0]) if len(together) == 1 else _shared(together)
-    return [source for source in sources if source is not None]
+    return list(filter(None, sources))
 
 
-def _groups(found: list[_Found]) -> Iterator[list[int]]:
-    """Yield indices of arrays whose stretches of memory overlap, directly or through others."""
-    stretches = sorted(
-        (leaf.space, leaf.begin, leaf.end, index) for index, leaf in enumerate(found) if leaf.begin < leaf.end
-    )
-    group: list[int] = []
-    space, end = "", 0
-    for own_space, begin, own_end, index in stretches:
-        if group and (begin >= end or own_space != space):
-            yield group
-            group, end = [], 0
-        group.append(index)
-        space, end = own_space, max(end, own_end)
-    if group:
-        yield group
+def _groups(found: list[_Found]) -> list[list[int]]:
+    """Return indices of arrays whose stretches of memory overlap, directly or through others."""
+    groups, stretches = [], []
     for index, leaf in enumerate(found):
-        if leaf.begin >= leaf.end:
-            yield [index]
+        if leaf.begin < leaf.end:
+            stretches.append((leaf.space, leaf.begin, leaf.end, index))
+        else:
+            groups.append([index])
+    space, end = "", 0
+    for own_space, begin, own_end, index in sorted(stretches):
+        if begin >= end or own_space != space:
+            groups.append([])
+            space, end = own_space, own_end
+        groups[-1].append(index)
+        end = max(end, own_end)
+    return groups
 
 
 def _sharing(found: list[_Found], group: list[int]) -> list[list[int]]:

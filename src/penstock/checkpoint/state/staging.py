@@ -45,7 +45,7 @@ class StagingArea:
             self._bytes = np.empty(0, np.uint8)
             self._bytes = _touched(nbytes)
 
-    @no_collection()
+    @no_collection
     def copy(self, cuts: Sequence[Cut], workers: Workers | None = None) -> list[Piece]:
         """Copy what is cut out of a state into the area, `room_of` it reserved, and return it there.
 
@@ -66,7 +66,7 @@ class StagingArea:
             else:
                 moves += _sliced(address + offset, source.address + begin, nbytes)
             pieces.append(Piece(source.layout, first, copied))
-            offset += _aligned(nbytes)
+            offset += -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
         if workers is None or len(moves) == 1:
             _move_all(moves)
         else:
@@ -105,16 +105,21 @@ class Cut(NamedTuple):
 
 def room_of(cuts: Sequence[Cut]) -> int:
     """Return the bytes that cuts take in an area."""
-    return sum(_aligned(cut.place.stop - cut.place.start) for cut in cuts)
+    nbytes = 0
+    for _, _, place in cuts:
+        nbytes += -(-(place.stop - place.start) // _ALIGN_BYTES) * _ALIGN_BYTES
+    return nbytes
 
 
-@no_collection()
+@no_collection
 def waves_of(sources: Iterable[Source], limit_bytes: int | None) -> list[list[Cut]]:
     """Return a state's tensors, cut between blocks, in waves that take no more room than the limit each.
 
     limit_bytes: None: all in one wave. A wave of a single block may be larger.
     """
     taken = list(sources)
+    if limit_bytes is None:
+        return [[Cut(source, 0, slice(0, source.layout.nbytes)) for source in taken]]
     waves = []
     for places in cut_waves([source.layout for source in taken], limit_bytes):
         cuts = []

@@ -52,15 +52,3 @@ class Layout:
     def whole(self) -> Layout:
         """Return the layout of the tensor that it is a part of, or its own."""
         return self if self.box is None else Layout(self.name, self.dtype, self.box.whole)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Tensor:
-    """A tensor and its bytes.
-
-    data: uint8[layout.nbytes], the numbers in C order, little-endian; a view of the state's own memory where that is
-        contiguous and in main memory, which training may change later.
-    """
-
-    layout: Layout
-    data: Bytes

@@ -30,8 +30,8 @@ import math
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
@@ -226,11 +226,20 @@ def part_of(tree: Tree, name: str) -> Tree:
         node = nodes.pop()
         if isinstance(node, (MappingNode, SequenceNode)):
             if node.name == name and node is not tree.root:
-                return read_tree(write_node(node), tree.layouts.values())
+                root = _renamed(node, len(name) + 1)
+                return Tree(root, tuple(leaves_of(root)), tree.layouts)
             nodes += node.parts
     raise ConfigError(
         f"there is no mapping called {name!r} in the state; its values are {listed(tree.names)}"
     )
+
+
+def _renamed(node: Node, prefix: int) -> Node:
+    """Return a node whose names lack so many characters at their beginning."""
+    if isinstance(node, (MappingNode, SequenceNode)):
+        parts = tuple(_renamed(part, prefix) for part in node.parts)
+        return replace(node, name=node.name[prefix:], parts=parts)
+    return replace(node, name=node.name[prefix:])
 
 
 def write_node(node: Node, array: Callable[[ArrayLeaf], JSON] | None = None) -> JSON:
@@ -295,9 +304,22 @@ def joined(name: str, part: str, *, is_top: bool) -> str:
     return part if is_top else f"{name}/{part}"
 
 
-def key_names(keys: Iterable[JSON]) -> list[str]:
-    """Return the names of a mapping's keys, given as nodes. Raises: ValueError if two keys have one name."""
+def encode_keys(keys: Iterable[Any], name: str) -> tuple[list[JSON], list[str]]:
+    """Return a mapping's keys as nodes, and their names. name: of the mapping.
+
+    Raises: ConfigError naming the mapping if a snapshot does not hold such; ValueError if two keys have one name.
+    """
     nodes = list(keys)
+    if {str}.issuperset(map(type, nodes)):
+        text = "".join(nodes)
+        if text.isascii() and "~" not in text and "/" not in text:
+            return nodes, nodes  # as almost all are
+    nodes = [encode_key(key, name) for key in nodes]
+    return nodes, key_names(nodes)
+
+
+def key_names(nodes: Sequence[JSON]) -> list[str]:
+    """Return the names of a mapping's keys, given as nodes. Raises: ValueError if two keys have one name."""
     texts = {_escaped(node) for node in nodes if isinstance(node, str)}
     names = [_escaped(node) if isinstance(node, str) else _named_key(node, texts) for node in nodes]
     if len(set(names)) < len(names):
@@ -581,7 +603,7 @@ def read_tree(tree: JSON, layouts: Iterable[Layout]) -> Tree:
         if by_name.setdefault(layout.name, layout) is not layout:
             raise FormatError(f"there are two tensors called {layout.name}")
     root = _Reader(by_name).node(tree, "", 0)
-    leaves = tuple(_leaves(root))
+    leaves = tuple(leaves_of(root))
     names = [leaf.name for leaf in leaves]
     if len(set(names)) < len(names):
         raise FormatError("the tree has two values of one name")
@@ -596,12 +618,13 @@ def read_tree(tree: JSON, layouts: Iterable[Layout]) -> Tree:
     return Tree(root, leaves, by_name)
 
 
-def _leaves(node: Node) -> Iterator[ArrayLeaf | PlainLeaf]:
+def leaves_of(node: Node) -> Iterator[ArrayLeaf | PlainLeaf]:
+    """Yield a node's values, in the state's order."""
     if isinstance(node, (ArrayLeaf, PlainLeaf)):
         yield node
         return
     for part in node.parts:
-        yield from _leaves(part)
+        yield from leaves_of(part)
 
 
 class _Reader:

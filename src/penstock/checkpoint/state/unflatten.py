@@ -24,7 +24,7 @@ from penstock.checkpoint.state.flatten import (
     quantizer_of,
     torch_bits,
 )
-from penstock.checkpoint.state.tensors import Bytes, Layout, Tensor
+from penstock.checkpoint.state.tensors import Bytes, Layout
 from penstock.checkpoint.state.tree import (
     JSON,
     ArrayLeaf,
@@ -38,14 +38,13 @@ from penstock.checkpoint.state.tree import (
     View,
     decode_key,
     decode_plain,
-    encode_key,
+    encode_keys,
     extent,
     fits,
     joined,
-    key_names,
     keyed,
+    leaves_of,
     numpy_dtype,
-    read_tree,
     select,
     told_type,
     whole,
@@ -185,49 +184,6 @@ def plan_loading(
         return {} if state is _NOTHING else state
 
     return Loading(builder.destinations, build)
-
-
-def unflatten(
-    tree: JSON,
-    tensors: Iterable[Tensor],
-    *,
-    only: Iterable[str] | None = None,
-    framework: Framework | None = None,
-) -> Any:
-    """Put a state together from a tree and its tensors, copying their bytes.
-
-    Raises: as `plan_loading` and `read_tree`.
-    """
-    by_name = {tensor.layout.name: tensor for tensor in tensors}
-    loading = plan_loading(
-        read_tree(tree, [tensor.layout for tensor in by_name.values()]), only=only, framework=framework
-    )
-    _fill(loading, by_name)
-    return loading.state()
-
-
-def load_into(
-    into: Any, tree: JSON, tensors: Iterable[Tensor], *, only: Iterable[str] | None = None
-) -> Loading:
-    """Copy a state from a tree and its tensors into one that is there, as `plan_loading_into` says."""
-    by_name = {tensor.layout.name: tensor for tensor in tensors}
-    loading = plan_loading_into(
-        into, read_tree(tree, [tensor.layout for tensor in by_name.values()]), only=only
-    )
-    _fill(loading, by_name)
-    loading.state()
-    return loading
-
-
-def _fill(loading: Loading, tensors: Mapping[str, Tensor]) -> None:
-    for destination in loading.destinations:
-        data = tensors[destination.layout.name].data
-        if data.nbytes != destination.layout.nbytes:
-            raise FormatError(
-                f"{destination.layout.name} has {data.nbytes:,} bytes, its shape needs {destination.layout.nbytes:,}"
-            )
-        np.copyto(destination.memory, data)
-        destination.finish()
 
 
 # A new state
@@ -509,12 +465,12 @@ class _Matching:
 
     def _place(self, node: Node) -> None:
         self._placed.add(id(node))
-        for leaf in _leaves_of(node):
+        for leaf in leaves_of(node):
             if isinstance(leaf, ArrayLeaf) and self._is_chosen(leaf):
                 self._fresh.add(leaf.of)
 
     def _leave(self, node: Node) -> None:
-        self.not_loaded += [leaf.name for leaf in _leaves_of(node) if self._is_chosen(leaf)]
+        self.not_loaded += [leaf.name for leaf in leaves_of(node) if self._is_chosen(leaf)]
 
     def _miss(self, value: Any, name: str, *, is_top: bool = False) -> None:
         for missing in _names_within(value, name, is_top=is_top):
@@ -522,7 +478,7 @@ class _Matching:
                 self.not_found.append(missing)
 
     def _differs(self, node: Node, value: Any) -> None:
-        if not any(map(self._is_chosen, _leaves_of(node))):
+        if not any(map(self._is_chosen, leaves_of(node))):
             return
         kinds = {ArrayLeaf: "an array", PlainLeaf: "a plain value", MappingNode: "a mapping"}
         saved = kinds.get(type(node), "a list or tuple")
@@ -567,7 +523,7 @@ class _Matching:
             new = self._builder.build(node, self._chosen)
             if new is _NOTHING:
                 return value
-            leaves = [leaf for leaf in _leaves_of(node) if self._is_chosen(leaf)]
+            leaves = [leaf for leaf in leaves_of(node) if self._is_chosen(leaf)]
             is_plain = all(isinstance(leaf, PlainLeaf) for leaf in leaves)
             if not is_plain or type(new) is not type(value) or new != value:
                 self.replaced += [leaf.name for leaf in leaves]
@@ -751,20 +707,12 @@ def _holds_arrays(value: Any) -> bool:
     return is_array(value) or isinstance(value, Shard)
 
 
-def _leaves_of(node: Node) -> Iterator[ArrayLeaf | PlainLeaf]:
-    if isinstance(node, (ArrayLeaf, PlainLeaf)):
-        yield node
-        return
-    for part in node.parts:
-        yield from _leaves_of(part)
-
-
 def _names_within(value: Any, name: str, *, is_top: bool = False) -> Iterator[str]:
     """Yield the names that a state's values would have in a snapshot."""
     if isinstance(value, Mapping) and value:
         keys = list(value)
         try:
-            names = key_names(encode_key(key, name) for key in keys)
+            _, names = encode_keys(keys, name)
         except ValueError:
             names = [str(key) for key in keys]
         for own, key in zip(names, keys, strict=True):
