@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock.plan import AccessPlan, Assigned, Balanced, Sequential, Shares, Split, Strided, Uniform, Whole
+from penstock.plan import (
+    AccessPlan,
+    Assigned,
+    Balanced,
+    Replicated,
+    Sequential,
+    Shares,
+    Split,
+    Strided,
+    Uniform,
+)
 from penstock.plan.splits import imbalanced
 
 
@@ -22,7 +32,7 @@ SPLITS: dict[str, Callable[[int], Split]] = {
     "balanced": lambda ranks: Balanced(),
     "uniform": lambda ranks: Uniform(),
     "strided": lambda ranks: Strided(),
-    "whole": lambda ranks: Whole(),
+    "whole": lambda ranks: Replicated(),
     "imbalanced": imbalanced,
     "shares": lambda ranks: Shares(tuple(range(ranks))) if ranks > 1 else Shares((3,)),
     "assigned": lambda ranks: Assigned(backwards),

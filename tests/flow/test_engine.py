@@ -104,7 +104,7 @@ class Run:
             self.recorder,
             readers=limits.readers,
             begin=lambda: None,
-            say=self.said.append,
+            report=self.said.append,
             collect=lambda: None,
             finish=lambda: None,
             samples_of=lambda epoch, step: plan.local_batch(0, epoch, step),

@@ -82,7 +82,7 @@ def plans(draw: st.DrawFn) -> AccessPlan:
     epochs = draw(st.integers(1, 4))
     ranks = draw(st.integers(1, 5))
     shares = st.lists(st.integers(0, 4), min_size=ranks, max_size=ranks).filter(any)
-    named = st.sampled_from(["balanced", "uniform", "strided", "whole", "imbalanced"])
+    named = st.sampled_from(["balanced", "uniform", "strided", "replicated", "imbalanced"])
     return AccessPlan(
         draw(orders(epochs)),
         batch_size=draw(st.integers(1, 20)),

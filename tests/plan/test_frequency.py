@@ -158,7 +158,7 @@ def test_blocks_of_samples_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_split_by_which_ranks_share_samples_is_refused() -> None:
-    plan = AccessPlan(Sequential(10), 5, 1, ranks=2, split="whole")
+    plan = AccessPlan(Sequential(10), 5, 1, ranks=2, split="replicated")
 
     with pytest.raises(ConfigError, match="no one reader"):
         first_reads(plan)

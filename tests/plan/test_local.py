@@ -157,7 +157,7 @@ def test_holders_that_cannot_be_are_refused(rank_of: list[int], match: str) -> N
 
 def test_where_all_ranks_read_everything_there_is_nothing_to_share_out() -> None:
     with pytest.raises(ConfigError, match="no one reader"):
-        split_locally(AccessPlan(Sequential(4), 2, 1, ranks=2, split="whole"), [0, 1, 0, 1])
+        split_locally(AccessPlan(Sequential(4), 2, 1, ranks=2, split="replicated"), [0, 1, 0, 1])
 
 
 def test_local_is_no_name_of_a_split_but_says_where_to_find_it() -> None:

@@ -63,7 +63,7 @@ def through_json(plan: AccessPlan, rank: int, spans: Spans = NOTHING) -> tuple[A
     ],
     ids=lambda order: type(order).__name__,
 )
-@pytest.mark.parametrize("split", ["balanced", "uniform", "strided", "whole", "imbalanced", [3, 0, 1]])
+@pytest.mark.parametrize("split", ["balanced", "uniform", "strided", "replicated", "imbalanced", [3, 0, 1]])
 def test_a_plan_of_known_kinds_reads_the_same_batches_after_json(order: Order, split: Any) -> None:
     plan = AccessPlan(order, 4, 3, ranks=3, split=split, drop_last=True)
 

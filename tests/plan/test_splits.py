@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.plan import AccessPlan, Assigned, Balanced, FullShuffle, Shares, Split, Strided, Uniform, Whole
+from penstock.plan import (
+    AccessPlan,
+    Assigned,
+    Balanced,
+    FullShuffle,
+    Replicated,
+    Shares,
+    Split,
+    Strided,
+    Uniform,
+)
 from penstock.plan.splits import as_split, imbalanced
 
 
@@ -77,8 +87,8 @@ def test_strided_samples_are_dealt_like_cards() -> None:
 
 
 def test_whole_batches_go_to_every_rank() -> None:
-    assert local_batches(Whole(), 3, 2) == [[0, 1]] * 3
-    assert Whole().reader(3, 2, np.arange(2)).tolist() == [0, 0]
+    assert local_batches(Replicated(), 3, 2) == [[0, 1]] * 3
+    assert Replicated().reader(3, 2, np.arange(2)).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(("ranks", "batch"), [(2, 100), (4, 100), (8, 400)])
@@ -92,7 +102,7 @@ def test_imbalanced_gives_half_of_the_ranks_four_times_the_share_of_the_others(
 
 
 def test_one_rank_alone_reads_everything_under_every_split() -> None:
-    for name in ("balanced", "uniform", "strided", "whole", "imbalanced"):
+    for name in ("balanced", "uniform", "strided", "replicated", "imbalanced"):
         assert as_split(name, ranks=1).size(0, 1, 7) == 7
 
 
@@ -105,7 +115,7 @@ def test_a_split_is_meant_by_its_name_its_shares_or_a_function() -> None:
     assert as_split("strided", 2) == Strided()
     assert as_split((3, 1), 2) == Shares((3, 1))
     assert as_split(backwards, 2) == Assigned(backwards)
-    assert as_split(Whole(), 2) == Whole()
+    assert as_split(Replicated(), 2) == Replicated()
 
 
 def test_what_is_no_split_is_refused() -> None:

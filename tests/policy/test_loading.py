@@ -388,7 +388,7 @@ def test_names_are_of_policies_with_their_options() -> None:
 
 @pytest.mark.parametrize("name", ["cover", "cover+local", "push", "locality-aware"])
 def test_agreements_on_who_reads_what_are_not_for_batches_that_all_ranks_read(name: str) -> None:
-    scenario = replace(scenario_named("scenario1"), split="whole", epochs=1)
+    scenario = replace(scenario_named("scenario1"), split="replicated", epochs=1)
     job = Job(scenario.plan(), scenario.sizes_bytes(), scenario.machine)
 
     with pytest.raises(NotSupported, match=f"^{re.escape(name)}: "):

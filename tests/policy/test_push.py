@@ -198,4 +198,4 @@ def test_alone_a_rank_hits_as_often_as_min_does(job: Job) -> None:
 
 def test_where_all_ranks_read_everything_nothing_is_handed_on() -> None:
     with pytest.raises(ConfigError, match="no one reader"):
-        decide_push(AccessPlan(Sequential(4), 2, 1, ranks=2, split="whole"), 0, [1] * 4, [4])
+        decide_push(AccessPlan(Sequential(4), 2, 1, ranks=2, split="replicated"), 0, [1] * 4, [4])

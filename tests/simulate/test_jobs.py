@@ -140,7 +140,7 @@ def test_ranks_that_get_nothing_of_a_short_batch_wait_for_the_others(
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_a_batch_that_all_ranks_read_whole_runs_or_says_why_not(policy: str) -> None:
     machine = _machine(ranks=2, tiers=[_memory(), StorageClass("disk", 500, 1, Curve.flat(20.0))])
-    job = Job(AccessPlan(FullShuffle(12, 0), 4, 2, 2, "whole"), np.full(12, 10), machine)
+    job = Job(AccessPlan(FullShuffle(12, 0), 4, 2, 2, "replicated"), np.full(12, 10), machine)
 
     if policy in ("cover", "cover+local", "push", "locality-aware"):
         # These say who reads a sample, and here all do.

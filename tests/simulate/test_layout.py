@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
-from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Sequential, Strided, Whole
+from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Replicated, Sequential, Strided
 from penstock.simulate.layout import (
     _break_even,
     compare_layouts,
@@ -221,7 +221,7 @@ def test_one_rank_has_nobody_to_read_together_with() -> None:
 
 
 def test_where_every_rank_reads_the_whole_batch_each_reads_every_sample() -> None:
-    plan = AccessPlan(FullShuffle(100), 10, epochs=1, ranks=3, split=Whole())
+    plan = AccessPlan(FullShuffle(100), 10, epochs=1, ranks=3, split=Replicated())
 
     comparison = compare_layouts(plan, machine(ranks=3, window=10**12), np.full(100, MB))
 

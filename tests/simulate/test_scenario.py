@@ -248,7 +248,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         batch_size=draw(st.integers(1, data.samples)),
         epochs=draw(st.integers(1, 100)),
         seed=draw(st.integers(0, 2**63)),
-        split=draw(st.sampled_from(["uniform", "strided", "whole", "imbalanced"]) | shares),
+        split=draw(st.sampled_from(["uniform", "strided", "replicated", "imbalanced"]) | shares),
         drop_last=draw(st.booleans()),
     )
 

@@ -15,8 +15,8 @@ that each is in the list of threads before the one that started it ends. Those t
 parked, not ended: what a data set keeps for each thread stays.
 
 Ctrl-C may stop the consumer's thread between any two of its steps. So each of its steps either has happened or can
-be done again: it looks at whole batches and never takes one out of a queue, who refers to a batch has its slot, and
-all else is said by a single call of `SimpleQueue.put`.
+be done again: it looks at complete batches and never takes one out of a queue, who refers to a batch has its slot, and
+all else is one call of `SimpleQueue.put`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _PARK = _Park()
 Event = Callable[[float], "list[Instruction] | None"]
 
 
-class Whole:
+class StagedBatch:
     """A batch with all its samples in its slot. Whoever refers to its arrays has the slot.
 
     errors: why the places in `ready.failed` have no sample, by sample, and where in the worker that was.
@@ -148,7 +148,7 @@ class Fetcher(Protocol):
 
         origin: SOURCE, or the number of the tier to take them from.
         rests: of each, the tier that is to keep what comes from the source, or STAGING.
-        at: told each sample's turn. lasting: whether the bytes are wanted beyond this thread's next call.
+        at: called with each sample in its turn. lasting: whether the bytes are wanted beyond this thread's next call.
         """
         ...
 
@@ -194,7 +194,7 @@ class Engine:
     """A running plan: start it, take batches in order, close it.
 
     clock: seconds; of the recorder.
-    patience_seconds: a wait that lasts longer is told to `say`, once per patience.
+    patience_seconds: a wait that lasts longer is reported, once per patience.
     timeout_seconds: a wait that lasts longer raises WaitTimeout.
     samples_of: the samples of the batch of an epoch and step, for messages.
     collect: drains the recorder; workers call it when their ring is half full, as in a long step of the training.
@@ -217,7 +217,7 @@ class Engine:
         begin: Callable[[], None],
         patience_seconds: float,
         timeout_seconds: float | None,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         collect: Callable[[], None],
         finish: Callable[[], None],
         samples_of: Callable[[int, int], NDArray[np.int64]],
@@ -230,7 +230,11 @@ class Engine:
         self._staging = staging
         self._recorder = recorder
         self._clock = recorder.clock
-        self._patience_seconds, self._timeout_seconds, self._say = patience_seconds, timeout_seconds, say
+        self._patience_seconds, self._timeout_seconds, self._report = (
+            patience_seconds,
+            timeout_seconds,
+            report,
+        )
         self._watches_lock = watches_lock
         self._collect = collect
         self._when_finished = finish
@@ -247,8 +251,8 @@ class Engine:
         self._loads: SimpleQueue[Load | Event | Reference | Departure | _Owner | _Park | None] = SimpleQueue()
         #: What parked decode workers wait for: to go on, or None to end.
         self._parked: SimpleQueue[_Park | None] = SimpleQueue()
-        #: Batches that are whole and not handed out yet, by (epoch, step): workers add, the consumer removes.
-        self._arrived: dict[tuple[int, int], Whole] = {}
+        #: Batches that are complete and not handed out yet, by (epoch, step): workers add, the consumer removes.
+        self._arrived: dict[tuple[int, int], StagedBatch] = {}
         #: Slots of batches that are in `_arrived` or with the caller. A worker adds one after its batch has arrived.
         self._lent: set[int] = set()
         #: How many slots the scheduler was told of.
@@ -301,7 +305,7 @@ class Engine:
             raise
         self._post(self._scheduler.start)
 
-    def take(self, epoch: int, step: int) -> Whole:
+    def take(self, epoch: int, step: int) -> StagedBatch:
         """Wait for a batch and return it. It is there for the same question again until `let_go`.
 
         Batches come in the plan's order; those before (epoch, step) are let go; see `seek`.
@@ -313,14 +317,16 @@ class Engine:
         begin = self._clock()
         self._consumer_waits = (epoch, step, begin)
         try:
-            patience = Patience(self._patience_seconds, self._timeout_seconds, self._say, self._consumer_line)
+            patience = Patience(
+                self._patience_seconds, self._timeout_seconds, self._report, self._consumer_line
+            )
             if self._staging.is_held:
                 self._post(self._poll_held)
             while True:
                 self._forget_before(key)
-                if (whole := self._arrived.get(key)) is not None:
-                    self._staging.guard(whole.ready.slot)
-                    return whole
+                if (batch := self._arrived.get(key)) is not None:
+                    self._staging.guard(batch.ready.slot)
+                    return batch
                 self._check_usable()
                 self._make_room(key)
                 waited = self._clock() - begin
@@ -333,9 +339,9 @@ class Engine:
         finally:
             self._consumer_waits = None
 
-    def await_departure(self, thing: object) -> Departure:
-        """Return what will tell when the last reference to a thing has gone."""
-        departure = Departure(thing, self._loads.put)
+    def await_departure(self, watched: object) -> Departure:
+        """Return what notes when the last reference to an object was dropped."""
+        departure = Departure(watched, self._loads.put)
         departure.seconds = None
         return departure
 
@@ -375,7 +381,7 @@ class Engine:
         is_over = self._join(_JOIN_SILENT_SECONDS)
         if not is_over:
             stuck = "; ".join(self._working_lines()) or "threads that are at no sample"
-            self._say(f"closing waits for {_JOIN_SECONDS:g} s at most: {stuck}")
+            self._report(f"closing waits for {_JOIN_SECONDS:g} s at most: {stuck}")
             is_over = self._join(_JOIN_SECONDS - _JOIN_SILENT_SECONDS)
         if is_over:
             self._finish()
@@ -572,7 +578,7 @@ class Engine:
         failed = {int(ready.samples[index]) for index in ready.failed}
         known = self._failures.pop(ready.batch, {})
         errors = {sample: known[sample] for sample in failed}
-        self._arrived[ready.epoch, ready.step] = Whole(ready, arrays, errors)
+        self._arrived[ready.epoch, ready.step] = StagedBatch(ready, arrays, errors)
         self._lent.add(ready.slot)
         self._wake_consumer()
 

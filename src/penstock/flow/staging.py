@@ -128,7 +128,7 @@ class _Loan:
 
     references: weak, one for each array over its memory; kept here, as a weak reference that is gone itself calls
         nobody.
-    left: arrays of which `settle` has not been told yet.
+    left: arrays that were not handed to `settle` yet.
     guards: one for each array where a device may copy from them, else empty.
     """
 
@@ -144,7 +144,7 @@ class _Loan:
 class StagingBuffer:
     """A growing set of equal batch slots.
 
-    Workers write through `arrays(slot)`. A consumer gets a whole slot by `lend`: fresh arrays over its memory, without
+    Workers write through `arrays(slot)`. A consumer gets a full slot by `lend`: fresh arrays over its memory, without
     a copy, but for small ones. Whoever has the others has the slot; when the last reference to them is gone (views, and
     tensors made from them, included) and no device copy reads them any more, the slot is free. There is no moment at
     which an interrupted consumer could lose one.
@@ -215,9 +215,9 @@ class StagingBuffer:
     def lend(self, slot: int, rows: int, on_drop: Callable[[Reference], None]) -> tuple[NDArray[Any], ...]:
         """Lend the first `rows` rows of a slot: [rows, *shape] each, those that `are_small` as copies.
 
-        on_drop: told once for each array that is no copy, by the thread that drops its last reference, at any point of
-            its work and inside the garbage collector too; the reference is for `settle`. It must neither block nor be
-            written in Python, where Ctrl-C could stop it: `SimpleQueue.put` is made for this.
+        on_drop: called once for each array that is no copy, by the thread that drops its last reference, wherever that
+            thread is, in the garbage collector too; the reference is for `settle`. It must neither block nor be written
+            in Python, where Ctrl-C could stop it: `SimpleQueue.put` is made for this.
         """
         entry = self._slots[slot]
         loan = _Loan(slot)

@@ -47,7 +47,7 @@ def _peer(connection: socket.socket) -> _Peer:
 
 
 class Waiter(Protocol):
-    """Something that can say what it is waiting for."""
+    """What can describe its waits."""
 
     def waits(self) -> list[str]:
         """Return one line for each wait: who, for what, since when, on what."""

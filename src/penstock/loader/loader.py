@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from penstock.compiling import Lease
 from penstock.errors import ClosedError, ConfigError, DataError, WaitTimeout, printable
-from penstock.flow.engine import DECISIONS, Departure, Engine, Fetcher, Whole
+from penstock.flow.engine import DECISIONS, Departure, Engine, Fetcher, StagedBatch
 from penstock.flow.lock_use import LockUse
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import StagingBuffer
@@ -128,10 +128,10 @@ class Loader:
         self._config = config = config_of(source, arguments)
         _check_ends(report, front_end)
         report = None if report is None else partial(_report_printable, report)
-        say = report if report is not None else _keep_silent
+        to_user = report if report is not None else _keep_silent
         #: Kernels are compiled by another process while it is open.
         self._lease = Lease(report)
-        opening = Opening(config.patience_seconds, config.timeout_seconds, say)
+        opening = Opening(config.patience_seconds, config.timeout_seconds, to_user)
         try:
             self._setup = setup = set_up(config, front_end, opening.calls)
             self._plan, self._rank = setup.plan, setup.rank
@@ -150,10 +150,10 @@ class Loader:
 
         self._ring = self._recorder.ring(_CONSUMER)
         self._collector = Collector(
-            self._recorder, None, say, self._fetcher.describe, {self._rank: socket.gethostname()}
+            self._recorder, None, to_user, self._fetcher.describe, {self._rank: socket.gethostname()}
         )
         self._staging = self._make_staging()
-        self._engine = engine = self._make_engine(say)
+        self._engine = engine = self._make_engine(to_user)
         self._starter = Starter()
         self._trace = trace
         if trace is not None:
@@ -196,7 +196,7 @@ class Loader:
             staging.grow()
         return staging
 
-    def _make_engine(self, say: Callable[[str], None]) -> Engine:
+    def _make_engine(self, report: Callable[[str], None]) -> Engine:
         """Join what decides, what does the work and where it ends up."""
         setup, plan, rank = self._setup, self._plan, self._rank
         return Engine(
@@ -211,7 +211,7 @@ class Loader:
             begin=partial(_begin, self._front_end.begin_thread, setup.fetcher),
             patience_seconds=self._config.patience_seconds,
             timeout_seconds=self._config.timeout_seconds,
-            say=say,
+            report=report,
             collect=self._collector.collect,
             finish=self._collector.close,
             samples_of=partial(plan.local_batch, rank),
@@ -442,17 +442,17 @@ class Loader:
         has_skipped_batch = False
         while self._position[0] == epoch:
             step = self._position[1]
-            whole = self._engine.take(epoch, step)
-            kept, skipped, error = self._judge(whole)
+            staged = self._engine.take(epoch, step)
+            kept, skipped, error = self._judge(staged)
             if error is not None:
                 try:
                     raise error
                 finally:
                     # The traceback refers to this frame, and to the caller's, which has batches: no circle, please.
-                    del error, whole
-            arrays = whole.keep(kept)
+                    del error, staged
+            arrays = staged.keep(kept)
             batch = (
-                self._front_end.present(self._decoder.finish(whole.ready.slot, arrays, kept), self._dtype)
+                self._front_end.present(self._decoder.finish(staged.ready.slot, arrays, kept), self._dtype)
                 if kept
                 else None
             )
@@ -534,13 +534,13 @@ class Loader:
             )
             self._report(f"{self._name}: {line}{''.join(clauses)}")
 
-    def _judge(self, whole: Whole) -> tuple[list[int], list[SkippedSample], Exception | None]:
+    def _judge(self, staged: StagedBatch) -> tuple[list[int], list[SkippedSample], Exception | None]:
         """Return the places of a batch that can be handed out, what is skipped, and what is to be raised instead."""
-        ready, on_error = whole.ready, self._config.on_error
+        ready, on_error = staged.ready, self._config.on_error
         skipped: list[SkippedSample] = []
         for index in ready.failed:
             sample = int(ready.samples[index])
-            error, traceback = whole.errors[sample]
+            error, traceback = staged.errors[sample]
             decision = on_error(error, sample) if callable(on_error) else on_error
             if decision == "raise":
                 # Without the traceback of an earlier time that it was raised, which refers to the caller's batches.
@@ -613,7 +613,7 @@ class Loader:
         raise TypeError("a loader has threads and cannot be copied or pickled: make one in each process")
 
     def _about(self) -> dict[str, Any]:
-        """Return what a trace must say for the run to be predicted from it alone, by the same scheduler."""
+        """Return what a trace must hold for the run to be predicted from it alone, by the same scheduler."""
         setup = self._setup
         return {
             "loader": self._name,
@@ -631,7 +631,7 @@ class Loader:
             "plan": write_plan(self._plan),
             "first_step": list(self._position),
             "machine": setup.machine.to_toml() if setup.is_measured else None,
-            # As whole numbers: NumPy's, which arguments may be, are no JSON.
+            # As integers: NumPy's, which arguments may be, are no JSON.
             "memory": {name: int(size) for name, size in asdict(setup.budget).items()},
             "limits": {name: int(count) for name, count in asdict(setup.limits).items()},
             "policy": setup.policy.name,

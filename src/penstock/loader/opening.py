@@ -21,11 +21,11 @@ class Opening:
     """
 
     def __init__(
-        self, patience_seconds: float, timeout_seconds: float | None, say: Callable[[str], None]
+        self, patience_seconds: float, timeout_seconds: float | None, report: Callable[[str], None]
     ) -> None:
         self.calls = Calls(self._watch)
         self._begin_seconds = time.monotonic()
-        self._patience = Patience(patience_seconds, timeout_seconds, say, self._line)
+        self._patience = Patience(patience_seconds, timeout_seconds, report, self._line)
         self._is_registered = False
 
     def close(self) -> None:

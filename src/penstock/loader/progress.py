@@ -21,7 +21,7 @@ _MOST_GROUPS = 1 << 14
 class Collector:
     """Brings spans from the rings of the threads to the sums, and to the file if there is one. Any thread may ask.
 
-    say: is told when the file cannot be written any more, as on a full disk.
+    report: called when the file cannot be written any more, as on a full disk.
     describe: names a sample; the slowest are named in the file.
     hosts: of ranks, by rank, as far as they are known.
     consumed: (epoch, step) of the last batch whose spans are all recorded. The consumer moves it.
@@ -31,12 +31,12 @@ class Collector:
         self,
         recorder: Recorder,
         writer: TraceWriter | None,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         describe: Callable[[int], str] | None = None,
         hosts: Mapping[int, str] | None = None,
     ) -> None:
         self._recorder = recorder
-        self._say = say
+        self._report = report
         self._writer = writer
         self._describe = describe
         self._sums = RunningMetrics()
@@ -83,7 +83,7 @@ class Collector:
                     self._writer, failed = None, error
             self._is_closed = ends
         if failed is not None:
-            self._say(f"the trace breaks off here{'' if ends else ', the training goes on'}: {failed}")
+            self._report(f"the trace breaks off here{'' if ends else ', the training goes on'}: {failed}")
 
     def _write(self, writer: TraceWriter, spans: Spans, ids: GroupIds, summed: Spans) -> None:
         writer.append(spans, self._recorder.dropped, ids)

@@ -5,7 +5,7 @@ from penstock.plan.explicit import Explicit
 from penstock.plan.local import split_locally
 from penstock.plan.orders import BundleShuffle, EvenOrder, FullShuffle, Order, RepeatingOrder, Sequential
 from penstock.plan.scattered import Scattered
-from penstock.plan.splits import Assigned, Balanced, Shares, Split, Strided, Uniform, Whole
+from penstock.plan.splits import Assigned, Balanced, Replicated, Shares, Split, Strided, Uniform
 from penstock.plan.torch_order import TorchDistributed, TorchShuffle, TwisterState
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "FullShuffle",
     "Order",
     "RepeatingOrder",
+    "Replicated",
     "Scattered",
     "Sequential",
     "Shares",
@@ -27,6 +28,5 @@ __all__ = [
     "TorchShuffle",
     "TwisterState",
     "Uniform",
-    "Whole",
     "split_locally",
 ]

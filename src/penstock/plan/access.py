@@ -39,7 +39,7 @@ class AccessPlan:
     batch_size: B, samples of a global batch, over all ranks.
     epochs: E.
     ranks: N, processes of the job.
-    split: "balanced", "uniform", "strided", "whole", "imbalanced", one share per rank, a function (see
+    split: "balanced", "uniform", "strided", "replicated", "imbalanced", one share per rank, a function (see
         `penstock.plan.splits.Assigned`) or a `Split`. Kept as a `Split`.
     drop_last: leave out an epoch's last batch if it is short.
     Raises: ConfigError for a size that cannot work, and what the split or the order raise.
@@ -123,7 +123,7 @@ class AccessPlan:
         """Return the rank that reads each sample in the epoch, and at which step.
 
         Returns: two int64 arrays in the shape of samples, -1 where nobody reads it. With repeats the first
-        read counts; where several ranks read a batch together (split "whole"), the lowest of them.
+        read counts; where several ranks read a batch together (split "replicated"), the lowest of them.
         """
         positions = self.position_of(epoch, samples)
         steps, offsets = np.divmod(positions, self.batch_size)

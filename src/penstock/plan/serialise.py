@@ -18,7 +18,7 @@ from penstock.plan.access import AccessPlan
 from penstock.plan.explicit import Explicit
 from penstock.plan.orders import BundleShuffle, FullShuffle, Order, Sequential
 from penstock.plan.scattered import Scattered
-from penstock.plan.splits import Balanced, Shares, Split, Strided, Uniform, Whole
+from penstock.plan.splits import Balanced, Replicated, Shares, Split, Strided, Uniform
 from penstock.plan.torch_order import TorchDistributed, TorchShuffle, TwisterState
 from penstock.trace.schema import GroupIds, Kind, Spans
 from penstock.trace.trace import JSON
@@ -26,7 +26,7 @@ from penstock.trace.trace import JSON
 _ORDERS: dict[str, type[Any]] = {
     order.__name__: order for order in (Sequential, FullShuffle, BundleShuffle, TorchDistributed)
 }
-_SPLITS: dict[str, type[Any]] = {split.__name__: split for split in (Balanced, Uniform, Strided, Whole)}
+_SPLITS: dict[str, type[Any]] = {split.__name__: split for split in (Balanced, Uniform, Strided, Replicated)}
 
 
 def write_plan(plan: AccessPlan) -> dict[str, JSON]:

@@ -7,7 +7,7 @@ epoch), so every method is told its size. In boxes, 10 samples over 4 ranks:
     uniform     0 0 0 1 1 1 2 2 2 3      slices of ceil(10 / 4), the last rank takes the rest
     strided     0 1 2 3 0 1 2 3 0 1      dealt like cards
     imbalanced  0 0 0 0 1 1 1 1 2 3      half of the ranks have four times the share of the other half
-    whole       all ranks read all of them
+    replicated  all ranks read all of them
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Strided:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class Replicated:
     """Every rank reads the whole batch (model parallelism). Source: thesis, section 4.1.3."""
 
     def size(self, rank: int, ranks: int, batch: int) -> int:
@@ -203,7 +203,7 @@ class Assigned:
         return assigned.astype(np.int64)
 
 
-_NAMES = ("balanced", "uniform", "strided", "whole", "imbalanced")
+_NAMES = ("balanced", "uniform", "strided", "replicated", "imbalanced")
 
 
 def as_split(split: str | Split | Sequence[int] | Callable[[int, int], ArrayLike], ranks: int) -> Split:
@@ -218,8 +218,8 @@ def as_split(split: str | Split | Sequence[int] | Callable[[int, int], ArrayLike
             return Uniform()
         case "strided":
             return Strided()
-        case "whole":
-            return Whole()
+        case "replicated":
+            return Replicated()
         case "imbalanced":
             return imbalanced(ranks)
         case "local":

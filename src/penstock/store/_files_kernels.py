@@ -63,11 +63,11 @@ def read_files(
     count = 0
     for k in range(ids.size):
         sample = ids[k]
-        size, letter = sizes[sample], starts[sample]
-        at = 0 if names[letter] == _SLASH else begin
-        while names[letter] != 0 and at < _PATH_BYTES:
-            path[at] = names[letter]
-            letter += 1
+        size, character = sizes[sample], starts[sample]
+        at = 0 if names[character] == _SLASH else begin
+        while names[character] != 0 and at < _PATH_BYTES:
+            path[at] = names[character]
+            character += 1
             at += 1
         descriptor = -1
         if size > 0 and at < _PATH_BYTES:

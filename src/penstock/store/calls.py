@@ -86,12 +86,12 @@ class Calls:
         results: dict[int, R] = {}
         errors: dict[int, BaseException] = {}
         #: True: more threads would help. False: a thread has ended.
-        said: SimpleQueue[bool] = SimpleQueue()
+        progress: SimpleQueue[bool] = SimpleQueue()
         threads: list[threading.Thread] = []
         self._last_seconds = time.monotonic()
 
         def start(is_first: bool) -> None:
-            work = partial(self._work, call, todo, results, errors, said, is_first)
+            work = partial(self._work, call, todo, results, errors, progress, is_first)
             threads.append(threading.Thread(target=work, name=f"penstock-ask-{len(threads)}", daemon=True))
             threads[-1].start()
 
@@ -102,7 +102,7 @@ class Calls:
                 raise no_thread(refusal) from refusal
             running = 1
             while running:
-                if self._wait(said):
+                if self._wait(progress):
                     with contextlib.suppress(RuntimeError):  # at the limit of threads, the others do it
                         for _ in range(min(_THREADS - 1, len(todo))):
                             start(False)
@@ -127,7 +127,7 @@ class Calls:
         todo: deque[tuple[int, T]],
         results: dict[int, R],
         errors: dict[int, BaseException],
-        said: SimpleQueue[bool],
+        progress: SimpleQueue[bool],
         is_first: bool,
     ) -> None:
         began, began_working = time.perf_counter(), time.thread_time()
@@ -146,15 +146,15 @@ class Calls:
                     working, elapsed = time.thread_time() - began_working, time.perf_counter() - began
                     if working <= elapsed / 2:
                         is_first = False
-                        said.put(True)
+                        progress.put(True)
         finally:
             self._at.pop(threading.get_ident(), None)
-            said.put(False)
+            progress.put(False)
 
-    def _wait(self, said: SimpleQueue[bool]) -> bool:
+    def _wait(self, progress: SimpleQueue[bool]) -> bool:
         while True:
             with contextlib.suppress(Empty):
-                return said.get(timeout=self._watch())
+                return progress.get(timeout=self._watch())
 
     def _leave(self, todo: deque[tuple[int, T]], threads: list[threading.Thread]) -> None:
         self._is_left = True

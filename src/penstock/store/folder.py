@@ -110,11 +110,11 @@ class FileList(FileSource):
         root = os.path.dirname(self.list_file)
         names = [fields[0] for _, fields in rows]
 
-        def say_line(position: int) -> str:
+        def place_of_line(position: int) -> str:
             return f"{self.list_file}, line {rows[position][0]}: "
 
         labels, classes = _read_labels(self.list_file, rows)
-        super().__init__(root, names, _sizes_of(root, names, calls, say_line), labels, classes)
+        super().__init__(root, names, _sizes_of(root, names, calls, place_of_line), labels, classes)
 
 
 def open_source(path: str | os.PathLike[str], *, calls: Calls | None = None) -> Source:
@@ -214,13 +214,13 @@ def _choose(folder: str, names: list[str], extensions: Collection[str] | None) -
 
 
 def _sizes_of(
-    root: str, names: Sequence[str], calls: Calls, say_place: Callable[[int], str] = lambda position: ""
+    root: str, names: Sequence[str], calls: Calls, describe_place: Callable[[int], str] = lambda position: ""
 ) -> NDArray[np.int64]:
-    """Return int64[len(names)], the size of each file; `say_place` begins the message about a bad one."""
+    """Return int64[len(names)], the size of each file; `describe_place` begins the message about a bad one."""
 
     def sizes_from(start: int) -> list[int]:
         return [
-            _size_of(os.path.join(root, names[position]), calls, say_place, position)
+            _size_of(os.path.join(root, names[position]), calls, describe_place, position)
             for position in range(start, min(start + _FILES_AT_ONCE, len(names)))
         ]
 
@@ -228,15 +228,15 @@ def _sizes_of(
     return np.fromiter(chain.from_iterable(sizes), np.int64, len(names))
 
 
-def _size_of(path: str, calls: Calls, say_place: Callable[[int], str], position: int) -> int:
+def _size_of(path: str, calls: Calls, describe_place: Callable[[int], str], position: int) -> int:
     calls.at(path)
     try:
         found = os.stat(path)
     except OSError as error:
         what = "is a link to nothing" if os.path.islink(path) else f"cannot be found: {error.strerror}"
-        raise DataError(f"{say_place(position)}{path} {what}; restore it or take it out") from error
+        raise DataError(f"{describe_place(position)}{path} {what}; restore it or take it out") from error
     if not stat.S_ISREG(found.st_mode):
-        raise DataError(f"{say_place(position)}{path} is not a regular file: take it out")
+        raise DataError(f"{describe_place(position)}{path} is not a regular file: take it out")
     return found.st_size
 
 

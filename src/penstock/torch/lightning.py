@@ -277,33 +277,33 @@ def _local(path: str | os.PathLike[str]) -> Path:
 def _write_name(name: Path, step: int, folders: Iterable[Path]) -> None:
     name.parent.mkdir(parents=True, exist_ok=True)
     # The folders, so that who removes this name knows where else the snapshot may have one.
-    said = {"what": _KIND, "step": step, "folders": sorted(map(str, folders))}
+    marker = {"what": _KIND, "step": step, "folders": sorted(map(str, folders))}
     with whole_file(name) as file:
-        file.write(json.dumps(said).encode())
+        file.write(json.dumps(marker).encode())
 
 
 def _step_named_by(path: str | os.PathLike[str]) -> int | None:
     """Return the step that a file names; None if it is no name. Raises: FileNotFoundError."""
-    said = _said_by(path)
-    return None if said is None else said["step"]
+    marker = _marker_of(path)
+    return None if marker is None else marker["step"]
 
 
 def _folders_told_by(name: Path) -> set[Path]:
     """Return the folders of names that one knows of, its own included."""
-    said = _said_by(name) or {}
-    told = said.get("folders")
-    known = [folder for folder in told if isinstance(folder, str)] if isinstance(told, list) else []
+    marker = _marker_of(name) or {}
+    folders = marker.get("folders")
+    known = [folder for folder in folders if isinstance(folder, str)] if isinstance(folders, list) else []
     return {name.parent.resolve(), *map(Path, known)}
 
 
-def _said_by(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+def _marker_of(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     if "://" in os.fspath(path) or Path(path).is_dir():
         return None
     with open(path, "rb") as file:
         text = file.read(_MOST_NAME_BYTES)
     try:
-        said = json.loads(text)
+        marker = json.loads(text)
     except ValueError:
         return None
-    is_name = isinstance(said, dict) and said.get("what") == _KIND and type(said.get("step")) is int
-    return said if is_name else None
+    is_name = isinstance(marker, dict) and marker.get("what") == _KIND and type(marker.get("step")) is int
+    return marker if is_name else None

@@ -127,10 +127,10 @@ class _Encoding(io.RawIOBase):
             self._share = length / raw.size
             if kind != Kind.STORED:
                 number, payload = self._type, self._out[:length]
-        said = _FRAME.pack(int(kind), number, raw.size, payload.size)
-        self._output.write(said)
+        header = _FRAME.pack(int(kind), number, raw.size, payload.size)
+        self._output.write(header)
         self._output.write(payload.data)
-        self._output.write(_checksum(self._frames, said, payload))
+        self._output.write(_checksum(self._frames, header, payload))
         self._frames += 1
 
     def _encoded(self, raw: Bytes) -> tuple[Kind, int]:
@@ -194,12 +194,12 @@ class _Decoding(io.RawIOBase):
         return b"".join(frames)
 
     def _read_frame(self) -> None:
-        said = self._exactly(_FRAME.size)
-        kind, number, raw_bytes, stored_bytes = _FRAME.unpack(said)
+        header = self._exactly(_FRAME.size)
+        kind, number, raw_bytes, stored_bytes = _FRAME.unpack(header)
         if raw_bytes > _FRAME_BYTES or stored_bytes > raw_bytes:
             raise FormatError("a stream of the checkpoint is damaged: a frame is longer than any")
         payload = np.frombuffer(self._exactly(stored_bytes), np.uint8)
-        if self._exactly(_CHECKSUM_BYTES) != _checksum(self._frames, said, payload):
+        if self._exactly(_CHECKSUM_BYTES) != _checksum(self._frames, header, payload):
             raise FormatError("a stream of the checkpoint is damaged: a frame does not have its checksum")
         self._frames += 1
         if not raw_bytes:
@@ -224,7 +224,7 @@ class _Decoding(io.RawIOBase):
         return bytes(data)
 
 
-def _checksum(number: int, said: bytes, payload: Bytes) -> bytes:
-    checksum = xxhash.xxh3_64(struct.pack("<Q", number) + said)
+def _checksum(number: int, header: bytes, payload: Bytes) -> bytes:
+    checksum = xxhash.xxh3_64(struct.pack("<Q", number) + header)
     checksum.update(payload.data)
     return checksum.digest()

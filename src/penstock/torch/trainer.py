@@ -115,8 +115,8 @@ class SnapshotCallback(TrainerCallback):
             self._went_back_to = None
         trainer.store_flos()
         scaler = getattr(trainer.accelerator, "scaler", None)
-        told: list[Any] = [*trainer.callback_handler.callbacks, trainer.control]
-        exported: list[Any] = [one for one in told if isinstance(one, ExportableState)]
+        callbacks: list[Any] = [*trainer.callback_handler.callbacks, trainer.control]
+        exported: list[Any] = [one for one in callbacks if isinstance(one, ExportableState)]
         # As the Trainer has it, whose process 0 alone writes it.
         progress = dataclasses.replace(
             state, stateful_callbacks=exported, is_local_process_zero=True, is_world_process_zero=True

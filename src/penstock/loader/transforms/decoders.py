@@ -41,7 +41,7 @@ _OPENCV, _OPENCV_TIFF, _OPENCV_WEBP, _PILLOW, _PILLOW_WEBP = 7, 15, 9, 15, 27
 class Picture:
     """An image file whose size is known and whose pixels are decoded when asked for."""
 
-    __slots__ = ("_decoders", "_header", "_is_unseen", "_source", "_whole", "height", "width")
+    __slots__ = ("_decoders", "_header", "_is_unseen", "_pixels", "_source", "height", "width")
 
     def __init__(
         self, data: Encoded, decoders: Decoders, reserve: Callable[[None], None] = lambda need: None
@@ -53,7 +53,7 @@ class Picture:
         self._decoders = decoders
         self._source = data
         self._header: JpegHeader | None = None
-        self._whole: Pixels | None = None
+        self._pixels: Pixels | None = None
         #: Whether the size is the header's word and no pixel has been decoded.
         self._is_unseen = False
         if len(data) == 0:
@@ -66,8 +66,8 @@ class Picture:
             self.height, self.width = size
         else:
             reserve(None)
-            self._whole = decoders.decode_other(data)
-            self.height, self.width = self._whole.rows, self._whole.columns
+            self._pixels = decoders.decode_other(data)
+            self.height, self.width = self._pixels.rows, self._pixels.columns
 
     def decode(self, box: Box, shrink: int) -> Pixels:
         """Return the pixels of at least `box`, at 1/shrink of the stored size where the format offers that.
@@ -76,16 +76,16 @@ class Picture:
         Raises: DataError if the file is damaged.
         """
         if self._is_unseen:
-            self._whole = whole = self._decoders.decode_other(self._source)
+            self._pixels = pixels = self._decoders.decode_other(self._source)
             self._is_unseen = False
-            if (whole.rows, whole.columns) != (self.height, self.width):
+            if (pixels.rows, pixels.columns) != (self.height, self.width):
                 raise DataError(
-                    f"the picture was decoded to {whole.columns} x {whole.rows} pixels, and its header says "
+                    f"the picture was decoded to {pixels.columns} x {pixels.rows} pixels, and its header says "
                     f"{self.width} x {self.height}"
                 )
         if self._header is None:
-            assert self._whole is not None, "a picture without a header was decoded when it was opened"
-            return self._whole
+            assert self._pixels is not None, "a picture without a header was decoded when it was opened"
+            return self._pixels
         return self._decoders.decode_jpeg(self._source, self._header, box, shrink)
 
     @classmethod
@@ -93,7 +93,7 @@ class Picture:
         """Return a picture without data, to ask what it would need: a JPEG like another one, or what a file of another
         format begins with."""
         picture = cls.__new__(cls)
-        picture._decoders, picture._source, picture._whole = decoders, b"", None
+        picture._decoders, picture._source, picture._pixels = decoders, b"", None
         picture._header, picture._is_unseen = None, False
         if isinstance(like, bytes):
             picture._source, picture._is_unseen = like, True
