@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checkpoint.snapshot_files import UID
+from xxhash import xxh3_128_intdigest
 
 from penstock.checkpoint.codecs.codec import Kind
 from penstock.checkpoint.files import fetching
 from penstock.checkpoint.files.fetching import Fetched, map_fetched
-from penstock.checkpoint.files.parts import PartReader, PartWriter, checksum_of, hash_of
+from penstock.checkpoint.files.parts import PartReader, PartWriter, checksum_of
 from penstock.checkpoint.state.tensors import Bytes
 from penstock.errors import DataError, FormatError
 from penstock.flow.ordered import Workers
@@ -56,7 +57,7 @@ def part_of(blocks: list[bytes], number: int = 0) -> tuple[PartReader, CountedFi
     writer = PartWriter(file, "part", number, bytes.fromhex(UID))
     for data in blocks:
         block = np.frombuffer(data, np.uint8)
-        writer.append(Kind.STORED, block, checksum_of(block), block.size, hash_of(block))
+        writer.append(Kind.STORED, block, checksum_of(block), block.size, xxh3_128_intdigest(block.data))
     reader = PartReader(file, f"here/part {number}", number, bytes.fromhex(UID), writer.finish())
     file.reads.clear()
     return reader, file

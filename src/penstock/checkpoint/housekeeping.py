@@ -324,7 +324,8 @@ class Housekeeping:
                     except BaseException:
                         self._catalog.put_back(going)
                         raise
-        self._remove(going)
+        if going:
+            self._remove(going)
 
     def next_to_drain(self, now_seconds: float) -> int | None:
         """Return the step to copy to the slow tier next, held from here on; None where nothing waits."""
@@ -394,9 +395,12 @@ class Housekeeping:
             # Else its name would be taken.
             while self._catalog.is_going(step=step):
                 self._gone.wait()
-            damaged = [copy.tier for copy in self._catalog.copies(step)]
+            copies = self._catalog.copies(step)
+            if not copies:
+                return
+            damaged = [copy.tier for copy in copies]
             # With a good copy, what is a difference to it can be restored, wherever that is.
-            if not damaged or not all(self._catalog.is_damaged(tier, step) for tier in damaged):
+            if not all(self._catalog.is_damaged(tier, step) for tier in damaged):
                 return
             steps_of = {tier: [*dependents(self._catalog.stored(tier), step), step] for tier in damaged}
             going = [copy for tier, steps in steps_of.items() for copy in self._catalog.take_out(tier, steps)]

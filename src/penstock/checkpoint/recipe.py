@@ -198,11 +198,11 @@ def decide(catalog: Catalog, tier: int, new: Plan, way: EncodingConfig, layouts:
 def _good_way(catalog: Catalog, reference: Manifest) -> tuple[Link, ...] | None:
     """Return the nearest way to a snapshot on which nothing is known to be damaged; None if there is none."""
     try:
-        ways = [way for way in catalog.ways(reference.step) if way[-1].uid == reference.uid]
+        ways = catalog.ways(reference.step)
     except (FormatError, DataError):
         return None
     for way in ways:
-        if not any(catalog.is_damaged(link.tier, link.step) for link in way):
+        if way[-1].uid == reference.uid and not catalog.is_one_damaged(way):
             return tuple(way)
     return None
 
@@ -212,7 +212,7 @@ def _changed(reference: Manifest, layouts: set[Layout]) -> str:
 
     A few small tensors may come and go: each is stored whole where the reference lacks it.
     """
-    before = {stored.layout for stored in reference.tensors}
+    before = set(map(attrgetter("layout"), reference.tensors))
     changed = before ^ layouts
     if not changed:
         return ""
@@ -237,20 +237,20 @@ def _reference(
     whole = set(restorable(catalog.stored(tier)))
     # Where there is a later one of its step on another tier, it may be deleted.
     of_two = catalog.steps_of_two()
-    known = [
-        copy.manifest
-        for copy in catalog.on_tier(tier)
-        if copy.manifest
-        and copy.step in whole
-        and copy.manifest.created_seconds <= new.created_seconds
-        and (copy.step not in of_two or copy in catalog.copies(copy.step))
-    ]
-    if not known or known[-1].codec != way.codec:
+    by_uid: dict[str, Manifest] = {}
+    before: Manifest | None = None
+    for copy in catalog.on_tier(tier):
+        if (
+            copy.manifest
+            and copy.step in whole
+            and copy.manifest.created_seconds <= new.created_seconds
+            and (copy.step not in of_two or copy in catalog.copies(copy.step))
+        ):
+            before = by_uid[copy.manifest.uid] = copy.manifest
+    if before is None or before.codec != way.codec:
         return None
-    before = known[-1]
     place = next_reference(way.scheme, way.snap_dis, (*before.since_bytes, before.stored_bytes))
     reference: Manifest | None = before
-    by_uid = {manifest.uid: manifest for manifest in known}
     while reference is not None and len(reference.since_bytes) != place:
         reference = by_uid.get(reference.reference.uid) if reference.reference else None
     return None if reference is None else (before, reference)
@@ -273,9 +273,8 @@ class WrittenPart:
 
     def write(self) -> list[Any]:
         """Return it as JSON."""
-        part = [self.part.file, self.part.nbytes, self.part.table]
         rows = [[*write_layout(one.layout), one.first_block] for one in self.stored]
-        return [part, rows, self.refers, self.encode_seconds, self.encoded_bytes, self.rank_tree]
+        return [self.part, rows, self.refers, self.encode_seconds, self.encoded_bytes, self.rank_tree]
 
     @classmethod
     def read(cls, written: Any, number: int) -> WrittenPart:

@@ -194,8 +194,9 @@ def write_staged(
             return WrittenPart(
                 part.finish(), tensors.stored, tensors.refers, tensors.encode_seconds, tensors.encoded_bytes
             )
-        finally:
+        except BaseException:
             writer.abandon()
+            raise
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from penstock.checkpoint.arguments import (
 from penstock.checkpoint.codecs import DEFAULT
 from penstock.checkpoint.due import DueSaves
 from penstock.checkpoint.files.manifest import bytes_beside
+from penstock.checkpoint.files.writing import GROUP_BLOCKS, GROUP_BYTES
 from penstock.checkpoint.inspecting import Listed, inspect
 from penstock.checkpoint.opened import OpenedStore, checked_settings, quiet, tell
 from penstock.checkpoint.ranks.ranks import Ranks, alone, ranks_of_this_job
@@ -245,9 +247,8 @@ class SnapshotStore:
         waited_step = self._saving.step if self._saving is not None and not self._saving.is_done else None
         self._finish_saving()
         waited_seconds = time.monotonic() - begin_seconds
-        flat, own, layouts, sources = self._shared.take(
-            step, state, per_rank, before=functools.partial(self._raise_of_drain, step)
-        )
+        before = None if self._drainer is None else functools.partial(self._raise_of_drain, step)
+        flat, own, layouts, sources = self._shared.take(step, state, per_rank, before)
         if not self._opened.is_space_checked:
             check = functools.partial(
                 self._opened.check_first, step, flat.tree, layouts, self._due.least_seconds
@@ -265,7 +266,7 @@ class SnapshotStore:
             step,
             begin_seconds,
             layouts,
-            sum(source.layout.nbytes for source in sources),
+            sum(map(attrgetter("layout.nbytes"), sources)),
             flat.tree,
             own.tree if own else None,
             waves,
@@ -294,7 +295,9 @@ class SnapshotStore:
         saving: BackgroundSave | None = None
         try:
             # They begin here: an interpreter that is shutting down starts no more threads.
-            workers = Workers(self._threads, f"penstock-encode-{job.step}")
+            # No more than there are groups of blocks for.
+            groups = 1 + max(job.nbytes // GROUP_BYTES, sum(map(len, cuts)) // GROUP_BLOCKS)
+            workers = Workers(min(self._threads, groups), f"penstock-encode-{job.step}")
             write = functools.partial(self._write, job, workers)
             saving = self._saving = BackgroundSave(job.step, write, self._told)
             if self._drainer is not None and self._ranks.rank == 0:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from penstock.checkpoint.drain.drain_process import PartWriterProxy, ProcessEnded
@@ -72,6 +73,7 @@ from penstock.trace.trace import JSON
 
 #: Block size of file systems.
 _DISK_BLOCK_BYTES = 4096
+_NOWHERE = Begin(0)
 
 
 @dataclass(eq=False)
@@ -111,7 +113,7 @@ class Job:
     #: What is to be done next.
     instructions: Instructions = ()
     #: Where it goes; then what rank 0 decided, and its draft; then this rank's part, and the first wave of it.
-    target: Begin = field(default_factory=lambda: Begin(0))
+    target: Begin = _NOWHERE
     plan: Plan = field(init=False)
     draft: Draft | None = None
     number: int = 0
@@ -175,7 +177,9 @@ class SnapshotWriter:
 
     def free_areas(self) -> list[StagingArea]:
         """Return the areas in which no snapshot lies that the next one refers to."""
-        return [area for area in self.areas if self.held is None or area is not self.held.area]
+        one, other = self.areas
+        held = None if self.held is None else self.held.area
+        return [other] if held is one else [one] if held is other else [one, other]
 
     def terms(self, *, can_repeat: bool, ranks: int) -> SaveTerms:
         """Return the terms of a save on any of the tiers."""
@@ -370,7 +374,8 @@ class SnapshotWriter:
     def _begin(self, job: Job, _: Any) -> Plan:
         """Decide what a snapshot is, and begin its draft."""
         tier, housekeeping = job.target.tier, self._housekeeping
-        self._unpin(job)
+        if job.pinned:
+            self._unpin(job)
         housekeeping.open_for_writing()
         if job.copied is None:
             housekeeping.replace_damaged(job.step)
@@ -379,7 +384,7 @@ class SnapshotWriter:
         new = job.copied or new_plan(job.step, self._catalog)
         with housekeeping.deletions_paused:
             plan = decide(self._catalog, tier, new, self._way_of(job), job.layouts)
-            job.pinned = [link.step for link in plan.chain]
+            job.pinned = list(map(attrgetter("step"), plan.chain))
             housekeeping.hold(job.pinned)
         # Not under the lock: a slow tier that hangs must not hold up a save to the fast one.
         job.draft = self._tiers[tier].begin(folder_of(plan.step), plan.uid)
@@ -396,7 +401,7 @@ class SnapshotWriter:
     def _commit_all(self, job: Job, parts: Sequence[Any]) -> list[Any]:
         """Commit the parts of all ranks; return of which blocks need the reference, and as `_commit`."""
         made = [WrittenPart.read(part, number) for number, part in enumerate(parts)]
-        refers = [one.refers for one in made]
+        refers = list(map(attrgetter("refers"), made))
         commit = self._durable(job, refers)
         return [refers, *self._commit(job, made, is_delta=commit.is_delta)]
 
@@ -404,7 +409,7 @@ class SnapshotWriter:
         """Make parts a snapshot; return the bytes of its state, and of its files."""
         assert job.draft is not None, "it was begun here"
         plan = job.plan.as_written(refers=is_delta)
-        rank_trees = [one.rank_tree for one in made] if job.rank_trees is None else job.rank_trees
+        rank_trees = map(attrgetter("rank_tree"), made) if job.rank_trees is None else job.rank_trees
         manifest = manifest_of(plan, self._way_of(job), job.tree, rank_trees, made)
         file = write_manifest(manifest)
         manifest = replace(manifest, file_bytes=len(file))

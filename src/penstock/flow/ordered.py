@@ -15,15 +15,16 @@ R = TypeVar("R")
 class _Task(Generic[R]):
     """One call: made by a worker, its outcome waited for by who asked."""
 
-    def __init__(self, call: Callable[[], R]) -> None:
-        self._call = call
+    def __init__(self, work: Callable[[Any], R], thing: Any) -> None:
+        self._work = work
+        self._thing = thing
         self._done = threading.Event()
         self._result: R
         self._error: BaseException | None = None
 
     def run(self) -> None:
         try:
-            self._result = self._call()
+            self._result = self._work(self._thing)
         except BaseException as error:
             self._error = error
         finally:
@@ -98,7 +99,7 @@ class Workers:
             for thing in things:
                 if len(begun) >= ahead * len(self._threads):
                     yield _first_of(begun)
-                task = _Task(lambda thing=thing: work(thing))  # type: ignore[misc]
+                task = _Task(work, thing)
                 begun.append(task)
                 with self._changed:
                     self._tasks.append(task)

@@ -18,6 +18,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from operator import attrgetter
 
 from penstock.errors import ConfigError
 from penstock.units import is_integer, parse_bytes
@@ -130,7 +132,7 @@ def to_forget(
     can_restore = _restorable(snapshots, parents)
     if not any(can_restore):
         return []
-    newest = max(place for place, fine in enumerate(can_restore) if fine)
+    newest = len(can_restore) - 1 - can_restore[::-1].index(True)
     wanted = _wanted(snapshots, can_restore, keep)
     if keep.max_age_seconds is not None:
         oldest_seconds = now_seconds - keep.max_age_seconds
@@ -189,7 +191,7 @@ def dependents(snapshots: Sequence[StoredSnapshot], step: int) -> list[int]:
 def restorable(snapshots: Sequence[StoredSnapshot]) -> list[int]:
     """Return the steps of those that are whole, as is all that they need, in the order of `snapshots`."""
     fine = _restorable(snapshots, _parents(snapshots))
-    return [snapshot.step for snapshot, is_fine in zip(snapshots, fine, strict=True) if is_fine]
+    return list(compress(map(attrgetter("step"), snapshots), fine))
 
 
 class _Kept:

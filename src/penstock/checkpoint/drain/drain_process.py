@@ -217,11 +217,7 @@ class PartWriterProxy:
 
     def check(self, plan: Plan, part: Part) -> None:
         """Read a committed part back, as `check_part` does. Raises: FormatError, DataError."""
-        request: dict[str, JSON] = {
-            "do": "check",
-            "plan": plan.write(),
-            "part": [part.file, part.nbytes, part.table],
-        }
+        request: dict[str, JSON] = {"do": "check", "plan": plan.write(), "part": list(part)}
         # Not broken off, nor left to a process that was killed: what is committed would pass for damaged.
         try:
             answer = self._process.ask({**request, **self._settings}, to_its_end=True)

@@ -123,7 +123,7 @@ def write_manifest(manifest: Manifest) -> bytes:
         "codec": manifest.codec,
         "reference": reference and {"step": reference.step, "uid": reference.uid},
         "kept_mantissa_bits": manifest.kept_mantissa_bits,
-        "parts": [[part.file, part.nbytes, part.table] for part in manifest.parts],
+        "parts": manifest.parts,
         "tensors": [
             [*write_layout(stored.layout), stored.part, stored.first_block] for stored in manifest.tensors
         ],

@@ -14,7 +14,7 @@ bytes: a difference that is applied to another reference than it was made to doe
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -58,8 +58,7 @@ class TornError(FormatError):
     """A file of a snapshot is missing, or not as long as it was."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """What a manifest says of a part file.
 
     nbytes: of the file. table: xxh3-128 of its table of blocks, 32 hexadecimal digits.
@@ -75,14 +74,9 @@ def checksum_of(data: Bytes) -> int:
     return xxhash.xxh3_64_intdigest(data.data)
 
 
-def hash_of(raw: Bytes) -> int:
-    """Return the hash of a block's decoded bytes, below 2**128."""
-    return xxhash.xxh3_128_intdigest(raw.data)
-
-
 def raw_checksum_of(raw: Bytes) -> int:
     """Return the checksum of a block's decoded bytes, below 2**64."""
-    return hash_of(raw) & _LOW_64
+    return xxhash.xxh3_128_intdigest(raw.data) & _LOW_64
 
 
 def can_have_bytes(nbytes: int, blocks: int, raw_bytes: int) -> bool:
@@ -101,19 +95,17 @@ class PartWriter:
         self._waiting: list[Bytes] = [np.frombuffer(_HEADER.pack(_MAGIC, VERSION, number, uid), np.uint8)]
         #: Of blocks.
         self._waiting_bytes = 0
+        #: How many blocks were appended.
+        self.blocks = 0
         self._offset = _HEADER.size
 
-    @property
-    def blocks(self) -> int:
-        """Return how many blocks were appended."""
-        return len(self._rows)
-
     def append(self, kind: Kind, payload: Bytes, checksum: int, raw_bytes: int, raw_hash: int) -> None:
-        """Append a block. payload: unchanged until `flush`. raw_hash: `hash_of` its decoded bytes."""
+        """Append a block. payload: unchanged until `flush`. raw_hash: xxh3-128 of its decoded bytes."""
         self._waiting.append(payload)
         self._waiting_bytes += payload.size
         row = (self._offset, checksum, raw_hash & _LOW_64, payload.size, raw_bytes, int(kind), b"")
         self._rows.append(row)
+        self.blocks += 1
         self._offset += payload.size
 
     @property

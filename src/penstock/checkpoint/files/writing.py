@@ -6,9 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from penstock.checkpoint.codecs.codec import (
     BLOCK_VALUES,
@@ -20,13 +21,13 @@ from penstock.checkpoint.codecs.codec import (
     blocks_of,
 )
 from penstock.checkpoint.files.manifest import Stored
-from penstock.checkpoint.files.parts import PartWriter, checksum_of, hash_of
+from penstock.checkpoint.files.parts import PartWriter
 from penstock.checkpoint.state.tensors import Bytes, Layout
-from penstock.flow.ordered import Workers, in_groups
+from penstock.flow.ordered import Workers
 
 #: Encoded together.
-_GROUP_BYTES = 1 << 20
-_GROUP_BLOCKS = 64
+GROUP_BYTES = 1 << 20
+GROUP_BLOCKS = 64
 #: Groups that each thread has before it: while four megabytes are being written it has work. With two, saves took a
 #: fifth longer.
 _GROUPS_AHEAD = 6
@@ -97,12 +98,8 @@ class _Block(NamedTuple):
     values: Bytes
 
 
-class _Encoded(NamedTuple):
-    kind: Kind
-    payload: Bytes
-    checksum: int
-    #: xxh3-128 of the values.
-    raw_hash: int
+#: Its kind, payload, the checksum of that, and the xxh3-128 of the values.
+_Encoded: TypeAlias = tuple[Kind, Bytes, int, int]
 
 
 class _Room:
@@ -115,10 +112,10 @@ class _Room:
 def pairs_of(pieces: Iterable[Piece], references: References | None) -> Iterator[Pair]:
     """Yield the blocks of a snapshot beside those they may be differences to; each is valid until the next."""
     scratch = Scratch()
-    for piece in pieces:
-        for block in _blocks(piece):
-            reference = None if references is None else references.block(*block[:2], scratch)
-            yield Pair(block.values, piece.layout.dtype, reference)
+    for layout, first, data in pieces:
+        for number, place in enumerate(blocks_of(data.size, layout.dtype), first):
+            reference = None if references is None else references.block(layout, number, scratch)
+            yield Pair(data[place], layout.dtype, reference)
 
 
 class TensorWriter:
@@ -164,44 +161,49 @@ class TensorWriter:
         """
         #: What waits to be written lies there.
         rooms: list[_Room] = []
-        groups = in_groups(
-            self._blocks_to_write(pieces), lambda block: block.values.size, _GROUP_BYTES, _GROUP_BLOCKS
-        )
+        groups = self._groups(pieces)
         for group, encoded, room, seconds in self._workers.map(self._encode, groups, _GROUPS_AHEAD):
             self.encode_seconds += seconds
-            self.encoded_bytes += sum(block.values.size for block in group)
-            for block, made in zip(group, encoded, strict=True):
-                self._append(block, made)
+            for block, (kind, payload, checksum, raw_hash) in zip(group, encoded, strict=True):
+                size = block.values.size
+                self.encoded_bytes += size
+                if kind != Kind.EQUAL and size >= _SMALLEST_REPLICA_BYTES:
+                    here = self._writer.blocks
+                    first = self._seen.setdefault(raw_hash, here)
+                    if first != here:
+                        kind, payload = Kind.REPLICA, np.frombuffer(first.to_bytes(8, "little"), np.uint8)
+                        checksum = xxh3_64_intdigest(payload.data)
+                self.refers = self.refers or kind in NEEDS_REFERENCE
+                self._writer.append(kind, payload, checksum, size, raw_hash)
             rooms.append(room)
             if self._writer.is_full or len(rooms) >= _MOST_ROOMS:
                 self._flush(rooms)
         self._flush(rooms)
 
-    def _blocks_to_write(self, pieces: Iterable[Piece]) -> Iterator[_Block]:
-        """Yield the blocks, and enter where each tensor begins."""
+    def _groups(self, pieces: Iterable[Piece]) -> Iterator[list[_Block]]:
+        """Yield the blocks, some together, and enter where each tensor begins."""
         next_block = self._writer.blocks
-        for piece in pieces:
-            if piece.first == 0:
-                self.stored.append(Stored(piece.layout, self._number, next_block))
-            for block in _blocks(piece):
+        group: list[_Block] = []
+        nbytes = 0
+        for layout, first, data in pieces:
+            if first == 0:
+                self.stored.append(Stored(layout, self._number, next_block))
+            step = BLOCK_VALUES * layout.dtype.item_bytes
+            for number, begin in enumerate(range(0, data.size, step), first):
+                values = data[begin : begin + step]
+                group.append(_Block(layout, number, values))
                 next_block += 1
-                yield block
+                nbytes += values.size
+                if nbytes >= GROUP_BYTES or len(group) >= GROUP_BLOCKS:
+                    yield group
+                    group, nbytes = [], 0
+        if group:
+            yield group
 
     def _flush(self, rooms: list[_Room]) -> None:
         self._written(self._writer.flush())
         while rooms:
             self._rooms.put(rooms.pop())
-
-    def _append(self, block: _Block, made: _Encoded) -> None:
-        kind, payload, checksum = made.kind, made.payload, made.checksum
-        if kind != Kind.EQUAL and block.values.size >= _SMALLEST_REPLICA_BYTES:
-            here = self._writer.blocks
-            first = self._seen.setdefault(made.raw_hash, here)
-            if first != here:
-                kind, payload = Kind.REPLICA, np.frombuffer(first.to_bytes(8, "little"), np.uint8)
-                checksum = checksum_of(payload)
-        self.refers = self.refers or kind in NEEDS_REFERENCE
-        self._writer.append(kind, payload, checksum, block.values.size, made.raw_hash)
 
     def _encode(self, group: list[_Block]) -> tuple[list[_Block], list[_Encoded], _Room, float]:
         begin_seconds = time.perf_counter()
@@ -212,28 +214,24 @@ class TensorWriter:
         if not hasattr(self._own, "scratch"):
             self._own.scratch = Scratch()
         if self._coder is not None:
-            needed = sum(block.values.size for block in group) + SLACK_BYTES
+            needed = SLACK_BYTES
+            for block in group:
+                needed += block.values.size
             if room.out.size < needed:
                 room.out = np.empty(needed, np.uint8)
-        encoded = []
+        encoded: list[_Encoded] = []
         used = 0
-        for block in group:
-            values = block.values
-            raw_hash = hash_of(values)
+        for layout, number, values in group:
+            raw_hash = xxh3_128_intdigest(values.data)
             kind, payload = Kind.STORED, values
             if self._coder is not None:
                 reference = None
                 if self._references is not None:
-                    reference = self._references.block(block.layout, block.number, self._own.scratch)
+                    reference = self._references.block(layout, number, self._own.scratch)
                 out = room.out[used : used + values.size + SLACK_BYTES]
-                kind, length = self._coder.encode(Pair(values, block.layout.dtype, reference), out)
+                kind, length = self._coder.encode(Pair(values, layout.dtype, reference), out)
                 if kind != Kind.STORED:
                     payload = out[:length]
                     used += length
-            encoded.append(_Encoded(kind, payload, checksum_of(payload), raw_hash))
+            encoded.append((kind, payload, xxh3_64_intdigest(payload.data), raw_hash))
         return group, encoded, room, time.perf_counter() - begin_seconds
-
-
-def _blocks(piece: Piece) -> Iterator[_Block]:
-    for number, place in enumerate(blocks_of(piece.data.size, piece.layout.dtype), piece.first):
-        yield _Block(piece.layout, number, piece.data[place])

@@ -68,6 +68,8 @@ class Ranks:
 
     def on_rank_zero(self, what: str, function: Callable[[], Any]) -> Any:
         """Return on every rank what the function returns on rank 0, which alone calls it. Raises: as `together`."""
+        if self.size == 1:
+            return self.gather_then_decide(what, function)[0]
         return self.gather_then_decide(what, _Given(None), lambda _: function())
 
     def gather_then_decide(

@@ -32,25 +32,28 @@ class SharedState:
         self._agreed: tuple[list[str], tuple[Assignment, ...]] | None = None
 
     def take(
-        self, step: int, state: Any, per_rank: Any, before: Callable[[], None]
+        self, step: int, state: Any, per_rank: Any, before: Callable[[], None] | None
     ) -> tuple[Flat, Flat | None, list[Layout], list[Source]]:
         """Return the state, what this rank has for itself, the tensors of all ranks, and those that this one writes.
 
-        before: is called on every rank; what it raises on any is raised on all.
+        before: is called on every rank, if it is anything; what it raises on any is raised on all.
         Raises: on all ranks, ConfigError naming what is not kept, or differs between them.
         """
         if self._ranks.size == 1:
-            before()
+            if before is not None:
+                before()
             own = None if per_rank is None else flatten({"rank 0": per_rank})
             flat = taken_apart(state)
             sources = [*flat.sources, *own.sources] if own else flat.sources
             layouts = list(map(attrgetter("layout"), sources))
-            check_whole(filter(attrgetter("box"), layouts))
+            if parts := list(filter(attrgetter("box"), layouts)):
+                check_whole(parts)
             return flat, own, layouts, sources
         taken: list[tuple[Flat, Flat | None]] = []
 
         def take_apart() -> list[str]:
-            before()
+            if before is not None:
+                before()
             own = None if per_rank is None else flatten({f"rank {self._ranks.rank}": per_rank})
             taken.append((taken_apart(state), own))
             rows = json.dumps(_rows(*taken[0]))

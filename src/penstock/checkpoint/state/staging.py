@@ -52,13 +52,15 @@ class StagingArea:
         workers: who copies from main memory, several threads at once: one does not use all of the memory's bandwidth.
             None: the caller alone.
         """
-        pieces = []
+        pieces, devices = [], set()
         moves: list[_Move] = []
         offset, address = 0, self._bytes.ctypes.data
         for source, first, place in cuts:
             begin = place.start
             nbytes = place.stop - begin
             copied = self._bytes[offset : offset + nbytes]
+            if not source.is_on_host:
+                devices.add(source.array.device)
             if source.address is None or not source.is_on_host:
                 source.copy_into(copied, begin, non_blocking=True)
             elif nbytes <= _SLICE_BYTES:
@@ -67,7 +69,7 @@ class StagingArea:
                 moves += _sliced(address + offset, source.address + begin, nbytes)
             pieces.append(Piece(source.layout, first, copied))
             offset += -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
-        if workers is None or len(moves) == 1:
+        if workers is None or len(moves) <= 1:
             _move_all(moves)
         else:
             # What lies there stays, also where a second interrupt ends the wait for threads that copy.
@@ -75,7 +77,7 @@ class StagingArea:
             groups = in_groups(moves, itemgetter(2), _SLICE_BYTES, len(moves))
             for _ in workers.map(lambda group: _move_all(group, owners), groups):
                 pass
-        for device in {cut.source.array.device for cut in cuts if not cut.source.is_on_host}:
+        for device in devices:
             # Each has a stream of its own, whatever its kind.
             getattr(sys.modules["torch"], device.type).synchronize(device)
         return pieces

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -85,6 +85,9 @@ class _Known:
 
     def __init__(self, copies: dict[tuple[int, int], Copy]) -> None:
         self.copies = copies
+        self._on_tier: dict[int, list[tuple[float, int, Copy]]] = {}
+        #: By tier: for which damaged copies, and what retention has to know then.
+        self.stored: dict[int, tuple[frozenset[tuple[int, str]], list[StoredSnapshot]]] = {}
 
     @cached_property
     def created_seconds(self) -> dict[int, float]:
@@ -98,12 +101,14 @@ class _Known:
 
     def on_tier(self, tier: int) -> list[tuple[float, int, Copy]]:
         """Return a tier's copies in the order in which they were saved, after when that was, and the step."""
-        created = self.created_seconds
-        return sorted(
-            (copy.manifest.created_seconds if copy.manifest else created[step], step, copy)
-            for (step, of_tier), copy in self.copies.items()
-            if of_tier == tier
-        )
+        if tier not in self._on_tier:
+            created, found = self.created_seconds, []
+            for (step, of_tier), copy in self.copies.items():
+                if of_tier == tier:
+                    seconds = copy.manifest.created_seconds if copy.manifest else created[step]
+                    found.append((seconds, step, copy))
+            self._on_tier[tier] = sorted(found)
+        return self._on_tier[tier]
 
 
 class Catalog:
@@ -168,6 +173,10 @@ class Catalog:
             return isinstance(copy.fault, FormatError) and not isinstance(copy.fault, NewerFormat)
         return (tier, copy.manifest.uid) in self._damaged
 
+    def is_one_damaged(self, links: Iterable[Link]) -> bool:
+        """Return whether one of these copies is known to be damaged."""
+        return not self._damaged.isdisjoint(map(itemgetter(0, 2), links))
+
     def is_unsure(self) -> bool:
         """Return whether something could not be read that may be whole."""
         faults = self._known.faults
@@ -178,7 +187,8 @@ class Catalog:
         with self._replacing:
             copy = Copy(manifest.step, tier, manifest)
             # Drained anew, it has the name of the copy that was damaged.
-            self._damaged = self._damaged - {(tier, manifest.uid)}
+            if (tier, manifest.uid) in self._damaged:
+                self._damaged = self._damaged - {(tier, manifest.uid)}
             self._enter((manifest.step, tier), copy)
 
     def take_out(self, tier: int, steps: Iterable[int]) -> list[Copy]:
@@ -284,6 +294,8 @@ class Catalog:
 
     def _there(self, step: int) -> list[Copy]:
         copies = self._known.copies
+        if len(self.tiers) == 1:
+            return [copies[step, 0]] if (step, 0) in copies else []
         return [copy for number in range(len(self.tiers)) if (copy := copies.get((step, number)))]
 
     def has(self, tier: int, step: int) -> bool:
@@ -292,7 +304,7 @@ class Catalog:
 
     def on_tier(self, tier: int) -> list[Copy]:
         """Return a tier's snapshots, in the order in which they were saved."""
-        return [copy for _, _, copy in self._known.on_tier(tier)]
+        return list(map(itemgetter(2), self._known.on_tier(tier)))
 
     def steps(self) -> list[int]:
         """Return the steps of all snapshots, in the order in which they were saved."""
@@ -330,19 +342,21 @@ class Catalog:
 
     def stored(self, tier: int) -> list[StoredSnapshot]:
         """Return what retention has to know of a tier's snapshots, in the order in which they were saved."""
-        return [
-            StoredSnapshot(copy.step, created_seconds, 0, None, is_intact=False)
-            if copy.manifest is None
-            else StoredSnapshot(
-                copy.step,
-                copy.manifest.created_seconds,
-                copy.manifest.stored_bytes,
-                copy.manifest.reference.step if copy.manifest.reference else None,
-                is_intact=(tier, copy.manifest.uid) not in self._damaged,
-                clock_seconds=copy.manifest.clock_seconds,
-            )
-            for created_seconds, _, copy in self._known.on_tier(tier)
-        ]
+        known, damaged = self._known, self._damaged
+        if tier not in known.stored or known.stored[tier][0] is not damaged:
+            found = []
+            for created_seconds, step, copy in known.on_tier(tier):
+                one = StoredSnapshot(step, created_seconds, 0, None, is_intact=False)
+                if (manifest := copy.manifest) is not None:
+                    reference_step = manifest.reference.step if manifest.reference else None
+                    is_intact = (tier, manifest.uid) not in damaged
+                    seconds = manifest.created_seconds, manifest.clock_seconds
+                    one = StoredSnapshot(
+                        step, seconds[0], manifest.stored_bytes, reference_step, is_intact, seconds[1]
+                    )
+                found.append(one)
+            known.stored[tier] = damaged, found
+        return known.stored[tier][1]
 
     def choose(self, step: int | None, *, was_there: bool = False) -> int:
         """Return the step of a snapshot that was seen.
@@ -374,7 +388,9 @@ class Catalog:
         faults: list[FormatError | DataError] = []
         for copy in copies:
             try:
-                ways += [way for way in self.ways_of(copy) if way not in ways]
+                for way in self.ways_of(copy):
+                    if way not in ways:
+                        ways.append(way)
             except (FormatError, DataError) as error:
                 faults.append(error)
         if not ways:
@@ -387,7 +403,7 @@ class Catalog:
         fault: FormatError | DataError | None = None
         for preferred in (None, *range(len(self.tiers))) if len(self.tiers) > 1 else (None,):
             try:
-                way = [each.link for each in self._links(copy, preferred)]
+                way = self._links(copy, preferred)
             except (FormatError, DataError) as error:
                 fault = fault or error
             else:
@@ -402,23 +418,23 @@ class Catalog:
         copy = self._known.copies.get((step, tier))
         return copy.manifest if copy else None
 
-    def _links(self, copy: Copy, preferred: int | None) -> list[Copy]:
+    def _links(self, copy: Copy, preferred: int | None) -> list[Link]:
         """Return the copies that one is made of, itself the last.
 
         preferred: tier whose copies are taken where they are there; None: those that are read soonest.
         Raises: what is wrong with one of them.
         """
-        links: list[Copy] = []
+        links: list[Link] = []
         while True:
             if copy.manifest is None:
                 assert copy.fault is not None, "what has no manifest has a fault"
                 raise copy.fault
-            links.insert(0, copy)
+            links.insert(0, Link(copy.tier, copy.step, copy.manifest.uid))
             reference = copy.manifest.reference
             if reference is None:
                 return links
             where = self.tiers[copy.tier].where(folder_of(copy.step))
-            if any(link.manifest and link.manifest.uid == reference.uid for link in links):
+            if any(link.uid == reference.uid for link in links):
                 raise FormatError(f"{where} is damaged: it is a difference to itself")
             copy = self._reference(where, reference.step, reference.uid, copy.tier, preferred)
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -224,7 +225,7 @@ class LocalWriter:
 
     def write(self, *pieces: Bytes) -> None:
         """Append bytes. Raises: DataError naming the file."""
-        left = deque([piece.data for piece in pieces])
+        left = deque(map(attrgetter("data"), pieces))
         try:
             while left:
                 written = os.writev(self._descriptor, list(islice(left, _MOST_PIECES)))
@@ -336,8 +337,9 @@ def _write_synced(path: Path, data: bytes) -> None:
     try:
         writer.write(np.frombuffer(data, np.uint8))
         writer.finish()
-    finally:
+    except BaseException:
         writer.abandon()
+        raise
 
 
 def _remove(path: Path) -> None:
