@@ -38,14 +38,13 @@ from tests.checkpoint.snapshot_files import OTHER_UID, UID, Block, made_part, se
 from penstock.checkpoint.codecs.codec import Pair
 from penstock.checkpoint.codecs.paper import CODECS
 from penstock.checkpoint.files import manifest, parts, reading
-from penstock.checkpoint.files.reading import parts_by_name, whole_layout
+from penstock.checkpoint.files.reading import parts_by_name, tree_of
 from penstock.checkpoint.files.writing import Scratch
 from penstock.checkpoint.ranks import sharding
 from penstock.checkpoint.state import tree
 from penstock.checkpoint.state import unflatten as loading
 from penstock.checkpoint.state.dtypes import DTYPES
 from penstock.checkpoint.state.tensors import Bytes
-from penstock.checkpoint.state.tree import read_tree
 from penstock.checkpoint.state.unflatten import plan_loading
 from penstock.checkpoint.tiers import catalog
 from penstock.checkpoint.tiers.catalog import Catalog, open_way
@@ -122,8 +121,7 @@ def restore(files: dict[str, dict[str, bytes]]) -> int:
         try:
             with closing(open_way(seen, seen.ways(step)[0])) as chain:
                 by_name = parts_by_name(chain.manifest)
-                layouts = [whole_layout(those) for those in by_name.values()]
-                plan = plan_loading(read_tree(chain.manifest.tree, layouts), framework="numpy")
+                plan = plan_loading(tree_of(chain.manifest, by_name), framework="numpy")
                 wanted = {destination.layout.name for destination in plan.destinations}
                 scratch = Scratch()
                 for stored in chain.manifest.tensors:

@@ -527,14 +527,10 @@ def test_a_file_is_synced_before_it_is_renamed_and_its_folder_after(
     assert events == ["sync file", "rename", "sync folder"]
 
 
-def test_the_header_says_which_tensor_a_byte_is_in(tmp_path: Path) -> None:
+def test_the_bytes_of_a_tensor_lie_where_the_header_says(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     write_state(path, {"a": torch.ones(3), "none": torch.empty(0), "b": torch.ones(2)})
-    header, data = map_safetensors(path)
-    begins = dict(zip((layout.name for layout in header.layouts), header.begins, strict=True))
-    assert header.tensor_at(0) == header.tensor_at(begins["a"] - 1) == "the header"
-    assert header.tensor_at(begins["a"] + 11) == "a"
-    assert header.tensor_at(begins["b"]) == header.tensor_at(path.stat().st_size - 1) == "b"
+    _, data = map_safetensors(path)
     assert data["b"].view("<f4").tolist() == [1, 1]
     assert isinstance(readable({}).tree, Tree)
 

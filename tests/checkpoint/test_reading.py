@@ -30,7 +30,6 @@ from penstock.checkpoint.files.reading import (
     load_manifest,
     parts_by_name,
     read_wanted,
-    whole_layout,
 )
 from penstock.checkpoint.files.writing import Scratch
 from penstock.checkpoint.tiers.catalog import Catalog, open_way
@@ -53,7 +52,7 @@ def read(folder: Path, step: int = 1) -> dict[str, bytes]:
     with closing(chain(folder, step)) as opened, Workers(2, "test-read") as workers:
         wanted = []
         for parts in parts_by_name(opened.manifest).values():
-            layout = whole_layout(parts)
+            layout = parts[0].layout.whole
             wanted.append(Wanted(layout, parts, np.zeros(layout.nbytes, np.uint8)))
         assert list(read_wanted(opened, wanted, workers)) == wanted
         decode_all(opened, workers)

@@ -34,6 +34,6 @@ def test_a_small_save_makes_few_calls(tmp_path: Path) -> None:
             store.save(1, state).wait()
         finally:
             sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)
 
     assert 100 < len(calls) <= MOST_CALLS, calls

@@ -8,10 +8,9 @@ from contextlib import closing, contextmanager
 
 import numpy as np
 
-from penstock.checkpoint.files.reading import Chain, Wanted, parts_by_name, read_wanted, whole_layout
+from penstock.checkpoint.files.reading import Chain, Wanted, parts_by_name, read_wanted, tree_of
 from penstock.checkpoint.foreign import Readable
 from penstock.checkpoint.state.tensors import Bytes
-from penstock.checkpoint.state.tree import read_tree
 from penstock.checkpoint.tiers.catalog import Catalog, Removed, looking_again, naming_dependents, open_way
 from penstock.checkpoint.tiers.fast_folders import look_and_choose
 from penstock.checkpoint.tiers.tier import Tier
@@ -37,8 +36,7 @@ def open_readable(
         closing(_opened(Catalog(tiers), step, workers, report)) as snapshot,
     ):
         manifest = snapshot.chain.manifest
-        layouts = [whole_layout(parts) for parts in parts_by_name(manifest).values()]
-        yield manifest.step, Readable(read_tree(manifest.tree, layouts), snapshot.read)
+        yield manifest.step, Readable(tree_of(manifest, parts_by_name(manifest)), snapshot.read)
 
 
 def _opened(catalog: Catalog, step: int | None, workers: Workers, report: Callable[[str], None]) -> _Snapshot:
@@ -98,7 +96,7 @@ class _Snapshot:
 
     def _read(self, name: str) -> Bytes:
         parts = parts_by_name(self.chain.manifest)[name]
-        layout = whole_layout(parts)
+        layout = parts[0].layout.whole
         out = np.empty(layout.nbytes, np.uint8)
         for _ in read_wanted(self.chain, [Wanted(layout, parts, out)], self._workers):
             pass

@@ -9,8 +9,7 @@ from typing import Literal
 
 from penstock.checkpoint.files.manifest import NewerFormat
 from penstock.checkpoint.files.parts import TornError
-from penstock.checkpoint.files.reading import decode_all, parts_by_name, tree_of_rank, whole_layout
-from penstock.checkpoint.state.tree import read_tree
+from penstock.checkpoint.files.reading import decode_all, parts_by_name, tree_of, tree_of_rank
 from penstock.checkpoint.tiers.catalog import (
     Catalog,
     Copy,
@@ -107,10 +106,9 @@ def _fault_of(catalog: Catalog, copy: Copy, workers: Workers | None) -> FormatEr
             with naming_dependents(way), closing(open_way(catalog, way)) as chain:
                 if workers is not None:
                     decode_all(chain, workers)
-                layouts = [whole_layout(those) for those in parts_by_name(chain.manifest).values()]
-                read_tree(chain.manifest.tree, layouts)
+                tree = tree_of(chain.manifest, parts_by_name(chain.manifest))
                 for rank in range(len(chain.manifest.rank_trees)):
-                    tree_of_rank(chain.manifest, rank, layouts)
+                    tree_of_rank(chain.manifest, rank, tree)
                 return None
         except (FormatError, DataError) as error:
             fault = error

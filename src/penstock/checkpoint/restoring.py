@@ -13,12 +13,12 @@ from penstock.checkpoint.files.reading import (
     Wanted,
     parts_by_name,
     read_wanted,
+    tree_of,
     tree_of_rank,
-    whole_layout,
 )
 from penstock.checkpoint.inspecting import can_be_opened
 from penstock.checkpoint.ranks.ranks import Ranks
-from penstock.checkpoint.state.tree import ArrayLeaf, Framework, Tree, numpy_dtype, read_tree, select
+from penstock.checkpoint.state.tree import ArrayLeaf, Framework, Tree, numpy_dtype, select
 from penstock.checkpoint.state.unflatten import Loading, plan_loading, plan_loading_into
 from penstock.checkpoint.tiers.catalog import (
     Catalog,
@@ -164,8 +164,10 @@ class Restorer:
 
             # Ranks that ask for different steps are not at the same place.
             what = "the choice of a snapshot" if step is None else f"the restore of step {step}"
-            candidates = self._ranks.on_rank_zero(what, choose)
-            return self._restore_first(candidates, into, only, framework, fallback, strict)
+            return self._restore_first(self._ranks.on_rank_zero(what, choose), load, fallback=fallback)
+
+        def load(chain: Chain) -> Restored:
+            return self._load(chain, into, only, framework, strict)
 
         return looking_again(attempt)
 
@@ -178,17 +180,11 @@ class Restorer:
     def _restore_first(
         self,
         candidates: Sequence[int],
-        into: Any,
-        only: Iterable[str] | None,
-        framework: Framework | None,
+        load: Callable[[Chain], Restored],
+        *,
         fallback: bool,
-        strict: bool,
     ) -> Restored:
         """Return the first of some snapshots that can be restored. Raises: `Removed`; what is wrong with the last."""
-
-        def load(chain: Chain) -> Restored:
-            return self._load(chain, into, only, framework, strict)
-
         for candidate in candidates:
             try:
                 restored = self.read(self.ways(candidate), load)
@@ -281,17 +277,11 @@ class Restorer:
         return ways
 
     def _load(
-        self,
-        chain: Chain,
-        into: Any,
-        only: Iterable[str] | None,
-        framework: Framework | None,
-        strict: bool,
+        self, chain: Chain, into: Any, only: Iterable[str] | None, framework: Framework | None, strict: bool
     ) -> Restored:
         manifest = chain.manifest
         by_name = parts_by_name(manifest)
-        layouts = [whole_layout(parts) for parts in by_name.values()]
-        tree = read_tree(manifest.tree, layouts)
+        tree = tree_of(manifest, by_name)
         loading = (
             plan_loading(tree, only=only, framework=framework)
             if into is None
@@ -308,7 +298,7 @@ class Restorer:
             _check_numpy(tree, only)
         own: Loading | None = None
         if len(manifest.rank_trees) == self._ranks.size:
-            own_tree = tree_of_rank(manifest, self._ranks.rank, layouts)
+            own_tree = tree_of_rank(manifest, self._ranks.rank, tree)
             own = None if own_tree is None else plan_loading(own_tree, framework=framework)
         destinations = {
             destination.layout.name: destination

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,12 +57,6 @@ class Header:
     metadata: Mapping[str, str]
     layouts: tuple[Layout, ...]
     begins: tuple[int, ...]
-
-    def tensor_at(self, byte: int) -> str:
-        """Return the name of the tensor that a byte of the file lies in, or that it is the header's."""
-        index = bisect_right(self.begins, byte) - 1
-        # Empty tensors begin where the next one does.
-        return "the header" if index < 0 else self.layouts[index].name
 
 
 def header_of(entries: Sequence[Entry], metadata: Mapping[str, str]) -> tuple[bytes, list[Entry]]:

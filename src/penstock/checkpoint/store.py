@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import functools
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +35,6 @@ from penstock.checkpoint.restoring import Restored, Restorer
 from penstock.checkpoint.saving import BackgroundSave, Saved, Saving, Waves
 from penstock.checkpoint.state.flatten import Flat
 from penstock.checkpoint.state.staging import Cut, StagingArea, room_of, waves_of
-from penstock.checkpoint.state.tensors import Layout
 from penstock.checkpoint.state.tree import Framework
 from penstock.checkpoint.sync.wire import messages
 from penstock.checkpoint.writer import Job
@@ -202,7 +200,7 @@ class SnapshotStore:
         def check_space(_: Any) -> builtins.list[int]:
             self._opened.raise_of_drain()
             self._housekeeping.open_for_writing()
-            state_bytes = sum(map(_whole_bytes, flat[0].layouts)) + bytes_beside(
+            state_bytes = sum(layout.whole.nbytes for layout in flat[0].layouts) + bytes_beside(
                 flat[0].tree, flat[0].layouts
             )
             needed = self._housekeeping.check_space(state_bytes, steps, self._way, self._due.least_seconds)
@@ -603,9 +601,3 @@ def _failure_of(function: Callable[[], None]) -> list[Exception]:
 def _reserve(areas: Iterable[StagingArea], nbytes: int) -> None:
     for area in areas:
         area.reserve(nbytes)
-
-
-def _whole_bytes(layout: Layout) -> int:
-    """Return the bytes of a tensor on all ranks together."""
-    whole = layout.shape if layout.box is None else layout.box.whole
-    return math.prod(whole) * layout.dtype.item_bytes

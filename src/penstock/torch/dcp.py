@@ -59,7 +59,7 @@ from penstock.checkpoint.arguments import (
 )
 from penstock.checkpoint.codecs import DEFAULT
 from penstock.checkpoint.due import DueSaves
-from penstock.checkpoint.files.reading import Chain, Wanted, parts_by_name, read_wanted, whole_layout
+from penstock.checkpoint.files.reading import Chain, Wanted, parts_by_name, read_wanted, tree_of
 from penstock.checkpoint.opened import OpenedStore, checked_settings, open_tier, quiet, tell
 from penstock.checkpoint.ranks.ranks import Ranks, alone, ranks_of_this_job
 from penstock.checkpoint.ranks.sharding import check_whole
@@ -486,7 +486,7 @@ class StoreReader(StorageReader):
 
     def _metadata(self, chain: Chain) -> Metadata:
         parts = parts_by_name(chain.manifest)
-        tree = read_tree(chain.manifest.tree, [whole_layout(those) for those in parts.values()])
+        tree = tree_of(chain.manifest, parts)
         leaves: dict[int, ArrayLeaf] = {}
         outline = _outline(tree.root, leaves)
         try:
@@ -563,7 +563,7 @@ class StoreReader(StorageReader):
                 if item.type == LoadItemType.BYTE_IO:
                     continue
                 leaf = self._arrays[item.storage_index.fqn]
-                layout = whole_layout(parts[leaf.of])
+                layout = parts[leaf.of][0].layout.whole
                 if leaf.is_whole:
                     layout = _part_of(layout, item)
                 stored = chunks.get((leaf.of, tuple(item.storage_index.offset or ())), parts[leaf.of])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -392,27 +392,28 @@ def parts_by_name(manifest: Manifest) -> dict[str, list[Stored]]:
     for stored in manifest.tensors:
         by_name.setdefault(stored.layout.name, []).append(stored)
     try:
-        for parts in by_name.values():
-            if len(parts) > 1 or parts[0].layout.box is not None:
-                check_whole(stored.layout for stored in parts)
+        check_whole(stored.layout for stored in manifest.tensors)
     except ConfigError as error:
         raise FormatError(f"the snapshot of step {manifest.step} is damaged: {error}") from None
     return by_name
 
 
-def tree_of_rank(manifest: Manifest, rank: int, layouts: Iterable[Layout]) -> Tree | None:
-    """Return the tree of what a rank saved for itself; None if it saved nothing. Raises: FormatError."""
+def tree_of(manifest: Manifest, parts: Mapping[str, Sequence[Stored]]) -> Tree:
+    """Return the tree of a snapshot. parts: as `parts_by_name` gives them. Raises: FormatError."""
+    return read_tree(manifest.tree, [those[0].layout.whole for those in parts.values()])
+
+
+def tree_of_rank(manifest: Manifest, rank: int, shared: Tree) -> Tree | None:
+    """Return the tree of what a rank saved for itself; None if it saved nothing. Raises: FormatError.
+
+    shared: of what all ranks saved, in whose layouts are those of all tensors.
+    """
     written = manifest.rank_trees[rank]
     if written is None:
         return None
-    tree = read_tree(written, layouts)
+    tree = read_tree(written, shared.layouts.values())
     if not isinstance(tree.root, MappingNode) or tree.root.keys != (f"rank {rank}",):
         raise FormatError(
             f"the snapshot of step {manifest.step} is damaged: it has another's values for rank {rank}"
         )
     return tree
-
-
-def whole_layout(parts: Sequence[Stored]) -> Layout:
-    """Return the layout of the tensor that parts make up."""
-    return parts[0].layout.whole

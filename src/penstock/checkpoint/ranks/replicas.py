@@ -13,7 +13,6 @@ import xxhash
 
 from penstock.checkpoint.state.dtypes import DTYPES
 from penstock.checkpoint.state.flatten import Flat, Source
-from penstock.checkpoint.state.tensors import Layout
 from penstock.checkpoint.state.tree import JSON, ArrayLeaf, read_tree
 from penstock.errors import ConfigError
 
@@ -39,7 +38,7 @@ def digests_of(flat: Flat) -> dict[str, Said]:
     """Return digests of each plain value and small array, by name."""
     arrays = {source.layout.name: source for source in _small(flat)}
     said: dict[str, Said] = {}
-    for leaf in read_tree(flat.tree, map(_whole, flat.layouts)).leaves:
+    for leaf in read_tree(flat.tree, (layout.whole for layout in flat.layouts)).leaves:
         if isinstance(leaf, ArrayLeaf):
             # How it lies in the bytes, too: these and the tree may be of different ranks.
             equal = xxhash.xxh3_64_hexdigest(str(leaf).encode())
@@ -126,7 +125,3 @@ def _without_floats(node: JSON) -> JSON:
             return {tag: {key: _without_floats(part) for key, part in body.items()}}
         return {tag: _without_floats(body)}
     return 0.0 if isinstance(node, float) else node
-
-
-def _whole(layout: Layout) -> Layout:
-    return layout if layout.box is None else Layout(layout.name, layout.dtype, layout.box.whole)

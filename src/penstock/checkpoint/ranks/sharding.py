@@ -76,17 +76,19 @@ def assign(held: Sequence[Sequence[Layout]]) -> tuple[Assignment, ...]:
     return tuple(Assignment(layout, tuple(holders[layout]), writers[layout]) for layout in ordered)
 
 
-def check_whole(layouts: Iterable[Layout]) -> None:
-    """Return if the parts of every tensor fill it, each of its numbers once.
+def check_whole(layouts: Iterable[Layout]) -> list[Layout]:
+    """Return the layouts of the tensors if the parts of each fill it, each of its numbers once.
 
-    layouts: of any tensors, in any order.
+    layouts: of parts of any tensors, in any order.
     Raises: ConfigError naming the tensor and the place that is missing, or is there twice, or lies outside.
     """
     parts: dict[str, list[Layout]] = {}
     for layout in layouts:
         parts.setdefault(layout.name, []).append(layout)
     for same in parts.values():
-        _check_parts(same)
+        if len(same) > 1 or same[0].box is not None:
+            _check_parts(same)
+    return [same[0].whole for same in parts.values()]
 
 
 def copies_into(wanted: Layout, stored: Sequence[Layout]) -> tuple[Copy, ...]:
@@ -97,10 +99,10 @@ def copies_into(wanted: Layout, stored: Sequence[Layout]) -> tuple[Copy, ...]:
 
     Raises: ConfigError naming the tensor and the place that no stored part holds, or a part of other type or shape.
     """
-    whole, place = _whole(wanted), _extent(wanted)
+    place = _extent(wanted)
     copies, filled = [], []
     for part, layout in enumerate(stored):
-        if layout.name != wanted.name or layout.dtype != wanted.dtype or _whole(layout) != whole:
+        if layout.whole != wanted.whole:
             raise ConfigError(
                 f"{wanted.name} is wanted as {_kind(wanted)}, but stored as {_kind(layout)}; a tensor can be laid out "
                 "anew over ranks, but keeps its type and shape"
@@ -124,9 +126,9 @@ def copies_into(wanted: Layout, stored: Sequence[Layout]) -> tuple[Copy, ...]:
 
 def _check_parts(parts: Sequence[Layout]) -> None:
     first = parts[0]
-    whole = _whole(first)
+    whole = first.whole.shape
     for part in parts:
-        if part.dtype != first.dtype or _whole(part) != whole:
+        if part.whole != first.whole:
             raise ConfigError(
                 f"{part.name} is {_kind(first)} on one rank and {_kind(part)} on another; give what differs between "
                 "ranks a name of its own"
@@ -227,17 +229,13 @@ def _slices(part: Extent, within: Extent) -> tuple[slice, ...]:
 
 
 def _extent(layout: Layout) -> Extent:
-    whole = _whole(layout)
+    whole = layout.shape if layout.box is None else layout.box.whole
     offsets = layout.box.offsets if layout.box is not None else (0,) * len(whole)
     if not len(layout.shape) == len(offsets) == len(whole):
         raise ConfigError(
             f"{layout.name} has {len(layout.shape)} dimensions, its box {len(offsets)} offsets in {len(whole)}"
         )
     return tuple((offset, offset + size) for offset, size in zip(offsets, layout.shape, strict=True))
-
-
-def _whole(layout: Layout) -> tuple[int, ...]:
-    return layout.box.whole if layout.box is not None else layout.shape
 
 
 # -- Words -------------------------------------------------------------------------------------------------
@@ -248,7 +246,7 @@ def _order(layout: Layout) -> tuple[str, Extent]:
 
 
 def _kind(layout: Layout) -> str:
-    return f"{layout.dtype.name}{list(_whole(layout))}"
+    return f"{layout.dtype.name}{list(layout.whole.shape)}"
 
 
 def _place(layout: Layout) -> str:

@@ -46,8 +46,7 @@ class SharedState:
             flat = taken_apart(state)
             sources = [*flat.sources, *own.sources] if own else flat.sources
             layouts = list(map(attrgetter("layout"), sources))
-            if parts := list(filter(attrgetter("box"), layouts)):
-                check_whole(parts)
+            check_whole(layouts)
             return flat, own, layouts, sources
         taken: list[tuple[Flat, Flat | None]] = []
 

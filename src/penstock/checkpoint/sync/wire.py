@@ -441,23 +441,10 @@ def _snapshot(said: Any) -> tuple[int, str]:
 
 def _wholes(layouts: Iterable[Layout]) -> list[Layout]:
     """Return the layouts of the tensors that parts make up. Raises: FormatError if they do not."""
-    by_name: dict[str, list[Layout]] = {}
-    for layout in layouts:
-        by_name.setdefault(layout.name, []).append(layout)
-    wholes = []
-    for name, parts in by_name.items():
-        box = parts[0].box
-        if box is None:
-            if len(parts) > 1:
-                raise FormatError(f"there are two tensors called {name}")
-            wholes.append(parts[0])
-            continue
-        try:
-            check_whole(parts)
-        except ConfigError as error:
-            raise FormatError(f"a tensor that is in parts is not whole: {error}") from None
-        wholes.append(Layout(name, parts[0].dtype, box.whole))
-    return wholes
+    try:
+        return check_whole(layouts)
+    except ConfigError as error:
+        raise FormatError(f"a tensor is not whole: {error}") from None
 
 
 class _Tensors:

@@ -28,7 +28,7 @@ _BEGIN_BYTES = 8 << 20
 
 
 class LocalTier:
-    """Snapshots below a folder.
+    """Snapshots below a folder: a `Tier`, whose drafts, writers and readers say no more than that does.
 
         FOLDER/step-000000000100/            a snapshot
         FOLDER/.unfinished-step-...-UID/     one that is being written, or was when the process died
@@ -97,28 +97,23 @@ class LocalTier:
         return str(Path(self._given)) if leads_there else str(self.path)
 
     def where(self, folder: str) -> str:
-        """Return a snapshot's path."""
         return os.path.join(self.name, folder)
 
     def folders(self) -> list[str]:
-        """Return the names of the snapshots' folders, sorted; none before the first. Raises: DataError."""
         if not self._check_there():
             return []
         with _told(self.path), os.scandir(self.path) as entries:
             return sorted(entry.name for entry in entries if entry.name[0] != "." and entry.is_dir())
 
     def read(self, folder: str, file: str) -> bytes:
-        """Return a small file. Raises: FileNotFoundError, DataError naming it."""
         path = self.path / folder / file
         with os.fdopen(_open_plain(path), "rb") as opened, _told(path):
             return opened.read()
 
     def open(self, folder: str, file: str) -> LocalReader:
-        """Open a file for reading. Raises: FileNotFoundError, DataError naming it."""
         return LocalReader(self.path / folder / file)
 
     def begin(self, folder: str, uid: str, *, join: bool = False) -> LocalDraft:
-        """Begin a snapshot. Raises: DataError if the folder refuses."""
         unfinished = self.path / f"{_UNFINISHED}{folder}-{uid}"
         if not join:
             if not self._is_made:
@@ -139,7 +134,6 @@ class LocalTier:
             sync_folder(self.path)
 
     def delete(self, folder: str) -> None:
-        """Remove a snapshot: after a crash on the way it is whole or gone. Raises: FileNotFoundError, DataError."""
         doomed = self.path / f"{_DELETED}{folder}-{secrets.token_hex(4)}"
         with _told(self.path / folder):
             is_there = (self.path / folder).exists()
@@ -159,7 +153,6 @@ class LocalTier:
             return shutil.disk_usage(there).free
 
     def sweep(self) -> list[str]:
-        """Remove what unfinished saves and deletes left, and return its names. Raises: DataError."""
         if not self._check_there():
             return []
         with _told(self.path):
@@ -196,7 +189,6 @@ class LocalDraft:
         return LocalReader(self._unfinished / file)
 
     def commit(self, manifest: bytes) -> None:
-        """Write the manifest, then make the snapshot visible; durable when this returns. Raises: DataError."""
         _write_synced(self._unfinished / MANIFEST, manifest)
         try:
             # The entries of its files, those that other ranks made included.
@@ -207,7 +199,6 @@ class LocalDraft:
             raise _named(error, self._final) from error
 
     def abort(self) -> None:
-        """Remove what was written; what cannot be removed now is swept later."""
         shutil.rmtree(self._unfinished, ignore_errors=True)
 
 
@@ -224,7 +215,6 @@ class LocalWriter:
         self._nbytes = self._begun_bytes = 0
 
     def write(self, *pieces: Bytes) -> None:
-        """Append bytes. Raises: DataError naming the file."""
         left = deque(map(attrgetter("data"), pieces))
         try:
             while left:
@@ -251,7 +241,6 @@ class LocalWriter:
         self._begun_bytes = self._nbytes
 
     def finish(self) -> None:
-        """Return once the bytes would outlive a loss of power. Raises: DataError naming the file."""
         try:
             os.fsync(self._descriptor)
         except OSError as error:
@@ -281,7 +270,6 @@ class LocalReader:
         self.nbytes = os.fstat(self._descriptor).st_size
 
     def read_into(self, offset: int, out: Bytes) -> None:
-        """Fill `out` from `offset` on. Raises: DataError naming the file."""
         left = out.data
         while left:
             try:
