@@ -44,7 +44,9 @@ class PublishedFrequency:
         for rank in range(job.ranks):
             uses = uses_of(job.plan, rank)
             order = np.argsort(-uses.counts, kind="stable")
-            unread = np.setdiff1d(np.arange(job.plan.samples), uses.samples)
+            is_unread = np.ones(job.plan.samples, np.bool_)
+            is_unread[uses.samples] = False
+            unread = np.flatnonzero(is_unread)
             listed = np.concatenate([uses.samples[order], unread])
             never = np.full(unread.size, job.strings[rank].size)
             in_pieces = _sort_pieces(job, listed, np.concatenate([uses.first[order], never]))
