@@ -20,8 +20,9 @@ FOR_DEMO := $(VENV)/.ready-demo
 FOR_TEST := $(VENV)/.ready-test
 FOR_LINT := $(VENV)/.ready-test,lint
 FOR_DOCS := $(VENV)/.ready-test,docs
-# Test files go to as many processes as there are processors, eight at most.
-TEST := $(RUN) -m pytest --numprocesses=logical --maxprocesses=8 --dist=loadfile
+# Test files go to as many processes as there are processors, eight at most; in the order of their names, as by their
+# numbers of tests, which xdist prefers, those with few long ones come last, and one process waits for the other.
+TEST := $(RUN) -m pytest --numprocesses=logical --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
 
 # Hundreds of processes of the tests import the package; each would compile it, and pytest every test, anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -260,17 +260,20 @@ def _new_files(before: dict[str, str]) -> list[str]:
 
 
 def pytest_sessionstart() -> None:
-    """Compile ahead, once after each change of a kernel (a minute): tests expect encoded snapshots."""
+    """Compile ahead, once after each change of a kernel (a minute): tests expect encoded snapshots.
+
+    All at once: kernels of one folder wait for each other, those of several are compiled side by side.
+    """
     from penstock.checkpoint.codecs import ours  # noqa: F401
-    from penstock.compiling import PARTS
+    from penstock.compiling import PARTS, Part
     from penstock.flow import engine  # noqa: F401
     from penstock.loader import prediction  # noqa: F401
     from penstock.loader.transforms import compiled  # noqa: F401
     from penstock.store import files  # noqa: F401
 
-    for part in PARTS:
-        if not part.is_cached:
-            part.wait()
+    missing = [part for part in PARTS if not part.is_cached]
+    with ThreadPoolExecutor(len(missing) or 1) as pool:
+        list(pool.map(Part.wait, missing))
 
 
 # -- A skip needs a reason on the list -----------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,15 +11,24 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
+from tests.forking import Forks
 from tests.patience import patient
 
 from penstock import SnapshotStore
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "ddp-under-torchrun.md"
 COUNT = 70
+#: What torchrun does for a rank, without starting an interpreter for it.
+LAUNCH = """
+import os, runpy, sys
+script, port, rank = sys.argv[1:]
+os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+os.chdir(os.path.dirname(script))
+runpy.run_path(script, run_name="__main__")
+"""
 
 
-def test_the_script_of_the_page_trains_on_two_ranks_and_resumes(tmp_path: Path) -> None:
+def test_the_script_of_the_page_trains_on_two_ranks_and_resumes(tmp_path: Path, forks: Forks) -> None:
     for number in range(COUNT):
         place = tmp_path / "photos" / "train" / ("cat", "dog")[number % 2]
         place.mkdir(parents=True, exist_ok=True)
@@ -28,23 +38,20 @@ def test_the_script_of_the_page_trains_on_two_ranks_and_resumes(tmp_path: Path) 
     (command,) = re.findall(r"```console\ntorchrun (.*?)\n```", text)
     (tmp_path / "train.py").write_text(script)
 
-    def run() -> list[str]:
-        ended = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", *command.split()],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=patient(120),
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stderr
-        return [line for line in ended.stderr.splitlines() if line.startswith("penstock: train")]
-
     def saved() -> list[int]:
         return [listed.step for listed in SnapshotStore(tmp_path / "runs" / "ddp", report=None).list()]
 
-    lines = run()
+    ended = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *command.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=patient(120),
+        check=False,
+    )
 
+    assert ended.returncode == 0, ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("penstock: train")]
     starts = [line for line in lines if "reads 70 samples" in line]
     assert len(starts) == 1, "one rank reports for the job"
     assert "rank 0" in starts[0]
@@ -63,8 +70,14 @@ def test_the_script_of_the_page_trains_on_two_ranks_and_resumes(tmp_path: Path) 
         before = store.restore(2)["model"]
         after = store.restore(3)["model"]
         store.delete(3)
-    run()
+    (tmp_path / "launch.py").write_text(LAUNCH)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    ranks = [[str(tmp_path / "train.py"), port, rank] for rank in "01"]
+    with forks.start(tmp_path / "launch.py", [[ranks]]) as forked:
+        told, statuses = forked.wait()
 
+    assert set(statuses.values()) == {0}, told
     assert saved() == [1, 2, 3]
     again = SnapshotStore(tmp_path / "runs" / "ddp", report=None).restore(3)["model"]
     assert all(torch.equal(again[name], after[name]) for name in after)
