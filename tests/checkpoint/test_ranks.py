@@ -363,7 +363,7 @@ def test_a_time_out_of_nothing_is_refused() -> None:
 
 
 def test_a_process_that_no_launcher_started_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in transport_of_job._LAUNCHERS:
+    for _, variable, _ in transport_of_job.LAUNCHERS:
         monkeypatch.delenv(variable, raising=False)
 
     assert ranks_of_this_job().size == 1
@@ -377,7 +377,7 @@ def test_one_of_several_processes_that_knows_no_other_is_told(
     monkeypatch: pytest.MonkeyPatch, variable: str, remedy: str
 ) -> None:
     """Else each rank would take itself for the whole job, and all would write one store."""
-    for name in transport_of_job._LAUNCHERS:
+    for _, name, _ in transport_of_job.LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(os.environ, variable, "4")
 

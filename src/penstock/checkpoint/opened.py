@@ -28,7 +28,7 @@ from penstock.checkpoint.drain.throttle import CappedTier
 from penstock.checkpoint.files.manifest import bytes_beside
 from penstock.checkpoint.housekeeping import Housekeeping, describe_little_space
 from penstock.checkpoint.ranks.ranks import Ranks, alone
-from penstock.checkpoint.recipe import EncodingConfig
+from penstock.checkpoint.recipe import EncodingConfig, encoding_config
 from penstock.checkpoint.state.tensors import Layout
 from penstock.checkpoint.tiers.catalog import Catalog, describe_mistaken_folder, describe_snapshot_folder
 from penstock.checkpoint.tiers.local import LocalTier
@@ -101,42 +101,41 @@ class StoreSettings:
 def checked_settings(
     folder: Any,
     *,
-    keep: Any,
-    way: EncodingConfig,
-    reference: Any,
-    staging_bytes: Any,
+    scheme: Any,
+    snap_dis: Any,
+    codec: Any,
+    kept_mantissa_bits: Any = None,
     fast: Any,
-    fast_bytes: Any,
-    drain_bytes_per_second: Any,
     threads: Any,
-    storage_options: Any,
+    **given: Any,
 ) -> StoreSettings:
-    """Return the settings that arguments of `SnapshotStore` mean. Raises: ConfigError naming the argument."""
+    """Return the settings that arguments of `SnapshotStore` mean, among others. Raises: ConfigError naming one."""
+    way = encoding_config(scheme, snap_dis, codec, kept_mantissa_bits)
     checked_folder(folder)
     if fast is not None:
         checked_fast(fast)
     settings = StoreSettings(
         folder,
-        checked_keep(keep),
+        checked_keep(given["keep"]),
         way,
-        checked_reference(reference),
-        checked_quantity("staging_bytes", parse_bytes, staging_bytes),
+        checked_reference(given["reference"]),
+        checked_quantity("staging_bytes", parse_bytes, given["staging_bytes"]),
         fast,
-        checked_quantity("fast_bytes", parse_bytes, fast_bytes),
-        checked_quantity("drain_bytes_per_second", parse_rate, drain_bytes_per_second),
+        checked_quantity("fast_bytes", parse_bytes, given["fast_bytes"]),
+        checked_quantity("drain_bytes_per_second", parse_rate, given["drain_bytes_per_second"]),
         threads,
-        checked_options(storage_options),
+        checked_options(given["storage_options"]),
     )
     for name in ("staging_bytes", "threads", "fast_bytes"):
         value = getattr(settings, name)
         if value is not None and not (is_integer(value) and value >= 1):
             raise ConfigError(f"{name} is {value!r}; give a whole number of at least 1, or None")
-    if reference == "memory" and settings.staging_bytes is not None:
+    if settings.reference == "memory" and settings.staging_bytes is not None:
         raise ConfigError(
             "staging_bytes bounds the memory, and reference='memory' keeps a whole state there: "
             "give reference='stored', or leave staging_bytes out"
         )
-    if fast is None and (fast_bytes is not None or drain_bytes_per_second is not None):
+    if fast is None and (settings.fast_bytes, settings.drain_bytes_per_second) != (None, None):
         raise ConfigError(
             "fast_bytes and drain_bytes_per_second are of the fast tier: give its folder as fast="
         )

@@ -30,7 +30,7 @@ from penstock.checkpoint.inspecting import Listed, inspect
 from penstock.checkpoint.opened import OpenedStore, checked_settings, quiet, tell
 from penstock.checkpoint.ranks.ranks import Ranks, alone, ranks_of_this_job
 from penstock.checkpoint.ranks.shared_state import SharedState
-from penstock.checkpoint.recipe import encoding_config, warm_up
+from penstock.checkpoint.recipe import warm_up
 from penstock.checkpoint.restoring import Restored, Restorer
 from penstock.checkpoint.saving import BackgroundSave, Saved, Saving, Waves
 from penstock.checkpoint.state.flatten import Flat
@@ -120,18 +120,8 @@ class SnapshotStore:
 
         Raises: ConfigError naming the argument.
         """
-        settings = checked_settings(
-            folder,
-            keep=keep,
-            way=encoding_config(scheme, snap_dis, codec, kept_mantissa_bits),
-            reference=reference,
-            staging_bytes=staging_bytes,
-            fast=fast,
-            fast_bytes=fast_bytes,
-            drain_bytes_per_second=drain_bytes_per_second,
-            threads=threads,
-            storage_options=storage_options,
-        )
+        given = {name: value for name, value in locals().items() if name != "self"}
+        settings = checked_settings(**given)
         self._recorder = checked_recorder(recorder)
         timing, telling = checked_schedule(schedule), checked_report(report)
         self._settings, self._way, self._threads = settings, settings.way, settings.threads

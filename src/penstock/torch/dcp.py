@@ -63,7 +63,7 @@ from penstock.checkpoint.files.reading import Chain, Wanted, parts_by_name, read
 from penstock.checkpoint.opened import OpenedStore, checked_settings, open_tier, quiet, tell
 from penstock.checkpoint.ranks.ranks import Ranks, alone, ranks_of_this_job
 from penstock.checkpoint.ranks.sharding import check_whole
-from penstock.checkpoint.recipe import Plan, encoding_config
+from penstock.checkpoint.recipe import Plan
 from penstock.checkpoint.restoring import Restorer
 from penstock.checkpoint.staged import CopiedInTurn
 from penstock.checkpoint.state.dtypes import dtype_named
@@ -146,18 +146,7 @@ class StoreWriter(StorageWriter):
         """
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
         self._identity = secrets.token_hex(16)
-        settings = checked_settings(
-            folder,
-            keep=keep,
-            way=encoding_config(scheme, snap_dis, codec),
-            reference=reference,
-            staging_bytes=staging_bytes,
-            fast=fast,
-            fast_bytes=fast_bytes,
-            drain_bytes_per_second=drain_bytes_per_second,
-            threads=threads,
-            storage_options=storage_options,
-        )
+        settings = checked_settings(**self._arguments)
         timing = checked_schedule(schedule)
         self._report = quiet(checked_report(report))
         #: They meet in here, not in DCP; made at once, for all ranks have to make theirs in the same order.

@@ -25,6 +25,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,20 +39,19 @@ from penstock.errors import FormatError
 _KINDS = {int(kind): kind for kind in Kind}
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """How the loops see a type.
+class _Form(NamedTuple):
+    """How the loops see a type; all but the last are their arguments.
 
-    item: bytes of a value. word: a type of 32 or 64 bits, at whose upper end it stands. exponent_at, exponent_mask:
-        what of a reference's word is a context.
+    item: bytes of a value. exponent_at, exponent_mask: what of a reference's word is a context. word: a type of 32 or
+        64 bits, at whose upper end the value stands.
     """
 
     item: int
-    word: str
     exponent_bits: int
     mantissa_bits: int
     exponent_at: int
     exponent_mask: int
+    word: str
 
 
 def _form_of(dtype: DType) -> _Form:
@@ -68,7 +68,7 @@ def _form_of(dtype: DType) -> _Form:
         at, mask = up + mantissa, (1 << exponents) - 1
     else:
         at, mask = 0, 0
-    return _Form(bits // 8, "u8" if bits == 64 else "u4", exponents, mantissa, at, mask)
+    return _Form(bits // 8, exponents, mantissa, at, mask, "u8" if bits == 64 else "u4")
 
 
 _FORMS = {dtype: _form_of(dtype) for dtype in DTYPES.values()}
@@ -114,15 +114,20 @@ _scratch = functools.cache(_Scratch)
 
 
 @dataclass(frozen=True, slots=True)
-class _OwnCoder:
-    """Encodes blocks of any type.
+class OwnCodec:
+    """Penstock's own codec at one setting, which encodes blocks of any type.
 
     most_contexts, most_groups: that a block may have. stride: one run of values in so many is looked at to choose.
     """
 
+    name: str
     most_contexts: int
     most_groups: int
     stride: int
+
+    def coder(self, blocks: Callable[[], Iterator[Pair]]) -> Coder:
+        """Return what encodes a snapshot's blocks: each is looked at alone."""
+        return self
 
     def encode(self, pair: Pair, out: Bytes) -> tuple[Kind, int]:
         """Encode a block, as `Coder` says; STORED while another process compiles the loops."""
@@ -133,53 +138,21 @@ class _OwnCoder:
             return Kind.STORED, pair.values.size
         scratch = _scratch()
 
-        def encode(reference: Bytes, out: Bytes) -> tuple[int, int, float]:
-            encoded: tuple[int, int, float] = loop(
-                np.ascontiguousarray(pair.values),
-                reference,
-                form.item,
-                form.exponent_bits,
-                form.mantissa_bits,
-                form.exponent_at,
-                form.exponent_mask,
-                self.most_contexts,
-                self.most_groups,
-                self.stride,
-                scratch.buffers[form.word],
-                scratch.shorts,
-                scratch.counts,
-                scratch.states,
-                scratch.steps,
-                out,
-            )
-            return encoded
-
+        values = np.ascontiguousarray(pair.values)
+        numbers = *form[:5], self.most_contexts, self.most_groups, self.stride
+        rooms = scratch.buffers[form.word], scratch.shorts, scratch.counts, scratch.states, scratch.steps
         reference = _NOTHING if pair.reference is None else np.ascontiguousarray(pair.reference)
-        kind, length, alone_bytes = encode(reference, out)
+        kind, length, alone_bytes = loop(values, reference, *numbers, *rooms, out)
         if kind in (Kind.DIFFERENCE, Kind.STORED) and alone_bytes * (1 - sizes.NEARLY_EQUAL) < length:
             # By the estimate it may be smaller without a reference: that is known once both are encoded.
             second = scratch.second(out.size)
-            other_kind, other_length, _ = encode(_NOTHING, second)
+            other_kind, other_length, _ = loop(values, _NOTHING, *numbers, *rooms, second)
             if other_length < length:
                 kind, length = other_kind, other_length
                 out[:length] = second[:length]
         if kind == Kind.STORED:
             out[:length] = pair.values
         return _KINDS[kind], length
-
-
-@dataclass(frozen=True, slots=True)
-class OwnCodec:
-    """Penstock's own codec at one setting; see `_OwnCoder`."""
-
-    name: str
-    most_contexts: int
-    most_groups: int
-    stride: int
-
-    def coder(self, blocks: Callable[[], Iterator[Pair]]) -> Coder:
-        """Return what encodes a snapshot's blocks: each is looked at alone."""
-        return _OwnCoder(self.most_contexts, self.most_groups, self.stride)
 
 
 CODECS: tuple[Codec, ...] = (
@@ -201,20 +174,8 @@ def _decode_as(kind: Kind) -> Decoder:
             old = np.ascontiguousarray(reference)
         else:
             old = _NOTHING
-        status = loop(
-            np.ascontiguousarray(payload),
-            int(kind),
-            old,
-            form.item,
-            form.exponent_bits,
-            form.mantissa_bits,
-            form.exponent_at,
-            form.exponent_mask,
-            scratch.buffers[form.word],
-            scratch.shorts,
-            scratch.table,
-            out,
-        )
+        rooms = scratch.buffers[form.word], scratch.shorts, scratch.table
+        status = loop(np.ascontiguousarray(payload), int(kind), old, *form[:5], *rooms, out)
         if status:
             raise FormatError(f"a block of {dtype.name} is damaged: {_WRONG[status]}")
 

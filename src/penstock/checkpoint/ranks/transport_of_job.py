@@ -31,7 +31,7 @@ def transport_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> RankTr
         from penstock.checkpoint.ranks.transport_mpi import mpi_transport
 
         return mpi_transport(timeout_seconds=timeout_seconds)
-    for variable, remedy in _LAUNCHERS.items():
+    for _, variable, remedy in LAUNCHERS:
         if os.environ.get(variable, "1") not in ("", "0", "1"):
             raise ConfigError(
                 f"{variable} is {os.environ[variable]}, so this process is one of several, but it does not know the "
@@ -40,9 +40,10 @@ def transport_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> RankTr
     return NoTransport()
 
 
-#: What launchers of several processes set to their number, and what makes the processes know each other.
-_LAUNCHERS = {
-    "WORLD_SIZE": "call torch.distributed.init_process_group",
-    "OMPI_COMM_WORLD_SIZE": "import mpi4py.MPI",
-    "PMI_SIZE": "import mpi4py.MPI",
-}
+#: What launchers of several processes call a process's number and how many there are, and what makes the processes know
+#: each other.
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "call torch.distributed.init_process_group"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "import mpi4py.MPI"),
+    ("PMI_RANK", "PMI_SIZE", "import mpi4py.MPI"),
+)

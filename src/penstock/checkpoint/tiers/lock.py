@@ -9,6 +9,7 @@ import socket
 import weakref
 from pathlib import Path
 
+from penstock.checkpoint.ranks.transport_of_job import LAUNCHERS
 from penstock.errors import ConfigError, DataError
 
 _FILE = ".lock"
@@ -77,17 +78,9 @@ def _this_process() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-#: What launchers of several processes call a process's number and how many there are.
-_LAUNCHERS = (
-    ("RANK", "WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-)
-
-
 def _told_of_job() -> str:
     """Return what to say where the other writer may be another rank of the same job, or ""."""
-    for rank, size in _LAUNCHERS:
+    for rank, size, _ in LAUNCHERS:
         if os.environ.get(size, "1") not in ("", "0", "1"):
             return (
                 f"; this is rank {os.environ.get(rank, '?')} of {os.environ[size]}: if all of them save together, "
