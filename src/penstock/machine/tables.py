@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from penstock.errors import ConfigError
 from penstock.units import is_integer, parse_bytes, parse_rate, parse_seconds
 
 T = TypeVar("T")
-_REQUIRED = object()
+_REQUIRED: Any = object()
 
 
 def load_toml(text: str, what: str) -> Table:
@@ -47,6 +48,33 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(entry) for entry in value]
     return int(value) if is_integer(value) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a table, and the attribute that it stands for.
+
+    parse: what stands in the file to the attribute's value. write: back. default: of a field that is left out.
+    """
+
+    name: str
+    attribute: str
+    parse: Callable[[Any], Any]
+    write: Callable[[Any], Any] = lambda value: value
+    default: Any = _REQUIRED
+
+
+def write_fields(fields: Sequence[Field], thing: object) -> dict[str, Any]:
+    """Return the table from which `Table.read_all` makes the attributes of a thing again.
+
+    Left out is what is None, and a quantity that is its default.
+    """
+    values = ((field, getattr(thing, field.attribute)) for field in fields)
+    return {
+        field.name: field.write(value)
+        for field, value in values
+        if value is not None and not (isinstance(value, float) and value == field.default)
+    }
 
 
 class Table:
@@ -79,6 +107,10 @@ class Table:
             raise ConfigError(f"{self.path_of(field)} is missing: add it")
         found: T = default
         return found
+
+    def read_all(self, fields: Sequence[Field]) -> dict[str, Any]:
+        """Return attributes by their names. Raises: as `read`."""
+        return {field.attribute: self.read(field.name, field.parse, field.default) for field in fields}
 
     def table(self, field: str) -> Table:
         """Return the table under a field; an empty one where it is left out."""

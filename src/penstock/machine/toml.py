@@ -39,12 +39,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.machine.curve import Curve
 from penstock.machine.places import Rate, SharedStore, StorageClass
 from penstock.machine.tables import (
+    Field,
     Table,
     at,
     count,
@@ -54,6 +56,7 @@ from penstock.machine.tables import (
     to_toml,
     unbounded_rate,
     with_unit,
+    write_fields,
 )
 from penstock.units import exact_bytes, exact_rate, exact_seconds, parse_rate, parse_samples_rate
 
@@ -70,17 +73,10 @@ def machine_fields(table: Table) -> dict[str, Any]:
     """
     source = table.required_table("source")
     storage = table.required_tables("storage")
-    arguments: dict[str, Any] = {
-        "ranks": table.read("ranks", count, 1),
-        "network_bytes_per_second": table.read("network", unbounded_rate, math.inf),
-        "source_network_bytes_per_second": table.read("source_network", unbounded_rate, math.inf),
-        "preprocess_bytes_per_second": table.read("preprocess", unbounded_rate, math.inf),
-        "compute": table.read("compute", _compute, None),
-        "decode_threads": table.read("decode_threads", count, 1),
-    }
+    arguments = table.read_all(_MACHINE)
     table.refuse_unknown()
-    arguments["source"] = _read_source(source)
-    arguments["storage"] = tuple(_read_storage(entry) for entry in storage)
+    arguments["source"] = _read_part(source, _SOURCE, SharedStore)
+    arguments["storage"] = tuple(_read_part(entry, _STORAGE, StorageClass) for entry in storage)
     return arguments
 
 
@@ -91,88 +87,18 @@ def write_machine(machine: Machine) -> str:
 
 def machine_values(machine: Machine) -> dict[str, Any]:
     """Return the table from which `Machine.from_table` makes an equal machine."""
-    source: dict[str, Any] = {}
-    if machine.source.clients is not None:
-        source["clients"] = _write_curve(machine.source.clients)
-    if machine.source.read is not None:
-        source["read"] = _write_curve(machine.source.read)
-    if machine.source.latency_seconds:
-        source["latency"] = exact_seconds(machine.source.latency_seconds)
-    source["threads"] = machine.source.threads
-    if machine.source.sequential is not None:
-        source["sequential"] = _write_curve(machine.source.sequential)
-    if machine.source.random_bytes is not None:
-        source["random_read"] = exact_bytes(machine.source.random_bytes)
-    if machine.source.request_seconds:
-        source["request"] = exact_seconds(machine.source.request_seconds)
-    if machine.source.write is not None:
-        source["write"] = _write_curve(machine.source.write)
-    values: dict[str, Any] = {"ranks": machine.ranks}
-    for field, rate in (
-        ("network", machine.network_bytes_per_second),
-        ("source_network", machine.source_network_bytes_per_second),
-        ("preprocess", machine.preprocess_bytes_per_second),
-    ):
-        if not math.isinf(rate):
-            values[field] = exact_rate(rate)
-    if machine.compute is not None:
-        per_second = machine.compute.per_second
-        values["compute"] = (
-            exact_rate(per_second) if machine.compute.of == "bytes" else f"{per_second!r} samples/s"
-        )
-    values["decode_threads"] = machine.decode_threads
-    values["source"] = source
-    values["storage"] = [_write_storage(storage_class) for storage_class in machine.storage]
-    return values
-
-
-def _read_source(table: Table) -> SharedStore:
-    arguments: dict[str, Any] = {
-        "clients": table.read("clients", _curve, None),
-        "read": table.read("read", _curve, None),
-        "latency_seconds": table.read("latency", seconds, 0.0),
-        "threads": table.read("threads", count, 1),
-        "sequential": table.read("sequential", _curve, None),
-        "random_bytes": table.read("random_read", _read_size, None),
-        "request_seconds": table.read("request", seconds, 0.0),
-        "write": table.read("write", _curve, None),
+    storage = [write_fields(_STORAGE, each) for each in machine.storage]
+    return write_fields(_MACHINE, machine) | {
+        "source": write_fields(_SOURCE, machine.source),
+        "storage": storage,
     }
+
+
+def _read_part(table: Table, fields: Sequence[Field], kind: Callable[..., Any]) -> Any:
+    arguments = table.read_all(fields)
     table.refuse_unknown()
     with at(table.path):
-        return SharedStore(**arguments)
-
-
-def _read_storage(table: Table) -> StorageClass:
-    arguments: dict[str, Any] = {
-        "name": table.read("name", text),
-        "capacity_bytes": table.read("capacity", _capacity),
-        "threads": table.read("threads", count),
-        "read": table.read("read", _curve),
-        "write": table.read("write", _curve, None),
-        "latency_seconds": table.read("latency", seconds, 0.0),
-        "backend": table.read("backend", text, "memory"),
-        "path": table.read("path", text, None),
-    }
-    table.refuse_unknown()
-    with at(table.path):
-        return StorageClass(**arguments)
-
-
-def _write_storage(storage_class: StorageClass) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        "name": storage_class.name,
-        "capacity": exact_bytes(storage_class.capacity_bytes),
-        "threads": storage_class.threads,
-        "read": _write_curve(storage_class.read),
-    }
-    if storage_class.write is not None:
-        values["write"] = _write_curve(storage_class.write)
-    if storage_class.latency_seconds:
-        values["latency"] = exact_seconds(storage_class.latency_seconds)
-    values["backend"] = storage_class.backend
-    if storage_class.path is not None:
-        values["path"] = storage_class.path
-    return values
+        return kind(**arguments)
 
 
 def _write_curve(curve: Curve) -> str | dict[str, str]:
@@ -204,6 +130,10 @@ def _compute(value: object) -> Rate:
     return Rate(parse_rate(speed), of="bytes")
 
 
+def _write_compute(rate: Rate) -> str:
+    return exact_rate(rate.per_second) if rate.of == "bytes" else f"{rate.per_second!r} samples/s"
+
+
 def _curve(value: object) -> Curve:
     if not isinstance(value, dict):
         return Curve.flat(parse_rate(with_unit(value, "200 MB/s")))
@@ -219,3 +149,33 @@ def _point(users: str, rate: object) -> tuple[float, float]:
         return float(users), parse_rate(with_unit(rate, "200 MB/s"))
     except ConfigError as error:
         raise ConfigError(f"at {users} users, {error}") from None
+
+
+_MACHINE = (
+    Field("ranks", "ranks", count, default=1),
+    Field("network", "network_bytes_per_second", unbounded_rate, exact_rate, math.inf),
+    Field("source_network", "source_network_bytes_per_second", unbounded_rate, exact_rate, math.inf),
+    Field("preprocess", "preprocess_bytes_per_second", unbounded_rate, exact_rate, math.inf),
+    Field("compute", "compute", _compute, _write_compute, None),
+    Field("decode_threads", "decode_threads", count, default=1),
+)
+_SOURCE = (
+    Field("clients", "clients", _curve, _write_curve, None),
+    Field("read", "read", _curve, _write_curve, None),
+    Field("latency", "latency_seconds", seconds, exact_seconds, 0.0),
+    Field("threads", "threads", count, default=1),
+    Field("sequential", "sequential", _curve, _write_curve, None),
+    Field("random_read", "random_bytes", _read_size, exact_bytes, None),
+    Field("request", "request_seconds", seconds, exact_seconds, 0.0),
+    Field("write", "write", _curve, _write_curve, None),
+)
+_STORAGE = (
+    Field("name", "name", text),
+    Field("capacity", "capacity_bytes", _capacity, exact_bytes),
+    Field("threads", "threads", count),
+    Field("read", "read", _curve, _write_curve),
+    Field("write", "write", _curve, _write_curve, None),
+    Field("latency", "latency_seconds", seconds, exact_seconds, 0.0),
+    Field("backend", "backend", text, default="memory"),
+    Field("path", "path", text, default=None),
+)

@@ -22,12 +22,25 @@ drop_last = false
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.machine import Machine
-from penstock.machine.tables import Table, at, count, flag, number, size, text, to_toml, whole, with_unit
+from penstock.machine.tables import (
+    Field,
+    Table,
+    at,
+    count,
+    flag,
+    number,
+    size,
+    text,
+    to_toml,
+    whole,
+    with_unit,
+    write_fields,
+)
 from penstock.machine.toml import machine_values
 from penstock.simulate.sizes import SizeDistribution, Sizes, SizesOfFolder
 from penstock.units import exact_bytes, exact_mean_bytes, parse_mean_bytes
@@ -56,13 +69,7 @@ def scenario_fields(
             "schedulers. Leave it out; the thesis's assumptions are those of penstock paper thesis-table-5-1"
         )
     table.refuse_unknown()
-    arguments: dict[str, Any] = {
-        "batch_size": training.read("batch_size", count),
-        "epochs": training.read("epochs", count),
-        "seed": training.read("seed", whole, 0),
-        "split": training.read("split", _split, "balanced"),
-        "drop_last": training.read("drop_last", flag, False),
-    }
+    arguments = training.read_all(_TRAINING)
     training.refuse_unknown()
     arguments["data"] = _read_data(data, sizes_of)
     return {"name": name, "machine": machine, **arguments}
@@ -70,18 +77,11 @@ def scenario_fields(
 
 def write_scenario(scenario: Scenario) -> str:
     """Return the text from which `Scenario.from_toml` makes an equal scenario."""
-    training: dict[str, Any] = {
-        "batch_size": scenario.batch_size,
-        "epochs": scenario.epochs,
-        "seed": scenario.seed,
-        "split": scenario.split if isinstance(scenario.split, str) else list(scenario.split),
-        "drop_last": scenario.drop_last,
-    }
     return to_toml(
         {
             "name": scenario.name,
             "data": _write_data(scenario.data),
-            "training": training,
+            "training": write_fields(_TRAINING, scenario),
             "machine": machine_values(scenario.machine),
         }
     )
@@ -151,6 +151,19 @@ def _write_data(data: SizeDistribution | SizesOfFolder) -> dict[str, Any]:
 
 def _split(value: object) -> str | tuple[int, ...]:
     return tuple(whole(share) for share in value) if isinstance(value, list) else text(value)
+
+
+def _write_split(split: str | Sequence[int]) -> str | list[int]:
+    return split if isinstance(split, str) else list(split)
+
+
+_TRAINING = (
+    Field("batch_size", "batch_size", count),
+    Field("epochs", "epochs", count),
+    Field("seed", "seed", whole, default=0),
+    Field("split", "split", _split, _write_split, "balanced"),
+    Field("drop_last", "drop_last", flag, default=False),
+)
 
 
 def _signed_size(value: object) -> float:

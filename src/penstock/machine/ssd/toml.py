@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.machine.tables import (
+    Field,
     count,
     flag,
     load_toml,
@@ -37,6 +38,7 @@ from penstock.machine.tables import (
     unbounded_rate,
     whole,
     with_unit,
+    write_fields,
 )
 from penstock.units import exact_bytes, exact_rate, exact_seconds, exact_share, parse_share
 
@@ -50,58 +52,18 @@ def ssd_fields(toml: str) -> dict[str, Any]:
     Raises: ConfigError naming the field, or the line where the text is not TOML.
     """
     table = load_toml(toml, "the SSD")
-    arguments: dict[str, Any] = {
-        "channels": table.read("channels", count),
-        "chips_per_channel": table.read("chips_per_channel", count, 1),
-        "planes_per_chip": table.read("planes_per_chip", count, 1),
-        "blocks_per_chip": table.read("blocks_per_chip", count),
-        "pages_per_block": table.read("pages_per_block", count),
-        "summary_pages": table.read("summary_pages", whole, 0),
-        "page_bytes": table.read("page", size),
-        "spare_bytes": table.read("spare", size, 0),
-        "page_read_seconds": table.read("page_read", seconds),
-        "page_write_seconds": table.read("page_write", seconds),
-        "block_erase_seconds": table.read("block_erase", seconds),
-        "channel_bytes_per_second": table.read("bus", unbounded_rate),
-        "host_link": table.read("host_link", text, "per channel"),
-        "copy_back": table.read("copy_back", flag, True),
-        "over_provisioning": table.read("over_provisioning", _share),
-        "gc_threshold": table.read("gc_threshold", _share),
-        "levelling_interval": table.read("levelling_interval", count, None),
-        "rated_cycles": table.read("rated_cycles", count, None),
-        "open_pages": table.read("open_pages", whole, 0),
-    }
+    arguments = table.read_all(_FIELDS)
     table.refuse_unknown()
     return arguments
 
 
 def write_ssd(ssd: Ssd) -> str:
     """Return the text from which `Ssd.from_toml` makes an equal drive."""
-    values: dict[str, Any] = {
-        "channels": ssd.channels,
-        "chips_per_channel": ssd.chips_per_channel,
-        "planes_per_chip": ssd.planes_per_chip,
-        "blocks_per_chip": ssd.blocks_per_chip,
-        "pages_per_block": ssd.pages_per_block,
-        "summary_pages": ssd.summary_pages,
-        "page": exact_bytes(ssd.page_bytes),
-        "spare": exact_bytes(ssd.spare_bytes),
-        "page_read": exact_seconds(ssd.page_read_seconds),
-        "page_write": exact_seconds(ssd.page_write_seconds),
-        "block_erase": exact_seconds(ssd.block_erase_seconds),
-        "bus": ssd.channel_bytes_per_second
-        if ssd.channel_bytes_per_second == float("inf")
-        else exact_rate(ssd.channel_bytes_per_second),
-        "host_link": ssd.host_link,
-        "copy_back": ssd.copy_back,
-        "over_provisioning": exact_share(ssd.over_provisioning),
-        "gc_threshold": exact_share(ssd.gc_threshold),
-        "open_pages": ssd.open_pages,
-    }
-    for field in ("levelling_interval", "rated_cycles"):
-        if getattr(ssd, field) is not None:
-            values[field] = getattr(ssd, field)
-    return to_toml(values)
+    return to_toml(write_fields(_FIELDS, ssd))
+
+
+def _write_rate(rate: float) -> str | float:
+    return rate if rate == float("inf") else exact_rate(rate)
 
 
 def _share(value: object) -> float:
@@ -109,3 +71,26 @@ def _share(value: object) -> float:
     if not written.rstrip().endswith("%"):
         raise ConfigError(f"{value!r} is not a share in percent: write for example '15 %'")
     return parse_share(written)
+
+
+_FIELDS = (
+    Field("channels", "channels", count),
+    Field("chips_per_channel", "chips_per_channel", count, default=1),
+    Field("planes_per_chip", "planes_per_chip", count, default=1),
+    Field("blocks_per_chip", "blocks_per_chip", count),
+    Field("pages_per_block", "pages_per_block", count),
+    Field("summary_pages", "summary_pages", whole, default=0),
+    Field("page", "page_bytes", size, exact_bytes),
+    Field("spare", "spare_bytes", size, exact_bytes, 0),
+    Field("page_read", "page_read_seconds", seconds, exact_seconds),
+    Field("page_write", "page_write_seconds", seconds, exact_seconds),
+    Field("block_erase", "block_erase_seconds", seconds, exact_seconds),
+    Field("bus", "channel_bytes_per_second", unbounded_rate, _write_rate),
+    Field("host_link", "host_link", text, default="per channel"),
+    Field("copy_back", "copy_back", flag, default=True),
+    Field("over_provisioning", "over_provisioning", _share, exact_share),
+    Field("gc_threshold", "gc_threshold", _share, exact_share),
+    Field("open_pages", "open_pages", whole, default=0),
+    Field("levelling_interval", "levelling_interval", count, default=None),
+    Field("rated_cycles", "rated_cycles", count, default=None),
+)
