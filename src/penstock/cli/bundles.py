@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import parsed, parsed_share
-from penstock.cli.output import Table, add_output_options, progress, show
+from penstock.cli.output import Table, add_command, add_output_options, progress, show
 from penstock.errors import ConfigError
 from penstock.units import format_seconds, parse_bytes, parse_rate
 
@@ -43,13 +43,8 @@ _MOST_COUNTED_READS = 5_000_000
 
 def add(commands: Any) -> None:
     """Add the command to the parser of `penstock simulate`."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "bundles",
-        help="which bundle_ratio suits a data set and a cache",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    told = "which bundle_ratio suits a data set and a cache"
+    parser = add_command(commands, "bundles", _run, told, _DESCRIPTION, _EPILOG)
     data = parser.add_argument_group("the data set")
     data.add_argument("--samples", type=int, metavar="F", help="samples that the rank shuffles")
     data.add_argument("--data", type=Path, metavar="SOURCE", help="an image folder or list file instead")
@@ -72,7 +67,6 @@ def add(commands: Any) -> None:
         "--seed", type=int, default=0, metavar="SEED", help="of what is counted (%(default)s)"
     )
     add_output_options(parser)
-    parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:

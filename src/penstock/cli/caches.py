@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import ORDERS, check_memory, is_given, parsed, parsed_names, refuse_together
-from penstock.cli.output import Table, add_output_options, progress, show
+from penstock.cli.output import Table, add_command, add_output_options, progress, show
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,13 +44,8 @@ _EASY_PERCENT = (1, 2, 5, *range(10, 101, 10))
 
 def add(commands: Any) -> None:
     """Add the command to the parser of `penstock simulate`."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "caches",
-        help="how often a buffer cache hits, by order, policy and size",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    told = "how often a buffer cache hits, by order, policy and size"
+    parser = add_command(commands, "caches", _run, told, _DESCRIPTION, _EPILOG)
     job = parser.add_argument_group("a training")
     job.add_argument("--samples", type=int, metavar="F", help="samples of the data set (20000)")
     job.add_argument("--epochs", type=int, metavar="E", help="epochs to read (5)")
@@ -77,7 +72,6 @@ def add(commands: Any) -> None:
         "--sizes", metavar="SIZES", help="1..100%%, or objects (with --bytes: 10 GB), by commas"
     )
     add_output_options(parser)
-    parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import parsed_amount
-from penstock.cli.output import Table, add_output_options, show
+from penstock.cli.output import Table, add_command, add_output_options, show
 
 if TYPE_CHECKING:
     from penstock.measure.compare import EpochPair, RunComparison
@@ -20,13 +20,14 @@ _LEAST_STALL = 0.01
 
 def add_compare(commands: Any) -> None:
     """Add `penstock compare` to the parser's commands."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = add_command(
+        commands,
         "compare",
-        help="compare a recorded run with its prediction",
-        description="Predict a run that a loader recorded with trace=, and compare stall by epoch and cause.",
-        epilog="Example: penstock compare run.trace --plot compare.png\n"
+        _compare,
+        "compare a recorded run with its prediction",
+        "Predict a run that a loader recorded with trace=, and compare stall by epoch and cause.",
+        "Example: penstock compare run.trace --plot compare.png\n"
         "JSON: results[], one for each epoch; run, stall, stall_by_cause{} of all; see docs/reference/plan-command.md.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("trace", type=Path, metavar="TRACE", help="what a loader recorded")
     parser.add_argument("--machine", type=Path, metavar="FILE", help="predict it on this machine")
@@ -34,7 +35,6 @@ def add_compare(commands: Any) -> None:
         "--step-seconds", metavar="TIME", help="predict it with steps of this time, as in 100ms"
     )
     add_output_options(parser)
-    parser.set_defaults(run=_compare)
 
 
 def _compare(options: argparse.Namespace) -> None:

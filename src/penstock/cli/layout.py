@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import ORDERS, parsed
-from penstock.cli.output import Table, add_output_options, progress, show
+from penstock.cli.output import Table, add_command, add_output_options, progress, show
 from penstock.cli.scenario import add_scenario_options, scenario_from
 from penstock.units import format_count
 
@@ -33,13 +33,8 @@ of how, requests, read_bytes and seconds.
 
 def add(commands: Any) -> None:
     """Add the command to the parser of `penstock simulate`."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "layout",
-        help="sequential against random reads, and whether to rewrite the data set",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    told = "sequential against random reads, and whether to rewrite the data set"
+    parser = add_command(commands, "layout", _run, told, _DESCRIPTION, _EPILOG)
     add_scenario_options(parser)
     parser.add_argument("--order", metavar="NAME", help=f"{ORDERS} (full)")
     parser.add_argument(
@@ -53,7 +48,6 @@ def add(commands: Any) -> None:
     store.add_argument("--latency", metavar="TIME", help="of each read; reads overlap theirs")
     store.add_argument("--write", metavar="RATE", help="all clients together, consecutive writes")
     add_output_options(parser)
-    parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:

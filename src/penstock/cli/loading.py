@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import check_memory, parsed_names
-from penstock.cli.output import Table, add_output_options, progress, show
+from penstock.cli.output import Table, add_command, add_output_options, progress, show
 from penstock.cli.scenario import add_scenario_options, scenario_from
 from penstock.errors import ConfigError
 from penstock.units import format_count
@@ -38,13 +38,8 @@ step_stall_seconds[] (mean over ranks).
 
 def add(commands: Any) -> None:
     """Add the command to the parser of `penstock simulate`."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "loading",
-        help="a whole job's loading under every policy",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    told = "a whole job's loading under every policy"
+    parser = add_command(commands, "loading", _run, told, _DESCRIPTION, _EPILOG)
     add_scenario_options(parser)
     parser.add_argument(
         "--policies", metavar="NAMES", help="with commas; one's own as module:Class (default: all)"
@@ -59,7 +54,6 @@ def add(commands: Any) -> None:
     parser.add_argument("--scaling", metavar="RANKS", help="strong scaling over these numbers, with commas")
     parser.add_argument("--series", action="store_true", help="put every batch into the JSON")
     add_output_options(parser)
-    parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penstock.cli.compare import add_compare
 from penstock.cli.options import check_folder
-from penstock.cli.output import check_plot, needing, print_line
+from penstock.cli.output import add_command, check_plot, needing, print_line
 from penstock.cli.paper import add_paper
 from penstock.cli.plan import add_plan
 from penstock.cli.simulate import add_simulate
@@ -67,11 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"penstock {version('penstock')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    demo = commands.add_parser(
-        "demo",
-        help="train beside PyTorch's loader on a slow store, and compare",
-        epilog="Example: penstock demo --data photos/train --epochs 3",
-    )
+    told = "train beside PyTorch's loader on a slow store, and compare"
+    example = "Example: penstock demo --data photos/train --epochs 3"
+    demo = add_command(commands, "demo", _demo, told, epilog=example)
     demo.add_argument(
         "--data", type=Path, metavar="DIR", help="an image folder (default: handwritten digits)"
     )
@@ -79,13 +77,10 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, metavar="DIR", default=Path("demo-out"), help="where the plot goes (%(default)s)"
     )
     demo.add_argument("--epochs", type=int, metavar="E", default=12, help="epochs to train (%(default)s)")
-    demo.set_defaults(run=_demo)
 
-    measure = commands.add_parser(
-        "calibrate",
-        help="measure what a read costs here and write the machine",
-        epilog="Example: penstock calibrate photos/train --out machine.toml",
-    )
+    told = "measure what a read costs here and write the machine"
+    example = "Example: penstock calibrate photos/train --out machine.toml"
+    measure = add_command(commands, "calibrate", _calibrate, told, epilog=example)
     measure.add_argument("source", metavar="SOURCE", help="image folder, flat folder or list file")
     measure.add_argument(
         "--out", type=Path, metavar="FILE", default=Path("machine.toml"), help="the machine (%(default)s)"
@@ -93,20 +88,13 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument(
         "--seconds", type=float, default=10.0, help="how long to measure, without listing files (%(default)s)"
     )
-    measure.set_defaults(run=_calibrate)
 
-    waits = commands.add_parser(
-        "ps", help="print what a running training waits for", epilog="Example: penstock ps 4711"
-    )
+    told = "print what a running training waits for"
+    waits = add_command(commands, "ps", _ps, told, epilog="Example: penstock ps 4711")
     waits.add_argument("pid", type=int, metavar="PID", help="process id of the training")
-    waits.set_defaults(run=_ps)
 
-    compiling = commands.add_parser(
-        "compile",
-        help="compile all kernels ahead, as for a container's image",
-        epilog="Example: penstock compile",
-    )
-    compiling.set_defaults(run=_compile)
+    told = "compile all kernels ahead, as for a container's image"
+    add_command(commands, "compile", _compile, told, epilog="Example: penstock compile")
 
     add_plan(commands)
     add_compare(commands)

@@ -26,6 +26,26 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
+def add_command(
+    commands: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], None],
+    told: str,
+    description: str | None = None,
+    epilog: str | None = None,
+) -> argparse.ArgumentParser:
+    """Add a command to those of a parser; its texts are printed as they stand. told: by the list of commands."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=told,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
 def add_output_options(parser: argparse.ArgumentParser, *, plot: bool = True) -> None:
     """Give a command --json and, where it can draw, --plot FILE."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from penstock.cli.output import Table, add_output_options, show
+from penstock.cli.output import Table, add_command, add_output_options, show
 from penstock.errors import ConfigError
 from penstock.papers.catalog import PAPERS, Result, paper_named
 
@@ -27,16 +27,10 @@ what cannot be computed, or was not published.
 def add_paper(commands: Any) -> None:
     """Add the command to the parser's."""
     names = "".join(f"\n  {paper.name:22}{paper.title}" for paper in PAPERS)
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "paper",
-        help="repeat a published table or figure, beside its numbers",
-        description=_DESCRIPTION,
-        epilog=f"names:{names}\n\n{_EPILOG}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    told = "repeat a published table or figure, beside its numbers"
+    parser = add_command(commands, "paper", _run, told, _DESCRIPTION, f"names:{names}\n\n{_EPILOG}")
     parser.add_argument("name", nargs="?", metavar="NAME", help="table or figure to repeat")
     add_output_options(parser)
-    parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -45,10 +39,6 @@ def _run(options: argparse.Namespace) -> None:
         return
     paper = paper_named(options.name)
     repeated = paper.repeat()
-    if options.plot is not None:
-        from penstock.measure.picture import save_picture
-
-        save_picture(repeated.draw(), options.plot)
     data = {
         "name": paper.name,
         "title": paper.title,
@@ -58,7 +48,7 @@ def _run(options: argparse.Namespace) -> None:
     }
     rows = [_cells(each) for each in repeated.results]
     table = Table(f"{paper.name}: {paper.title}", ["", "published", "computed", "difference"], rows)
-    show(options, data, [table], [f"{repeated.why}", f"Source: {paper.source}."])
+    show(options, data, [table], [repeated.why, f"Source: {paper.source}."], repeated.draw)
 
 
 def _list(options: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import parsed, parsed_amount, parsed_names
-from penstock.cli.output import Table, add_output_options, needing, progress, show
+from penstock.cli.output import Table, add_command, add_output_options, needing, progress, show
 from penstock.errors import ConfigError
 from penstock.report import print_report
 from penstock.units import format_count
@@ -28,17 +28,17 @@ _MOST_ROWS = 30
 
 def add_plan(commands: Any) -> None:
     """Add `penstock plan` to the parser's commands."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = add_command(
+        commands,
         "plan",
-        help="find the cheapest machine that a training needs",
-        description="Predict a training on many machines; find the cheapest whose run time is within --within of the "
-        "lower bound.",
-        epilog="Sizes are lists and ranges: 10GB,20GB or 10GB..80GB*2 or 10GB..40GB+10GB; 0 leaves a tier out.\n"
+        _plan,
+        "find the cheapest machine that a training needs",
+        "Predict a training on many machines; find the cheapest whose run time is within --within of the lower bound.",
+        "Sizes are lists and ranges: 10GB,20GB or 10GB..80GB*2 or 10GB..40GB+10GB; 0 leaves a tier out.\n"
         "What is not given stays as the scenario has it.\n"
         "Example: penstock plan scenario1 --ranks 1 --memory 0,100MB --local-disk 0 --price memory=3/GB --within 6%\n"
         "JSON: results[], one for each policy at each point; cheapest, least[], closest, fastest, front[] of them;\n"
         "all explained in docs/reference/plan-command.md.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("scenario", metavar="SCENARIO", help="a built-in name or a file, NAME.toml")
     sweep = parser.add_argument_group("what to vary")
@@ -86,7 +86,6 @@ def add_plan(commands: Any) -> None:
         help="what was computed is kept there (%(default)s)",
     )
     add_output_options(parser)
-    parser.set_defaults(run=_plan)
 
 
 def _plan(options: argparse.Namespace) -> None:

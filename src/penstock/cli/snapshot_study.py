@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import parsed_amount
-from penstock.cli.output import Table, add_output_options, progress, show
+from penstock.cli.output import Table, add_command, add_output_options, progress, show
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,13 +40,8 @@ _MOST_LEFT_OUT = 3
 
 def add(commands: Any) -> None:
     """Add the command to the parser of `penstock snapshots`."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "study",
-        help="how alike your snapshots are, and what each way of storing them would take",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    told = "how alike your snapshots are, and what each way of storing them would take"
+    parser = add_command(commands, "study", _run, told, _DESCRIPTION, _EPILOG)
     parser.add_argument(
         "folder", metavar="DIR", help="a snapshot store, also as s3://bucket/runs/a, or a folder of files"
     )
@@ -61,7 +56,6 @@ def add(commands: Any) -> None:
         "--storage", metavar="SIZE", help='room for snapshots, as "10 GB", for the advice on snap_dis'
     )
     add_output_options(parser)
-    parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:

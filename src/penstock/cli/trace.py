@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.output import Table, add_output_options, show
+from penstock.cli.output import Table, add_command, add_output_options, show
 from penstock.errors import ConfigError
 from penstock.units import format_bytes, format_seconds
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 def add_trace(commands: Any) -> None:
     """Add the command to the others."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "trace",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        help="sum a recorded trace up, and plot it; trace blocks: record what a command reads",
+        _trace,
+        "sum a recorded trace up, and plot it; trace blocks: record what a command reads",
         epilog="Example: penstock trace run.trace --stages --plot trace.png\n"
         "JSON: is_complete, and results[], one for each epoch: epoch, seconds, samples, steps, stall_seconds,\n"
         "stall_by_cause{}, own_seconds, blocked_seconds (of these, by saves) and stages[] of stage, calls, samples,\n"
@@ -38,7 +39,6 @@ def add_trace(commands: Any) -> None:
         help="write all spans as chrome://tracing and Perfetto read them",
     )
     add_output_options(parser)
-    parser.set_defaults(run=_trace)
 
 
 def _trace(options: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import parsed, parsed_amount, parsed_count, parsed_names, refuse_together
-from penstock.cli.output import Table, add_output_options, progress, show
+from penstock.cli.output import Table, add_command, add_output_options, progress, show
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,13 +49,8 @@ _WORK = ("written_pages", "moved_pages", "summary_pages", "trimmed_pages", "read
 
 def add(commands: Any) -> None:
     """Add the command to the parser of `penstock simulate`."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "wear",
-        help="what snapshots, or any writes, do to an SSD, and how long it lasts",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    told = "what snapshots, or any writes, do to an SSD, and how long it lasts"
+    parser = add_command(commands, "wear", _run, told, _DESCRIPTION, _EPILOG)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--sizes", type=Path, metavar="FILE", help="recorded sizes of snapshots (JSON)")
     source.add_argument("--recording", type=Path, metavar="FILE", help="a recording, or a stream as text")
@@ -89,7 +84,6 @@ def add(commands: Any) -> None:
     rate.add_argument("--per-day", metavar="SIZE", help='what is written a day, as "500 GB"')
     rate.add_argument("--every", metavar="TIME", help='time from file to file, as "25 min"')
     add_output_options(parser)
-    parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
