@@ -36,7 +36,7 @@ from penstock.checkpoint import Keep, SnapshotStore
 from penstock.checkpoint import opened as opened_module
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.drain.draining import Drainer
-from penstock.checkpoint.drain.throttle import CappedTier
+from penstock.checkpoint.drain.throttle import Cap
 from penstock.checkpoint.files.writing import Piece
 from penstock.checkpoint.housekeeping import Housekeeping
 from penstock.checkpoint.recipe import RAW, EncodingConfig, check_part
@@ -948,10 +948,7 @@ def test_drains_write_no_more_bytes_a_second_than_they_may_and_saves_are_not_hel
 ) -> None:
     clock = Clock()
 
-    def capped(tier: Any, rate: float, **_: Any) -> CappedTier:
-        return CappedTier(tier, rate, stop=clock, clock=clock)
-
-    monkeypatch.setattr(opened_module, "CappedTier", capped)
+    monkeypatch.setattr(opened_module, "Cap", lambda *given, stop: Cap(*given, stop=clock, clock=clock))
     store = opened(drain_bytes_per_second="10 kB/s", fast_bytes=TABLES_BYTES + 3 * BIG // 2)
     store.save(1, state_of(1)).wait()
     store.drain()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.checkpoint.drain.throttle import CappedTier, Pacer
+from penstock.checkpoint.drain.throttle import Cap, CappedWriter, Pacer
 from penstock.checkpoint.tiers.remote import RemoteTier
 from penstock.errors import ConfigError, DataError
 
@@ -97,13 +97,13 @@ def test_a_burst_that_is_none_is_refused(burst_seconds: float) -> None:
         Pacer(1.0, burst_seconds)
 
 
-# -- The tier ------------------------------------------------------------------------------------------
+# -- The cap -------------------------------------------------------------------------------------------
 
 
 def test_a_megabyte_at_a_megabyte_a_second_takes_a_second_in_even_steps() -> None:
     time = VirtualTime()
-    tier = CappedTier(RemoteTier("memory://even"), 1e6, stop=time, clock=time)
-    writer = tier.begin("step-1", "a1").create("part")
+    cap = Cap("even", 1e6, stop=time, clock=time)
+    writer = CappedWriter(RemoteTier("memory://even").begin("step-1", "a1").create("part"), cap)
 
     writer.write(np.zeros(2_000_000, np.uint8))
     writer.write(np.zeros(1_000_000, np.uint8))
@@ -113,13 +113,13 @@ def test_a_megabyte_at_a_megabyte_a_second_takes_a_second_in_even_steps() -> Non
     assert max(time.waits) <= 0.1
 
 
-def test_all_files_of_a_tier_share_the_cap() -> None:
+def test_all_files_share_the_cap() -> None:
     time = VirtualTime()
-    tier = CappedTier(RemoteTier("memory://share"), 1e6, stop=time, clock=time)
-    draft = tier.begin("step-1", "a1")
+    cap = Cap("share", 1e6, stop=time, clock=time)
+    draft = RemoteTier("memory://share").begin("step-1", "a1")
 
     for file in ("part-0", "part-1"):
-        draft.create(file).write(np.zeros(1_000_000, np.uint8))
+        CappedWriter(draft.create(file), cap).write(np.zeros(1_000_000, np.uint8))
 
     assert time.seconds == pytest.approx(2.0, abs=0.1)
 
@@ -127,9 +127,9 @@ def test_all_files_of_a_tier_share_the_cap() -> None:
 def test_a_stop_ends_a_wait_at_once_and_what_was_written_can_be_aborted() -> None:
     """Closing a store must not sit out the hours that a slow drain still has to go."""
     stop, waits = threading.Event(), threading.Event()
-    tier = CappedTier(RemoteTier("memory://stopped"), 1.0, stop=Announced(stop, waits.set))
+    tier = RemoteTier("memory://stopped")
     draft = tier.begin("step-1", "a1")
-    writer = draft.create("part")
+    writer = CappedWriter(draft.create("part"), Cap(tier.name, 1.0, stop=Announced(stop, waits.set)))
     failures: list[Exception] = []
 
     def write() -> None:
@@ -168,4 +168,4 @@ class Announced:
 
 def test_a_cap_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="bytes_per_second"):
-        CappedTier(RemoteTier("memory://none"), 0.0)
+        Cap("none", 0.0)

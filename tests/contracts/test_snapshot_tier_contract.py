@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.checkpoint.drain.throttle import CappedTier
 from penstock.checkpoint.state.tensors import Bytes
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.checkpoint.tiers.remote import RemoteTier
@@ -26,7 +25,7 @@ pytestmark = [
 #: A tier at the same place as others that were made with the same argument, as another process would make it.
 Make = Callable[[], Tier]
 
-TIERS = ["local", "capped", "memory", "file", "s3"]
+TIERS = ["local", "memory", "file", "s3"]
 
 
 @pytest.fixture(params=TIERS)
@@ -40,8 +39,6 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
         yield lambda: RemoteTier(f"memory://{place}")
     elif kind == "file":
         yield lambda: RemoteTier(f"file://{tmp_path}/tier")
-    elif kind == "capped":
-        yield lambda: CappedTier(LocalTier(tmp_path / "tier"), bytes_per_second=1e12)
     else:
         yield lambda: LocalTier(tmp_path / "tier")
 

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from penstock import compiling
 from penstock.checkpoint import due as due_module
 from penstock.checkpoint import opened as opened_module
-from penstock.checkpoint.drain.throttle import CappedTier
+from penstock.checkpoint.drain.throttle import Cap
 from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.tiers.local import LocalDraft, LocalTier, LocalWriter
 from penstock.cli.main import main
@@ -728,8 +728,7 @@ def test_drains_write_no_more_bytes_a_second_than_they_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    capped = functools.partial(CappedTier, clock=clock)
-    monkeypatch.setattr(opened_module, "CappedTier", lambda *given, stop: capped(*given, stop=clock))
+    monkeypatch.setattr(opened_module, "Cap", lambda *given, stop: Cap(*given, stop=clock, clock=clock))
     with opened(tmp_path, drain_bytes_per_second="100 kB/s", codec="stored") as writer:
         write(writer, 1, saved_state(1))
         writer.drain()

@@ -24,7 +24,7 @@ from penstock.checkpoint.arguments import (
 )
 from penstock.checkpoint.drain.drain_process import ProcessDrainer
 from penstock.checkpoint.drain.draining import Drainer
-from penstock.checkpoint.drain.throttle import CappedTier
+from penstock.checkpoint.drain.throttle import Cap
 from penstock.checkpoint.files.manifest import bytes_beside
 from penstock.checkpoint.housekeeping import Housekeeping, describe_little_space
 from penstock.checkpoint.ranks.ranks import Ranks, alone
@@ -194,13 +194,12 @@ class OpenedStore:
         assert isinstance(fast, LocalTier), "it is a folder"
         stop = threading.Event()
         rate = settings.drain_bytes_per_second
-        capped = slow if rate is None else CappedTier(slow, rate, stop=stop)
         writer = SnapshotWriter(
             self.catalog,
             settings.way,
             self.housekeeping,
             alone(),
-            through=capped,
+            cap=None if rate is None else Cap(slow.name, rate, stop=stop),
             recorder=recorder,
             span=Kind.DRAIN,
         )

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, blocks_of
+from penstock.checkpoint.drain.throttle import Cap, CappedWriter
 from penstock.checkpoint.files.manifest import Stored
 from penstock.checkpoint.files.parts import PartWriter
 from penstock.checkpoint.files.reading import Chain
@@ -20,7 +21,7 @@ from penstock.checkpoint.recipe import EncodingConfig, Plan, WrittenPart, made_c
 from penstock.checkpoint.state.staging import Cut, StagingArea, cut_waves, room_of
 from penstock.checkpoint.state.tensors import Bytes
 from penstock.checkpoint.tiers.catalog import Catalog, open_way
-from penstock.checkpoint.tiers.tier import Draft
+from penstock.checkpoint.tiers.tier import Draft, Writer
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
 
@@ -165,14 +166,16 @@ def write_staged(
     catalog: Catalog,
     workers: Workers,
     *,
+    cap: Cap | None = None,
     held: Held | None = None,
     began: Callable[[Sequence[Piece]], None] = lambda _: None,
     written: Callable[[int], None] = lambda _: None,
 ) -> WrittenPart:
     """Write a rank's part of tensors as they come, and return once it would outlive a loss of power.
 
-    number: of the part. nbytes: of all tensors of it. catalog: where the reference is found, unless it is `held` in
-    memory. began: is called with the first wave. written: is called with bytes as they are written.
+    number: of the part. nbytes: of all tensors of it. cap: on what is written. catalog: where the reference is found,
+    unless it is `held` in memory.
+    began: is called with the first wave. written: is called with bytes as they are written.
     Raises: DataError, FormatError; ConfigError if the codec has to look at all of them first, and they come only once;
         the file is let go of then.
     """
@@ -185,7 +188,9 @@ def write_staged(
         if way.kept_mantissa_bits is not None:
             all_waves = chained(_cut_short(all_waves, way.kept_mantissa_bits))
         file = f"part-{number:05d}.pst"
-        writer = draft.create(file)
+        writer: Writer = draft.create(file)
+        if cap is not None:
+            writer = CappedWriter(writer, cap)
         try:
             part = PartWriter(writer, file, number, bytes.fromhex(plan.uid))
             tensors = TensorWriter(part, number, references, coder, workers, written)

@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Any
 
 from penstock.checkpoint.drain.drain_process import PartWriterProxy, ProcessEnded
+from penstock.checkpoint.drain.throttle import Cap
 from penstock.checkpoint.files.manifest import NewerFormat, bytes_beside, folder_of, write_manifest
 from penstock.checkpoint.files.parts import Part
 from penstock.checkpoint.files.writing import Piece
@@ -39,7 +40,7 @@ from penstock.checkpoint.state.staging import StagingArea
 from penstock.checkpoint.state.tensors import Layout
 from penstock.checkpoint.tiers.catalog import Catalog
 from penstock.checkpoint.tiers.local import LocalDraft, LocalTier
-from penstock.checkpoint.tiers.tier import Draft, Tier
+from penstock.checkpoint.tiers.tier import Draft
 from penstock.errors import ConfigError, DataError, FormatError, RankError, WaitTimeout
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
@@ -143,7 +144,7 @@ class SnapshotWriter:
         ranks: Ranks,
         *,
         holds_reference: bool = False,
-        through: Tier | None = None,
+        cap: Cap | None = None,
         drains: SnapshotWriter | None = None,
         threads: int = 1,
         recorder: Recorder | None = None,
@@ -151,12 +152,13 @@ class SnapshotWriter:
     ) -> None:
         """way: of the last tier; on a nearer one all snapshots are baselines.
 
-        holds_reference: whether the last snapshot stays in memory. through: in place of the last
-            tier, with a cap; None: that itself. drains: writer that drains what this one puts on a nearer tier, with so
-            many threads; None where there is no nearer tier, or this one drains. recorder, span: of what is written.
+        holds_reference: whether the last snapshot stays in memory. cap: on what is written. drains: writer that drains
+            what this one puts on a nearer tier, with so many threads; None where there is no nearer tier, or this one
+            drains. recorder, span: of what is written.
         """
         self._catalog = catalog
-        self._tiers = [*catalog.tiers[:-1], through or catalog.tiers[-1]]
+        self._tiers = catalog.tiers
+        self._cap = cap
         self._way = way
         self._housekeeping = housekeeping
         self._ranks = ranks
@@ -442,6 +444,7 @@ class SnapshotWriter:
                     job.nbytes,
                     self._catalog,
                     job.workers,
+                    cap=self._cap,
                     held=self.held,
                     began=functools.partial(self._note_first, job),
                     written=span.add,
@@ -474,7 +477,7 @@ class SnapshotWriter:
             job.elsewhere.check(job.plan, job.part)
             return
         # What is on another machine is not fetched back only to be looked at.
-        reads_back = isinstance(self._catalog.tiers[job.target.tier], LocalTier)
+        reads_back = isinstance(tier, LocalTier)
         check_part(tier, job.plan, job.number, job.part, to_its_end=reads_back)
 
     def _note_first(self, job: Job, wave: Sequence[Piece]) -> None:

@@ -24,14 +24,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from penstock.checkpoint.drain.throttle import CappedTier
+from penstock.checkpoint.drain.throttle import Cap
 from penstock.checkpoint.files.manifest import folder_of
 from penstock.checkpoint.files.parts import Part
 from penstock.checkpoint.recipe import EncodingConfig, Plan, WrittenPart, check_part
 from penstock.checkpoint.staged import FromChain, write_staged
 from penstock.checkpoint.tiers.catalog import Catalog, Link, open_way
 from penstock.checkpoint.tiers.local import LocalTier
-from penstock.checkpoint.tiers.tier import Tier
 from penstock.child import NoChild, start_child
 from penstock.errors import DataError, FormatError, PenstockError
 from penstock.flow.cpus import give_way
@@ -280,12 +279,12 @@ def _answered(request: Any) -> JSON:
             raise
         with closing(opened) as chain, Workers(request["threads"], "penstock-drain") as workers:
             rate = request["bytes_per_second"]
-            tier: Tier = slow if rate is None else CappedTier(slow, rate)
-            draft = tier.begin(folder_of(plan.step), plan.uid, join=True)
+            cap = None if rate is None else Cap(slow.name, rate)
+            draft = slow.begin(folder_of(plan.step), plan.uid, join=True)
             waves = FromChain(chain, threading.Event())
             way = EncodingConfig("complete", 1, request["codec"], request["kept_mantissa_bits"])
             nbytes = sum(stored.layout.nbytes for stored in chain.manifest.tensors)
-            made = write_staged(draft, plan, 0, way, waves, nbytes, catalog, workers)
+            made = write_staged(draft, plan, 0, way, waves, nbytes, catalog, workers, cap=cap)
     except (PenstockError, OSError) as error:
         kind = FormatError if isinstance(error, FormatError) else DataError
         is_damaged = is_damaged or (waves is not None and waves.is_damaged)

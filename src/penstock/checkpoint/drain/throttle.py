@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.checkpoint.state.tensors import Bytes
-from penstock.checkpoint.tiers.tier import Draft, Reader, Tier, Writer
+from penstock.checkpoint.tiers.tier import Writer
 from penstock.errors import ConfigError, DataError
-from penstock.units import format_rate
 
 #: A piece that is handed on at once lasts this long at the cap, so that the rate is even.
 _PIECE_SECONDS = 0.05
@@ -63,11 +62,10 @@ class Stop(Protocol):
         ...
 
 
-class CappedTier:
-    """Another tier, to which all threads together write at most so many bytes a second. Reads are not slowed.
+class Cap:
+    """How many bytes a second all threads together write to a tier, at most.
 
-    tier: it is written to.
-    bytes_per_second: above zero.
+    name: of the tier. bytes_per_second: above zero.
     stop: once set, a wait ends at once and every write raises DataError.
     clock: seconds; for tests.
     Raises: ConfigError naming the argument.
@@ -75,95 +73,39 @@ class CappedTier:
 
     def __init__(
         self,
-        tier: Tier,
+        name: str,
         bytes_per_second: float,
         *,
         stop: Stop | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tier = tier
-        self._pace = _Pace(Pacer(bytes_per_second), stop or threading.Event(), clock, tier.name)
-
-    @property
-    def name(self) -> str:
-        return self._tier.name
-
-    def __repr__(self) -> str:
-        return f"CappedTier({self._tier!r}, {format_rate(self._pace.pacer.bytes_per_second)})"
-
-    def where(self, folder: str) -> str:
-        return self._tier.where(folder)
-
-    def folders(self) -> list[str]:
-        return self._tier.folders()
-
-    def read(self, folder: str, file: str) -> bytes:
-        return self._tier.read(folder, file)
-
-    def open(self, folder: str, file: str) -> Reader:
-        return self._tier.open(folder, file)
-
-    def begin(self, folder: str, uid: str, *, join: bool = False) -> Draft:
-        return _CappedDraft(self._tier.begin(folder, uid, join=join), self._pace)
-
-    def delete(self, folder: str) -> None:
-        self._tier.delete(folder)
-
-    def free_bytes(self) -> int | None:
-        return self._tier.free_bytes()
-
-    def sweep(self) -> list[str]:
-        return self._tier.sweep()
-
-
-class _Pace:
-    """One cap for all writers of a tier."""
-
-    def __init__(self, pacer: Pacer, stop: Stop, clock: Callable[[], float], name: str) -> None:
-        self.pacer = pacer
-        self.piece_bytes = int(min(max(_LEAST_PIECE_BYTES, pacer.bytes_per_second * _PIECE_SECONDS), 2**30))
-        self._stop = stop
+        self._pacer = Pacer(bytes_per_second)
+        self.piece_bytes = int(min(max(_LEAST_PIECE_BYTES, bytes_per_second * _PIECE_SECONDS), 2**30))
+        self._stop = stop or threading.Event()
         self._clock = clock
         self._name = name
         #: guards the pacer; nobody waits while holding it
         self._pacer_lock = threading.Lock()
 
     def wait(self, nbytes: int) -> None:
+        """Return once so many bytes may be written. Raises: DataError once it is stopped."""
         with self._pacer_lock:
-            seconds = self.pacer.take(nbytes, self._clock())
+            seconds = self._pacer.take(nbytes, self._clock())
         if self._stop.wait(seconds) if seconds > 0 else self._stop.is_set():
             raise DataError(f"writing to {self._name} was stopped before it ended")
 
 
-class _CappedDraft:
-    def __init__(self, draft: Draft, pace: _Pace) -> None:
-        self._draft = draft
-        self._pace = pace
+class CappedWriter:
+    """A file that is written under a cap."""
 
-    def create(self, file: str) -> Writer:
-        return _CappedWriter(self._draft.create(file), self._pace)
-
-    def commit(self, manifest: bytes) -> None:
-        self._draft.commit(manifest)
-
-    def abort(self) -> None:
-        self._draft.abort()
-
-
-class _CappedWriter:
-    def __init__(self, writer: Writer, pace: _Pace) -> None:
+    def __init__(self, writer: Writer, cap: Cap) -> None:
         self._writer = writer
-        self._pace = pace
+        self._cap = cap
+        self.finish, self.abandon = writer.finish, writer.abandon
 
     def write(self, *pieces: Bytes) -> None:
         for data in pieces:
-            for start in range(0, len(data), self._pace.piece_bytes):
-                piece = data[start : start + self._pace.piece_bytes]
-                self._pace.wait(len(piece))
+            for start in range(0, len(data), self._cap.piece_bytes):
+                piece = data[start : start + self._cap.piece_bytes]
+                self._cap.wait(len(piece))
                 self._writer.write(piece)
-
-    def finish(self) -> None:
-        self._writer.finish()
-
-    def abandon(self) -> None:
-        self._writer.abandon()
