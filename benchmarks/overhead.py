@@ -9,8 +9,8 @@ Printed for each batch size, as medians over rounds that take turns, with the le
     4 KB, files     the same files from the page cache, nothing kept
     rows of 1 KB    a map-style data set in memory that returns lists of rows, beside a DataLoader without workers
 
-each but the scheduler in two ways: by one thread, which is then the training's own and does all of the work, and as the
-loader runs, with threads of its own. Wall time is per sample, too, and nothing is computed in between. Decisions are
+each but the scheduler in two ways: with threads as the loader has them, and without any (decoders=0), so that the
+training's own does all of the work. Wall time is per sample, too, and nothing is computed in between. Decisions are
 compiled. Nothing else should run.
 """
 
@@ -29,7 +29,6 @@ from contextlib import closing
 from datetime import date
 from functools import partial
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,6 @@ import torch
 
 from penstock.compiling import without_plain_forms
 from penstock.flow import engine
-from penstock.flow.lock_use import RunDelay
 from penstock.loader.transforms import DecodeRaw
 from penstock.policy import Load, Ready, Scheduler
 from penstock.policy.scheduler import OwnRead
@@ -45,9 +43,6 @@ from penstock.store import FlatFolder
 from penstock.torch import Loader
 
 SAMPLE_BYTES, ROW_NUMBERS = 4096, 256
-#: Of the loader's threads: the training's own is 0, the scheduler's spans are 1.
-WORKER = 2
-
 Row = tuple[torch.Tensor, int]
 #: Seconds per sample: on the wall, and of processors.
 Seconds = tuple[float, float]
@@ -67,27 +62,6 @@ class Rows(torch.utils.data.Dataset[Row]):
 
     def __getitems__(self, indices: list[int]) -> list[Row]:
         return list(zip(self.rows[torch.tensor(indices)].unbind(), indices, strict=True))
-
-
-class OneThread:
-    """In the place of what a waiting consumer waits for: does the next piece of the workers' work instead."""
-
-    def __init__(self, loader: Loader, delay: RunDelay) -> None:
-        self._engine = loader._engine
-        self._ring = self._engine._recorder.ring(WORKER)
-        self._delay = delay
-        setattr(self._engine, "_start", lambda *_: True)  # noqa: B010 - mypy refuses the plain form
-        setattr(self._engine, "_wake", self)  # noqa: B010
-
-    def put(self, _: None) -> None:
-        """Nobody waits."""
-
-    def get(self, timeout: float | None = None) -> None:
-        try:
-            message: Any = self._engine._loads.get_nowait()
-        except Empty:
-            raise SystemExit("the loader waits for a reader thread: this shows nothing") from None
-        self._engine._handle(message, WORKER, self._ring, self._delay)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -122,9 +96,11 @@ def main(arguments: list[str] | None = None) -> None:
             for name, each in found.items():
                 wall, cpu = (with_spread([1e6 * pair[which] for pair in each]) for which in range(2))
                 print(f"{name:<22}{wall:>26}{cpu:>26}")
-            ours, theirs = found["rows of 1 KB"], found["  DataLoader"]
-            ratios = [their[0] / our[0] for our, their in zip(ours, theirs, strict=True)]
-            print(f"rate of rows, of a DataLoader's: {with_spread(ratios)}")
+            for name in ("rows of 1 KB", "rows of 1 KB, no threads"):
+                ratios = [
+                    their[0] / our[0] for our, their in zip(found[name], found["  DataLoader"], strict=True)
+                ]
+                print(f"rate of {name}, of a DataLoader's: {with_spread(ratios)}")
 
 
 def cases_of(folder: str, files: int, rows: Rows, batch_size: int) -> dict[str, Callable[[float], Seconds]]:
@@ -153,15 +129,13 @@ def cases_of(folder: str, files: int, rows: Rows, batch_size: int) -> dict[str, 
     }
     for name, make in sources.items():
         cases[name] = partial(time_loader, make)
-        cases[f"{name}, one thread"] = partial(time_loader, partial(make, decoders=1), in_one_thread=True)
+        cases[f"{name}, no threads"] = partial(time_loader, partial(make, decoders=0))
     return cases | {"  DataLoader": partial(time_epochs, peer)}
 
 
-def time_loader(make: Callable[[], Loader], seconds: float, *, in_one_thread: bool = False) -> Seconds:
+def time_loader(make: Callable[[], Loader], seconds: float) -> Seconds:
     """Time a loader once it has found its number of threads and filled its tiers, and close it."""
-    with make() as loader, closing(RunDelay()) as delay:
-        if in_one_thread:
-            OneThread(loader, delay)
+    with make() as loader:
         time_epochs(loader, 3 * seconds)
         return time_epochs(loader, seconds)
 

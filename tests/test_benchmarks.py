@@ -37,7 +37,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         ("tracing", {r"us/span$": 4, r"us/sample$": 1}),
         (
             "overhead --batch-sizes 64",
-            {r"^(scheduler|4 KB|rows of|  Data).* \(.* \(": 8, r"of a DataLoader's": 1},
+            {r"^(scheduler|4 KB|rows of|  Data).* \(.* \(": 8, r"of a DataLoader's": 2},
         ),
         ("wear", {r"M pages/s$": 2}),
         pytest.param("blocks", {r" x  \(": 3}, marks=pytest.mark.system),

@@ -888,7 +888,6 @@ def test_an_error_in_a_users_transform_keeps_its_kind_and_tells_its_place(folder
         ({"epochs": 10**12}, "epochs is 1000000000000, and the order has fewer"),
         ({"machine": {}}, r"machine is \{\}; give a Machine"),
         ({"readers": 0}, "readers is 0"),
-        ({"decoders": 0}, "decoders is 0"),
         ({"timeout_seconds": 0}, "timeout_seconds"),
         ({"split": "evenly"}, "evenly"),
         ({"shuffle": FullShuffle(5, 0)}, "5 samples"),

@@ -9,7 +9,8 @@ for their decode worker are kept here, by the number of the scheduler's entry, u
 
 Who owns what: the scheduler belongs to whichever worker thread holds `_lock`, tried and never waited for: a thread
 that finds it taken leaves its event in `_inbox`, and the holder looks there again after letting go. The consumer's
-thread never runs the scheduler; it sends events to the workers. Nothing is read, decoded or waited for under the lock.
+thread never runs the scheduler, unless it does all of the work (decoders=0); it sends events to the workers. Nothing is
+read, decoded or waited for under the lock.
 Decode workers beyond those of the start are started when they first have work, by the thread that holds the lock, so
 that each is in the list of threads before the one that started it ends. Those that the scheduler wants no more of are
 parked, not ended: what a data set keeps for each thread stays.
@@ -30,6 +31,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from queue import Empty, SimpleQueue
@@ -133,6 +135,19 @@ class _Owner(weakref.ref[Any]):
     __slots__ = ()
 
 
+@dataclass
+class _OwnThread:
+    """What the consumer's thread works with. load: that it is at, or was when an interrupt came."""
+
+    ring: Ring
+    delay: RunDelay
+    load: Load | None = None
+
+
+#: What decode workers get: work, an event to pass on, what the consumer dropped; None or `_Owner` ends them.
+_Message = Load | Event | Reference | Departure | _Owner | _Park | None
+
+
 class Fetcher(Protocol):
     """Brings the bytes of samples, from their source or a tier. Any thread may call it at any time."""
 
@@ -199,6 +214,8 @@ class Engine:
     samples_of: the samples of the batch of an epoch and step, for messages.
     collect: drains the recorder; workers call it when their ring is half full, as in a long step of the training.
     readers: threads that only read. Decode workers are as many as the scheduler lets load at once.
+    works_in_own_thread: whether `take` does all of the work in the thread that calls it, a piece at a time until its
+        batch is there, and no thread is started; readers is 0 then, and the scheduler lets one Load run at once.
     begin: called by each decode worker before its first Load.
     watches_lock: whether to find out if threads wait for the interpreter's lock, for `lock_use`.
     compiled: returns the compiled decisions once there are any.
@@ -214,6 +231,7 @@ class Engine:
         recorder: Recorder,
         *,
         readers: int,
+        works_in_own_thread: bool = False,
         begin: Callable[[], None],
         patience_seconds: float,
         timeout_seconds: float | None,
@@ -247,8 +265,7 @@ class Engine:
         self._lock = threading.Lock()
         self._inbox: deque[Event] = deque()
         self._moves: SimpleQueue[Move | None] = SimpleQueue()
-        #: What decode workers get: work, an event to pass on, what the consumer dropped; None or `_Owner` ends them.
-        self._loads: SimpleQueue[Load | Event | Reference | Departure | _Owner | _Park | None] = SimpleQueue()
+        self._loads: SimpleQueue[_Message] = SimpleQueue()
         #: What parked decode workers wait for: to go on, or None to end.
         self._parked: SimpleQueue[_Park | None] = SimpleQueue()
         #: Batches that are complete and not handed out yet, by (epoch, step): workers add, the consumer removes.
@@ -280,9 +297,12 @@ class Engine:
         self._consumer_waits: tuple[int, int, float] | None = None
         self._closed = False
         self._begin, self._readers = begin, readers
+        #: What the consumer's thread does its work with, where it does all of it.
+        self._own: _OwnThread | None = None
+        self._works_in_own_thread = works_in_own_thread
         self._decoders = 0
-        #: Decode workers that are not parked, or will not be once they have looked.
-        self._decoders_at_work = 0
+        #: Decode workers that are not parked, or will not be once they have looked. The consumer's thread is one.
+        self._decoders_at_work = int(works_in_own_thread)
         #: All that were started, in the order of their start; the last one perhaps not yet.
         self._threads: list[threading.Thread] = []
         # Through a weak reference: a loader that is dropped unclosed must not be kept until the exit.
@@ -293,8 +313,13 @@ class Engine:
     def start(self) -> None:
         """Begin to prefetch."""
         try:
-            waits.register(self)
             atexit.register(self._at_exit)
+            if self._works_in_own_thread:
+                self._begin()
+                self._own = _OwnThread(self._recorder.ring(_FIRST_WORKER), RunDelay(None))
+                self._post(self._scheduler.start)
+                return
+            waits.register(self)
             for reader in range(self._readers):
                 self._start("read", reader, self._run_reader, _READER_SPANS)
             with self._lock:
@@ -329,6 +354,9 @@ class Engine:
                     return batch
                 self._check_usable()
                 self._make_room(key)
+                if self._own is not None:
+                    self._work(self._own, key)
+                    continue
                 waited = self._clock() - begin
                 pause = patience.look(waited, waited)
                 if self._staging.is_held:
@@ -484,6 +512,38 @@ class Engine:
             return f"which cannot be described ({type(error).__name__})"
 
     # The workers' side
+
+    def _work(self, own: _OwnThread, key: tuple[int, int]) -> None:
+        """Do one piece of work in the consumer's thread.
+
+        Ctrl-C is let through in the midst of it. A Load that was interrupted is done again by the next call, if no tier
+        was being filled by it; an interrupt at any other point may have left half a decision.
+        """
+        try:
+            if own.load is None:
+                message = self._message_for_own_thread()
+                if not isinstance(message, Load):
+                    self._handle(message, _FIRST_WORKER, own.ring, own.delay)
+                    return
+                own.load = message
+            event = self._done(own.load, _FIRST_WORKER, own.ring, own.delay)
+            own.load = None
+            self._settle(event, own.ring)
+        except BaseException as error:
+            if own.load is None or set(own.load.rests) != {STAGING}:
+                self._fault = ClosedError(
+                    f"{type(error).__name__} came while this loader worked in the training's own thread (decoders=0), "
+                    f"and it cannot go on: make a new one and call its start({key[0]}, {key[1]})"
+                )
+            raise
+
+    def _message_for_own_thread(self) -> _Message:
+        try:
+            return self._loads.get_nowait()
+        except Empty:
+            assert self._staging.is_held, "the batch comes by what the scheduler has handed out"
+            time.sleep(_POLL_HELD_SECONDS)
+            return self._poll_held
 
     def _post(self, event: Event) -> None:
         self._loads.put(event)
@@ -704,24 +764,31 @@ class Engine:
             message = None  # an idle thread keeps no sample's bytes
         self._loads.put(None)  # for the next one
 
-    def _handle(
-        self, message: Load | Event | Reference | Departure | _Owner, worker: int, ring: Ring, delay: RunDelay
-    ) -> None:
+    def _handle(self, message: _Message, worker: int, ring: Ring, delay: RunDelay) -> None:
+        """Do what a message to the decode workers says, but for parking."""
+        event: Event | None = None
         if isinstance(message, Load):
-            self._load(message, worker, ring, delay)
+            event = self._done(message, worker, ring, delay)
         elif isinstance(message, _Owner):
             self.end()
         elif isinstance(message, Departure):
             message.seconds = self._clock()
         elif isinstance(message, Reference):
-            self._inbox.append(partial(self._dropped, message))
-        else:
-            self._inbox.append(message)
+            event = partial(self._dropped, message)
+        elif callable(message):
+            event = message
+        self._settle(event, ring)
+
+    def _settle(self, event: Event | None, ring: Ring) -> None:
+        """Hand an event to the scheduler, and have done what came of it."""
+        if event is not None:
+            self._inbox.append(event)
         self._drive()
         if ring.is_half_full:
             self._collect()
 
-    def _load(self, load: Load, worker: int, ring: Ring, delay: RunDelay) -> None:
+    def _done(self, load: Load, worker: int, ring: Ring, delay: RunDelay) -> Event:
+        """Do a Load; return the event that says so."""
         self._note(worker, load.ids[0])
         if self._compiled is not None and self._loaded_samples >= _WORTH_COMPILING_SAMPLES:
             loop = self._compiled()
@@ -729,7 +796,7 @@ class Engine:
                 self._compiled = None
                 self._inbox.append(partial(self._use, loop))
         asked_seconds = self._ask_for_lock(worker, delay) if self._watches_lock else None
-        delay.begin()
+        delay.begin(surely=False)
         begin, computed, taken = self._clock(), time.thread_time(), delay.taken_seconds
         failed, own_reads = self._fetch_and_decode(load, partial(self._note, worker), ring, delay)
         cpu_seconds = time.thread_time() - computed
@@ -737,7 +804,7 @@ class Engine:
         wall_seconds = self._clock() - begin - (delay.taken_seconds - taken)
         seconds = delay.left_of(wall_seconds, cpu_seconds), cpu_seconds
         self._at.pop(worker, None)
-        self._inbox.append(partial(self._loaded, load, failed, own_reads, seconds, asked_seconds))
+        return partial(self._loaded, load, failed, own_reads, seconds, asked_seconds)
 
     def _fetch_and_decode(
         self, load: Load, at: Callable[[int], None], ring: Ring, delay: RunDelay
@@ -808,7 +875,8 @@ class Engine:
         if origin == STAGING:
             pairs = [self._bytes[entry] for entry in entries]
             return [each for each, _ in pairs], pairs[0][1] if len(pairs) == 1 else NO_FLOW
-        delay.begin()
+        if origin == SOURCE:  # an earlier wait for a processor is not to be taken off its time
+            delay.begin()
         begin, computed = self._clock(), time.thread_time()
         data = self._fetcher.fetch(samples, origin, rests, at, lasting=False)
         end, computed = self._clock(), time.thread_time() - computed

@@ -37,19 +37,23 @@ _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 class RunDelay:
     """How long a thread that could run waited for a processor, which other programs may want, too.
 
-    schedstat: of the thread that makes it; the kernel counts there, in nanoseconds, as the second number.
+    schedstat: of the thread that makes it; the kernel counts there, in nanoseconds, as the second number. None: such
+        waits are not looked at.
     """
 
-    def __init__(self, schedstat: Path = _SCHEDSTAT) -> None:
+    def __init__(self, schedstat: Path | None = _SCHEDSTAT) -> None:
         self._number, self._text = -1, ctypes.create_string_buffer(96)
-        with contextlib.suppress(OSError):
-            self._number = os.open(schedstat, os.O_RDONLY | os.O_CLOEXEC)
+        if schedstat is not None:
+            with contextlib.suppress(OSError):
+                self._number = os.open(schedstat, os.O_RDONLY | os.O_CLOEXEC)
         self._known_seconds, self._has_waited = self.seconds(), True
         #: What `left_of` has taken from anything so far.
         self.taken_seconds = 0.0
 
     def seconds(self) -> float:
         """Return the sum so far; 0 where the kernel does not count."""
+        if self._number < 0:
+            return 0.0
         try:
             # Python's own `pread` would release the lock for 2 us, and then wait until others release it.
             count = _pread(self._number, self._text, len(self._text), 0)
@@ -57,9 +61,9 @@ class RunDelay:
         except (IndexError, ValueError):
             return 0.0
 
-    def begin(self) -> None:
-        """Take note that work begins. Where the work before hardly waited for anything, the kernel is not asked."""
-        if self._has_waited:
+    def begin(self, *, surely: bool = True) -> None:
+        """Take note that work begins. surely: also where the work before hardly waited for anything."""
+        if surely or self._has_waited:
             self._known_seconds = self.seconds()
 
     def left_of(self, wall_seconds: float, cpu_seconds: float) -> float:

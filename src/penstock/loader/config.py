@@ -74,6 +74,8 @@ class LoaderConfig:
         yours, see `penstock.policy.loading.LoadingPolicy`.
     readers: reads in flight at most. decoders: threads that decode, or call a data set; unless given, one per
         core to begin with, then as many as raise the rate. Under torchrun, the ranks of a host share its cores.
+        decoders=0 loads each batch when it is asked for, in the thread that asks, without any other, as DataLoader
+        does with num_workers=0: for debuggers, profilers and exact tracebacks, and for samples of microseconds.
     on_error: "raise", "skip", or a function of the error and the sample that returns one of them.
     patience_seconds: a wait that lasts longer is reported. timeout_seconds: one that lasts longer raises.
 
@@ -146,8 +148,14 @@ class LoaderConfig:
         """Check what the samples are loaded with."""
         for name in ("readers", "decoders"):
             count = getattr(self, name)
-            if count is not None and not (is_integer(count) and 1 <= count <= _MOST_THREADS):
-                raise ConfigError(f"{name} is {count!r}; it is an integer, 1 to {_MOST_THREADS}")
+            least = 0 if name == "decoders" else 1
+            if count is not None and not (is_integer(count) and least <= count <= _MOST_THREADS):
+                raise ConfigError(f"{name} is {count!r}; it is an integer, {least} to {_MOST_THREADS}")
+        if self.decoders == 0 and self.readers is not None:
+            raise ConfigError(
+                f"readers is {self.readers} and decoders is 0, which has the training's own thread do everything: "
+                "leave readers out, or give decoders=1 or more"
+            )
         if self.memory is not None:
             try:
                 parse_bytes(self.memory)
@@ -260,7 +268,7 @@ def check_machine(machine: object) -> None:
 
 #: What becomes of the arguments of PyTorch's DataLoader.
 _ADVICE = {
-    "num_workers": "threads are counted by this machine; decoders= and readers= change that",
+    "num_workers": "threads are counted by this machine; decoders= and readers= change that, decoders=0 to none",
     "collate_fn": "arrays and numbers are stacked, anything else comes in lists",
     "pin_memory": "copy with .to(device, non_blocking=True)",
     "prefetch_factor": "memory= says how much is staged",

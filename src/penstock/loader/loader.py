@@ -131,7 +131,9 @@ class Loader:
         to_user = report if report is not None else _keep_silent
         #: Kernels are compiled by another process while it is open.
         self._lease = Lease(report)
-        opening = Opening(config.patience_seconds, config.timeout_seconds, to_user)
+        opening = Opening(
+            config.patience_seconds, config.timeout_seconds, to_user, in_own_thread=config.decoders == 0
+        )
         try:
             self._setup = setup = set_up(config, front_end, opening.calls)
             self._plan, self._rank = setup.plan, setup.rank
@@ -208,7 +210,12 @@ class Loader:
             self._staging,
             self._recorder,
             readers=setup.limits.readers,
-            begin=partial(_begin, self._front_end.begin_thread, setup.fetcher),
+            works_in_own_thread=setup.works_in_own_thread,
+            begin=partial(
+                _begin,
+                _change_nothing if setup.works_in_own_thread else self._front_end.begin_thread,
+                setup.fetcher,
+            ),
             patience_seconds=self._config.patience_seconds,
             timeout_seconds=self._config.timeout_seconds,
             report=report,
@@ -691,6 +698,10 @@ def _begin(begin_thread: Callable[[], None], fetcher: Fetcher) -> None:
     begin_thread()
     if isinstance(fetcher, SourceFetcher):
         fetcher.prepare()
+
+
+def _change_nothing() -> None:
+    """How the training's own thread is set up for loading."""
 
 
 def _check_trace(trace: str | os.PathLike[str], calls: Calls) -> None:

@@ -17,13 +17,18 @@ class Opening:
     """The construction of a loader as `penstock ps` and a patient user see it.
 
     calls: to be used for whatever a store may not answer. They raise WaitTimeout after `timeout_seconds` without any
-        answer, and are reported after `patience_seconds`.
+        answer, and are reported after `patience_seconds`; not so where they are made in the caller's thread.
     """
 
     def __init__(
-        self, patience_seconds: float, timeout_seconds: float | None, report: Callable[[str], None]
+        self,
+        patience_seconds: float,
+        timeout_seconds: float | None,
+        report: Callable[[str], None],
+        *,
+        in_own_thread: bool = False,
     ) -> None:
-        self.calls = Calls(self._watch)
+        self.calls = Calls(self._watch, in_own_thread=in_own_thread)
         self._begin_seconds = time.monotonic()
         self._patience = Patience(patience_seconds, timeout_seconds, report, self._line)
         self._is_registered = False

@@ -67,6 +67,10 @@ def predict_run(
     """Return the trace of a run that was set up. Arguments and errors are those of `predict`."""
     if setup.pipeline is None:
         raise not_predictable(setup.data.place)
+    if setup.works_in_own_thread:
+        raise ConfigError(
+            "decoders is 0, so that nothing is loaded ahead, and a prediction is of what is: give decoders=1 or more"
+        )
     given = read_machine(machine, Calls())
     if given is None and not setup.is_measured:
         raise ConfigError(

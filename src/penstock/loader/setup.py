@@ -90,6 +90,7 @@ class Setup:
     decoders_because: str
     readers_because: str = ""
     machine_file: str | None = None
+    works_in_own_thread: bool = False
     seed: int = 0
     extents: Extents | None = None
 
@@ -220,6 +221,7 @@ def set_up(config: LoaderConfig, front_end: FrontEnd, calls: Calls, *, runs: boo
         cpus=cpus,
         decoders_because=threads.decoders_because,
         readers_because=threads.readers_because,
+        works_in_own_thread=config.decoders == 0,
         machine_file=config.machine if isinstance(config.machine, str) else None,
         seed=config.seed,
         extents=extents,
@@ -303,6 +305,8 @@ class _Threads(NamedTuple):
 
 def _threads(config: LoaderConfig, machine: Machine | None, cpus: int, cpu_reason: str) -> _Threads:
     decoders, readers = config.decoders, config.readers
+    if decoders == 0:
+        return _Threads(0, 1, 0, "as decoders= says", "")
     because = f"one per core ({cpu_reason})" if decoders is None else "as decoders= says"
     if config.is_of_data_set:
         if decoders is None:

@@ -69,6 +69,8 @@ def _batch(plan: AccessPlan) -> str:
 
 def _threads(setup: Setup) -> str:
     limits, because = setup.limits, setup.decoders_because
+    if setup.works_in_own_thread:
+        return f"loads in the training's own thread, {because}"
     if setup.pipeline is None:
         return (
             f"starts with {format_count(limits.decoders, 'thread')} that call {setup.data.place}, {because}"

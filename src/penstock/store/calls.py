@@ -35,10 +35,14 @@ class Calls:
 
     watch: called in the waiting thread; returns the seconds after which it wants to be called again, None for never.
         What it raises ends the wait.
+    in_own_thread: whether the caller's thread makes the calls, as a debugger wants it; nothing is watched then.
     """
 
-    def __init__(self, watch: Callable[[], float | None] = lambda: None) -> None:
+    def __init__(
+        self, watch: Callable[[], float | None] = lambda: None, *, in_own_thread: bool = False
+    ) -> None:
         self._watch = watch
+        self._in_own_thread = in_own_thread
         #: By thread: what it asks for, and since when. Each thread writes its own entry.
         self._at: dict[int, tuple[str, float]] = {}
         self._last_seconds = time.monotonic()
@@ -82,6 +86,8 @@ class Calls:
         Raises: what the earliest item's call raised that raised; what `watch` raises; DataError if no thread can be
             started.
         """
+        if self._in_own_thread:
+            return [call(item) for item in items]
         todo = deque(enumerate(items))
         results: dict[int, R] = {}
         errors: dict[int, BaseException] = {}
