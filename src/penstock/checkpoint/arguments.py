@@ -67,6 +67,12 @@ def checked_quantity(name: str, read: Callable[[Any], Value], value: Any) -> Val
         raise ConfigError(f"{name}: {error}") from None
 
 
+def _checked(name: str, value: Any, *, is_one: bool, rule: str) -> Any:
+    if not is_one:
+        raise ConfigError(f"{name} is {value!r:.80}; {rule}")
+    return value
+
+
 def checked_schedule(schedule: Any) -> SaveSchedule | None:
     """Return the schedule that is meant. Raises: ConfigError."""
     if isinstance(schedule, str):
@@ -74,12 +80,11 @@ def checked_schedule(schedule: Any) -> SaveSchedule | None:
     is_one = callable(getattr(schedule, "is_due", None)) and isinstance(
         getattr(schedule, "is_known_ahead", None), bool
     )
-    if schedule is not None and not is_one:
-        raise ConfigError(
-            f"schedule is {schedule!r:.80}; write it, such as '1000 steps' or '30 min', or give a value of "
-            "penstock.plan.saves, such as EverySteps(1000), or None"
-        )
-    return schedule  # type: ignore[no-any-return]
+    rule = (
+        "write it, such as '1000 steps' or '30 min', or give a value of penstock.plan.saves, such as EverySteps(1000), "
+        "or None"
+    )
+    return _checked("schedule", schedule, is_one=schedule is None or is_one, rule=rule)  # type: ignore[no-any-return]
 
 
 def checked_keep(keep: Any) -> Keep:
@@ -96,9 +101,8 @@ def checked_keep(keep: Any) -> Keep:
 
 def checked_reference(reference: Any) -> Literal["memory", "stored"]:
     """Return where the reference is. Raises: ConfigError."""
-    if reference not in ("memory", "stored"):
-        raise ConfigError(f"reference is {reference!r:.80}; it is kept in 'memory' or read as 'stored'")
-    return reference  # type: ignore[no-any-return]
+    is_one = reference in ("memory", "stored")
+    return _checked("reference", reference, is_one=is_one, rule="it is kept in 'memory' or read as 'stored'")  # type: ignore[no-any-return]
 
 
 def ranks_or_reader(make: Any) -> tuple[Ranks, str]:
@@ -130,32 +134,22 @@ def made_ranks(make: Any) -> Ranks:
 
 def checked_report(report: Any) -> Callable[[str], None] | None:
     """Return what is told lines. Raises: ConfigError."""
-    if report is not None and not callable(report):
-        raise ConfigError(
-            f"report is {report!r:.80}; it is a function that is given a line, such as print, or None"
-        )
-    return report  # type: ignore[no-any-return]
+    rule = "it is a function that is given a line, such as print, or None"
+    return _checked("report", report, is_one=report is None or callable(report), rule=rule)  # type: ignore[no-any-return]
 
 
 def checked_recorder(recorder: Any) -> Recorder | None:
     """Return the recorder of a trace. Raises: ConfigError."""
-    if recorder is not None and not isinstance(recorder, Recorder):
-        raise ConfigError(
-            f"recorder is {recorder!r:.80}; give that of a trace, such as loader.recorder, or None"
-        )
-    return recorder
+    is_one = recorder is None or isinstance(recorder, Recorder)
+    rule = "give that of a trace, such as loader.recorder, or None"
+    return _checked("recorder", recorder, is_one=is_one, rule=rule)  # type: ignore[no-any-return]
 
 
 def checked_options(options: Any) -> Mapping[str, Any] | None:
     """Return options of a driver. Raises: ConfigError."""
-    if options is not None and not (
-        isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
-    ):
-        raise ConfigError(
-            f"storage_options is {options!r:.80}; give the driver's options by their names, such as "
-            "{'endpoint_url': 'http://...'}, or None"
-        )
-    return options
+    is_one = isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
+    rule = "give the driver's options by their names, such as {'endpoint_url': 'http://...'}, or None"
+    return _checked("storage_options", options, is_one=options is None or is_one, rule=rule)  # type: ignore[no-any-return]
 
 
 def taken_apart(state: Any) -> Flat:
@@ -182,11 +176,8 @@ def checked_only(only: Any) -> Iterable[str] | None:
 
 def checked_framework(framework: Any) -> Framework | None:
     """Return whose arrays are wanted. Raises: ConfigError."""
-    if framework not in (None, "numpy", "torch"):
-        raise ConfigError(
-            f"framework is {framework!r:.80}; it is 'numpy', 'torch', or None for what was saved"
-        )
-    return framework  # type: ignore[no-any-return]
+    rule = "it is 'numpy', 'torch', or None for what was saved"
+    return _checked("framework", framework, is_one=framework in (None, "numpy", "torch"), rule=rule)  # type: ignore[no-any-return]
 
 
 def checked_timeout(timeout_seconds: Any) -> float | None:

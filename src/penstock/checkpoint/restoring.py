@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from penstock.checkpoint.files.reading import (
 )
 from penstock.checkpoint.inspecting import can_be_opened
 from penstock.checkpoint.ranks.ranks import Ranks
-from penstock.checkpoint.state.tree import ArrayLeaf, Framework, Tree, numpy_dtype, select
+from penstock.checkpoint.state.tree import ArrayLeaf, Framework, Tree, listed, numpy_dtype, select
 from penstock.checkpoint.state.unflatten import Loading, plan_loading, plan_loading_into
 from penstock.checkpoint.tiers.catalog import (
     Catalog,
@@ -35,13 +36,12 @@ from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
 from penstock.flow.snapshot_spans import SnapshotSpan
 from penstock.trace.schema import Kind
+from penstock.units import format_count
 
 T = TypeVar("T")
 
-#: Names of values in a line.
-_MOST_NAMED = 5
 
-
+@dataclass(eq=False, repr=False)
 class Restored(Mapping[str, Any]):
     """A state that was restored: the mapping that was saved, or that was loaded into.
 
@@ -52,22 +52,12 @@ class Restored(Mapping[str, Any]):
     per_rank: what this rank saved for itself; None if it saved nothing, or another number of ranks saved.
     """
 
-    def __init__(
-        self,
-        step: int,
-        state: Any,
-        not_loaded: Sequence[str],
-        not_found: Sequence[str],
-        per_rank: Any = None,
-        *,
-        replaced: Sequence[str] = (),
-    ) -> None:
-        self.step = step
-        self.state = state
-        self.not_loaded = tuple(not_loaded)
-        self.not_found = tuple(not_found)
-        self.replaced = tuple(replaced)
-        self.per_rank = per_rank
+    step: int
+    state: Any
+    not_loaded: tuple[str, ...]
+    not_found: tuple[str, ...]
+    per_rank: Any = None
+    replaced: tuple[str, ...] = field(default=(), kw_only=True)
 
     def told(self) -> list[str]:
         """Return what to say of a state that was loaded into another one, which did not take it as it is."""
@@ -313,9 +303,8 @@ class Restorer:
                 destinations[done.layout.name].finish()
         per_rank = own.state()[f"rank {self._ranks.rank}"] if own else None
         state = loading.state()
-        return Restored(
-            manifest.step, state, loading.not_loaded, loading.not_found, per_rank, replaced=loading.replaced
-        )
+        of_names = loading.not_loaded, loading.not_found
+        return Restored(manifest.step, state, *of_names, per_rank, replaced=tuple(loading.replaced))
 
 
 def _check_numpy(tree: Tree, only: Iterable[str] | None) -> None:
@@ -352,15 +341,8 @@ def _describe_mismatch(step: int, loading: Loading) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return names, or how many and the first of them."""
-    names = [name or "the state" for name in names]
-    if not names:
-        return "nothing"
-    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
+    return listed((name or "the state" for name in names), none="nothing")
 
 
 def _counted(names: Sequence[str], where: str) -> str:
-    return (
-        f"{len(names):,} value{'s' if len(names) > 1 else ''} {where} {'were' if len(names) > 1 else 'was'}"
-    )
+    return f"{format_count(len(names), 'value')} {where} {'were' if len(names) > 1 else 'was'}"

@@ -102,13 +102,6 @@ class _Block(NamedTuple):
 _Encoded: TypeAlias = tuple[Kind, Bytes, int, int]
 
 
-class _Room:
-    """Where a group of blocks is encoded: taken by a worker, given back once its bytes are written."""
-
-    def __init__(self) -> None:
-        self.out = np.empty(0, np.uint8)
-
-
 def pairs_of(pieces: Iterable[Piece], references: References | None) -> Iterator[Pair]:
     """Yield the blocks of a snapshot beside those they may be differences to; each is valid until the next."""
     scratch = Scratch()
@@ -140,7 +133,8 @@ class TensorWriter:
         self._coder = coder
         self._workers = workers
         self._written = written
-        self._rooms: SimpleQueue[_Room] = SimpleQueue()
+        #: Where groups of blocks are encoded: each is taken by a worker, and given back once its bytes are written.
+        self._rooms: SimpleQueue[Bytes] = SimpleQueue()
         #: Where each worker has what a group is a difference to: not of the room, for there are many more of these.
         self._own = threading.local()
         #: The first block of these bytes, by their hash.
@@ -160,7 +154,7 @@ class TensorWriter:
         Raises: DataError, FormatError from the file or the reference.
         """
         #: What waits to be written lies there.
-        rooms: list[_Room] = []
+        rooms: list[Bytes] = []
         groups = self._groups(pieces)
         for group, encoded, room, seconds in self._workers.map(self._encode, groups, _GROUPS_AHEAD):
             self.encode_seconds += seconds
@@ -200,25 +194,25 @@ class TensorWriter:
         if group:
             yield group
 
-    def _flush(self, rooms: list[_Room]) -> None:
+    def _flush(self, rooms: list[Bytes]) -> None:
         self._written(self._writer.flush())
         while rooms:
             self._rooms.put(rooms.pop())
 
-    def _encode(self, group: list[_Block]) -> tuple[list[_Block], list[_Encoded], _Room, float]:
+    def _encode(self, group: list[_Block]) -> tuple[list[_Block], list[_Encoded], Bytes, float]:
         begin_seconds = time.perf_counter()
         try:
             room = self._rooms.get_nowait()
         except Empty:
-            room = _Room()
+            room = np.empty(0, np.uint8)
         if not hasattr(self._own, "scratch"):
             self._own.scratch = Scratch()
         if self._coder is not None:
             needed = SLACK_BYTES
             for block in group:
                 needed += block.values.size
-            if room.out.size < needed:
-                room.out = np.empty(needed, np.uint8)
+            if room.size < needed:
+                room = np.empty(needed, np.uint8)
         encoded: list[_Encoded] = []
         used = 0
         for layout, number, values in group:
@@ -228,7 +222,7 @@ class TensorWriter:
                 reference = None
                 if self._references is not None:
                     reference = self._references.block(layout, number, self._own.scratch)
-                out = room.out[used : used + values.size + SLACK_BYTES]
+                out = room[used : used + values.size + SLACK_BYTES]
                 kind, length = self._coder.encode(Pair(values, layout.dtype, reference), out)
                 if kind != Kind.STORED:
                     payload = out[:length]

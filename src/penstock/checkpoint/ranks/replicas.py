@@ -13,7 +13,7 @@ import xxhash
 
 from penstock.checkpoint.state.dtypes import DTYPES
 from penstock.checkpoint.state.flatten import Flat, Source
-from penstock.checkpoint.state.tree import JSON, ArrayLeaf, read_tree
+from penstock.checkpoint.state.tree import JSON, ArrayLeaf, listed, read_tree
 from penstock.errors import ConfigError
 
 #: Larger arrays are not compared: the states of random generators are smaller, and reading takes time.
@@ -93,9 +93,8 @@ def describe_differing(floats: Sequence[str]) -> str:
 
 
 def _named(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    told = ", ".join(name or "the state" for name in names[:_MOST_NAMED])
-    return f"{told}{f' and {more:,} more' if more > 0 else ''} {'differs' if len(names) == 1 else 'differ'}"
+    told = listed((name or "the state" for name in names), _MOST_NAMED)
+    return f"{told} {'differs' if len(names) == 1 else 'differ'}"
 
 
 def _small(flat: Flat) -> Iterator[Source]:

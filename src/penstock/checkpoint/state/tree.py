@@ -54,7 +54,6 @@ MOST_DIMENSIONS = 64
 _KINDS = ("torch", "numpy", "bytes")
 #: Type of the integers of a quantised tensor of torch, by its own type.
 QUANTIZED = {"qint8": "int8", "quint8": "uint8", "qint32": "int32"}
-_MOST_NAMES = 5
 _LEAST_INT, _LARGEST_INT = -(1 << 63), (1 << 63) - 1
 _DEVICE = re.compile(r"[a-z]{1,16}(:\d{1,5})?")
 _DTYPE = re.compile(r"[a-z][a-z0-9_]{1,31}")
@@ -208,11 +207,11 @@ def fits(name: str, pattern: str) -> bool:
     return name == pattern or name.startswith(f"{pattern}/") or fnmatchcase(name, pattern)
 
 
-def listed(names: Iterable[str]) -> str:
-    """Return the first few names, for a message."""
+def listed(names: Iterable[str], most: int = 5, *, none: str = "none") -> str:
+    """Return the first few names, for a message. none: what to say where there are none."""
     known = tuple(names)
-    told = ", ".join(known[:_MOST_NAMES]) or "none"
-    more = len(known) - _MOST_NAMES
+    told = ", ".join(known[:most]) or none
+    more = len(known) - most
     return f"{told} and {more:,} more" if more > 0 else told
 
 

@@ -8,8 +8,16 @@ memory and finishes it, and asks for the state at the end.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
-from dataclasses import replace
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    MutableSequence,
+    Sequence,
+)
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -120,34 +128,23 @@ class Destination:
             self._memory = self._owner = None
 
 
+@dataclass(frozen=True, slots=True)
 class Loading:
-    """What has to be read for a state, and then the state."""
+    """What has to be read for a state, and then the state.
 
-    def __init__(
-        self,
-        destinations: Mapping[str, Destination],
-        build: Callable[[], Any],
-        not_loaded: Iterable[str] = (),
-        not_found: Iterable[str] = (),
-        *,
-        replaced: Sequence[str] = (),
-        fits_nothing: bool = False,
-    ) -> None:
-        #: One for each tensor to read.
-        self.destinations = tuple(destinations.values())
-        #: Names of values of the snapshot that what was loaded into does not have.
-        self.not_loaded = tuple(not_loaded)
-        #: Names of values of what was loaded into that the snapshot does not have; they are as they were.
-        self.not_found = tuple(not_found)
-        #: Names of plain values of what was loaded into that are others now; complete once the state is there.
-        self.replaced = replaced
-        #: Whether there is something to load, and nothing of it has a place in what is loaded into.
-        self.fits_nothing = fits_nothing
-        self._build = build
+    destinations: one for each tensor to read. state: returns the state; all destinations are finished.
+    not_loaded: names of values of the snapshot that what was loaded into does not have. not_found: names of values of
+        what was loaded into that the snapshot does not have; they are as they were. replaced: names of plain values of
+        what was loaded into that are others now; complete once the state is there.
+    fits_nothing: whether there is something to load, and nothing of it has a place in what is loaded into.
+    """
 
-    def state(self) -> Any:
-        """Return the state. All destinations are finished."""
-        return self._build()
+    destinations: tuple[Destination, ...]
+    state: Callable[[], Any]
+    not_loaded: tuple[str, ...] = ()
+    not_found: tuple[str, ...] = ()
+    replaced: Sequence[str] = ()
+    fits_nothing: bool = False
 
 
 def plan_loading(
@@ -183,7 +180,7 @@ def plan_loading(
         state = builder.build(tree.root, chosen)
         return {} if state is _NOTHING else state
 
-    return Loading(builder.destinations, build)
+    return Loading(tuple(builder.destinations.values()), build)
 
 
 # A new state
@@ -378,12 +375,12 @@ def plan_loading_into(
         more = len(matching.mismatches) - len(told)
         raise ConfigError("; ".join(told) + (f"; and {more:,} more like these" if more else ""))
     return Loading(
-        matching.destinations(),
+        tuple(matching.destinations().values()),
         lambda: matching.put(tree.root, into),
-        matching.not_loaded,
-        matching.not_found,
-        replaced=matching.replaced,
-        fits_nothing=matching.fits_nothing,
+        tuple(matching.not_loaded),
+        tuple(matching.not_found),
+        matching.replaced,
+        matching.fits_nothing,
     )
 
 
