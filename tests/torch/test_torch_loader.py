@@ -194,6 +194,8 @@ def test_operations_in_a_data_set_take_no_further_threads_and_all_others_as_many
     new.join()
     assert inside == {1}
     assert [torch.get_num_threads(), *elsewhere] == [usual, usual]
+    with make(ThreadsOfOperations(), decoders=0) as loader:
+        assert {number for batch in loader for number in batch.tolist()} == {usual}
 
 
 def test_a_worker_that_starts_later_leaves_the_training_the_threads_that_it_has_chosen_since() -> None:
