@@ -247,36 +247,9 @@ def _chosen(answer: Answer, of_row: Mapping[Row, dict[str, Any]]) -> dict[str, A
     }
 
 
-#: What Parquet calls the types of `all_values`, in its order.
-_TYPES = {
-    "ranks": "int64",
-    "staging_bytes": "int64",
-    "memory_bytes": "int64",
-    "local_disk_bytes": "int64",
-    "policy": "string",
-    "is_runnable": "bool",
-    "not_runnable_reason": "string",
-    "status": "string",
-    "run_seconds": "float64",
-    "lower_bound_seconds": "float64",
-    "slowdown": "float64",
-    "is_sufficient": "bool",
-    "price": "float64",
-    "is_on_front": "bool",
-    "initial_stall_seconds": "float64",
-    "mean_stall_seconds": "float64",
-    "longest_stall_seconds": "float64",
-    "store_reads_share": "float64",
-    "store_bytes": "float64",
-    "took_seconds": "float64",
-    "reason": "string",
-    "scenario": "string",
-    "samples": "int64",
-    "batch_size": "int64",
-    "epochs": "int64",
-    "seed": "int64",
-    "penstock_version": "string",
-}
+#: Columns of the Parquet file that are no floating-point numbers.
+_INTEGERS = ["ranks", "staging_bytes", "memory_bytes", "local_disk_bytes", "samples", "batch_size", "epochs", "seed"]
+_TEXTS = ["policy", "not_runnable_reason", "status", "reason", "scenario", "penstock_version"]
 
 
 def parquet_of(answer: Answer, sweep: Sweep) -> bytes:
@@ -297,10 +270,11 @@ def parquet_of(answer: Answer, sweep: Sweep) -> bytes:
         "penstock_version": version("penstock"),
     }
     rows = [{**values, **common} for values in all_values(answer)]
-    schema = pa.schema(
-        [(name, pa.type_for_alias(kind)) for name, kind in _TYPES.items()],
-        metadata={"penstock.scenario": scenario.to_toml()},
-    )
+    kinds = dict.fromkeys(_INTEGERS, pa.int64()) | dict.fromkeys(_TEXTS, pa.string())
+    columns = [
+        (name, kinds.get(name, pa.bool_() if name.startswith("is_") else pa.float64())) for name in rows[0]
+    ]
+    schema = pa.schema(columns, metadata={"penstock.scenario": scenario.to_toml()})
     file = io.BytesIO()
     parquet.write_table(pa.Table.from_pylist(rows, schema=schema), file)
     return file.getvalue()

@@ -294,7 +294,7 @@ class DeepIO:
         capacity_bytes = job.tier(1, self.name)
         parts = equal_parts(job.plan.samples, job.ranks)
         if max(int(job.sizes_bytes[begin:end].sum()) for begin, end in parts) > capacity_bytes:
-            parts = _partsids_that_fit(job.sizes_bytes, [capacity_bytes] * job.ranks)
+            parts = _parts_that_fit(job.sizes_bytes, [capacity_bytes] * job.ranks)
         fills = [_range_fill(rank, 1, begin, end) for rank, (begin, end) in enumerate(parts)]
         strings = self._draw(job, parts) if self.opportunistic else None
         return Loading(fills, strings, stages_from_store=False, stages_from_peers=True)
@@ -393,9 +393,7 @@ def equal_parts(samples: int, ranks: int) -> list[tuple[int, int]]:
     return [(rank * share, samples if rank == ranks - 1 else (rank + 1) * share) for rank in range(ranks)]
 
 
-def _partsids_that_fit(
-    sizes_bytes: NDArray[np.int64], capacities_bytes: Sequence[int]
-) -> list[tuple[int, int]]:
+def _parts_that_fit(sizes_bytes: NDArray[np.int64], capacities_bytes: Sequence[int]) -> list[tuple[int, int]]:
     """Return contiguous ranges of ids that fill each capacity, one after the other."""
     ends_bytes = np.cumsum(sizes_bytes)
     parts: list[tuple[int, int]] = []
