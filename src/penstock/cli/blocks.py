@@ -188,7 +188,10 @@ def _show(options: argparse.Namespace, recording: Recording, recorded: Recorded 
             (
                 part.phase.name.lower(),
                 *(f"{count:,}" for count in (part.files, part.blocks, part.reads, part.writes)),
-                *(format_bytes(size) if size else "-" for size in _sizes(part)),
+                *(
+                    format_bytes(size) if size else "-"
+                    for size in (part.read_bytes, part.written_bytes, part.mapped_bytes)
+                ),
             )
             for part in parts
         ],
@@ -220,10 +223,6 @@ def _phases(options: argparse.Namespace) -> list[Phase]:
         if name not in known:
             raise ConfigError(f"--phases names {name!r}; known are {', '.join(known)}")
     return [Phase(known.index(name)) for name in names]
-
-
-def _sizes(part: Any) -> tuple[int, int, int]:
-    return part.read_bytes, part.written_bytes, part.mapped_bytes
 
 
 def _notes(recording: Recording, recorded: Recorded | None, out: Path | None) -> list[str]:

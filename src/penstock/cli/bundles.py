@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ from penstock.units import format_seconds, parse_bytes, parse_rate
 
 if TYPE_CHECKING:
     import numpy as np
-    from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
     from penstock.simulate.bundles import Choice, Recommendation, Setting
@@ -70,7 +68,8 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from penstock.simulate.bundles import recommend
+    from penstock.measure.plot_bundles import draw_recommendation
+    from penstock.simulate.bundles import NOISY, recommend
 
     setting, labels, sample_bytes = _setting(options)
     found = recommend(
@@ -100,23 +99,18 @@ def _run(options: argparse.Namespace) -> None:
         }
 
     growth = _growth(found.chosen, labels)
-    scatter = None if growth is None else _is_noisy(growth)
+    is_noisy = growth is not None and growth > NOISY
     data = {
         "setting": asdict(setting) | {"effective_cache": setting.effective_cache},
         "bound_hit_ratio": setting.bound,
         "recommended": written(found.chosen),
         "reason": found.reason,
         "results": [written(each) for each in found.beside],
-        "ids": {"noise_growth": growth, "scatter": scatter},
+        "ids": {"noise_growth": growth, "scatter": None if growth is None else is_noisy},
     }
     table = _choice_table(found, counted, {each.bundle: seconds(each) for each in found.beside})
-    show(options, data, [table], _notes(found, setting, growth), partial(_draw, found, counted))
-
-
-def _draw(found: Recommendation, counted: dict[int, float]) -> Figure:
-    from penstock.measure.plot_bundles import draw_recommendation
-
-    return draw_recommendation(found, counted)
+    notes = _notes(found, setting, growth, is_noisy)
+    show(options, data, [table], notes, lambda: draw_recommendation(found, counted))
 
 
 def _setting(options: argparse.Namespace) -> tuple[Setting, NDArray[np.int64] | None, float | None]:
@@ -201,12 +195,6 @@ def _growth(chosen: Choice, labels: NDArray[np.int64] | None) -> float | None:
     return batch_noise(setting.samples, chosen.bundle, setting.batch_size, between).growth
 
 
-def _is_noisy(growth: float) -> bool:
-    from penstock.simulate.bundles import NOISY
-
-    return growth > NOISY
-
-
 def _choice_table(
     found: Recommendation, counted: dict[int, float], seconds: dict[int, float | None]
 ) -> Table:
@@ -233,7 +221,7 @@ def _choice_table(
     )
 
 
-def _notes(found: Recommendation, setting: Setting, growth: float | None) -> list[str]:
+def _notes(found: Recommendation, setting: Setting, growth: float | None, is_noisy: bool) -> list[str]:
     chosen = found.chosen
     notes = [f"bundle_ratio {chosen.bundle_ratio:g}: {found.reason}."]
     if chosen.bundles > 1:
@@ -246,7 +234,7 @@ def _notes(found: Recommendation, setting: Setting, growth: float | None) -> lis
             notes.append(
                 f"This holds for ids in random order. A folder is sorted by class: {scattering}; see --classes."
             )
-        elif _is_noisy(growth):
+        elif is_noisy:
             notes.append(
                 f"Do not use these bundles on the ids as they are: neighbours are alike, and a batch's mean would be "
                 f"{growth:.1f} times as noisy. {scattering}."

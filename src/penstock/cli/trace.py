@@ -138,6 +138,7 @@ def _slowest(trace: Trace, most: int) -> Table:
     for span in trace.slowest(most):
         if span["kind"] > max(Kind).value:
             continue
+        sample = int(span["sample"])
         stage = Stage(Kind(int(span["kind"])), int(span["place"]), bool(span["peer"] != NO_PEER))
         rows.append(
             (
@@ -147,14 +148,10 @@ def _slowest(trace: Trace, most: int) -> Table:
                 "" if span["epoch"] < 0 else str(span["epoch"]),
                 "" if span["step"] < 0 else str(span["step"]),
                 f"{span['samples']:,}" if span["samples"] else "",
-                _called(trace, int(span["sample"])),
+                "" if sample < 0 else trace.names.get(sample, f"sample {sample}"),
             )
         )
     return Table("The slowest", ("stage", "took", "began at", "epoch", "step", "samples", "the first"), rows)
-
-
-def _called(trace: Trace, sample: int) -> str:
-    return "" if sample < 0 else trace.names.get(sample, f"sample {sample}")
 
 
 def _stage(stage: Stage) -> str:

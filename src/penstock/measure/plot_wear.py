@@ -69,17 +69,14 @@ def draw_methods(runs: Sequence[StoredRun]) -> Figure:
 
 def draw_written(axes: Axes, runs: Sequence[StoredRun]) -> None:
     """Draw the bytes that each method writes as bars, grouped by distance."""
-    _draw_bars(axes, runs, [_gigabytes(run) for run in runs])
+    sizes = [run.stored_bytes for run in runs]
+    _draw_bars(axes, runs, [None if size is None else size / 1e9 for size in sizes])
 
 
 def draw_erases(axes: Axes, runs: Sequence[StoredRun]) -> None:
     """Draw the blocks that each method erases as bars, grouped by distance."""
     _draw_bars(axes, runs, [None if run.result is None else run.result.work.erases for run in runs])
     axes.yaxis.set_major_formatter("{x:,.0f}")
-
-
-def _gigabytes(run: StoredRun) -> float | None:
-    return None if run.stored_bytes is None else run.stored_bytes / 1e9
 
 
 def _draw_bars(axes: Axes, runs: Sequence[StoredRun], heights: Sequence[float | None]) -> None:

@@ -38,7 +38,7 @@ from penstock.plan.access import AccessPlan
 from penstock.plan.bijection import _groups, as_ids
 from penstock.plan.explicit import Explicit
 from penstock.plan.frequency import check_partition
-from penstock.plan.orders import Order, RepeatingOrder, even_from
+from penstock.plan.orders import OfOrder, Order, RepeatingOrder
 from penstock.plan.splits import Split
 
 Ids = NDArray[np.int64]
@@ -71,7 +71,7 @@ def split_locally(plan: AccessPlan, rank_of: ArrayLike) -> AccessPlan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Local:
+class Local(OfOrder):
     """An order within whose global batches the samples are where the rank that holds them reads.
 
     Made by `split_locally`; of use only in a plan with the same batch size, ranks and split.
@@ -102,19 +102,6 @@ class Local:
                 "nobody holds the sample: place the samples for this plan"
             )
         object.__setattr__(self, "rank_of", rank_of.astype(np.int32, copy=False))
-
-    @property
-    def samples(self) -> int:
-        """F."""
-        return self.order.samples
-
-    @property
-    def even_from(self) -> int:
-        """See `EvenOrder.even_from`: that of the order."""
-        return even_from(self.order)
-
-    def length(self, epoch: int) -> int:
-        return self.order.length(epoch)
 
     def at(self, epoch: int, positions: ArrayLike) -> Ids:
         wanted = as_ids(positions, self.length(epoch), "positions")

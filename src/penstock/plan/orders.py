@@ -88,6 +88,27 @@ class _OfAll:
         return self.samples
 
 
+class OfOrder:
+    """What orders share that read the positions of another one."""
+
+    __slots__ = ()
+    order: Order
+
+    @property
+    def samples(self) -> int:
+        """F, that of the order."""
+        return self.order.samples
+
+    @property
+    def even_from(self) -> int:
+        """See `EvenOrder.even_from`: that of the order."""
+        return even_from(self.order)
+
+    def length(self, epoch: int) -> int:
+        """Return the length that the order has."""
+        return self.order.length(epoch)
+
+
 @dataclass(frozen=True, slots=True)
 class Sequential(_OfAll):
     """Every epoch reads the samples in the order of their ids.

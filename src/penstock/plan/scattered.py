@@ -9,12 +9,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
 from penstock.plan.bijection import as_ids
-from penstock.plan.orders import FullShuffle, Order, RepeatingOrder, check_seed, even_from
+from penstock.plan.orders import FullShuffle, OfOrder, Order, RepeatingOrder, check_seed
 from penstock.plan.random import derive_key
 
 
 @dataclass(frozen=True, slots=True)
-class Scattered:
+class Scattered(OfOrder):
     """Another order, whose ids are replaced by those of one random permutation, the same in every epoch.
 
     A folder of images is sorted by class, so a bundle of consecutive ids holds a few classes; a bundle of
@@ -44,19 +44,6 @@ class Scattered:
         check_seed(self.seed)
         key = derive_key(self.seed, "scattered ids")
         object.__setattr__(self, "_permutation", FullShuffle(self.order.samples, key))
-
-    @property
-    def samples(self) -> int:
-        """F, that of the order."""
-        return self.order.samples
-
-    @property
-    def even_from(self) -> int:
-        """See `EvenOrder.even_from`: that of the order."""
-        return even_from(self.order)
-
-    def length(self, epoch: int) -> int:
-        return self.order.length(epoch)
 
     def at(self, epoch: int, positions: ArrayLike) -> NDArray[np.int64]:
         return self._permutation.at(0, self.order.at(epoch, positions))

@@ -295,7 +295,7 @@ class DeepIO:
         parts = equal_parts(job.plan.samples, job.ranks)
         if max(int(job.sizes_bytes[begin:end].sum()) for begin, end in parts) > capacity_bytes:
             parts = _parts_that_fit(job.sizes_bytes, [capacity_bytes] * job.ranks)
-        fills = [_range_fill(rank, 1, begin, end) for rank, (begin, end) in enumerate(parts)]
+        fills = [Fill(rank, 1, np.arange(*part), before_training=True) for rank, part in enumerate(parts)]
         strings = self._draw(job, parts) if self.opportunistic else None
         return Loading(fills, strings, stages_from_store=False, stages_from_peers=True)
 
@@ -409,10 +409,6 @@ def _parts_that_fit(sizes_bytes: NDArray[np.int64], capacities_bytes: Sequence[i
 def ids_that_fit(samples: Ids, sizes_bytes: NDArray[np.int64], capacity_bytes: int) -> Ids:
     """Return the samples before the first that no longer fits."""
     return samples[: fill_in_order(sizes_bytes[samples], [capacity_bytes]).size]
-
-
-def _range_fill(rank: int, tier: int, begin: int, end: int) -> Fill:
-    return Fill(rank, tier, np.arange(begin, end), before_training=True)
 
 
 def _firsts(ids: Ids) -> Ids:

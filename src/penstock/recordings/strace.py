@@ -256,7 +256,8 @@ class StraceReader:
         if match[2] is None:
             return known
         path = _unescaped(match[2])
-        if known is not None and (_is_gone(match) or self._is_at(known, path)):
+        is_gone = match[0].endswith("(deleted)") or match[2].endswith(" (deleted)")
+        if known is not None and (is_gone or self._is_at(known, path)):
             return known
         known = task.descriptors[number] = _Description(self._file(path))
         return known
@@ -459,10 +460,6 @@ _HANDLERS = {
 
 def _is_file(path: str) -> bool:
     return not path.startswith(_NO_FILES) and not re.match(r"\w+:\[", path) and "anon_inode:" not in path
-
-
-def _is_gone(match: re.Match[str]) -> bool:
-    return match[0].endswith("(deleted)") or match[2].endswith(" (deleted)")
 
 
 def _unescaped(text: str) -> str:

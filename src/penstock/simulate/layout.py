@@ -544,18 +544,15 @@ def _verdict(comparison: LayoutComparison) -> Iterator[str]:
         yield "Nothing beats reading each sample by itself."
     else:
         times = samples.run_seconds / best.run_seconds
+        then = f" ({best.first_epoch.how})" if best.rewrite_seconds else ""
         yield (
-            f"Best is {_IN_WORDS[best.name]}{_then(best)}: {format_seconds(best.run_seconds)} for {comparison.epochs} "
+            f"Best is {_IN_WORDS[best.name]}{then}: {format_seconds(best.run_seconds)} for {comparison.epochs} "
             f"epochs, {times:.2f} times as fast as each sample by itself."
         )
     found = min(option.run_seconds for option in comparison.options if not option.rewrite_seconds)
     for option in comparison.options:
         if option.rewrite_seconds:
             yield _when(option, found / comparison.epochs)
-
-
-def _then(option: LayoutOption) -> str:
-    return f" ({option.first_epoch.how})" if option.rewrite_seconds else ""
 
 
 def _when(option: LayoutOption, found_seconds: float) -> str:
