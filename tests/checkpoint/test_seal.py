@@ -187,7 +187,7 @@ def test_what_cannot_be_sealed_or_checked_is_told(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="neither is a seal"):
         check_seal(tmp_path / "gone.pt")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataError, match="pipe is no ordinary file"):
+    with pytest.raises(DataError, match="pipe is not a plain file"):
         seal(tmp_path)
     assert not (tmp_path / SUFFIX).exists()
     seal(path)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeAlias
@@ -20,8 +20,8 @@ import numpy as np
 import xxhash
 
 from penstock.checkpoint.safetensors_files import parse_header
-from penstock.checkpoint.state.tensors import Bytes
 from penstock.checkpoint.tiers.durable import whole_file
+from penstock.checkpoint.tiers.local import LocalReader
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.units import format_count
 
@@ -243,11 +243,8 @@ def _is_unfinished(name: str) -> bool:
 
 
 def _sealed(path: Path, name: str) -> Sealed:
-    with _Chunks(path) as chunks:
-        digests = tuple(
-            xxhash.xxh3_128_hexdigest(chunk.data) for chunk in chunks.read(chunks.nbytes, CHUNK_BYTES)
-        )
-        return Sealed(name, chunks.nbytes, digests)
+    with closing(LocalReader(path)) as opened:
+        return Sealed(name, opened.nbytes, tuple(_digests(opened, CHUNK_BYTES)))
 
 
 def _fault(base: Path, file: Sealed, chunk_bytes: int, found: set[str]) -> Fault | None:
@@ -255,19 +252,16 @@ def _fault(base: Path, file: Sealed, chunk_bytes: int, found: set[str]) -> Fault
         return Fault(file.name, "missing", "it is not there any more")
     path = base / file.name
     try:
-        with _Chunks(path) as chunks:
-            if chunks.nbytes != file.nbytes:
+        with closing(LocalReader(path)) as opened:
+            if opened.nbytes != file.nbytes:
                 return Fault(
                     file.name,
                     "resized",
-                    f"it has {chunks.nbytes:,} bytes, and had {file.nbytes:,} when it was sealed",
+                    f"it has {opened.nbytes:,} bytes, and had {file.nbytes:,} when it was sealed",
                 )
-            changed = [
-                number
-                for number, chunk in enumerate(chunks.read(file.nbytes, chunk_bytes))
-                if xxhash.xxh3_128_hexdigest(chunk.data) != file.digests[number]
-            ]
-    except DataError as error:
+            found_now = enumerate(_digests(opened, chunk_bytes))
+            changed = [number for number, digest in found_now if digest != file.digests[number]]
+    except (DataError, FileNotFoundError) as error:
         return Fault(file.name, "unreadable", str(error))
     if not changed:
         return None
@@ -305,43 +299,10 @@ def _tensors_in(path: Path, changed: list[int], chunk_bytes: int) -> tuple[str, 
     return tuple(names)
 
 
-class _Chunks:
-    """A file, read chunk by chunk into the same memory."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            # A pipe would be waited for, without end.
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            status = os.fstat(self._descriptor)
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}") from error
-        self.nbytes = status.st_size
-        if not stat.S_ISREG(status.st_mode):
-            self.close()
-            raise DataError(f"{path} is no ordinary file, and cannot be sealed: take it out of the folder")
-
-    def read(self, nbytes: int, chunk_bytes: int) -> Iterator[Bytes]:
-        """Yield chunks, each valid until the next. Raises: DataError if the file is shorter."""
-        room = np.empty(min(chunk_bytes, nbytes), np.uint8)
-        for begin in range(0, nbytes, chunk_bytes):
-            chunk = room[: min(chunk_bytes, nbytes - begin)]
-            left = chunk.data
-            while left:
-                try:
-                    got = os.readv(self._descriptor, [left])
-                except OSError as error:
-                    raise DataError(f"{self._path} cannot be read: {error.strerror}") from error
-                if not got:
-                    raise DataError(f"{self._path} became shorter while it was read")
-                left = left[got:]
-            yield chunk
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-    def __enter__(self) -> _Chunks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def _digests(file: LocalReader, chunk_bytes: int) -> Iterator[str]:
+    """Yield the digest of each chunk of a file. Raises: DataError naming the file."""
+    room = np.empty(min(chunk_bytes, file.nbytes), np.uint8)
+    for begin in range(0, file.nbytes, chunk_bytes):
+        chunk = room[: min(chunk_bytes, file.nbytes - begin)]
+        file.read_into(begin, chunk)
+        yield xxhash.xxh3_128_hexdigest(chunk.data)
