@@ -115,7 +115,10 @@ class Housekeeping:
             self._is_open = True
         for line in lines:
             self._report(line)
-        self._tell_of_two()
+        # Different snapshots of one step on the two tiers: nothing is done about them unasked.
+        if steps := self._catalog.steps_of_two():
+            more = f"; the same of step {', '.join(map(str, steps[1:]))}" if steps[1:] else ""
+            self._report(f"{self._catalog.describe_other_versions(steps[0])}{more}")
 
     @contextmanager
     def _falling_through(self, tier: Tier) -> Iterator[None]:
@@ -168,13 +171,6 @@ class Housekeeping:
                 raise
             self._catalog.give_up(0)
             self._catalog.look()
-
-    def _tell_of_two(self) -> None:
-        """Tell which steps are of different snapshots on the two tiers: nothing is done about it unasked."""
-        steps = self._catalog.steps_of_two()
-        if steps:
-            more = f"; the same of step {', '.join(map(str, steps[1:]))}" if steps[1:] else ""
-            self._report(f"{self._catalog.describe_other_versions(steps[0])}{more}")
 
     def hold(self, steps: Iterable[int]) -> None:
         """Have the snapshots of these steps stay until they are let go of."""

@@ -282,8 +282,9 @@ class SnapshotWriter:
         match instruction:
             case Place():
                 place = functools.partial(self._place, job)
-                own_bytes = functools.partial(_json_bytes, job.rank_tree)
-                tier, speeds, why = together(f"the place of step {job.step}", own_bytes, place)
+                tier, speeds, why = together(
+                    f"the place of step {job.step}", lambda: len(json.dumps(job.rank_tree)), place
+                )
                 if why:
                     self._note_fall(job, tier, why)
                 return life.placed(tier, speeds and Speeds(*speeds))
@@ -530,18 +531,16 @@ class SnapshotWriter:
         """Return what to raise: of a tier that refused, that there is no snapshot."""
         if not (isinstance(error, DataError) and job.was_aborted and self._span is Kind.WRITE):
             return error
-        if self._is_there(job):
+        try:
+            is_there = folder_of(job.step) in self._tiers[job.target.tier].folders()
+        except DataError:
+            is_there = True  # as nobody can say otherwise
+        # As where only the end of its commit failed.
+        if is_there:
             return error
         described = type(error)(f"{error}: step {job.step} was not saved")
         described.__cause__ = error
         return described
-
-    def _is_there(self, job: Job) -> bool:
-        """Return whether a snapshot can be seen, as where only the end of its commit failed, or nobody can say."""
-        try:
-            return folder_of(job.step) in self._tiers[job.target.tier].folders()
-        except DataError:
-            return True
 
     def _saved(self, job: Job) -> Saved:
         plan = job.plan
@@ -572,7 +571,3 @@ def _fault_of(error: BaseException, job: Job) -> Fault:
         ((RankError, WaitTimeout), Fault.RANK),
     )
     return next((fault for kind, fault in kinds if isinstance(error, kind)), Fault.OTHER)
-
-
-def _json_bytes(value: JSON) -> int:
-    return len(json.dumps(value))

@@ -171,7 +171,12 @@ class Drainer:
     def _drain(self, step: int) -> None:
         begin_seconds = time.monotonic()
         try:
-            chain, links = self._opened(step)
+            try:
+                links = self._catalog.ways(step)[0]
+                chain = open_way(self._catalog, links)
+            except FormatError:
+                self._catalog.mark_damaged(step)
+                raise
             with closing(chain):
                 saved = self._copy(step, begin_seconds, chain, links)
         finally:
@@ -203,11 +208,3 @@ class Drainer:
         self._writer.begin(job)
         # They begin here, for the writer ends them.
         return self._writer.write(job, Workers(self._threads, f"penstock-drain-{step}"))
-
-    def _opened(self, step: int) -> tuple[Chain, Sequence[Link]]:
-        try:
-            way = self._catalog.ways(step)[0]
-            return open_way(self._catalog, way), way
-        except FormatError:
-            self._catalog.mark_damaged(step)
-            raise

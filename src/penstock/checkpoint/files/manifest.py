@@ -212,6 +212,7 @@ def _manifest(said: Mapping[str, Any]) -> Manifest:
         raise _Wrong("two parts are one file")
     tensors = _tensors(_list(said, "tensors"), len(parts))
     _check_sizes(parts, tensors)
+    kept_bits = said.get("kept_mantissa_bits")
     return Manifest(
         step=_whole(said.get("step"), "step"),
         uid=_matching(said.get("uid"), _UID, "uid"),
@@ -220,7 +221,7 @@ def _manifest(said: Mapping[str, Any]) -> Manifest:
         since_bytes=tuple(_whole(nbytes, "since_bytes") for nbytes in _list(said, "since_bytes")),
         codec=_text(said.get("codec"), "codec"),
         reference=_reference(said.get("reference")),
-        kept_mantissa_bits=_optional_whole(said.get("kept_mantissa_bits"), "kept_mantissa_bits"),
+        kept_mantissa_bits=None if kept_bits is None else _whole(kept_bits, "kept_mantissa_bits"),
         tree=said.get("tree"),
         rank_trees=tuple(_list(said, "rank_trees")),
         parts=parts,
@@ -321,10 +322,6 @@ def _whole(value: Any, name: str) -> int:
     if type(value) is not int or not 0 <= value <= _LARGEST:
         raise _Wrong(f"{name} is {value!r:.80}, not a whole number")
     return value
-
-
-def _optional_whole(value: Any, name: str) -> int | None:
-    return None if value is None else _whole(value, name)
 
 
 def _number(value: Any, name: str) -> float:

@@ -285,7 +285,8 @@ def read_wanted(chain: Chain, wanted: Iterable[Wanted], workers: Workers) -> Ite
                 data = one.out
                 if stored.layout != one.layout:
                     blocks = _blocks_of(stored.layout, copy.source)
-                    data = np.empty(_bytes_of(stored, blocks), np.uint8)
+                    begin, end = (_block_place(stored, number) for number in (blocks[0], blocks[-1]))
+                    data = np.empty(end.stop - begin.start, np.uint8)
                 first = _block_place(stored, blocks.start).start
                 for number in blocks:
                     place = _block_place(stored, number)
@@ -361,11 +362,6 @@ def _blocks_of(layout: Layout, place: Sequence[slice]) -> range:
 def _block_place(stored: Stored, number: int) -> slice:
     step = BLOCK_VALUES * stored.layout.dtype.item_bytes
     return slice(number * step, min((number + 1) * step, stored.layout.nbytes))
-
-
-def _bytes_of(stored: Stored, blocks: range) -> int:
-    nbytes: int = _block_place(stored, blocks[-1]).stop - _block_place(stored, blocks.start).start
-    return nbytes
 
 
 def _put(filling: _Filling) -> None:

@@ -222,7 +222,7 @@ class Ranks:
         """
         try:
             with contextlib.nullcontext() if isinstance(function, _Given) else self._heard_of(waiting):
-                return {"what": what, "value": _as_json(function())}, None
+                return {"what": what, "value": json.loads(json.dumps(function(), default=_written))}, None
         except Exception as error:
             message = f"rank {self.rank} of {self.size}, {what}: {_described(error)}"
             # Of a kind that the module which raised it has for itself, the one of all modules.
@@ -285,10 +285,6 @@ def ranks_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Ranks:
 
 
 # -- Letters ----------------------------------------------------------------------------------------------
-
-
-def _as_json(value: Any) -> Any:
-    return json.loads(json.dumps(value, default=_written))
 
 
 def _written(value: Any) -> Any:

@@ -64,7 +64,7 @@ def assign(held: Sequence[Sequence[Layout]]) -> tuple[Assignment, ...]:
             if ranks and ranks[-1] == rank:
                 raise ConfigError(f"{_place(layout)} is held twice by rank {rank}; a name may occur once")
             ranks.append(rank)
-    ordered = sorted(holders, key=_order)
+    ordered = sorted(holders, key=lambda layout: (layout.name, _extent(layout)))
     check_whole(ordered)
     bytes_of_rank = [0] * len(held)
     writers: dict[Layout, int] = {}
@@ -239,10 +239,6 @@ def _extent(layout: Layout) -> Extent:
 
 
 # -- Words -------------------------------------------------------------------------------------------------
-
-
-def _order(layout: Layout) -> tuple[str, Extent]:
-    return layout.name, _extent(layout)
 
 
 def _kind(layout: Layout) -> str:

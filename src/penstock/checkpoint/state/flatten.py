@@ -576,9 +576,11 @@ def _gather(array: Any, item_bytes: int, begin: int, out: Bytes, non_blocking: b
         room = out[used : used + math.prod(box.shape) * item_bytes]
         used += room.size
         if isinstance(array, np.ndarray):
-            _gather_numpy(box, room)
+            dtype = box.dtype if box.dtype.isnative else box.dtype.newbyteorder("<")
+            np.ndarray(box.shape, dtype, room)[...] = box
         else:
-            _gather_torch(box, room, non_blocking)
+            bits, to = torch_bits(box), sys.modules["torch"].from_numpy(room)
+            to.view(bits.dtype).view(bits.shape).copy_(bits, non_blocking=non_blocking)
 
 
 def _boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[int | slice, ...]]:
@@ -605,18 +607,6 @@ def _boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[int |
         yield (slice(first, last),)
     if last * row < end:
         yield from ((last, *place) for place in _boxes(shape[1:], 0, end - last * row))
-
-
-def _gather_numpy(array: np.ndarray[Any, Any], out: Bytes) -> None:
-    dtype = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("<")
-    np.ndarray(array.shape, dtype, out)[...] = array
-
-
-def _gather_torch(tensor: Any, out: Bytes, non_blocking: bool) -> None:
-    import torch
-
-    bits = torch_bits(tensor)
-    torch.from_numpy(out).view(bits.dtype).view(bits.shape).copy_(bits, non_blocking=non_blocking)
 
 
 def torch_bits(tensor: Any) -> Any:

@@ -66,7 +66,9 @@ class StagingArea:
             elif nbytes <= _SLICE_BYTES:
                 moves.append((address + offset, source.address + begin, nbytes))
             else:
-                moves += _sliced(address + offset, source.address + begin, nbytes)
+                for at in range(0, nbytes, _SLICE_BYTES):
+                    size = min(_SLICE_BYTES, nbytes - at)
+                    moves.append((address + offset + at, source.address + begin + at, size))
             pieces.append(Piece(source.layout, first, copied))
             offset += -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
         if workers is None or len(moves) <= 1:
@@ -81,13 +83,6 @@ class StagingArea:
             # Each has a stream of its own, whatever its kind.
             getattr(sys.modules["torch"], device.type).synchronize(device)
         return pieces
-
-
-def _sliced(target: int, source: int, nbytes: int) -> list[_Move]:
-    return [
-        (target + begin, source + begin, min(_SLICE_BYTES, nbytes - begin))
-        for begin in range(0, nbytes, _SLICE_BYTES)
-    ]
 
 
 def _move_all(moves: Sequence[_Move], owners: object = None) -> None:

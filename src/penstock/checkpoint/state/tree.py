@@ -493,10 +493,6 @@ def keyed(keys: list[Any], values: list[Any]) -> dict[Any, Any]:
     return mapping
 
 
-def _int(body: JSON, _torch: ModuleType | None) -> int:
-    return int(_matched(_INT, body), 16)
-
-
 def _float(body: JSON, _torch: ModuleType | None) -> float:
     return float(struct.unpack(">d", bytes.fromhex(_matched(_BITS, body)))[0])
 
@@ -553,7 +549,7 @@ def _device(body: JSON, torch: ModuleType | None) -> Any:
 
 
 _SCALARS = {
-    "int": _int,
+    "int": lambda body, _: int(_matched(_INT, body), 16),
     "float": _float,
     "complex": _complex,
     "text": _text,

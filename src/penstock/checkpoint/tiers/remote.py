@@ -65,7 +65,8 @@ class RemoteTier:
         self._filesystem, self._root = _opened(url, options)
         #: Names of them; what they are may be secret.
         self._options = sorted(options)
-        self._url = _without_password(url).rstrip("/")
+        #: Without a password.
+        self._url = re.sub(r"//([^/:@]*):[^/@]*@", r"//\1:***@", url).rstrip("/")
         protocols = self._filesystem.protocol
         names = {protocols} if isinstance(protocols, str) else set(protocols)
         self._is_object_store = bool(names & OBJECT_STORES)
@@ -469,7 +470,3 @@ def _unless_gone(remove: Callable[..., Any], *arguments: Any) -> None:
 
 def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def _without_password(url: str) -> str:
-    return re.sub(r"//([^/:@]*):[^/@]*@", r"//\1:***@", url)
