@@ -30,7 +30,7 @@ from penstock.checkpoint.tiers.catalog import (
     open_way,
     step_of_fault,
 )
-from penstock.checkpoint.tiers.fast_folders import look, look_and_choose
+from penstock.checkpoint.tiers.fast_folders import look_and_choose, told_of_fast
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
@@ -121,7 +121,9 @@ class Restorer:
 
     def look(self) -> None:
         """Look at the tiers anew, and tell of a fast one that has newer snapshots. Raises: DataError."""
-        look(self._catalog, self._tell)
+        self._catalog.look()
+        if told := told_of_fast(self._catalog):
+            self._tell(told)
 
     def choose(self, step: int | None, *, is_again: bool = False) -> int:
         """Look, and return the step of a snapshot that is there. Raises: ConfigError; DataError.

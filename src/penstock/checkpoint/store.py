@@ -228,52 +228,49 @@ class SnapshotStore:
         self._check_open()
         step = checked_step(step)
         with SnapshotSpan(self._recorder, Kind.SAVE, step) as span:
-            return self._save(step, state, per_rank, span)
-
-    def _save(self, step: int, state: Any, per_rank: Any, span: SnapshotSpan) -> Saving:
-        begin_seconds = time.monotonic()
-        waited_step = self._saving.step if self._saving is not None and not self._saving.is_done else None
-        self._finish_saving()
-        waited_seconds = time.monotonic() - begin_seconds
-        before = None if self._drainer is None else functools.partial(self._raise_of_drain, step)
-        flat, own, layouts, sources = self._shared.take(step, state, per_rank, before)
-        if not self._opened.is_space_checked:
-            check = functools.partial(
-                self._opened.check_first, step, flat.tree, layouts, self._due.least_seconds
+            begin_seconds = time.monotonic()
+            waited_step = self._saving.step if self._saving is not None and not self._saving.is_done else None
+            self._finish_saving()
+            waited_seconds = time.monotonic() - begin_seconds
+            before = None if self._drainer is None else functools.partial(self._raise_of_drain, step)
+            flat, own, layouts, sources = self._shared.take(step, state, per_rank, before)
+            if not self._opened.is_space_checked:
+                check = functools.partial(
+                    self._opened.check_first, step, flat.tree, layouts, self._due.least_seconds
+                )
+                self._ranks.on_rank_zero(f"the check of space for step {step}", check)
+                self._opened.is_space_checked = True
+            limit_bytes = self._settings.staging_bytes
+            cuts = waves_of(sources, limit_bytes)
+            if len(cuts) > 1:
+                assert limit_bytes is not None, "without a limit there is one wave"
+                cuts = waves_of(sources, limit_bytes // 2)
+            areas = self._writer.free_areas()[: min(2, len(cuts))]
+            waves = Waves(len(areas), is_single=len(cuts) == 1)
+            job = Job(
+                step,
+                begin_seconds,
+                layouts,
+                sum(map(attrgetter("layout.nbytes"), sources)),
+                flat.tree,
+                own.tree if own else None,
+                waves,
+                Save(self._writer.terms(can_repeat=waves.can_repeat, ranks=self._ranks.size)),
+                areas[0],
+                functools.partial(_reserve, areas, max(map(room_of, cuts))),
+                number=self._ranks.rank,
+                waited_step=waited_step,
+                waited_seconds=waited_seconds if waited_step is not None else 0.0,
             )
-            self._ranks.on_rank_zero(f"the check of space for step {step}", check)
-            self._opened.is_space_checked = True
-        limit_bytes = self._settings.staging_bytes
-        cuts = waves_of(sources, limit_bytes)
-        if len(cuts) > 1:
-            assert limit_bytes is not None, "without a limit there is one wave"
-            cuts = waves_of(sources, limit_bytes // 2)
-        areas = self._writer.free_areas()[: min(2, len(cuts))]
-        waves = Waves(len(areas), is_single=len(cuts) == 1)
-        job = Job(
-            step,
-            begin_seconds,
-            layouts,
-            sum(map(attrgetter("layout.nbytes"), sources)),
-            flat.tree,
-            own.tree if own else None,
-            waves,
-            Save(self._writer.terms(can_repeat=waves.can_repeat, ranks=self._ranks.size)),
-            areas[0],
-            functools.partial(_reserve, areas, max(map(room_of, cuts))),
-            number=self._ranks.rank,
-            waited_step=waited_step,
-            waited_seconds=waited_seconds if waited_step is not None else 0.0,
-        )
-        self._writer.begin(job)
-        if self._ranks.rank == 0 and (warning := self._catalog.describe_lower(step)):
-            self._told(warning)
-        saving = self._stage(job, cuts, waves, areas)
-        span.add(job.nbytes)
-        job.blocked_seconds = time.monotonic() - begin_seconds
-        job.is_copied.set()
-        self._due.go_on(job.blocked_seconds)
-        return saving
+            self._writer.begin(job)
+            if self._ranks.rank == 0 and (warning := self._catalog.describe_lower(step)):
+                self._told(warning)
+            saving = self._stage(job, cuts, waves, areas)
+            span.add(job.nbytes)
+            job.blocked_seconds = time.monotonic() - begin_seconds
+            job.is_copied.set()
+            self._due.go_on(job.blocked_seconds)
+            return saving
 
     def _stage(
         self, job: Job, cuts: Sequence[Sequence[Cut]], waves: Waves, areas: Sequence[StagingArea]

@@ -202,13 +202,30 @@ class SnapshotWriter:
             self._unpin(job)
             raise
 
-    def write(self, job: Job, workers: Workers) -> Saved:
+    def write(self, job: Job, workers: Workers | None) -> Saved:
         """Write a snapshot that has begun; it is durable, checked, and what it replaces is deleted when this returns.
 
         Raises: on all ranks, what failed on any.
         """
         job.workers = workers
-        return self._ended(job)
+        try:
+            self._run(job, until=Finish)
+        finally:
+            self._let_go(job)
+        plan = job.plan
+        return Saved(
+            plan.step,
+            plan.uid,
+            plan.reference.step if plan.reference else None,
+            job.raw_bytes,
+            job.stored_bytes,
+            job.blocked_seconds,
+            job.durable_seconds,
+            self._tiers[job.target.tier].name,
+            job.note,
+            job.waited_seconds,
+            job.waited_step,
+        )
 
     def write_part(self, job: Job, workers: Workers) -> Any:
         """Write this rank's part, where ranks meet elsewhere: one of them has begun the snapshot, and will `commit` it.
@@ -238,14 +255,7 @@ class SnapshotWriter:
         if job.life.stage is Stage.WRITING:
             refers = [number in parts and job.parts[number].refers for number in range(job.life.terms.ranks)]
             job.instructions = (self._durable(job, refers),)
-        return self._ended(job)
-
-    def _ended(self, job: Job) -> Saved:
-        try:
-            self._run(job, until=Finish)
-        finally:
-            self._let_go(job)
-        return self._saved(job)
+        return self.write(job, job.workers)
 
     def give_up(self, job: Job, error: BaseException) -> None:
         """Take back a beginning that nobody will write, unless it is over. error: why."""
@@ -541,22 +551,6 @@ class SnapshotWriter:
         described = type(error)(f"{error}: step {job.step} was not saved")
         described.__cause__ = error
         return described
-
-    def _saved(self, job: Job) -> Saved:
-        plan = job.plan
-        return Saved(
-            plan.step,
-            plan.uid,
-            plan.reference.step if plan.reference else None,
-            job.raw_bytes,
-            job.stored_bytes,
-            job.blocked_seconds,
-            job.durable_seconds,
-            self._tiers[job.target.tier].name,
-            job.note,
-            job.waited_seconds,
-            job.waited_step,
-        )
 
 
 def _fault_of(error: BaseException, job: Job) -> Fault:

@@ -143,6 +143,8 @@ class PartReader:
         """
         self.where = where
         self._reader = reader
+        #: Fills memory with the file's bytes from an offset on, unchecked.
+        self.read = reader.read_into
         if reader.nbytes != part.nbytes or part.nbytes < _HEADER.size + _FOOTER_BYTES:
             raise TornError(
                 f"{where} has {reader.nbytes} bytes instead of the {part.nbytes} that its snapshot's manifest says"
@@ -202,11 +204,6 @@ class PartReader:
         """Return where a block's bytes begin in the file, and how many they are."""
         row = self.table[block]
         return int(row["offset"]), int(row["stored"])
-
-    def read(self, offset: int, out: Bytes) -> None:
-        """Fill `out` with the file's bytes from `offset` on, unchecked. Raises: DataError naming the file."""
-        if out.size:
-            self._reader.read_into(offset, out)
 
     def payload(self, block: int) -> Bytes:
         """Return a block's bytes as stored, checked. Raises: FormatError, DataError; both name the file."""

@@ -127,13 +127,6 @@ def told_of_fast(catalog: Catalog) -> str:
     return ""
 
 
-def look(catalog: Catalog, tell: Callable[[str], None]) -> None:
-    """Look at the tiers anew, and tell of a fast one that has newer snapshots. Raises: DataError."""
-    catalog.look()
-    if told := told_of_fast(catalog):
-        tell(told)
-
-
 def look_and_choose(
     catalog: Catalog, step: int | None, tell: Callable[[str], None], *, was_there: bool = False
 ) -> int:
