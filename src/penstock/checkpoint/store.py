@@ -280,9 +280,10 @@ class SnapshotStore:
         saving: BackgroundSave | None = None
         try:
             # They begin here: an interpreter that is shutting down starts no more threads.
-            # No more than there are groups of blocks for.
-            groups = 1 + max(job.nbytes // GROUP_BYTES, sum(map(len, cuts)) // GROUP_BLOCKS)
-            workers = Workers(min(self._threads, groups), f"penstock-encode-{job.step}")
+            # No more than there are groups of blocks for; a single one is encoded by who writes it.
+            groups = max(job.nbytes // GROUP_BYTES, sum(map(len, cuts)) // GROUP_BLOCKS)
+            threads = min(self._threads, groups + 1) if groups else 0
+            workers = Workers(threads, f"penstock-encode-{job.step}")
             write = functools.partial(self._write, job, workers)
             saving = self._saving = BackgroundSave(job.step, write, self._told)
             if self._drainer is not None and self._ranks.rank == 0:

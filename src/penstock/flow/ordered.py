@@ -66,6 +66,7 @@ def _first_of(begun: deque[_Task[R]]) -> R:
 class Workers:
     """Threads that work for one caller at a time.
 
+    None of them: the caller itself works, on each thing when its turn comes.
     They start at once: an interpreter that is shutting down starts no more of them, and a save may still be under
     way then. Not a `ThreadPoolExecutor` for the same reason: that one takes no work once shutdown has begun.
     """
@@ -94,6 +95,9 @@ class Workers:
         `things` is iterated by the caller's thread, at most `ahead` times as many ahead as there are threads.
         Raises: what `work` raised, when its turn comes; what was begun is finished, nothing more is begun.
         """
+        if not self._threads:
+            yield from map(work, things)
+            return
         begun: deque[_Task[R]] = deque()
         try:
             for thing in things:
