@@ -23,6 +23,10 @@ _MOST_EPOCHS = 512
 SLOWEST = 64
 # As plain numbers, see `penstock.trace.metrics`.
 _WAIT, _STEP = Kind.WAIT.value, Kind.STEP.value
+#: The sums of an epoch that are numbers, and of one of its stages.
+_COUNTS = ("seconds", "samples", "steps")
+_SECONDS = ("stall_seconds", "own_seconds", "save_seconds")
+_OF_STAGE = ("calls", "samples", "bytes", "seconds", "slowest_seconds")
 #: More than the sums of so many epochs take, unpacked: a file that says otherwise is not believed.
 _MOST_BYTES = 64 << 20
 
@@ -188,15 +192,10 @@ def _joined(first: EpochMetrics, then: EpochMetrics, epochs: int) -> EpochMetric
     return replace(
         first,
         epochs=epochs,
-        seconds=first.seconds + then.seconds,
-        samples=first.samples + then.samples,
-        steps=first.steps + then.steps,
-        stall_seconds=first.stall_seconds + then.stall_seconds,
         stall_by_cause=_added(first.stall_by_cause, then.stall_by_cause),
-        own_seconds=first.own_seconds + then.own_seconds,
         stages=_added(first.stages, then.stages),
-        save_seconds=first.save_seconds + then.save_seconds,
         meanwhile=_added(first.meanwhile, then.meanwhile),
+        **{name: getattr(first, name) + getattr(then, name) for name in (*_COUNTS, *_SECONDS)},
     )
 
 
@@ -216,15 +215,9 @@ def _added(first: Mapping[K, V], then: Mapping[K, V]) -> dict[K, V]:
 
 def _written(metrics: EpochMetrics) -> dict[str, Any]:
     return {
-        "epoch": metrics.epoch,
-        "epochs": metrics.epochs,
-        "seconds": metrics.seconds,
-        "samples": metrics.samples,
-        "steps": metrics.steps,
+        **{name: getattr(metrics, name) for name in ("epoch", "epochs", *_COUNTS)},
         "stall_by_cause": {str(cause): seconds for cause, seconds in metrics.stall_by_cause.items()},
-        "stall_seconds": metrics.stall_seconds,
-        "own_seconds": metrics.own_seconds,
-        "save_seconds": metrics.save_seconds,
+        **{name: getattr(metrics, name) for name in _SECONDS},
         "meanwhile": {
             kind.name: [then.stall_seconds, then.own_seconds] for kind, then in metrics.meanwhile.items()
         },
@@ -233,11 +226,7 @@ def _written(metrics: EpochMetrics) -> dict[str, Any]:
                 "kind": stage.kind.name,
                 "place": stage.place,
                 "of_peers": stage.of_peers,
-                "calls": durations.calls,
-                "samples": durations.samples,
-                "bytes": durations.bytes,
-                "seconds": durations.seconds,
-                "slowest_seconds": durations.slowest_seconds,
+                **{name: getattr(durations, name) for name in _OF_STAGE},
                 "counts": sorted(durations.counts.items()),
             }
             for stage, durations in metrics.stages.items()
@@ -262,17 +251,12 @@ def _read(said: Mapping[str, Any]) -> EpochMetrics:
     causes = {Cause(cause): float(seconds) for cause, seconds in said["stall_by_cause"].items()}
     if set(causes) != set(Cause):
         raise ValueError(f"it sums up stalls by {sorted(causes)}")
+    numbers: dict[str, Any] = {name: int(said[name]) for name in ("epoch", "epochs", "samples", "steps")}
+    numbers |= {name: float(said[name]) for name in ("seconds", *_SECONDS)}
     return EpochMetrics(
-        epoch=int(said["epoch"]),
-        epochs=int(said["epochs"]),
-        seconds=float(said["seconds"]),
-        samples=int(said["samples"]),
-        steps=int(said["steps"]),
-        stall_seconds=float(said["stall_seconds"]),
+        **numbers,
         stall_by_cause={cause: causes[cause] for cause in Cause},
-        own_seconds=float(said["own_seconds"]),
         stages=stages,
-        save_seconds=float(said["save_seconds"]),
         meanwhile={
             Kind[kind]: Meanwhile(float(stalled), float(own))
             for kind, (stalled, own) in said["meanwhile"].items()
