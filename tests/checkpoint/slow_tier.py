@@ -13,8 +13,10 @@ from penstock.checkpoint.tiers.tier import MANIFEST
 class SlowTier(LocalTier):
     """A folder on which a test decides when snapshots begin, and which of them fail."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, waits: str = "penstock-drain") -> None:
+        """waits: how the names of the threads begin that wait for the test."""
         super().__init__(path)
+        self.waits = waits
         self.changed = threading.Condition()
         #: How many more may begin; a drain waits for one.
         self.permits = 1_000_000
@@ -35,7 +37,7 @@ class SlowTier(LocalTier):
         return draft
 
     def _wait(self) -> None:
-        if threading.current_thread().name == "penstock-drain":
+        if threading.current_thread().name.startswith(self.waits):
             with self.changed:
                 self.is_waiting = True
                 self.changed.notify_all()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import tempfile
+import threading
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -118,6 +120,36 @@ def test_a_capped_drain_takes_as_long_as_the_cap_says_and_leaves_the_rest_to_rea
     assert uncapped.training_seconds == near(200.0 + 0.1 + uncapped.slowed_seconds)
 
 
+def test_the_process_of_a_drain_starts_once_for_drains_that_follow_each_other() -> None:
+    """A drain takes 10 s; the second snapshot waits for the first one's, the third comes when none is under way."""
+    tier = FastTier("ssd", drain_start_seconds=3.0)
+    first, second, third = predict_saves(machine(), plan(10, 15, 50), tier).saves
+
+    assert first.drained_seconds == near(0.1 + 1.0 + 3.0 + 10.0)
+    assert second.drained_seconds == near(14.1 - 5.1 + 10.0)
+    assert third.drained_seconds == near(0.1 + 1.0 + 3.0 + 10.0)
+
+
+def test_a_commit_takes_its_time_on_each_tier_and_counts_until_a_snapshot_is_durable() -> None:
+    alone = predict_saves(machine(), plan(10, 11, commit_seconds=2.0)).saves
+    assert alone[0].durable_seconds == near(0.1 + 10.0 + 2.0)
+    assert alone[1].waited_seconds == near(10.0 + 2.0 - 1.0)
+
+    tier = FastTier("ssd", commit_seconds=0.5)
+    (save,) = predict_saves(machine(), plan(10, commit_seconds=2.0), tier).saves
+    assert save.durable_seconds == near(0.1 + 1.0 + 0.5)
+    assert save.drained_seconds == near(0.1 + 1.0 + 0.5 + 10.0 + 2.0)
+
+
+def test_a_snapshot_is_deleted_from_each_tier_once_newer_ones_are_checked_there() -> None:
+    """Saves take 1 s on the fast tier, drains 10 s after that; two stay."""
+    kept = plan(10, 30, 50, keep=Keep(last=2), scheme="complete")
+    first, *others = predict_saves(machine(), kept, FastTier("ssd", capacity_bytes=1000)).saves
+
+    assert first.deleted_seconds == (near(50.2 + 0.1 + 1.0), near(50.2 + 0.1 + 1.0 + 10.0))
+    assert [save.deleted_seconds for save in others] == [(None, None)] * 2
+
+
 def test_a_save_that_finds_no_space_goes_to_the_slow_tier_at_once() -> None:
     """Two snapshots fit; a drain takes 100 s, and saves come every 20 s."""
     predicted = predict_saves(machine(), plan(10, 30, 50, last_step=60), FastTier("ssd", 200, 1.0))
@@ -156,6 +188,7 @@ def test_encoding_comes_first_once_it_is_known_to_be_quicker() -> None:
         ({"steps": (11,)}, "^steps is"),
         ({"state_bytes": 0}, "^state_bytes is 0"),
         ({"step_seconds": -1.0}, "^step_seconds is"),
+        ({"commit_seconds": -1.0}, "^commit_seconds is"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused_by_its_field(wrong: dict[str, Any], match: str) -> None:
@@ -201,7 +234,10 @@ def steps_in(folder: Path) -> frozenset[int]:
 def test_tiers_drains_references_and_deletions_are_those_of_a_store(
     gaps: list[int], drain_seconds: float, most: int, last: int, snap_dis: int
 ) -> None:
-    """The store saves, and its drains end, in the predicted order; what it decides then is compared."""
+    """The store saves, and its drains end, in the predicted order; what it decides then is compared.
+
+    What is on each tier is compared after each event, so what is pruned, and when.
+    """
     steps = [sum(gaps[: number + 1]) for number in range(len(gaps))]
     saves = SavePlan(steps, steps[-1], 1.0, STATE_BYTES, Keep(last=last), snap_dis=snap_dis)
     tier = FastTier("ssd", most * STATE_BYTES, STATE_BYTES / drain_seconds)
@@ -224,7 +260,7 @@ def test_tiers_drains_references_and_deletions_are_those_of_a_store(
             report=told.append,
         )
         with store:
-            outcome = []
+            outcome, left = [], []
             for _, step, is_drain in events_of(predicted):
                 if is_drain:
                     slow.let(1)
@@ -232,7 +268,7 @@ def test_tiers_drains_references_and_deletions_are_those_of_a_store(
                     store.save(step, state_of(step)).wait()
                 slow.wait_until_quiet(store)
                 outcome.append((step_of(told[-1]), ": drained after" in told[-1]))
-            left = steps_in(top / "fast"), steps_in(top / "slow")
+                left.append((steps_in(top / "fast"), steps_in(top / "slow")))
             is_more_to_drain = slow.is_waiting
             slow.let(100)
         with SnapshotStore(top / "slow", report=None) as reader:
@@ -242,10 +278,70 @@ def test_tiers_drains_references_and_deletions_are_those_of_a_store(
     assert {step_of(line) for line in told if "at once" in line} == {
         save.step for save in predicted.saves if save.tier
     }
-    assert left == predicted.left
+    # Saves and the copies of the state take next to no time, drains more than a second.
+    times = [seconds + 0.01 for seconds, _, _ in events_of(predicted)]
+    assert left == [(there_at(predicted, 0, now), there_at(predicted, 1, now)) for now in times]
+    assert left[-1] == predicted.left
     assert references == {
         save.step: save.reference_step for save in predicted.saves if save.step in references
     }
+
+
+@settings(max_examples=10, deadline=None)
+@given(gaps=st.lists(st.integers(1, 30), min_size=2, max_size=5))
+def test_saves_of_a_store_wait_for_the_one_before_where_it_is_predicted(gaps: list[int]) -> None:
+    """A save takes 10 s. The training asks for one, and one ends, in the predicted order."""
+    steps = [sum(gaps[: number + 1]) for number in range(len(gaps))]
+    slow_machine = machine(copy=1e12, write=STATE_BYTES / 9.5)
+    predicted = predict_saves(slow_machine, SavePlan(steps, steps[-1], 1.0, STATE_BYTES, scheme="complete"))
+    expected: list[tuple[str, int]] = []
+    for number, save in enumerate(predicted.saves):
+        before = [("ended", predicted.saves[number - 1].step)] if number else []
+        asked = [("asked", save.step)]
+        expected += [*(asked + before if save.waited_seconds else before + asked), ("goes on", save.step)]
+    log: Queue[tuple[str, int]] = Queue()
+    go_on = threading.Semaphore(0)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        slow = SlowTier(Path(folder), waits="penstock-save")
+        slow.permits = 0
+        patch.setattr(opened_module, "open_tier", lambda folder, options=None: slow)
+
+        def train() -> None:
+            for step in steps:
+                go_on.acquire()
+                log.put(("asked", step))
+                store.save(step, state_of(step))
+                log.put(("goes on", step))
+
+        def report(line: str) -> None:
+            log.put(("ended", step_of(line)))
+
+        with SnapshotStore(folder, scheme="complete", threads=1, report=report) as store:
+            training = threading.Thread(target=train)
+            training.start()
+            try:
+                for what, step in expected:
+                    if what == "asked":
+                        go_on.release()
+                    elif what == "ended":
+                        slow.let(1)
+                    assert log.get(timeout=60) == (what, step)
+            finally:
+                go_on.release(len(steps))
+                slow.let(100)
+                training.join()
+
+
+def there_at(predicted: PredictedSaves, tier: int, now_seconds: float) -> frozenset[int]:
+    """Return the steps of the snapshots that are on one of two tiers at a moment."""
+    there = set()
+    for save in predicted.saves:
+        after_seconds = save.durable_seconds if save.tier == tier else save.drained_seconds if tier else None
+        deleted_seconds = save.deleted_seconds[tier]
+        is_deleted = deleted_seconds is not None and deleted_seconds <= now_seconds
+        if after_seconds is not None and save.begin_seconds + after_seconds <= now_seconds and not is_deleted:
+            there.add(save.step)
+    return frozenset(there)
 
 
 def events_of(predicted: PredictedSaves) -> list[tuple[float, int, bool]]:

@@ -53,6 +53,7 @@ class SavePlan:
     scheme, snap_dis, keep: as of `SnapshotStore`. baseline_share, delta_share: what is stored of a state's bytes.
     encode_bytes_per_second: of the state, all threads of a rank together. read_bytes_per_second: that a rank's training
         reads from the store while it goes on.
+    commit_seconds: that a snapshot takes on the shared store beyond its bytes: for its files, their syncs, its commit.
     Raises: ConfigError naming the field.
     """
 
@@ -67,8 +68,10 @@ class SavePlan:
     delta_share: float = 1.0
     encode_bytes_per_second: float = math.inf
     read_bytes_per_second: float = 0.0
+    commit_seconds: float = 0.0
 
     def __post_init__(self) -> None:
+        check_seconds("commit_seconds", self.commit_seconds)
         check_count("state_bytes", self.state_bytes)
         check_seconds("step_seconds", self.step_seconds)
         check_rate("encode_bytes_per_second", self.encode_bytes_per_second)
@@ -87,14 +90,21 @@ class FastTier:
 
     name: of a storage class of the machine. capacity_bytes: for snapshots; None: all of it.
     drain_bytes_per_second: that a drain writes at most.
+    drain_start_seconds: until a drain that follows no other begins to write: of the process that a store starts for
+        snapshots of 64 MiB and more, about half a second.
+    commit_seconds: that a snapshot takes on this tier beyond its bytes.
     """
 
     name: str
     capacity_bytes: int | None = None
     drain_bytes_per_second: float = math.inf
+    drain_start_seconds: float = 0.0
+    commit_seconds: float = 0.0
 
     def __post_init__(self) -> None:
+        check_seconds("commit_seconds", self.commit_seconds)
         check_rate("drain_bytes_per_second", self.drain_bytes_per_second)
+        check_seconds("drain_start_seconds", self.drain_start_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +115,7 @@ class PredictedSave:
     still, the wait included. durable_seconds: from its beginning until it is on a tier. drained_seconds: until it is on
     the slow one, where it was drained; None: it was not. tier: number of the tier it was written to, the nearest is 0.
     reference_step: of the snapshot to which it is a delta where it stays; None: a baseline, or not there.
+    deleted_seconds: since the run began, when it was deleted from each tier, the nearest first; None: never.
     """
 
     step: int
@@ -115,6 +126,7 @@ class PredictedSave:
     drained_seconds: float | None
     tier: int
     reference_step: int | None
+    deleted_seconds: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +227,8 @@ class _Clock:
         #: What lies on each tier, in the order of commits; and `_Written.since` of what was committed to the last one.
         self._stored: list[dict[int, StoredSnapshot]] = [{} for _ in self._tiers]
         self._since: dict[int, tuple[StoredSnapshot, ...]] = {}
+        #: When each step was deleted from each tier.
+        self._deleted: list[dict[int, float]] = [{} for _ in self._tiers]
         self._has_saved_raw = False
         self._training_seconds = self._slowed_seconds = 0.0
         self._peak_fast_bytes = 0
@@ -253,6 +267,7 @@ class _Clock:
             save.drained_seconds,
             save.tier,
             since[-1].reference_step if since else None,
+            tuple(deleted.get(save.step) for deleted in self._deleted),
         )
 
     def _rate(self, action: _Action) -> float:
@@ -322,8 +337,8 @@ class _Clock:
                         self._write(actor)
                     return
                 case Commit():
-                    self._commit(actor)
-                    instructions = life.committed()
+                    self._do(actor, self._commit_seconds(save.tier), {}, lambda: self._commit(actor))
+                    return
                 case Verify():
                     seconds = save.new.stored_bytes / self._machine.ranks / self._read_rate(save.tier)
                     self._do(actor, seconds, {save.tier: 1.0}, lambda: self._obey(actor, life.verified()))
@@ -367,11 +382,14 @@ class _Clock:
             self._begin(newest)
         if len(self._tiers) == 1 or "drain" in self._writing:
             return
-        for step in to_drain(self._both(_FAST), self._plan.keep, self._now)[:1]:
+        waiting = to_drain(self._both(_FAST), self._plan.keep, self._now)
+        if waiting:
             life = Save(SaveTerms((_SLOW,), can_repeat=True, is_drain=True))
-            begun = self._saves[step]
-            self._writing["drain"] = _Written(step, life, begun.begin_seconds, begun.created_seconds)
-            self._obey("drain", life.offered())
+            begun = self._saves[waiting[0]]
+            self._writing["drain"] = _Written(begun.step, life, begun.begin_seconds, begun.created_seconds)
+            assert self._fast is not None, "it is drained from there"
+            start_seconds = 0.0 if actor == "drain" else self._fast.drain_start_seconds
+            self._do("drain", start_seconds, {}, lambda: self._obey("drain", life.offered()))
 
     # -- What is where -------------------------------------------------------------------------------------------
 
@@ -404,6 +422,7 @@ class _Clock:
         return (new,) if place is None else (*since, new)
 
     def _commit(self, actor: str) -> None:
+        """Make a snapshot visible, and go on with what comes next."""
         save, first = self._writing[actor], self._saves[self._writing[actor].step]
         seconds = self._now - save.begin_seconds
         if actor == "save":
@@ -418,6 +437,7 @@ class _Clock:
         if self._fast is not None:
             taken = sum(one.stored_bytes for one in self._stored[_FAST].values())
             self._peak_fast_bytes = max(self._peak_fast_bytes, taken)
+        self._obey(actor, save.life.committed())
 
     def _prune(self, tier: int) -> None:
         """Delete what retention gives up, up to a tier."""
@@ -432,6 +452,7 @@ class _Clock:
     def _delete(self, tier: int, steps: Iterable[int]) -> None:
         for step in steps:
             del self._stored[tier][step]
+            self._deleted[tier][step] = self._now
 
     def _both(self, nearest: int) -> TwoTiers:
         """Return what lies on both tiers. nearest: the tier whose copy counts where there are two."""
@@ -463,6 +484,12 @@ class _Clock:
     def _state_bytes(self) -> float:
         """Return the bytes of a rank's part of the state."""
         return self._plan.state_bytes / self._machine.ranks
+
+    def _commit_seconds(self, tier: int) -> float:
+        """Return what a snapshot takes on a tier beyond its bytes."""
+        if self._fast is None or tier == _SLOW:
+            return self._plan.commit_seconds
+        return self._fast.commit_seconds
 
     def _write_rate(self, tier: int) -> float:
         """Return the bytes/s at which each rank writes to a tier while all do."""
