@@ -116,7 +116,7 @@ class Waves:
                 self._changed.notify_all()
 
     def again(self) -> None:
-        """Return None: what is not staged at once cannot be read again, for training goes on."""
+        """Return None: a live state cannot be read again."""
 
     def give_up(self) -> None:
         """Take nothing more, whatever is staged."""

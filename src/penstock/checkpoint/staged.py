@@ -176,8 +176,8 @@ def write_staged(
     number: of the part. nbytes: of all tensors of it. cap: on what is written. catalog: where the reference is found,
     unless it is `held` in memory.
     began: is called with the first wave. written: is called with bytes as they are written.
-    Raises: DataError, FormatError; ConfigError if the codec has to look at all of them first, and they come only once;
-        the file is let go of then.
+    Raises: DataError, FormatError; ConfigError if the codec has to read all of them first, and they can be read only
+        once. The file is closed in any case.
     """
     with _opened_reference(catalog, plan, held) as references:
         waves = staged.take()

@@ -310,7 +310,7 @@ class SnapshotStore:
         return saving
 
     def _write(self, job: Job, workers: Workers) -> Saved:
-        """Write a snapshot in the background; it is drained once it was told of."""
+        """Write a snapshot in the background; it is drained once its save has been reported."""
         if self._drainer is not None and self._ranks.rank == 0:
             self._drainer.hold_back(job.step)
         saved = self._writer.write(job, workers)

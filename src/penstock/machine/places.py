@@ -65,7 +65,7 @@ class StorageClass:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise ConfigError("name is empty; a storage class is told from others by its name")
+            raise ConfigError("name is empty; storage classes are identified by their names")
         check_count("capacity_bytes", self.capacity_bytes)
         check_threads("threads", self.threads)
         check_seconds("latency_seconds", self.latency_seconds)

@@ -134,7 +134,7 @@ def run_table_9(drive: Drive, *, phases_from_start: bool = True) -> list[TimedSn
 
     drive: `Ssd.paper()`, warm, for the published times.
     phases_from_start: as in `run_stream`. With it all published times come out to the millisecond they are cut
-        to; on a drive that goes on from save to save the open block is filled differently by the time of a save,
+        to; where each save continues on the drive that the one before left, the open block is filled differently,
         and the worst of them is 0.14 % off.
     Returns: ten of the progressive scheme, then ten of the chain.
     """

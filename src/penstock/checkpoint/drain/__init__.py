@@ -1,1 +1,1 @@
-"""Snapshots on the fast tier are copied to the slow one while training goes on."""
+"""Copies snapshots from the fast tier to the slow one during the training."""

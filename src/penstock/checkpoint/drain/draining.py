@@ -1,4 +1,4 @@
-"""Draining: what was committed to the fast tier is copied to the slow one while training goes on."""
+"""Draining: copies what was committed to the fast tier to the slow one during the training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The staging area: where a state is copied while training waits, so that it can be written while training goes on."""
+"""The staging area: a copy of the state, made while the training is blocked and written after it has resumed."""
 
 from __future__ import annotations
 
