@@ -226,3 +226,17 @@ def test_the_benchmark_of_refreshes_checks_the_workers_bits_and_counts_bytes(
     assert len([row for row in rows if row[1].endswith("%")]) == 3
     assert printed.count("of the bytes of index + value") == 3
     assert not any(tmp_path.iterdir())
+
+
+def test_saves_of_a_training_are_printed_next_to_their_prediction(
+    benchmark_named: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    benchmark_named("predicted").main(["--quick"])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert "of state, of which a baseline takes" in lines[0]
+    for kind in ("blocked", "durable"):
+        compared = [
+            line.partition(",")[0] for line in lines if re.search(rf", {kind}: .* of 5 predicted well", line)
+        ]
+        assert compared == ["no fast tier", "fast tier", "drains capped", "space for one"]
