@@ -376,9 +376,7 @@ def _reader(source: Readable, leaf: ArrayLeaf) -> Callable[[], Bytes]:
         data = source.read(leaf.of)
         if leaf.is_whole:
             return data
-        view = leaf.view
-        bits = np.ndarray(view.shape, f"V{view.dtype.item_bytes}", data, view.offset, view.strides)
-        return np.frombuffer(bits.tobytes(), np.uint8)
+        return np.frombuffer(leaf.view.over(data).tobytes(), np.uint8)
 
     return read
 

@@ -16,7 +16,7 @@ from dataclasses import astuple, dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
-from penstock.checkpoint.drain.drain_process import PartWriterProxy, ProcessEnded
+from penstock.checkpoint.drain.drain_process import ProcessDrainer, ProcessEnded
 from penstock.checkpoint.drain.throttle import Cap
 from penstock.checkpoint.files.manifest import NewerFormat, bytes_beside, folder_of, write_manifest
 from penstock.checkpoint.files.parts import Part
@@ -108,7 +108,7 @@ class Job:
     copied: Plan | None = None
     rank_trees: Sequence[JSON] | None = None
     #: Who writes the part in place of this process; None: nobody.
-    elsewhere: PartWriterProxy | None = None
+    elsewhere: ProcessDrainer | None = None
     #: What was written of each part, where ranks meet elsewhere and `commit` is given it; None: they meet here.
     parts: dict[int, WrittenPart] | None = None
     #: What is to be done next.

@@ -778,10 +778,8 @@ def _as_torch(layout: Layout, data: Bytes) -> torch.Tensor:
 
 def _viewed(leaf: ArrayLeaf, data: Bytes, item: ReadItem) -> torch.Tensor:
     """Return what an item wants of an array that is a view of its tensor, whose bytes are here."""
-    view = leaf.view
-    array = np.ndarray(view.shape, f"V{view.dtype.item_bytes}", data, view.offset, view.strides)
     place = tuple(
         slice(begin, begin + length) for begin, length in zip(item.storage_offsets, item.lengths, strict=True)
     )
-    part = np.ascontiguousarray(array[place]).view(np.uint8).reshape(-1)
-    return _as_torch(Layout(leaf.name, view.dtype, tuple(item.lengths)), part)
+    part = np.ascontiguousarray(leaf.view.over(data)[place]).view(np.uint8).reshape(-1)
+    return _as_torch(Layout(leaf.name, leaf.view.dtype, tuple(item.lengths)), part)

@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -105,11 +105,6 @@ class DrainProcess:
         return ProcessEnded(self._process.wait())
 
     @property
-    def is_interrupted(self) -> bool:
-        """Return whether the drain is to be broken off."""
-        return self._interrupt.is_set()
-
-    @property
     def is_closed(self) -> bool:
         """Return whether it answers no more."""
         return self._requests.closed
@@ -152,13 +147,16 @@ class ProcessDrainer:
         }
         self._process: DrainProcess | None = None
         self._is_refused = False
+        #: Of the snapshot that is drained.
+        self._waves: FromChain
 
-    def of(self, links: Sequence[Link], waves: FromChain) -> PartWriterProxy | None:
-        """Return what writes a snapshot there; None if no process can be had.
+    def begin(self, links: Sequence[Link], waves: FromChain) -> bool:
+        """Begin a snapshot, which `write` and `check` are then of; return whether a process can be had.
 
         links: the copies that it is read from. waves: the same, which is told of damage.
         Raises: DataError if it is broken off.
         """
+        self._settings["links"], self._waves = [list(link) for link in links], waves
         if self._process is not None and self._process.is_closed:
             self._process = None
         if self._process is None and not self._is_refused:
@@ -167,10 +165,33 @@ class ProcessDrainer:
             except NoChild as error:
                 self._is_refused = True
                 self._report(f"snapshots are drained by threads of this process: {error}")
-        if self._process is None:
-            return None
-        settings: dict[str, JSON] = {**self._settings, "links": [list(link) for link in links]}
-        return PartWriterProxy(self._process, settings, waves, self.give_up)
+        return self._process is not None
+
+    def write(self, plan: Plan) -> WrittenPart:
+        """Write a part into a draft that was begun. Raises: FormatError, DataError, ProcessEnded."""
+        try:
+            return WrittenPart.read(self._ask("write", plan)["written"], 0)
+        except ProcessEnded as error:
+            if self._interrupt.is_set():
+                raise DataError(str(error)) from error  # nobody is to write in its place
+            raise
+
+    def check(self, plan: Plan, part: Part) -> None:
+        """Read a committed part back, as `check_part` does. Raises: FormatError, DataError."""
+        # Not broken off, nor left to a process that was killed: what is committed would pass for damaged.
+        try:
+            self._ask("check", plan, list(part), to_its_end=True)
+        except ProcessEnded:
+            check_part(LocalTier(str(self._settings["slow"])), plan, 0, part, to_its_end=True)
+
+    def _ask(self, what: str, plan: Plan, part: JSON = None, *, to_its_end: bool = False) -> Any:
+        assert self._process is not None, "it has begun"
+        request: JSON = {"do": what, "plan": plan.write(), "part": part, **self._settings}
+        answer = self._process.ask(request, to_its_end=to_its_end)
+        if "failed" in answer:
+            self._waves.is_damaged = answer["is_damaged"]
+            raise (FormatError if answer["failed"] == FormatError.__name__ else DataError)(answer["message"])
+        return answer
 
     def give_up(self, error: BaseException) -> None:
         """Begin no other process, for one has ended, and report that. error: how."""
@@ -186,49 +207,6 @@ class ProcessDrainer:
         process, self._process = self._process, None
         if process is not None:
             process.close()
-
-
-class PartWriterProxy:
-    """Writes the part of one snapshot by the process."""
-
-    def __init__(
-        self,
-        process: DrainProcess,
-        settings: Mapping[str, JSON],
-        waves: FromChain,
-        give_up: Callable[[BaseException], None],
-    ) -> None:
-        self._process = process
-        self._settings = settings
-        self._waves = waves
-        self.give_up = give_up
-
-    def write(self, plan: Plan) -> WrittenPart:
-        """Write a part into a draft that was begun. Raises: FormatError, DataError, ProcessEnded."""
-        try:
-            answer = self._process.ask({"do": "write", "plan": plan.write(), **self._settings})
-        except ProcessEnded as error:
-            if self._process.is_interrupted:
-                raise DataError(str(error)) from error  # nobody is to write in its place
-            raise
-        self._raise_of(answer)
-        return WrittenPart.read(answer["written"], 0)
-
-    def check(self, plan: Plan, part: Part) -> None:
-        """Read a committed part back, as `check_part` does. Raises: FormatError, DataError."""
-        request: dict[str, JSON] = {"do": "check", "plan": plan.write(), "part": list(part)}
-        # Not broken off, nor left to a process that was killed: what is committed would pass for damaged.
-        try:
-            answer = self._process.ask({**request, **self._settings}, to_its_end=True)
-        except ProcessEnded:
-            check_part(LocalTier(str(self._settings["slow"])), plan, 0, part, to_its_end=True)
-        else:
-            self._raise_of(answer)
-
-    def _raise_of(self, answer: Any) -> None:
-        if "failed" in answer:
-            self._waves.is_damaged = answer["is_damaged"]
-            raise (FormatError if answer["failed"] == FormatError.__name__ else DataError)(answer["message"])
 
 
 # The process itself

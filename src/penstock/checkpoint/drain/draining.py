@@ -203,7 +203,7 @@ class Drainer:
             rank_trees=manifest.rank_trees,
         )
         if self._apart is not None and manifest.raw_bytes >= _LEAST_APART_BYTES:
-            job.elsewhere = self._apart.of(links, waves)
+            job.elsewhere = self._apart if self._apart.begin(links, waves) else None
         job.is_copied.set()
         self._writer.begin(job)
         # They begin here, for the writer ends them.

@@ -39,7 +39,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from penstock.checkpoint.state.dtypes import DTYPES, DType
-from penstock.checkpoint.state.tensors import Layout
+from penstock.checkpoint.state.tensors import Bytes, Layout
 from penstock.errors import ConfigError, FormatError
 from penstock.units import format_count
 
@@ -81,6 +81,10 @@ class View:
     def nbytes(self) -> int:
         """Return the bytes of all numbers, each counted as often as it is seen."""
         return math.prod(self.shape) * self.dtype.item_bytes
+
+    def over(self, memory: Bytes) -> np.ndarray[Any, Any]:
+        """Return the bits of the numbers where they lie in memory: void[shape]."""
+        return np.ndarray(self.shape, f"V{self.dtype.item_bytes}", memory, self.offset, self.strides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,29 +245,18 @@ def _renamed(node: Node, prefix: int) -> Node:
     return replace(node, name=node.name[prefix:])
 
 
-def write_node(node: Node, array: Callable[[ArrayLeaf], JSON] | None = None) -> JSON:
-    """Return a node as JSON again.
-
-    array: returns what is written for an array; None: what was read.
-    """
+def write_node(node: Node, array: Callable[[ArrayLeaf], JSON]) -> JSON:
+    """Return a node as JSON again. array: returns what is written for an array."""
     if isinstance(node, PlainLeaf):
         return node.value
     if isinstance(node, ArrayLeaf):
-        return {"array": describe(node) if array is None else array(node)}
+        return {"array": array(node)}
     parts = [write_node(part, array) for part in node.parts]
     if isinstance(node, SequenceNode):
         return {"tuple": parts} if node.is_tuple else parts
     if all(isinstance(key, str) for key in node.keys):
         return {"map": dict(zip(node.keys, parts, strict=True))}
     return {"items": [[key, part] for key, part in zip(node.keys, parts, strict=True)]}
-
-
-def describe(leaf: ArrayLeaf) -> JSON:
-    """Return what the tree says of an array."""
-    body = describe_full(leaf, leaf.of)
-    if not leaf.is_whole:
-        body["view"] = write_view(leaf.view)
-    return body
 
 
 def describe_full(leaf: ArrayLeaf, of: str) -> dict[str, JSON]:

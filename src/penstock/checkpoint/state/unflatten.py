@@ -263,7 +263,7 @@ class _Builder:
             # PyTorch has no backward strides, nor any between two numbers.
             self._count_copy(leaf)
             copy = Destination(Layout(leaf.name, view.dtype, view.shape), for_torch=True)
-            _bits_view(copy.memory, whole(copy.layout))[...] = _bits_view(destination.memory, view)
+            whole(copy.layout).over(copy.memory)[...] = view.over(destination.memory)
             tensor = _torch_view(copy, whole(copy.layout))
         if leaf.quantizer is not None:
             tensor = _quantized(tensor, leaf.quantizer)
@@ -308,10 +308,6 @@ def _torch_module() -> ModuleType:
 
 def _numpy_view(memory: Bytes, view: View) -> np.ndarray[Any, Any]:
     return np.ndarray(view.shape, numpy_dtype(view.dtype), memory, view.offset, view.strides)
-
-
-def _bits_view(memory: Bytes, view: View) -> np.ndarray[Any, Any]:
-    return np.ndarray(view.shape, f"V{view.dtype.item_bytes}", memory, view.offset, view.strides)
 
 
 def _torch_view(destination: Destination, view: View) -> Any:

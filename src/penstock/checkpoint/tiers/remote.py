@@ -65,24 +65,20 @@ class RemoteTier:
         self._filesystem, self._root = _opened(url, options)
         #: Names of them; what they are may be secret.
         self._options = sorted(options)
-        #: Without a password.
-        self._url = re.sub(r"//([^/:@]*):[^/@]*@", r"//\1:***@", url).rstrip("/")
+        #: Its address, without a password.
+        self.name = re.sub(r"//([^/:@]*):[^/@]*@", r"//\1:***@", url).rstrip("/")
         protocols = self._filesystem.protocol
         names = {protocols} if isinstance(protocols, str) else set(protocols)
         self._is_object_store = bool(names & OBJECT_STORES)
         #: Attempt by committed folder, as last listed; replaced whole, so that any thread may read it.
         self._committed: dict[str, str] = {}
 
-    @property
-    def name(self) -> str:
-        return self._url
-
     def __repr__(self) -> str:
-        return f"RemoteTier({self._url!r})"
+        return f"RemoteTier({self.name!r})"
 
     def where(self, folder: str) -> str:
         # The attempt, as its keys begin: whoever looks for a file that a message names finds it.
-        return f"{self._url}/{self._committed.get(folder, folder)}"
+        return f"{self.name}/{self._committed.get(folder, folder)}"
 
     def folders(self) -> list[str]:
         self._look()
@@ -109,7 +105,7 @@ class RemoteTier:
         if not join:
             self._look()
             if folder in self._committed:
-                raise DataError(f"{self._url} already holds {folder}: delete it first")
+                raise DataError(f"{self.name} already holds {folder}: delete it first")
         if not self._is_object_store:
             path = f"{self._root}/{attempt}"
             with self._told("make the folder", path):
@@ -123,7 +119,7 @@ class RemoteTier:
             if _folder_of(attempt) == folder and MANIFEST in files
         }
         if not doomed:
-            raise FileNotFoundError(f"{self._url} holds no snapshot {folder}")
+            raise FileNotFoundError(f"{self.name} holds no snapshot {folder}")
         for attempt, files in doomed.items():
             self._remove_attempt(attempt, files)
         self._committed = {other: attempt for other, attempt in self._committed.items() if other != folder}
@@ -180,7 +176,7 @@ class RemoteTier:
                 return ask(f"{self._root}/{attempt}/{file}")
         self._look()
         if folder not in self._committed:
-            raise FileNotFoundError(f"{self._url} holds no snapshot {folder}")
+            raise FileNotFoundError(f"{self.name} holds no snapshot {folder}")
         return ask(f"{self._root}/{self._committed[folder]}/{file}")
 
     def _put(self, path: str, data: bytes) -> None:
@@ -227,7 +223,7 @@ class RemoteTier:
         return stopped
 
     def _url_of(self, path: str) -> str:
-        return f"{self._url}{path[len(self._root) :]}"
+        return f"{self.name}{path[len(self._root) :]}"
 
     @contextmanager
     def _told(self, verb: str, path: str) -> Iterator[None]:
@@ -261,17 +257,13 @@ class _RemoteReader:
     def __init__(self, tier: RemoteTier, path: str, nbytes: int) -> None:
         self._tier = tier
         self._path = path
-        self._nbytes = nbytes
-
-    @property
-    def nbytes(self) -> int:
-        return self._nbytes
+        self.nbytes = nbytes
 
     def read_into(self, offset: int, out: Bytes) -> None:
         end = offset + len(out)
-        if not 0 <= offset <= end <= self._nbytes:
+        if not 0 <= offset <= end <= self.nbytes:
             raise DataError(
-                f"{self._tier._url_of(self._path)} has {self._nbytes} bytes; {offset} to {end} were asked for"
+                f"{self._tier._url_of(self._path)} has {self.nbytes} bytes; {offset} to {end} were asked for"
             )
         view = out.data
         with self._tier._told("read from", self._path):
@@ -292,6 +284,7 @@ class _RemoteWriter:
     def __init__(self, tier: RemoteTier, path: str) -> None:
         self._tier = tier
         self._path = path
+        self.file = path.rpartition("/")[2]
         self._written_bytes = 0
         self._is_over = False
         self.is_finished = False
@@ -304,10 +297,6 @@ class _RemoteWriter:
         self._blocks_may_grow = hasattr(self._file, "blocksize") and not getattr(
             tier._filesystem, "fixed_upload_size", False
         )
-
-    @property
-    def file(self) -> str:
-        return self._path.rpartition("/")[2]
 
     def write(self, *pieces: Bytes) -> None:
         with self._attempt():
