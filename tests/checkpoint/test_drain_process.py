@@ -284,7 +284,7 @@ def test_what_is_found_damaged_when_it_is_opened_is_what_is_drained_and_not_its_
     (part,) = (tmp_path / "fast").rglob("*.pst")
     part.write_bytes(part.read_bytes()[:-1])
     plan = Plan(0, uid, 0.0, 0.0, (), None)
-    request = {"do": "write", "plan": plan.write(), "links": [[0, 0, uid]], "threads": 1}
+    request = {"do": "write", "plan": plan, "links": [[0, 0, uid]], "threads": 1}
     folders = {"fast": str(tmp_path / "fast"), "slow": str(tmp_path / "slow")}
 
     answer: Any = drain_process_module._answered({**request, **folders})

@@ -8,10 +8,10 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -100,8 +100,7 @@ def encoding_config(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """What rank 0 decided of a snapshot before anything of it is written.
 
     created_seconds, clock_seconds: see `Manifest`. reference: to which it is a difference; None: a baseline. chain: the
@@ -120,7 +119,7 @@ class Plan:
 
     def as_baseline(self, why: str = "") -> Plan:
         """Return the same snapshot as a baseline. why: it is not the delta that the scheme makes of it."""
-        return replace(self, reference=None, since_bytes=(), chain=(), why_baseline=why)
+        return self._replace(reference=None, since_bytes=(), chain=(), why_baseline=why)
 
     def as_written(self, *, refers: bool) -> Plan:
         """Return what the snapshot is, once its parts are written: a baseline where no block needs the reference.
@@ -131,29 +130,15 @@ class Plan:
             return self
         return self.as_baseline("no block is stored as a difference")
 
-    def write(self) -> list[Any]:
-        """Return it as JSON."""
-        reference = self.reference and [self.reference.step, self.reference.uid]
-        return [
-            self.step,
-            self.uid,
-            self.created_seconds,
-            self.clock_seconds,
-            self.since_bytes,
-            reference,
-            self.chain,
-            self.why_baseline,
-        ]
-
     @classmethod
     def read(cls, written: Any) -> Plan:
-        """Return what `write` wrote; a plan as it is."""
+        """Return a plan that was made JSON, or is one as it is."""
         if isinstance(written, cls):
             return written
-        step, uid, created_seconds, clock_seconds, since_bytes, reference, chain, why_baseline = written
-        links = tuple(Link(*each) for each in chain)
-        made = reference and Reference(*reference)
-        return cls(step, uid, created_seconds, clock_seconds, tuple(since_bytes), made, links, why_baseline)
+        plan = cls(*written)
+        links = tuple(Link(*each) for each in plan.chain)
+        reference = plan.reference and Reference(*plan.reference)
+        return plan._replace(since_bytes=tuple(plan.since_bytes), reference=reference, chain=links)
 
 
 def new_plan(step: int, catalog: Catalog) -> Plan:
@@ -190,9 +175,8 @@ def decide(catalog: Catalog, tier: int, new: Plan, way: EncodingConfig, layouts:
     if chain is None:
         return new.as_baseline(f"step {reference.step} cannot be read")
     since_bytes = (*before.since_bytes, before.stored_bytes)
-    return replace(
-        new, since_bytes=since_bytes, reference=Reference(reference.step, reference.uid), chain=chain
-    )
+    made = Reference(reference.step, reference.uid)
+    return new._replace(since_bytes=since_bytes, reference=made, chain=chain)
 
 
 def _good_way(catalog: Catalog, reference: Manifest) -> tuple[Link, ...] | None:

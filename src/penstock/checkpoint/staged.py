@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from itertools import chain as chained
 from typing import Protocol
 
-import numpy as np
-
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, blocks_of
 from penstock.checkpoint.drain.throttle import Cap, CappedWriter
 from penstock.checkpoint.files.manifest import Stored
@@ -110,13 +108,11 @@ class FromChain:
 
         Raises: FormatError, DataError; the latter also if it is interrupted.
         """
-        area = np.empty(0, np.uint8)
+        room = Scratch()
         tensors = self._chain.manifest.tensors
         for cuts in cut_waves([stored.layout for stored in tensors], _WAVE_BYTES):
             self._check_interrupt()
-            needed = sum(place.stop - place.start for _, place in cuts)
-            if area.size < needed:
-                area = np.empty(needed, np.uint8)
+            area = room.room(0, sum(place.stop - place.start for _, place in cuts))
             pieces = []
             used = 0
             for index, place in cuts:

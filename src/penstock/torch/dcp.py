@@ -251,7 +251,7 @@ class StoreWriter(StorageWriter):
         terms = writer.terms(can_repeat=len(plans) == 1, ranks=max(1, sum(has_part)))
         job = self._job = self._new_job(step, layouts, tree, Save(terms))
         writer.begin(job)
-        written = [job.plan.write(), *job.target]
+        written = [job.plan, *job.target]
         return [
             replace(plan, storage_data=[written, sum(has_part[:rank]) if has_part[rank] else None])
             for rank, plan in enumerate(plans)

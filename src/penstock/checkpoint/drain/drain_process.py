@@ -186,7 +186,7 @@ class ProcessDrainer:
 
     def _ask(self, what: str, plan: Plan, part: JSON = None, *, to_its_end: bool = False) -> Any:
         assert self._process is not None, "it has begun"
-        request: JSON = {"do": what, "plan": plan.write(), "part": part, **self._settings}
+        request: Any = {"do": what, "plan": plan, "part": part, **self._settings}
         answer = self._process.ask(request, to_its_end=to_its_end)
         if "failed" in answer:
             self._waves.is_damaged = answer["is_damaged"]

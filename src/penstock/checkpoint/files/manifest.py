@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -33,8 +33,7 @@ _MOST_DIMENSIONS = 64
 _REST_BYTES, _PLACE_BYTES = 1024, 24
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(NamedTuple):
     """The snapshot to which another is the difference."""
 
     step: int
@@ -121,7 +120,7 @@ def write_manifest(manifest: Manifest) -> bytes:
         "created_seconds": manifest.created_seconds,
         "since_bytes": manifest.since_bytes,
         "codec": manifest.codec,
-        "reference": reference and {"step": reference.step, "uid": reference.uid},
+        "reference": reference and reference._asdict(),
         "kept_mantissa_bits": manifest.kept_mantissa_bits,
         "parts": manifest.parts,
         "tensors": [
@@ -207,7 +206,14 @@ class _Wrong(Exception):
 
 
 def _manifest(said: Mapping[str, Any]) -> Manifest:
-    parts = tuple(_part(*_items(part, "parts", 3)) for part in _list(said, "parts"))
+    parts = tuple(
+        Part(
+            _matching(file, _PART_FILE, "a part's file"),
+            _whole(nbytes, "a part's bytes"),
+            _matching(table, _TABLE, "a part's table"),
+        )
+        for file, nbytes, table in (_items(part, "parts", 3) for part in _list(said, "parts"))
+    )
     if len({part.file for part in parts}) != len(parts):
         raise _Wrong("two parts are one file")
     tensors = _tensors(_list(said, "tensors"), len(parts))
@@ -238,14 +244,6 @@ def _check_sizes(parts: Sequence[Part], tensors: Sequence[Stored]) -> None:
     for part, raw, count in zip(parts, raw_bytes, blocks, strict=True):
         if not can_have_bytes(part.nbytes, count, raw):
             raise _Wrong(f"{part.file} has {part.nbytes} bytes, which its {count} blocks cannot take")
-
-
-def _part(file: Any, nbytes: Any, table: Any) -> Part:
-    return Part(
-        _matching(file, _PART_FILE, "a part's file"),
-        _whole(nbytes, "a part's bytes"),
-        _matching(table, _TABLE, "a part's table"),
-    )
 
 
 def _tensors(rows: Sequence[Any], parts: int) -> tuple[Stored, ...]:
