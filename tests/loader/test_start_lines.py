@@ -68,6 +68,7 @@ def setup_of(plan: AccessPlan, transforms: Any = TO_ARRAY, **fields: Any) -> Set
         limits,
         2,
         "one per core (cgroup limit)",
+        photos,
         "as readers= says",
     )
     return replace(setup, **fields)

@@ -128,7 +128,7 @@ def test_the_loop_waits_for_no_file(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"content")
     source = FlatFolder(tmp_path, extensions=None)
     _replace(tmp_path / "a", os.mkfifo)
-    files = source._prefix_bytes, source._names, source._starts, source.sizes_bytes
+    files = source._prefix_bytes, source.names, source._starts, source.sizes_bytes
     into, failed = np.zeros(14, np.uint8), np.full(2, -1)
 
     count = READ_FILES.wait()(*files, ids_of(0, 1), into, ids_of(0, 7, 14), failed)

@@ -50,10 +50,21 @@ def test_save_and_resume(
     for number in range(4):
         (tmp_path / "photos/train/one").mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8)).save(tmp_path / f"photos/train/one/{number}.png")
-    short = epochs.replace("90", "3").replace("batch_size=64", "batch_size=2").replace("runs/a", "runs/b")
-    short = short.replace("1000 steps", "2 steps")
-    exec(short, again | {"SnapshotStore": SnapshotStore, "first": 2})
-    assert [one.step for one in SnapshotStore("runs/b").list()] == [4, 6]
+    short = (
+        epochs.replace("90", "3").replace("batch_size=64", "batch_size=2").replace("1000 steps", "2 steps")
+    )
+    short = short.replace(
+        "    ...  # one step of the training\n", "    seen.append(images.numpy().tobytes())\n"
+    )
+    full: dict[str, Any] = again | {"seen": []}
+    exec(short, full)
+    with SnapshotStore("runs/b") as store:
+        assert [one.step for one in store.list()] == [2, 4, 6]
+        store.delete(6)
+        store.delete(4)
+    killed: dict[str, Any] = again | {"seen": []}
+    exec(short, killed)
+    assert killed["seen"] == full["seen"][2:]
 
     exec(keep, again)
     again |= {"first": 0, "steps": 3}

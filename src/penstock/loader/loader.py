@@ -6,9 +6,9 @@ import errno
 import os
 import platform
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from threading import current_thread, get_ident
@@ -33,6 +33,7 @@ from penstock.loader.images import ImageDecoder
 from penstock.loader.opening import Opening
 from penstock.loader.prediction import predict_run
 from penstock.loader.progress import Collector
+from penstock.loader.resume import describe_run, read_state, write_state
 from penstock.loader.setup import set_up
 from penstock.loader.start_lines import start_lines
 from penstock.loader.starting import Starter
@@ -91,6 +92,7 @@ class Loader:
         source: LoaderConfig,
         *,
         front_end: FrontEnd = NUMPY,
+        state: Mapping[str, Any] | None = None,
         trace: str | os.PathLike[str] | None = None,
         report: Callable[[str], None] | None = print_report,
     ) -> None: ...
@@ -101,6 +103,7 @@ class Loader:
         source: str | os.PathLike[str] | Source | MapDataset,
         *,
         front_end: FrontEnd = NUMPY,
+        state: Mapping[str, Any] | None = None,
         trace: str | os.PathLike[str] | None = None,
         report: Callable[[str], None] | None = print_report,
         **arguments: Unpack[LoaderArguments],
@@ -111,6 +114,7 @@ class Loader:
         source: LoaderConfig | str | os.PathLike[str] | Source | MapDataset,
         *,
         front_end: FrontEnd = NUMPY,
+        state: Mapping[str, Any] | None = None,
         trace: str | os.PathLike[str] | None = None,
         report: Callable[[str], None] | None = print_report,
         **arguments: Any,
@@ -119,6 +123,7 @@ class Loader:
 
         source, arguments: those of `LoaderConfig`; or such a configuration alone.
         front_end: what becomes of batches and of a data set's samples.
+        state: of another loader's `state_dict`, to go on from; see `load_state_dict`.
         trace: a file to record every span in, made when prefetching begins.
         report: gets the lines about the start (on rank 0), epochs and long waits; None for silence.
 
@@ -187,6 +192,8 @@ class Loader:
         #: The thread that is inside `start`, `iter` or `next`, None while none is.
         self._thread_inside: int | None = None
         engine.end_with(self)
+        if state is not None:
+            self.load_state_dict(state)
 
     def _make_staging(self) -> StagingBuffer:
         setup = self._setup
@@ -228,12 +235,12 @@ class Loader:
 
     # The loop
 
-    def start(self, epoch: int = 0, step: int = 0) -> None:
+    def start(self, epoch: int | None = None, step: int = 0) -> None:
         """Begin to prefetch, before the first loop does. That loop runs the rest of `epoch` from `step` on.
 
         Its batches are those that a loader which began with epoch 0 gives there, bit for bit. A step after the last one
-        of an epoch is the first of the next epoch; epoch = epochs, step 0 is the end. Twice the same is harmless until
-        the first batch is asked for.
+        of an epoch is the first of the next epoch; epoch = epochs, step 0 is the end. Without arguments it begins
+        where a state is that was loaded. Twice the same is harmless until the first batch is asked for.
 
         Raises: ConfigError if the plan has no such step, if it was started elsewhere before (the first loop starts it,
             too), or while another thread is inside; ClosedError after `close`, or in a forked process; DataError if no
@@ -246,6 +253,8 @@ class Loader:
         self._thread_inside = me
         try:
             self._check_open()
+            if epoch is None:
+                epoch, step = (0, step) if step else self._position
             first = self._plan.first_of_run(self._rank, epoch, step)
             if self._started_at is not None and not self._started_at == self._position == first:
                 raise ConfigError(
@@ -373,6 +382,44 @@ class Loader:
         if is_left and self._is_begun():
             return self._plan.first_read_from(self._rank, self._position[0] + 1, 0)
         return self._position
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the run is: what `load_state_dict` of a loader in another process takes.
+
+        Batches that a loop was given are consumed, the one at hand included; batches read ahead are not. After a loop
+        that was left early, the next batch is still one of its epoch, until another loop begins.
+        Returns: JSON of less than 2 KB, the same on all ranks after the same step.
+        """
+        return write_state(self._described, *self._position)
+
+    def state_at(self, epoch: int, step: int) -> dict[str, Any]:
+        """Return the state of a run that has consumed all global batches before a step, whatever this loader did.
+
+        epoch, step: as for `start`.
+        Raises: ConfigError if the plan has no such step.
+        """
+        return write_state(self._described, *self._plan.first_of_run(self._rank, epoch, step))
+
+    def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
+        """Go on from a state: the first loop runs the rest of its epoch, batches and bits as they would have been.
+
+        Before `start` and the first loop. Threads, memory, policy, ranks and the split may be others than they were;
+        epochs may be more. What fixes the batches must be the same.
+        state: of `state_dict` or `state_at`. allow: what may differ all the same: "plan", "data", "transforms",
+            "pixels", or one of their values, such as "plan.order".
+        Raises: ConfigError naming what differs, both values and what to do, if it is no state, or if the loader has
+            begun; ClosedError after `close`.
+        """
+        self._check_open()
+        if self._started_at is not None:
+            raise ConfigError(
+                "load_state_dict() comes before the first loop and start(): make a new loader for it"
+            )
+        self._position = read_state(state, self._described, self._plan, self._rank, allow)
+
+    @cached_property
+    def _described(self) -> dict[str, Any]:
+        return describe_run(self._plan, self._setup.source, self._setup.pipeline)
 
     @property
     def memory(self) -> MemoryBudget:

@@ -88,6 +88,7 @@ class Setup:
     limits: StagingLimits
     cpus: int
     decoders_because: str
+    source: Source | MapDataset
     readers_because: str = ""
     machine_file: str | None = None
     works_in_own_thread: bool = False
@@ -220,6 +221,7 @@ def set_up(config: LoaderConfig, front_end: FrontEnd, calls: Calls, *, runs: boo
         ),
         cpus=cpus,
         decoders_because=threads.decoders_because,
+        source=opened,
         readers_because=threads.readers_because,
         works_in_own_thread=config.decoders == 0,
         machine_file=config.machine if isinstance(config.machine, str) else None,

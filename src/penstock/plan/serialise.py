@@ -41,7 +41,7 @@ def write_plan(plan: AccessPlan) -> dict[str, JSON]:
         "epochs": int(plan.epochs),
         "ranks": int(plan.ranks),
         "drop_last": plan.drop_last,
-        "order": _write_order(plan.order),
+        "order": write_order(plan.order),
         "split": _write_split(plan.split),
     }
 
@@ -73,7 +73,8 @@ def read_plan(
     return AccessPlan(order, sizes["batch_size"], sizes["epochs"], sizes["ranks"], split, drop_last), rank
 
 
-def _write_order(order: Order) -> JSON:
+def write_order(order: Order) -> JSON:
+    """Return an order as JSON; None if only its own code, or a list, says what it is."""
     if isinstance(order, TorchShuffle):
         state = order.state
         assert isinstance(state, TwisterState), "an order makes it one"
@@ -87,7 +88,7 @@ def _write_order(order: Order) -> JSON:
             "first_epoch": int(order.first_epoch),
         }
     if type(order) is Scattered:
-        inner = _write_order(order.order)
+        inner = write_order(order.order)
         return None if inner is None else {"kind": "Scattered", "order": inner, "seed": int(order.seed)}
     kind = _ORDERS.get(type(order).__name__)
     if kind is not type(order):

@@ -36,6 +36,8 @@ class FileSource:
     root: absolute path of the folder that `names` are relative to.
     names: path of each sample's file.
     sizes_bytes, labels: int64[samples], as in `Source`; kept, and made read-only.
+
+    Attributes: root; names: uint8[...], relative to it, in the order of the samples, each closed by a NUL.
     """
 
     def __init__(
@@ -52,9 +54,9 @@ class FileSource:
         self.sizes_bytes = sizes_bytes
         self.labels = labels
         self.classes = classes
-        #: uint8[...], the names, each closed by a NUL. int64[samples], where each begins.
-        self._names = np.frombuffer(os.fsencode("\0".join(names)) + b"\0", np.uint8)
-        self._starts = np.concatenate(([0], np.flatnonzero(self._names == 0) + 1))[: len(names)]
+        #: int64[samples] of `_starts`: where each name begins.
+        self.names = np.frombuffer(os.fsencode("\0".join(names)) + b"\0", np.uint8)
+        self._starts = np.concatenate(([0], np.flatnonzero(self.names == 0) + 1))[: len(names)]
         #: Put before a name that is not absolute.
         self._prefix = os.path.join(root, "")
         self._prefix_bytes = np.frombuffer(os.fsencode(self._prefix), np.uint8)
@@ -70,8 +72,8 @@ class FileSource:
         if not 0 <= sample < len(self):
             raise IndexError(f"there is no sample {sample}: {self!r}")
         begin = int(self._starts[sample])
-        end = int(self._starts[sample + 1]) if sample + 1 < len(self) else self._names.size
-        name = os.fsdecode(self._names[begin : end - 1].tobytes())
+        end = int(self._starts[sample + 1]) if sample + 1 < len(self) else self.names.size
+        name = os.fsdecode(self.names[begin : end - 1].tobytes())
         return name if name.startswith("/") else self._prefix + name
 
     def describe(self, sample: int) -> str:
@@ -96,7 +98,7 @@ class FileSource:
         if loop is None:
             return read_one_by_one(self, ids, into, begins)
         failed = np.empty(ids.size, np.int64)
-        files = self._prefix_bytes, self._names, self._starts, self.sizes_bytes
+        files = self._prefix_bytes, self.names, self._starts, self.sizes_bytes
         count = loop(*files, ids, into, begins, failed)
         if not count:
             return []

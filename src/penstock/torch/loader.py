@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Unpack, final, overload
 
@@ -51,6 +51,7 @@ class Loader(loader.Loader):
         self,
         source: LoaderConfig,
         *,
+        state: Mapping[str, Any] | None = None,
         trace: str | os.PathLike[str] | None = None,
         report: Callable[[str], None] | None = print_report,
     ) -> None: ...
@@ -60,6 +61,7 @@ class Loader(loader.Loader):
         self,
         source: str | os.PathLike[str] | Source | MapDataset,
         *,
+        state: Mapping[str, Any] | None = None,
         trace: str | os.PathLike[str] | None = None,
         report: Callable[[str], None] | None = print_report,
         **arguments: Unpack[TorchArguments],
@@ -69,6 +71,7 @@ class Loader(loader.Loader):
         self,
         source: LoaderConfig | str | os.PathLike[str] | Source | MapDataset,
         *,
+        state: Mapping[str, Any] | None = None,
         trace: str | os.PathLike[str] | None = None,
         report: Callable[[str], None] | None = print_report,
         **arguments: Any,
@@ -88,7 +91,7 @@ class Loader(loader.Loader):
                 "dataclasses.replace(config, rank=..., world_size=...); or give arguments, with rank=0, world_size=1"
             )
         config = config_of(source, arguments)
-        super().__init__(config, front_end=TORCH, trace=trace, report=report)
+        super().__init__(config, front_end=TORCH, state=state, trace=trace, report=report)
 
 
 def _place(rank: int | None = None, world_size: int | None = None, **_: Any) -> tuple[int, int]:

@@ -1,0 +1,279 @@
+"""A run that is stopped anywhere goes on exactly: the same batches, the same bits, on whatever is there then."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.errors import ClosedError, ConfigError
+from penstock.loader import Loader
+from penstock.loader.transforms import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor
+from penstock.plan import BundleShuffle, Explicit, FullShuffle, Order, Sequential, TorchShuffle
+from penstock.plan.torch_order import TwisterState
+from penstock.store import FlatFolder
+
+COUNT, BATCH, EPOCHS = 22, 4, 3
+STEPS = 6
+TRANSFORMS = (RandomResizedCrop(8), RandomHorizontalFlip(), ToTensor())
+Bits = list[list[bytes]]
+
+
+@pytest.fixture
+def folder(image_folder: Callable[..., Path]) -> Path:
+    return image_folder(COUNT)
+
+
+def load(source: Any, **arguments: Any) -> Loader:
+    settings = {"batch_size": BATCH, "epochs": EPOCHS, "transforms": TRANSFORMS, "seed": 5, "report": None}
+    return Loader(source, **{**settings, **arguments})
+
+
+def rest_of(loader: Loader) -> Bits:
+    """Return the bits of all batches that are left of a run, and close the loader."""
+    bits: Bits = []
+    with loader:
+        while loader.position[0] < EPOCHS:
+            bits += [[array.tobytes() for array in batch] for batch in loader]
+    return bits
+
+
+def stopped_after(count: int, loader: Loader) -> dict[str, Any]:
+    """Return the state of a run that was stopped within the loop, as it comes out of a file."""
+    with loader:
+        for _ in range(count // STEPS):
+            for _ in loader:
+                pass
+        for number, _ in enumerate(loader if count % STEPS else ()):
+            if number + 1 == count % STEPS:
+                state: dict[str, Any] = json.loads(json.dumps(loader.state_dict()))
+                return state
+        return json.loads(json.dumps(loader.state_dict()))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"decoders": 0}, {"decoders": 3, "memory": "16 MiB"}, {"policy": "staging", "readers": 2}],
+    ids=["as it was", "no threads", "little memory", "nothing kept"],
+)
+def test_a_run_goes_on_with_the_next_batch_wherever_it_was_stopped(
+    folder: Path, changes: dict[str, Any]
+) -> None:
+    full = rest_of(load(folder))
+
+    for count in (0, 1, 3, STEPS - 1, STEPS, STEPS + 2, 3 * STEPS - 1):
+        state = stopped_after(count, load(folder))
+        assert (state["epoch"], state["step"]) == divmod(count, STEPS)
+        assert rest_of(load(folder, state=state, **changes)) == full[count:]
+
+
+def test_a_run_is_stopped_again_and_again(folder: Path) -> None:
+    full, state, done = rest_of(load(folder)), None, 0
+    for count in (2, 1, 5, 4):
+        with load(folder, state=state) as loader:
+            found: Bits = []
+            while len(found) < count:
+                for batch in loader:
+                    found.append([array.tobytes() for array in batch])
+                    if len(found) == count:
+                        state = loader.state_dict()
+                        break
+        assert found == full[done : done + count]
+        done += count
+
+
+def ids_by_step(
+    ranks: int, state: Any, split: str = "balanced", count: int = 10**6
+) -> tuple[list[Any], list[Any]]:
+    """Return the sorted ids of each global batch that all ranks read from a state on, and each rank's last state."""
+    steps: list[list[int]] = []
+    states = []
+    for rank in range(ranks):
+        arguments = {"rank": rank, "world_size": ranks, "split": split, "transforms": (), "decoders": 0}
+        with load(list(range(COUNT)), state=state, **arguments) as loader:
+            taken = 0
+            while loader.position[0] < EPOCHS and taken < count:
+                for batch in loader:
+                    steps += [[] for _ in range(taken + 1 - len(steps))]
+                    steps[taken] += batch.tolist()
+                    taken += 1
+                    if taken == count:
+                        break
+            states.append(loader.state_dict())
+    return [sorted(step) for step in steps], states
+
+
+@pytest.mark.parametrize("split", ["balanced", "strided"])
+def test_another_number_of_ranks_reads_the_same_global_batches(split: str) -> None:
+    full, _ = ids_by_step(1, None)
+    for before, after in ((1, 2), (2, 1)):
+        for count in (1, STEPS - 1, STEPS, STEPS + 3):
+            _, states = ids_by_step(before, None, split, count)
+            assert all(state == states[0] for state in states)
+            assert ids_by_step(after, states[0], split)[0] == full[count:]
+
+
+def test_after_a_loop_that_was_left_the_state_is_within_its_epoch_until_another_begins(folder: Path) -> None:
+    with load(folder) as loader:
+        for number, _ in enumerate(loader):
+            if number == 1:
+                break
+        assert (loader.state_dict()["epoch"], loader.state_dict()["step"]) == (0, 2)
+        batches = iter(loader)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["step"]) == (1, 0)
+        next(batches)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["step"]) == (1, 1)
+
+
+def test_a_trainer_that_knows_its_step_needs_no_state_of_the_loader(folder: Path) -> None:
+    full = rest_of(load(folder))
+    with load(folder) as other:
+        state = other.state_at(1, 2)
+        assert other.state_at(1, STEPS) == other.state_at(2, 0)
+        with pytest.raises(ConfigError, match="step is 7; epoch 1 has 6 steps"):
+            other.state_at(1, 7)
+
+    assert rest_of(load(folder, state=state)) == full[STEPS + 2 :]
+
+
+def test_a_run_goes_on_for_more_epochs_than_it_was_planned_for(folder: Path) -> None:
+    with load(folder, epochs=1) as short:
+        for _ in short:
+            pass
+        state = short.state_dict()
+
+    with (
+        load(folder, state=state, epochs=1) as ended,
+        pytest.raises(ClosedError, match="all 1 epochs of this loader were read"),
+    ):
+        iter(ended)
+    assert rest_of(load(folder, state=state)) == rest_of(load(folder))[STEPS:]
+
+
+def test_what_is_read_again_is_the_sample_that_shows_the_shape_alone(folder: Path) -> None:
+    asked: list[int] = []
+
+    class Numbers:
+        def __len__(self) -> int:
+            return COUNT
+
+        def __getitem__(self, index: int) -> int:
+            asked.append(index)
+            return index
+
+    with load(Numbers(), transforms=()) as planned:
+        state = planned.state_at(2, 3)
+        rest = planned.plan.stream(0, 2, 3, COUNT).tolist()
+    asked.clear()
+    with load(Numbers(), transforms=(), state=state) as loader:
+        loader.start()
+        assert [number for batch in loader for number in batch.tolist()] == rest
+    assert sorted(asked[1:]) == sorted(rest)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        FullShuffle(COUNT, 1),
+        BundleShuffle(COUNT, 1, bundle_ratio=0.5),
+        Sequential(COUNT),
+        TorchShuffle(COUNT, TwisterState.from_seed(3)),
+        Explicit(np.arange(COUNT)[::-1], COUNT),
+        Explicit([list(range(COUNT))] * EPOCHS, COUNT),
+        Explicit(lambda epoch: np.roll(np.arange(COUNT), epoch), COUNT),
+    ],
+)
+def test_any_order_is_told_from_others_in_a_small_state(folder: Path, order: Order) -> None:
+    with load(folder, shuffle=order) as loader, load(folder, shuffle=FullShuffle(COUNT, 2)) as other:
+        state = loader.state_dict()
+        assert len(json.dumps(state)) < 2048
+        with load(folder, shuffle=order, state=state):
+            pass
+        with pytest.raises(ConfigError, match=r"plan.order was .* and is .*'seed': 2"):
+            other.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"batch_size": 8}, "plan.batch_size was 4 and is 8 here"),
+        ({"drop_last": True}, "plan.drop_last was False and is True"),
+        ({"seed": 6}, "plan.order was .*, transforms.seed was 5 and is 6 here: batches would"),
+        ({"shuffle": FullShuffle(COUNT, 5), "seed": 6}, "transforms.seed was 5 and is 6"),
+        ({"transforms": [Resize(9), CenterCrop(8), ToTensor()]}, "transforms.steps was"),
+        ({"dtype": "float16"}, "transforms.dtype was 'float32' and is 'float16'"),
+        ({"layout": "NHWC"}, "transforms.layout"),
+    ],
+)
+def test_what_would_change_batches_is_named_with_both_values_and_may_be_allowed(
+    folder: Path, changes: dict[str, Any], name: str
+) -> None:
+    with load(folder) as loader, load(folder, **changes) as other:
+        state = loader.state_at(1, 1)
+        with pytest.raises(ConfigError, match=f"state is of another run: {name}") as refused:
+            other.load_state_dict(state)
+        fields = ast.literal_eval(str(refused.value).partition("allow=")[2])
+        other.load_state_dict(state, allow=fields)
+        assert other.position == (1, 1)
+
+
+def test_another_data_set_is_refused_and_the_same_one_elsewhere_is_not(
+    image_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    first = image_folder(COUNT)
+    with load(first) as loader:
+        state = loader.state_dict()
+    moved = first.rename(tmp_path / "moved")
+    with load(moved, state=state):
+        pass
+
+    (moved / "cat" / "0000.jpg").rename(moved / "cat" / "zero.jpg")
+    others = {r"data\.digest was": load(moved), r"data\.kind was": load(list(range(COUNT)), transforms=())}
+    others[r"plan\.samples was 22 and is 11"] = load(FlatFolder(moved / "dog"))
+    for text, other in others.items():
+        with other, pytest.raises(ConfigError, match=text):
+            other.load_state_dict(state)
+
+
+def damaged() -> Sequence[tuple[Any, str]]:
+    return [
+        (None, "state is None; it is what a loader's state_dict"),
+        ([1], "state is"),
+        ({}, "state is {}"),
+        ({"format": 2, "penstock": "9.0"}, "format 2, of Penstock '9.0', and this one reads 1"),
+        ({"format": 1}, "epoch None and step None, which are integers from 0: it is damaged"),
+        ({"format": 1, "epoch": -1, "step": 0}, "epoch -1"),
+        ({"format": 1, "epoch": 0, "step": True}, "step True"),
+        ({"format": 1, "epoch": 0, "step": 0}, "plan.samples was None and is 22 here"),
+        ({"format": 1, "epoch": 0, "step": 0, "plan": 7}, "plan.samples was None"),
+    ]
+
+
+@pytest.mark.parametrize(("state", "text"), damaged())
+def test_what_is_no_state_is_refused(folder: Path, state: Any, text: str) -> None:
+    with load(folder) as loader, pytest.raises(ConfigError, match=text):
+        loader.load_state_dict(state)
+
+
+def test_a_state_is_loaded_before_the_run_begins_and_within_its_epochs(folder: Path) -> None:
+    with load(folder) as loader:
+        state = loader.state_at(2, 1)
+        with pytest.raises(ConfigError, match=r"allow is 'pixels': give a list"):
+            loader.load_state_dict(state, allow="pixels")
+        with (
+            load(folder, epochs=2) as short,
+            pytest.raises(ConfigError, match="is epochs= smaller than it was"),
+        ):
+            short.load_state_dict(state)
+        next(iter(loader))
+        with pytest.raises(
+            ConfigError, match=r"load_state_dict\(\) comes before the first loop and start\(\)"
+        ):
+            loader.load_state_dict(state)
+    with pytest.raises(ClosedError):
+        loader.load_state_dict(state)
