@@ -31,20 +31,18 @@ def open_readable(
     Yields: the step, and the state, in memory one tensor at a time.
     Raises: ConfigError if there is no such snapshot, naming the nearest; FormatError naming what is damaged; DataError.
     """
-    with (
-        Workers(default_coders(), "penstock-export") as workers,
-        closing(_opened(Catalog(tiers), step, workers, report)) as snapshot,
-    ):
-        manifest = snapshot.chain.manifest
-        yield manifest.step, Readable(tree_of(manifest, parts_by_name(manifest)), snapshot.read)
+    catalog = Catalog(tiers)
 
-
-def _opened(catalog: Catalog, step: int | None, workers: Workers, report: Callable[[str], None]) -> _Snapshot:
     def open_chosen(is_again: bool) -> _Snapshot:
         chosen = look_and_choose(catalog, step, report, was_there=is_again)
         return _Snapshot(catalog, chosen, workers, report)
 
-    return looking_again(open_chosen)
+    with (
+        Workers(default_coders(), "penstock-export") as workers,
+        closing(looking_again(open_chosen)) as snapshot,
+    ):
+        manifest = snapshot.chain.manifest
+        yield manifest.step, Readable(tree_of(manifest, parts_by_name(manifest)), snapshot.read)
 
 
 class _Snapshot:

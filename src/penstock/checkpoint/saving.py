@@ -180,9 +180,8 @@ class BackgroundSave(Saving):
         self._ending = threading.Lock()
         self._then: list[Callable[[], None]] = []
 
-    def start(self) -> None:
-        """Begin. Raises: RuntimeError if the system has no thread for it."""
-        self._thread.start()
+        #: Begins. Raises: RuntimeError if the system has no thread for it.
+        self.start = self._thread.start
 
     @property
     def is_begun(self) -> bool:

@@ -438,6 +438,10 @@ class SnapshotWriter:
         Raises: FormatError, DataError, ProcessEnded.
         """
         plan, tier = job.plan, job.target.tier
+
+        def began(wave: Sequence[Piece]) -> None:
+            job.first, self._begin_seconds = wave, time.monotonic()
+
         with SnapshotSpan(self._recorder, self._span, plan.step, tier) as span:
             if job.elsewhere is not None:
                 self._begin_seconds = time.monotonic()
@@ -457,7 +461,7 @@ class SnapshotWriter:
                     job.workers,
                     cap=self._cap,
                     held=self.held,
-                    began=functools.partial(self._note_first, job),
+                    began=began,
                     written=span.add,
                 )
                 if job.parts is not None and isinstance(draft, LocalDraft):
@@ -490,10 +494,6 @@ class SnapshotWriter:
         # What is on another machine is not fetched back only to be looked at.
         reads_back = isinstance(tier, LocalTier)
         check_part(tier, job.plan, job.number, job.part, to_its_end=reads_back)
-
-    def _note_first(self, job: Job, wave: Sequence[Piece]) -> None:
-        job.first = wave
-        self._begin_seconds = time.monotonic()
 
     def _note_fall(self, job: Job, tier: int, why: str) -> None:
         job.note = f"; written to {self._catalog.tiers[tier].name} at once: {why}"

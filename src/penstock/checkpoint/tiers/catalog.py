@@ -343,20 +343,23 @@ class Catalog:
     def stored(self, tier: int) -> list[StoredSnapshot]:
         """Return what retention has to know of a tier's snapshots, in the order in which they were saved."""
         known, damaged = self._known, self._damaged
-        if tier not in known.stored or known.stored[tier][0] is not damaged:
+        cached = known.stored.get(tier)
+        if cached is None or cached[0] is not damaged:
             found = []
             for created_seconds, step, copy in known.on_tier(tier):
                 one = StoredSnapshot(step, created_seconds, 0, None, is_intact=False)
                 if (manifest := copy.manifest) is not None:
-                    reference_step = manifest.reference.step if manifest.reference else None
-                    is_intact = (tier, manifest.uid) not in damaged
-                    seconds = manifest.created_seconds, manifest.clock_seconds
                     one = StoredSnapshot(
-                        step, seconds[0], manifest.stored_bytes, reference_step, is_intact, seconds[1]
+                        step,
+                        created_seconds,
+                        manifest.stored_bytes,
+                        manifest.reference.step if manifest.reference else None,
+                        is_intact=(tier, manifest.uid) not in damaged,
+                        clock_seconds=manifest.clock_seconds,
                     )
                 found.append(one)
-            known.stored[tier] = damaged, found
-        return known.stored[tier][1]
+            cached = known.stored[tier] = damaged, found
+        return cached[1]
 
     def choose(self, step: int | None, *, was_there: bool = False) -> int:
         """Return the step of a snapshot that was seen.
