@@ -8,35 +8,18 @@ Times are seconds, sizes bytes. `penstock.papers.thesis_job` prepares the arrays
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 import numpy as np
-from numba.core.dispatcher import Dispatcher
 from numpy.typing import NDArray
 
-from penstock.kernel import kernel
+from penstock.uncounted import kernel
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 #: Where a consumed sample came from; columns of `LoadingResult.reads`.
 STAGED_STORE, STAGED_TIER, STAGED_PEER, STORE, TIER, PEER = range(6)
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a kernel that makes no array, and so need not count who holds one.
-
-    Counting took two thirds of the time: each call hands on some thirty arrays.
-    """
-    compiled = kernel(function)
-    if isinstance(compiled, Dispatcher):  # numba may be switched off
-        compiled.targetoptions |= {"_nrt": False, "forceinline": True}
-    return compiled
 
 
 class Work(NamedTuple):
@@ -119,7 +102,7 @@ class Results(NamedTuple):
     store_bytes: Floats
 
 
-@_kernel
+@kernel
 def _own_copy(copies: Copies, sample: int, rank: int) -> int:
     """Return the rank's own copy of a sample, or -1."""
     for copy in range(copies.begin[sample], copies.begin[sample + 1]):
@@ -128,7 +111,7 @@ def _own_copy(copies: Copies, sample: int, rank: int) -> int:
     return -1
 
 
-@_kernel
+@kernel
 def _peer_copy(copies: Copies, sample: int, rank: int, by: float) -> int:
     """Return the copy of the highest other rank that has the sample by then, whatever it reads from; or -1."""
     for copy in range(copies.begin[sample + 1] - 1, copies.begin[sample] - 1, -1):
@@ -137,7 +120,7 @@ def _peer_copy(copies: Copies, sample: int, rank: int, by: float) -> int:
     return -1
 
 
-@_kernel
+@kernel
 def _has_reads_ahead(times: Floats, first: int, count: int, now: float) -> bool:
     """Whether a bisection of `count` times from `first` on, which need not be sorted, finds one at or after now."""
     if count == 0 or times[first + count - 1] <= now - 0.1:
@@ -152,7 +135,7 @@ def _has_reads_ahead(times: Floats, first: int, count: int, now: float) -> bool:
     return bool(low < count)
 
 
-@_kernel
+@kernel
 def _clients(rank: int, now: float, store_reads: StoreReads) -> int:
     """Count this rank and those that have read times at or after now, however far ahead."""
     clients = 1
@@ -165,7 +148,7 @@ def _clients(rank: int, now: float, store_reads: StoreReads) -> int:
     return clients
 
 
-@_kernel
+@kernel
 def _stage(
     rank: int,
     now: float,
@@ -219,7 +202,7 @@ def _stage(
         staging.turn[rank] = (thread + 1) % rules.threads
 
 
-@_kernel
+@kernel
 def _answer(
     rank: int,
     access: int,
@@ -251,7 +234,7 @@ def _answer(
     return direct, origin
 
 
-@_kernel
+@kernel
 def run_rank_by_rank(
     work: Work,
     copies: Copies,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
+from penstock.machine.ssd.flash import Flash, Rules
 from penstock.machine.ssd.ssd import Ssd
 
 
@@ -19,26 +19,6 @@ class PageOp(IntEnum):
     WRITE = 0
     TRIM = 1
     READ = 2
-
-
-class Flash(NamedTuple):
-    """The arrays that the kernel changes. Blocks are numbered through all chips; chip c owns the c-th run of them.
-
-    Each block is in one of three states: free (in its chip's free list), open (being written, in no list) or
-    closed (in its chip's list for its number of valid pages). Lists run from the oldest to the newest member.
-    """
-
-    #: int32[exported pages]: the place of a logical page, -1 where nothing was written.
-    page_of: NDArray[np.int32]
-    #: int32[places]: the logical page that is valid there, or -1; the inverse of page_of.
-    logical_of: NDArray[np.int32]
-    #: int32[blocks, 4]: valid pages, older and newer neighbour in the block's list or -1, erases.
-    blocks: NDArray[np.int32]
-    #: int32[chips, data pages + 2, 2]: oldest and newest of the lists: of 0 to all pages valid, then the free.
-    ends: NDArray[np.int32]
-    #: int64[chips, 11]: open block, pages in it, free blocks, number of valid pages below which no list has
-    #: members, erases, then the columns of `Work`.
-    chips: NDArray[np.int64]
 
 
 _WORK = slice(5, 11)
@@ -210,17 +190,10 @@ class Drive:
         ops = _ops(ops)
         self._check(ops, firsts, counts)
         before = self.work()
-        run_extents(
-            ops,
-            firsts,
-            counts,
-            *self._flash,
-            self._shift,
-            self.ssd.data_pages_per_block,
-            self.ssd.summary_pages,
-            self.ssd.gc_free_blocks,
-            self.ssd.levelling_interval or 0,
-        )
+        ssd = self.ssd
+        interval = ssd.levelling_interval or 0
+        rules = Rules(self._shift, ssd.data_pages_per_block, ssd.summary_pages, ssd.gc_free_blocks, interval)
+        run_extents(ops, firsts, counts, self._flash, rules)
         return self.work() - before
 
     def _check(self, ops: NDArray[np.uint8], firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
