@@ -59,9 +59,8 @@ class Saved:
 class Waves:
     """What the training thread has staged and the background has not written yet. Shared by these two."""
 
-    def __init__(self, areas: int, *, is_single: bool = False) -> None:
-        """areas: how many waves can be staged at a time. is_single: whether the whole state is one wave."""
-        self.can_repeat = is_single
+    def __init__(self, areas: int) -> None:
+        """areas: how many waves can be staged at a time."""
         #: guards all below
         self._changed = threading.Condition()
         #: All that were handed over, in their order; None after the last. Those of areas that were reused are lost.

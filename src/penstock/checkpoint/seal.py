@@ -234,12 +234,8 @@ def _names_of(path: Path) -> Iterator[str]:
     for folder, _, files in os.walk(path, onerror=refuse):
         below = Path(folder).relative_to(path)
         names += [(below / file).as_posix() for file in files if not file.endswith(SUFFIX)]
-    yield from sorted(name for name in names if not _is_unfinished(name))
-
-
-def _is_unfinished(name: str) -> bool:
-    # A seal that was being written when the process died.
-    return SUFFIX in name and name.endswith(".unfinished")
+    # Without a seal that was being written when the process died.
+    yield from sorted(name for name in names if not (SUFFIX in name and name.endswith(".unfinished")))
 
 
 def _sealed(path: Path, name: str) -> Sealed:

@@ -40,11 +40,6 @@ class Staged(Protocol):
     """Where the pieces of a snapshot come from: `Waves` of a training, or another tier."""
 
     @property
-    def can_repeat(self) -> bool:
-        """Return whether `take` yields the same once more."""
-        ...
-
-    @property
     def is_damaged(self) -> bool:
         """Return whether the state itself cannot be read: it is damaged where it comes from, or was not copied."""
         ...
@@ -65,7 +60,6 @@ class Staged(Protocol):
 class CopiedInTurn:
     """A state that is copied wave by wave as it is written, while training waits."""
 
-    can_repeat = True
     is_damaged = False
 
     def __init__(self, waves: Sequence[Sequence[Cut]], area: StagingArea) -> None:
@@ -92,8 +86,6 @@ class CopiedInTurn:
 
 class FromChain:
     """The tensors of a stored snapshot in waves, each read when it is asked for."""
-
-    can_repeat = True
 
     def __init__(self, chain: Chain, interrupt: threading.Event) -> None:
         """interrupt: once set, nothing more is read."""

@@ -246,7 +246,7 @@ class SnapshotStore:
                 assert limit_bytes is not None, "without a limit there is one wave"
                 cuts = waves_of(sources, limit_bytes // 2)
             areas = self._writer.free_areas()[: min(2, len(cuts))]
-            waves = Waves(len(areas), is_single=len(cuts) == 1)
+            waves = Waves(len(areas))
             job = Job(
                 step,
                 begin_seconds,
@@ -255,7 +255,7 @@ class SnapshotStore:
                 flat.tree,
                 own.tree if own else None,
                 waves,
-                Save(self._writer.terms(can_repeat=waves.can_repeat, ranks=self._ranks.size)),
+                Save(self._writer.terms(can_repeat=len(cuts) == 1, ranks=self._ranks.size)),
                 areas[0],
                 functools.partial(_reserve, areas, max(map(room_of, cuts))),
                 number=self._ranks.rank,

@@ -23,11 +23,12 @@ Journal of Parallel and Distributed Computing 133, 2019: "the paper" below.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,14 @@ _LOOKED_AT_BITS = 12
 
 _Words = NDArray[np.uint32] | NDArray[np.uint64]
 _Key = TypeVar("_Key", int, str)
+
+
+@functools.cache
+def _loops() -> Any:
+    """Return the module of the compiled loops, which is loaded with numba when a block is first coded."""
+    from penstock.checkpoint.codecs import _paper_kernels
+
+    return _paper_kernels
 
 
 # -- Words -----------------------------------------------------------------------------------------------
@@ -94,11 +103,9 @@ def heading_zeros(values: Bytes, reference: Bytes, dtype: DType) -> NDArray[np.i
 
     values, reference: uint8[n].
     """
-    from penstock.checkpoint.codecs._paper_kernels import count_heading_zeros
-
     bits = word_bits(dtype)
     counts = np.zeros(bits + 1, np.int64)
-    count_heading_zeros(_difference(values, reference, dtype), bits, counts)
+    _loops().count_heading_zeros(_difference(values, reference, dtype), bits, counts)
     return counts
 
 
@@ -125,25 +132,23 @@ def delta_block_bytes(zeros: NDArray[np.int64], heading_bits: int, nbytes: int) 
 
 def _pack_delta(pair: Pair, heading_bits: int, out: Bytes) -> int | None:
     """Write a block of kind HEADING_ZEROS; return its bytes, or None if it is no smaller than the values."""
-    from penstock.checkpoint.codecs._paper_kernels import pack_heading_zeros
-
     assert pair.reference is not None, "a delta is to a reference"
     difference = _difference(pair.values, pair.reference, pair.dtype)
     out[0] = heading_bits
-    end = pack_heading_zeros(difference, word_bits(pair.dtype), heading_bits, out, 1, pair.values.size - 1)
+    end = _loops().pack_heading_zeros(
+        difference, word_bits(pair.dtype), heading_bits, out, 1, pair.values.size - 1
+    )
     return None if end < 0 else int(end)
 
 
 def _unpack_delta(payload: Bytes, dtype: DType, reference: Bytes | None, out: Bytes) -> None:
-    from penstock.checkpoint.codecs._paper_kernels import unpack_heading_zeros
-
     reference = _reference(reference, out)
     if payload.size < 1 or payload[0] not in _STATIC_BITS:
         raise FormatError("a block of heading zeros does not begin with their width, 0 to 6")
     bits = word_bits(dtype)
     words = _empty_words(out.size, bits)
     stream = payload[1:]
-    end = unpack_heading_zeros(_windows(stream), 8 * stream.size, bits, int(payload[0]), words)
+    end = _loops().unpack_heading_zeros(_windows(stream), 8 * stream.size, bits, int(payload[0]), words)
     if end < 0 or -(-end // 8) != stream.size:
         raise FormatError(f"a block of heading zeros is damaged: it is not one of {words.size:,} numbers")
     np.bitwise_xor(_bytes_of(words, bits), reference, out=out)
@@ -160,11 +165,9 @@ def _reference(reference: Bytes | None, out: Bytes) -> Bytes:
 
 def exponent_counts(values: Bytes, dtype: DType) -> NDArray[np.int64]:
     """Return how many floats have which exponent: int64[2**exponent_bits]. values: uint8[n]."""
-    from penstock.checkpoint.codecs._paper_kernels import count_exponents
-
     counts = np.zeros(1 << dtype.exponent_bits, np.int64)
     bits = word_bits(dtype)
-    count_exponents(_words_of(values, bits), dtype.mantissa_bits, counts)
+    _loops().count_exponents(_words_of(values, bits), dtype.mantissa_bits, counts)
     return counts
 
 
@@ -261,8 +264,6 @@ def _pack_baseline(pair: Pair, code: _HuffmanCode, out: Bytes) -> int | None:
 
     Codes and what follows them each begin at a byte; the exponents of the block are no others than those of the code.
     """
-    from penstock.checkpoint.codecs._paper_kernels import pack_exponents, pack_rest
-
     dtype, size = pair.dtype, pair.values.size
     counts = exponent_counts(pair.values, dtype)
     used = np.flatnonzero(code.lengths)
@@ -278,13 +279,11 @@ def _pack_baseline(pair: Pair, code: _HuffmanCode, out: Bytes) -> int | None:
     out[4:begin] = code.lengths[first : first + symbols]
     bits = word_bits(dtype)
     words = _words_of(pair.values, bits)
-    end = pack_exponents(words, dtype.mantissa_bits, *code.by_symbol(), out, begin)
-    return int(pack_rest(words, dtype.mantissa_bits, bits, out, int(end)))
+    end = _loops().pack_exponents(words, dtype.mantissa_bits, *code.by_symbol(), out, begin)
+    return int(_loops().pack_rest(words, dtype.mantissa_bits, bits, out, int(end)))
 
 
 def _unpack_baseline(payload: Bytes, dtype: DType, reference: Bytes | None, out: Bytes) -> None:
-    from penstock.checkpoint.codecs._paper_kernels import unpack_floats
-
     if not dtype.is_float:
         raise FormatError(f"a block of Huffman-coded exponents cannot be of {dtype.name}, which has none")
     first, symbols = np.frombuffer(payload[:4].tobytes().ljust(4, b"\0"), "<u2").tolist()
@@ -305,7 +304,7 @@ def _unpack_baseline(payload: Bytes, dtype: DType, reference: Bytes | None, out:
     if coded >= 0:
         table, firsts = code.tables()
         end = int(
-            unpack_floats(
+            _loops().unpack_floats(
                 _windows(stream), coded, table, firsts, code.symbols, dtype.mantissa_bits, bits, words
             )
         )
@@ -469,15 +468,13 @@ class _PaperCoder:
 
 
 def _gzip_delta(pair: Pair, heading_bits: int, out: Bytes) -> int | None:
-    from penstock.checkpoint.codecs._paper_kernels import pack_heading_zeros
-
     assert pair.reference is not None, "a delta is to a reference"
     # Run lengths may take more than the values and still be less by gzip: room for the most that they can take.
     most = _most_packed(pair.values.size, pair.dtype)
     packed = np.empty(most + 16, np.uint8)
     packed[0] = heading_bits
     difference = _difference(pair.values, pair.reference, pair.dtype)
-    end = pack_heading_zeros(difference, word_bits(pair.dtype), heading_bits, packed, 1, most)
+    end = _loops().pack_heading_zeros(difference, word_bits(pair.dtype), heading_bits, packed, 1, most)
     return _gzip(packed[:end], out, pair.values.size)
 
 
