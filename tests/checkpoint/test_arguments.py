@@ -88,7 +88,7 @@ def test_what_an_argument_may_be_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", ["a", None, [], 1.5, -1, True])
 def test_whether_a_save_is_due_is_asked_of_a_step(folder: Path, wrong: Any) -> None:
     with opened(folder, schedule="3 steps") as store:
-        with pytest.raises(ConfigError, match=r"^step is .*whole number"):
+        with pytest.raises(ConfigError, match=r"^step is .*integer"):
             store.is_due(wrong)
         assert store.is_due(np.int64(3)) is True  # type: ignore[arg-type]
 
@@ -159,7 +159,7 @@ def test_a_time_beyond_what_the_system_counts_is_for_ever() -> None:
     ("whole", "offsets"), [(4, 0), ("ab", "cd"), (None, None), ((4.5, 3), (0, 0)), ((4, "3"), (0, 0))]
 )
 def test_a_shard_says_which_numbers_it_needs(whole: Any, offsets: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^whole of a Shard is .*give 2 whole numbers"):
+    with pytest.raises(ConfigError, match=r"^whole of a Shard is .*give 2 integers"):
         Shard(np.zeros((2, 3)), whole, offsets)
 
 

@@ -39,7 +39,7 @@ from penstock.policy.retention import Keep
         ({"snap_dis": 2.5}, r"snap_dis is 2\.5"),
         ({"snap_dis": True}, "snap_dis is True"),
         ({"ranks": 2}, "ranks is 2; .* give ranks=ranks_of_this_job"),
-        ({"kept_mantissa_bits": 52}, "kept_mantissa_bits is 52; give a whole number from 0 to 51"),
+        ({"kept_mantissa_bits": 52}, "kept_mantissa_bits is 52; give an integer from 0 to 51"),
         ({"kept_mantissa_bits": -1}, "kept_mantissa_bits is -1"),
         ({"kept_mantissa_bits": 2.0}, "kept_mantissa_bits is 2.0"),
         ({"threads": 1.5}, r"threads is 1\.5"),
@@ -83,7 +83,7 @@ def test_a_step_of_numpys_is_a_step_wherever_one_is_given(folder: Path) -> None:
         store.delete(np.int64(1))  # type: ignore[arg-type]
         assert [one.step for one in store.list()] == [2]
         for call in (store.restore, store.verify, store.rewind, store.delete, store.refresh):
-            with pytest.raises(ConfigError, match=r"step is '2'; it must be a whole number from 0"):
+            with pytest.raises(ConfigError, match=r"step is '2'; it must be an integer from 0"):
                 call("2")  # type: ignore[arg-type]
 
 
@@ -380,7 +380,7 @@ def test_a_step_may_be_any_whole_number(folder: Path, step: Any) -> None:
 def test_a_step_that_is_none_is_refused(folder: Path, step: Any) -> None:
     with (
         opened(folder) as store,
-        pytest.raises(ConfigError, match=r"step is .*; it must be a whole number from 0"),
+        pytest.raises(ConfigError, match=r"step is .*; it must be an integer from 0"),
     ):
         store.save(step, training(1))
 

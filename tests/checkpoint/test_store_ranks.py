@@ -631,7 +631,7 @@ def test_only_the_blocks_that_a_part_meets_are_read(tmp_path: Path, monkeypatch:
     ("array", "whole", "offsets", "told"),
     [
         (np.zeros(3), (5,), (3,), r"shape \(3,\) at \(3,\) does not lie within the whole, \(5,\)"),
-        (np.zeros(3), (5, 5), (0, 0), "whole of a Shard is .*give 1 whole numbers of 0 or more"),
+        (np.zeros(3), (5, 5), (0, 0), "whole of a Shard is .*give 1 integers of 0 or more"),
         (np.zeros(3), (5,), (-1,), "offsets of a Shard is"),
         ([1, 2], (5,), (0,), "a Shard is of a list; it must be a tensor or a NumPy array"),
     ],

@@ -40,7 +40,7 @@ def test_an_amount_is_finite_and_above_zero(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0", "1.5", "-3", "nan", "inf", "many", ""])
 def test_a_count_is_a_whole_number_of_at_least_one(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--parameters is .*; it must be a whole number of at least 1"):
+    with pytest.raises(ConfigError, match=r"--parameters is .*; it must be an integer of at least 1"):
         parsed_count("--parameters", text)
 
 

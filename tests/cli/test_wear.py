@@ -204,7 +204,7 @@ def test_pictures_are_drawn(ssd: str, stream: str, tmp_path: Path) -> None:
             "--models: 'resnet' is not recorded; the models are digits-cnn, text-gpt",
         ),
         (["--encodings", "zip"], "--encodings: 'zip' is no encoding; the known ones are complete"),
-        (["--snap-dis", "3,x"], "--snap-dis is 'x'; it must be a whole number"),
+        (["--snap-dis", "3,x"], "--snap-dis is 'x'; it must be an integer"),
         (["--snap-dis", "0"], "--snap-dis is '0'"),
         (["--parameters", "nan"], "--parameters is 'nan'"),
         (["--parameters", "1.5"], "--parameters is '1.5'"),

@@ -102,7 +102,7 @@ class TestOrderContract:
         for wrong in (-1, order.samples, [0, order.samples + 5]):
             with pytest.raises(ConfigError, match=r"samples contain -?\d+, which is outside"):
                 order.position_of(0, wrong)
-        with pytest.raises(ConfigError, match="positions have dtype float64; they are whole numbers"):
+        with pytest.raises(ConfigError, match="positions have dtype float64; they are integers"):
             order.at(0, [0.5])
         with pytest.raises(ConfigError, match="epoch is -1"):
             order.at(-1, 0)

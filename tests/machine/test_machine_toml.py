@@ -180,7 +180,7 @@ def test_a_clients_own_speed_may_be_left_out_where_that_of_all_of_them_is_given(
         ('read = "2000 MB/s"', 'write = "-2 MB/s"', "source.write: '-2 MB/s'"),
         ('read = "2000 MB/s"', 'writes = "2 MB/s"', "source.writes is not a field; did you mean write?"),
         ("ranks = 4", "ranks = 0", "ranks: 0 is below 1"),
-        ("ranks = 4", 'ranks = "4"', "ranks: '4' is not a whole number"),
+        ("ranks = 4", 'ranks = "4"', "ranks: '4' is not an integer"),
         ("ranks = 4", "rank = 4", "rank is not a field; did you mean ranks?"),
         ("ranks = 4", "zebra = 4", "zebra is not a field; the fields are source, storage, ranks"),
         ('network = "10000 MB/s"', "network = 10000", "network: 10000 has no unit"),

@@ -211,7 +211,7 @@ def test_a_sweep_that_tries_nothing_or_twice_is_refused(values: dict[str, Any], 
     "values", [(0, 1, 0, 0), (1, 0, 0, 0), (1, 1, -1, 0), (1, 1, 0, True), (1, 1.5, 0, 0)]
 )
 def test_a_point_that_is_no_machine_is_refused(values: tuple[int, int, int, int]) -> None:
-    with pytest.raises(ConfigError, match="whole number of at least"):
+    with pytest.raises(ConfigError, match="integer of at least"):
         Point(*values)
 
 

@@ -102,7 +102,7 @@ def test_a_numpy_file_holds_a_list_or_a_row_per_epoch(tmp_path: Path) -> None:
 def test_a_text_file_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ids.txt").write_text("0 1\n2 three\n")
 
-    with pytest.raises(ConfigError, match=r"ids\.txt: .*'three'; a list of ids holds whole numbers"):
+    with pytest.raises(ConfigError, match=r"ids\.txt: .*'three'; a list of ids holds integers"):
         Explicit.from_file(tmp_path / "ids.txt", samples=4)
 
 
@@ -168,8 +168,8 @@ def test_samplers_that_cannot_serve_are_refused() -> None:
     [
         ([0, 4], r"ids of epoch 0 contain 4, which is outside \[0, 4\)"),
         ([[0], [-1]], r"ids of epoch 1 contain -1, which is outside \[0, 4\)"),
-        ([0.0, 1.0], "ids of epoch 0 have dtype float64; they are whole numbers"),
-        ([True, False], "ids of epoch 0 have dtype bool; they are whole numbers"),
+        ([0.0, 1.0], "ids of epoch 0 have dtype float64; they are integers"),
+        ([True, False], "ids of epoch 0 have dtype bool; they are integers"),
         ([[0], []], r"ids of epoch 1 have shape \(0,\); an epoch is a list of one id or more"),
         (np.zeros((2, 2, 2), int), r"ids of epoch 0 have shape \(2, 2\); .*flatten batches"),
         ([], "ids list no epochs"),

@@ -180,7 +180,7 @@ def test_questions_outside_the_order_are_refused(order: Order) -> None:
             order.at(0, wrong)
         with pytest.raises(ConfigError, match=r"samples contain -?\d+, which is outside"):
             order.position_of(0, wrong)
-    with pytest.raises(ConfigError, match="positions have dtype float64; they are whole numbers"):
+    with pytest.raises(ConfigError, match="positions have dtype float64; they are integers"):
         order.at(0, [0.5])
     for epoch in (-1, 2**32, 0.0):
         with pytest.raises(ConfigError, match=f"epoch is {epoch}; epochs count from 0"):

@@ -126,7 +126,7 @@ def test_what_is_no_split_is_refused() -> None:
 
 @pytest.mark.parametrize("weights", [(), (0, 0), (1, -1), (0.5, 0.5)])
 def test_shares_that_cannot_be_are_refused(weights: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match=r"split shares are .*; they are whole numbers, one per rank"):
+    with pytest.raises(ConfigError, match=r"split shares are .*; they are integers, one per rank"):
         Shares(weights)
 
 

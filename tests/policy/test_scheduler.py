@@ -880,7 +880,7 @@ def test_what_workers_hand_back_to_readers_is_for_the_batch_that_waits_for_it_no
     ("changes", "said"),
     [
         ({"slots": 0}, r"limits\.slots is 0; it must be at least 1"),
-        ({"decoders": 1.5}, r"limits\.decoders is 1\.5; it must be a whole number"),
+        ({"decoders": 1.5}, r"limits\.decoders is 1\.5; it must be an integer"),
         ({"readers": -1}, r"limits\.readers is -1; it must be at least 0"),
     ],
 )

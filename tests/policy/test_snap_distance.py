@@ -235,7 +235,7 @@ def test_what_cannot_be_is_refused() -> None:
         AutoDistance(most=0)
     with pytest.raises(ConfigError, match="useful_bytes is 0"):
         AutoDistance(useful_bytes=0)
-    with pytest.raises(ConfigError, match="useful_bytes is '1 GB'; it must be a whole number"):
+    with pytest.raises(ConfigError, match="useful_bytes is '1 GB'; it must be an integer"):
         AutoDistance(useful_bytes="1 GB")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="every snapshot is a baseline"):
         best_snap_dis("complete", {1: 1}, {1: 1})

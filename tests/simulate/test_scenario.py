@@ -274,7 +274,7 @@ def test_the_largest_seed_is_read_back() -> None:
     ("right", "wrong", "message"),
     [
         ("samples = 10_000", "samples = 0", "data.samples: 0 is below 1"),
-        ("samples = 10_000", "samples = 1.5", "data.samples: 1.5 is not a whole number"),
+        ("samples = 10_000", "samples = 1.5", "data.samples: 1.5 is not an integer"),
         ("samples = 10_000", "", "data.samples is missing"),
         ("samples = 10_000", "sampels = 10", "data.sampels is not a field; did you mean samples?"),
         (
@@ -303,7 +303,7 @@ def test_the_largest_seed_is_read_back() -> None:
         ("epochs = 10", "epochs = 0", "training.epochs: 0 is below 1"),
         ("epochs = 10", "epoch = 10", "training.epoch is not a field; did you mean epochs?"),
         ("seed = 3", "seed = -3", "training: seed is -3"),
-        ("seed = 3", "seed = 3.0", "training.seed: 3.0 is not a whole number"),
+        ("seed = 3", "seed = 3.0", "training.seed: 3.0 is not an integer"),
         (
             'split = "uniform"',
             'split = "unform"',
@@ -311,7 +311,7 @@ def test_the_largest_seed_is_read_back() -> None:
         ),
         ('split = "uniform"', "split = [1, 2]", "training: split has 2 shares for 4 ranks"),
         ('split = "uniform"', "split = [1, 2, -3, 4]", "training: split shares are (1, 2, -3, 4)"),
-        ('split = "uniform"', "split = [1, 2, 3.5, 4]", "training.split: 3.5 is not a whole number"),
+        ('split = "uniform"', "split = [1, 2, 3.5, 4]", "training.split: 3.5 is not an integer"),
         ("drop_last = false", "drop_last = 1", "training.drop_last: 1 is neither true nor false"),
         ("[training]", "[assumptions]\npreset = 'thesis'\n[training]", "penstock paper thesis-table-5-1"),
         ("[training]", "[trainings]", "trainings is not a field; did you mean training?"),

@@ -116,7 +116,7 @@ def test_a_stream_of_pages_is_read_back(runs: list[tuple[PageOp, int, int]]) -> 
         ("write,a,-1", "'-1' has no unit|cannot be"),
         ("write,a,1 Gb", "'Gb'"),
         ("write,a,nan GB", "cannot be"),
-        ("write_pages,1.5", "the first page is '1.5'; it must be a whole number"),
+        ("write_pages,1.5", "the first page is '1.5'; it must be an integer"),
         ("write_pages,1,0", "the number of pages is 0; it must be at least 1"),
         ("trim_pages", "has 1 parts: write trim_pages,FIRST"),
         ("read_pages,1,2,3", "has 4 parts"),

@@ -34,7 +34,7 @@ def checked_step(step: Any, name: str = "step") -> int:
         else:
             if 0 <= number <= _LARGEST_STEP:
                 return number
-    raise ConfigError(f"{name} is {step!r:.80}; it must be a whole number from 0 to 2**63 - 1")
+    raise ConfigError(f"{name} is {step!r:.80}; it must be an integer from 0 to 2**63 - 1")
 
 
 def checked_folder(folder: Any, name: str = "folder") -> str:

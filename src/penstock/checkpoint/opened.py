@@ -129,7 +129,7 @@ def checked_settings(
     for name in ("staging_bytes", "threads", "fast_bytes"):
         value = getattr(settings, name)
         if value is not None and not (is_integer(value) and value >= 1):
-            raise ConfigError(f"{name} is {value!r}; give a whole number of at least 1, or None")
+            raise ConfigError(f"{name} is {value!r}; give an integer of at least 1, or None")
     if settings.reference == "memory" and settings.staging_bytes is not None:
         raise ConfigError(
             "staging_bytes bounds the memory, and reference='memory' keeps a whole state there: "

@@ -79,7 +79,7 @@ def encoding_config(
     distance = AutoDistance() if snap_dis == "auto" else snap_dis
     if not isinstance(distance, AutoDistance) and not (is_integer(distance) and distance >= 1):
         raise ConfigError(
-            f"snap_dis is {snap_dis!r}; the first of at least 1 snapshots is a baseline: give a whole number, "
+            f"snap_dis is {snap_dis!r}; the first of at least 1 snapshots is a baseline: give an integer, "
             '"auto", or an AutoDistance'
         )
     codec_named(codec)
@@ -88,7 +88,7 @@ def encoding_config(
         is_integer(kept_mantissa_bits) and 0 <= kept_mantissa_bits <= most
     ):
         raise ConfigError(
-            f"kept_mantissa_bits is {kept_mantissa_bits!r}; give a whole number from 0 to {most}, or None to keep "
+            f"kept_mantissa_bits is {kept_mantissa_bits!r}; give an integer from 0 to {most}, or None to keep "
             "floats as they are"
         )
     # Of Python: they are written as JSON.

@@ -267,7 +267,7 @@ def _run_trace(options: argparse.Namespace) -> None:
     if references.first_text:
         line, text = references.first_text
         notes.append(
-            f"Ids are text, numbered by first appearance: line {line} has {text[:40]!r}, which is no whole number."
+            f"Ids are text, numbered by first appearance: line {line} has {text[:40]!r}, which is no integer."
         )
     if "min" in policies:
         notes.append("MIN is the bound for this string.")

@@ -51,13 +51,13 @@ def parsed_share(option: str, text: str) -> float:
 
 
 def parsed_count(option: str, text: str) -> int:
-    """Return a whole number of at least 1, which may be written 7e9. Raises: ConfigError for anything else."""
+    """Return an integer of at least 1, which may be written 7e9. Raises: ConfigError for anything else."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number >= 1 and number.is_integer()):
-        raise ConfigError(f"{option} is {text!r}; it must be a whole number of at least 1")
+        raise ConfigError(f"{option} is {text!r}; it must be an integer of at least 1")
     return int(text) if text.strip().isdigit() else int(number)
 
 

@@ -62,7 +62,7 @@ def _at_least(least: int) -> Callable[[str], int]:
             value = int(written)
         except ValueError:
             several = "; several are compared by simulate loading --scaling" if "," in written else ""
-            raise argparse.ArgumentTypeError(f"{written!r} is not a whole number{several}") from None
+            raise argparse.ArgumentTypeError(f"{written!r} is not an integer{several}") from None
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is below {least}")
         return value

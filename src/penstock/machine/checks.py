@@ -14,9 +14,9 @@ _MOST_THREADS = 65_536
 
 
 def check_count(field: str, value: int, least: int = 1) -> None:
-    """Refuse anything but a whole number of at least so many."""
+    """Refuse anything but an integer of at least so many."""
     if not is_integer(value):
-        raise ConfigError(f"{field} is {value!r}; it must be a whole number")
+        raise ConfigError(f"{field} is {value!r}; it must be an integer")
     if value < least:
         raise ConfigError(f"{field} is {value}; it must be at least {least}")
 

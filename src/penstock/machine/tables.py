@@ -191,14 +191,14 @@ def flag(value: object) -> bool:
 def whole(value: object) -> int:
     """Return an integer of any sign, of 64 bits; above 2**63 for seeds."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{value!r} is not a whole number")
+        raise ConfigError(f"{value!r} is not an integer")
     if not -(2**63) <= value < 2**64:
         raise OverflowError
     return value
 
 
 def count(value: object) -> int:
-    """Return a whole number of at least 1."""
+    """Return an integer of at least 1."""
     if whole(value) < 1:
         raise ConfigError(f"{value} is below 1")
     return whole(value)

@@ -206,7 +206,7 @@ def mark_starts(axes: Axes, places: Iterable[float]) -> None:
 
 
 def count_in_wholes(axis: Axis) -> None:
-    """Mark an axis that counts things at whole numbers alone."""
+    """Mark an axis that counts things at integers alone."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator("auto", integer=True))

@@ -52,7 +52,7 @@ class Point:
         for name, least in (("ranks", 1), ("staging_bytes", 1), ("memory_bytes", 0), ("local_disk_bytes", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name} is {value!r}; it is a whole number of at least {least}")
+                raise ConfigError(f"{name} is {value!r}; it is an integer of at least {least}")
             if value > MOST_BYTES:
                 raise ConfigError(f"{name} is {value:,}, which no machine has: at most {MOST_BYTES:,}")
 

@@ -40,14 +40,14 @@ def parse_sizes(text: str, option: str, *, may_be_zero: bool) -> tuple[int, ...]
 
 
 def parse_counts(text: str, option: str) -> tuple[int, ...]:
-    """Return the whole numbers that a list of numbers and ranges names, ascending.
+    """Return the integers that a list of numbers and ranges names, ascending.
 
     Raises: ConfigError naming the option, the value and what is expected.
     """
 
     def count(value: str) -> int:
         if not re.fullmatch(r"\d{1,9}", value) or not int(value):
-            raise ConfigError(f"{value!r} is not a whole number of at least 1")
+            raise ConfigError(f"{value!r} is not an integer of at least 1")
         return int(value)
 
     return _parse(text, option, count, "2,4,8, 2..16*2 or 2..8+2")

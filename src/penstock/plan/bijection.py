@@ -198,7 +198,7 @@ def _sorting(labels: Ids) -> Ids:
 
 
 def as_ids(values: object, below: int, name: str) -> Ids:
-    """Return values as int64 after checking that they are whole numbers in [0, below).
+    """Return values as int64 after checking that they are integers in [0, below).
 
     Raises: ConfigError that names the first offender.
     """
@@ -206,7 +206,7 @@ def as_ids(values: object, below: int, name: str) -> Ids:
     if array.size == 0:
         return array.astype(np.int64)
     if array.dtype.kind not in "iu":
-        raise ConfigError(f"{name} have dtype {array.dtype}; they are whole numbers: convert them to int64")
+        raise ConfigError(f"{name} have dtype {array.dtype}; they are integers: convert them to int64")
     if array.min() < 0 or array.max() >= below:
         offender = array[(array < 0) | (array >= below)].flat[0]
         raise ConfigError(

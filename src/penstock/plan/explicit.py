@@ -40,7 +40,7 @@ class Explicit:
           the same epoch at any time, on any thread: it is called again when its answer is no longer kept.
         Checked and copied here, 4 or 8 bytes an id; the lists of a function are checked when it is called.
     samples: F; ids are in [0, F).
-    Raises: ConfigError for ids that are not whole numbers in [0, F), or an epoch without any.
+    Raises: ConfigError for ids that are not integers in [0, F), or an epoch without any.
 
     >>> Explicit([[3, 1, 1], [0, 2]], samples=4).at(0, [0, 2])
     array([3, 1])
@@ -85,9 +85,7 @@ class Explicit:
                 lines = [line.replace(",", " ").split() for line in text if line.strip()]
             epochs = [[int(word) for word in line] for line in lines]
         except ValueError as error:
-            raise ConfigError(
-                f"{path}: {error}; a list of ids holds whole numbers: correct the file"
-            ) from None
+            raise ConfigError(f"{path}: {error}; a list of ids holds integers: correct the file") from None
         is_one_list = bool(epochs) and all(len(epoch) == 1 for epoch in epochs)
         try:
             return cls([epoch[0] for epoch in epochs] if is_one_list else epochs, samples)

@@ -238,7 +238,7 @@ class FullShuffle(_OfAll):
 
 
 def check_samples(samples: int) -> None:
-    """Raise ConfigError unless samples is a whole number from 1 to 2**62."""
+    """Raise ConfigError unless samples is an integer from 1 to 2**62."""
     if not is_integer(samples) or not 1 <= samples <= LARGEST_SAMPLES:
         raise ConfigError(
             f"samples is {samples!r}; an order needs a whole number of samples from 1 to 2**62: "
@@ -247,9 +247,9 @@ def check_samples(samples: int) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """Raise ConfigError unless seed is a whole number from 0 to 2**64 - 1."""
+    """Raise ConfigError unless seed is an integer from 0 to 2**64 - 1."""
     if not is_integer(seed) or not 0 <= seed < 2**64:
-        raise ConfigError(f"seed is {seed!r}; a seed is a whole number from 0 to 2**64 - 1: choose another")
+        raise ConfigError(f"seed is {seed!r}; a seed is an integer from 0 to 2**64 - 1: choose another")
 
 
 def even_from(order: Order) -> int:
@@ -258,6 +258,6 @@ def even_from(order: Order) -> int:
 
 
 def check_epoch(epoch: int) -> None:
-    """Raise ConfigError unless epoch is a whole number from 0 to 2**32 - 1."""
+    """Raise ConfigError unless epoch is an integer from 0 to 2**32 - 1."""
     if not is_integer(epoch) or not 0 <= epoch <= LARGEST_EPOCH:
         raise ConfigError(f"epoch is {epoch!r}; epochs count from 0 to 2**32 - 1: check the caller's counter")

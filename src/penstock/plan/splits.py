@@ -114,7 +114,7 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Consecutive slices in proportion to one whole number per rank.
+    """Consecutive slices in proportion to one integer per rank.
 
     weights: int[ranks], not negative and not all 0. Where they add up to the batch they are the local batches
         themselves; else slice r ends at floor(batch * (weights[0] + ... + weights[r]) / sum(weights)).
@@ -125,7 +125,7 @@ class Shares:
     def __post_init__(self) -> None:
         if any(not isinstance(w, int | np.integer) or w < 0 for w in self.weights) or sum(self.weights) == 0:
             raise ConfigError(
-                f"split shares are {self.weights!r}; they are whole numbers, one per rank, not negative and "
+                f"split shares are {self.weights!r}; they are integers, one per rank, not negative and "
                 "not all 0: give the local batch sizes, or their proportions"
             )
 
@@ -192,7 +192,7 @@ class Assigned:
         if assigned.shape != (batch,) or assigned.dtype.kind not in "iu":
             raise ConfigError(
                 f"the split's function returned {assigned.dtype} of shape {assigned.shape} for a batch of "
-                f"{batch}; it returns the rank of each sample, whole numbers of shape ({batch},): "
+                f"{batch}; it returns the rank of each sample, integers of shape ({batch},): "
                 "a short last batch asks for fewer than the others"
             )
         if assigned.min() < 0 or assigned.max() >= ranks:

@@ -148,7 +148,7 @@ class Fill:
     def __post_init__(self) -> None:
         for name in ("rank", "tier"):
             if isinstance(value := getattr(self, name), bool) or not isinstance(value, int | np.integer):
-                raise ConfigError(f"{name} of a Fill is {value!r}; it is a whole number")
+                raise ConfigError(f"{name} of a Fill is {value!r}; it is an integer")
         _check_array("samples of a Fill", self.samples, "sample ids")
         if self.origin not in ("store", "peers", "hand-over"):
             raise ConfigError(f"origin of a Fill is {self.origin!r}; it is 'store', 'peers' or 'hand-over'")

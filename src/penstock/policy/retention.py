@@ -62,7 +62,7 @@ class Keep:
         for name, value in values.items():
             if value is not None and not is_integer(value):
                 text = ', or text such as "50 GB"' if name == "max_bytes" else ""
-                raise ConfigError(f"{name} is {value!r}; it must be a whole number{text}, or None")
+                raise ConfigError(f"{name} is {value!r}; it must be an integer{text}, or None")
         if self.last is not None and self.last < 1:
             raise ConfigError(
                 f"last is {self.last}; the newest snapshot is always kept: give 1 or more, or None for all of them"

@@ -51,7 +51,7 @@ class AutoDistance:
         _check_distance("most", self.most)
         if self.useful_bytes is not None and not (is_integer(self.useful_bytes) and self.useful_bytes >= 1):
             raise ConfigError(
-                f"useful_bytes is {self.useful_bytes!r}; it must be a whole number of at least one byte, or None"
+                f"useful_bytes is {self.useful_bytes!r}; it must be an integer of at least one byte, or None"
             )
 
     def longest(self, scheme: Scheme, baseline_bytes: int, delta_bytes: int) -> int:
@@ -185,5 +185,5 @@ def best_snap_dis(
 def _check_distance(field: str, value: int) -> None:
     if not is_integer(value) or value < 1:
         raise ConfigError(
-            f"{field} is {value!r}; the first of at least 1 snapshots is a baseline: give a whole number"
+            f"{field} is {value!r}; the first of at least 1 snapshots is a baseline: give an integer"
         )

@@ -72,7 +72,7 @@ class References:
     ids: int64[n], the object of each request. Ids from 2**63 on, which libCacheSim allows, appear as negative.
     seconds: int64[n], when each request came; the request's index where nobody knows.
     sizes_bytes: int64[n], size of each request's object; 1 where nobody knows.
-    first_text: line and id of the first that is no whole number, for which all were numbered; None if there is none.
+    first_text: line and id of the first that is no integer, for which all were numbered; None if there is none.
     Raises: ConfigError for arrays of other shapes, and negative sizes.
     """
 

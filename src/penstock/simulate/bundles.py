@@ -158,7 +158,7 @@ def label_variance(labels: ArrayLike, bundle: int) -> float:
     """
     given = np.asarray(labels)
     if given.ndim != 1 or given.dtype.kind not in "iu" or not given.size:
-        raise ConfigError(f"labels are {given.dtype}, shape {given.shape}; give one whole number per sample")
+        raise ConfigError(f"labels are {given.dtype}, shape {given.shape}; give one integer per sample")
     _check_bundle(bundle, given.size)
     classes, number = np.unique(given, return_inverse=True)
     bundles = -(-given.size // bundle)
@@ -203,7 +203,7 @@ def batch_noise(samples: int, bundle: int, batch_size: int, between: float | Non
     _check_bundle(bundle, samples)
     if not is_integer(batch_size) or not 1 <= batch_size <= samples:
         raise ConfigError(
-            f"batch_size is {batch_size!r}; of {samples:,} samples a batch takes a whole number from 1 to all: "
+            f"batch_size is {batch_size!r}; of {samples:,} samples a batch takes an integer from 1 to all: "
             "give the batch of the rank that shuffles"
         )
     bundle = max(bundle, batch_size)
@@ -398,7 +398,7 @@ def _check_bundle(bundle: int, samples: int) -> None:
     check_samples(samples)
     if not is_integer(bundle) or not 1 <= bundle <= samples:
         raise ConfigError(
-            f"bundle is {bundle!r}; of {samples:,} samples a bundle takes a whole number from 1 to all of them"
+            f"bundle is {bundle!r}; of {samples:,} samples a bundle takes an integer from 1 to all of them"
         )
 
 

@@ -152,7 +152,7 @@ def _replays(references: ArrayLike, policy: str, sizes_bytes: ArrayLike | None) 
 def _object_sizes(ids: Ids, objects: int, sizes_bytes: NDArray[Any]) -> Ids:
     if sizes_bytes.shape != ids.shape or (ids.size and sizes_bytes.dtype.kind not in "iu"):
         raise ConfigError(
-            f"sizes_bytes is {sizes_bytes.dtype}{list(sizes_bytes.shape)}; {ids.size} requests need a whole number each"
+            f"sizes_bytes is {sizes_bytes.dtype}{list(sizes_bytes.shape)}; {ids.size} requests need an integer each"
         )
     if ids.size and sizes_bytes.min() < 1:
         request = int((sizes_bytes < 1).argmax())
@@ -172,5 +172,5 @@ def _object_sizes(ids: Ids, objects: int, sizes_bytes: NDArray[Any]) -> Ids:
 
 def _checked_size(size: Any) -> int:
     if not is_integer(size) or size < 0:
-        raise ConfigError(f"cache size is {size!r}; it is a whole number, 0 or more")
+        raise ConfigError(f"cache size is {size!r}; it is an integer, 0 or more")
     return min(int(size), LARGEST_CACHE)

@@ -261,7 +261,7 @@ def _sizes(model: Mapping[str, Any], field: str, count: int | None) -> tuple[int
 
 def _whole(value: Any, place: str, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{place} is {value!r:.80}; it must be a whole number of at least {least}")
+        raise ConfigError(f"{place} is {value!r:.80}; it must be an integer of at least {least}")
     return value
 
 

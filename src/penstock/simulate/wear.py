@@ -44,7 +44,7 @@ class Phase:
 class WriteFile:
     """A new file of so many bytes.
 
-    Raises: ConfigError unless size_bytes is a whole number, zero or more.
+    Raises: ConfigError unless size_bytes is an integer, zero or more.
     """
 
     name: str
@@ -208,7 +208,7 @@ def _page_run(parts: Sequence[str]) -> tuple[int, int, int] | None:
 
 def _number(text: str, what: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise ConfigError(f"{what} is {text!r}; it must be a whole number, zero or more")
+        raise ConfigError(f"{what} is {text!r}; it must be an integer, zero or more")
     number = int(text)
     if number >= 2**62:
         raise ConfigError(f"{what} is {text}, more than any drive has")

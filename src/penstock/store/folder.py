@@ -95,7 +95,7 @@ class FileList(FileSource):
 
     Paths are relative to the list's own folder, or absolute; a path may occur more than once. A path with a
     comma is quoted as in CSV; where the first line has a tab, tabs separate and commas are ordinary. A first
-    line `path` or `path,label` is a heading. Labels are whole numbers, taken as they are (`classes` are then
+    line `path` or `path,label` is a heading. Labels are integers, taken as they are (`classes` are then
     their digits), or names, numbered in sorted order. Either every line has a label or none.
 
     list_file: UTF-8 text. calls: as in `open_source`.

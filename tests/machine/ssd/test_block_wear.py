@@ -55,8 +55,8 @@ def test_a_drive_that_was_never_erased_lasts_for_ever_and_without_a_rate_no_time
     ("rated_cycles", "bytes_per_day", "message"),
     [
         (0, None, "rated_cycles is 0"),
-        (float("nan"), None, "rated_cycles is nan; it must be a whole number"),
-        (1.5, None, r"rated_cycles is 1\.5; it must be a whole number"),
+        (float("nan"), None, "rated_cycles is nan; it must be an integer"),
+        (1.5, None, r"rated_cycles is 1\.5; it must be an integer"),
         (1, 0.0, "bytes_per_day is 0.0"),
         (1, float("nan"), "bytes_per_day is nan"),
     ],

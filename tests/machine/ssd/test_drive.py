@@ -369,7 +369,7 @@ def test_collecting_takes_its_moves_and_its_erase(copy_back: bool, move: float) 
         ([3], [0], [1], "run 0: operation 3 is none of WRITE, TRIM, READ"),
         ([-1], [0], [1], "run 0: operation -1 is none of WRITE, TRIM, READ"),
         ([0, 300], [0, 0], [1, 1], "run 1: operation 300 is none of"),
-        ([0.5], [1.7], [2.2], r"run 0: firsts holds 1\.7; pages and operations are whole numbers"),
+        ([0.5], [1.7], [2.2], r"run 0: firsts holds 1\.7; pages and operations are integers"),
         ([0.5], [1], [2], r"run 0: ops holds 0\.5"),
         ([0], [0], [float("nan")], "run 0: counts holds nan"),
         ([0, 0], [0, 1e30], [1, 1], r"run 1: firsts holds 1e\+30"),

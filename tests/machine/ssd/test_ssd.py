@@ -30,8 +30,8 @@ def test_the_papers_drive_is_that_of_tables_4_and_8() -> None:
     ("changes", "message"),
     [
         ({"channels": 0}, "channels is 0; it must be at least 1"),
-        ({"blocks_per_chip": 2.5}, "blocks_per_chip is 2.5; it must be a whole number"),
-        ({"page_bytes": True}, "page_bytes is True; it must be a whole number"),
+        ({"blocks_per_chip": 2.5}, "blocks_per_chip is 2.5; it must be an integer"),
+        ({"page_bytes": True}, "page_bytes is True; it must be an integer"),
         ({"spare_bytes": -1}, "spare_bytes is -1; it must be at least 0"),
         ({"page_read_seconds": float("nan")}, "page_read_seconds is nan; it must be finite"),
         ({"block_erase_seconds": -1.0}, "block_erase_seconds is -1.0"),

@@ -318,7 +318,7 @@ def _items(value: Any, name: str, count: int) -> Sequence[Any]:
 
 def _whole(value: Any, name: str) -> int:
     if type(value) is not int or not 0 <= value <= _LARGEST:
-        raise _Wrong(f"{name} is {value!r:.80}, not a whole number")
+        raise _Wrong(f"{name} is {value!r:.80}, not an integer")
     return value
 
 

@@ -101,7 +101,7 @@ class Shard:
             if numbers is None or len(numbers) != len(shape) or min(numbers, default=0) < 0:
                 raise ConfigError(
                     f"{name} of a Shard is {getattr(self, name)!r:.80}; its array has the shape {tuple(shape)}: "
-                    f"give {len(shape)} whole numbers of 0 or more"
+                    f"give {len(shape)} integers of 0 or more"
                 )
             object.__setattr__(self, name, numbers)
         if any(

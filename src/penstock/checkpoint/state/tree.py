@@ -555,7 +555,7 @@ _SCALARS = {
 
 def _size(parts: tuple[Any, ...], torch: ModuleType | None) -> tuple[int, ...]:
     if not all(type(part) is int and _LEAST_INT <= part <= _LARGEST_INT for part in parts):
-        raise FormatError("the tree has a size that is not of whole numbers")
+        raise FormatError("the tree has a size that is not of integers")
     return parts if torch is None else torch.Size(parts)
 
 
@@ -811,7 +811,7 @@ def _pair(node: JSON) -> tuple[JSON, JSON]:
 def _ints(node: JSON, what: str) -> tuple[int, ...]:
     parts = _expect(list, node)
     if not all(type(part) is int and _LEAST_INT <= part <= _LARGEST_INT for part in parts):
-        raise FormatError(f"{what} is {_excerpt(node)}, not whole numbers")
+        raise FormatError(f"{what} is {_excerpt(node)}, not integers")
     return tuple(parts)
 
 

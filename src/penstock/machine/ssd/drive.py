@@ -126,7 +126,7 @@ def _whole(name: str, numbers: ArrayLike) -> NDArray[np.int64]:
     if not is_whole.all():
         index = int(is_whole.argmin())
         raise ConfigError(
-            f"run {index}: {name} holds {given.ravel().tolist()[index]!r}; pages and operations are whole numbers of "
+            f"run {index}: {name} holds {given.ravel().tolist()[index]!r}; pages and operations are integers of "
             "at most 63 bits"
         )
     # What 64 bits hold without a sign becomes negative, and is refused as that.
