@@ -132,6 +132,39 @@ def test_after_ctrl_c_in_a_data_set_the_loader_goes_on() -> None:
             assert [numbers.tolist() for _, numbers in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
+def test_after_ctrl_c_while_memory_is_filled_every_batch_has_its_bits(
+    image_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted before, in the midst of, and after the copy of a sample into the tier."""
+    transforms = (RandomResizedCrop(8), RandomHorizontalFlip(), ToTensor())
+    folder = image_folder(COUNT)
+
+    def bits(loader: Loader) -> list[bytes]:
+        return [images.tobytes() for _ in range(2) for images, _ in loader]
+
+    with load(folder, epochs=3, transforms=transforms) as loader:
+        for _ in loader:
+            pass
+        expected = bits(loader)
+    for method in ("take_room", "keep"):
+        with load(folder, epochs=3, transforms=transforms) as loader:
+            batches = iter(loader)
+            next(batches)
+            tier = loader._fetcher._tiers[1]  # type: ignore[attr-defined]
+            usual = getattr(tier, method)
+
+            def interrupted(*arguments: Any, usual: Callable[..., Any] = usual) -> Any:
+                monkeypatch.undo()
+                usual(*arguments)
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(tier, method, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(batches)
+            del batches
+            assert bits(loader) == expected
+
+
 def test_after_ctrl_c_in_a_decision_the_loader_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt

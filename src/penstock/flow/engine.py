@@ -516,8 +516,9 @@ class Engine:
     def _work(self, own: _OwnThread, key: tuple[int, int]) -> None:
         """Do one piece of work in the consumer's thread.
 
-        Ctrl-C is let through in the midst of it. A Load that was interrupted is done again by the next call, if no tier
-        was being filled by it; an interrupt at any other point may have left half a decision.
+        Ctrl-C is let through in the midst of it. A Load that was interrupted is done again by the next call, and then
+        fills no tier, as that may be half done: what is not found there is read from the source when it is due. An
+        interrupt at any other point may have left half a decision.
         """
         try:
             if own.load is None:
@@ -530,7 +531,9 @@ class Engine:
             own.load = None
             self._settle(event, own.ring)
         except BaseException as error:
-            if own.load is None or set(own.load.rests) != {STAGING}:
+            if own.load is not None:
+                own.load = own.load._replace(rests=[STAGING] * len(own.load.rests))
+            else:
                 self._fault = ClosedError(
                     f"{type(error).__name__} came while this loader worked in the training's own thread (decoders=0), "
                     f"and it cannot go on: make a new one and call its start({key[0]}, {key[1]})"
