@@ -262,9 +262,7 @@ class WrittenPart:
 
     @classmethod
     def read(cls, written: Any, number: int) -> WrittenPart:
-        """Return what `write` wrote of the part of this number; a part as it is."""
-        if isinstance(written, cls):
-            return written
+        """Return what `write` wrote of the part of this number."""
         part, rows, *rest = written
         stored = [Stored(read_layout(layout), number, first) for *layout, first in rows]
         return cls(Part(*part), stored, *rest)

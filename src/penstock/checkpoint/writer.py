@@ -413,7 +413,9 @@ class SnapshotWriter:
 
     def _commit_all(self, job: Job, parts: Sequence[Any]) -> list[Any]:
         """Commit the parts of all ranks; return of which blocks need the reference, and as `_commit`."""
-        made = [WrittenPart.read(part, number) for number, part in enumerate(parts)]
+        made = parts  # from other ranks as JSON
+        if self._ranks.size > 1:
+            made = [WrittenPart.read(part, number) for number, part in enumerate(parts)]
         refers = list(map(attrgetter("refers"), made))
         commit = self._durable(job, refers)
         return [refers, *self._commit(job, made, is_delta=commit.is_delta)]

@@ -78,7 +78,7 @@ class _Scratch(threading.local):
     """What the loops write to beside their results, kept by each thread that encodes or decodes."""
 
     def __init__(self) -> None:
-        self.buffers = {word: np.empty(sizes.BUFFER, word) for word in ("u4", "u8")}
+        self.buffers = {"u4": np.empty(sizes.BUFFER, "u4"), "u8": np.empty(sizes.BUFFER, "u8")}
         self.shorts = np.empty(sizes.SCRATCH, np.uint16)
         self.counts = np.empty(sizes.COUNTS, np.uint32)
         self.states = np.empty(sizes.STATES, np.uint16)

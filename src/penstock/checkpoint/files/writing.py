@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -68,7 +69,7 @@ class InMemory:
 
     def __init__(self, tensors: Iterable[Piece]) -> None:
         """tensors: whole, each one piece."""
-        self._data = {layout: data for layout, _, data in tensors}
+        self._data: dict[Layout, Bytes] = dict(map(itemgetter(0, 2), tensors))
 
     def block(self, layout: Layout, number: int, scratch: Scratch) -> Bytes | None:
         """Return a view of the tensor's block; None if there is no tensor of this layout."""
