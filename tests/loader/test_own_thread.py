@@ -14,6 +14,7 @@ from penstock import predict
 from penstock.errors import ClosedError, ConfigError, DataError
 from penstock.loader import Loader, LoaderConfig
 from penstock.loader.transforms import RandomHorizontalFlip, RandomResizedCrop, ToTensor
+from penstock.measure.compare import compare
 from penstock.trace import Kind, read_trace
 
 COUNT = 12
@@ -201,13 +202,17 @@ def test_what_threads_are_needed_for_is_refused() -> None:
         load(Numbers(), decoders=-1)
 
 
-def test_a_run_that_loads_nothing_ahead_is_not_predicted(image_folder: Callable[..., Path]) -> None:
+def test_a_run_that_loads_nothing_ahead_is_not_predicted(
+    image_folder: Callable[..., Path], tmp_path: Path
+) -> None:
     config = LoaderConfig(
         image_folder(), batch_size=4, epochs=1, transforms=[RandomResizedCrop(8), ToTensor()], decoders=0
     )
     with pytest.raises(ConfigError, match="decoders is 0, so that nothing is loaded ahead"):
         predict(config, "machine.toml", step_seconds=0.1)
     lines: list[str] = []
-    with Loader(config, report=lines.append) as loader:
+    with Loader(config, report=lines.append, trace=tmp_path / "trace") as loader:
         next(iter(loader))
+    with pytest.raises(ConfigError, match=r"trace: it loaded nothing ahead \(decoders=0\)"):
+        compare(tmp_path / "trace")
     assert "loads in the training's own thread, as decoders= says; takes at most" in lines[1]

@@ -193,7 +193,11 @@ class Loader:
         self._thread_inside: int | None = None
         engine.end_with(self)
         if state is not None:
-            self.load_state_dict(state)
+            try:
+                self.load_state_dict(state)
+            except BaseException:
+                self.close()
+                raise
 
     def _make_staging(self) -> StagingBuffer:
         setup = self._setup
@@ -672,6 +676,7 @@ class Loader:
         return {
             "loader": self._name,
             "reads": "data set" if setup.pipeline is None else "source",
+            "loads": "when asked" if setup.works_in_own_thread else "ahead",
             "source": self._fetcher.place,
             "started": self._recorder.started.isoformat(),
             "host": socket.gethostname(),

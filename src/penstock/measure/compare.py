@@ -129,6 +129,10 @@ def lay_over(
             "what a sample of a data set costs is known to its own code alone, so that nothing can be predicted: "
             "compare a run over a folder or a source"
         )
+    if meta.get("loads") == "when asked":
+        raise ConfigError(
+            "it loaded nothing ahead (decoders=0), and a prediction is of what does: record another run"
+        )
     rank = int(_field(meta, "rank", int))
     written = _field(meta, "plan", dict)
     first = _first_of(meta)
