@@ -294,7 +294,7 @@ class Part:
             written += process.stderr.read() or b""
             now, compiles = time.monotonic(), f"{_COMPILES}\n".encode() in written
             if not is_waited_for and not self._is_wanted():
-                break  # nobody is left to be told
+                break  # nobody waits for it any more
             if now >= late and compiles:
                 self._report_once(f"compiling {self.what}, once on this machine: {what}{self._note()}")
             elif now >= late + _PATIENCE_WITH_OTHERS_SECONDS and is_waited_for:

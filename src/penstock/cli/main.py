@@ -26,7 +26,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit status: 0, 1 for an error that is told, 130 after Ctrl-C."""
+    """Run a command; return its exit status: 0, 1 after an error message, 130 after Ctrl-C."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A locale may have no letter for what is printed; Python escapes it on standard error alone.

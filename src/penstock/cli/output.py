@@ -120,7 +120,7 @@ def print_table(table: Table) -> None:
 
 @contextmanager
 def progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that is told how much of `total` is done; draws a bar on standard error if it is a terminal."""
+    """Yield a function to call with how much of `total` is done; it draws a bar where standard error is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _done: None
         return

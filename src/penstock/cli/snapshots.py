@@ -125,7 +125,7 @@ def _drain(options: argparse.Namespace) -> None:
 
 
 def _check_fast(folder: str, fast: Path) -> None:
-    """Raise ConfigError if no store has been in a fast tier's folder: of a mistyped one nothing would be said."""
+    """Raise ConfigError if no store has used a fast tier's folder: a mistyped one would look empty."""
     from penstock.checkpoint.tiers.fast_folders import holds_store, remembered
     from penstock.checkpoint.tiers.local import LocalTier
 

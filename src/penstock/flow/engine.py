@@ -272,7 +272,7 @@ class Engine:
         self._arrived: dict[tuple[int, int], StagedBatch] = {}
         #: Slots of batches that are in `_arrived` or with the caller. A worker adds one after its batch has arrived.
         self._lent: set[int] = set()
-        #: How many slots the scheduler was told of.
+        #: How many slots the scheduler knows.
         self._slots = len(staging)
         #: Something for a waiting consumer to look at. Nothing is put here while it does not wait.
         self._wake: SimpleQueue[None] = SimpleQueue()

@@ -1,4 +1,4 @@
-"""Work on many things at once, results in the order of the things."""
+"""Work on many items at once, results in the order of the items."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ R = TypeVar("R")
 class _Task(Generic[R]):
     """One call: made by a worker, its outcome waited for by who asked."""
 
-    def __init__(self, work: Callable[[Any], R], thing: Any) -> None:
+    def __init__(self, work: Callable[[Any], R], item: Any) -> None:
         self._work = work
-        self._thing = thing
+        self._thing = item
         self._done = threading.Event()
         self._result: R
         self._error: BaseException | None = None
@@ -38,18 +38,18 @@ class _Task(Generic[R]):
 
 
 def in_groups(
-    things: Iterable[T], size_of: Callable[[T], int], most_size: int, most_things: int
+    items: Iterable[T], size_of: Callable[[T], int], most_size: int, most_items: int
 ) -> Iterator[list[T]]:
-    """Yield things, several together: handing one to a thread costs some 30 us.
+    """Yield items in groups: to hand one to a thread costs some 30 us.
 
-    A group ends with the thing that makes its size `most_size` or more, or their number `most_things`.
+    A group ends with the item that makes its size `most_size` or more, or their number `most_items`.
     """
     group: list[T] = []
     size = 0
-    for thing in things:
-        group.append(thing)
-        size += size_of(thing)
-        if size >= most_size or len(group) >= most_things:
+    for item in items:
+        group.append(item)
+        size += size_of(item)
+        if size >= most_size or len(group) >= most_items:
             yield group
             group, size = [], 0
     if group:
@@ -66,7 +66,7 @@ def _first_of(begun: deque[_Task[R]]) -> R:
 class Workers:
     """Threads that work for one caller at a time.
 
-    None of them: the caller itself works, on each thing when its turn comes.
+    None of them: the caller itself works, on each item when its turn comes.
     They start at once: an interpreter that is shutting down starts no more of them, and a save may still be under
     way then. Not a `ThreadPoolExecutor` for the same reason: that one takes no work once shutdown has begun.
     """
@@ -89,21 +89,21 @@ class Workers:
             self.close()
             raise
 
-    def map(self, work: Callable[[T], R], things: Iterable[T], ahead: int = 2) -> Iterator[R]:
-        """Yield work(thing) of each thing, in their order.
+    def map(self, work: Callable[[T], R], items: Iterable[T], ahead: int = 2) -> Iterator[R]:
+        """Yield work(item) of each item, in their order.
 
-        `things` is iterated by the caller's thread, at most `ahead` times as many ahead as there are threads.
+        `items` is iterated by the caller's thread, at most `ahead` times as many ahead as there are threads.
         Raises: what `work` raised, when its turn comes; what was begun is finished, nothing more is begun.
         """
         if not self._threads:
-            yield from map(work, things)
+            yield from map(work, items)
             return
         begun: deque[_Task[R]] = deque()
         try:
-            for thing in things:
+            for item in items:
                 if len(begun) >= ahead * len(self._threads):
                     yield _first_of(begun)
-                task = _Task(work, thing)
+                task = _Task(work, item)
                 begun.append(task)
                 with self._changed:
                     self._tasks.append(task)

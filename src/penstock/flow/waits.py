@@ -160,7 +160,7 @@ def report_waits_on(signum: signal.Signals = signal.SIGUSR1) -> None:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """Write what the descriptor takes: nobody reads it any more where it fails, and the training goes on."""
+    """Write as much as the descriptor takes. Where that fails, nobody reads it any more, and the training continues."""
     # Not print: a signal may come while the main thread is inside one, and a stream cannot be entered twice.
     with contextlib.suppress(OSError):
         while data:

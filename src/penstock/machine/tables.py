@@ -64,12 +64,12 @@ class Field:
     default: Any = _REQUIRED
 
 
-def write_fields(fields: Sequence[Field], thing: object) -> dict[str, Any]:
-    """Return the table from which `Table.read_all` makes the attributes of a thing again.
+def write_fields(fields: Sequence[Field], instance: object) -> dict[str, Any]:
+    """Return the table from which `Table.read_all` makes the attributes of an object again.
 
     Left out is what is None, and a quantity that is its default.
     """
-    values = ((field, getattr(thing, field.attribute)) for field in fields)
+    values = ((field, getattr(instance, field.attribute)) for field in fields)
     return {
         field.name: field.write(value)
         for field, value in values

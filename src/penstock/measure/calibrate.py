@@ -31,14 +31,14 @@ from penstock.units import format_bytes, format_rate, format_seconds
 
 Clock = Callable[[], float]
 Decode = Callable[[bytes], object]
-#: told of what has been measured, one line of text each
+#: called with what has been measured, one line of text each
 Progress = Callable[[str], None]
 
 _READERS = (1, 2, 4, 8, 16, 32, 64)
 # Of the time that the caller gives; the rest is the source's. There one reader alone decides on the latency, so it
 # has two levels' time.
 _MEMORY_SHARE, _DECODE_SHARE = 0.1, 0.2
-# What was read within less than this is said to be a moment's speed.
+# Of what was read within less than this, the report says that it is a moment's speed.
 _FEW_SECONDS = 1.0
 # How long readers are waited for after Ctrl-C: longer than most reads take.
 _GRACE_SECONDS = 1.0

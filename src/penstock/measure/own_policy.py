@@ -49,13 +49,13 @@ def find_policy(name: str) -> LoadingPolicy:
 
 
 def told_in_one_line(policy: LoadingPolicy) -> LoadingPolicy:
-    """Return a policy whose errors, if it is one's own, are ConfigErrors that name file and line."""
+    """Return a policy; if it is a user's own, its errors are ConfigErrors that name file and line."""
     return policy if type(policy).__module__.startswith("penstock.") else _Own(policy)
 
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """A policy of somebody's own: what goes wrong in it is told in one line, as a bad file is."""
+    """A user's own policy. What it raises becomes a ConfigError of one line, as for a bad file."""
 
     policy: LoadingPolicy
 

@@ -193,7 +193,7 @@ def study_snapshots(
 ) -> SnapshotStudy:
     """Compare snapshots with each other, and encode them in every way.
 
-    layouts: tensors that all snapshots have. done: is told how many of 2 * `count_blocks` steps are done.
+    layouts: tensors that all snapshots have. done: called with the number of steps done, of 2 * `count_blocks`.
     Raises: FormatError, DataError where a snapshot cannot be read.
     """
     with Workers(available_cpus(), "penstock-study") as workers:

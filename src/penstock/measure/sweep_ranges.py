@@ -81,27 +81,27 @@ class Prices:
 def parse_prices(texts: Iterable[str]) -> Prices:
     """Return the prices that texts such as "memory=3/GB", "local-disk=100/TB" and "rank=5000" name.
 
-    Raises: ConfigError naming the text, for an unknown or repeated thing, or a price that is none.
+    Raises: ConfigError naming the text, for an unknown or repeated name, or a price that is none.
     """
     known = [field.name.replace("_", "-") for field in fields(Prices)]
     prices: dict[str, float] = {}
     for text in texts:
-        thing, is_given, price = (part.strip() for part in text.partition("="))
-        if thing not in known or not is_given:
+        name, is_given, price = (part.strip() for part in text.partition("="))
+        if name not in known or not is_given:
             raise ConfigError(
                 f"--price {text!r} prices none of {', '.join(known)}: write for example memory=3/GB, local-disk=100/TB "
                 "or rank=5000"
             )
-        if thing in prices:
-            raise ConfigError(f"--price gives {thing} twice: leave one out")
-        prices[thing] = _parse_price(text, thing, price)
-    return Prices(**{thing.replace("-", "_"): price for thing, price in prices.items()})
+        if name in prices:
+            raise ConfigError(f"--price gives {name} twice: leave one out")
+        prices[name] = _parse_price(text, name, price)
+    return Prices(**{name.replace("-", "_"): price for name, price in prices.items()})
 
 
-def _parse_price(text: str, thing: str, price: str) -> float:
+def _parse_price(text: str, name: str, price: str) -> float:
     amount, is_per, unit = (part.strip() for part in price.partition("/"))
-    if (thing == "rank") == bool(is_per):
-        example = "rank=5000, of one host" if thing == "rank" else f"{thing}=3/GB, with what it is for"
+    if (name == "rank") == bool(is_per):
+        example = "rank=5000, of one host" if name == "rank" else f"{name}=3/GB, with what it is for"
         raise ConfigError(f"--price {text!r}: write {example}")
     try:
         value = float(amount)

@@ -1,7 +1,7 @@
 """Which rank reads which samples of a global batch.
 
 Offsets count the samples of one global batch from 0. A batch may be shorter than the others (the last of an
-epoch), so every method is told its size. In boxes, 10 samples over 4 ranks:
+epoch), so every method takes its size. In boxes, 10 samples over 4 ranks:
 
     balanced    0 0 0 1 1 1 2 2 3 3      slices whose sizes differ by one at most, the longer ones first
     uniform     0 0 0 1 1 1 2 2 2 3      slices of ceil(10 / 4), the last rank takes the rest

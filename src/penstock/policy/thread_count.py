@@ -2,7 +2,7 @@
 
 One thread per processor is right for code that computes without the interpreter's lock. Code that waits for a store
 wants more, code that holds the lock wants one. From outside both look alike, a thread that takes longer than it
-computes, so they are told apart by what another number of threads does to the rate of samples.
+computes, so they are distinguished by what another number of threads does to the rate of samples.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class ReadFile:
 
 @dataclass(frozen=True, slots=True)
 class DeleteFile:
-    """A file is deleted, and the drive is told by TRIM."""
+    """A file is deleted, and its pages are trimmed on the drive."""
 
     name: str
     line: int = 0

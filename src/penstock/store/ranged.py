@@ -168,7 +168,7 @@ def read_all_merged(
         found = extents_of(source, ids[unknown])
         wrong = [] if found is None else [(reads.which.size + each, error) for each, error in found[1]]
         failed += wrong
-        # Of what the source had said wrong things, and does no more.
+        # The source may have answered wrongly about these when reads were planned, and rightly now.
         failed += _read_some(source, np.setdiff1d(unknown, [each for each, _ in wrong]), ids, array, begins)
     return sorted(failed, key=lambda each: each[0])
 

@@ -152,7 +152,7 @@ class StoreWriter(StorageWriter):
         #: They meet in here, not in DCP; made at once, for all ranks have to make theirs in the same order.
         self._ranks = made_ranks(ranks)
         self._due = DueSaves(timing, lambda: made_ranks(ranks))
-        # What is said of the folder when it is opened, one rank says.
+        # One rank reports what is found when the folder is opened.
         telling = self._report if self._ranks.rank == 0 else quiet(None)
         self._opened = OpenedStore(settings, alone(), telling)
         self._staging_bytes = None if settings.holds_reference else settings.staging_bytes or _WAVE_BYTES
@@ -341,7 +341,7 @@ class StoreWriter(StorageWriter):
         self._due.took(seconds, seconds)
 
     def _remember(self, error: BaseException) -> None:
-        """Keep what this rank failed with for the coordinator, which is told at the next save."""
+        """Keep the error of this rank; the next save sends it to the coordinator."""
         kind = next((kind.__name__ for kind in (FormatError, DataError) if isinstance(error, kind)), "")
         self._failed = (kind, str(error)) if kind else None
 

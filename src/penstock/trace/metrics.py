@@ -14,8 +14,8 @@ Each phase counts as far as it overlaps the wait. Waiting for a read to begin co
 that decodes counts as decode, also where that thread reads by itself. A wait that ended without a batch has no such
 item and is a cause of its own.
 
-Snapshots that are written and drained beside the training take from what reads and decodes: how much of the waiting
-fell into such times is told beside the causes, for it is no cause of its own.
+Snapshots that are written and drained during the training take bandwidth and processors from reading and decoding. How
+much of the waiting fell into such times is listed next to the causes: it is no cause of its own.
 """
 
 from __future__ import annotations
@@ -228,9 +228,9 @@ def limiting(
     is_cut: the trace may break off within the epoch; the line then speaks of what was recorded alone.
 
     Below one part in twenty of waiting, the training itself is named: no loader could make it much faster. Saves that
-    held the training, and waits while snapshots were written or drained, are told where they matter: from one part in
-    a hundred on, and where more was waited then than at other times. Waits that got no batch are told first, and are
-    no part of the judgement. None is made of less than a tenth of a second, and no gain told where nothing was trained.
+    blocked the training, and waits while snapshots were written or drained, are named where they matter: from one
+    part in a hundred on, and where more was waited then than at other times. Waits that got no batch come first, and
+    do not count in the judgement. Less than a tenth of a second is not judged; no gain is named where nothing trained.
 
     >>> limiting(EpochMetrics(2, 10.0, 640, 10, 4.0, {Cause.DECODE: 4.0}, 6.0))
     'epoch 2: decode limits it: waited 40.0 % of 10 s (4 s decode); without, 1.67 x as fast'

@@ -87,8 +87,8 @@ class RunningMetrics:
     """Epoch metrics from spans that come bit by bit.
 
     Spans of batches that were consumed are summed up and dropped; those of batches still ahead wait, so that
-    memory is bounded by what is staged. What a snapshot's span, a piece of a second, ran beside before it was told is
-    not counted.
+    memory is bounded by what is staged. A snapshot's span, a piece of a second, does not count in what was
+    waited before it was recorded.
     """
 
     def __init__(self) -> None:

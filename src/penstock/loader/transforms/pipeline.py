@@ -83,7 +83,7 @@ def compile_pipeline(
     transforms: built-in steps and callables, first to last. A callable gets what comes before it: the picture
         as a NumPy array uint8[height, width, 3] (no PIL image), after `ToTensor` float32[3, height, width], or
         the stored bytes if no built-in is in the list; and `rng=`, a NumPy generator of its own for each epoch
-        and sample, if its signature has that name. What it returns is told by its type:
+        and sample, if its signature has that name. What it returns is recognised by its type:
         - a NumPy array uint8[height, width, 3] is a picture, for any step after it;
         - a torch tensor is taken as it is, in its own axes, by torchvision's habit [channels, height, width];
         - a NumPy array after `ToTensor` is [channels, height, width];
