@@ -48,6 +48,8 @@ from penstock.units import format_bytes, format_rate, format_seconds
 KEEP, SNAP_DIS = Keep(last=2), 3
 SAVES = 5
 DRAIN_CAP = 20e6
+#: Drains end well before the next save but one begins, or well after.
+SLOW_DRAIN_CAP = 17e6
 TIMES = 3
 #: As a snapshot store begins to drain by a process.
 LEAST_APART_BYTES = 64 << 20
@@ -169,7 +171,7 @@ def alternatives(costs: Costs) -> dict[str, FastTier | None]:
         "no fast tier": None,
         "fast tier": FastTier("fast", None, math.inf, start, commit),
         "drains capped": FastTier("fast", None, DRAIN_CAP, start, commit),
-        "space for one": FastTier("fast", int(1.5 * costs.state_bytes), DRAIN_CAP, start, commit),
+        "space for one": FastTier("fast", int(1.5 * costs.state_bytes), SLOW_DRAIN_CAP, start, commit),
     }
 
 

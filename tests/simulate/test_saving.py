@@ -21,6 +21,7 @@ from penstock.errors import ConfigError
 from penstock.machine import Machine, SharedStore, StorageClass
 from penstock.machine.curve import Curve
 from penstock.policy.retention import Keep
+from penstock.simulate import saving
 from penstock.simulate.saving import FastTier, PredictedSaves, SavePlan, predict_saves
 
 
@@ -105,18 +106,18 @@ def test_a_fast_tier_is_drained_while_the_training_goes_on() -> None:
 
 
 def test_a_capped_drain_takes_as_long_as_the_cap_says_and_leaves_the_rest_to_reads() -> None:
-    """Reading takes 8 of 10 bytes/s: uncapped, both get five ninths; a drain of 2 leaves as much as is read."""
+    """Reading takes 8 of 10 bytes/s: uncapped, both get 5; a drain of 2 leaves as much as is read."""
     reads = plan(10, read_bytes_per_second=8.0, last_step=200)
     equal = machine(write=10.0, read=10.0)
 
     uncapped = predict_saves(equal, reads, FastTier("ssd", capacity_bytes=250))
     capped = predict_saves(equal, reads, FastTier("ssd", drain_bytes_per_second=2.0))
 
-    # 1 s to the fast tier and 10 s to read it back, 10 s to drain and 10 s to read that back, at 1 / 1.8.
-    assert uncapped.saves[0].drained_seconds == near(0.1 + 11.0 + 18.0)
-    assert uncapped.slowed_seconds == near(2 * (18.0 - 10.0))
+    # 1 s to the fast tier and 10 s to read it back, 10 s to drain and 10 s to read that back, at half the rate.
+    assert uncapped.saves[0].drained_seconds == near(0.1 + 11.0 + 20.0)
+    assert uncapped.slowed_seconds == near(2 * 20.0 * (1 - 5 / 8))
     assert capped.saves[0].drained_seconds == near(0.1 + 11.0 + 50.0)
-    assert capped.slowed_seconds == near(18.0 - 10.0), "what is read back is not capped"
+    assert capped.slowed_seconds == near(20.0 * (1 - 5 / 8)), "what is read back is not capped"
     assert uncapped.training_seconds == near(200.0 + 0.1 + uncapped.slowed_seconds)
 
 
@@ -156,8 +157,8 @@ def test_a_save_that_finds_no_space_goes_to_the_slow_tier_at_once() -> None:
 
     assert [save.tier for save in predicted.saves] == [0, 0, 1]
     assert not predicted.is_fast_sufficient
-    # The drain takes a tenth of the slow tier, and both get what they ask for by 1 / 1.1.
-    assert predicted.saves[2].durable_seconds == near(0.1 + 11.0)
+    # The drain asks for a tenth of the slow tier and gets it; the save gets the rest.
+    assert predicted.saves[2].durable_seconds == near(0.1 + 10.0 / 0.9)
 
 
 def test_a_drain_that_ends_does_not_let_a_save_overtake_the_one_before() -> None:
@@ -172,6 +173,16 @@ def test_a_drain_that_ends_does_not_let_a_save_overtake_the_one_before() -> None
     second_ends = second.begin_seconds + second.durable_seconds
     assert third.begin_seconds < drained < second_ends
     assert third.begin_seconds + third.waited_seconds == near(second_ends)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=4))
+def test_a_tier_is_shared_fairly_and_wholly(asked: list[float]) -> None:
+    most = saving._fair_share(asked)
+    given_out = [min(share, most) for share in asked]
+
+    assert sum(given_out) == pytest.approx(min(1.0, sum(asked)))
+    assert most >= 1 / len(asked) - 1e-12
 
 
 def test_encoding_comes_first_once_it_is_known_to_be_quicker() -> None:

@@ -8,8 +8,8 @@ machine says, and nothing is written.
     save                       ├ write ┤ read back ┤
     drain                                          ├ read, encode, write ┤ read back ┤
 
-Bandwidth is shared: where writes, drains and the training's reads ask a tier for more than it has, each gets the same
-share of what it asked for.
+Bandwidth is shared fairly: where writes, drains and the training's reads ask a tier for more than it has, those that
+ask for less than an equal share get it, and the others share the rest equally.
 """
 
 from __future__ import annotations
@@ -275,7 +275,8 @@ class _Clock:
         rate = 1.0
         for tier, share in action.shares.items():
             if share:
-                rate = min(rate, 1 / sum(other.shares.get(tier, 0.0) for other in self._actions.values()))
+                asked = [other.shares.get(tier, 0.0) for other in self._actions.values()]
+                rate = min(rate, _fair_share(asked) / share)
         return rate
 
     def _do(self, actor: str, seconds: float, shares: dict[int, float], then: Callable[[], None]) -> None:
@@ -502,3 +503,17 @@ class _Clock:
         if tier == self._tiers[-1]:
             return self._machine.sequential_rate(self._machine.ranks)
         return self._machine.local_rate(self._class, 1)
+
+
+def _fair_share(asked: Sequence[float]) -> float:
+    """Return the most that any of several users of a tier gets, where each asks for a share of its bandwidth.
+
+    Source: max-min fairness, Bertsekas and Gallager, "Data Networks", 1992, section 6.5.2.
+    """
+    left, users = 1.0, len(asked)
+    for share in sorted(asked):
+        if share * users >= left:
+            return left / users
+        left -= share
+        users -= 1
+    return 1.0
