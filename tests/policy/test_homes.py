@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, Explicit, FullShuffle, Sequential
 from penstock.plan import frequency as frequency_module
 from penstock.plan.frequency import first_reads
-from penstock.policy import Homes, place_by_frequency, place_by_hash, place_cover, place_frequency
+from penstock.policy import Homes, place_by_frequency, place_by_hash, place_cover
 from penstock.trace.schema import SOURCE
 
 
@@ -59,7 +59,6 @@ def test_no_placement_overdraws_a_tier_or_loses_a_home(
 
     for homes in (
         place_by_hash(sizes, capacities, plan.ranks),
-        place_frequency(plan, sizes, capacities),
         place_cover(plan, sizes, capacities),
     ):
         _check(homes, sizes, capacities)
@@ -120,32 +119,15 @@ def test_what_the_ranks_cannot_hold_is_nowhere() -> None:
 # Frequency
 
 
-def test_each_rank_keeps_by_frequency_what_it_would_keep_alone() -> None:
-    plan = AccessPlan(FullShuffle(60, 1), 6, 20, ranks=3)
-    sizes = np.full(60, 10)
-
-    homes = place_frequency(plan, sizes, [100, 70])
-
-    for rank in range(3):
-        alone = place_by_frequency(plan, rank, sizes, [100, 70])
-        assert homes.keeps[rank].samples.tolist() == alone.fill_order.tolist()
-        assert homes.keeps[rank].as_placement(60).tier_of.tolist() == alone.tier_of.tolist()
-    for sample in range(60):
-        tiers = [kept.as_placement(60).tier_of[sample] for kept in homes.keeps]
-        fastest = min((tier for tier in tiers if tier != SOURCE), default=SOURCE)
-        assert homes.tier_of[sample] == fastest
-        assert homes.rank_of[sample] == (tiers.index(fastest) if fastest != SOURCE else -1)
-
-
 def test_few_reads_of_a_large_data_set_are_counted_as_many_of_a_small_one() -> None:
     """A rank of many reads fewer samples than there are, and lists them; its choice is the same as from tables."""
     plan = AccessPlan(FullShuffle(300, 4), 60, 3, ranks=20)
     uses, first = plan.frequency(7), plan.first_use(7)
 
-    kept = place_frequency(plan, np.full(300, 1), [25]).keeps[7]
+    placement = place_by_frequency(plan, 7, np.full(300, 1), [25])
 
     expected = sorted(np.argsort(-uses, kind="stable")[:25].tolist(), key=lambda sample: first[sample])
-    assert kept.samples.tolist() == expected
+    assert placement.fill_order.tolist() == expected
 
 
 # Cover
@@ -292,7 +274,6 @@ def test_tiers_of_any_size_hold_everything(capacity: int, tiers: int) -> None:
 
     for homes in (
         place_by_hash(sizes, [capacity] * tiers, 4),
-        place_frequency(plan, sizes, [[capacity] * tiers] * 4),
         place_cover(plan, sizes, [capacity] * tiers),
     ):
         assert (homes.tier_of == 1).all()

@@ -1,11 +1,9 @@
 """Who keeps which sample on N ranks: placements that every rank works out by itself, without a message.
 
-Three of them, each a `Homes`:
+Two of them, each a `Homes`; `place_by_frequency` is the third, with which each rank decides for itself:
 
 - `place_by_hash`: a sample's home follows from its id alone, as in hash-partitioned caches. It needs no plan, so
   it can be no better for knowing one.
-- `place_frequency`: each rank keeps what it reads most often, for itself (the thesis). Ranks agree by chance, so
-  that some samples are kept several times and others nowhere.
 - `place_cover`: every sample one home first, with the rank that reads it most often as far as room goes, and
   copies by frequency in what room is left.
 
@@ -37,7 +35,7 @@ from penstock.plan.frequency import (
     uses_of,
 )
 from penstock.plan.random import derive_key
-from penstock.policy.placement import Kept, fill_in_order, keep_by_frequency
+from penstock.policy.placement import Kept, fill_in_order
 from penstock.trace.schema import SOURCE
 from penstock.units import is_integer
 
@@ -59,8 +57,6 @@ class Homes:
     tier_of: int8[F], the tier in which that rank keeps it (1 is the first after the staging buffer), SOURCE (-1)
         where nobody does.
     keeps: per rank, all that it keeps, its homes and its copies of others', in filling order.
-    is_agreed: whether the ranks act on this together, so that a sample is read from the shared store once, by its
-        first reader, who hands it to its home. Otherwise each rank fetches all that it keeps from there by itself.
 
     Memory: 5 bytes a sample, 9 bytes a sample and keeper.
     """
@@ -68,7 +64,6 @@ class Homes:
     rank_of: NDArray[np.int32]
     tier_of: NDArray[np.int8]
     keeps: tuple[Kept, ...]
-    is_agreed: bool = True
 
     @property
     def ranks(self) -> int:
@@ -106,26 +101,6 @@ def place_by_hash(sizes_bytes: ArrayLike, capacities_bytes: ArrayLike, ranks: in
         tier_of[kept] = tiers
         keeps.append(Kept(kept, tiers))
     return Homes(rank_of, tier_of, tuple(keeps))
-
-
-def place_frequency(plan: AccessPlan, sizes_bytes: ArrayLike, capacities_bytes: ArrayLike) -> Homes:
-    """Let each rank keep what it reads most often, as `place_by_frequency` decides it for one.
-
-    A sample that several ranks keep is asked for where its tier is the fastest, of these at the lowest rank.
-    Source: thesis, section 3.2.
-    """
-    sizes = as_sizes(sizes_bytes, plan.samples)
-    capacities = as_capacities(capacities_bytes, plan.ranks, sizes)
-    rank_of, tier_of = _nowhere(plan.samples)
-    keeps = []
-    for rank in range(plan.ranks):
-        kept = keep_by_frequency(plan, rank, sizes, capacities[rank].tolist())
-        present = tier_of[kept.samples]
-        is_faster = (present == SOURCE) | (kept.tiers < present)
-        rank_of[kept.samples[is_faster]] = rank
-        tier_of[kept.samples[is_faster]] = kept.tiers[is_faster]
-        keeps.append(kept)
-    return Homes(rank_of, tier_of, tuple(keeps), is_agreed=False)
 
 
 def place_cover(plan: AccessPlan, sizes_bytes: ArrayLike, capacities_bytes: ArrayLike) -> Homes:
