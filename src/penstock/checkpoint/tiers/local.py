@@ -107,7 +107,8 @@ class LocalTier:
 
     def read(self, folder: str, file: str) -> bytes:
         path = self.path / folder / file
-        with os.fdopen(_open_plain(path), "rb") as opened, _told(path):
+        descriptor, _ = _open_plain(path)
+        with _told(path), os.fdopen(descriptor, "rb") as opened:
             return opened.read()
 
     def open(self, folder: str, file: str) -> LocalReader:
@@ -266,8 +267,7 @@ class LocalReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._descriptor = _open_plain(path)
-        self.nbytes = os.fstat(self._descriptor).st_size
+        self._descriptor, self.nbytes = _open_plain(path)
 
     def read_into(self, offset: int, out: Bytes) -> None:
         left = out.data
@@ -302,22 +302,25 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _open_plain(path: Path) -> int:
-    """Return the descriptor of a file opened for reading.
+def _open_plain(path: Path) -> tuple[int, int]:
+    """Return the descriptor of a file opened for reading, and the file's size.
 
-    Raises: DataError if it is a pipe, a device or a folder; FileNotFoundError.
+    Raises: DataError naming it, also if it is a pipe, a device or a folder; FileNotFoundError.
     """
+    descriptor = -1
     try:
         # A pipe would have to be waited for, and a device may have no end.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError(f"{path} is not a plain file")
     except OSError as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        if isinstance(error, (FileNotFoundError, DataError)):
+            raise
         raise _named(error, path) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise DataError(f"{path} is not a plain file")
-    return descriptor
+    return descriptor, status.st_size
 
 
 def _write_synced(path: Path, data: bytes) -> None:
