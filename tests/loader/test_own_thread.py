@@ -178,7 +178,10 @@ def test_after_ctrl_c_in_a_decision_the_loader_says_how_to_go_on(monkeypatch: py
             next(batches)
 
         monkeypatch.undo()
-        with pytest.raises(ClosedError, match=r"KeyboardInterrupt came while .* call its start\(0, 1\)"):
+        with pytest.raises(
+            ClosedError,
+            match=r"KeyboardInterrupt came .*of this one, or call its start\(0, 1\)",
+        ):
             next(iter(loader))
 
 
@@ -198,6 +201,8 @@ def test_what_threads_are_needed_for_is_refused() -> None:
         ConfigError, match="readers is 4 and decoders is 0, which has the training's own thread"
     ):
         LoaderConfig("photos", batch_size=4, epochs=1, transforms=[ToTensor()], decoders=0, readers=4)
+    with pytest.raises(ConfigError, match="timeout_seconds is 5 and decoders is 0: the thread that would"):
+        load(Numbers(), timeout_seconds=5)
     with pytest.raises(ConfigError, match="decoders is -1; it is an integer, 0 to"):
         load(Numbers(), decoders=-1)
 

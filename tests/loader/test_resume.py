@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import Subset
 
 from penstock.errors import ClosedError, ConfigError
 from penstock.loader import Loader
@@ -22,6 +24,10 @@ COUNT, BATCH, EPOCHS = 22, 4, 3
 STEPS = 6
 TRANSFORMS = (RandomResizedCrop(8), RandomHorizontalFlip(), ToTensor())
 Bits = list[list[bytes]]
+
+
+class Reversed(FullShuffle):
+    """An order of a user's own."""
 
 
 @pytest.fixture
@@ -149,7 +155,7 @@ def test_a_run_goes_on_for_more_epochs_than_it_was_planned_for(folder: Path) -> 
 
     with (
         load(folder, state=state, epochs=1) as ended,
-        pytest.raises(ClosedError, match="all 1 epochs of this loader were read"),
+        pytest.raises(ClosedError, match="all 1 epochs of this loader were read: loop while"),
     ):
         iter(ended)
     assert rest_of(load(folder, state=state)) == rest_of(load(folder))[STEPS:]
@@ -186,6 +192,7 @@ def test_what_is_read_again_is_the_sample_that_shows_the_shape_alone(folder: Pat
         Explicit(np.arange(COUNT)[::-1], COUNT),
         Explicit([list(range(COUNT))] * EPOCHS, COUNT),
         Explicit(lambda epoch: np.roll(np.arange(COUNT), epoch), COUNT),
+        Reversed(COUNT, 1),
     ],
 )
 def test_any_order_is_told_from_others_in_a_small_state(folder: Path, order: Order) -> None:
@@ -201,7 +208,7 @@ def test_any_order_is_told_from_others_in_a_small_state(folder: Path, order: Ord
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"batch_size": 8}, "plan.batch_size was 4 and is 8 here"),
+        ({"batch_size": 2}, "plan.batch_size was 4 and is 2 here"),
         ({"drop_last": True}, "plan.drop_last was False and is True"),
         ({"seed": 6}, "plan.order was .*, transforms.seed was 5 and is 6 here: batches would"),
         ({"shuffle": FullShuffle(COUNT, 5), "seed": 6}, "transforms.seed was 5 and is 6"),
@@ -219,7 +226,7 @@ def test_what_would_change_batches_is_named_with_both_values_and_may_be_allowed(
             other.load_state_dict(state)
         fields = ast.literal_eval(str(refused.value).partition("allow=")[2])
         other.load_state_dict(state, allow=fields)
-        assert other.position == (1, 1)
+        assert other.position == (1, 4 // other.config.batch_size)
 
 
 def test_another_data_set_is_refused_and_the_same_one_elsewhere_is_not(
@@ -233,24 +240,103 @@ def test_another_data_set_is_refused_and_the_same_one_elsewhere_is_not(
         pass
 
     (moved / "cat" / "0000.jpg").rename(moved / "cat" / "zero.jpg")
-    others = {r"data\.digest was": load(moved), r"data\.kind was": load(list(range(COUNT)), transforms=())}
+    others = {
+        r"data\.names_sizes_labels was": load(moved),
+        r"data\.kind was": load(list(range(COUNT)), transforms=()),
+    }
     others[r"plan\.samples was 22 and is 11"] = load(FlatFolder(moved / "dog"))
     for text, other in others.items():
         with other, pytest.raises(ConfigError, match=text):
             other.load_state_dict(state)
 
 
+def test_a_listed_order_may_list_more_epochs_and_no_others(folder: Path) -> None:
+    lists = [np.random.default_rng(epoch).permutation(COUNT) for epoch in range(4)]
+    with load(folder, shuffle=Explicit(lists[:2], COUNT), epochs=2) as loader:
+        state = loader.state_at(0, 3)
+
+    with load(folder, shuffle=Explicit(lists, COUNT), epochs=4, state=state):
+        pass
+    with (
+        load(folder, shuffle=Explicit([lists[0], lists[2]], COUNT), epochs=2) as other,
+        pytest.raises(ConfigError, match=r"plan\.order was"),
+    ):
+        other.load_state_dict(state)
+
+
+def test_with_another_batch_size_as_many_samples_of_the_epoch_are_left(folder: Path) -> None:
+    with load(folder, transforms=TRANSFORMS) as loader:
+        state = loader.state_at(1, 3)
+    with load(folder, batch_size=6) as other:
+        other.load_state_dict(state, allow=["plan.batch_size"])
+        assert other.position == (1, 2)
+    with (
+        load(folder, batch_size=8) as other,
+        pytest.raises(ConfigError, match="12 samples into epoch 1, and batches of 8"),
+    ):
+        other.load_state_dict(state, allow=["plan"])
+
+
+def scaled(picture: Any, by: float) -> Any:
+    return picture
+
+
+class Scale:
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, picture: Any) -> Any:
+        return picture
+
+    def __repr__(self) -> str:
+        return f"Scale({self.by})"
+
+
+def test_arguments_of_callables_are_compared_where_they_show_them_and_those_of_subsets(folder: Path) -> None:
+    changes = (
+        [{"transforms": [Resize((8, 8)), partial(scaled, by=by), ToTensor()]} for by in (1, 2)],
+        [{"transforms": [Resize((8, 8)), Scale(by), ToTensor()]} for by in (1, 2)],
+    )
+    for one, two in changes:
+        with load(folder, **one) as loader, load(folder, **two) as other:
+            with load(folder, **one, state=loader.state_dict()):
+                pass
+            with pytest.raises(ConfigError, match=r"transforms\.steps was .*by.*1|Scale\(1\)"):
+                other.load_state_dict(loader.state_dict())
+
+    numbers: Any = list(range(50))
+    of_others = Subset(numbers, range(1, 23))
+    with load(Subset(numbers, range(22)), transforms=()) as loader:
+        state = loader.state_dict()
+    with load(Subset(numbers, range(22)), transforms=(), state=state):
+        pass
+    with (
+        load(of_others, transforms=()) as other,
+        pytest.raises(ConfigError, match=r"data\.indices"),
+    ):
+        other.load_state_dict(state)
+
+
 def damaged() -> Sequence[tuple[Any, str]]:
+    good = {"format": 1, "epoch": 0, "step": 0, "plan": {"batch_size": 4}}
+    circular: dict[str, Any] = {"format": 1}
+    circular["again"] = circular
     return [
-        (None, "state is None; it is what a loader's state_dict"),
+        (None, "state is None; it must be what a loader's state_dict"),
         ([1], "state is"),
         ({}, "state is {}"),
+        ('{"format": 1}', "state is text, .* give json.loads of it"),
+        ({"loader": good}, r"its 'loader' is, perhaps"),
+        (circular, "Circular reference.*: it is damaged"),
+        ({"format": np.ones(2)}, "not JSON serializable.*: it is damaged"),
+        ({"format": True}, "format True, which is an integer"),
         ({"format": 2, "penstock": "9.0"}, "format 2, of Penstock '9.0', and this one reads 1"),
-        ({"format": 1}, "epoch None and step None, which are integers from 0: it is damaged"),
-        ({"format": 1, "epoch": -1, "step": 0}, "epoch -1"),
-        ({"format": 1, "epoch": 0, "step": True}, "step True"),
-        ({"format": 1, "epoch": 0, "step": 0}, "plan.samples was None and is 22 here"),
-        ({"format": 1, "epoch": 0, "step": 0, "plan": 7}, "plan.samples was None"),
+        ({"format": 1}, "epoch None, which is an integer: it is damaged"),
+        (good | {"epoch": -1}, "epoch -1"),
+        (good | {"step": True}, "step True"),
+        (good | {"plan": 7}, "batch_size None"),
+        (good | {"plan": {"batch_size": 0}}, "batch_size 0"),
+        (good, "plan.samples was None and is 22 here"),
     ]
 
 
@@ -263,11 +349,16 @@ def test_what_is_no_state_is_refused(folder: Path, state: Any, text: str) -> Non
 def test_a_state_is_loaded_before_the_run_begins_and_within_its_epochs(folder: Path) -> None:
     with load(folder) as loader:
         state = loader.state_at(2, 1)
-        with pytest.raises(ConfigError, match=r"allow is 'pixels': give a list"):
-            loader.load_state_dict(state, allow="pixels")
+        for allow, text in (
+            ("pixels", r"allow is 'pixels': give a list of names, such as \['pixels'\]"),
+            (None, "allow is None: give a list"),
+            (["pixel"], "allow has 'pixel'; the names there are: .*plan.order, .*pixels.decoder"),
+        ):
+            with pytest.raises(ConfigError, match=text):
+                loader.load_state_dict(state, allow=allow)  # type: ignore[arg-type]
         with (
             load(folder, epochs=2) as short,
-            pytest.raises(ConfigError, match="is epochs= smaller than it was"),
+            pytest.raises(ConfigError, match="are there fewer epochs or samples"),
         ):
             short.load_state_dict(state)
         next(iter(loader))

@@ -536,7 +536,8 @@ class Engine:
             else:
                 self._fault = ClosedError(
                     f"{type(error).__name__} came while this loader worked in the training's own thread (decoders=0), "
-                    f"and it cannot go on: make a new one and call its start({key[0]}, {key[1]})"
+                    f"and it cannot go on: make a new one with state=loader.state_dict() of this one, or call its "
+                    f"start({key[0]}, {key[1]})"
                 )
             raise
 

@@ -156,6 +156,11 @@ class LoaderConfig:
                 f"readers is {self.readers} and decoders is 0, which has the training's own thread do everything: "
                 "leave readers out, or give decoders=1 or more"
             )
+        if self.decoders == 0 and self.timeout_seconds is not None:
+            raise ConfigError(
+                f"timeout_seconds is {self.timeout_seconds!r} and decoders is 0: the thread that would have to raise "
+                "is the one that loads; leave it out, or give decoders=1 or more"
+            )
         if self.memory is not None:
             try:
                 parse_bytes(self.memory)

@@ -326,7 +326,8 @@ class Loader:
         epoch = self._position[0]
         if epoch >= self._plan.epochs:
             raise ClosedError(
-                f"all {self._plan.epochs} epochs of this loader were read: give a larger epochs= to plan for more"
+                f"all {self._plan.epochs} epochs of this loader were read: loop while loader.position[0] < "
+                f"{self._plan.epochs}, or give a larger epochs= to plan for more"
             )
         self._iteration += 1
         self._first_step = self._position[1]

@@ -8,6 +8,8 @@ data, transforms, decoder. It says nothing of ranks, threads, memory or policy, 
 from __future__ import annotations
 
 import json
+import operator
+import re
 from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
@@ -24,10 +26,9 @@ from penstock.loader.transforms import Pipeline
 from penstock.loader.transforms.decoders import choose_decoder, decoder_versions
 from penstock.loader.transforms.stages import name_of
 from penstock.plan import AccessPlan
-from penstock.plan.explicit import Explicit
 from penstock.plan.orders import Order
 from penstock.plan.serialise import write_order
-from penstock.store import Source
+from penstock.store import Source, labels_of
 from penstock.trace.trace import JSON
 from penstock.units import is_integer
 
@@ -37,8 +38,8 @@ FORMAT = 1
 _PIXELS = 1
 #: An order that takes more characters is written as a digest.
 _MOST_CHARACTERS = 400
-#: Positions of an order that are digested at a time; and epochs of one that only its own code knows.
-_AT_ONCE, _EPOCHS = 1 << 20, 2
+#: Positions of an order that are digested at a time; and epochs of one that its code or a list knows alone.
+_AT_ONCE, _EPOCHS = 1 << 20, 8
 #: By a decoder's name, that of its package where it is another.
 _PACKAGES = {"opencv": "opencv-python-headless"}
 
@@ -46,7 +47,7 @@ _PACKAGES = {"opencv": "opencv-python-headless"}
 def describe_run(plan: AccessPlan, source: Source | MapDataset, pipeline: Pipeline | None) -> dict[str, JSON]:
     """Return what fixes which samples each global step has, and their bits.
 
-    pipeline: None for a data set, whose own code makes the samples: of it, only kind and length are known.
+    pipeline: None for a data set, whose own code makes the samples: of it, kind, length and `indices` are known.
     """
     described: dict[str, JSON] = {
         "penstock": version("penstock"),
@@ -56,13 +57,11 @@ def describe_run(plan: AccessPlan, source: Source | MapDataset, pipeline: Pipeli
             "drop_last": bool(plan.drop_last),
             "order": _describe_order(plan.order, plan.epochs),
         },
-        "data": {"kind": type(source).__name__},
+        "data": {"kind": type(source).__name__, **_describe_data(source)},
     }
-    if pipeline is not None and isinstance(source, Source):
-        described["data"] = {"kind": type(source).__name__, "digest": _digest_source(source)}
-        steps = [repr(step) if pipeline.is_built_in(step) else name_of(step) for step in pipeline.transforms]
+    if pipeline is not None:
         described["transforms"] = {
-            "steps": _shortened(steps),
+            "steps": _shortened([_describe_step(step) for step in pipeline.transforms]),
             "seed": int(pipeline.seed),
             "dtype": pipeline.dtype,
             "layout": pipeline.layout,
@@ -91,40 +90,87 @@ def read_state(
     """Return the (epoch, step) at which a rank goes on from a state; (epochs, 0) is the end of the run.
 
     described: this run, by `describe_run`. allow: names of values that may differ, such as "pixels" or "plan.order".
+        With another batch size the step is the one at which as many samples of the epoch were consumed.
     Raises: ConfigError if it is no state, is of a later Penstock or another run, or the plan has no such step.
     """
-    if isinstance(allow, str):
-        raise ConfigError(f"allow is {allow!r}: give a list of names, [{allow!r}]")
-    if not isinstance(state, Mapping) or "format" not in state:
-        raise ConfigError(f"state is {state!r:.80}; it is what a loader's state_dict() returned")
-    if state["format"] != FORMAT:
-        raise ConfigError(
-            f"state has the format {state['format']!r:.20}, of Penstock {state.get('penstock')!r:.20}, and this one "
-            f"reads {FORMAT}: go on with the Penstock that wrote it"
-        )
-    epoch, step = (state.get(name) for name in ("epoch", "step"))
-    if not (is_integer(epoch) and is_integer(step) and epoch >= 0 and step >= 0):
-        raise ConfigError(
-            f"state has epoch {epoch!r:.20} and step {step!r:.20}, which are integers from 0: it is damaged, take "
-            "another one"
-        )
-    saved, here = dict(_flat(state)), dict(_flat(described))
-    allowed = ("penstock", *allow)
-    differing = [
+    here = dict(_flat(described))
+    _check_allowed(allow, here)
+    state = _checked(state)
+    saved = dict(_flat(state))
+    differing = [name for name in here if not _is_same(saved.get(name), here[name])]
+    refused = [
         name
-        for name in here
-        if saved.get(name) != here[name] and not any(f"{name}.".startswith(f"{each}.") for each in allowed)
+        for name in differing
+        if not any(f"{name}.".startswith(f"{each}.") for each in ("penstock", *allow))
     ]
-    if differing:
-        both = [f"{name} was {saved.get(name)!r:.200} and is {here[name]!r:.200} here" for name in differing]
+    if refused:
+        both = [f"{name} was {saved.get(name)!r:.200} and is {here[name]!r:.200} here" for name in refused]
         raise ConfigError(
             f"state is of another run: {', '.join(both)}: batches would be others. Make the loader as it was, or go on "
-            f"all the same with allow={differing!r}"
+            f"all the same with allow={[*allow, *refused]!r}"
         )
+    epoch, step = state["epoch"], state["step"]
+    if "plan.batch_size" in differing:
+        step, rest = divmod(step * saved["plan.batch_size"], plan.batch_size)
+        if rest:
+            raise ConfigError(
+                f"state is {step * plan.batch_size + rest:,} samples into epoch {epoch}, and batches of "
+                f"{plan.batch_size:,} do not end there: choose a batch_size that divides it"
+            )
     try:
         return plan.first_of_run(rank, epoch, step)
     except ConfigError as error:
-        raise ConfigError(f"state: {error}; is epochs= smaller than it was, or the data set?") from error
+        raise ConfigError(f"state: {error}; are there fewer epochs or samples than there were?") from error
+
+
+def _check_allowed(allow: object, here: Collection[str]) -> None:
+    """Raise ConfigError unless these are names of values, or of tables of them."""
+    if isinstance(allow, str) or not isinstance(allow, Collection):
+        raise ConfigError(f"allow is {allow!r}: give a list of names, such as [{allow or 'pixels'!r}]")
+    for name in allow:
+        if not any(f"{known}.".startswith(f"{name}.") for known in here):
+            raise ConfigError(f"allow has {name!r}; the names there are: {', '.join(here)}")
+
+
+def _checked(state: object) -> dict[str, Any]:
+    """Return a state that has a place, in JSON's types. Raises: ConfigError."""
+    if isinstance(state, str):
+        raise ConfigError(f"state is text, {state!r:.40}: give json.loads of it")
+    if not isinstance(state, Mapping) or "format" not in state:
+        inside = " (its 'loader' is, perhaps)" if isinstance(state, Mapping) and "loader" in state else ""
+        raise ConfigError(f"state is {state!r:.80}; it must be what a loader's state_dict() returned{inside}")
+    try:
+        found: dict[str, Any] = json.loads(json.dumps(dict(state)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"state has what a loader's state_dict() has not ({error}): it is damaged"
+        ) from error
+    if not is_integer(found["format"]) or found["format"] < 1:
+        raise ConfigError(f"state has format {found['format']!r:.20}, which is an integer: it is damaged")
+    if found["format"] != FORMAT:
+        raise ConfigError(
+            f"state has the format {found['format']}, of Penstock {found.get('penstock')!r:.20}, and this one reads "
+            f"{FORMAT}: go on with the Penstock that wrote it"
+        )
+    for name, place in (("epoch", found), ("step", found), ("batch_size", found.get("plan"))):
+        number = place.get(name) if isinstance(place, dict) else None
+        if not is_integer(number) or number < (name == "batch_size"):
+            raise ConfigError(
+                f"state has {name} {number!r:.20}, which is an integer: it is damaged, take another"
+            )
+    return found
+
+
+def _is_same(saved: Any, here: Any) -> bool:
+    """Return whether two values are equal. Of two listed orders, one may list more epochs."""
+    if isinstance(saved, dict) and isinstance(here, dict) and "epochs" in here:
+        listed, known = saved.get("epochs"), here["epochs"]
+        return (
+            saved.get("kind") == here["kind"]
+            and isinstance(listed, list)
+            and all(map(operator.eq, listed, known))
+        )
+    return bool(saved == here)
 
 
 def _flat(value: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -134,6 +180,16 @@ def _flat(value: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any
             yield from _flat(each, f"{before}{name}.")
         else:
             yield f"{before}{name}", each
+
+
+def _describe_step(step: Any) -> str:
+    """Return what is known of a transform: of a function its name, of an object what it shows of itself."""
+    if isinstance(step, partial):
+        text = f"partial({_describe_step(step.func)}, {step.args!r}, {step.keywords!r})"
+    else:
+        text = name_of(step) if hasattr(step, "__qualname__") else repr(step)
+    # Addresses are others in each process.
+    return name_of(step) if text.startswith("<") else re.sub(" at 0x[0-9a-f]+", "", text)
 
 
 def _shortened(steps: list[str]) -> JSON:
@@ -147,32 +203,33 @@ def _describe_order(order: Order, epochs: int) -> JSON:
         return written
     if written is not None:
         return {"kind": type(order).__name__, "digest": xxhash.xxh3_128_hexdigest(text.encode())}
-    digest = xxhash.xxh3_128()
-    if isinstance(order, Explicit) and not callable(order.ids):
-        lists: Any = order.ids
-        for ids in lists:
-            _add(digest, ids)
-        return {"kind": "Explicit", "digest": digest.hexdigest()}
+    digests: list[JSON] = []
     for epoch in range(min(epochs, _EPOCHS)):
-        length = order.length(epoch)
+        digest, length = xxhash.xxh3_128(), order.length(epoch)
         for begin in range(0, length, _AT_ONCE):
             _add(digest, order.at(epoch, np.arange(begin, min(begin + _AT_ONCE, length))))
-    return {"kind": type(order).__name__, "digest": digest.hexdigest()}
+        digests.append(digest.hexdigest())
+    return {"kind": type(order).__name__, "epochs": digests}
 
 
-def _digest_source(source: Source) -> str:
-    """Return a digest of sizes and labels, and of names where the source has them: not of where the files are."""
+def _describe_data(source: Any) -> dict[str, JSON]:
+    """Return a digest of names, sizes and labels, not of where files are; of a data set that of its `indices`."""
     digest = xxhash.xxh3_128()
-    add = partial(_add, digest)
-    add(source.sizes_bytes)
-    labels: Any = source.labels
+    if not isinstance(source, Source):
+        indices = np.asarray(getattr(source, "indices", ()))  # as PyTorch's Subset has them
+        if indices.ndim != 1 or not indices.size or indices.dtype.kind not in "iu":
+            return {}
+        _add(digest, indices.astype(np.int64))
+        return {"indices": digest.hexdigest()}
+    _add(digest, source.sizes_bytes)
+    labels = labels_of(source.labels, len(source))
     for name in sorted(labels) if isinstance(labels, Mapping) else ():
         digest.update(str(name).encode())
-        add(labels[name])
+        _add(digest, labels[name])
     if not isinstance(labels, Mapping):
-        add(labels)
-    add(getattr(source, "names", np.empty(0, np.uint8)))
-    return digest.hexdigest()
+        _add(digest, labels)
+    _add(digest, getattr(source, "names", np.empty(0, np.uint8)))
+    return {"names_sizes_labels": digest.hexdigest()}
 
 
 def _add(digest: xxhash.xxh3_128, array: ArrayLike) -> None:
