@@ -27,6 +27,7 @@ def test_a_name_that_looks_like_markup_is_shown_as_it_is_beside_the_bar(
 ) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")  # a dumb one gets no bar
 
     with progress("predicting [/job]\x1b[2J", 2) as done:
         done(1)
