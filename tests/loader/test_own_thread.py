@@ -201,8 +201,6 @@ def test_what_threads_are_needed_for_is_refused() -> None:
         ConfigError, match="readers is 4 and decoders is 0, which has the training's own thread"
     ):
         LoaderConfig("photos", batch_size=4, epochs=1, transforms=[ToTensor()], decoders=0, readers=4)
-    with pytest.raises(ConfigError, match="timeout_seconds is 5 and decoders is 0: the thread that would"):
-        load(Numbers(), timeout_seconds=5)
     with pytest.raises(ConfigError, match="decoders is -1; it is an integer, 0 to"):
         load(Numbers(), decoders=-1)
 

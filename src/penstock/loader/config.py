@@ -77,7 +77,8 @@ class LoaderConfig:
         decoders=0 loads each batch when it is asked for, in the thread that asks, without any other, as DataLoader
         does with num_workers=0: for debuggers, profilers and exact tracebacks, and for samples of microseconds.
     on_error: "raise", "skip", or a function of the error and the sample that returns one of them.
-    patience_seconds: a wait that lasts longer is reported. timeout_seconds: one that lasts longer raises.
+    patience_seconds: a wait that lasts longer is reported. timeout_seconds: one that lasts longer raises. Neither is
+        looked at with decoders=0, where the thread that waits is the one that loads.
 
     Two configurations are equal if all of their values are. A source that is an object is equal to itself alone.
 
@@ -155,11 +156,6 @@ class LoaderConfig:
             raise ConfigError(
                 f"readers is {self.readers} and decoders is 0, which has the training's own thread do everything: "
                 "leave readers out, or give decoders=1 or more"
-            )
-        if self.decoders == 0 and self.timeout_seconds is not None:
-            raise ConfigError(
-                f"timeout_seconds is {self.timeout_seconds!r} and decoders is 0: the thread that would have to raise "
-                "is the one that loads; leave it out, or give decoders=1 or more"
             )
         if self.memory is not None:
             try:

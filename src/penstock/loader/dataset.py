@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -203,12 +204,13 @@ class SampleDecoder:
             names = set(keys)
             if set(map(type, values)) != {dict} or not all(value.keys() == names for value in values):
                 return None
-            return [[value[key] for value in values] for key in keys]
+            return [list(map(itemgetter(key), values)) for key in keys]
         if not all(issubclass(kind, (tuple, list)) for kind in set(map(type, values))):
             return None
         if set(map(len, values)) != {count}:
             return None
-        return list(zip(*values, strict=True))
+        # Not by zip, which makes an object for each sample: the collector of garbage would go through them all.
+        return [list(map(itemgetter(part), values)) for part in range(count)]
 
     def _copy(self, column: Sequence[Any], place: NDArray[Any]) -> bool:
         kinds = set(map(type, column))

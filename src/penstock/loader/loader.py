@@ -596,6 +596,8 @@ class Loader:
     def _judge(self, staged: StagedBatch) -> tuple[list[int], list[SkippedSample], Exception | None]:
         """Return the places of a batch that can be handed out, what is skipped, and what is to be raised instead."""
         ready, on_error = staged.ready, self._config.on_error
+        if not ready.failed:
+            return list(range(ready.samples.size)), [], None
         skipped: list[SkippedSample] = []
         for index in ready.failed:
             sample = int(ready.samples[index])
