@@ -164,8 +164,11 @@ def test_what_is_taken_for_granted_is_said(tmp_path: Path, capsys: Captured) -> 
     predict(path, "--state", "100 MB", "--every", "10", "--step-seconds", "1s")
 
     printed = capsys.readouterr().out
+    predict(path, "--state", "100 MB", "--every", "10", "--step-seconds", "1s", "--json")
+    notes = json.loads(capsys.readouterr().out)["notes"]
     for said in ("source.write is not given", "write of nvme is not given", "stored as they are"):
         assert said in printed
+        assert any(said in note for note in notes)
 
 
 def test_a_scenario_has_a_machine_too(capsys: Captured) -> None:
@@ -183,6 +186,11 @@ def test_a_scenario_has_a_machine_too(capsys: Captured) -> None:
         (("--state", "1 GB", "--every", "5", "--steps", "4"), "^--steps is 4"),
         (("--state", "1 GB", "--every", "5", "--drain-cap", "fast"), "^--drain-cap: 'fast'"),
         (("--state", "1 GB", "--every", "5", "--fast", "tape"), "^fast is 'tape'"),
+        (("--state", "1 GB", "--every", "5", "--fast", "ram"), "^--fast names ram, which is memory"),
+        (
+            ("--state", "1 GB", "--every", "5", "--read", "2 GB/s"),
+            "^read_bytes_per_second is 2 GB/s, and the shared store gives each of 1 rank 1 GB/s, also without",
+        ),
         (("--from", "nowhere"), "^nowhere is no folder"),
     ],
 )

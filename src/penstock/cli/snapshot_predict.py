@@ -36,7 +36,8 @@ examples:
 
 JSON: results[], one for each alternative, with fast (null: none), drain_bytes_per_second (null: no cap), run_seconds,
 end_seconds, blocked_seconds, slowed_seconds, durable_seconds and drained_seconds (of the save that takes longest),
-is_fast_sufficient, peak_fast_bytes, sufficient_bytes (the space in which every save finds its place), saves[]; advice.
+is_fast_sufficient, peak_fast_bytes, sufficient_bytes (the space in which every save finds its place), saves[];
+notes (what was taken for granted); advice.
 """
 #: Alternatives that lose the same share of the run, to a hundredth of it, are equally quick for the training.
 _EQUAL_SHARE = 0.01
@@ -135,11 +136,9 @@ def _run(options: argparse.Namespace) -> None:
         machine = replace(machine, ranks=parsed_count("--ranks", options.ranks))
     plan = _plan(options)
     alternatives = [_predicted(machine, plan, fast) for fast in _fast_tiers(options, machine)]
-    advice = _advice(alternatives)
-    data = {"results": list(map(_values, alternatives)), "advice": advice}
-    show(
-        options, data, [_table(plan, machine, alternatives)], [*_assumed(machine, plan, alternatives), advice]
-    )
+    advice, notes = _advice(alternatives), _assumed(machine, plan, alternatives)
+    data = {"results": list(map(_values, alternatives)), "notes": notes, "advice": advice}
+    show(options, data, [_table(plan, machine, alternatives)], [*notes, advice])
 
 
 def _plan(options: argparse.Namespace) -> SavePlan:
@@ -217,6 +216,12 @@ def _fast_tiers(options: argparse.Namespace, machine: Machine) -> list[FastTier 
         names = [each.name for each in machine.storage[1:] if not each.is_memory]
     else:
         names = parsed_names(options.fast, "--fast")
+        for each in machine.storage:
+            if each.name in names and each.is_memory:
+                raise ConfigError(
+                    f"--fast names {each.name}, which is memory: a loss of power takes the snapshots there; "
+                    "name a disk of each rank, as [[storage]] with place and path"
+                )
     space = None
     if options.fast_space is not None:
         space = int(parsed_amount("--fast-space", parse_bytes, options.fast_space))

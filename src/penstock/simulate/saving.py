@@ -39,6 +39,7 @@ from penstock.policy.saving import (
     WritePart,
 )
 from penstock.policy.snap_distance import SnapDistance, next_reference
+from penstock.units import format_count, format_rate
 
 #: Numbers of the tiers where there are two.
 _FAST, _SLOW = 0, 1
@@ -155,7 +156,7 @@ def predict_saves(machine: Machine, plan: SavePlan, fast: FastTier | None = None
     The state is copied at the write rate of the staging buffer, written to the shared store or, with `fast`, to one of
     the machine's storage classes, and read back. A store is written to at `SharedStore.write`, read consecutively.
 
-    Raises: ConfigError if the machine has no such storage class.
+    Raises: ConfigError if the machine has no such storage class, or the training reads more than its store gives.
 
     >>> from penstock.machine import Curve, Machine, SharedStore, StorageClass
     >>> staging = StorageClass("staging", 10**9, 1, Curve.flat(1e9))
@@ -164,6 +165,13 @@ def predict_saves(machine: Machine, plan: SavePlan, fast: FastTier | None = None
     >>> predicted.saves[0].blocked_seconds, predicted.saves[0].durable_seconds
     (1.0, 11.0)
     """
+    most = machine.sequential_rate(machine.ranks)
+    if plan.read_bytes_per_second > most:
+        raise ConfigError(
+            f"read_bytes_per_second is {format_rate(plan.read_bytes_per_second)}, and the shared store gives each of "
+            f"{format_count(machine.ranks, 'rank')} {format_rate(most)}, also without saves: give no more, and "
+            "step_seconds that such reads allow"
+        )
     return _Clock(machine, plan, fast).run()
 
 
