@@ -17,7 +17,6 @@ import contextlib
 import functools
 import hashlib
 import importlib
-import importlib.util
 import os
 import platform
 import shutil
@@ -54,10 +53,9 @@ class Folders(NamedTuple):
 
 
 def folders_of(module: str) -> Folders:
-    """Return where the kernels of a module, and of those next to it, are kept."""
-    found = importlib.util.find_spec(module)
-    assert found is not None, f"{module} is a part of Penstock"
-    return _folders(_version(Path(str(found.origin)).parent))
+    """Return where the kernels of a module of Penstock, and of those next to it, are kept."""
+    # By its name: to search for it asks a disk, which may fail.
+    return _folders(_version(Path(__file__).parent.joinpath(*module.split(".")[1:-1])))
 
 
 def file_of(folder: Path, part: str, signature: Signature) -> Path:
@@ -138,9 +136,10 @@ def _folders(name: str) -> Folders:
     for parent in _parents():
         folder = parent / "kernels" / name
         problem = "" if kept is not None else _why_not_written(parent, folder)
-        # Machine code from a stranger's folder is not run.
-        if _is_own(parent) and folder.is_dir():
-            read.append(folder)
+        with contextlib.suppress(OSError):  # a disk that fails
+            # Machine code from a stranger's folder is not run.
+            if _is_own(parent) and folder.is_dir():
+                read.append(folder)
         if problem and asked and str(parent) == asked:
             note = f"PENSTOCK_CACHE is {asked!r}, which {problem}"
         if not problem and kept is None:

@@ -25,6 +25,8 @@ from typing import Any
 
 from tests.checkpoint.crash.subject import OpenStore, State, Subject, subject_named
 
+from penstock.compiling import PARTS
+
 #: Said to a child that waits.
 GO = b"go"
 
@@ -65,6 +67,8 @@ def _warm_up(subject: Subject, folder: Path) -> None:
         store.save(step, subject.state(step))
         store.restore(step)
     store.close()
+    for part in PARTS:  # also of what only a drain that comes in time encodes
+        _ = part.folders
     shutil.rmtree(folder)
 
 
