@@ -132,7 +132,7 @@ class Saving:
     #: What was saved, once it is; None before that, and if it failed.
     saved: Saved | None = None
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, run: Callable[[], None]) -> None:
         self.step = step
         self._error: BaseException | None = None
         #: Whether the failure was raised to somebody; used by who waits.
@@ -140,10 +140,7 @@ class Saving:
         # Waited for in place of the thread: a join that a signal interrupts takes a living thread for ended.
         self._ended = threading.Event()
         # No daemon: an interpreter that ends waits for the snapshot.
-        self._thread = threading.Thread(target=self._run, name=f"penstock-save-{step}")
-
-    def _run(self) -> None:
-        raise NotImplementedError
+        self._thread = threading.Thread(target=run, name=f"penstock-save-{step}")
 
     @property
     def is_done(self) -> bool:
@@ -170,8 +167,8 @@ class BackgroundSave(Saving):
     """A thread that writes a save whose state is copied, as the store sees it."""
 
     def __init__(self, step: int, write: Callable[[], Saved], report: Callable[[str], None]) -> None:
-        """write: does it, on a thread of its own once it is started. report: is told the line of it; never fails."""
-        super().__init__(step)
+        """write: writes the snapshot, on a thread that `start` starts. report: called with the outcome; never fails."""
+        super().__init__(step, self._run)
         #: None once it is done: who keeps the outcome need not keep what made it.
         self._write: Callable[[], Saved] | None = write
         self._report = report
@@ -179,8 +176,9 @@ class BackgroundSave(Saving):
         self._ending = threading.Lock()
         self._then: list[Callable[[], None]] = []
 
-        #: Begins. Raises: RuntimeError if the system has no thread for it.
-        self.start = self._thread.start
+    def start(self) -> None:
+        """Begin. Raises: RuntimeError if the system has no thread for it."""
+        self._thread.start()
 
     @property
     def is_begun(self) -> bool:
@@ -226,7 +224,7 @@ class BackgroundSave(Saving):
         then()
 
     def raise_untold(self) -> None:
-        """Raise what it failed with, if nobody was told yet; it has ended."""
+        """Raise the error of a save that has ended, unless it was raised before."""
         if self._error is not None and not self._was_told:
             self._was_told = True
             raise self._error

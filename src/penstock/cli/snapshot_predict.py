@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import parsed, parsed_amount, parsed_count, parsed_names, parsed_share
-from penstock.cli.output import Table, add_output_options, show
+from penstock.cli.output import Table, add_command, add_output_options, show
 from penstock.cli.snapshot_files import open_store
 from penstock.errors import ConfigError
 from penstock.units import (
@@ -45,12 +45,13 @@ _EQUAL_SHARE = 0.01
 
 def add(commands: Any) -> None:
     """Add the command to the parser of `penstock snapshots`."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = add_command(
+        commands,
         "predict",
-        help="predict what saving costs the training, with and without a burst buffer",
-        description="Predict how long saves block a training and when they are durable; advise on a fast tier.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _run,
+        "predict what saving costs the training, with and without a burst buffer",
+        "Predict how long saves block a training and when they are durable; advise on a fast tier.",
+        _EPILOG,
     )
     parser.add_argument("machine", metavar="MACHINE", help="a .toml file, or scenario1 to scenario4")
     parser.add_argument("--ranks", metavar="N", help="processes of the job, instead of the machine's")
@@ -77,7 +78,6 @@ def add(commands: Any) -> None:
     tier.add_argument("--fast-space", metavar="SIZE", help="for snapshots on it (all of it)")
     tier.add_argument("--drain-cap", metavar="RATES", default="none", help="of drains (%(default)s)")
     add_output_options(parser, plot=False)
-    parser.set_defaults(run=_run)
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,11 +248,8 @@ class Engine:
         self._staging = staging
         self._recorder = recorder
         self._clock = recorder.clock
-        self._patience_seconds, self._timeout_seconds, self._report = (
-            patience_seconds,
-            timeout_seconds,
-            report,
-        )
+        self._patience_seconds, self._timeout_seconds = patience_seconds, timeout_seconds
+        self._report = report
         self._watches_lock = watches_lock
         self._collect = collect
         self._when_finished = finish
@@ -536,7 +533,7 @@ class Engine:
             else:
                 self._fault = ClosedError(
                     f"{type(error).__name__} came while this loader worked in the training's own thread (decoders=0), "
-                    f"and it cannot go on: make a new one with state=loader.state_dict() of this one, or call its "
+                    "and it cannot go on: make a new one with state=loader.state_dict() of this one, or call its "
                     f"start({key[0]}, {key[1]})"
                 )
             raise

@@ -123,7 +123,7 @@ class Loader:
 
         source, arguments: those of `LoaderConfig`; or such a configuration alone.
         front_end: what becomes of batches and of a data set's samples.
-        state: of another loader's `state_dict`, to go on from; see `load_state_dict`.
+        state: of another loader's `state_dict`, to resume from; see `load_state_dict`.
         trace: a file to record every span in, made when prefetching begins.
         report: gets the lines about the start (on rank 0), epochs and long waits; None for silence.
 
@@ -406,7 +406,7 @@ class Loader:
         return write_state(self._described, *self._plan.first_of_run(self._rank, epoch, step))
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
-        """Go on from a state: the first loop runs the rest of its epoch, batches and bits as they would have been.
+        """Resume from a state: the first loop runs the rest of its epoch, with the batches and bits of an unbroken run.
 
         Before `start` and the first loop. Threads, memory, policy, ranks and the split may be others than they were;
         epochs may be more. What fixes the batches must be the same.

@@ -223,11 +223,9 @@ def _describe_data(source: Any) -> dict[str, JSON]:
         return {"indices": digest.hexdigest()}
     _add(digest, source.sizes_bytes)
     labels = labels_of(source.labels, len(source))
-    for name in sorted(labels) if isinstance(labels, Mapping) else ():
-        digest.update(str(name).encode())
-        _add(digest, labels[name])
-    if not isinstance(labels, Mapping):
-        _add(digest, labels)
+    for name, array in sorted(labels.items()) if isinstance(labels, dict) else [("", labels)]:
+        digest.update(name.encode())
+        _add(digest, array)
     _add(digest, getattr(source, "names", np.empty(0, np.uint8)))
     return {"names_sizes_labels": digest.hexdigest()}
 

@@ -196,11 +196,6 @@ class Pipeline:
         steps = ", ".join(repr(step) for step in self.transforms)
         return f"Pipeline([{steps}], seed={self.seed}, dtype={self.dtype!r}, layout={self.layout!r})"
 
-    @staticmethod
-    def is_built_in(step: Transform) -> bool:
-        """Return whether a step is one of Penstock's, not a user's function."""
-        return _is_built_in(step)
-
     @property
     def has_byte_values(self) -> bool:
         """Whether pictures come as numbers from 0 to 255 in a type of more than a byte: no step divides them."""
