@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint.files.writing import Piece
 from penstock.checkpoint.housekeeping import Housekeeping
-from penstock.checkpoint.ranks.ranks import alone
 from penstock.checkpoint.recipe import EncodingConfig
 from penstock.checkpoint.saving import Waves
 from penstock.checkpoint.state.dtypes import dtype_named
@@ -22,6 +21,7 @@ from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.flow.ordered import Workers
 from penstock.policy.retention import Keep
 from penstock.policy.saving import Save, SaveTerms
+from penstock.ranks import alone
 
 TREE: Any = {"map": {"table": {"array": {"of": "table", "kind": "numpy"}}}}
 

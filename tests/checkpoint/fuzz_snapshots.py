@@ -40,8 +40,7 @@ from penstock.checkpoint.codecs.paper import CODECS
 from penstock.checkpoint.files import manifest, parts, reading
 from penstock.checkpoint.files.reading import parts_by_name, tree_of
 from penstock.checkpoint.files.writing import Scratch
-from penstock.checkpoint.ranks import sharding
-from penstock.checkpoint.state import tree
+from penstock.checkpoint.state import sharding, tree
 from penstock.checkpoint.state import unflatten as loading
 from penstock.checkpoint.state.dtypes import DTYPES
 from penstock.checkpoint.state.tensors import Bytes

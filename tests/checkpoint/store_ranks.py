@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.checkpoint.ranks.ranks import Ranks, ranks_of_this_job
 from penstock.checkpoint.state.flatten import Shard
 from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.tiers import local
 from penstock.errors import DataError, PenstockError
 from penstock.policy.retention import Keep
+from penstock.ranks import Ranks, ranks_of_this_job
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.checkpoint.ranks_state import LAYERS, arrays_of, own_of, part_of, shard_of, state_of

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from tests.checkpoint.ranks_jobs import start_process
 from tests.forking import Forks
+from tests.ranks.jobs import start_process
 
 from penstock.checkpoint import preemption
 from penstock.checkpoint.preemption import StopOnSignal
-from penstock.checkpoint.ranks.transport import NoTransport
 from penstock.errors import ConfigError
+from penstock.ranks.transport import NoTransport
 
 
 def stop_on(**options: Any) -> StopOnSignal:
-    defaults: dict[str, Any] = {"grace_seconds": 30, "mail": NoTransport(), "report": lambda line: None}
+    defaults: dict[str, Any] = {"grace_seconds": 30, "transport": NoTransport(), "report": lambda line: None}
     return StopOnSignal(**defaults | options)
 
 
@@ -157,7 +157,7 @@ def test_a_process_forked_from_the_training_ends_by_the_signal_as_it_would_have(
     [
         ({"grace_seconds": 0}, "grace_seconds is 0"),
         ({"grace_seconds": "60 s"}, "grace_seconds is '60 s'"),
-        ({"mail": 3}, "mail is 3; give an object with rank, size, send and receive"),
+        ({"transport": 3}, "transport is 3; give an object with rank, size, send and receive"),
         ({"signals": []}, r"signals is \[\]; name at least one"),
     ],
 )

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from tests.checkpoint.snapshot_files import opened, same
-from tests.checkpoint.test_ranks import run
+from tests.ranks.in_memory import run
 
-from penstock.checkpoint.ranks.ranks import Ranks
 from penstock.checkpoint.state.flatten import Shard
 from penstock.errors import ConfigError
+from penstock.ranks import Ranks
 
 
 def saved(folder: Path, state_of: Any, size: int = 3) -> tuple[list[Any], list[str]]:

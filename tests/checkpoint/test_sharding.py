@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.checkpoint.ranks.sharding import Assignment, assign, check_whole, copies_into
 from penstock.checkpoint.state.dtypes import dtype_named
+from penstock.checkpoint.state.sharding import Assignment, assign, check_whole, copies_into
 from penstock.checkpoint.state.tensors import Box, Layout
 from penstock.errors import ConfigError
 

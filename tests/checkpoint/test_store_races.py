@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.checkpoint.snapshot_files import opened, same, training
-from tests.checkpoint.test_ranks import run
+from tests.ranks.in_memory import run
 
 from penstock.checkpoint import Keep, SnapshotStore
 from penstock.checkpoint.exporting import open_readable
 from penstock.checkpoint.files.reading import Chain
-from penstock.checkpoint.ranks.ranks import Ranks
 from penstock.checkpoint.restoring import Restorer
 from penstock.checkpoint.sync.wire import Refresher
 from penstock.checkpoint.tiers.catalog import MOST_LOOKS
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.checkpoint.tiers.remote import RemoteTier
 from penstock.errors import ConfigError, DataError
+from penstock.ranks import Ranks
 
 Before = Callable[..., None]
 

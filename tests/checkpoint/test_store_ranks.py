@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.checkpoint.ranks_jobs import reports_in, start_mpi_jobs, torch_job, wait_for
 from tests.checkpoint.ranks_state import LAYERS, arrays_of
-from tests.checkpoint.test_ranks import Office, run
 from tests.forking import Forks
 from tests.patience import patient
+from tests.ranks.in_memory import MemoryJob, run
+from tests.ranks.jobs import reports_in, start_mpi_jobs, torch_job, wait_for
 
 from penstock.checkpoint import opened as opened_module
 from penstock.checkpoint import writer as writer_module
-from penstock.checkpoint.ranks.ranks import Ranks
 from penstock.checkpoint.state.flatten import Shard, flatten
 from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.tiers.local import LocalDraft, LocalTier
 from penstock.cli.main import main
 from penstock.errors import ConfigError, DataError, RankError
+from penstock.ranks import Ranks
 
 SCRIPT = Path(__file__).with_name("store_ranks.py")
 KINDS = ("torch", "mpi")
@@ -383,11 +383,11 @@ def test_a_failure_that_one_rank_knows_earlier_is_raised_on_all_when_they_ask_wh
     tmp_path: Path,
 ) -> None:
     """Rank 0 has heard that the save failed; on rank 1 the thread that did is about to end."""
-    deciding = Office(2)
+    deciding = MemoryJob(2)
     asked, may_end = threading.Event(), threading.Event()
 
     def part(ranks: Ranks) -> Any:
-        own = [ranks, Ranks(deciding.mail(ranks.rank), timeout_seconds=5)]
+        own = [ranks, Ranks(deciding.transport(ranks.rank), timeout_seconds=5)]
         store = SnapshotStore(
             tmp_path, ranks=lambda: own.pop(0), report=None, threads=1, codec="stored", schedule=NeverDue()
         )
@@ -509,11 +509,11 @@ def test_a_rank_that_fails_by_itself_waits_for_no_other_when_its_store_closes(tm
 def test_a_rank_that_leaves_the_block_by_an_exception_is_named_by_the_others_at_their_next_call(
     tmp_path: Path, leaver: int, schedule: Any
 ) -> None:
-    deciding = Office(2)
+    deciding = MemoryJob(2)
     left = threading.Event()
 
     def part(ranks: Ranks) -> str:
-        own = [ranks, Ranks(deciding.mail(ranks.rank), timeout_seconds=30)]
+        own = [ranks, Ranks(deciding.transport(ranks.rank), timeout_seconds=30)]
         with SnapshotStore(
             tmp_path, ranks=lambda: own.pop(0), report=None, threads=1, schedule=schedule
         ) as store:

@@ -1,4 +1,4 @@
-"""What ranks must do over every kind of mail, between real processes; a new kind is added to `JOBS`.
+"""What ranks must do over every transport, between real processes; a new one is added to `JOBS`.
 
 Starting processes takes longer than what they do, so a job is started once and does all of it, and reports.
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.checkpoint.ranks_jobs import start_mpi_jobs, start_process, torch_job, wait_for
 from tests.forking import Forks
 from tests.patience import patient
+from tests.ranks.jobs import start_mpi_jobs, start_process, torch_job, wait_for
 
 #: How long some exchanges wait, in seconds: what comes late takes as long, what comes in time must be quicker.
 HASTY_SECONDS = math.ceil(patient(2))
@@ -23,7 +23,7 @@ HASTY_SECONDS = math.ceil(patient(2))
 # What every rank runs. It gets the kind of job, and for torch its rank, the number of ranks and the address.
 RANK = """
 import json, os, sys, threading
-from penstock.checkpoint.ranks.ranks import ranks_of_this_job
+from penstock.ranks import ranks_of_this_job
 from penstock.errors import PenstockError
 
 def outcome(function, *arguments):
@@ -224,7 +224,7 @@ def test_mpi_that_cannot_be_called_from_two_threads_is_refused() -> None:
 import mpi4py
 mpi4py.rc.thread_level = "serialized"
 from mpi4py import MPI
-from penstock.checkpoint.ranks.ranks import ranks_of_this_job
+from penstock.ranks import ranks_of_this_job
 from penstock.errors import ConfigError
 try:
     ranks_of_this_job()

@@ -22,9 +22,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from penstock.checkpoint.ranks.ranks import ranks_of_this_job
 from penstock.checkpoint.tiers import local
 from penstock.errors import DataError, PenstockError
+from penstock.ranks import ranks_of_this_job
 from penstock.torch.dcp import StoreReader, StoreWriter
 
 FOLDER, DUTY, _, ADDRESS = Path(sys.argv[1]), *sys.argv[2:5]

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.checkpoint.ranks_jobs import reports_in, torch_job, wait_for
 from tests.forking import Forks
+from tests.ranks.jobs import reports_in, torch_job, wait_for
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys, load

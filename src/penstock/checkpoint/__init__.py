@@ -5,12 +5,12 @@ all ranks of a job write one snapshot (`alone`: each its own), `Shard` says whic
 `random_state` is for a state what a model's `state_dict` is; `StopOnSignal` saves before a scheduler ends the job;
 `Refresher` keeps the weights of an inference worker up to date.
 
-    state/    a state taken apart and put together again: its tree, tensors and types, the copy of it
+    state/    a state taken apart and put together again: its tree, tensors and types, the copy of it; which rank
+              writes which tensor
     files/    the files of one snapshot: the manifest and the parts, written and read
     codecs/   how blocks are encoded
     tiers/    where snapshots lie: folders, object stores, and what is there
     drain/    from the fast tier to the slow one
-    ranks/    what the ranks of a job tell each other, and who writes which tensor
     sync/     weights on the wire
 
 `store` saves by what is `opened`. `writer` obeys what `penstock.policy.saving` decides, `housekeeping` what
@@ -19,7 +19,6 @@ all ranks of a job write one snapshot (`alone`: each its own), `Shard` says whic
 
 from penstock.checkpoint.inspecting import Listed
 from penstock.checkpoint.preemption import StopOnSignal
-from penstock.checkpoint.ranks.ranks import alone, ranks_of_this_job
 from penstock.checkpoint.restoring import Restored
 from penstock.checkpoint.saving import Saved, Saving
 from penstock.checkpoint.state.flatten import Shard
@@ -28,6 +27,7 @@ from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.sync.wire import Refreshed, Refresher
 from penstock.policy.retention import Keep
 from penstock.policy.snap_distance import AutoDistance
+from penstock.ranks import alone, ranks_of_this_job
 
 __all__ = [
     "AutoDistance",

@@ -9,13 +9,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
-from penstock.checkpoint.ranks.ranks import Ranks, alone, ranks_of_this_job
 from penstock.checkpoint.state.flatten import Flat, flatten
 from penstock.checkpoint.state.tree import Framework
 from penstock.errors import ConfigError
 from penstock.flow.recorder import Recorder
 from penstock.plan.saves import SaveSchedule, read_schedule
 from penstock.policy.retention import Keep
+from penstock.ranks import Ranks, alone, ranks_of_this_job
 from penstock.units import is_integer
 
 #: A manifest and the name of a folder hold no larger one.

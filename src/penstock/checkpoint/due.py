@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from penstock.checkpoint.ranks.ranks import Ranks
 from penstock.errors import ConfigError
 from penstock.plan.saves import SaveCost, SaveSchedule
+from penstock.ranks import Ranks
 
 
 class DueSaves:

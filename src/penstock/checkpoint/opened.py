@@ -27,7 +27,6 @@ from penstock.checkpoint.drain.draining import Drainer
 from penstock.checkpoint.drain.throttle import Cap
 from penstock.checkpoint.files.manifest import bytes_beside
 from penstock.checkpoint.housekeeping import Housekeeping, describe_little_space
-from penstock.checkpoint.ranks.ranks import Ranks, alone
 from penstock.checkpoint.recipe import EncodingConfig, encoding_config
 from penstock.checkpoint.state.tensors import Layout
 from penstock.checkpoint.tiers.catalog import Catalog, describe_mistaken_folder, describe_snapshot_folder
@@ -39,6 +38,7 @@ from penstock.errors import ConfigError, printable
 from penstock.flow.cpus import default_coders
 from penstock.flow.recorder import Recorder
 from penstock.policy.retention import Keep
+from penstock.ranks import Ranks, alone
 from penstock.trace.schema import Kind
 from penstock.trace.trace import JSON
 from penstock.units import is_integer, parse_bytes, parse_rate

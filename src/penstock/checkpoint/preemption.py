@@ -13,14 +13,14 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from penstock.checkpoint.arguments import checked_report
-from penstock.checkpoint.ranks.agreement import Letters, StopAgreement
-from penstock.checkpoint.ranks.ranks import named_ranks
-from penstock.checkpoint.ranks.transport import TIMEOUT_SECONDS, RankTransport, pause_seconds
-from penstock.checkpoint.ranks.transport_of_job import transport_of_this_job
 from penstock.errors import ConfigError, RankError, WaitTimeout
+from penstock.ranks import named_ranks
+from penstock.ranks.agreement import Messages, StopAgreement
+from penstock.ranks.transport import TIMEOUT_SECONDS, RankTransport, pause_seconds
+from penstock.ranks.transport_of_job import transport_of_this_job
 from penstock.report import print_report
 
-#: Between two looks for a signal or a letter while nobody is told to stop: twenty times what a look takes, so that
+#: Between two looks for a signal or a message while nobody is told to stop: twenty times what a look takes, so that
 #: thousands of ranks cost no core, within these bounds.
 LEAST_LOOK_SECONDS = 0.1
 MOST_LOOK_SECONDS = 1.0
@@ -47,7 +47,7 @@ class StopOnSignal:
     grace_seconds: what the scheduler leaves between the signal and the end.
     signals: which ask to stop. Slurm sends SIGTERM by itself, and others on request: `--signal=USR1@120`.
     report: gets a line when the stop is agreed on, from rank 0, and one if it took longer than the grace.
-    mail: between the ranks, of its own; None: that of this process's job.
+    transport: between the ranks, of its own; None: that of this process's job.
 
     Every rank enters and leaves it, in its main thread, which alone may change what signals do. It is enough that
     one rank gets the signal. While none does, `agreed` sends nothing and waits for nobody; a thread looks ten times
@@ -64,7 +64,7 @@ class StopOnSignal:
         grace_seconds: float,
         signals: Sequence[int] = (signal.SIGTERM,),
         report: Callable[[str], None] | None = None,
-        mail: RankTransport | None = None,
+        transport: RankTransport | None = None,
     ) -> None:
         is_number = isinstance(grace_seconds, (int, float)) and not isinstance(grace_seconds, bool)
         if not (is_number and grace_seconds > 0):
@@ -82,20 +82,24 @@ class StopOnSignal:
         self._grace_seconds = grace_seconds
         self._signals = given
         self._report = checked_report(report) or print_report
-        if mail is not None and not all(hasattr(mail, name) for name in ("rank", "size", "send", "receive")):
+        if transport is not None and not all(
+            hasattr(transport, name) for name in ("rank", "size", "send", "receive")
+        ):
             raise ConfigError(
-                f"mail is {mail!r:.80}; give an object with rank, size, send and receive, or None for the ranks of "
-                "this process's job"
+                f"transport is {transport!r:.80}; give an object with rank, size, send and receive, or None for "
+                "the ranks of this process's job"
             )
-        self._mail = mail or transport_of_this_job()
+        self._transport = transport or transport_of_this_job()
         # Others wait longer than rank 0, so that it can tell them who is missing.
-        self._patience_seconds = min(TIMEOUT_SECONDS, grace_seconds / 2) * (1 if self._mail.rank == 0 else 2)
+        self._patience_seconds = min(TIMEOUT_SECONDS, grace_seconds / 2) * (
+            1 if self._transport.rank == 0 else 2
+        )
         self._previous: dict[int, Any] = {}
         self._process: int | None = None  # whose signals are ours, once entered
         # Written by the handler and read by others, without a lock: a handler must not wait for one.
         self._signal: int | None = None
         self._signalled_at = 0.0
-        self._agreement = StopAgreement(self._mail.rank, self._mail.size)  # under _changed
+        self._agreement = StopAgreement(self._transport.rank, self._transport.size)  # under _changed
         self._error: Exception | None = None  # under _changed: why no stop can be agreed on
         self._changed = threading.Condition()
         self._leaving = threading.Event()
@@ -120,7 +124,7 @@ class StopOnSignal:
         Raises: RankError on every rank if some did not answer within half the grace, at most 60 s, or left the loop
             by an exception: it names them.
         """
-        if self._mail.size == 1 and self._signal is not None:
+        if self._transport.size == 1 and self._signal is not None:
             self._agreement.tell(self._signal)
         with self._changed:
             # Not without a time-out: a wait for ever could not be interrupted by Ctrl-C on every platform.
@@ -133,7 +137,7 @@ class StopOnSignal:
             stops = self._agreement.pass_call()
         if stops and not self._stopped:
             self._stopped = True
-            if self._mail.rank == 0:
+            if self._transport.rank == 0:
                 self._report(self._told_agreement(step))
         return stops
 
@@ -147,7 +151,7 @@ class StopOnSignal:
         self._process = os.getpid()
         for number in self._signals:
             self._previous[number] = signal.signal(number, self._handle)
-        if self._mail.size > 1:
+        if self._transport.size > 1:
             self._thread = threading.Thread(target=self._look, name="penstock-stop", daemon=True)
             self._thread.start()
         return self
@@ -161,7 +165,8 @@ class StopOnSignal:
             self._thread.join()
             failure = None
             if isinstance(error, Exception):
-                failure = f"rank {self._mail.rank} of {self._mail.size} left the loop: {type(error).__name__}: {error}"
+                rank = f"rank {self._transport.rank} of {self._transport.size}"
+                failure = f"{rank} left the loop: {type(error).__name__}: {error}"
             with contextlib.suppress(RankError, WaitTimeout):
                 self._send(self._agreement.leave(failure))
         if self._stopped and self._signal is not None:
@@ -200,12 +205,12 @@ class StopOnSignal:
     # -- The thread --
 
     def _look(self) -> None:
-        """Carry letters between the ranks until the loop is over or a stop is agreed on."""
+        """Carry messages between the ranks until the loop is over or a stop is agreed on."""
         awaited_since: float | None = None
         try:
             while not self._leaving.is_set():
                 began = time.monotonic()
-                self._exchange_letters()
+                self._exchange_messages()
                 with self._changed:
                     self._changed.notify_all()
                     if self._agreement.stop_call is not None or self._agreement.over:
@@ -225,32 +230,32 @@ class StopOnSignal:
                 self._error = error
                 self._changed.notify_all()
 
-    def _exchange_letters(self) -> None:
+    def _exchange_messages(self) -> None:
         with self._changed:
-            letters = [] if self._signal is None else self._agreement.tell(self._signal)
-        self._send(letters)
-        for sender in range(1, self._mail.size) if self._mail.rank == 0 else [0]:
-            while (data := self._mail.receive(sender)) is not None:
+            messages = [] if self._signal is None else self._agreement.tell(self._signal)
+        self._send(messages)
+        for sender in range(1, self._transport.size) if self._transport.rank == 0 else [0]:
+            while (data := self._transport.receive(sender)) is not None:
                 with self._changed:
-                    letters = self._agreement.receive(sender, json.loads(data))
-                self._send(letters)
+                    messages = self._agreement.receive(sender, json.loads(data))
+                self._send(messages)
 
     def _give_up(self, missing: Sequence[int]) -> None:
         failure = (
-            f"{named_ranks(missing)} of {self._mail.size} did not answer within {self._patience_seconds:g} s when the "
-            "ranks were to agree after which step to stop; the log there may say whether it ended, and every rank "
-            "must be within a StopOnSignal"
+            f"{named_ranks(missing)} of {self._transport.size} did not answer within {self._patience_seconds:g} s when "
+            "the ranks were to agree after which step to stop; the log there may say whether it ended, and every "
+            "rank must be within a StopOnSignal"
         )
         with self._changed:
-            letters = self._agreement.give_up(failure)
-        self._send(letters)
+            messages = self._agreement.give_up(failure)
+        self._send(messages)
 
-    def _send(self, letters: Letters) -> None:
-        for to, letter in letters:
-            self._mail.send(to, json.dumps(letter).encode())
+    def _send(self, messages: Messages) -> None:
+        for to, message in messages:
+            self._transport.send(to, json.dumps(message).encode())
 
     def _told_agreement(self, step: int) -> str:
-        ranks = f"all {self._mail.size} ranks stop" if self._mail.size > 1 else "training stops"
+        ranks = f"all {self._transport.size} ranks stop" if self._transport.size > 1 else "training stops"
         line = f"{_name(self._agreement.signal or 0)}: {ranks} after step {step}"
         if self._signal is None:  # another rank got it
             return line

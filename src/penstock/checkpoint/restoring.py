@@ -18,7 +18,6 @@ from penstock.checkpoint.files.reading import (
     tree_of_rank,
 )
 from penstock.checkpoint.inspecting import can_be_opened
-from penstock.checkpoint.ranks.ranks import Ranks
 from penstock.checkpoint.state.tree import ArrayLeaf, Framework, Tree, listed, numpy_dtype, select
 from penstock.checkpoint.state.unflatten import Loading, plan_loading, plan_loading_into
 from penstock.checkpoint.tiers.catalog import (
@@ -35,6 +34,7 @@ from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
 from penstock.flow.snapshot_spans import SnapshotSpan
+from penstock.ranks import Ranks
 from penstock.trace.schema import Kind
 from penstock.units import format_count
 

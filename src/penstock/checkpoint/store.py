@@ -28,12 +28,11 @@ from penstock.checkpoint.files.manifest import bytes_beside
 from penstock.checkpoint.files.writing import GROUP_BLOCKS, GROUP_BYTES
 from penstock.checkpoint.inspecting import Listed, inspect
 from penstock.checkpoint.opened import OpenedStore, checked_settings, quiet, tell
-from penstock.checkpoint.ranks.ranks import Ranks, alone, ranks_of_this_job
-from penstock.checkpoint.ranks.shared_state import SharedState
 from penstock.checkpoint.recipe import warm_up
 from penstock.checkpoint.restoring import Restored, Restorer
 from penstock.checkpoint.saving import BackgroundSave, Saved, Saving, Waves
 from penstock.checkpoint.state.flatten import Flat
+from penstock.checkpoint.state.shared_state import SharedState
 from penstock.checkpoint.state.staging import Cut, StagingArea, room_of, waves_of
 from penstock.checkpoint.state.tree import Framework
 from penstock.checkpoint.sync.wire import messages
@@ -48,6 +47,7 @@ from penstock.policy.retention import Keep, restorable
 from penstock.policy.saving import Save
 from penstock.policy.snap_distance import SnapDistance
 from penstock.policy.space import SpaceNeeded, steps_until_pruned
+from penstock.ranks import Ranks, alone, ranks_of_this_job
 from penstock.trace.schema import Kind
 from penstock.units import is_integer
 

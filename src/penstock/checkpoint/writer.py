@@ -22,7 +22,6 @@ from penstock.checkpoint.files.manifest import NewerFormat, bytes_beside, folder
 from penstock.checkpoint.files.parts import Part
 from penstock.checkpoint.files.writing import Piece
 from penstock.checkpoint.housekeeping import Housekeeping
-from penstock.checkpoint.ranks.ranks import Ranks
 from penstock.checkpoint.recipe import (
     RAW,
     EncodingConfig,
@@ -69,6 +68,7 @@ from penstock.policy.saving import (
     WriteHere,
     WritePart,
 )
+from penstock.ranks import Ranks
 from penstock.trace.schema import Kind
 from penstock.trace.trace import JSON
 

@@ -113,9 +113,9 @@ def open_store(folder: str, fast: Path | None = None, **settings: Any) -> Snapsh
 
     Raises: ConfigError if there is no such folder, or it is that of a snapshot.
     """
-    from penstock.checkpoint.ranks.ranks import alone
     from penstock.checkpoint.store import SnapshotStore
     from penstock.policy.retention import Keep
+    from penstock.ranks import alone
 
     check_store(folder, fast)
     return SnapshotStore(folder, fast=fast, keep=Keep(last=None), ranks=alone, **settings)
@@ -123,10 +123,10 @@ def open_store(folder: str, fast: Path | None = None, **settings: Any) -> Snapsh
 
 def _import(options: argparse.Namespace) -> None:
     from penstock.checkpoint.foreign import read_state
-    from penstock.checkpoint.ranks.ranks import alone
     from penstock.checkpoint.store import SnapshotStore
     from penstock.compiling import without_plain_forms
     from penstock.policy.retention import Keep
+    from penstock.ranks import alone
 
     state = read_state(options.file)
     if options.part is not None:

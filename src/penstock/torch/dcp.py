@@ -61,13 +61,12 @@ from penstock.checkpoint.codecs import DEFAULT
 from penstock.checkpoint.due import DueSaves
 from penstock.checkpoint.files.reading import Chain, Wanted, parts_by_name, read_wanted, tree_of
 from penstock.checkpoint.opened import OpenedStore, checked_settings, open_tier, quiet, tell
-from penstock.checkpoint.ranks.ranks import Ranks, alone, ranks_of_this_job
-from penstock.checkpoint.ranks.sharding import check_whole
 from penstock.checkpoint.recipe import Plan
 from penstock.checkpoint.restoring import Restorer
 from penstock.checkpoint.staged import CopiedInTurn
 from penstock.checkpoint.state.dtypes import dtype_named
 from penstock.checkpoint.state.flatten import Source, flatten, memory_at
+from penstock.checkpoint.state.sharding import check_whole
 from penstock.checkpoint.state.staging import waves_of
 from penstock.checkpoint.state.tensors import Box, Bytes, Layout
 from penstock.checkpoint.state.tree import (
@@ -93,6 +92,7 @@ from penstock.policy.delta_schemes import Scheme
 from penstock.policy.retention import Keep
 from penstock.policy.saving import Begin, Save, SaveTerms
 from penstock.policy.snap_distance import SnapDistance
+from penstock.ranks import Ranks, alone, ranks_of_this_job
 
 _Path = tuple[str | int, ...]
 #: Of what is staged at a time where nothing is kept for the next difference.

@@ -29,7 +29,7 @@ from penstock.checkpoint.files.manifest import count_blocks, read_layout, write_
 from penstock.checkpoint.files.parts import BLOCK, checksum_of, raw_checksum_of
 from penstock.checkpoint.files.reading import Chain
 from penstock.checkpoint.files.writing import Scratch
-from penstock.checkpoint.ranks.sharding import check_whole
+from penstock.checkpoint.state.sharding import check_whole
 from penstock.checkpoint.state.tensors import Bytes, Layout
 from penstock.checkpoint.state.tree import ArrayLeaf, Tree, read_tree, select
 from penstock.checkpoint.state.unflatten import Destination, Loading, plan_loading_into

@@ -9,8 +9,8 @@ import socket
 import weakref
 from pathlib import Path
 
-from penstock.checkpoint.ranks.transport_of_job import LAUNCHERS
 from penstock.errors import ConfigError, DataError
+from penstock.ranks.transport_of_job import LAUNCHERS
 
 _FILE = ".lock"
 

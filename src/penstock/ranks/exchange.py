@@ -9,7 +9,7 @@ What fails anywhere, in `function` or in `decide`, is raised everywhere and name
 is named by rank 0, and that too is raised everywhere. Not the collectives of a training framework, because those
 tell nobody who was missing, and leave the group unusable: here the ranks can go on afterwards.
 
-Letters are JSON, never pickle.
+Messages are JSON, never pickle.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import penstock.errors
-from penstock.checkpoint.ranks.transport import TIMEOUT_SECONDS, NoTransport, RankTransport, pause_seconds
-from penstock.checkpoint.ranks.transport_of_job import transport_of_this_job
 from penstock.errors import ConfigError, PenstockError, RankError, WaitTimeout
+from penstock.ranks.transport import TIMEOUT_SECONDS, NoTransport, RankTransport, pause_seconds
+from penstock.ranks.transport_of_job import transport_of_this_job
 
 #: While a rank works, it says so this many times within a time-out.
 SIGNS_PER_TIMEOUT = 6
@@ -38,23 +38,25 @@ NAMED_RANKS = 8
 class Ranks:
     """The ranks of one job, for one purpose: every rank makes its own, in the same order, and makes the same calls.
 
-    mail: how letters travel; nobody else uses it.
+    transport: how messages travel; nobody else uses it.
     timeout_seconds: how long a rank may give no sign of life, from when rank 0 waits for it, before it is named.
 
     One thread at a time uses it, any thread. Exchanges do not nest.
     """
 
-    def __init__(self, mail: RankTransport, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+    def __init__(self, transport: RankTransport, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         if not (isinstance(timeout_seconds, (int, float)) and timeout_seconds > 0):
             raise ConfigError(
                 f"timeout_seconds is {timeout_seconds!r}; a rank needs time to arrive: give more than 0"
             )
-        self.rank = mail.rank
-        self.size = mail.size
-        self._mail = mail
+        self.rank = transport.rank
+        self.size = transport.size
+        self._transport = transport
         self._timeout_seconds = timeout_seconds
         self._exchanges = 0  # how many have begun: the number of the current one
-        self._early: dict[int, list[dict[str, Any]]] = {}  # letters of exchanges that this rank has not begun
+        self._early: dict[
+            int, list[dict[str, Any]]
+        ] = {}  # messages of exchanges that this rank has not begun
         self._in_use = threading.Lock()  # held for an exchange
 
     @property
@@ -115,13 +117,13 @@ class Ranks:
             return
         try:
             self._exchanges += 1
-            message = f"rank {self.rank} of {self.size} left the others: {type(error).__name__}: {error}"
+            text = f"rank {self.rank} of {self.size} left the others: {type(error).__name__}: {error}"
             with contextlib.suppress(RankError, WaitTimeout):
-                letter = {"what": "", "failed": "RankError", "message": message}
+                message = {"what": "", "failed": "RankError", "text": text}
                 if self.rank == 0:
-                    self._send_all(letter)
+                    self._send_all(message)
                 else:
-                    self._mail.send(0, self._sealed(letter))
+                    self._transport.send(0, self._sealed(message))
         finally:
             self._in_use.release()
 
@@ -131,20 +133,20 @@ class Ranks:
         cause: Exception | None = None
         try:
             own, cause = self._outcome(what, function, self.others)
-            letters = {0: own} | self._collect(what)
-            failure = _failure_among(letters, what, self.size)
+            messages = {0: own} | self._collect(what)
+            failure = _failure_among(messages, what, self.size)
             if failure is None:
-                values = [letters[rank]["value"] for rank in range(self.size)]
+                values = [messages[rank]["value"] for rank in range(self.size)]
                 choose = _Given(values) if decide is None else functools.partial(decide, values)
                 answer, cause = self._outcome(what, choose, self.others)
                 failure = _failure_among({0: answer}, what, self.size)
             if failure is not None:
                 answer = failure
         except WaitTimeout as error:
-            answer = {"failed": "WaitTimeout", "message": str(error)}
+            answer = {"failed": "WaitTimeout", "text": str(error)}
         except BaseException as error:  # such as KeyboardInterrupt: this rank leaves, and says so
             with contextlib.suppress(RankError):
-                self._send_all({"failed": "RankError", "message": _left(0, self.size, what, error)})
+                self._send_all({"failed": "RankError", "text": _left(0, self.size, what, error)})
             raise
         self._send_all(answer)
         return _opened(answer, cause)
@@ -157,10 +159,10 @@ class Ranks:
         arrived: dict[int, dict[str, Any]] = {}
         while True:
             for rank in self.others:
-                for letter in self._letters_from(rank):
+                for message in self._messages_from(rank):
                     last_sign[rank] = time.monotonic()
-                    if "sign" not in letter:
-                        arrived[rank] = letter  # a later one tells that the rank gave up waiting
+                    if "sign" not in message:
+                        arrived[rank] = message  # a later one tells that the rank gave up waiting
             if len(arrived) == self.size - 1:
                 return arrived
             now = time.monotonic()
@@ -176,15 +178,15 @@ class Ranks:
                 next_own_sign = now + self._timeout_seconds / SIGNS_PER_TIMEOUT
             time.sleep(pause_seconds(now - began))
 
-    def _send_all(self, letter: dict[str, Any]) -> None:
-        data, sign = self._sealed(letter), self._sealed({"sign": True})
+    def _send_all(self, message: dict[str, Any]) -> None:
+        data, sign = self._sealed(message), self._sealed({"sign": True})
         next_sign = time.monotonic() + self._timeout_seconds / SIGNS_PER_TIMEOUT
         for rank in self.others:
             with contextlib.suppress(WaitTimeout):  # it is gone; the others must hear nevertheless
-                self._mail.send(rank, data)
-            if time.monotonic() > next_sign:  # a long letter is under way to many ranks
+                self._transport.send(rank, data)
+            if time.monotonic() > next_sign:  # a long message is under way to many ranks
                 for waiting in range(rank + 1, self.size):
-                    self._mail.send(waiting, sign)
+                    self._transport.send(waiting, sign)
                 next_sign = time.monotonic() + self._timeout_seconds / SIGNS_PER_TIMEOUT
 
     # -- The others --
@@ -195,20 +197,20 @@ class Ranks:
         except BaseException as error:
             with contextlib.suppress(RankError, WaitTimeout):
                 left = _left(self.rank, self.size, what, error)
-                self._mail.send(0, self._sealed({"failed": "RankError", "message": left}))
+                self._transport.send(0, self._sealed({"failed": "RankError", "text": left}))
             raise
-        self._mail.send(0, self._sealed({"what": what} | own))
+        self._transport.send(0, self._sealed({"what": what} | own))
         began = last_sign = time.monotonic()
         while True:
-            for letter in self._letters_from(0):
+            for message in self._messages_from(0):
                 last_sign = time.monotonic()
-                if "sign" not in letter:
-                    return _opened(letter, cause)
+                if "sign" not in message:
+                    return _opened(message, cause)
             now = time.monotonic()
             if now - last_sign > self._timeout_seconds:
-                message = self._did_not_arrive([0], what)
-                self._mail.send(0, self._sealed({"what": what, "failed": "WaitTimeout", "message": message}))
-                raise WaitTimeout(message)
+                text = self._did_not_arrive([0], what)
+                self._transport.send(0, self._sealed({"what": what, "failed": "WaitTimeout", "text": text}))
+                raise WaitTimeout(text)
             time.sleep(pause_seconds(now - began))
 
     # -- Both --
@@ -216,7 +218,7 @@ class Ranks:
     def _outcome(
         self, what: str, function: Callable[[], Any], waiting: Sequence[int]
     ) -> tuple[dict[str, Any], Exception | None]:
-        """Return what a function returned or raised, as a letter, and what it raised.
+        """Return what a function returned or raised, as a message, and what it raised.
 
         waiting: the ranks that are told meanwhile that this one is alive.
         """
@@ -224,37 +226,37 @@ class Ranks:
             with contextlib.nullcontext() if isinstance(function, _Given) else self._heard_of(waiting):
                 return {"what": what, "value": json.loads(json.dumps(function(), default=_written))}, None
         except Exception as error:
-            message = f"rank {self.rank} of {self.size}, {what}: {_described(error)}"
+            text = f"rank {self.rank} of {self.size}, {what}: {_described(error)}"
             # Of a kind that the module which raised it has for itself, the one of all modules.
             kinds = (
                 kind.__name__ for kind in type(error).__mro__ if kind.__module__ == PenstockError.__module__
             )
             kind = next(kinds, "RankError")
-            return {"what": what, "failed": kind, "message": message}, error
+            return {"what": what, "failed": kind, "text": text}, error
 
-    def _letters_from(self, sender: int) -> list[dict[str, Any]]:
-        """Return the letters of the current exchange that have come; those of earlier ones came too late."""
-        letters = self._early.pop(sender, [])
-        while (data := self._mail.receive(sender)) is not None:
-            letters.append(json.loads(data))
-        if early := [letter for letter in letters if letter["exchange"] > self._exchanges]:
+    def _messages_from(self, sender: int) -> list[dict[str, Any]]:
+        """Return the messages of the current exchange that have come; those of earlier ones came too late."""
+        messages = self._early.pop(sender, [])
+        while (data := self._transport.receive(sender)) is not None:
+            messages.append(json.loads(data))
+        if early := [message for message in messages if message["exchange"] > self._exchanges]:
             self._early[sender] = early
-        return [letter for letter in letters if letter["exchange"] == self._exchanges]
+        return [message for message in messages if message["exchange"] == self._exchanges]
 
-    def _sealed(self, letter: dict[str, Any]) -> bytes:
-        return json.dumps({"exchange": self._exchanges} | letter).encode()
+    def _sealed(self, message: dict[str, Any]) -> bytes:
+        return json.dumps({"exchange": self._exchanges} | message).encode()
 
     @contextlib.contextmanager
     def _heard_of(self, by: Sequence[int]) -> Iterator[None]:
         """Tell ranks time and again that this one is alive, for as long as the block takes."""
         done = threading.Event()
-        letter = self._sealed({"sign": True})
+        message = self._sealed({"sign": True})
 
         def tell() -> None:
             while not done.wait(self._timeout_seconds / SIGNS_PER_TIMEOUT):
                 for rank in by:
                     with contextlib.suppress(WaitTimeout, RankError):  # the exchange itself will say so
-                        self._mail.send(rank, letter)
+                        self._transport.send(rank, message)
 
         thread = threading.Thread(target=tell, name="penstock-ranks-sign", daemon=True)
         thread.start()
@@ -284,7 +286,7 @@ def ranks_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Ranks:
     return Ranks(transport_of_this_job(timeout_seconds=timeout_seconds), timeout_seconds=timeout_seconds)
 
 
-# -- Letters ----------------------------------------------------------------------------------------------
+# -- Messages ----------------------------------------------------------------------------------------------
 
 
 def _written(value: Any) -> Any:
@@ -308,24 +310,24 @@ def _opened(answer: dict[str, Any], cause: Exception | None) -> Any:
     if "failed" not in answer:
         return answer["value"]
     kind = getattr(penstock.errors, answer["failed"], RankError)
-    raise kind(answer["message"]) from cause
+    raise kind(answer["text"]) from cause
 
 
-def _failure_among(letters: dict[int, dict[str, Any]], what: str, size: int) -> dict[str, Any] | None:
+def _failure_among(messages: dict[int, dict[str, Any]], what: str, size: int) -> dict[str, Any] | None:
     """Return the answer that tells of all failures; None if there was none and all ranks were at the same place."""
-    failed = [rank for rank in sorted(letters) if "failed" in letters[rank]]
+    failed = [rank for rank in sorted(messages) if "failed" in messages[rank]]
     if failed:
-        messages = [letters[rank]["message"] for rank in failed[:NAMED_RANKS]]
+        texts = [messages[rank]["text"] for rank in failed[:NAMED_RANKS]]
         if len(failed) > NAMED_RANKS:
-            messages.append(f"and {len(failed) - NAMED_RANKS} more ranks")
-        return {"failed": letters[failed[0]]["failed"], "message": "; ".join(messages)}
-    elsewhere = [rank for rank in sorted(letters) if letters[rank]["what"] != what]
+            texts.append(f"and {len(failed) - NAMED_RANKS} more ranks")
+        return {"failed": messages[failed[0]]["failed"], "text": "; ".join(texts)}
+    elsewhere = [rank for rank in sorted(messages) if messages[rank]["what"] != what]
     if elsewhere:
-        message = (
+        text = (
             f"the ranks are not at the same place: rank 0 of {size} is at {what}, {named_ranks(elsewhere)} at "
-            f"{letters[elsewhere[0]]['what']}; every rank must make the same calls in the same order"
+            f"{messages[elsewhere[0]]['what']}; every rank must make the same calls in the same order"
         )
-        return {"failed": "RankError", "message": message}
+        return {"failed": "RankError", "text": text}
     return None
 
 

@@ -1,4 +1,4 @@
-"""Letters between the ranks of torch.distributed, through the store by which its processes found each other."""
+"""Messages between the ranks of torch.distributed, through the store by which its processes found each other."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from penstock.checkpoint.ranks.transport import MOST_PAUSE_SECONDS, TIMEOUT_SECONDS
 from penstock.errors import RankError, WaitTimeout
+from penstock.ranks.transport import MOST_PAUSE_SECONDS, TIMEOUT_SECONDS
 
-#: A TCPStore closes the connection on a value above 8 MiB; longer letters are sent in pieces.
+#: A TCPStore closes the connection on a value above 8 MiB; longer messages are sent in pieces.
 PIECE_BYTES = 4 << 20
 
 #: Who answers for the store: with torchrun its agent, else the process of rank 0.
 KEEPER = "rank 0, or the launcher, which keeps the store of torch.distributed,"
 
-#: How the pieces that follow are counted, before a letter's first piece.
+#: How the pieces that follow are counted, before a message's first piece.
 _COUNT_BYTES = 4
 
-#: How long rank 0 stays at its end while nobody reads its last letters; who waits for them looks far more often.
+#: How long rank 0 stays at its end while nobody reads its last messages; who waits for them looks far more often.
 LINGER_SECONDS = 1.0
 
-_made = itertools.count()  # equal on all ranks, since all make their mail in the same order
+_made = itertools.count()  # equal on all ranks, since all make their transports in the same order
 
 
 def torch_transport(*, timeout_seconds: float = TIMEOUT_SECONDS) -> StoreTransport:
-    """Return new mail between the ranks of torch.distributed; every rank calls this, in the same order.
+    """Return a new transport between the ranks of torch.distributed; every rank calls this, in the same order.
 
     It uses the default group's store, not the group: any backend will do, and no collective of the training is
     disturbed.
@@ -47,18 +47,18 @@ def torch_transport(*, timeout_seconds: float = TIMEOUT_SECONDS) -> StoreTranspo
     # A connection of its own, where PyTorch has that (2.8): one that is shared answers one thread after the other.
     own = default.clone() if hasattr(default, "clone") else default
     store = distributed_c10d.PrefixStore(f"penstock/{next(_made)}", own)
-    mail = StoreTransport(
+    transport = StoreTransport(
         store, distributed.get_rank(), distributed.get_world_size(), timeout_seconds=timeout_seconds
     )
-    if mail.rank == 0:
-        atexit.register(_keep_until_taken, mail, default)
-    return mail
+    if transport.rank == 0:
+        atexit.register(_keep_until_taken, transport, default)
+    return transport
 
 
 class StoreTransport:
-    """Letters in a store of torch.distributed, which any `Store` is: TCPStore, FileStore, HashStore.
+    """Messages in a store of torch.distributed, which any `Store` is: TCPStore, FileStore, HashStore.
 
-    The i-th letter from rank a to rank b is the value of the key "a>b/i" until b has taken it.
+    The i-th message from rank a to rank b is the value of the key "a>b/i" until b has taken it.
     """
 
     def __init__(self, store: Any, rank: int, size: int, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
@@ -69,9 +69,9 @@ class StoreTransport:
         self._sent = [0] * size
         self._received = [0] * size
 
-    def send(self, to: int, letter: bytes) -> None:
+    def send(self, to: int, message: bytes) -> None:
         key = f"{self.rank}>{to}/{self._sent[to]}"
-        first, *more = [letter[at : at + PIECE_BYTES] for at in range(0, max(1, len(letter)), PIECE_BYTES)]
+        first, *more = [message[at : at + PIECE_BYTES] for at in range(0, max(1, len(message)), PIECE_BYTES)]
         for number, piece in enumerate(more, start=1):
             self._clerk.ask(self._store.set, f"{key}/{number}", piece)
         # Last: now it is seen.
@@ -84,14 +84,16 @@ class StoreTransport:
             return None
         head = self._clerk.ask(self._store.get, key)
         keys = [f"{key}/{number}" for number in range(1, 1 + int.from_bytes(head[:_COUNT_BYTES], "little"))]
-        letter = b"".join([head[_COUNT_BYTES:], *(self._clerk.ask(self._store.get, piece) for piece in keys)])
+        message = b"".join(
+            [head[_COUNT_BYTES:], *(self._clerk.ask(self._store.get, piece) for piece in keys)]
+        )
         for taken in [*keys, key]:
             self._clerk.ask(self._store.delete_key, taken)
         self._received[sender] += 1
-        return letter
+        return message
 
     def untaken(self) -> list[int]:
-        """Return the ranks that have not received all letters from this one. Raises: RankError, WaitTimeout."""
+        """Return the ranks that have not received all messages from this one. Raises: RankError, WaitTimeout."""
         return [
             rank
             for rank, sent in enumerate(self._sent)
@@ -156,15 +158,15 @@ def _answer(questions: SimpleQueue[_Question | None], idle: threading.Event) -> 
         answer.put(answered)
 
 
-def _keep_until_taken(mail: StoreTransport, server: Any) -> None:
-    """Stay until all have read what rank 0 wrote: the store may live in this process, and its letters end with it.
+def _keep_until_taken(transport: StoreTransport, server: Any) -> None:
+    """Stay until all have read what rank 0 wrote: the store may live in this process, and its messages end with it.
 
     server: keeps the store running, which the end of the process group would close.
     """
     with contextlib.suppress(RankError, WaitTimeout):
-        untaken, last_taken = mail.untaken(), time.monotonic()
+        untaken, last_taken = transport.untaken(), time.monotonic()
         while untaken and time.monotonic() - last_taken < LINGER_SECONDS:
             time.sleep(MOST_PAUSE_SECONDS)
-            before, untaken = untaken, mail.untaken()
+            before, untaken = untaken, transport.untaken()
             if untaken != before:
                 last_taken = time.monotonic()

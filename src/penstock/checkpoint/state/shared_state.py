@@ -11,12 +11,12 @@ import xxhash
 
 from penstock.checkpoint.arguments import taken_apart
 from penstock.checkpoint.files.manifest import read_layout, write_layout
-from penstock.checkpoint.ranks.ranks import Ranks
-from penstock.checkpoint.ranks.replicas import describe_differing, differing_floats, digest_of, digests_of
-from penstock.checkpoint.ranks.sharding import Assignment, assign, check_whole
 from penstock.checkpoint.state.flatten import Flat, Source, flatten
+from penstock.checkpoint.state.replicas import describe_differing, differing_floats, digest_of, digests_of
+from penstock.checkpoint.state.sharding import Assignment, assign, check_whole
 from penstock.checkpoint.state.tensors import Layout
 from penstock.errors import ConfigError
+from penstock.ranks import Ranks
 
 
 class SharedState:

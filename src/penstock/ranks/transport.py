@@ -1,4 +1,4 @@
-"""How short letters travel between the ranks of a job: the seam between what ranks agree on and who carries it."""
+"""How short messages travel between the ranks of a job: the seam between what ranks agree on and who carries it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Protocol
 #: How long a rank may give no sign of life before it is named.
 TIMEOUT_SECONDS = 60.0
 
-#: Between two looks for a letter: an eighth of the time waited so far, within these bounds. A wait is prolonged by
-#: an eighth at most, and thousands of waiting ranks do not flood the one that holds their letters.
+#: Between two looks for a message: an eighth of the time waited so far, within these bounds. A wait is prolonged by
+#: an eighth at most, and thousands of waiting ranks do not flood the one that holds their messages.
 LEAST_PAUSE_SECONDS = 0.0002
 MOST_PAUSE_SECONDS = 0.05
 
 
 class RankTransport(Protocol):
-    """Carries letters from each rank to each other, in order. Used by one thread at a time, any thread."""
+    """Carries messages from each rank to each other, in order. Used by one thread at a time, any thread."""
 
     @property
     def rank(self) -> int:
@@ -26,25 +26,25 @@ class RankTransport(Protocol):
         """Return how many ranks there are."""
         ...
 
-    def send(self, to: int, letter: bytes) -> None:
-        """Send a letter; it arrives without another call on this side.
+    def send(self, to: int, message: bytes) -> None:
+        """Send a message; it arrives without another call on this side.
 
         Raises: RankError if it cannot be sent; WaitTimeout if whoever must take it does not.
         """
         ...
 
     def receive(self, sender: int) -> bytes | None:
-        """Return the next letter from a rank; None, at once, if there is none yet. Raises: RankError, WaitTimeout."""
+        """Return the next message from a rank; None, at once, if there is none yet. Raises: RankError, WaitTimeout."""
         ...
 
 
 class NoTransport:
-    """The mail of a rank that is alone."""
+    """The transport of a rank that is alone."""
 
     rank = 0
     size = 1
 
-    def send(self, to: int, letter: bytes) -> None:
+    def send(self, to: int, message: bytes) -> None:
         raise AssertionError("a rank alone has nobody to write to")
 
     def receive(self, sender: int) -> bytes | None:
@@ -52,5 +52,5 @@ class NoTransport:
 
 
 def pause_seconds(waited_seconds: float) -> float:
-    """Return how long to sleep before the next look for a letter."""
+    """Return how long to sleep before the next look for a message."""
     return min(max(LEAST_PAUSE_SECONDS, waited_seconds / 8), MOST_PAUSE_SECONDS)

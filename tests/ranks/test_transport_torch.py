@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from penstock.checkpoint.ranks import transport_torch
-from penstock.checkpoint.ranks.transport_torch import PIECE_BYTES, StoreTransport
 from penstock.errors import RankError, WaitTimeout
+from penstock.ranks import transport_torch
+from penstock.ranks.transport_torch import PIECE_BYTES, StoreTransport
 
 
 def open_store() -> Any:
@@ -27,19 +27,19 @@ def _event_loop() -> None:
 @pytest.mark.parametrize(
     "nbytes", [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES, 9_500_000]
 )
-def test_letters_of_any_length_arrive_in_order_and_leave_nothing_in_the_store(nbytes: int) -> None:
+def test_messages_of_any_length_arrive_in_order_and_leave_nothing_in_the_store(nbytes: int) -> None:
     """A TCPStore breaks the connection on a value above 8 MiB."""
     store = open_store()
     keys = store.num_keys()
     sender, receiver = StoreTransport(store, 1, 3), StoreTransport(store, 2, 3)
-    letter = (b"0123456789abcdef" * (nbytes // 16 + 1))[:nbytes]
+    message = (b"0123456789abcdef" * (nbytes // 16 + 1))[:nbytes]
 
-    sender.send(2, letter)
+    sender.send(2, message)
     sender.send(2, b"second")
 
     assert sender.untaken() == [2]
     assert receiver.receive(0) is None
-    assert receiver.receive(1) == letter
+    assert receiver.receive(1) == message
     assert receiver.receive(1) == b"second"
     assert receiver.receive(1) is None
     assert sender.untaken() == []
@@ -50,12 +50,12 @@ def test_a_store_that_is_gone_is_told_in_words_of_ours() -> None:
     """Rank 0, whose process keeps it, was killed."""
     server = open_store()
     client = TCPStore("127.0.0.1", server.port, is_master=False)
-    mail = StoreTransport(client, 1, 2)
-    mail.send(0, b"while it is there")
+    transport = StoreTransport(client, 1, 2)
+    transport.send(0, b"while it is there")
     del server
 
-    # In this order: the first letter to a closed connection is lost without a word, and missed by who waits for it.
-    for use in (lambda: mail.receive(0), lambda: mail.send(0, b"x"), mail.untaken):
+    # In this order: the first message to a closed connection is lost without a word, and missed by who waits for it.
+    for use in (lambda: transport.receive(0), lambda: transport.send(0, b"x"), transport.untaken):
         with pytest.raises(
             RankError,
             match=r"rank 0, or the launcher, which keeps the store of torch\.distributed, cannot be",
@@ -76,18 +76,18 @@ class FrozenStore:
 
 def test_a_store_that_hangs_is_given_up_and_used_again_when_it_answers() -> None:
     store = FrozenStore()
-    mail = StoreTransport(store, 1, 2, timeout_seconds=0.05)
+    transport = StoreTransport(store, 1, 2, timeout_seconds=0.05)
 
     for _ in range(2):  # the second time at once: it is still at the first
         with pytest.raises(WaitTimeout, match=r"which keeps the store of .* did not answer within 0\.05 s"):
-            mail.receive(0)
+            transport.receive(0)
     store.thawed.set()
-    assert mail._clerk._idle.wait(30)
+    assert transport._clerk._idle.wait(30)
 
-    assert mail.receive(0) is None
+    assert transport.receive(0) is None
 
 
-def test_the_last_letters_of_rank_0_are_kept_until_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_messages_of_rank_0_are_kept_until_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 raises what all ranks should raise, and its process ends: the store, and the answer, must not yet."""
     store = open_store()
     first, second = StoreTransport(store, 0, 2), StoreTransport(store, 1, 2)
@@ -106,7 +106,7 @@ def test_the_last_letters_of_rank_0_are_kept_until_they_are_read(monkeypatch: py
     assert len(looks) == 3
 
 
-def test_letters_to_a_rank_that_is_gone_do_not_keep_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_to_a_rank_that_is_gone_do_not_keep_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store()
     first = StoreTransport(store, 0, 2)
     first.send(1, b"the commit failed")

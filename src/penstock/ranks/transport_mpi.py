@@ -1,16 +1,16 @@
-"""Letters between the ranks of an MPI job, over a communicator of their own."""
+"""Messages between the ranks of an MPI job, over a communicator of their own."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from penstock.checkpoint.ranks.transport import MOST_PAUSE_SECONDS, TIMEOUT_SECONDS
 from penstock.errors import ConfigError, WaitTimeout
+from penstock.ranks.transport import MOST_PAUSE_SECONDS, TIMEOUT_SECONDS
 
 
 def mpi_transport(communicator: Any = None, *, timeout_seconds: float = TIMEOUT_SECONDS) -> MpiTransport:
-    """Return new mail between the ranks of an MPI communicator; every rank of it calls this, in the same order.
+    """Return a new transport between the ranks of an MPI communicator; every rank of it calls this, in the same order.
 
     communicator: of mpi4py; it is duplicated, so that nothing else is sent over the copy. None: all ranks of the job.
 
@@ -29,9 +29,9 @@ def mpi_transport(communicator: Any = None, *, timeout_seconds: float = TIMEOUT_
 
 
 class MpiTransport:
-    """Letters as messages of one communicator, all of one tag: MPI keeps those between two ranks in order.
+    """Messages of one communicator, all of one tag: MPI keeps those between two ranks in order.
 
-    timeout_seconds: after which a letter that is too long to be sent ahead, and is not fetched, is given up.
+    timeout_seconds: after which a message that is too long to be sent ahead, and is not fetched, is given up.
     """
 
     def __init__(self, communicator: Any, *, timeout_seconds: float) -> None:
@@ -43,16 +43,16 @@ class MpiTransport:
             tuple[Any, bytes]
         ] = []  # requests that were given up, and the bytes they still need
 
-    def send(self, to: int, letter: bytes) -> None:
-        # Isend, since Send would wait for ever for a rank that is gone. Short letters are off at once.
-        request = self._communicator.Isend([letter, len(letter), _byte()], to)
+    def send(self, to: int, message: bytes) -> None:
+        # Isend, since Send would wait for ever for a rank that is gone. Short messages are off at once.
+        request = self._communicator.Isend([message, len(message), _byte()], to)
         began = time.monotonic()
         while not request.Test():
             waited_seconds = time.monotonic() - began
             if waited_seconds > self._timeout_seconds:
-                self._unfetched.append((request, letter))
+                self._unfetched.append((request, message))
                 raise WaitTimeout(
-                    f"rank {to} of {self.size} did not fetch a letter of {len(letter):,} bytes within "
+                    f"rank {to} of {self.size} did not fetch a message of {len(message):,} bytes within "
                     f"{self._timeout_seconds:g} s; the log there may say whether it ended or what it waits for"
                 )
             time.sleep(min(waited_seconds / 8, MOST_PAUSE_SECONDS))
@@ -61,12 +61,12 @@ class MpiTransport:
         from mpi4py import MPI
 
         status = MPI.Status()
-        message = self._communicator.Improbe(sender, status=status)
-        if message is None:
+        found = self._communicator.Improbe(sender, status=status)
+        if found is None:
             return None
-        letter = bytearray(status.Get_count(_byte()))
-        message.Recv([letter, len(letter), _byte()])
-        return bytes(letter)
+        message = bytearray(status.Get_count(_byte()))
+        found.Recv([message, len(message), _byte()])
+        return bytes(message)
 
 
 def _byte() -> Any:

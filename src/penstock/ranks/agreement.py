@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from typing import Any
 
-#: A letter to a rank.
-Letters = list[tuple[int, dict[str, Any]]]
+#: A message to a rank.
+Messages = list[tuple[int, dict[str, Any]]]
 
 
 class StopAgreement:
-    """One rank's part. Every method that takes an event returns the letters to send now.
+    """One rank's part. Every method that takes an event returns the messages to send now.
 
     Calls: how often the loop asked whether to stop, which is once per step on every rank; so steps may have any
     numbers. Not thread-safe.
@@ -60,14 +60,14 @@ class StopAgreement:
         self.calls += 1
         return self.stop_call is not None and self.calls >= self.stop_call
 
-    def tell(self, signal: int) -> Letters:
+    def tell(self, signal: int) -> Messages:
         """This rank was told to stop."""
         if self._told or self.signal is not None or self.over:
             return []
         self._told = True
         return self._hold(signal) if self.rank == 0 else [(0, {"told": signal})]
 
-    def leave(self, failure: str | None = None) -> Letters:
+    def leave(self, failure: str | None = None) -> Messages:
         """This rank's loop is over. failure: why, if it did not end by itself."""
         if self.stop_call is not None or self.over:
             return []
@@ -76,11 +76,11 @@ class StopAgreement:
         self.over = True
         return [(0, {"left": failure})]
 
-    def receive(self, sender: int, letter: dict[str, Any]) -> Letters:
-        """A letter came."""
+    def receive(self, sender: int, message: dict[str, Any]) -> Messages:
+        """A message came."""
         if self.over or self.stop_call is not None:
             return []
-        match letter:
+        match message:
             case {"told": signal}:
                 return self._hold(signal) if self.signal is None else []
             case {"at": calls}:
@@ -97,27 +97,27 @@ class StopAgreement:
                 self.over, self.failure = True, failure
         return []
 
-    def give_up(self, failure: str) -> Letters:
+    def give_up(self, failure: str) -> Messages:
         """Whoever is awaited does not come."""
         if self.rank == 0:
             return self._end(failure)
         self.over, self.failure = True, failure
         return [(0, {"left": failure})]
 
-    def _hold(self, signal: int) -> Letters:
+    def _hold(self, signal: int) -> Messages:
         self.signal = signal
         self._at = {0: self.calls}
         return self._to_all({"hold": signal}) + self._decide()
 
-    def _decide(self) -> Letters:
+    def _decide(self) -> Messages:
         if len(self._at) < self.size:
             return []
         self.stop_call = 1 + max(self._at.values())
         return self._to_all({"stop": self.stop_call})
 
-    def _end(self, failure: str | None) -> Letters:
+    def _end(self, failure: str | None) -> Messages:
         self.over, self.failure = True, failure
         return self._to_all({"over": failure})
 
-    def _to_all(self, letter: dict[str, Any]) -> Letters:
-        return [(rank, letter) for rank in range(1, self.size)]
+    def _to_all(self, message: dict[str, Any]) -> Messages:
+        return [(rank, message) for rank in range(1, self.size)]

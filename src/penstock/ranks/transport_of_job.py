@@ -1,16 +1,16 @@
-"""Which ranks the job of this process has, and by whom letters travel between them."""
+"""Which ranks the job of this process has, and by whom messages travel between them."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from penstock.checkpoint.ranks.transport import TIMEOUT_SECONDS, NoTransport, RankTransport
 from penstock.errors import ConfigError
+from penstock.ranks.transport import TIMEOUT_SECONDS, NoTransport, RankTransport
 
 
 def transport_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> RankTransport:
-    """Return new mail between the ranks of this process's job; every rank calls this, in the same order.
+    """Return a new transport between the ranks of this process's job; every rank calls this, in the same order.
 
     They are those of torch.distributed where that is initialised, else those of MPI where mpi4py is imported and
     there are several, else this process alone.
@@ -21,14 +21,14 @@ def transport_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> RankTr
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         if distributed.get_world_size() == 1:
             return NoTransport()
-        from penstock.checkpoint.ranks.transport_torch import torch_transport
+        from penstock.ranks.transport_torch import torch_transport
 
         return torch_transport(timeout_seconds=timeout_seconds)
     mpi = sys.modules.get("mpi4py.MPI")
     is_mpi = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
     # One alone may be another launcher's: its variable says so.
     if mpi is not None and is_mpi and mpi.COMM_WORLD.Get_size() > 1:
-        from penstock.checkpoint.ranks.transport_mpi import mpi_transport
+        from penstock.ranks.transport_mpi import mpi_transport
 
         return mpi_transport(timeout_seconds=timeout_seconds)
     for _, variable, remedy in LAUNCHERS:

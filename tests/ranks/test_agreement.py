@@ -1,4 +1,4 @@
-"""After which step ranks stop, whatever order signals, steps and letters come in."""
+"""After which step ranks stop, whatever order signals, steps and messages come in."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.checkpoint.ranks.agreement import Letters, StopAgreement
+from penstock.ranks.agreement import Messages, StopAgreement
 
 
 class Job:
-    """All ranks, and the letters between them, each pair's in order."""
+    """All ranks, and the messages between them, each pair's in order."""
 
     def __init__(self, size: int) -> None:
         self.ranks = [StopAgreement(rank, size) for rank in range(size)]
         self.post: dict[tuple[int, int], deque[dict[str, Any]]] = {}
         self.stopped: dict[int, int] = {}  # rank: the call at which it was told to stop
 
-    def send(self, sender: int, letters: Letters) -> None:
-        for to, letter in letters:
-            self.post.setdefault((sender, to), deque()).append(letter)
+    def send(self, sender: int, messages: Messages) -> None:
+        for to, message in messages:
+            self.post.setdefault((sender, to), deque()).append(message)
 
     def call(self, rank: int) -> None:
         if rank not in self.stopped and not self.ranks[rank].is_held and self.ranks[rank].pass_call():
             self.stopped[rank] = self.ranks[rank].calls
 
     def deliver(self, which: int) -> None:
-        full = [pair for pair, letters in self.post.items() if letters]
+        full = [pair for pair, messages in self.post.items() if messages]
         if full:
             sender, to = full[which % len(full)]
             self.send(to, self.ranks[to].receive(sender, self.post[sender, to].popleft()))
@@ -141,11 +141,11 @@ def test_a_rank_that_does_not_answer_is_missing_on_rank_0_and_given_up_by_all() 
     job = Job(3)
     job.send(1, job.ranks[1].tell(15))
     while any(job.post.values()):
-        for (sender, to), letters in list(job.post.items()):
-            while letters:
-                letter = letters.popleft()
+        for (sender, to), messages in list(job.post.items()):
+            while messages:
+                message = messages.popleft()
                 if to != 2:
-                    job.send(to, job.ranks[to].receive(sender, letter))
+                    job.send(to, job.ranks[to].receive(sender, message))
 
     assert job.ranks[0].missing == [2]
     assert job.ranks[1].missing == [0]  # it cannot know more

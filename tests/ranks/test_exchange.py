@@ -1,85 +1,21 @@
-"""What ranks agree on, over letters in memory: each rank is a thread."""
+"""What ranks agree on, over messages in memory: each rank is a thread."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections import deque
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from tests.ranks.in_memory import MemoryJob, MemoryTransport, run
 
 from penstock.checkpoint.files.parts import TornError
-from penstock.checkpoint.ranks import transport_of_job
-from penstock.checkpoint.ranks.ranks import SIGNS_PER_TIMEOUT, Ranks, alone, ranks_of_this_job
-from penstock.checkpoint.ranks.transport import NoTransport
-from penstock.checkpoint.ranks.transport_of_job import transport_of_this_job
 from penstock.errors import ConfigError, DataError, FormatError, RankError, WaitTimeout
-
-
-class Office:
-    """The letters of all ranks, in memory."""
-
-    def __init__(self, size: int) -> None:
-        self.boxes: dict[tuple[int, int], deque[bytes]] = {
-            (sender, to): deque() for sender in range(size) for to in range(size)
-        }
-        self.size = size
-        self.sent = [0] * size
-        self.changed = threading.Condition()
-
-    def wait_until_sent(self, letters: int, by: list[int]) -> None:
-        """Return once each of these ranks has sent so many letters, whoever took them."""
-        with self.changed:
-            assert self.changed.wait_for(lambda: all(self.sent[rank] >= letters for rank in by), 30)
-
-    def wait_until_read(self, sender: int, to: int) -> None:
-        """Return once no letter from one rank to the other is left."""
-        with self.changed:
-            assert self.changed.wait_for(lambda: not self.boxes[sender, to], 30)
-
-    def mail(self, rank: int) -> MemoryTransport:
-        return MemoryTransport(self, rank)
-
-
-class MemoryTransport:
-    def __init__(self, office: Office, rank: int) -> None:
-        self.rank = rank
-        self.size = office.size
-        self.office = office
-
-    def send(self, to: int, letter: bytes) -> None:
-        self.office.boxes[self.rank, to].append(letter)
-        with self.office.changed:
-            self.office.sent[self.rank] += 1
-            self.office.changed.notify_all()
-
-    def receive(self, sender: int) -> bytes | None:
-        box = self.office.boxes[sender, self.rank]
-        if not box:
-            return None
-        with self.office.changed:
-            self.office.changed.notify_all()
-            return box.popleft()
-
-
-def run(
-    size: int, part: Callable[[Ranks], Any], timeout_seconds: float = 30, office: Office | None = None
-) -> list[Any]:
-    """Return what each rank's part returns or raises."""
-    office = office or Office(size)
-
-    def one(rank: int) -> Any:
-        try:
-            return part(Ranks(office.mail(rank), timeout_seconds=timeout_seconds))
-        except BaseException as error:
-            return error
-
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(one, range(size)))
-
+from penstock.ranks import transport_of_job
+from penstock.ranks.exchange import SIGNS_PER_TIMEOUT, Ranks, alone, ranks_of_this_job
+from penstock.ranks.transport import NoTransport
+from penstock.ranks.transport_of_job import transport_of_this_job
 
 # -- Errors keep their kind, and their cause where they happened --
 
@@ -181,7 +117,7 @@ def test_ranks_at_different_places_are_told_instead_of_given_each_others_values(
 
 
 def test_a_missing_rank_is_named_on_every_rank_that_came_and_on_it_when_it_comes() -> None:
-    office = Office(4)
+    job = MemoryJob(4)
     late = threading.Event()
     came = []
 
@@ -189,7 +125,7 @@ def test_a_missing_rank_is_named_on_every_rank_that_came_and_on_it_when_it_comes
         if ranks.rank == 2:
             late.wait(30)
         if ranks.rank == 0:
-            office.wait_until_sent(1, by=[1, 3])
+            job.wait_until_sent(1, by=[1, 3])
         try:
             ranks.all_gather("the commit of step 300", ranks.rank)
         except WaitTimeout as error:
@@ -198,10 +134,10 @@ def test_a_missing_rank_is_named_on_every_rank_that_came_and_on_it_when_it_comes
                 late.set()
             first = error
         if ranks.rank == 2:
-            office.wait_until_read(2, 0)  # its late letter comes to rank 0 in the middle of the next exchange
+            job.wait_until_read(2, 0)  # its late message comes to rank 0 in the middle of the next exchange
         return first, ranks.all_gather("the next exchange", ranks.rank)
 
-    answers = run(4, part, timeout_seconds=1, office=office)
+    answers = run(4, part, timeout_seconds=1, job=job)
 
     expected = "rank 2 of 4 did not arrive at the commit of step 300 within 1 s"
     assert all(str(error).startswith(expected) for error, _ in answers)
@@ -230,39 +166,39 @@ def test_a_missing_rank_0_is_named_by_the_others_and_fails_when_it_comes() -> No
     assert decided == []
 
 
-def test_letters_of_ranks_that_went_on_are_kept_for_rank_0() -> None:
+def test_messages_of_ranks_that_went_on_are_kept_for_rank_0() -> None:
     """The others gave up waiting for it, and are at the next exchange when it comes to the first."""
-    office = Office(3)
+    job = MemoryJob(3)
 
     def part(ranks: Ranks) -> Any:
         if ranks.rank == 0:
-            office.wait_until_sent(3, by=[1, 2])  # a value, that they gave up, a value
+            job.wait_until_sent(3, by=[1, 2])  # a value, that they gave up, a value
         try:
             ranks.all_gather("the first", "wrong")
         except WaitTimeout:
             return ranks.all_gather("the second", ranks.rank)
 
-    assert run(3, part, timeout_seconds=1, office=office) == [[0, 1, 2]] * 3
+    assert run(3, part, timeout_seconds=1, job=job) == [[0, 1, 2]] * 3
 
 
 def test_a_rank_that_works_for_longer_than_the_time_out_is_not_missing() -> None:
     """One rank writes a hundred gigabytes, and then rank 0 takes its time to commit."""
-    office = Office(2)
+    job = MemoryJob(2)
     more_than_a_time_out = SIGNS_PER_TIMEOUT + 2
 
     def part(ranks: Ranks) -> Any:
         def write() -> int:
             if ranks.rank == 1:
-                office.wait_until_sent(more_than_a_time_out, by=[1])
+                job.wait_until_sent(more_than_a_time_out, by=[1])
             return 1 + ranks.rank
 
         def commit(values: list[int]) -> int:
-            office.wait_until_sent(office.sent[0] + more_than_a_time_out, by=[0])
+            job.wait_until_sent(job.sent[0] + more_than_a_time_out, by=[0])
             return sum(values)
 
         return ranks.gather_then_decide("the commit", write, commit)
 
-    assert run(2, part, timeout_seconds=1, office=office) == [3, 3]
+    assert run(2, part, timeout_seconds=1, job=job) == [3, 3]
 
 
 def test_a_rank_that_dies_while_it_works_is_named() -> None:
@@ -270,17 +206,17 @@ def test_a_rank_that_dies_while_it_works_is_named() -> None:
     ended = threading.Event()
 
     class Dying(MemoryTransport):
-        def send(self, to: int, letter: bytes) -> None:
+        def send(self, to: int, message: bytes) -> None:
             if not ended.is_set():
-                super().send(to, letter)
+                super().send(to, message)
             ended.set()  # after its first sign
 
-    office = Office(2)
+    job = MemoryJob(2)
 
     def one(rank: int) -> Any:
-        mail = Dying(office, 1) if rank == 1 else office.mail(0)
+        transport = Dying(job, 1) if rank == 1 else job.transport(0)
         try:
-            return Ranks(mail, timeout_seconds=0.6).gather_then_decide(
+            return Ranks(transport, timeout_seconds=0.6).gather_then_decide(
                 "writing", lambda: rank == 1 and ended.wait(30)
             )
         except WaitTimeout as error:
@@ -323,13 +259,13 @@ def test_ranks_that_all_left_can_meet_again() -> None:
 
 
 def test_nobody_leaves_an_exchange_that_goes_on() -> None:
-    office = Office(2)
+    job = MemoryJob(2)
 
     def part(ranks: Ranks) -> Any:
         return ranks.gather_then_decide("writing", lambda: ranks.leave(ZeroDivisionError()) or 5)  # type: ignore[func-returns-value]
 
-    assert run(2, part, office=office) == [[5, 5]] * 2
-    assert not any(office.boxes.values())
+    assert run(2, part, job=job) == [[5, 5]] * 2
+    assert not any(job.boxes.values())
 
 
 # -- Alone, and which job this is --

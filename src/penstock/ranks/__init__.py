@@ -1,0 +1,12 @@
+"""What the ranks of a job do together: they exchange messages and agree.
+
+`Ranks` is where to begin: `ranks_of_this_job` makes those of torch.distributed or MPI, `alone` this process by itself.
+
+    exchange           what every rank contributes, what rank 0 decides, what all hear
+    agreement          after which step all ranks stop
+    transport          the seam: who carries messages; `_torch` and `_mpi` do, `_of_job` chooses
+"""
+
+from penstock.ranks.exchange import Ranks, alone, named_ranks, ranks_of_this_job
+
+__all__ = ["Ranks", "alone", "named_ranks", "ranks_of_this_job"]
