@@ -636,6 +636,56 @@ def test_a_closed_store_says_so(folder: Path, call: Callable[[SnapshotStore], An
         call(store)
 
 
+class Counter:
+    """Anything that says where it is, as a loader does."""
+
+    def __init__(self, said: Any) -> None:
+        self.said = said
+
+    def state_dict(self) -> Any:
+        return self.said
+
+    def load_state_dict(self, state: Any) -> None:
+        self.said = state
+
+
+def test_an_object_with_a_state_dict_is_saved_as_what_it_returns_at_the_save(folder: Path) -> None:
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    counter = Counter({"step": 3})
+    with opened(folder) as store:
+        store.prepare({"model": model, "parts": [optimizer, counter]})
+        saving = store.save(3, {"model": model, "parts": [optimizer, counter]}, per_rank={"own": counter})
+        expected = {key: value.clone() for key, value in model.state_dict().items()}
+        counter.said["step"] = 4
+        with torch.no_grad():
+            model.weight.zero_()
+        saving.wait()
+        restored = store.restore()
+        plain = {"model": model.state_dict(), "parts": [optimizer.state_dict(), counter.state_dict()]}
+        store.save(4, plain, per_rank={"own": counter}).wait()
+
+        assert restored["model"].keys() == expected.keys()
+        assert all(torch.equal(restored["model"][key], expected[key]) for key in expected)
+        assert restored["parts"] == [optimizer.state_dict(), {"step": 3}]
+        assert restored.per_rank == {"own": {"step": 3}}
+        # The same tree as of state_dict(), so that one is a delta to the other.
+        assert [one.reference_step for one in store.list()] == [None, 3]
+
+
+def test_a_state_dict_that_returns_no_mapping_is_named(folder: Path) -> None:
+    with (
+        opened(folder) as store,
+        pytest.raises(ConfigError, match=r"^loader is a .*Counter, whose state_dict"),
+    ):
+        store.save(1, {"loader": Counter([1])})
+
+
+def test_a_class_in_place_of_an_object_is_no_state(folder: Path) -> None:
+    with opened(folder) as store, pytest.raises(ConfigError, match=r"^model is .*Linear"):
+        store.save(1, {"model": torch.nn.Linear})
+
+
 @pytest.mark.parametrize(
     ("value", "path"),
     [(object(), "model/a/1"), ({1, 2}, "model/a/1"), (lambda: None, "model/a/1")],

@@ -35,6 +35,7 @@ from penstock.compiling import Part
 from penstock.errors import ConfigError, DataError
 from penstock.plan.saves import Auto
 from penstock.policy.retention import Keep
+from penstock.torch import Loader
 from penstock.torch import dcp as dcp_module
 from penstock.torch.dcp import StoreReader, StoreWriter
 
@@ -149,6 +150,25 @@ def test_a_child_may_compile_until_the_writer_is_closed(
         assert len(leases) == 1
 
     assert not leases
+
+
+def test_a_loader_is_saved_and_loaded_as_what_it_says_of_itself(writer: StoreWriter, tmp_path: Path) -> None:
+    """By DCP's own protocol of objects with a state."""
+    rows = [torch.full((3,), float(row)) for row in range(20)]
+
+    def loader() -> Loader:
+        return Loader(rows, batch_size=4, epochs=2, seed=1, report=None)
+
+    with loader() as first, loader() as again:
+        batches = iter(first)
+        next(batches), next(batches)
+        write(writer, 5, {"loader": first})
+        read(tmp_path, {"loader": again}, 5)
+
+        assert again.position == (0, 2)
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(again, batches, strict=True))
+        with SnapshotStore(tmp_path, report=None) as store:
+            assert store.restore()["loader"] == again.state_at(0, 2)
 
 
 def test_the_snapshot_is_one_of_the_store(writer: StoreWriter, tmp_path: Path) -> None:

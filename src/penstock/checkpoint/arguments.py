@@ -154,7 +154,7 @@ def checked_options(options: Any) -> Mapping[str, Any] | None:
 
 def taken_apart(state: Any) -> Flat:
     """Take a state to be saved apart, see `flatten`; it has its parts by names. Raises: ConfigError."""
-    flat = flatten(state)
+    flat = flatten(state, with_state_dicts=True)
     if not isinstance(state, Mapping):
         raise ConfigError(
             f"state is of type {type(state).__qualname__}; it must be a mapping: name its parts, as in "

@@ -216,7 +216,8 @@ class SnapshotStore:
         step: any but one that is there; a lower one than that saved last is reported, as `restore` then returns it.
         state: nested mappings and lists of torch or NumPy arrays and plain values; equal on all ranks. Plain values
             and small arrays in main memory are compared; floats that differ, such as the running means
-            of a batch norm, are reported and kept as rank 0 has them.
+            of a batch norm, are reported and kept as rank 0 has them. An object with `state_dict` and
+            `load_state_dict` (a model, an optimizer, a loader) stands for what its `state_dict()` returns now.
         per_rank: the same, of what this rank has for itself, such as its random generator.
         Returns: once the state is copied and may change; `wait()` of it returns once the snapshot is durable.
 

@@ -9,6 +9,8 @@ bit, but for this:
 - Arrays that share memory share it again, and their bytes are kept once; of what no array sees, nothing is kept. (An
   array of big-endian numbers is big-endian again, but shares nothing.)
 - A list or mapping that is in the state twice comes back as two.
+- Where `with_state_dicts` allows it, an object that has `state_dict` and `load_state_dict`, such as a model, an
+  optimizer or a loader, stands for what its `state_dict()` returns, and comes back as that.
 """
 
 from __future__ import annotations
@@ -122,6 +124,11 @@ class Shard:
         return shape, Box(self.whole, self.offsets)
 
 
+def has_state_dict(kind: type) -> bool:
+    """Return whether objects of a class say and take their state as PyTorch's do."""
+    return all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
 def is_array(value: Any) -> bool:
     """Return whether a value is a tensor of torch or an array of NumPy."""
     if isinstance(value, np.ndarray):
@@ -221,13 +228,14 @@ class Flat:
 
 
 @no_collection
-def flatten(state: Any) -> Flat:
+def flatten(state: Any, *, with_state_dicts: bool = False) -> Flat:
     """Take a state apart, copying nothing.
 
+    with_state_dicts: whether objects stand for their `state_dict()`; else a snapshot does not hold them.
     Raises: ConfigError naming a value that a snapshot does not hold, or a list or mapping that contains itself.
     Measured: 55 ms of processor time for 10,000 torch tensors, on one core of a busy EPYC.
     """
-    walk = _Walk()
+    walk = _Walk(with_state_dicts)
     tree = walk.node(state, "", 0)
     return Flat(tree, _sources(walk.found))
 
@@ -279,8 +287,9 @@ def _torch_types(torch: ModuleType | None) -> tuple[dict[Any, DType], frozenset[
 class _Walk:
     """Walks through a state and writes its tree."""
 
-    def __init__(self) -> None:
+    def __init__(self, with_state_dicts: bool) -> None:
         self.found: list[_Found] = []
+        self._with_state_dicts = with_state_dicts
         self._open: set[int] = set()
         self._torch = sys.modules.get("torch")
         self._torch_dtypes, self._torch_classes = _torch_types(self._torch)
@@ -302,7 +311,18 @@ class _Walk:
         if self._torch is not None and isinstance(value, self._torch.Tensor):
             self._check_class(value, name)
             return self._torch_leaf(value, name)
+        if self._with_state_dicts and has_state_dict(kind):
+            return self._state_dict(value, name, depth)
         return encode_plain(value, name)
+
+    def _state_dict(self, value: Any, name: str, depth: int) -> JSON:
+        state = value.state_dict()
+        if not isinstance(state, Mapping):
+            raise ConfigError(
+                f"{name} is {told_type(value)}, whose state_dict() returned {told_type(state)}: it must return a "
+                "mapping"
+            )
+        return self._container(state, name, depth)
 
     def _container(self, value: Any, name: str, depth: int) -> JSON:
         if id(value) in self._open:

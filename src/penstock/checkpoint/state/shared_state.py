@@ -42,7 +42,7 @@ class SharedState:
         if self._ranks.size == 1:
             if before is not None:
                 before()
-            own = None if per_rank is None else flatten({"rank 0": per_rank})
+            own = None if per_rank is None else flatten({"rank 0": per_rank}, with_state_dicts=True)
             flat = taken_apart(state)
             sources = [*flat.sources, *own.sources] if own else flat.sources
             layouts = list(map(attrgetter("layout"), sources))
@@ -53,7 +53,8 @@ class SharedState:
         def take_apart() -> list[str]:
             if before is not None:
                 before()
-            own = None if per_rank is None else flatten({f"rank {self._ranks.rank}": per_rank})
+            named = {f"rank {self._ranks.rank}": per_rank}
+            own = None if per_rank is None else flatten(named, with_state_dicts=True)
             taken.append((taken_apart(state), own))
             rows = json.dumps(_rows(*taken[0]))
             return [xxhash.xxh3_128_hexdigest(rows.encode()), digest_of(taken[0][0])]
