@@ -27,6 +27,7 @@ from tests.interrupting import every_place
 from tests.patience import wait_until
 
 from penstock import Loader, child, compiling, kernel_cache
+from penstock.cache_folders import Folders, remove_unused
 from penstock.checkpoint.codecs.codec import SLACK_BYTES, Coder, Kind, Pair
 from penstock.checkpoint.codecs.ours import CODECS
 from penstock.checkpoint.state.dtypes import DTYPES
@@ -478,7 +479,7 @@ def test_a_frozen_program_compiles_in_its_own_process(
 def test_where_no_folder_can_be_written_the_process_compiles_for_itself(
     kernels: Kernels, lease: Lease, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(compiling, "folders_of", lambda module: kernel_cache.Folders((), None, ""))
+    monkeypatch.setattr(compiling, "folders_of", lambda module: Folders((), None, ""))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     writer = kernels.writer()
@@ -779,8 +780,8 @@ class TestCache:
         (tmp_path / "old").mkdir()
         os.utime(tmp_path / "old", (0, 0))
 
-        kernel_cache._remove_unused(tmp_path)
-        kernel_cache._remove_unused(tmp_path / "gone")
+        remove_unused(tmp_path, days=30)
+        remove_unused(tmp_path / "gone", days=30)
 
         assert not (tmp_path / "old").exists()
 

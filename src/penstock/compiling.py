@@ -36,10 +36,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from penstock.cache_folders import Folders
 from penstock.child import NoChild, has_interpreter, start_child
 from penstock.errors import ConfigError
 from penstock.files import write_whole
-from penstock.kernel_cache import Folders, file_of, folders_of, read_code
+from penstock.kernel_cache import file_of, folders_of, read_code
 from penstock.machine_code import Loop, MachineCode, Signature
 from penstock.report import print_report
 

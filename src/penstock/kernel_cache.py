@@ -1,8 +1,6 @@
 """Where compiled kernels are kept on disk.
 
-The folder is Penstock's own: $PENSTOCK_CACHE, else `penstock` in $NUMBA_CACHE_DIR, $XDG_CACHE_HOME or ~/.cache, else
-(not writable, full, or no home) a folder of the user below the system's temporary one, else one that is removed when
-the process ends. Kernels in a folder that cannot be written, as in a read-only image, are used where they are.
+In the first folder of `penstock.cache_folders` that can be written, else in one that is removed when the process ends.
 
 Each set of sources, numba version and settings has a folder of its own (`_version`). One that nobody has used for 30
 days is removed. A file in it holds the machine code of one part for one kind of processor.
@@ -21,11 +19,10 @@ import os
 import platform
 import shutil
 import tempfile
-import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
 
+from penstock.cache_folders import Folders, find_folders, remove_unused
 from penstock.files import write_whole
 from penstock.machine_code import Loop, MachineCode, Signature
 
@@ -35,21 +32,9 @@ _PLAIN = {
     "transforms": ["geometry.py", "jpeg.py"],
     "simulate": ["_clock.py", "../policy/decisions.py"],
 }
-_UNUSED_SECONDS = 30 * 24 * 3600
+_UNUSED_DAYS = 30
 #: All kernels and numba's own files take 5 MB.
 _LEAST_BYTES = 16 << 20
-
-
-class Folders(NamedTuple):
-    """Where the kernels of a package are.
-
-    read: looked for in these, the first one first. kept: written to this one; None if no folder can be written.
-    note: why $PENSTOCK_CACHE is not the one that is written, or "".
-    """
-
-    read: tuple[Path, ...]
-    kept: Path | None
-    note: str
 
 
 def folders_of(module: str) -> Folders:
@@ -116,75 +101,18 @@ def _version(sources: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _parents() -> list[Path]:
-    """Return the folders to try, the preferred one first."""
-    own = os.environ.get("PENSTOCK_CACHE")
-    if not own:
-        caches = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
-        own = os.path.join(caches or os.path.expanduser("~/.cache"), "penstock")
-    # Without $HOME, a user whom the system does not know has no home: the tilde stays.
-    parents = [] if own.startswith("~") else [Path(own)]
-    with contextlib.suppress(OSError):  # there is no temporary folder that can be written
-        parents.append(Path(tempfile.gettempdir()) / f"penstock-{os.geteuid()}")
-    return parents
-
-
 def _folders(name: str) -> Folders:
-    read: list[Path] = []
-    kept: Path | None = None
-    asked, note = os.environ.get("PENSTOCK_CACHE"), ""
-    for parent in _parents():
-        folder = parent / "kernels" / name
-        problem = "" if kept is not None else _why_not_written(parent, folder)
-        with contextlib.suppress(OSError):  # a disk that fails
-            # Machine code from a stranger's folder is not run.
-            if _is_own(parent) and folder.is_dir():
-                read.append(folder)
-        if problem and asked and str(parent) == asked:
-            note = f"PENSTOCK_CACHE is {asked!r}, which {problem}"
-        if not problem and kept is None:
-            kept = folder
-            _remove_unused(folder.parent)
-    if kept is None:
-        with contextlib.suppress(OSError):
-            kept = Path(tempfile.mkdtemp(prefix="penstock-kernels-"))
-            atexit.register(_remove_own, kept, os.getpid())
-            read.append(kept)
-    return Folders(tuple(read), kept, note)
-
-
-def _why_not_written(parent: Path, folder: Path) -> str:
-    """Return what keeps kernels from being written to a folder, or "" if nothing does; make the folder."""
-    try:
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_own(parent):
-            return "belongs to another user"
-        folder.mkdir(parents=True, exist_ok=True)
-        os.utime(folder)
-        system = os.statvfs(folder)
-    except OSError as error:
-        return f"cannot be written: {error.strerror or error}"
-    return "is full" if system.f_bavail * system.f_frsize < _LEAST_BYTES else ""
-
-
-def _is_own(parent: Path) -> bool:
-    # The effective user, who makes the folder: a server may have put root's rights aside.
+    folders = find_folders("kernels", name, least_bytes=_LEAST_BYTES)
+    if folders.kept is not None:
+        remove_unused(folders.kept.parent, _UNUSED_DAYS)
+        return folders
     with contextlib.suppress(OSError):
-        return parent.stat().st_uid in (os.geteuid(), 0)
-    return False
+        kept = Path(tempfile.mkdtemp(prefix="penstock-kernels-"))
+        atexit.register(_remove_own, kept, os.getpid())
+        return Folders((*folders.read, kept), kept, folders.note)
+    return folders
 
 
 def _remove_own(folder: Path, process: int) -> None:
     if os.getpid() == process:  # not one that was forked from it
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_unused(folder: Path) -> None:
-    oldest = time.time() - _UNUSED_SECONDS
-    entries: list[Path] = []
-    with contextlib.suppress(OSError):  # a folder that may be written but not read
-        entries = list(folder.iterdir())
-    for entry in entries:
-        with contextlib.suppress(OSError):  # another process removes it, too
-            if entry.stat().st_mtime < oldest:
-                shutil.rmtree(entry, ignore_errors=True)
