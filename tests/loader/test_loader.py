@@ -220,7 +220,7 @@ def test_a_loader_that_starts_within_the_run_gives_the_rest_of_one_that_began_wi
                 expected += [run[begun.index(later)] for later in begun if later > epoch]
                 assert (
                     loader.preview(COUNT).tolist()
-                    == plan.stream(loader.config.rank, epoch, step, COUNT).tolist()
+                    == plan.stream(loader.config.rank or 0, epoch, step, COUNT).tolist()
                 )
                 assert rest_of(loader) == [batches for batches in expected if batches]
 

@@ -19,6 +19,7 @@ import torch
 from tests.forking import Forks
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+import penstock
 from penstock.errors import ConfigError, DataError
 from penstock.loader import LoaderConfig
 from penstock.loader.transforms import Normalize, Resize, ToTensor
@@ -483,31 +484,31 @@ def test_half_of_a_rank_is_refused(folder: Path, half: dict[str, int]) -> None:
         make(folder, transforms=[Resize((6, 8))], **half)
 
 
-def test_ranks_that_nobody_has_told_which_they_are_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [Loader, penstock.Loader])
+def test_one_of_several_processes_must_be_told_which_data_parallel_rank_it_is(
+    monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    """Its rank in the job is not that under tensor parallelism, and is never taken for it."""
     dataset = [(k,) for k in range(8)]
     arguments: dict[str, Any] = {"batch_size": 4, "epochs": 1, "memory": "1 MB"}
     config = LoaderConfig(dataset, **arguments)
+    refused = (
+        "so this process is one of several, and nothing says.*rank= and world_size=.*mesh=.*world_size=1"
+    )
 
     with monkeypatch.context() as patched:
         patched.setenv("WORLD_SIZE", "2")
-        for given, more in ((config, {}), (dataset, arguments)):
-            with pytest.raises(
-                ConfigError, match=r"WORLD_SIZE is 2, but torch\.distributed is not initialised"
-            ):
-                Loader(given, **more)
+        with pytest.raises(ConfigError, match=f"WORLD_SIZE is 2, {refused}"):
+            kind(config)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(
-        ConfigError, match=r"the configuration is of 1 rank and this job has 2.*replace\(config"
-    ):
-        Loader(config)
-    for loader in (
-        Loader(replace(config, rank=1, world_size=2), report=None),
-        Loader(dataset, report=None, **arguments),
-    ):
-        with loader:
-            assert (loader.config.rank, loader.config.world_size) == (1, 2)
+    monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", object)
+    with pytest.raises(ConfigError, match=f"torch.distributed has 2 ranks, {refused}"):
+        kind(dataset, **arguments)
+    for each in (replace(config, world_size=1), replace(config, rank=0, world_size=1)):
+        with kind(each, report=None) as loader:
+            assert (loader.plan.ranks, len(loader)) == (1, 2)
 
 
 RANK = """
@@ -519,7 +520,8 @@ from penstock.torch import Loader
 rank, folder, store = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 with Loader(
-    folder, batch_size=4, epochs=2, seed=5, transforms=[Resize((6, 8)), ToTensor()], memory="32 MiB", report=None
+    folder, batch_size=4, epochs=2, seed=5, transforms=[Resize((6, 8)), ToTensor()], memory="32 MiB", report=None,
+    rank=rank, world_size=2,
 ) as loader:
     for _ in range(2):
         for images, labels in loader:

@@ -24,6 +24,8 @@ OnError = Literal["raise", "skip"] | Callable[[Exception, int], Literal["raise",
 
 #: How samples are kept in memory, unless another policy is given.
 POLICY = "frequency"
+#: How a message begins about half of a place.
+BOTH_OR_NEITHER = "rank and world_size belong together, give both or neither"
 # More than any store rewards: a slip of the hand, and every thread costs a stack.
 _MOST_THREADS = 1024
 
@@ -35,10 +37,10 @@ class LoaderArguments(TypedDict, total=False):
     epochs: Required[int]
     transforms: Sequence[Transform]
     shuffle: bool | Order
-    seed: int
+    seed: int | None
     drop_last: bool
-    rank: int
-    world_size: int
+    rank: int | None
+    world_size: int | None
     split: str
     dtype: str
     layout: str
@@ -61,10 +63,14 @@ class LoaderConfig:
     epochs: how many times the data are read; fixes how far ahead the plan looks.
     transforms: what happens to each sample of a folder or `Source`; a data set does its own. Kept as a tuple.
     shuffle: True for a new uniform permutation per epoch, False for the stored order, or an `Order`.
-    seed: of the order and of every random transform.
+    seed: of the order and of every random transform. None: one is drawn, by the first rank for all; it is reported at
+        the start, and in the loader's state.
     drop_last: leave out an epoch's short last batch.
-    rank, world_size: this process among those that train together. split: how they share a batch: "balanced"
-        slices, whose sizes differ by one at most, the thesis' "uniform" ones, "strided" ... (see `AccessPlan`).
+    rank, world_size: this process among those that share each batch, its data-parallel rank: under tensor or pipeline
+        parallelism not its rank in the job. Left out, the process is alone, which a loader refuses where it is one of
+        several: world_size=1 says that each of them reads everything.
+    split: how ranks share a batch: "balanced" slices, whose sizes differ by one at most, the thesis' "uniform" ones,
+        "strided" ... (see `AccessPlan`).
     dtype, layout: of the images, "float32", "float16", "bfloat16" or "uint8", "NCHW" or "NHWC".
     memory: bound on batch slots, bytes in passing, pictures being decoded and the memory tier together, as in
         "8 GiB"; what callables of yours get and allocate is not in it. A quarter of what this process may use,
@@ -97,10 +103,10 @@ class LoaderConfig:
     epochs: int
     transforms: Sequence[Transform] = ()
     shuffle: bool | Order = True
-    seed: int = 0
+    seed: int | None = 0
     drop_last: bool = False
-    rank: int = 0
-    world_size: int = 1
+    rank: int | None = None
+    world_size: int | None = None
     split: str = "balanced"
     dtype: str = "float32"
     layout: str = "NCHW"
@@ -132,9 +138,14 @@ class LoaderConfig:
 
     def _check_reads(self) -> None:
         """Check what fixes who reads what, as far as it can be without the number of samples."""
-        check_count("world_size", self.world_size)
-        check_rank(self.rank, self.world_size)
-        check_seed(self.seed)
+        ranks = 1 if self.world_size is None else self.world_size
+        check_count("world_size", ranks)
+        if self.rank is not None:
+            if self.world_size is None:
+                raise ConfigError(f"{BOTH_OR_NEITHER}: rank is {self.rank!r} and world_size is left out")
+            check_rank(self.rank, ranks)
+        if self.seed is not None:
+            check_seed(self.seed)
         order = self.shuffle
         if isinstance(order, bool):
             order = Sequential(1)
@@ -143,7 +154,7 @@ class LoaderConfig:
                 f"shuffle is {order!r}; it is True, False or an order of penstock.plan; a sampler of torch or a list "
                 "of ids becomes one by Explicit.from_sampler(sampler, samples, epochs) or Explicit(ids, samples)"
             )
-        AccessPlan(order, self.batch_size, self.epochs, self.world_size, self.split, self.drop_last)
+        AccessPlan(order, self.batch_size, self.epochs, ranks, self.split, self.drop_last)
 
     def _check_means(self) -> None:
         """Check what the samples are loaded with."""

@@ -24,6 +24,7 @@ from penstock.flow.engine import DECISIONS, Departure, Engine, Fetcher, StagedBa
 from penstock.flow.lock_use import LockUse
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import StagingBuffer
+from penstock.loader.agreeing import open_together, placed
 from penstock.loader.budget import MemoryBudget
 from penstock.loader.config import LoaderArguments, LoaderConfig, config_of
 from penstock.loader.dataset import MapDataset
@@ -33,7 +34,7 @@ from penstock.loader.images import ImageDecoder
 from penstock.loader.opening import Opening
 from penstock.loader.prediction import predict_run
 from penstock.loader.progress import Collector
-from penstock.loader.resume import describe_run, read_state, write_state
+from penstock.loader.resume import describe_run, read_state, seed_of_state, write_state
 from penstock.loader.setup import set_up
 from penstock.loader.start_lines import start_lines
 from penstock.loader.starting import Starter
@@ -42,6 +43,7 @@ from penstock.machine import Machine
 from penstock.plan import AccessPlan
 from penstock.plan.serialise import write_plan
 from penstock.policy import Scheduler
+from penstock.ranks import Ranks
 from penstock.report import print_report
 from penstock.store import Source
 from penstock.store.calls import Calls
@@ -92,6 +94,8 @@ class Loader:
         source: LoaderConfig,
         *,
         front_end: FrontEnd = NUMPY,
+        mesh: Any = None,
+        ranks: Callable[[], Ranks] | None = None,
         state: Mapping[str, Any] | None = None,
         trace: str | os.PathLike[str] | None = None,
         report: Callable[[str], None] | None = print_report,
@@ -103,6 +107,8 @@ class Loader:
         source: str | os.PathLike[str] | Source | MapDataset,
         *,
         front_end: FrontEnd = NUMPY,
+        mesh: Any = None,
+        ranks: Callable[[], Ranks] | None = None,
         state: Mapping[str, Any] | None = None,
         trace: str | os.PathLike[str] | None = None,
         report: Callable[[str], None] | None = print_report,
@@ -114,6 +120,8 @@ class Loader:
         source: LoaderConfig | str | os.PathLike[str] | Source | MapDataset,
         *,
         front_end: FrontEnd = NUMPY,
+        mesh: Any = None,
+        ranks: Callable[[], Ranks] | None = None,
         state: Mapping[str, Any] | None = None,
         trace: str | os.PathLike[str] | None = None,
         report: Callable[[str], None] | None = print_report,
@@ -123,14 +131,17 @@ class Loader:
 
         source, arguments: those of `LoaderConfig`; or such a configuration alone.
         front_end: what becomes of batches and of a data set's samples.
+        mesh: a DeviceMesh in place of rank= and world_size=; see `penstock.ranks.place_in_mesh`.
+        ranks: makes the ranks that are compared before the first read, all of which make this loader; those of this
+            process's job unless given, `penstock.ranks.alone` for none. A loader of one rank compares none.
         state: of another loader's `state_dict`, to resume from; see `load_state_dict`.
         trace: a file to record every span in, made when prefetching begins.
         report: gets the lines about the start (on rank 0), epochs and long waits; None for silence.
 
-        Raises: ConfigError naming the argument; DataError if the source cannot be opened; WaitTimeout if it does not
-            answer.
+        Raises: ConfigError naming the argument, or what differs between the ranks; DataError if the source cannot be
+            opened, on any of them; WaitTimeout if it does not answer, or naming the ranks that do not make the loader.
         """
-        self._config = config = config_of(source, arguments)
+        self._config = config = placed(config_of(source, arguments), mesh)
         _check_ends(report, front_end)
         report = None if report is None else partial(_report_printable, report)
         to_user = report if report is not None else _keep_silent
@@ -140,7 +151,10 @@ class Loader:
             config.patience_seconds, config.timeout_seconds, to_user, in_own_thread=config.decoders == 0
         )
         try:
-            self._setup = setup = set_up(config, front_end, opening.calls)
+            self._agreed = agreed = open_together(
+                config, opening.calls, ranks=ranks, is_of_mesh=mesh is not None, state=state
+            )
+            self._setup = setup = set_up(agreed.config, front_end, opening.calls, opened=agreed.opened)
             self._plan, self._rank = setup.plan, setup.rank
             self._fetcher, self._decoder = setup.fetcher, setup.decoder
             name = setup.data.name
@@ -301,7 +315,7 @@ class Loader:
         self._starter.ensure_started(self._start)
         if not self._has_reported_start:
             self._has_reported_start = True
-            if self._rank == 0 and self._report is not None:
+            if self._agreed.reports and self._report is not None:
                 for line in self.start_lines:
                     self._report(line)
 
@@ -420,11 +434,17 @@ class Loader:
             raise ConfigError(
                 "load_state_dict() comes before the first loop and start(): make a new loader for it"
             )
+        drawn, seed = self._setup.seed, seed_of_state(state)
+        if self._config.seed is None and seed not in (None, drawn):
+            raise ConfigError(
+                f"seed was left out, so that {drawn} was drawn, and the state is of seed {seed}: give the state when "
+                "the loader is made, Loader(..., state=state), which takes its seed, or give seed="
+            )
         self._position = read_state(state, self._described, self._plan, self._rank, allow)
 
     @cached_property
     def _described(self) -> dict[str, Any]:
-        return describe_run(self._plan, self._setup.source, self._setup.pipeline)
+        return describe_run(self._plan, self._setup.source, self._setup.pipeline, self._agreed.data)
 
     @property
     def memory(self) -> MemoryBudget:
@@ -434,7 +454,7 @@ class Loader:
     @property
     def start_lines(self) -> list[str]:
         """What rank 0 reports at the start: data, order, steps, threads and memory of this rank."""
-        return [f"{self._name}: {line}" for line in start_lines(self._setup)]
+        return [f"{self._name}: {line}" for line in start_lines(self._setup, self._agreed.uncompared)]
 
     @property
     def skipped(self) -> tuple[SkippedSample, ...]:

@@ -44,10 +44,16 @@ _AT_ONCE, _EPOCHS = 1 << 20, 8
 _PACKAGES = {"opencv": "opencv-python-headless"}
 
 
-def describe_run(plan: AccessPlan, source: Source | MapDataset, pipeline: Pipeline | None) -> dict[str, JSON]:
+def describe_run(
+    plan: AccessPlan,
+    source: Source | MapDataset,
+    pipeline: Pipeline | None,
+    data: dict[str, JSON] | None = None,
+) -> dict[str, JSON]:
     """Return what fixes which samples each global step has, and their bits.
 
     pipeline: None for a data set, whose own code makes the samples: of it, kind, length and `indices` are known.
+    data: of `describe_data`, where that was asked before.
     """
     described: dict[str, JSON] = {
         "penstock": version("penstock"),
@@ -57,11 +63,11 @@ def describe_run(plan: AccessPlan, source: Source | MapDataset, pipeline: Pipeli
             "drop_last": bool(plan.drop_last),
             "order": _describe_order(plan.order, plan.epochs),
         },
-        "data": {"kind": type(source).__name__, **_describe_data(source)},
+        "data": describe_data(source) if data is None else data,
     }
     if pipeline is not None:
         described["transforms"] = {
-            "steps": _shortened([_describe_step(step) for step in pipeline.transforms]),
+            "steps": _shortened([describe_object(step) for step in pipeline.transforms]),
             "seed": int(pipeline.seed),
             "dtype": pipeline.dtype,
             "layout": pipeline.layout,
@@ -93,10 +99,10 @@ def read_state(
         With another batch size the step is the one at which as many samples of the epoch were consumed.
     Raises: ConfigError if it is no state, is of a later Penstock or another run, or the plan has no such step.
     """
-    here = dict(_flat(described))
+    here = dict(flat_values(described))
     _check_allowed(allow, here)
     state = _checked(state)
-    saved = dict(_flat(state))
+    saved = dict(flat_values(state))
     differing = [name for name in here if not _is_same(saved.get(name), here[name])]
     refused = [
         name
@@ -121,6 +127,17 @@ def read_state(
         return plan.first_of_run(rank, epoch, step)
     except ConfigError as error:
         raise ConfigError(f"state: {error}; are there fewer epochs or samples than there were?") from error
+
+
+def seed_of_state(state: object) -> int | None:
+    """Return the seed of a state's random transforms, or of its order; None where it names none."""
+    for names in (("transforms", "seed"), ("plan", "order", "seed")):
+        value: Any = state
+        for name in names:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if is_integer(value):
+            return int(value)
+    return None
 
 
 def _check_allowed(allow: object, here: Collection[str]) -> None:
@@ -173,19 +190,19 @@ def _is_same(saved: Any, here: Any) -> bool:
     return bool(saved == here)
 
 
-def _flat(value: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def flat_values(value: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values of nested mappings, each with its names joined by dots; an order is one value."""
     for name, each in value.items():
         if isinstance(each, Mapping) and name != "order":
-            yield from _flat(each, f"{before}{name}.")
+            yield from flat_values(each, f"{before}{name}.")
         else:
             yield f"{before}{name}", each
 
 
-def _describe_step(step: Any) -> str:
-    """Return what is known of a transform: of a function its name, of an object what it shows of itself."""
+def describe_object(step: Any) -> str:
+    """Return what is known of a transform or policy: of a function its name, of an object what it shows of itself."""
     if isinstance(step, partial):
-        text = f"partial({_describe_step(step.func)}, {step.args!r}, {step.keywords!r})"
+        text = f"partial({describe_object(step.func)}, {step.args!r}, {step.keywords!r})"
     else:
         text = name_of(step) if hasattr(step, "__qualname__") else repr(step)
     # Addresses are others in each process.
@@ -212,22 +229,22 @@ def _describe_order(order: Order, epochs: int) -> JSON:
     return {"kind": type(order).__name__, "epochs": digests}
 
 
-def _describe_data(source: Any) -> dict[str, JSON]:
+def describe_data(source: Any) -> dict[str, JSON]:
     """Return a digest of names, sizes and labels, not of where files are; of a data set that of its `indices`."""
-    digest = xxhash.xxh3_128()
+    digest, kind = xxhash.xxh3_128(), type(source).__name__
     if not isinstance(source, Source):
         indices = np.asarray(getattr(source, "indices", ()))  # as PyTorch's Subset has them
         if indices.ndim != 1 or not indices.size or indices.dtype.kind not in "iu":
-            return {}
+            return {"kind": kind}
         _add(digest, indices.astype(np.int64))
-        return {"indices": digest.hexdigest()}
+        return {"kind": kind, "indices": digest.hexdigest()}
     _add(digest, source.sizes_bytes)
     labels = labels_of(source.labels, len(source))
     for name, array in sorted(labels.items()) if isinstance(labels, dict) else [("", labels)]:
         digest.update(name.encode())
         _add(digest, array)
     _add(digest, getattr(source, "names", np.empty(0, np.uint8)))
-    return {"names_sizes_labels": digest.hexdigest()}
+    return {"kind": kind, "names_sizes_labels": digest.hexdigest()}
 
 
 def _add(digest: xxhash.xxh3_128, array: ArrayLike) -> None:

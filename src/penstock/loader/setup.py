@@ -102,6 +102,29 @@ def open_source_of(config: LoaderConfig, calls: Calls) -> Source | MapDataset:
     return open_source(source, calls=calls) if isinstance(source, (str, os.PathLike)) else source
 
 
+class Opened(NamedTuple):
+    """A source that was opened, and the plan over it."""
+
+    source: Source | MapDataset
+    plan: AccessPlan
+
+
+def open_run(config: LoaderConfig, calls: Calls) -> Opened:
+    """Open the source of a configuration and make its plan. Raises: as `open_source_of` and `plan_of`."""
+    source = open_source_of(config, calls)
+    return Opened(source, plan_of(config, samples_of(source, calls)))
+
+
+def samples_of(source: Source | MapDataset, calls: Calls) -> int:
+    """Return how many samples a source has. calls: what it is asked with."""
+    return calls.one(f"the length of {type(source).__name__}", lambda: len(source))
+
+
+def seed_of(config: LoaderConfig) -> int:
+    """Return the seed; 0 for a configuration whose seed is still to be drawn, which fixes no order."""
+    return 0 if config.seed is None else config.seed
+
+
 def plan_of(config: LoaderConfig, samples: int) -> AccessPlan:
     """Return who reads which of so many samples when.
 
@@ -111,14 +134,14 @@ def plan_of(config: LoaderConfig, samples: int) -> AccessPlan:
         raise ConfigError("source has no samples: give one that has some")
     order = config.shuffle
     if isinstance(order, bool):
-        order = FullShuffle(samples, config.seed) if order else Sequential(samples)
+        order = FullShuffle(samples, seed_of(config)) if order else Sequential(samples)
     elif order.samples != samples:
         raise ConfigError(
             f"shuffle is an order over {format_count(order.samples, 'sample')} and the source has {samples:,}: make "
             "it for as many"
         )
     plan = AccessPlan(
-        order, config.batch_size, config.epochs, config.world_size, config.split, config.drop_last
+        order, config.batch_size, config.epochs, config.world_size or 1, config.split, config.drop_last
     )
     plan.check_equal_steps()
     return plan
@@ -146,10 +169,18 @@ def read_machine(machine: Machine | str | os.PathLike[str] | None, calls: Calls)
         raise DataError(f"machine: {machine!r} cannot be read as text: {error}") from error
 
 
-def set_up(config: LoaderConfig, front_end: FrontEnd, calls: Calls, *, runs: bool = True) -> Setup:
+def set_up(
+    config: LoaderConfig,
+    front_end: FrontEnd,
+    calls: Calls,
+    *,
+    opened: Opened | None = None,
+    runs: bool = True,
+) -> Setup:
     """Open the source, compile the transforms and share the memory out.
 
     calls: what the source and its first sample are read with.
+    opened: the source and the plan, if that was done before.
     runs: False for a prediction. Then nothing is read but the source's listing, and the first sample is taken for a
         photograph; a data set cannot be predicted.
 
@@ -157,25 +188,24 @@ def set_up(config: LoaderConfig, front_end: FrontEnd, calls: Calls, *, runs: boo
     """
     if not runs and config.is_of_data_set:
         raise not_predictable(type(config.source).__name__)
-    opened = open_source_of(config, calls)
-    plan = plan_of(config, calls.one(f"the length of {type(opened).__name__}", lambda: len(opened)))
+    source, plan = opened or open_run(config, calls)
     machine = read_machine(config.machine, calls)
     memory_bytes = _memory_bytes(config.memory, is_taken=runs)
-    policy, rank = policy_of(config.policy), config.rank
+    policy, rank = policy_of(config.policy), config.rank or 0
     cpus, cpu_reason = cpu_limit()
     threads = _threads(config, machine, cpus, cpu_reason)
     probes = plan.stream(rank, 0, 0, _PROBES).tolist()
     pipeline = None
-    if isinstance(opened, Source):
-        sizes_bytes = opened.sizes_bytes
-        pipeline = _pipeline(opened, config, probes, calls if runs else None)
-        labels = labels_of(opened.labels, plan.samples)
+    if isinstance(source, Source):
+        sizes_bytes = source.sizes_bytes
+        pipeline = _pipeline(source, config, probes, calls if runs else None)
+        labels = labels_of(source.labels, plan.samples)
         fields = image_fields(pipeline, labels)
-        first = _first_picture(opened, probes[0], calls) if runs else None
+        first = _first_picture(source, probes[0], calls) if runs else None
         picture, large_picture = picture_bytes(pipeline, sizes_bytes, first)
     else:
         sizes_bytes, picture, large_picture = np.zeros(plan.samples, np.int64), 0, 0
-        fetching = DatasetFetcher(opened)
+        fetching = DatasetFetcher(source)
         example = fetching.example(probes, calls, on_error_raise=config.on_error == "raise")
         fetcher: Fetcher = fetching
         decoder: Decoder = SampleDecoder(
@@ -197,17 +227,17 @@ def set_up(config: LoaderConfig, front_end: FrontEnd, calls: Calls, *, runs: boo
     )
     on = with_memory(machine, budget, threads.decoders, plan.ranks)
     extents = None
-    if isinstance(opened, Source) and pipeline is not None:
-        extents = _all_extents(opened, calls)
+    if isinstance(source, Source) and pipeline is not None:
+        extents = _all_extents(source, calls)
         near = None if extents is None else _near(extents, on, plan.ranks, sizes_bytes)
         tiers = {1: MemoryTier(budget.tier_bytes)} if budget.tier_bytes and runs else {}
-        fetcher = SourceFetcher(opened, tiers, near)
-        decoder = ImageDecoder(pipeline, labels, opened.describe, DecodeMemory(budget.decoding_bytes))
+        fetcher = SourceFetcher(source, tiers, near)
+        decoder = ImageDecoder(pipeline, labels, source.describe, DecodeMemory(budget.decoding_bytes))
     return Setup(
         plan=plan,
         rank=rank,
         sizes_bytes=sizes_bytes,
-        data=data_of(opened),
+        data=data_of(source),
         fetcher=fetcher,
         decoder=decoder,
         pipeline=pipeline,
@@ -215,17 +245,17 @@ def set_up(config: LoaderConfig, front_end: FrontEnd, calls: Calls, *, runs: boo
         machine=on,
         is_measured=machine is not None,
         policy=policy,
-        placement=placement_of(policy, Job(plan, sizes_bytes, on, config.seed, rank), rank),
+        placement=placement_of(policy, Job(plan, sizes_bytes, on, seed_of(config), rank), rank),
         limits=StagingLimits(
             budget.slots, threads.readers, threads.decoders, budget.undecoded_bytes, threads.most_decoders
         ),
         cpus=cpus,
         decoders_because=threads.decoders_because,
-        source=opened,
+        source=source,
         readers_because=threads.readers_because,
         works_in_own_thread=config.decoders == 0,
         machine_file=config.machine if isinstance(config.machine, str) else None,
-        seed=config.seed,
+        seed=seed_of(config),
         extents=extents,
     )
 
@@ -262,7 +292,7 @@ def data_of(source: Source | MapDataset) -> Data:
 def _pipeline(source: Source, config: LoaderConfig, probes: list[int], calls: Calls | None) -> Pipeline:
     """Return what is done to the samples of a source. calls: what one is read with; None for a prediction."""
     pipeline = compile_pipeline(
-        config.transforms, config.seed, config.dtype, config.layout, runs=calls is not None
+        config.transforms, seed_of(config), config.dtype, config.layout, runs=calls is not None
     )
     if not pipeline.needs_probe:
         return pipeline

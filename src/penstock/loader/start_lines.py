@@ -9,12 +9,16 @@ from penstock.policy.loading import Staging
 from penstock.units import format_bytes, format_count
 
 
-def start_lines(setup: Setup) -> list[str]:
+def start_lines(setup: Setup, uncompared: str = "") -> list[str]:
     """Return what a rank is about to do, a line for the job and a line for the rank; one more for what looks wrong.
 
     The numbers of the second line are those of this rank alone.
+    uncompared: why the ranks were not compared.
     """
-    lines = [f"{_data(setup)} in the order {_order(setup.plan.order)}{_draws(setup)}: {_steps(setup.plan)}"]
+    ranks = f"; ranks are not compared, {uncompared}" if uncompared else ""
+    lines = [
+        f"{_data(setup)} in the order {_order(setup.plan.order)}{_draws(setup)}: {_steps(setup.plan)}{ranks}"
+    ]
     lines.append(f"{_threads(setup)}; {_memory(setup)}")
     if setup.pipeline is not None and setup.pipeline.has_byte_values:
         lines.append(

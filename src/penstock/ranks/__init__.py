@@ -4,9 +4,11 @@
 
     exchange           what every rank contributes, what rank 0 decides, what all hear
     agreement          after which step all ranks stop
+    mesh               which data-parallel rank a process is
     transport          the seam: who carries messages; `_torch` and `_mpi` do, `_of_job` chooses
 """
 
-from penstock.ranks.exchange import Ranks, alone, named_ranks, ranks_of_this_job
+from penstock.ranks.exchange import Ranks, alone, named_ranks, ranks_of_this_job, shared_ranks
+from penstock.ranks.mesh import place_in_mesh
 
-__all__ = ["Ranks", "alone", "named_ranks", "ranks_of_this_job"]
+__all__ = ["Ranks", "alone", "named_ranks", "place_in_mesh", "ranks_of_this_job", "shared_ranks"]

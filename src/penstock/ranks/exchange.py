@@ -9,7 +9,7 @@ What fails anywhere, in `function` or in `decide`, is raised everywhere and name
 is named by rank 0, and that too is raised everywhere. Not the collectives of a training framework, because those
 tell nobody who was missing, and leave the group unusable: here the ranks can go on afterwards.
 
-Messages are JSON, never pickle.
+Messages are JSON, and bytes where a value is, never pickle.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,10 +27,13 @@ from typing import Any
 import penstock.errors
 from penstock.errors import ConfigError, PenstockError, RankError, WaitTimeout
 from penstock.ranks.transport import TIMEOUT_SECONDS, NoTransport, RankTransport, pause_seconds
-from penstock.ranks.transport_of_job import transport_of_this_job
+from penstock.ranks.transport_of_job import job_of_this_process, transport_of_this_job
 
 #: While a rank works, it says so this many times within a time-out.
 SIGNS_PER_TIMEOUT = 6
+
+#: Between a message's JSON, which has no line ends, and a value of bytes.
+_BYTES_FOLLOW = b"\n"
 
 #: Ranks named in one message; more are counted.
 NAMED_RANKS = 8
@@ -65,11 +69,17 @@ class Ranks:
         return [rank for rank in range(self.size) if rank != self.rank]
 
     def all_gather(self, what: str, value: Any) -> list[Any]:
-        """Return every rank's value on every rank, in order of ranks. Raises: as `together`."""
+        """Return every rank's value on every rank, in order of ranks. Raises: as `gather_then_decide`."""
         return self.gather_then_decide(what, _Given(value))  # type: ignore[no-any-return]
 
     def on_rank_zero(self, what: str, function: Callable[[], Any]) -> Any:
-        """Return on every rank what the function returns on rank 0, which alone calls it. Raises: as `together`."""
+        """Return on every rank what the function returns on rank 0, which alone calls it.
+
+        So rank 0 hands bytes to the others: `data = ranks.on_rank_zero("the listing of photos", lambda: listing())`
+        on every rank, where `listing` returns bytes. The others wait for as long as it takes, for meanwhile rank 0 is
+        heard of. Bytes travel as they are, to one rank after the other.
+        Raises: as `gather_then_decide`.
+        """
         if self.size == 1:
             return self.gather_then_decide(what, function)[0]
         return self.gather_then_decide(what, _Given(None), lambda _: function())
@@ -85,8 +95,8 @@ class Ranks:
         what: for messages, such as "the commit of step 300"; equal on all ranks.
         function: this rank's part; it may take as long as it likes, for meanwhile the rank is heard of.
         decide: takes what the functions returned, in order of ranks. None: the answer is that list.
-        Values and answers travel as JSON: a tuple arrives as a list, and what has a `write` as what that returns. With
-            one rank nothing travels.
+        Values and answers travel as JSON: a tuple arrives as a list, and what has a `write` as what that returns. A
+            value or an answer may be bytes instead. With one rank nothing travels.
 
         Raises: on every rank, if any rank's function, or `decide`, raised: an error of the same kind where that is a
             PenstockError, else RankError; it names the rank. Where it happened, the original is its cause, and with
@@ -224,7 +234,10 @@ class Ranks:
         """
         try:
             with contextlib.nullcontext() if isinstance(function, _Given) else self._heard_of(waiting):
-                return {"what": what, "value": json.loads(json.dumps(function(), default=_written))}, None
+                value = function()
+                if not isinstance(value, bytes):
+                    value = json.loads(json.dumps(value, default=_written))
+                return {"what": what, "value": value}, None
         except Exception as error:
             text = f"rank {self.rank} of {self.size}, {what}: {_described(error)}"
             # Of a kind that the module which raised it has for itself, the one of all modules.
@@ -238,12 +251,15 @@ class Ranks:
         """Return the messages of the current exchange that have come; those of earlier ones came too late."""
         messages = self._early.pop(sender, [])
         while (data := self._transport.receive(sender)) is not None:
-            messages.append(json.loads(data))
+            head, is_of_bytes, value = data.partition(_BYTES_FOLLOW)
+            messages.append(json.loads(head) | ({"value": value} if is_of_bytes else {}))
         if early := [message for message in messages if message["exchange"] > self._exchanges]:
             self._early[sender] = early
         return [message for message in messages if message["exchange"] == self._exchanges]
 
     def _sealed(self, message: dict[str, Any]) -> bytes:
+        if isinstance(value := message.get("value"), bytes):
+            return self._sealed(message | {"value": None}) + _BYTES_FOLLOW + value
         return json.dumps({"exchange": self._exchanges} | message).encode()
 
     @contextlib.contextmanager
@@ -284,6 +300,24 @@ def ranks_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Ranks:
     Raises: ConfigError as `transport_of_this_job`.
     """
     return Ranks(transport_of_this_job(timeout_seconds=timeout_seconds), timeout_seconds=timeout_seconds)
+
+
+def shared_ranks() -> Ranks:
+    """Return the ranks of the job that this process is part of, the same object as long as it is the same job.
+
+    For exchanges of which there are few, all in one thread: they cost no connections of their own. Every rank calls
+    this, in the same order.
+    Raises: ConfigError as `transport_of_this_job`.
+    """
+    global _shared
+    job = job_of_this_process()
+    if _shared is None or _shared[0] != os.getpid() or _shared[1] is not job.carrier or not job.kind:
+        _shared = os.getpid(), job.carrier, ranks_of_this_job()
+    return _shared[2]
+
+
+#: The process that made them, what their messages travel by, and the ranks.
+_shared: tuple[int, Any, Ranks] | None = None
 
 
 # -- Messages ----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def mpi_transport(communicator: Any = None, *, timeout_seconds: float = TIMEOUT_
 
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise ConfigError(
-            "MPI was initialised for fewer threads than the snapshot store needs: set "
+            "MPI was initialised for fewer threads than Penstock needs: set "
             'mpi4py.rc.thread_level = "multiple" before the first import of mpi4py.MPI, or ask for '
             "MPI_THREAD_MULTIPLE where you initialise MPI yourself; not every MPI library has it"
         )

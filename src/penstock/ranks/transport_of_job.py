@@ -1,44 +1,13 @@
-"""Which ranks the job of this process has, and by whom messages travel between them."""
+"""Which job this process is part of, and by whom messages travel between its ranks."""
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import Any, Literal, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.ranks.transport import TIMEOUT_SECONDS, NoTransport, RankTransport
-
-
-def transport_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> RankTransport:
-    """Return a new transport between the ranks of this process's job; every rank calls this, in the same order.
-
-    They are those of torch.distributed where that is initialised, else those of MPI where mpi4py is imported and
-    there are several, else this process alone.
-
-    Raises: ConfigError if the process was started as one of several, but neither is ready.
-    """
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        if distributed.get_world_size() == 1:
-            return NoTransport()
-        from penstock.ranks.transport_torch import torch_transport
-
-        return torch_transport(timeout_seconds=timeout_seconds)
-    mpi = sys.modules.get("mpi4py.MPI")
-    is_mpi = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
-    # One alone may be another launcher's: its variable says so.
-    if mpi is not None and is_mpi and mpi.COMM_WORLD.Get_size() > 1:
-        from penstock.ranks.transport_mpi import mpi_transport
-
-        return mpi_transport(timeout_seconds=timeout_seconds)
-    for _, variable, remedy in LAUNCHERS:
-        if os.environ.get(variable, "1") not in ("", "0", "1"):
-            raise ConfigError(
-                f"{variable} is {os.environ[variable]}, so this process is one of several, but it does not know the "
-                f"others: {remedy} first; or give ranks=alone, where each process works for itself"
-            )
-    return NoTransport()
-
 
 #: What launchers of several processes call a process's number and how many there are, and what makes the processes know
 #: each other.
@@ -47,3 +16,61 @@ LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "import mpi4py.MPI"),
     ("PMI_RANK", "PMI_SIZE", "import mpi4py.MPI"),
 )
+
+
+class Job(NamedTuple):
+    """The job of this process, as far as it can be seen.
+
+    kind: "torch", "mpi", or empty where no messages can be exchanged.
+    evidence: what shows that it has several processes, such as "WORLD_SIZE is 4"; empty where it is alone.
+    remedy: what makes the processes know each other; empty where they do.
+    carrier: what messages travel by: the store of torch.distributed, MPI's communicator of all ranks, or None.
+    """
+
+    kind: Literal["", "torch", "mpi"] = ""
+    evidence: str = ""
+    remedy: str = ""
+    carrier: Any = None
+
+
+def job_of_this_process() -> Job:
+    """Return the job of torch.distributed where that is initialised, else of MPI where mpi4py is imported and there are
+    several ranks, else what the variables of a launcher show.
+    """
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        if (size := distributed.get_world_size()) == 1:
+            return Job()
+        store = distributed.distributed_c10d._get_default_store()
+        return Job("torch", f"torch.distributed has {size} ranks", carrier=store)
+    mpi = sys.modules.get("mpi4py.MPI")
+    is_mpi = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+    # One alone may be another launcher's: its variable says so.
+    if mpi is not None and is_mpi and (size := mpi.COMM_WORLD.Get_size()) > 1:
+        return Job("mpi", f"MPI has {size} ranks", carrier=mpi.COMM_WORLD)
+    for _, variable, remedy in LAUNCHERS:
+        if os.environ.get(variable, "1") not in ("", "0", "1"):
+            return Job(evidence=f"{variable} is {os.environ[variable]}", remedy=remedy)
+    return Job()
+
+
+def transport_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> RankTransport:
+    """Return a new transport between the ranks of this process's job; every rank calls this, in the same order.
+
+    Raises: ConfigError if the process was started as one of several, but they do not know each other yet.
+    """
+    job = job_of_this_process()
+    if job.remedy:
+        raise ConfigError(
+            f"{job.evidence}, so this process is one of several, but it does not know the others: {job.remedy} first; "
+            "or give ranks=alone, where each process works for itself"
+        )
+    if not job.kind:
+        return NoTransport()
+    if job.kind == "mpi":
+        from penstock.ranks.transport_mpi import mpi_transport
+
+        return mpi_transport(timeout_seconds=timeout_seconds)
+    from penstock.ranks.transport_torch import torch_transport
+
+    return torch_transport(timeout_seconds=timeout_seconds)

@@ -6,36 +6,36 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Unpack, final, overload
+from typing import TYPE_CHECKING, Any, Unpack, final, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from penstock import loader
-from penstock.errors import ConfigError
 from penstock.flow.staging import DeviceEvent
 from penstock.loader.config import LoaderArguments, LoaderConfig, config_of
 from penstock.loader.dataset import MapDataset, numpy_leaf
 from penstock.loader.front_end import FrontEnd
+from penstock.ranks import Ranks
 from penstock.report import print_report
 from penstock.store import Source
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class TorchArguments(LoaderArguments, total=False):
     """The arguments of a loader, as users of PyTorch may give them."""
 
     dtype: str | torch.dtype  # type: ignore[misc]
-    rank: int | None  # type: ignore[misc]
-    world_size: int | None  # type: ignore[misc]
 
 
 @final
 class Loader(loader.Loader):
     """Batches as tensors, the large ones over the staging buffer without a copy.
 
-    Takes a `penstock.LoaderConfig` or its arguments; dtype may be a torch.dtype. rank and world_size are those
-    of torch.distributed where it is initialised, unless given.
+    Takes a `penstock.LoaderConfig` or its arguments; dtype may be a torch.dtype.
 
     A folder gives tuples of images, [batch, channels, height, width] (or channels last) and labels, int64[batch].
     A source whose labels have names gives dicts: images, and a tensor for each name.
@@ -51,6 +51,8 @@ class Loader(loader.Loader):
         self,
         source: LoaderConfig,
         *,
+        mesh: DeviceMesh | None = None,
+        ranks: Callable[[], Ranks] | None = None,
         state: Mapping[str, Any] | None = None,
         trace: str | os.PathLike[str] | None = None,
         report: Callable[[str], None] | None = print_report,
@@ -61,6 +63,8 @@ class Loader(loader.Loader):
         self,
         source: str | os.PathLike[str] | Source | MapDataset,
         *,
+        mesh: DeviceMesh | None = None,
+        ranks: Callable[[], Ranks] | None = None,
         state: Mapping[str, Any] | None = None,
         trace: str | os.PathLike[str] | None = None,
         report: Callable[[str], None] | None = print_report,
@@ -71,44 +75,25 @@ class Loader(loader.Loader):
         self,
         source: LoaderConfig | str | os.PathLike[str] | Source | MapDataset,
         *,
+        mesh: DeviceMesh | None = None,
+        ranks: Callable[[], Ranks] | None = None,
         state: Mapping[str, Any] | None = None,
         trace: str | os.PathLike[str] | None = None,
         report: Callable[[str], None] | None = print_report,
         **arguments: Any,
     ) -> None:
-        """Open the source and make ready to prefetch, as `penstock.Loader`.
-
-        Raises: as `penstock.Loader`; ConfigError if there are ranks and nobody says which this is, as a configuration
-            of one rank does not.
-        """
-        if not isinstance(source, LoaderConfig):
-            arguments["rank"], arguments["world_size"] = _place(**arguments)
-            if isinstance(dtype := arguments.get("dtype"), torch.dtype):
-                arguments["dtype"] = _name_of(dtype)
-        elif source.world_size == 1 and (ranks := _place()[1]) > 1:
-            raise ConfigError(
-                f"the configuration is of 1 rank and this job has {ranks}, so that each would read everything: "
-                "dataclasses.replace(config, rank=..., world_size=...); or give arguments, with rank=0, world_size=1"
-            )
-        config = config_of(source, arguments)
-        super().__init__(config, front_end=TORCH, state=state, trace=trace, report=report)
-
-
-def _place(rank: int | None = None, world_size: int | None = None, **_: Any) -> tuple[int, int]:
-    """Return the rank and world_size of this process, by PyTorch unless they are given."""
-    if (rank is None) != (world_size is None):
-        raise ConfigError("rank and world_size belong together: give both or neither")
-    if rank is not None and world_size is not None:
-        return rank, world_size
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(
-            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but torch.distributed is not initialised, so that each "
-            "rank would read everything: call init_process_group before, or give rank= and world_size="
+        """Open the source and make ready to prefetch, as `penstock.Loader`. Raises: as it does."""
+        if isinstance(dtype := arguments.get("dtype"), torch.dtype):
+            arguments["dtype"] = _name_of(dtype)
+        super().__init__(
+            config_of(source, arguments),
+            front_end=TORCH,
+            mesh=mesh,
+            ranks=ranks,
+            state=state,
+            trace=trace,
+            report=report,
         )
-    return 0, 1
 
 
 def _present(batch: Any, dtype: str | None) -> Any:

@@ -1,0 +1,210 @@
+"""The ranks of a job agree on what they will read before any of them reads a sample.
+
+A file that appears between the listings of two ranks, or a seed that differs, gives every rank another order: samples
+are read twice, or never, and nothing looks wrong. One exchange, in which every rank opens its source and describes what
+it would read, finds that; a rank that does not come is named by the time-out of `penstock.ranks`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.loader.config import BOTH_OR_NEITHER, LoaderConfig
+from penstock.loader.dataset import MapDataset
+from penstock.loader.resume import describe_data, describe_object, describe_run, flat_values, seed_of_state
+from penstock.loader.setup import Opened, data_of, open_run, open_source_of, plan_of, samples_of
+from penstock.loader.transforms import compile_pipeline
+from penstock.ranks import Ranks, named_ranks, place_in_mesh, shared_ranks
+from penstock.ranks.transport_of_job import job_of_this_process
+from penstock.simulate.policies import policy_of
+from penstock.store import Source
+from penstock.store.calls import Calls
+from penstock.trace.trace import JSON
+
+#: Bits of a seed that is drawn: few enough to be typed.
+_SEED_BITS = 32
+#: Values that differ and are shown in one message; more are counted.
+_SHOWN = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What a rank reads.
+
+    config: with a seed. opened: its source and plan.
+    data: of `describe_data`, where ranks were compared by it.
+    reports: whether this process reports for the job.
+    uncompared: why the ranks of the plan were not compared; empty where they were, or where there is one.
+    """
+
+    config: LoaderConfig
+    opened: Opened
+    data: dict[str, JSON] | None
+    reports: bool
+    uncompared: str = ""
+
+
+def placed(config: LoaderConfig, mesh: Any) -> LoaderConfig:
+    """Return a configuration that says which rank this process is.
+
+    mesh: see `place_in_mesh`; None where the configuration says it.
+    Raises: ConfigError if both say it, if it is said in part, or if nobody says it and the process is one of several.
+    """
+    if mesh is not None:
+        if config.rank is not None or config.world_size is not None:
+            raise ConfigError("mesh is given beside rank or world_size, which it says: give one or the other")
+        rank, ranks = place_in_mesh(mesh)
+        return replace(config, rank=rank, world_size=ranks)
+    if config.world_size is None:
+        if evidence := job_of_this_process().evidence:
+            raise ConfigError(
+                f"{evidence}, so this process is one of several, and nothing says which of them share each batch: give "
+                "rank= and world_size=, such as rank=torch.distributed.get_rank(), "
+                "world_size=torch.distributed.get_world_size() where none of them works on the same samples; mesh=, a "
+                "DeviceMesh, under tensor or pipeline parallelism; or world_size=1 where each reads everything"
+            )
+    elif config.rank is None and config.world_size > 1:
+        raise ConfigError(f"{BOTH_OR_NEITHER}: world_size is {config.world_size} and rank is left out")
+    return config
+
+
+def open_together(
+    config: LoaderConfig,
+    calls: Calls,
+    *,
+    ranks: Callable[[], Ranks] | None = None,
+    is_of_mesh: bool = False,
+    state: Mapping[str, Any] | None = None,
+) -> Agreed:
+    """Open the source and plan the run as all ranks do, after all ranks were compared; all of them call this.
+
+    config: of `placed`. calls: what the source is listed with.
+    ranks: makes those to compare; None: the ranks of this process's job, if it is in one. One rank of a plan compares
+        nothing, unless it is of a mesh, along which others read the same samples.
+    state: from which the run resumes; a seed that is left out is the state's.
+
+    Raises: ConfigError on every rank if two differ, naming the ranks, the value and what it is on each; what opening
+        raised on any rank, naming it; WaitTimeout naming the ranks that do not come.
+    """
+    if config.seed is None and (seed := seed_of_state(state)) is not None:
+        config = replace(config, seed=seed)
+    drawn = secrets.randbits(_SEED_BITS)
+    job, uncompared = _ranks_of(config, ranks, is_of_mesh)
+    if job is None:
+        if uncompared and config.seed is None:
+            raise ConfigError(
+                f"seed is None, and one cannot be drawn for all ranks ({uncompared}): give seed="
+            )
+        config = replace(config, seed=drawn) if config.seed is None else config
+        return Agreed(config, open_run(config, calls), None, not config.rank, uncompared)
+    found: list[tuple[Source | MapDataset, dict[str, JSON]]] = []
+
+    def describe() -> dict[str, Any]:
+        source = open_source_of(config, calls)
+        data = describe_data(source)
+        found.append((source, data))
+        return {
+            "values": _values_of(config, source, samples_of(source, calls), data, state),
+            "place": [config.rank, config.world_size],
+            "source": data_of(source).place,
+            "drawn": drawn,
+        }
+
+    answer = job.gather_then_decide("the start of a loader", describe, _decide)
+    if "differs" in answer:
+        raise ConfigError(answer["differs"])
+    ((source, data),) = found
+    if config.seed is None:
+        config = replace(config, seed=answer["drawn"])
+    opened = Opened(source, plan_of(config, samples_of(source, calls)))
+    return Agreed(config, opened, data, job.rank == answer["reports"])
+
+
+def _ranks_of(
+    config: LoaderConfig, ranks: Callable[[], Ranks] | None, is_of_mesh: bool
+) -> tuple[Ranks | None, str]:
+    """Return the ranks to compare; or None, and why those of the plan are not compared."""
+    is_alone = (config.world_size or 1) == 1
+    if is_alone and not is_of_mesh:
+        return None, ""
+    if ranks is None:
+        job = job_of_this_process()
+        if job.kind:
+            return shared_ranks(), ""
+        reason = f"{job.remedy} before to have them compared" if job.remedy else "this process knows no other"
+    else:
+        if (found := ranks()).size > 1:
+            return found, ""
+        reason = "ranks= has this one alone"
+    return None, "" if is_alone else reason
+
+
+def _values_of(
+    config: LoaderConfig, source: Source | MapDataset, samples: int, data: dict[str, JSON], state: object
+) -> dict[str, JSON]:
+    """Return what must be equal on all ranks, by name; less where there can be no plan."""
+    values: dict[str, JSON] = {
+        "seed": config.seed,
+        "world_size": config.world_size,
+        "epochs": config.epochs,
+        "policy": describe_object(policy_of(config.policy)),
+        "resumes at": [state.get("epoch"), state.get("step")] if isinstance(state, Mapping) else None,
+        "plan.samples": samples,
+        **dict(flat_values({"data": data})),
+    }
+    try:
+        plan = plan_of(config, samples)
+    except ConfigError as error:
+        return values | {"refused": str(error)}
+    pipeline = None
+    if isinstance(source, Source):
+        pipeline = compile_pipeline(
+            config.transforms, config.seed or 0, config.dtype, config.layout, runs=False
+        )
+    described = describe_run(plan, source, pipeline, data)
+    return values | {"split": describe_object(plan.split)} | dict(flat_values(described))
+
+
+def _decide(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return in what the ranks differ; or the seed of all, and which of them reports. ranks: what each described."""
+    values = [rank["values"] for rank in ranks]
+    differing = [
+        f"{name} is {_on_ranks([f'{value[name]!r:.200}' for value in values])}"
+        for name in values[0]
+        if all(name in value for value in values) and any(value[name] != values[0][name] for value in values)
+    ]
+    if differing:
+        if len(differing) > _SHOWN:
+            differing[_SHOWN:] = [f"{len(differing) - _SHOWN} more values differ"]
+        sources = [rank["source"] for rank in ranks]
+        if len(set(sources)) > 1:
+            differing.append(f"source is {_on_ranks(sources)}")
+        return {
+            "differs": f"the ranks of this job would not read one run: {'; '.join(differing)}. Give all ranks the same "
+            "arguments, and a data set that does not change while they start; or ranks=penstock.ranks.alone to loaders "
+            "of ranks that do not train together"
+        }
+    if refused := [rank for rank, value in enumerate(values) if "refused" in value]:
+        by = f"{named_ranks(refused)} of {len(ranks)}: " if len(refused) < len(ranks) else ""
+        return {"differs": by + values[refused[0]]["refused"]}
+    places = [rank["place"][0] for rank in ranks]
+    missing = sorted(set(range(ranks[0]["place"][1])) - set(places))
+    if missing:
+        return {
+            "differs": f"nothing reads what data-parallel {named_ranks(missing)} of {ranks[0]['place'][1]} should: "
+            f"rank is {_on_ranks(list(map(str, places)))}. Give each rank its own rank=, or mesh="
+        }
+    return {"drawn": ranks[0]["drawn"], "reports": places.index(0)}
+
+
+def _on_ranks(values: Sequence[str]) -> str:
+    """Return "1 on ranks 0, 2 and 5 on rank 1"."""
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    *most, last = [f"{value} on {named_ranks(those)}" for value, those in ranks.items()]
+    return f"{', '.join(most)} and {last}" if most else last

@@ -1,0 +1,293 @@
+"""Ranks that make a loader agree on what they read, or are told in what they differ: each rank is a thread."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.ranks.in_memory import MemoryJob, run
+
+from penstock.errors import ConfigError, DataError, WaitTimeout
+from penstock.loader import Loader, LoaderConfig, predict
+from penstock.loader.transforms import DecodeRaw
+from penstock.plan import BundleShuffle, FullShuffle
+from penstock.policy.loading import Staging
+from penstock.ranks import Ranks, alone
+from penstock.store import open_source
+
+COUNT, RANKS = 12, 3
+RAW = (DecodeRaw("uint8", (4,)),)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "data"
+    place.mkdir()
+    for number in range(COUNT):
+        (place / f"{number:02d}.png").write_bytes(bytes([number] * 4))
+    return place
+
+
+def make(source: Any, own: Ranks, **options: Any) -> Loader:
+    arguments: dict[str, Any] = {
+        "batch_size": 6,
+        "epochs": 1,
+        "transforms": RAW,
+        "dtype": "uint8",
+        "memory": "1 MB",
+        "decoders": 0,
+        "rank": own.rank,
+        "world_size": own.size,
+        "report": None,
+        "ranks": lambda: own,
+        **options,
+    }
+    return Loader(source, **arguments)
+
+
+def together(
+    source: Any, options_of: Callable[[int], dict[str, Any]] = lambda rank: {}, size: int = RANKS
+) -> Any:
+    """Return what each rank reads in its first epoch, or what making its loader raised."""
+
+    def part(ranks: Ranks) -> list[int]:
+        with make(source, ranks, **options_of(ranks.rank)) as loader:
+            return [int(row[0]) for batch in loader for row in batch[0]]
+
+    return run(size, part)
+
+
+def said(outcomes: list[Any]) -> str:
+    """Return the message that all ranks got, as one."""
+    assert [type(error) for error in outcomes] == [ConfigError] * len(outcomes), outcomes
+    (message,) = {str(error) for error in outcomes}
+    return message
+
+
+def test_ranks_that_agree_read_each_sample_once_after_one_exchange(folder: Path) -> None:
+    job = MemoryJob(RANKS)
+
+    def part(ranks: Ranks) -> list[int]:
+        with make(folder, ranks) as loader:
+            return [int(row[0]) for batch in loader for row in batch[0]]
+
+    read = run(RANKS, part, job=job)
+
+    assert sorted(number for part in read for number in part) == list(range(COUNT))
+    assert job.sent[1:] == [1, 1]
+
+
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "seed": ({"seed": 7}, "seed is 0 on ranks 0, 2 and 7 on rank 1"),
+    "a drawn seed": ({"seed": None}, "seed is 0 on ranks 0, 2 and None on rank 1"),
+    "order": (
+        {"shuffle": BundleShuffle(COUNT, 2, 0.5)},
+        "plan.order is {'kind': 'FullShuffle', 'samples': 12, 'seed': 0} on ranks 0, 2 and {'kind': 'BundleShuffle'",
+    ),
+    "batch_size": ({"batch_size": 3}, "plan.batch_size is 6 on ranks 0, 2 and 3 on rank 1"),
+    "epochs": ({"epochs": 2}, "epochs is 1 on ranks 0, 2 and 2 on rank 1"),
+    "drop_last": ({"drop_last": True}, "plan.drop_last is False on ranks 0, 2 and True on rank 1"),
+    "split": ({"split": "strided"}, "split is "),
+    "policy": ({"policy": Staging()}, "policy is "),
+    "transforms": ({"transforms": (lambda data: np.zeros(4, np.uint8),)}, "transforms.steps is "),
+    "dtype": ({"dtype": "float32"}, "transforms.dtype is 'uint8' on ranks 0, 2 and 'float32' on rank 1"),
+    "world_size": ({"world_size": 4}, "world_size is 3 on ranks 0, 2 and 4 on rank 1"),
+    "state": ({"state": {"epoch": 0, "step": 1}}, "resumes at is None on ranks 0, 2 and [0, 1] on rank 1"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_difference_is_named_on_all_ranks_with_both_values(folder: Path, name: str) -> None:
+    other, expected = OTHERS[name]
+
+    message = said(together(folder, lambda rank: other if rank == 1 else {}))
+
+    assert message.startswith("the ranks of this job would not read one run: ")
+    assert expected in message
+    assert "on rank 1" in message
+
+
+def test_a_file_that_appears_between_two_listings_is_found(folder: Path) -> None:
+    """Else 12 samples and 13 are shuffled into orders that have nothing in common, and nobody says so."""
+    listed = threading.Barrier(RANKS)
+
+    def part(ranks: Ranks) -> None:
+        source = open_source(folder)
+        listed.wait(30)
+        if ranks.rank == 2:
+            (folder / "12.png").write_bytes(bytes(4))
+            source = open_source(folder)
+        make(source, ranks).close()
+
+    message = said(run(RANKS, part))
+
+    assert "plan.samples is 12 on ranks 0, 1 and 13 on rank 2" in message
+    assert "data.names_sizes_labels is " in message
+
+
+def test_folders_that_differ_are_named_and_copies_of_one_are_taken(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+
+    def part(ranks: Ranks) -> int:
+        with make(copy if ranks.rank == 2 else folder, ranks) as loader:
+            return len(loader)
+
+    assert run(RANKS, part) == [2] * RANKS
+    (copy / "03.png").rename(copy / "3.png")
+    message = said(run(RANKS, part))
+    assert "data.names_sizes_labels is " in message
+    assert f"FlatFolder '{folder}' on ranks 0, 1 and FlatFolder '{copy}' on rank 2" in message
+
+
+def test_every_data_parallel_rank_has_to_be_there(folder: Path) -> None:
+    """The slip of a copied line: every process says that it is rank 0, and all read the same third."""
+    message = said(together(folder, lambda rank: {"rank": 0}))
+
+    assert message.startswith(
+        "nothing reads what data-parallel ranks 1, 2 of 3 should: rank is 0 on ranks 0, 1, 2."
+    )
+
+
+def test_a_plan_that_one_rank_refuses_is_refused_on_all(folder: Path) -> None:
+    message = said(together(folder, lambda rank: {"shuffle": FullShuffle(13 if rank == 1 else COUNT, 0)}))
+
+    assert message.startswith("rank 1 of 3: shuffle is an order over 13 samples and the source has 12")
+    assert said(together(folder, lambda rank: {"batch_size": 2})).startswith(
+        "the batch of epoch 0, step 0 has 2 "
+    )
+
+
+def test_ranks_under_tensor_parallelism_read_the_same_samples_and_one_reports(folder: Path) -> None:
+    lines: list[str] = []
+
+    read = together(folder, lambda rank: {"rank": rank // 2, "world_size": 2, "report": lines.append}, size=4)
+
+    assert read[0] == read[1]
+    assert read[2] == read[3]
+    assert sorted(read[0] + read[2]) == list(range(COUNT))
+    assert sum("reads 12 samples" in line for line in lines) == 1
+    assert not any("not compared" in line for line in lines)
+
+
+def test_a_source_that_one_rank_cannot_open_is_an_error_of_all(folder: Path, tmp_path: Path) -> None:
+    def part(ranks: Ranks) -> None:
+        make(tmp_path / "nowhere" if ranks.rank == 1 else folder, ranks)
+
+    outcomes = run(RANKS, part)
+
+    assert [type(error) for error in outcomes] == [DataError] * RANKS
+    assert {str(error).partition(", the start of a loader: ")[0] for error in outcomes} == {"rank 1 of 3"}
+
+
+def test_a_rank_that_makes_no_loader_is_named_on_the_others(folder: Path) -> None:
+    outcomes = run(RANKS, lambda ranks: ranks.rank == 2 or make(folder, ranks), timeout_seconds=0.5)
+
+    assert outcomes[2] is True
+    for error in outcomes[:2]:
+        assert isinstance(error, WaitTimeout)
+        assert str(error).startswith("rank 2 of 3 did not arrive at the start of a loader within 0.5 s")
+
+
+def test_one_rank_compares_nothing_even_where_others_are(folder: Path) -> None:
+    """A validation loader of rank 0 alone, whatever the job."""
+
+    def part(ranks: Ranks) -> Any:
+        if ranks.rank != 1:
+            return None
+        with make(
+            folder, ranks, rank=None, world_size=1, ranks=lambda: pytest.fail("ranks were made")
+        ) as loader:
+            return [int(row[0]) for batch in loader for row in batch[0]]
+
+    assert sorted(run(RANKS, part)[1]) == list(range(COUNT))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "why"), [(None, "this process knows no other"), (alone, "ranks= has this one alone")]
+)
+def test_ranks_that_were_not_compared_say_so_at_the_start(folder: Path, ranks: Any, why: str) -> None:
+    lines: list[str] = []
+    for rank in range(2):
+        with make(folder, alone(), rank=rank, world_size=2, ranks=ranks, report=lines.append) as loader:
+            loader.start()
+
+    assert [line for line in lines if "reads 12 samples" in line] == [lines[0]]
+    assert lines[0].endswith(f"3 on each of 2 ranks; ranks are not compared, {why}")
+
+
+# A seed that is drawn
+
+
+def draw(data: Any, rng: np.random.Generator) -> Any:
+    return rng.integers(0, 255, 4, np.uint8)
+
+
+def test_without_a_seed_rank_0_draws_one_for_all_and_says_which(folder: Path) -> None:
+    lines: list[str] = []
+
+    def part(ranks: Ranks) -> Any:
+        with make(folder, ranks, seed=None, transforms=[draw], report=lines.append) as loader:
+            assert loader.config.seed is None
+            return loader.state_dict(), [row.tolist() for batch in loader for row in batch[0]]
+
+    outcomes = run(RANKS, part)
+
+    (first, *_), rows = zip(*outcomes, strict=True)
+    assert {json.dumps(state) for state, _ in outcomes} == {json.dumps(first)}
+    seed = first["transforms"]["seed"]
+    assert f"FullShuffle(seed={seed})" in next(line for line in lines if "reads" in line)
+    # Another run draws another one; a run with that seed reads the same.
+    assert run(RANKS, part)[0][0]["transforms"]["seed"] != seed
+    with make(
+        folder,
+        alone(),
+        seed=seed,
+        world_size=1,
+        transforms=[draw],
+    ) as one:
+        assert [row.tolist() for batch in one for row in batch[0]] == [
+            row
+            for batch in range(2)
+            for rank in range(RANKS)
+            for row in rows[rank][2 * batch : 2 * batch + 2]
+        ]
+
+
+def test_a_drawn_seed_comes_back_with_the_state(folder: Path) -> None:
+    with make(folder, alone(), world_size=1, seed=None) as loader:
+        state, expected = loader.state_dict(), [batch[0].tolist() for batch in loader]
+
+    with make(folder, alone(), world_size=1, seed=None, state=state) as again:
+        assert [batch[0].tolist() for batch in again] == expected
+        assert again.state_dict()["plan"] == state["plan"]
+    with (
+        make(folder, alone(), world_size=1, seed=None) as other,
+        pytest.raises(
+            ConfigError, match=rf"was drawn, and the state is of seed {state['plan']['order']['seed']}"
+        ),
+    ):
+        other.load_state_dict(state)
+
+
+def test_a_seed_cannot_be_drawn_by_ranks_that_cannot_tell_each_other(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"seed is None, and one cannot be drawn for all ranks.*give seed="):
+        make(folder, alone(), rank=1, world_size=2, seed=None, ranks=None)
+
+
+def test_a_configuration_whose_seed_is_to_be_drawn_can_be_printed_and_predicted(folder: Path) -> None:
+    config = LoaderConfig(
+        folder, batch_size=6, epochs=1, transforms=RAW, dtype="uint8", seed=None, decoders=1
+    )
+
+    assert "seed=None" in repr(config)
+    assert config != LoaderConfig(folder, batch_size=6, epochs=1, transforms=RAW, dtype="uint8", decoders=1)
+    with pytest.raises(ConfigError, match="machine is not known"):
+        predict(config)
