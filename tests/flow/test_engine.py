@@ -389,7 +389,7 @@ def test_a_failed_sample_is_named_in_its_batch_with_the_reason(run: Callable[...
     running.take(0, 0)
     whole = running.engine.take(0, 1)
 
-    assert whole.ready.failed == (2,)
+    assert whole.failed == (2,)
     assert "/data/7.jpg is broken" in str(whole.errors[7][0])
     assert whole.keep([0, 1, 3, 4])[0].tolist() == whole.keep([0, 1, 3, 4])[0].tolist() == [5, 6, 8, 9]
 

@@ -219,3 +219,40 @@ def test_a_run_that_loads_nothing_ahead_is_not_predicted(
     with pytest.raises(ConfigError, match=r"trace: it loaded nothing ahead \(decoders=0\)"):
         compare(tmp_path / "trace")
     assert "loads in the training's own thread, as decoders= says; takes at most" in lines[1]
+
+
+class Squares:
+    """Samples of microseconds, one of which cannot be had."""
+
+    def __init__(self, broken: int) -> None:
+        self.broken = broken
+
+    def __len__(self) -> int:
+        return 4096
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.broken:
+            raise ValueError("no such square")
+        return np.full(16, index * index), f"square of {index}"
+
+
+@pytest.mark.parametrize("decoders", [0, 2])
+def test_steps_that_share_a_slot_are_batches_of_their_own(decoders: int) -> None:
+    """Some kept, some dropped, a pass left in the midst of a slot, a sample that fails."""
+    kept: list[tuple[list[int], Any, Any]] = []
+    loader = Loader(
+        Squares(broken=77), batch_size=8, epochs=20, decoders=decoders, on_error="skip", report=None
+    )
+    with loader:
+        assert loader._setup.limits.steps > 1
+        for epoch in range(20):
+            for step, (numbers, names) in enumerate(loader):
+                wanted = [each for each in loader.plan.local_batch(0, epoch, step).tolist() if each != 77]
+                assert numbers[:, 0].tolist() == [each**2 for each in wanted]
+                assert names == [f"square of {each}" for each in wanted]
+                if step % 50 == 7:
+                    kept.append((wanted, numbers, names))
+                if step == 300 and epoch % 2:
+                    break
+        assert len(loader.skipped) >= 10
+    assert all(numbers[:, 15].tolist() == [each**2 for each in wanted] for wanted, numbers, _ in kept)

@@ -59,7 +59,7 @@ class Case:
     seconds: of a read of the source. tier_seconds: of a read of the tier. lossy: samples that the tier cannot give
     back. broken: samples that the source does not give. undecodable: samples that no decoder takes.
     machine_seconds: what the machine says of the store. is_fickle: whether a worker's own reads are fast or slow by
-    chance. order: by default a full shuffle.
+    chance. order: by default a full shuffle. steps: that a slot has space for.
     """
 
     samples: int
@@ -79,6 +79,7 @@ class Case:
     machine_seconds: float = KNOWN_SECONDS
     is_fickle: bool = False
     order: Order | None = None
+    steps: int = 1
 
     @property
     def plan(self) -> AccessPlan:
@@ -93,13 +94,19 @@ class FakeRuntime:
         self.chance = random.Random(case.seed)
         self.sizes = np.array([self.chance.randint(1, 200) for _ in range(case.samples)], np.int64)
         self.placement = place_by_frequency(self.plan, 0, self.sizes, [case.tier_bytes])
-        limits = StagingLimits(case.slots, case.readers, case.decoders, case.undecoded_bytes)
+        limits = StagingLimits(
+            case.slots, case.readers, case.decoders, case.undecoded_bytes, steps=case.steps
+        )
         self.limits = limits
         tier_machine = machine(case.tier_seconds, case.machine_seconds)
         self.scheduler = Scheduler(self.plan, 0, self.sizes, self.placement, tier_machine, limits)
         self.moves: list[Move] = []
         self.loads: list[Load] = []
+        #: Of each step, what is like the notice of a batch of this step alone.
         self.ready: dict[tuple[int, int], Ready] = {}
+        #: Of slots with complete batches, how many steps were not let go yet.
+        self.lent: Counter[int] = Counter()
+        self.steps_together = 0
         self.physical_reads: list[int] = []
         #: Samples that readers moved.
         self.moved = 0
@@ -122,7 +129,7 @@ class FakeRuntime:
                     assert instruction.rows
                     self.loads.append(instruction)
                 case Ready():
-                    self.ready[instruction.epoch, instruction.step] = instruction
+                    self.arrive(instruction)
                 case Staged():
                     self.order.append((instruction.epoch, instruction.step))
                 case Drop():
@@ -133,6 +140,23 @@ class FakeRuntime:
         moving = [sample for move in self.moves for sample in move.samples]
         assert len(moving) == len(set(moving)), "a sample is being fetched twice"
         check_state(self.scheduler._state)
+
+    def arrive(self, ready: Ready) -> None:
+        begin = 0
+        for step, end in ready.ends:
+            failed = tuple(row - begin for row in ready.failed if begin <= row < end)
+            self.ready[ready.epoch, step] = ready._replace(
+                step=step, samples=ready.samples[begin:end], failed=failed
+            )
+            begin = end
+        assert begin == ready.samples.size
+        self.lent[ready.slot] = len(ready.ends)
+        self.steps_together = max(self.steps_together, len(ready.ends))
+
+    def let_go(self, ready: Ready) -> None:
+        self.lent[ready.slot] -= 1
+        if not self.lent[ready.slot]:
+            self.obey(self.scheduler.slot_freed(ready.slot, 0.0))
 
     def finish_something(self) -> None:
         """One outstanding move or load ends."""
@@ -211,7 +235,7 @@ class FakeRuntime:
                 ready = self.take(epoch, step)
                 assert ready.samples.tolist() == self.plan.local_batch(0, epoch, step).tolist()
                 check(ready)
-                self.obey(self.scheduler.slot_freed(ready.slot, 0.0))
+                self.let_go(ready)
 
 
 def _plain(instruction: Instruction) -> object:
@@ -301,6 +325,7 @@ cases = st.builds(
     seed=st.integers(0, 2**32),
     machine_seconds=st.sampled_from([KNOWN_SECONDS, GUESSED_SECONDS]),
     is_fickle=st.booleans(),
+    steps=st.integers(1, 4),
 )
 #: The same with a tier of memory.
 easy_cases = cases.map(lambda case: replace(case, tier_seconds=0.0))
@@ -323,7 +348,9 @@ def test_every_batch_arrives_complete_in_order_and_each_sample_once(
     plan = runtime.plan
     assert set(runtime.loaded.values()) == {1}
     assert len(runtime.loaded) == plan.samples * plan.epochs
-    assert runtime.order == [(e, s) for e in range(plan.epochs) for s in range(plan.steps(e))]
+    assert runtime.order == sorted(runtime.order)
+    if case.steps == 1:
+        assert runtime.order == [(e, s) for e in range(plan.epochs) for s in range(plan.steps(e))]
     assert not runtime.bytes, "the driver keeps bytes that nobody wants"
 
 
@@ -375,7 +402,7 @@ def test_after_a_seek_the_rest_of_the_run_is_as_if_nothing_had_been_staged(
     for _ in range(data.draw(st.integers(1, 2))):
         runtime.obey(runtime.scheduler.seek(epoch, step, 0.0))
     for ready in given_up:
-        runtime.obey(runtime.scheduler.slot_freed(ready.slot, 0.0))
+        runtime.let_go(ready)
 
     for later in range(epoch, plan.epochs):
         for current in range(step if later == epoch else 0, plan.steps(later)):
@@ -383,7 +410,7 @@ def test_after_a_seek_the_rest_of_the_run_is_as_if_nothing_had_been_staged(
             assert ready.samples.tolist() == plan.local_batch(0, later, current).tolist()
             expected = [i for i, sample in enumerate(ready.samples.tolist()) if sample in broken]
             assert list(ready.failed) == expected
-            runtime.obey(runtime.scheduler.slot_freed(ready.slot, 0.0))
+            runtime.let_go(ready)
     while runtime.moves or runtime.loads:
         runtime.finish_something()
     assert not runtime.bytes
@@ -392,7 +419,7 @@ def test_after_a_seek_the_rest_of_the_run_is_as_if_nothing_had_been_staged(
 @settings(max_examples=50)
 @given(cases, st.integers(1, 5))
 def test_slots_that_are_added_while_samples_are_on_their_way_are_used(case: Case, more: int) -> None:
-    runtime = FakeRuntime(case)
+    runtime = FakeRuntime(replace(case, steps=1))
     runtime.obey(runtime.scheduler.start(0.0))
     for _ in range(runtime.chance.randrange(10)):
         if runtime.moves or runtime.loads:
@@ -407,7 +434,7 @@ def test_slots_that_are_added_while_samples_are_on_their_way_are_used(case: Case
     for epoch, step in steps:
         ready = runtime.take(epoch, step)
         assert ready.failed == ()
-        runtime.obey(runtime.scheduler.slot_freed(ready.slot, 0.0))
+        runtime.let_go(ready)
     assert set(runtime.loaded.values()) == {1}
 
 
@@ -433,7 +460,7 @@ def test_bytes_in_passing_stay_within_their_bound_but_for_one_sample(case: Case)
                 }
                 passing = [*moving, *decoding.values()]
                 assert runtime.sizes[passing].sum() <= limit or len(passing) == 1
-            runtime.obey(runtime.scheduler.slot_freed(runtime.take(epoch, step).slot, 0.0))
+            runtime.let_go(runtime.take(epoch, step))
 
 
 def runtime_of(seconds: float, **options: Any) -> FakeRuntime:
@@ -516,12 +543,13 @@ def test_compiled_decisions_are_those_of_plain_python_from_any_event_on(
         while runtime.moves or runtime.loads or runtime.ready:
             for ready in list(runtime.ready.values()):
                 del runtime.ready[ready.epoch, ready.step]
-                runtime.obey(runtime.scheduler.slot_freed(ready.slot, 0.0))
+                runtime.let_go(ready)
             if runtime.moves or runtime.loads:
                 runtime.finish_something()
 
     assert compiled.told == plain.told
-    assert len(plain.order) == sum(plain.plan.steps(epoch) for epoch in range(case.epochs))
+    steps = sum(plain.plan.steps(epoch) for epoch in range(case.epochs))
+    assert len(plain.order) <= steps <= case.steps * len(plain.order)
 
 
 CHUNK = 8
@@ -661,6 +689,47 @@ def test_a_worker_has_memory_for_a_few_reads_of_its_own_at_a_time() -> None:
 
     assert sum(taken) == 64
     assert max(taken) == 2
+
+
+def samples_staged(runtime: FakeRuntime, wall_seconds: float) -> list[int]:
+    """Return the sizes of what is staged, one after the other, where each sample takes so long to load."""
+    sizes: list[int] = []
+    queue = runtime.scheduler.start(0.0)
+    while queue:
+        match each := queue.pop(0):
+            case Load():
+                reads = [OwnRead(SOURCE, len(each.rows), FAST_SECONDS)]
+                queue += runtime.scheduler.loaded(
+                    each, {}, reads, 0.0, wall_seconds * len(each.rows), wall_seconds
+                )
+            case Ready():
+                sizes.append(each.samples.size)
+                queue += runtime.scheduler.slot_freed(each.slot, 0.0)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most"), [(1e-6, 64), (1e-4, 16), (2.4e-4, 8), (1e-2, 8)], ids=["all", "two", "one", "slow"]
+)
+def test_a_slot_takes_the_steps_of_an_epoch_that_are_loaded_in_two_milliseconds(
+    seconds: float, most: int
+) -> None:
+    """20 steps of 8 samples an epoch, slots for 8 steps."""
+    runtime = runtime_of(FAST_SECONDS, samples=160, epochs=3, slots=1, readers=0, steps=8)
+
+    sizes = samples_staged(runtime, seconds)
+
+    assert max(sizes) == most
+    of_an_epoch = {64: [64, 64, 32], 16: [16] * 10, 8: [8] * 20}[most]
+    assert sizes[-len(of_an_epoch) :] == of_an_epoch
+
+
+def test_what_reader_threads_bring_is_staged_step_by_step() -> None:
+    """Decoding takes no time, and it may be long until all samples of several steps are there."""
+    runtime = runtime_of(SLOW_SECONDS, samples=160, epochs=3, readers=4, steps=8)
+    runtime.run()
+
+    assert runtime.steps_together == 1
 
 
 def test_the_first_read_of_each_epoch_is_a_workers_own_which_shows_what_that_takes_now() -> None:

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from queue import Empty, SimpleQueue
+from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -94,25 +95,44 @@ Event = Callable[[float], "list[Instruction] | None"]
 
 
 class StagedBatch:
-    """A batch with all its samples in its slot. Whoever refers to its arrays has the slot.
+    """A step's batch with all its samples in its slot. Whoever refers to its arrays has the slot.
 
-    errors: why the places in `ready.failed` have no sample, by sample, and where in the worker that was.
+    samples: int64[local batch]. row: of the slot, where its samples begin.
+    failed: places that have no sample. errors: why, by sample, and where in the worker that was.
     """
 
-    __slots__ = ("_packed", "arrays", "errors", "ready")
+    __slots__ = ("_packed", "arrays", "epoch", "errors", "failed", "row", "samples", "slot", "step")
 
-    def __init__(self, ready: Ready, arrays: tuple[NDArray[Any], ...], errors: dict[int, Exception]) -> None:
-        self.ready = ready
-        self.arrays = arrays
-        self.errors = {sample: (error, error.__traceback__) for sample, error in errors.items()}
+    def __init__(
+        self,
+        ready: Ready,
+        step: int,
+        rows: slice,
+        arrays: tuple[NDArray[Any], ...],
+        known: dict[int, Exception],
+    ) -> None:
+        self.epoch, self.step, self.slot, self.row = ready.epoch, step, ready.slot, rows.start
+        self.samples, self.arrays = ready.samples[rows], arrays
+        self.failed: tuple[int, ...] = ()
+        self.errors: dict[int, tuple[Exception, TracebackType | None]] = {}
+        if ready.failed:
+            self.failed = tuple(row - rows.start for row in ready.failed if rows.start <= row < rows.stop)
+            for sample in self.samples[list(self.failed)].tolist():
+                self.errors[sample] = known[sample], known[sample].__traceback__
         self._packed: list[NDArray[Any]] | None = None
 
-    def keep(self, places: list[int]) -> tuple[NDArray[Any], ...]:
+    def rows(self, places: Sequence[int]) -> Sequence[int]:
+        """Return where some places of the batch are in its slot."""
+        if isinstance(places, range):
+            return range(self.row + places.start, self.row + places.stop)
+        return [self.row + place for place in places]
+
+    def keep(self, places: Sequence[int]) -> tuple[NDArray[Any], ...]:
         """Move some places to the front, in their order, and return the arrays of these alone.
 
         Called again, as after a Ctrl-C in its midst, it must get the same places.
         """
-        if len(places) == len(self.ready.samples):
+        if len(places) == len(self.samples):
             return self.arrays
         if self._packed is None:
             self._packed = [array[places] for array in self.arrays]
@@ -200,8 +220,8 @@ class Decoder(Protocol):
         """
         ...
 
-    def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], kept: Sequence[int]) -> Any:
-        """Return what a batch is made of, once its arrays hold the `kept` places of the slot."""
+    def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
+        """Return what a batch is made of, once its arrays hold these rows of the slot."""
         ...
 
 
@@ -336,18 +356,23 @@ class Engine:
         """
         self._check_usable()
         key = (epoch, step)
+        if self._staging.is_held:
+            self._post(self._poll_held)
+        self._forget_before(key)
+        if (batch := self._arrived.get(key)) is None:
+            batch = self._await(key)
+        self._staging.guard(batch.slot)
+        return batch
+
+    def _await(self, key: tuple[int, int]) -> StagedBatch:
         begin = self._clock()
-        self._consumer_waits = (epoch, step, begin)
+        self._consumer_waits = (*key, begin)
         try:
             patience = Patience(
                 self._patience_seconds, self._timeout_seconds, self._report, self._consumer_line
             )
-            if self._staging.is_held:
-                self._post(self._poll_held)
             while True:
-                self._forget_before(key)
                 if (batch := self._arrived.get(key)) is not None:
-                    self._staging.guard(batch.ready.slot)
                     return batch
                 self._check_usable()
                 self._make_room(key)
@@ -361,6 +386,7 @@ class Engine:
                     pause = _POLL_HELD_SECONDS
                 with contextlib.suppress(Empty):
                     self._wake.get(timeout=pause)
+                self._forget_before(key)
         finally:
             self._consumer_waits = None
 
@@ -636,10 +662,12 @@ class Engine:
 
     def _deliver(self, ready: Ready) -> None:
         arrays = self._staging.lend(ready.slot, ready.samples.size, self._loads.put)
-        failed = {int(ready.samples[index]) for index in ready.failed}
         known = self._failures.pop(ready.batch, {})
-        errors = {sample: known[sample] for sample in failed}
-        self._arrived[ready.epoch, ready.step] = StagedBatch(ready, arrays, errors)
+        begin = 0
+        for step, end in ready.ends:
+            rows, begin = slice(begin, end), end
+            parts = arrays if len(ready.ends) == 1 else tuple(array[rows] for array in arrays)
+            self._arrived[ready.epoch, step] = StagedBatch(ready, step, rows, parts, known)
         self._lent.add(ready.slot)
         self._wake_consumer()
 

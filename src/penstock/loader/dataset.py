@@ -100,8 +100,8 @@ class SampleDecoder:
 
     example: a sample, and its number. describe: names one, in errors.
     as_array: turns a leaf into an array without a copy where it can.
-    copy_leaves: copies leaves into an array that has a row for each, if it can at once and they are as this wants
-        them; returns whether it did.
+    copy_leaves: copies leaves, all of one type, into an array that has a row for each, if it can at once and they are
+        as this wants them; returns whether it did.
     Raises: ConfigError for an example without any array or number.
     """
 
@@ -153,11 +153,11 @@ class SampleDecoder:
                     failed.append((index, _noted(error, self._describe(sample))))
         return failed
 
-    def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], kept: Sequence[int]) -> Any:
-        """Return what a batch is made of, once its arrays hold the `kept` places of the slot."""
-        rows = self._other_leaves.get(slot, {})
+    def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
+        """Return what a batch is made of, once its arrays hold these rows of the slot."""
+        others = self._other_leaves.get(slot, {})
         stacked = iter(arrays)
-        listed = ([rows[row][which] for row in kept] for which in range(self._is_array.count(False)))
+        listed = ([others[row][which] for row in rows] for which in range(self._is_array.count(False)))
         return self._structure.build(
             next(stacked) if is_array else next(listed) for is_array in self._is_array
         )
@@ -225,7 +225,7 @@ class SampleDecoder:
                 return False
             np.stack(column, out=place)
             return True
-        return self._copy_leaves(column, place)
+        return len(kinds) == 1 and self._copy_leaves(column, place)
 
     def _store(self, value: Any, arrays: tuple[NDArray[Any], ...], row: int, sample: int) -> list[Any]:
         """Copy a sample's arrays into its row; return the leaves that are none."""

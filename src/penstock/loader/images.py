@@ -80,7 +80,7 @@ class ImageDecoder:
             array[rows] = known[samples]
         return failed
 
-    def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], kept: Sequence[int]) -> Any:
+    def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
         """See `Decoder`: images and labels, or a dict with these by name."""
         if not self._is_named:
             return arrays

@@ -6,7 +6,7 @@ import errno
 import os
 import platform
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -190,8 +190,10 @@ class Loader:
         self._drained = self._recorder.clock()
         #: Counts `iter` calls: an iterator that is not of the latest is over.
         self._iteration = 0
-        #: The epoch that a pass is in, None between passes; and at which step the pass began.
+        #: The epoch that a pass is in, None between passes; how many of its steps have all their samples, and at which
+        #: the pass began.
         self._inside_epoch: int | None = None
+        self._whole_steps = 0
         self._first_step = 0
         #: Tells when the pass was dropped: a `for` loop that is left drops its iterator at once.
         self._departure: Departure | None = None
@@ -215,7 +217,7 @@ class Loader:
 
     def _make_staging(self) -> StagingBuffer:
         setup = self._setup
-        rows = setup.plan.max_local_batch(setup.rank)
+        rows = setup.limits.steps * setup.plan.max_local_batch(setup.rank)
         staging = StagingBuffer(
             setup.decoder.fields, rows, setup.budget.staging_bytes, self._front_end.device_event()
         )
@@ -345,6 +347,7 @@ class Loader:
             )
         self._iteration += 1
         self._first_step = self._position[1]
+        self._whole_steps = self._plan.length(epoch) // self._plan.batch_size
         self._inside_epoch = epoch
         self._delivered = 0
         begun = _Epoch(self, self._iteration, epoch)
@@ -530,13 +533,15 @@ class Loader:
                     # The traceback refers to this frame, and to the caller's, which has batches: no circle, please.
                     del error, staged
             arrays = staged.keep(kept)
-            batch = (
-                self._front_end.present(self._decoder.finish(staged.ready.slot, arrays, kept), self._dtype)
-                if kept
-                else None
-            )
+            batch = None
+            if kept:
+                finished = self._decoder.finish(staged.slot, arrays, staged.rows(kept))
+                batch = self._front_end.present(finished, self._dtype)
+            following = (epoch, step + 1)
+            if step + 1 >= self._whole_steps:  # before, every step is as large as this one
+                following = self._plan.first_read_from(self._rank, *following)
             # Ctrl-C before this line, and the same batch comes again; after it, the next one.
-            self._position = self._plan.first_read_from(self._rank, epoch, step + 1)
+            self._position = following
             self._engine.let_go(epoch, step)
             self._skipped += skipped
             if batch is None:
@@ -613,27 +618,25 @@ class Loader:
             )
             self._report(f"{self._name}: {line}{''.join(clauses)}")
 
-    def _judge(self, staged: StagedBatch) -> tuple[list[int], list[SkippedSample], Exception | None]:
+    def _judge(self, staged: StagedBatch) -> tuple[Sequence[int], list[SkippedSample], Exception | None]:
         """Return the places of a batch that can be handed out, what is skipped, and what is to be raised instead."""
-        ready, on_error = staged.ready, self._config.on_error
-        if not ready.failed:
-            return list(range(ready.samples.size)), [], None
+        on_error, places = self._config.on_error, range(len(staged.samples))
+        if not staged.failed:
+            return places, [], None
         skipped: list[SkippedSample] = []
-        for index in ready.failed:
-            sample = int(ready.samples[index])
+        for sample in staged.samples[list(staged.failed)].tolist():
             error, traceback = staged.errors[sample]
             decision = on_error(error, sample) if callable(on_error) else on_error
             if decision == "raise":
                 # Without the traceback of an earlier time that it was raised, which refers to the caller's batches.
-                placed = _placed(error.with_traceback(traceback), ready.epoch, ready.step)
+                placed = _placed(error.with_traceback(traceback), staged.epoch, staged.step)
                 return [], [], placed
             if decision != "skip":
                 raise ConfigError(f'on_error returned {decision!r}; it must return "raise" or "skip"')
             name = self._fetcher.describe(sample)
-            skipped.append(SkippedSample(ready.epoch, ready.step, sample, name, printable(str(error))))
+            skipped.append(SkippedSample(staged.epoch, staged.step, sample, name, printable(str(error))))
             _forget_frames(error)
-        lost = set(ready.failed)
-        return [index for index in range(ready.samples.size) if index not in lost], skipped, None
+        return [place for place in places if place not in staged.failed], skipped, None
 
     # Bookkeeping
 

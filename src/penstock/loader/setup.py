@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError, DataError, WaitTimeout
 from penstock.flow.cpus import cpu_limit, default_readers, memory_limit_bytes, ranks_on_this_host
 from penstock.flow.engine import Decoder, Fetcher
-from penstock.flow.staging import slot_bytes
+from penstock.flow.staging import Field, slot_bytes
 from penstock.loader.budget import MemoryBudget, share_memory
 from penstock.loader.config import LoaderConfig, check_machine
 from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
@@ -33,6 +34,9 @@ from penstock.simulate.policies import policy_of
 from penstock.store import MemoryTier, Source, extents_of, labels_of, open_source
 from penstock.store.calls import Calls
 from penstock.units import format_bytes, format_count, parse_bytes
+
+# Small steps share a slot up to these: more gain little.
+_STAGED_TOGETHER, _STAGED_TOGETHER_BYTES = 1024, 5 << 17
 
 # Of how many samples a source is asked at a time where they lie.
 _ASKED_AT_ONCE = 1 << 20
@@ -214,9 +218,10 @@ def set_up(
         fields = decoder.fields
 
     local_batch = plan.max_local_batch(rank)
+    steps = _steps_of_a_slot(fields, local_batch, memory_bytes)
     budget = share_memory(
         memory_bytes,
-        slot_bytes=slot_bytes(fields, local_batch),
+        slot_bytes=slot_bytes(fields, steps * local_batch),
         local_batch=local_batch,
         readers=threads.readers,
         largest_sample_bytes=int(sizes_bytes.max(initial=0)),
@@ -247,7 +252,12 @@ def set_up(
         policy=policy,
         placement=placement_of(policy, Job(plan, sizes_bytes, on, seed_of(config), rank), rank),
         limits=StagingLimits(
-            budget.slots, threads.readers, threads.decoders, budget.undecoded_bytes, threads.most_decoders
+            budget.slots,
+            threads.readers,
+            threads.decoders,
+            budget.undecoded_bytes,
+            threads.most_decoders,
+            steps,
         ),
         cpus=cpus,
         decoders_because=threads.decoders_because,
@@ -258,6 +268,13 @@ def set_up(
         seed=seed_of(config),
         extents=extents,
     )
+
+
+def _steps_of_a_slot(fields: Sequence[Field], local_batch: int, memory_bytes: int) -> int:
+    """Return how many steps a slot has space for: several where they are small."""
+    batch_bytes = max(1, slot_bytes(fields, local_batch))
+    most_bytes = min(_STAGED_TOGETHER_BYTES, memory_bytes // 64)
+    return max(1, min(most_bytes // batch_bytes, _STAGED_TOGETHER // max(1, local_batch)))
 
 
 def _near(extents: Extents, machine: Machine, ranks: int, sizes_bytes: NDArray[np.int64]) -> Near:

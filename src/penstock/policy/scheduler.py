@@ -5,8 +5,9 @@ It does no I/O and never asks for the time. Threads drive it over real stores (`
 machine's curves (`simulate.loading`); neither has a rule of its own.
 
 Rules, in the order in which they win (the functions of `penstock.policy.decisions` hold them):
-1. Batches are staged in the plan's order into free slots, across the ends of epochs. Moves for staged batches go out
-   by due time (thesis 3.2.1, rule 1: fetch the next sample that is not there).
+1. Batches are staged in the plan's order into free slots, across the ends of epochs; where samples take microseconds, a
+   slot takes as many steps of an epoch as are loaded in two milliseconds. Moves for staged batches go out by due time
+   (thesis 3.2.1, rule 1: fetch the next sample that is not there).
 2. A sample is never fetched twice at a time: who needs it while it is on its way waits for that move, and a move of a
    sample that a tier shall keep fills the tier as well (one physical read per miss).
 3. A sample is taken from where it is expected first, what is queued there included. A worker reads by itself what it
@@ -20,7 +21,7 @@ Rules, in the order in which they win (the functions of `penstock.policy.decisio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,8 +38,12 @@ from penstock.policy.decisions import OK
 from penstock.policy.merge import Extents
 from penstock.policy.placement import Placement
 from penstock.policy.thread_count import ThreadCount, ThreadFacts
+from penstock.trace.schema import SOURCE
 
 Ids = NDArray[np.int64]
+
+#: What it takes to load all that is staged together, at most, where it is more than one step.
+_STAGED_SECONDS = 2e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,7 @@ class StagingLimits:
     most_decoders: where not 0, the number of `Load`s in progress follows what it does to the rate, from 1 up to this.
     undecoded_bytes: of samples that reader threads are reading, or have read for a batch and that are not decoded
         yet; one sample is always allowed.
+    steps: of the plan that a slot has space for.
     Raises: ConfigError naming the field.
     """
 
@@ -59,10 +65,11 @@ class StagingLimits:
     decoders: int
     undecoded_bytes: int
     most_decoders: int = 0
+    steps: int = 1
 
     def __post_init__(self) -> None:
-        check_threads("limits.slots", self.slots)  # no threads, but as few
-        check_threads("limits.decoders", self.decoders)
+        for name in ("slots", "decoders", "steps"):  # not all are threads, but as few
+            check_threads(f"limits.{name}", getattr(self, name))
         for name in ("readers", "undecoded_bytes", "most_decoders"):
             check_count(f"limits.{name}", getattr(self, name), 0)
 
@@ -117,7 +124,7 @@ class Staged(NamedTuple):
 class Ready(NamedTuple):
     """Notice: a batch is complete, and its slot the consumer's until `slot_freed`.
 
-    failed: the rows whose sample could not be had.
+    failed: the rows whose sample could not be had. ends: of each step in the slot, its number and where its rows end.
     """
 
     batch: int
@@ -126,6 +133,7 @@ class Ready(NamedTuple):
     slot: int
     samples: Ids
     failed: tuple[int, ...]
+    ends: tuple[tuple[int, int], ...]
 
 
 class Drop(NamedTuple):
@@ -149,12 +157,20 @@ Instruction = Move | Load | Staged | Ready | Drop
 
 
 class _Batch(NamedTuple):
-    """A batch that has a slot and is not complete, or is the next that gets one."""
+    """What has a slot and is not complete, or is the next that gets one: one step of the plan, or several.
+
+    step: the first. ends: of each step, its number and where its samples end.
+    """
 
     number: int
     epoch: int
     step: int
     samples: Ids
+    ends: tuple[tuple[int, int], ...]
+
+    def is_before(self, epoch: int, step: int) -> bool:
+        """Whether all of its steps are before this one."""
+        return (self.epoch, self.ends[-1][0]) < (epoch, step)
 
 
 class Scheduler:
@@ -180,6 +196,8 @@ class Scheduler:
         self._plan = plan
         self._rank = rank
         self._limits = limits
+        #: Samples that a slot has space for.
+        self._slot_size = limits.steps * plan.max_local_batch(rank)
         #: The compiled form of `decisions.event`, once there is one; and bound to the state.
         self._loop: Loop | None = None
         self._bound: Callable[..., int] | None = None
@@ -189,7 +207,7 @@ class Scheduler:
                 [placement.kept],
                 machine,
                 slots=limits.slots,
-                local_batch=plan.max_local_batch(rank),
+                local_batch=self._slot_size,
                 readers=limits.readers,
                 undecoded_bytes=limits.undecoded_bytes,
                 extents=extents,
@@ -206,11 +224,13 @@ class Scheduler:
         self._coming: _Batch | None = None
         self._due_seconds = 0.0
         self._number = 0
+        #: The step of the plan that follows it.
+        self._following: tuple[int, int, Ids] | None = None
         #: Incomplete batches that are wanted, by running number: in the plan's order.
         self._batches: dict[int, _Batch] = {}
         #: Of the batch that was staged last: the first read of another epoch is a worker's own.
         self._staged_epoch, step = plan.first_read_from(rank, 0, 0)
-        self._line_up(plan.batches(rank, self._staged_epoch, step))
+        self._seek(self._staged_epoch, step)
 
     # Events
 
@@ -261,7 +281,7 @@ class Scheduler:
         for read in own_reads:
             self._call(decisions.OBSERVED, 0, read.reads, read.origin, read.seconds)
         begin = self._ints[slot_of(self._views, 0, load.slot) + decisions.SLOT_PLACES]
-        self._mark([begin + row * decisions.PLACE_COLUMNS for row in load.rows], failed)
+        self._mark(load.rows, failed, begin, decisions.PLACE_COLUMNS)
         return self._event(now, decisions.LOADED, load.slot, count, wall_seconds)
 
     def seek(self, epoch: int, step: int, now: float) -> list[Instruction]:
@@ -272,12 +292,12 @@ class Scheduler:
         for index in range(self._slots) if self._batches else ():
             number = self._ints[slot_of(self._views, 0, index) + decisions.SLOT_NUMBER]
             batch = self._batches.get(number)
-            if batch is not None and (batch.epoch, batch.step) < (epoch, step):
+            if batch is not None and batch.is_before(epoch, step):
                 del self._batches[batch.number]
                 self._call(decisions.ABANDONED, index, 0, 0, 0.0)
         coming = self._coming
         if coming is not None and (coming.epoch, coming.step) < (epoch, step):
-            self._line_up(self._plan.batches(self._rank, epoch, step))
+            self._seek(epoch, step)
             self._due_seconds = now
         return self._event(now)
 
@@ -334,27 +354,51 @@ class Scheduler:
         while self._coming is not None and self._coming.number in self._batches:
             coming = self._coming
             self._staged_epoch = coming.epoch
-            self._line_up(self._following)
+            self._line_up()
             if self._ints[decisions.FIRST_FREE] >= 0:
                 self._read(self._call(decisions.GO_ON, 0, 0, 0, 0.0), now, out)
         self._were_busy = self._ints[decisions.LOADS] >= threads
         return out
 
-    def _line_up(self, batches: Iterator[tuple[int, int, Ids]]) -> None:
-        """Say which batch is staged next: the first of these, which are all that follow."""
-        numbers, self._following = self._ints, batches
-        if (following := next(batches, None)) is None:
+    def _seek(self, epoch: int, step: int) -> None:
+        """Go on in the plan from a step."""
+        self._steps = self._plan.batches(self._rank, epoch, step)
+        self._following = next(self._steps, None)
+        self._line_up()
+
+    def _line_up(self) -> None:
+        """Say what is staged next."""
+        numbers = self._ints
+        if (following := self._following) is None:
             self._coming = None
             numbers[decisions.COMING_SIZE] = numbers[decisions.COMES_MORE] = 0
             return
-        epoch, _, samples = following
-        self._coming = _Batch(self._number, *following)
+        epoch, step, samples = following
+        ends, size, parts = [(step, samples.size)], samples.size, [samples]
+        most = self._staged_together() if self._limits.steps > 1 else 0
+        following = next(self._steps, None)
+        while following is not None and following[0] == epoch and size + following[2].size <= most:
+            size += following[2].size
+            ends.append((following[1], size))
+            parts.append(following[2])
+            following = next(self._steps, None)
+        self._following = following
+        if len(parts) > 1:
+            samples = np.concatenate(parts)
+        self._coming = _Batch(self._number, epoch, step, samples, tuple(ends))
         begin = numbers[decisions.COMING]
-        self._state.ints[begin : begin + samples.size] = samples
-        numbers[decisions.COMING_SIZE] = samples.size
+        self._state.ints[begin : begin + size] = samples
+        numbers[decisions.COMING_SIZE] = size
         numbers[decisions.COMING_NUMBER] = self._number
         numbers[decisions.COMING_BEGINS] = epoch != self._staged_epoch
         numbers[decisions.COMES_MORE] = 1
+
+    def _staged_together(self) -> int:
+        """Return how many samples a slot should take, if that is more than one step's."""
+        each = self._views.floats[self._ints[decisions.PACE] + decisions.SAMPLE_SECONDS]
+        if each == 0.0 or not decisions.reads_by_itself(self._views, 0, SOURCE):
+            return 0
+        return min(int(_STAGED_SECONDS / each), self._slot_size)
 
     def _read(self, size: int, now: float, out: list[Instruction]) -> None:
         """Read the instructions that the last call wrote."""
@@ -376,12 +420,13 @@ class Scheduler:
             elif what == decisions.LOAD:
                 columns = [words[at + k * count : at + (k + 1) * count] for k in range(5)]
                 at += 5 * count
-                out.append(Load(*self._batches[number], where, *columns))
+                batch = self._batches[number]
+                out.append(Load(number, batch.epoch, batch.step, batch.samples, where, *columns))
             elif what == decisions.READY:
                 failed = tuple(words[at : at + count])
                 at += count
                 batch = self._batches.pop(number)
-                out.append(Ready(number, batch.epoch, batch.step, where, batch.samples, failed))
+                out.append(Ready(number, batch.epoch, batch.step, where, batch.samples, failed, batch.ends))
             elif what == decisions.STAGED:
                 assert self._coming is not None, "it was lined up"
                 self._batches[number] = self._coming
@@ -407,14 +452,14 @@ class Scheduler:
         if self._loop is not None:
             self._bound = self._loop.bound_and_short(tuple(state))
 
-    def _mark(self, items: list[int], failed: dict[int, int]) -> None:
-        """Put what an event is about into the group."""
+    def _mark(self, items: list[int], failed: dict[int, int], begin: int = 0, size: int = 1) -> None:
+        """Put what an event is about into the group: items of a list that begins there, each of this size."""
         ints = self._ints
         group, marks = ints[decisions.GROUP], ints[decisions.MARKS]
         if len(items) == 1:
-            ints[group], ints[marks] = items[0], OK
+            ints[group], ints[marks] = begin + size * items[0], OK
         else:
-            self._state.ints[group : group + len(items)] = items
+            self._state.ints[group : group + len(items)] = begin + size * np.array(items)
             self._state.ints[marks : marks + len(items)] = OK
         for index, mark in failed.items():
             ints[marks + index] = mark

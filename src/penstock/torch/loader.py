@@ -115,7 +115,7 @@ _DTYPE = attrgetter("dtype")
 
 
 def _copy_leaves(leaves: Sequence[Any], place: NDArray[Any]) -> bool:
-    if place.dtype.names is not None or set(map(type, leaves)) != {torch.Tensor}:
+    if place.dtype.names is not None or type(leaves[0]) is not torch.Tensor:
         return False
     out = torch.from_numpy(place)
     if set(map(_DTYPE, leaves)) != {out.dtype} or leaves[0].shape != out.shape[1:]:
