@@ -63,6 +63,9 @@ values = ranks.all_gather("long values", long + str(mine) if mine in (0, last) e
 report["long"] = [len(value) for value in values]
 report["long intact"] = values[0] == long + "0" and values[last] == long + str(last)
 
+data = ranks.on_rank_zero("bytes", lambda: bytes(range(250)) * 40_000)
+report["bytes"] = data == bytes(range(250)) * 40_000
+
 def write():
     if mine == last:
         raise OSError(28, "No space left on device")
@@ -173,6 +176,9 @@ class TestRanksContract:
         lengths = [9_500_001, *[5] * (len(reports) - 2), 9_500_001]
         assert all(report["long"] == lengths and report["long intact"] for report in reports)
 
+    def test_bytes_of_rank_0_arrive_on_all(self, reports: Reports) -> None:
+        assert all(report["bytes"] for report in reports)
+
     def test_what_fails_on_one_rank_is_raised_on_all_and_names_it(self, reports: Reports) -> None:
         size = len(reports)
         message = f"rank {size - 1} of {size}, writing: OSError: [Errno 28] No space left on device"
@@ -237,3 +243,29 @@ else:
     job = start_process(str(mpiexec), "-n", "2", sys.executable, "-c", script)
     told = job.communicate()
     assert job.returncode == 0, told
+
+
+def test_a_late_rank_of_mpi_is_named_where_all_prepare_and_fails_when_it_comes() -> None:
+    """All ranks duplicate a communicator first, for which MPI itself would wait for ever."""
+    script = """
+from mpi4py import MPI
+from penstock.errors import WaitTimeout
+from penstock.ranks import ranks_of_this_job
+world = MPI.COMM_WORLD
+late = world.Get_rank() == 1
+if late:
+    [world.recv(source=rank, tag=5) for rank in (0, 2)]
+try:
+    ranks_of_this_job(timeout_seconds=0.5)
+except WaitTimeout as error:
+    print(error, flush=True)
+if not late:
+    world.send("gave up", 1, tag=5)
+world.Barrier()
+"""
+    mpiexec = Path(sys.executable).with_name("mpiexec")
+    job = start_process(str(mpiexec), "-n", "3", sys.executable, "-c", script)
+    told, errors = job.communicate(timeout=patient(60))
+    assert job.returncode == 0, (told, errors)
+    assert told.count("rank 1 of 3 did not come within 0.5 s to where all ranks of MPI prepare") == 2, told
+    assert told.count("not all ranks came within 0.5 s") == 1, told

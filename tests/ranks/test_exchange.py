@@ -12,10 +12,10 @@ from tests.ranks.in_memory import MemoryJob, MemoryTransport, run
 
 from penstock.checkpoint.files.parts import TornError
 from penstock.errors import ConfigError, DataError, FormatError, RankError, WaitTimeout
-from penstock.ranks import transport_of_job
-from penstock.ranks.exchange import SIGNS_PER_TIMEOUT, Ranks, alone, ranks_of_this_job
+from penstock.ranks import exchange, transport_of_job
+from penstock.ranks.exchange import SIGNS_PER_TIMEOUT, Ranks, alone, ranks_of_this_job, shared_ranks
 from penstock.ranks.transport import NoTransport
-from penstock.ranks.transport_of_job import transport_of_this_job
+from penstock.ranks.transport_of_job import Job, transport_of_this_job
 
 # -- Errors keep their kind, and their cause where they happened --
 
@@ -111,6 +111,26 @@ def test_ranks_at_different_places_are_told_instead_of_given_each_others_values(
 
     assert all(type(error) is RankError for error in errors)
     assert "rank 0 of 4 is at the commit of step 300, rank 2 at the listing" in str(errors[3])
+
+
+def test_rank_0_hands_bytes_to_all_and_gets_bytes_of_all() -> None:
+    """The listing of a data set, which only rank 0 makes."""
+    listing = bytes(range(256)) * 3 + b"\n\n"
+    calls = []
+
+    def part(ranks: Ranks) -> Any:
+        def make() -> bytes:
+            calls.append(ranks.rank)
+            return listing
+
+        handed = ranks.on_rank_zero("the listing", make)
+        lengths = ranks.gather_then_decide(
+            "lengths", lambda: bytes(ranks.rank), lambda all_: [*map(len, all_)]
+        )
+        return handed, lengths, ranks.on_rank_zero("nothing", bytes)
+
+    assert run(3, part) == [(listing, [0, 1, 2], b"")] * 3
+    assert calls == [0]
 
 
 # -- Who does not come --
@@ -325,3 +345,20 @@ def test_a_launcher_of_one_process_leaves_it_alone(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("WORLD_SIZE", "1")
 
     assert transport_of_this_job().size == 1
+
+
+def test_ranks_that_are_shared_are_the_same_as_long_as_the_job_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader for each evaluation, thousands of times: none makes connections of its own."""
+    first, second = object(), object()
+    jobs = [Job("torch", "2 ranks", carrier=carrier) for carrier in (first, first, second, second)]
+    monkeypatch.setattr(exchange, "job_of_this_process", lambda: jobs.pop(0))
+    monkeypatch.setattr(exchange, "transport_of_this_job", lambda **_: NoTransport())
+    monkeypatch.setattr(exchange, "_shared", None)
+    pid = os.getpid()
+
+    one, again, of_a_new_group = (shared_ranks() for _ in range(3))
+    monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+    of_a_fork = shared_ranks()
+
+    assert one is again
+    assert len({id(ranks) for ranks in (one, of_a_new_group, of_a_fork)}) == 3

@@ -46,6 +46,30 @@ def test_messages_of_any_length_arrive_in_order_and_leave_nothing_in_the_store(n
     assert store.num_keys() == keys
 
 
+def test_a_long_message_to_many_ranks_is_stored_once_until_the_last_has_it() -> None:
+    """The listing of a million files, for 64 ranks: the store's process must not hold it 63 times."""
+    store = open_store()
+    keys = store.num_keys()
+    sender, *receivers = [StoreTransport(store, rank, 4) for rank in range(4)]
+    message = b"0123456789abcdef" * (PIECE_BYTES // 8)
+    sent: list[int] = []
+
+    for rank in (1, 2, 3):
+        sender.send(3, b"I am alive")
+        sender.send(rank, message)
+        sent.append(store.num_keys() - keys)
+    received = [receiver.receive(0) for receiver in receivers[:2]]
+
+    assert sent == [4, 6, 8]  # two pieces, and two messages each time
+    assert received == [message] * 2
+    sender.send(1, b"another")  # no more will get the long one; the third is still to take it
+    assert message in [receivers[2].receive(0) for _ in range(4)]
+    for receiver in receivers:
+        while receiver.receive(0) is not None:
+            pass
+    assert store.num_keys() == keys
+
+
 def test_a_store_that_is_gone_is_told_in_words_of_ours() -> None:
     """Rank 0, whose process keeps it, was killed."""
     server = open_store()

@@ -8,7 +8,8 @@
     transport          the seam: who carries messages; `_torch` and `_mpi` do, `_of_job` chooses
 """
 
-from penstock.ranks.exchange import Ranks, alone, named_ranks, ranks_of_this_job, shared_ranks
+from penstock.ranks.exchange import Ranks, alone, ranks_of_this_job, shared_ranks
 from penstock.ranks.mesh import place_in_mesh
+from penstock.ranks.transport import named_ranks
 
 __all__ = ["Ranks", "alone", "named_ranks", "place_in_mesh", "ranks_of_this_job", "shared_ranks"]

@@ -26,7 +26,14 @@ from typing import Any
 
 import penstock.errors
 from penstock.errors import ConfigError, PenstockError, RankError, WaitTimeout
-from penstock.ranks.transport import TIMEOUT_SECONDS, NoTransport, RankTransport, pause_seconds
+from penstock.ranks.transport import (
+    NAMED_RANKS,
+    TIMEOUT_SECONDS,
+    NoTransport,
+    RankTransport,
+    named_ranks,
+    pause_seconds,
+)
 from penstock.ranks.transport_of_job import job_of_this_process, transport_of_this_job
 
 #: While a rank works, it says so this many times within a time-out.
@@ -34,9 +41,6 @@ SIGNS_PER_TIMEOUT = 6
 
 #: Between a message's JSON, which has no line ends, and a value of bytes.
 _BYTES_FOLLOW = b"\n"
-
-#: Ranks named in one message; more are counted.
-NAMED_RANKS = 8
 
 
 class Ranks:
@@ -363,14 +367,6 @@ def _failure_among(messages: dict[int, dict[str, Any]], what: str, size: int) ->
         )
         return {"failed": "RankError", "text": text}
     return None
-
-
-def named_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks as messages name them: "rank 2", "ranks 1, 3"."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown = ", ".join(map(str, ranks[:NAMED_RANKS]))
-    return f"ranks {shown}" + (f" and {len(ranks) - NAMED_RANKS} more" if len(ranks) > NAMED_RANKS else "")
 
 
 def _described(error: BaseException) -> str:

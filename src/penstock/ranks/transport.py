@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 #: How long a rank may give no sign of life before it is named.
 TIMEOUT_SECONDS = 60.0
+
+#: Ranks named in one message; more are counted.
+NAMED_RANKS = 8
 
 #: Between two looks for a message: an eighth of the time waited so far, within these bounds. A wait is prolonged by
 #: an eighth at most, and thousands of waiting ranks do not flood the one that holds their messages.
@@ -54,3 +58,11 @@ class NoTransport:
 def pause_seconds(waited_seconds: float) -> float:
     """Return how long to sleep before the next look for a message."""
     return min(max(LEAST_PAUSE_SECONDS, waited_seconds / 8), MOST_PAUSE_SECONDS)
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as messages name them: "rank 2", "ranks 1, 3"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:NAMED_RANKS]))
+    return f"ranks {shown}" + (f" and {len(ranks) - NAMED_RANKS} more" if len(ranks) > NAMED_RANKS else "")

@@ -6,7 +6,10 @@ import time
 from typing import Any
 
 from penstock.errors import ConfigError, WaitTimeout
-from penstock.ranks.transport import MOST_PAUSE_SECONDS, TIMEOUT_SECONDS
+from penstock.ranks.transport import MOST_PAUSE_SECONDS, TIMEOUT_SECONDS, named_ranks
+
+#: How long a rank that gave up waits for the others that came to say that they did.
+ANSWER_SECONDS = 1.0
 
 
 def mpi_transport(communicator: Any = None, *, timeout_seconds: float = TIMEOUT_SECONDS) -> MpiTransport:
@@ -14,8 +17,10 @@ def mpi_transport(communicator: Any = None, *, timeout_seconds: float = TIMEOUT_
 
     communicator: of mpi4py; it is duplicated, so that nothing else is sent over the copy. None: all ranks of the job.
 
-    Raises: ConfigError unless MPI was initialised for calls from several threads at once, because snapshots are
-        written by a thread beside the training.
+    timeout_seconds: for the ranks to call this, and as for `MpiTransport`.
+
+    Raises: WaitTimeout naming the ranks that do not call this; ConfigError unless MPI was initialised for calls from
+        several threads at once, because snapshots are written by a thread beside the training.
     """
     from mpi4py import MPI
 
@@ -25,7 +30,48 @@ def mpi_transport(communicator: Any = None, *, timeout_seconds: float = TIMEOUT_
             'mpi4py.rc.thread_level = "multiple" before the first import of mpi4py.MPI, or ask for '
             "MPI_THREAD_MULTIPLE where you initialise MPI yourself; not every MPI library has it"
         )
-    return MpiTransport((communicator or MPI.COMM_WORLD).Dup(), timeout_seconds=timeout_seconds)
+    own = _duplicate(communicator or MPI.COMM_WORLD, timeout_seconds)
+    return MpiTransport(own, timeout_seconds=timeout_seconds)
+
+
+def _duplicate(communicator: Any, timeout_seconds: float) -> Any:
+    """Return a copy of a communicator, which all of its ranks make together.
+
+    Only where that fails, the ranks that came send each other a message over the one that is there, to find out who
+    did not. Raises: WaitTimeout naming those.
+    """
+    from mpi4py import MPI
+
+    # Of no use to others: the largest there is.
+    tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    own, request = communicator.Idup()
+    began, waited_seconds = time.monotonic(), 0.0
+    # Another that gave up will not use the copy, even if it can be made now.
+    while waited_seconds <= timeout_seconds and not communicator.Iprobe(tag=tag):
+        if request.Test():
+            return own
+        time.sleep(min(waited_seconds / 8, MOST_PAUSE_SECONDS))
+        waited_seconds = time.monotonic() - began
+    rank, size = communicator.Get_rank(), communicator.Get_size()
+    missing = set(range(size)) - {rank}
+    sent = [communicator.Isend([b"", 0, MPI.BYTE], other, tag) for other in missing]
+    began = time.monotonic()
+    while missing and time.monotonic() - began < ANSWER_SECONDS:
+        status = MPI.Status()
+        while communicator.Iprobe(tag=tag, status=status):
+            communicator.Recv([bytearray(0), 0, MPI.BYTE], status.Get_source(), tag)
+            missing.discard(status.Get_source())
+        time.sleep(MOST_PAUSE_SECONDS)
+    _given_up.append((own, request, sent))
+    who = f"{named_ranks(sorted(missing))} of {size} did not come" if missing else "not all ranks came"
+    raise WaitTimeout(
+        f"{who} within {timeout_seconds:g} s to where all ranks of MPI prepare to exchange messages; the log there may "
+        "say whether it ended or what it waits for; if one rank should work by itself, give ranks=alone"
+    )
+
+
+#: What MPI may still write to.
+_given_up: list[Any] = []
 
 
 class MpiTransport:

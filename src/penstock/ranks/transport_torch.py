@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import struct
 import threading
 import time
 import weakref
@@ -21,8 +22,8 @@ PIECE_BYTES = 4 << 20
 #: Who answers for the store: with torchrun its agent, else the process of rank 0.
 KEEPER = "rank 0, or the launcher, which keeps the store of torch.distributed,"
 
-#: How the pieces that follow are counted, before a message's first piece.
-_COUNT_BYTES = 4
+#: Before a short message; or alone, for a long one: how many pieces it has, and its number among the sender's.
+_HEAD = struct.Struct("<II")
 
 #: How long rank 0 stays at its end while nobody reads its last messages; who waits for them looks far more often.
 LINGER_SECONDS = 1.0
@@ -58,7 +59,9 @@ def torch_transport(*, timeout_seconds: float = TIMEOUT_SECONDS) -> StoreTranspo
 class StoreTransport:
     """Messages in a store of torch.distributed, which any `Store` is: TCPStore, FileStore, HashStore.
 
-    The i-th message from rank a to rank b is the value of the key "a>b/i" until b has taken it.
+    The i-th message from rank a to rank b is the value of the key "a>b/i" until b has taken it. The pieces of the j-th
+    long message of rank a are those of "a*/j/...": one that goes to many ranks in a row is stored once. Each who has
+    them adds 1 to "a*/j"; the sender subtracts how many will. Who then finds a 0 is the last, and deletes them.
     """
 
     def __init__(self, store: Any, rank: int, size: int, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
@@ -68,37 +71,73 @@ class StoreTransport:
         self._clerk = _Clerk(timeout_seconds)
         self._sent = [0] * size
         self._received = [0] * size
+        self._long_messages = 0
+        #: The long message that was sent last, and to which ranks, until one of them is sent another: no more get it.
+        self._long: tuple[bytes, set[int]] | None = None
 
     def send(self, to: int, message: bytes) -> None:
-        key = f"{self.rank}>{to}/{self._sent[to]}"
-        first, *more = [message[at : at + PIECE_BYTES] for at in range(0, max(1, len(message)), PIECE_BYTES)]
-        for number, piece in enumerate(more, start=1):
-            self._clerk.ask(self._store.set, f"{key}/{number}", piece)
-        # Last: now it is seen.
-        self._clerk.ask(self._store.set, key, len(more).to_bytes(_COUNT_BYTES, "little") + first)
+        if self._long is not None and (
+            to in self._long[1] or (self._long[0] is not message and _is_long(message))
+        ):
+            self._end_long_message()
+        value = self._stored(to, message) if _is_long(message) else _HEAD.pack(0, 0) + message
+        self._clerk.ask(self._store.set, f"{self.rank}>{to}/{self._sent[to]}", value)  # now it is seen
         self._sent[to] += 1
+
+    def _stored(self, to: int, message: bytes) -> bytes:
+        """Store the pieces of a long message, unless they are. Returns: its head."""
+        if self._long is None:
+            self._long_messages += 1
+            for number, begin in enumerate(range(0, len(message), PIECE_BYTES)):
+                key = f"{self.rank}*/{self._long_messages}/{number}"
+                self._clerk.ask(self._store.set, key, message[begin : begin + PIECE_BYTES])
+            self._long = message, set()
+        self._long[1].add(to)
+        return _HEAD.pack(_pieces(message), self._long_messages)
+
+    def _end_long_message(self) -> None:
+        if self._long is not None:
+            (message, ranks), self._long = self._long, None
+            self._count_takers(f"{self.rank}*/{self._long_messages}", -len(ranks), _pieces(message))
+
+    def _count_takers(self, key: str, change: int, pieces: int) -> None:
+        if self._clerk.ask(self._store.add, key, change) == 0:
+            for taken in [*(f"{key}/{number}" for number in range(pieces)), key]:
+                self._clerk.ask(self._store.delete_key, taken)
 
     def receive(self, sender: int) -> bytes | None:
         key = f"{sender}>{self.rank}/{self._received[sender]}"
         if not self._clerk.ask(self._store.check, [key]):
             return None
-        head = self._clerk.ask(self._store.get, key)
-        keys = [f"{key}/{number}" for number in range(1, 1 + int.from_bytes(head[:_COUNT_BYTES], "little"))]
-        message = b"".join(
-            [head[_COUNT_BYTES:], *(self._clerk.ask(self._store.get, piece) for piece in keys)]
-        )
-        for taken in [*keys, key]:
-            self._clerk.ask(self._store.delete_key, taken)
+        value: bytes = self._clerk.ask(self._store.get, key)
+        pieces, number = _HEAD.unpack_from(value)
+        message = value[_HEAD.size :]
+        if pieces:
+            shared = f"{sender}*/{number}"
+            message = b"".join(
+                self._clerk.ask(self._store.get, f"{shared}/{piece}") for piece in range(pieces)
+            )
+            self._count_takers(shared, 1, pieces)
+        self._clerk.ask(self._store.delete_key, key)
         self._received[sender] += 1
         return message
 
     def untaken(self) -> list[int]:
         """Return the ranks that have not received all messages from this one. Raises: RankError, WaitTimeout."""
+        self._end_long_message()
         return [
             rank
             for rank, sent in enumerate(self._sent)
             if sent and self._clerk.ask(self._store.check, [f"{self.rank}>{rank}/{sent - 1}"])
         ]
+
+
+def _is_long(message: bytes) -> bool:
+    return len(message) > PIECE_BYTES
+
+
+def _pieces(message: bytes) -> int:
+    return -(-len(message) // PIECE_BYTES)
 
 
 class _Clerk:
