@@ -46,7 +46,7 @@ from penstock.checkpoint.state.dtypes import DTYPES
 from penstock.checkpoint.state.tensors import Bytes
 from penstock.checkpoint.state.unflatten import plan_loading
 from penstock.checkpoint.tiers import catalog
-from penstock.checkpoint.tiers.catalog import Catalog, open_way
+from penstock.checkpoint.tiers.catalog import Catalog, open_links
 from penstock.checkpoint.tiers.tier import MANIFEST, Draft
 from penstock.errors import DataError, FormatError
 
@@ -118,7 +118,7 @@ def restore(files: dict[str, dict[str, bytes]]) -> int:
     seen.look()
     for step in seen.steps():
         try:
-            with closing(open_way(seen, seen.ways(step)[0])) as chain:
+            with closing(open_links(seen, seen.chains(step)[0])) as chain:
                 by_name = parts_by_name(chain.manifest)
                 plan = plan_loading(tree_of(chain.manifest, by_name), framework="numpy")
                 wanted = {destination.layout.name for destination in plan.destinations}

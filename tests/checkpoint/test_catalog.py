@@ -26,7 +26,7 @@ from penstock.checkpoint.files.manifest import NewerFormat
 from penstock.checkpoint.files.parts import TornError
 from penstock.checkpoint.files.reading import load_manifest
 from penstock.checkpoint.tiers import catalog as catalog_module
-from penstock.checkpoint.tiers.catalog import Catalog, Link, Removed, open_way
+from penstock.checkpoint.tiers.catalog import Catalog, Link, Removed, open_links
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.errors import ConfigError, DataError, FormatError
 
@@ -55,13 +55,13 @@ def looked(*folders: Path) -> Catalog:
     return catalog
 
 
-def encoding_config(*places: tuple[int, int]) -> list[Link]:
-    """Return a way. places: tier and step of each."""
+def links_of(*places: tuple[int, int]) -> list[Link]:
+    """Return the links of a chain. places: tier and step of each."""
     return [Link(tier, step, uid_of(step)) for tier, step in places]
 
 
-def open_and_close(catalog: Catalog, way: Sequence[Link]) -> list[int]:
-    chain = open_way(catalog, way)
+def open_and_close(catalog: Catalog, links: Sequence[Link]) -> list[int]:
+    chain = open_links(catalog, links)
     steps = [link.manifest.step for link in chain.links]
     chain.close()
     chain.close()
@@ -115,10 +115,10 @@ def test_a_way_is_from_what_needs_nothing_to_what_is_wanted(folder: Path) -> Non
     made(folder, 4, 1)
     catalog = looked(folder)
 
-    assert catalog.ways(3) == [encoding_config((0, 1), (0, 2), (0, 3))]
-    assert catalog.ways(4) == [encoding_config((0, 1), (0, 4))]
-    assert catalog.ways(1) == [encoding_config((0, 1))]
-    assert open_and_close(catalog, catalog.ways(3)[0]) == [1, 2, 3]
+    assert catalog.chains(3) == [links_of((0, 1), (0, 2), (0, 3))]
+    assert catalog.chains(4) == [links_of((0, 1), (0, 4))]
+    assert catalog.chains(1) == [links_of((0, 1))]
+    assert open_and_close(catalog, catalog.chains(3)[0]) == [1, 2, 3]
 
 
 def test_the_nearest_copy_is_the_first_way_and_the_other_tier_the_second(folder: Path) -> None:
@@ -128,9 +128,9 @@ def test_the_nearest_copy_is_the_first_way_and_the_other_tier_the_second(folder:
     made(fast, 2, 1)
     catalog = looked(fast, slow)
 
-    assert [way[-1] for way in catalog.ways(2)] == encoding_config((0, 2), (1, 2))
-    assert catalog.ways(2)[1] == encoding_config((1, 1), (1, 2))
-    assert catalog.ways(1) == [encoding_config((1, 1))]
+    assert [links[-1] for links in catalog.chains(2)] == links_of((0, 2), (1, 2))
+    assert catalog.chains(2)[1] == links_of((1, 1), (1, 2))
+    assert catalog.chains(1) == [links_of((1, 1))]
 
 
 def test_a_ring_of_differences_has_no_way(folder: Path) -> None:
@@ -141,18 +141,18 @@ def test_a_ring_of_differences_has_no_way(folder: Path) -> None:
 
     for step in (1, 2, 3):
         with pytest.raises(FormatError, match="it is a difference to itself"):
-            catalog.ways(step)
+            catalog.chains(step)
 
 
 def test_a_difference_to_what_is_not_there_says_so(folder: Path) -> None:
     made(folder, 2, 1)
     with pytest.raises(FormatError, match="step-000000000002 is a difference to step 1, which is not there"):
-        looked(folder).ways(2)
+        looked(folder).chains(2)
 
     # Another one in its place does not pass for it.
     made_snapshot(folder, [tensor("one", ONE)], step=1, uid=UID)
     with pytest.raises(FormatError, match="step-000000000002 is a difference to step 1, which is not there"):
-        looked(folder).ways(2)
+        looked(folder).chains(2)
 
 
 def test_a_difference_to_what_cannot_be_read_says_why(folder: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_difference_to_what_cannot_be_read_says_why(folder: Path) -> None:
     with pytest.raises(
         FormatError, match=r"is a difference to step 1: .*step-000000000001.* cut off or damaged"
     ):
-        looked(folder).ways(2)
+        looked(folder).chains(2)
 
 
 def test_a_step_that_is_not_there_is_told_with_the_two_nearest(folder: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_step_that_is_not_there_is_told_with_the_two_nearest(folder: Path) -> 
 
     for asked, near in ((12, "10 and 20"), (0, "10 and 20"), (26, "20 and 30"), (10**6, "30 and 40")):
         with pytest.raises(ConfigError, match=f"the nearest are of step {near}$"):
-            catalog.ways(asked)
+            catalog.chains(asked)
     assert "does not exist" in looked(folder.with_name("empty")).missing(3)
     folder.with_name("empty").mkdir()
     assert "has none at all" in looked(folder.with_name("empty")).missing(3)
@@ -321,12 +321,12 @@ def test_a_way_that_cannot_be_opened_leaves_no_file_open(folder: Path, broken: i
     made(folder, 2, 1)
     made(folder, 3, 2)
     catalog = looked(folder)
-    (way,) = catalog.ways(3)
+    (links,) = catalog.chains(3)
     (folder / f"step-{broken:012d}" / "part-00000.pst").unlink()
     files = psutil.Process().num_fds()
 
     with pytest.raises(TornError, match=rf"step-{broken:012d}/part-00000\.pst is missing"):
-        open_way(catalog, way)
+        open_links(catalog, links)
 
     assert psutil.Process().num_fds() == files
 
@@ -336,15 +336,15 @@ def test_a_way_that_another_rank_saw_is_opened_without_a_look(folder: Path) -> N
     made(folder, 2, 1)
     blind = Catalog([LocalTier(folder)])
 
-    assert open_and_close(blind, encoding_config((0, 1), (0, 2))) == [1, 2]
+    assert open_and_close(blind, links_of((0, 1), (0, 2))) == [1, 2]
     with pytest.raises(TornError, match=r"manifest\.json is missing"):
-        open_way(blind, encoding_config((0, 7)))
+        open_links(blind, links_of((0, 7)))
 
 
 def test_what_one_rank_knows_of_an_older_snapshot_in_the_same_place_does_not_count(folder: Path) -> None:
     made(folder, 1)
     catalog = looked(folder)
-    (old,) = catalog.ways(1)
+    (old,) = catalog.chains(1)
     shutil.rmtree(folder / "step-000000000001")
     made_snapshot(folder, [tensor("one", ONE)], step=1, uid=UID)
 
@@ -352,7 +352,7 @@ def test_what_one_rank_knows_of_an_older_snapshot_in_the_same_place_does_not_cou
     shutil.rmtree(folder / "step-000000000001")
     made_snapshot(folder, [tensor("one", ONE)], step=1, uid=OTHER_UID)
     with pytest.raises(Removed, match="step-000000000001 is not the snapshot that was to be read"):
-        open_way(catalog, [Link(0, 1, UID)])
+        open_links(catalog, [Link(0, 1, UID)])
     assert catalog.was_removed(old)
     assert not catalog.was_removed([Link(0, 1, OTHER_UID)])
 

@@ -32,7 +32,7 @@ from penstock.checkpoint.files.reading import (
     read_wanted,
 )
 from penstock.checkpoint.files.writing import Scratch
-from penstock.checkpoint.tiers.catalog import Catalog, open_way
+from penstock.checkpoint.tiers.catalog import Catalog, open_links
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.errors import FormatError
 from penstock.flow.ordered import Workers
@@ -44,7 +44,7 @@ TWO = np.array([1.5, -0.0, np.nan])
 def chain(folder: Path, step: int = 1) -> Chain:
     catalog = Catalog([LocalTier(folder)])
     catalog.look()
-    return open_way(catalog, catalog.ways(step)[0])
+    return open_links(catalog, catalog.chains(step)[0])
 
 
 def read(folder: Path, step: int = 1) -> dict[str, bytes]:

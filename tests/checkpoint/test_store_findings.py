@@ -539,16 +539,6 @@ def test_a_type_that_numpy_lacks_is_not_given_as_integers(
         assert store.restore(framework="torch")["model"]["w"].dtype == dtype
 
 
-def test_an_object_that_has_a_state_is_told_to_give_it(folder: Path) -> None:
-    with opened(folder) as store:
-        with pytest.raises(
-            ConfigError, match=r"^model is a torch.* leave it out, or give its state_dict\(\)$"
-        ):
-            store.save(1, {"model": torch.nn.Linear(2, 2)})
-        with pytest.raises(ConfigError, match=r"^o is an object, which"):
-            store.save(1, {"o": object()})
-
-
 # -- A fast tier that is not named -----------------------------------------------------------------------------
 
 

@@ -397,7 +397,7 @@ def test_a_failure_that_one_rank_knows_earlier_is_raised_on_all_when_they_ask_wh
 
         monkeypatch.setattr(writer_module, "write_staged", fail)
         if ranks.rank == 1:
-            store._told = lambda _: may_end.wait(60)  # type: ignore[assignment]
+            store._report = lambda _: may_end.wait(60)  # type: ignore[assignment]
             together = store._due.ranks.gather_then_decide  # type: ignore[union-attr]
             store._due.ranks.gather_then_decide = lambda *those: (asked.set(), together(*those))[1]  # type: ignore
         saving = store.save(1, {"a": np.arange(5)})
@@ -405,7 +405,7 @@ def test_a_failure_that_one_rank_knows_earlier_is_raised_on_all_when_they_ask_wh
             if ranks.rank == 0:
                 with pytest.raises(DataError):
                     saving.wait()
-                store._saving._was_told = False  # type: ignore[union-attr]
+                store._saving._was_reported = False  # type: ignore[union-attr]
             store.is_due(2)
         except Exception as error:
             return type(error), "the disk is full" in str(error)

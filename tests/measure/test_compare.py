@@ -155,7 +155,7 @@ def test_a_run_from_the_middle_over_an_order_of_listed_ids_cannot_be_compared(
 ) -> None:
     ids = np.random.default_rng(0).integers(0, IMAGES, (2, 20))
 
-    with pytest.raises(ConfigError, match=r"can only be told by its spans, .* began in the middle"):
+    with pytest.raises(ConfigError, match=r"can only be had from its spans, .* began in the middle"):
         compare(record(shuffle=Explicit(ids, IMAGES), first=(1, 0)))
 
 

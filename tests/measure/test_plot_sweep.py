@@ -97,10 +97,10 @@ def test_prices_that_differ_look_different() -> None:
         for row, price in zip(answer.rows, (1964.29, 1964.31, *range(10)), strict=True)
     )
 
-    told = cells(panels(replace(answer, rows=rows))[0])
+    label = cells(panels(replace(answer, rows=rows))[0])
 
     # The first place has no result and so no price; 1,964.31 is that of the second.
-    assert told[0, 1] == "120 s\n1,964.31"
+    assert label[0, 1] == "120 s\n1,964.31"
 
 
 def test_there_is_a_panel_per_staging_size_and_the_bound_is_stated() -> None:

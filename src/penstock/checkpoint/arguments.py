@@ -133,7 +133,7 @@ def made_ranks(make: Any) -> Ranks:
 
 
 def checked_report(report: Any) -> Callable[[str], None] | None:
-    """Return what is told lines. Raises: ConfigError."""
+    """Return what lines are reported to. Raises: ConfigError."""
     rule = "it is a function that is given a line, such as print, or None"
     return _checked("report", report, is_one=report is None or callable(report), rule=rule)  # type: ignore[no-any-return]
 

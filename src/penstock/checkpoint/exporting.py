@@ -11,7 +11,7 @@ import numpy as np
 from penstock.checkpoint.files.reading import Chain, Wanted, parts_by_name, read_wanted, tree_of
 from penstock.checkpoint.foreign import Readable
 from penstock.checkpoint.state.tensors import Bytes
-from penstock.checkpoint.tiers.catalog import Catalog, Removed, looking_again, naming_dependents, open_way
+from penstock.checkpoint.tiers.catalog import Catalog, Removed, looking_again, naming_dependents, open_links
 from penstock.checkpoint.tiers.fast_folders import look_and_choose
 from penstock.checkpoint.tiers.tier import Tier
 from penstock.errors import DataError, FormatError
@@ -26,8 +26,8 @@ def open_readable(
     """Open a snapshot for as long as the block lasts; a tensor's bytes are decoded when they are read.
 
     Tensors that are spread over ranks are put together. Where a copy is damaged the next one is read.
-    tiers: of the store, the nearest first. step: of the snapshot; None: the one that was saved last. report: is told
-        of copies that are passed over.
+    tiers: of the store, the nearest first. step: of the snapshot; None: the one that was saved last.
+    report: called with a line on each copy that is skipped.
     Yields: the step, and the state, in memory one tensor at a time.
     Raises: ConfigError if there is no such snapshot, naming the nearest; FormatError naming what is damaged; DataError.
     """
@@ -54,35 +54,35 @@ class _Snapshot:
         self._step = step
         self._workers = workers
         self._report = report
-        self._left = deque(catalog.ways(step))
+        self._left = deque(catalog.chains(step))
         if other := catalog.describe_other_versions(step):
             report(other)
-        self._way = self._left.popleft()
+        self._chain_links = self._left.popleft()
         self.chain = self._open()
 
     def _open(self) -> Chain:
         while True:
             try:
-                with naming_dependents(self._way):
-                    return open_way(self._catalog, self._way)
+                with naming_dependents(self._chain_links):
+                    return open_links(self._catalog, self._chain_links)
             except (FormatError, DataError) as error:
                 self._pass_over(error)
 
     def _pass_over(self, error: FormatError | DataError) -> None:
-        """Go on to the next way to read it. Raises: the error, if there is none; `Removed`."""
-        if self._catalog.was_removed(self._way):
+        """Go on to the next restore chain. Raises: the error, if there is none; `Removed`."""
+        if self._catalog.was_removed(self._chain_links):
             raise Removed(f"the snapshot of step {self._step} was removed meanwhile: {error}") from error
         if not self._left:
             raise error
         self._report(f"step {self._step} is read from another copy: {error}")
-        self._way = self._left.popleft()
+        self._chain_links = self._left.popleft()
 
     def read(self, name: str) -> Bytes:
         """Return a tensor's bytes. Raises: FormatError, DataError: what is wrong with the last copy."""
         uid = self.chain.manifest.uid
         while True:
             try:
-                with naming_dependents(self._way):
+                with naming_dependents(self._chain_links):
                     return self._read(name)
             except (FormatError, DataError) as error:
                 fault = error

@@ -179,7 +179,7 @@ def _read_torch(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         unsafe = _UNSAFE.search(str(error))
         if unsafe is None:
-            raise DataError(_told_no_torch(path, error)) from None
+            raise DataError(_describe_no_torch(path, error)) from None
         raise ConfigError(
             f"{path} has a {unsafe[1]} in it, and to make one is to run what the file says. If you trust the file, "
             "load it with torch.load(..., weights_only=False) and save the tensors of it alone, its state_dict()"
@@ -194,10 +194,10 @@ def _read_torch(path: Path) -> Any:
         IndexError,
         TypeError,
     ) as error:
-        raise DataError(_told_no_torch(path, error)) from None
+        raise DataError(_describe_no_torch(path, error)) from None
 
 
-def _told_no_torch(path: Path, error: Exception) -> str:
+def _describe_no_torch(path: Path, error: Exception) -> str:
     """Return what to say of a file that torch.load failed with: what it raises is often the bare key of a table."""
     try:
         with open(path, "rb") as file:

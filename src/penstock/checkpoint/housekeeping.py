@@ -68,7 +68,10 @@ class Housekeeping:
         fast_bytes: int | None,
         report: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """fast_bytes: for snapshots on the fast tier; None: what is free there. report: is told what goes unasked."""
+        """fast_bytes: for snapshots on the fast tier; None: what is free there.
+
+        report: called with a line on what is deleted unasked.
+        """
         self._report = report
         self._catalog = catalog
         self._keep = keep
@@ -85,8 +88,8 @@ class Housekeeping:
         #: Why nothing is written to the fast tier any more, once it refused something; "" before that.
         self._refusal = ""
         self._has_lost_fast = False
-        #: Of which was told that they are not drained, for other snapshots of their steps lie there.
-        self._told_apart: set[int] = set()
+        #: Reported as not drained, because other snapshots of their steps lie there.
+        self._reported_undrained: set[int] = set()
         #: How many times each step is held.
         self._held: Counter[int] = Counter()
 
@@ -154,8 +157,8 @@ class Housekeeping:
             if not self._has_lost_fast:
                 drained = {copy.link.uid for copy in self._catalog.on_tier(1)}
                 lost = [str(copy.step) for copy in self._catalog.on_tier(0) if copy.link.uid not in drained]
-                told = f", and with it what was not drained, of step {', '.join(lost)}" if lost else ""
-                self._refusal = f"{fast.name} is gone{told}"
+                undrained = f", and with it what was not drained, of step {', '.join(lost)}" if lost else ""
+                self._refusal = f"{fast.name} is gone{undrained}"
                 self._has_lost_fast = True
                 self._catalog.give_up(0)
         return True
@@ -183,7 +186,11 @@ class Housekeeping:
             self._held.subtract(steps)
 
     def check_space(
-        self, state_bytes: int, steps: Sequence[int], way: EncodingConfig, seconds_between_saves: float = 0.0
+        self,
+        state_bytes: int,
+        steps: Sequence[int],
+        encoding: EncodingConfig,
+        seconds_between_saves: float = 0.0,
     ) -> SpaceNeeded:
         """Return what the tier where snapshots stay has to hold.
 
@@ -195,13 +202,13 @@ class Housekeeping:
         free_bytes = tier.free_bytes()
         with self._deciding:
             stored = self._catalog.stored(number)
-            shares = self._shares(way)
+            shares = self._shares(encoding)
             needed = space_needed(
                 state_bytes,
                 steps,
                 self._keep,
-                way.scheme,
-                way.snap_dis,
+                encoding.scheme,
+                encoding.snap_dis,
                 baseline_share=shares.get(True, MOST_SHARE),
                 delta_share=shares.get(False, shares.get(True, MOST_SHARE)),
                 seconds_between_saves=seconds_between_saves,
@@ -213,18 +220,22 @@ class Housekeeping:
             check_space(needed, held_bytes, free_bytes, tier.name, counts_age=counts_age)
         return needed
 
-    def _shares(self, way: EncodingConfig) -> dict[bool, float]:
+    def _shares(self, encoding: EncodingConfig) -> dict[bool, float]:
         """Return the stored share of the last baseline (True) and of the last delta (False), where there is one."""
         shares: dict[bool, float] = {}
         for copy in self._catalog.on_tier(len(self._catalog.tiers) - 1):
-            if copy.manifest is not None and copy.manifest.raw_bytes and copy.manifest.codec == way.codec:
+            if (
+                copy.manifest is not None
+                and copy.manifest.raw_bytes
+                and copy.manifest.codec == encoding.codec
+            ):
                 # Tiny snapshots take more than their tensors.
                 share = min(MOST_SHARE, copy.manifest.stored_bytes / copy.manifest.raw_bytes)
                 shares[copy.manifest.reference is None] = share
         return shares
 
     def check_first(
-        self, step: int, state_bytes: int, way: EncodingConfig, seconds_between_saves: float
+        self, step: int, state_bytes: int, encoding: EncodingConfig, seconds_between_saves: float
     ) -> str:
         """Return a warning where the snapshots to come may not fit on the last tier, or "".
 
@@ -233,18 +244,18 @@ class Housekeeping:
         """
         tier = self._catalog.tiers[-1]
         free_bytes = tier.free_bytes()
-        steps = steps_until_pruned(self._keep, way.snap_dis, seconds_between_saves)
+        steps = steps_until_pruned(self._keep, encoding.snap_dis, seconds_between_saves)
         if free_bytes is None or state_bytes * MOST_SHARE * (len(steps) + 1) <= free_bytes:
             return ""
         with self._deciding:
-            one_bytes = math.ceil(state_bytes * self._shares(way).get(True, MOST_SHARE))
+            one_bytes = math.ceil(state_bytes * self._shares(encoding).get(True, MOST_SHARE))
         if one_bytes > free_bytes and len(self._catalog.tiers) == 1:
             raise ConfigError(
                 f"{tier.name} has {format_bytes(free_bytes)} free, and the snapshot of step {step} takes up to "
                 f"{format_bytes(one_bytes)}: free some space, or save to another folder"
             )
         try:
-            self.check_space(state_bytes, steps, way, seconds_between_saves)
+            self.check_space(state_bytes, steps, encoding, seconds_between_saves)
         except ConfigError as error:
             return f"step {step} is saved, but space may run out later: {error}"
         return ""
@@ -333,8 +344,8 @@ class Housekeeping:
             apart = [step for step in waiting if self._catalog.others(step)]
             step = next((step for step in waiting if step not in apart), None)
             self.hold([] if step is None else [step])
-            new = [step for step in apart if step not in self._told_apart]
-            self._told_apart.update(new)
+            new = [step for step in apart if step not in self._reported_undrained]
+            self._reported_undrained.update(new)
         for other in new:
             self._report(
                 f"step {other}: NOT drained: {self._catalog.describe_other_versions(other)}, "

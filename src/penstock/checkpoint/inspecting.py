@@ -16,7 +16,7 @@ from penstock.checkpoint.tiers.catalog import (
     Removed,
     looking_again,
     naming_dependents,
-    open_way,
+    open_links,
 )
 from penstock.errors import DataError, FormatError
 from penstock.flow.ordered import Workers
@@ -27,7 +27,7 @@ Judged = tuple[Copy, FormatError | DataError | None]
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A snapshot, as `SnapshotStore.list` tells of it.
+    """A snapshot, as `SnapshotStore.list` returns it.
 
     condition: "whole", "torn" (a file is missing or ends early), "damaged", or "newer" (written by a later Penstock).
     why: what is wrong with it, or with a copy of one that is whole elsewhere, or where another snapshot of its step
@@ -94,16 +94,16 @@ def _fault_of(catalog: Catalog, copy: Copy, workers: Workers | None) -> FormatEr
 
     Raises: `Removed` if something may be wrong only because a copy is there no more.
     """
-    links = {copy.link}
+    read_from = {copy.link}
     fault: FormatError | DataError | None = None
     try:
-        ways = catalog.ways_of(copy)
+        chains = catalog.chains_of(copy)
     except (FormatError, DataError) as error:
-        ways, fault = [], error
-    for way in ways:
-        links.update(way)
+        chains, fault = [], error
+    for links in chains:
+        read_from.update(links)
         try:
-            with naming_dependents(way), closing(open_way(catalog, way)) as chain:
+            with naming_dependents(links), closing(open_links(catalog, links)) as chain:
                 if workers is not None:
                     decode_all(chain, workers)
                 tree = tree_of(chain.manifest, parts_by_name(chain.manifest))
@@ -112,7 +112,7 @@ def _fault_of(catalog: Catalog, copy: Copy, workers: Workers | None) -> FormatEr
                 return None
         except (FormatError, DataError) as error:
             fault = error
-    if catalog.was_removed(links):
+    if catalog.was_removed(read_from):
         raise Removed(f"the snapshot of step {copy.step} was removed meanwhile: {fault}") from fault
     return fault
 
@@ -130,8 +130,8 @@ def _listed(catalog: Catalog, step: int, judged: Sequence[Judged]) -> Listed:
         why = str(fault)
     elif broken:
         fine = [names[copy.tier] for copy, fault in judged if fault is None]
-        told = "; ".join(f"{name}: {fault}" for name, fault in broken.items())
-        why = f"whole on {', '.join(fine)}, damaged on {told}"
+        faults = "; ".join(f"{name}: {fault}" for name, fault in broken.items())
+        why = f"whole on {', '.join(fine)}, damaged on {faults}"
     why = "; ".join(filter(None, (why, catalog.describe_other_versions(step))))
     return Listed(
         step,

@@ -55,12 +55,12 @@ def quiet(report: Callable[[str], None] | None) -> Callable[[str], None]:
     report: such as `tell`, which fails where standard error is closed; None: nothing is reported.
     """
 
-    def told(line: str) -> None:
+    def report_line(line: str) -> None:
         if report is not None:
             with suppress(Exception):
                 report(printable(line))
 
-    return told
+    return report_line
 
 
 def open_tier(folder: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Tier:
@@ -83,7 +83,7 @@ class StoreSettings:
 
     folder: str | os.PathLike[str]
     keep: Keep
-    way: EncodingConfig
+    encoding: EncodingConfig
     reference: Literal["memory", "stored"]
     staging_bytes: int | None
     fast: str | os.PathLike[str] | None
@@ -95,7 +95,7 @@ class StoreSettings:
     @property
     def holds_reference(self) -> bool:
         """Return whether the last snapshot stays in memory: what is on a fast tier is no delta."""
-        return self.reference == "memory" and self.way.refers and self.fast is None
+        return self.reference == "memory" and self.encoding.refers and self.fast is None
 
 
 def checked_settings(
@@ -110,14 +110,14 @@ def checked_settings(
     **given: Any,
 ) -> StoreSettings:
     """Return the settings that arguments of `SnapshotStore` mean, among others. Raises: ConfigError naming one."""
-    way = encoding_config(scheme, snap_dis, codec, kept_mantissa_bits)
+    encoding = encoding_config(scheme, snap_dis, codec, kept_mantissa_bits)
     checked_folder(folder)
     if fast is not None:
         checked_fast(fast)
     settings = StoreSettings(
         folder,
         checked_keep(given["keep"]),
-        way,
+        encoding,
         checked_reference(given["reference"]),
         checked_quantity("staging_bytes", parse_bytes, given["staging_bytes"]),
         fast,
@@ -170,7 +170,7 @@ class OpenedStore:
             drains, self.drainer = self._made_drainer(recorder)
         self.writer = SnapshotWriter(
             self.catalog,
-            settings.way,
+            settings.encoding,
             self.housekeeping,
             ranks,
             holds_reference=settings.holds_reference,
@@ -196,7 +196,7 @@ class OpenedStore:
         rate = settings.drain_bytes_per_second
         writer = SnapshotWriter(
             self.catalog,
-            settings.way,
+            settings.encoding,
             self.housekeeping,
             alone(),
             cap=None if rate is None else Cap(slow.name, rate, stop=stop),
@@ -207,7 +207,7 @@ class OpenedStore:
         # Object stores are reached by a client of this process, with its credentials.
         if isinstance(slow, LocalTier) and os.name == "posix":
             apart = ProcessDrainer(
-                fast.path, slow.path, settings.way, settings.threads, stop, self._report, rate
+                fast.path, slow.path, settings.encoding, settings.threads, stop, self._report, rate
             )
         return writer, Drainer(
             self.catalog, self.housekeeping, writer, settings.threads, self._report, stop, apart
@@ -223,7 +223,7 @@ class OpenedStore:
             return
         self.housekeeping.open_for_writing()
         state_bytes = sum(layout.nbytes for layout in layouts) + bytes_beside(tree, layouts)
-        warning = self.housekeeping.check_first(step, state_bytes, self.settings.way, least_seconds)
+        warning = self.housekeeping.check_first(step, state_bytes, self.settings.encoding, least_seconds)
         if warning:
             self._report(warning)
         self.is_space_checked = True

@@ -20,7 +20,7 @@ from penstock.ranks.transport import TIMEOUT_SECONDS, RankTransport, pause_secon
 from penstock.ranks.transport_of_job import transport_of_this_job
 from penstock.report import print_report
 
-#: Between two looks for a signal or a message while nobody is told to stop: twenty times what a look takes, so that
+#: Between two looks for a signal or a message while no rank is asked to stop: twenty times what a look takes, so that
 #: thousands of ranks cost no core, within these bounds.
 LEAST_LOOK_SECONDS = 0.1
 MOST_LOOK_SECONDS = 1.0
@@ -51,11 +51,11 @@ class StopOnSignal:
 
     Every rank enters and leaves it, in its main thread, which alone may change what signals do. It is enough that
     one rank gets the signal. While none does, `agreed` sends nothing and waits for nobody; a thread looks ten times
-    a second (at worst, once) whether another rank was told. The same signal again, after 3 seconds or in a process
-    that was forked from this one, does what it did before; afterwards, so do all. A handler that was not set from
-    Python cannot be kept: the default takes its place. A scheduler that signals every process of the job also ends
-    the workers of a PyTorch DataLoader, and their loop with them: have it signal the ranks alone, or load with
-    threads.
+    a second (at worst, once) whether another rank was asked to stop. The same signal again, after 3 seconds or in a
+    process that was forked from this one, does what it did before; afterwards, so do all. A handler that was not
+    set from Python cannot be kept: the default takes its place. A scheduler that signals every process of the job
+    also ends the workers of a PyTorch DataLoader, and their loop with them: have it signal the ranks alone, or load
+    with threads.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class StopOnSignal:
         if stops and not self._stopped:
             self._stopped = True
             if self._transport.rank == 0:
-                self._report(self._told_agreement(step))
+                self._report(self._describe_agreement(step))
         return stops
 
     def __enter__(self) -> Self:
@@ -254,7 +254,7 @@ class StopOnSignal:
         for to, message in messages:
             self._transport.send(to, json.dumps(message).encode())
 
-    def _told_agreement(self, step: int) -> str:
+    def _describe_agreement(self, step: int) -> str:
         ranks = f"all {self._transport.size} ranks stop" if self._transport.size > 1 else "training stops"
         line = f"{_name(self._agreement.signal or 0)}: {ranks} after step {step}"
         if self._signal is None:  # another rank got it

@@ -149,7 +149,9 @@ def new_plan(step: int, catalog: Catalog) -> Plan:
     return Plan(step, secrets.token_hex(16), created_seconds, clock_seconds, (), None)
 
 
-def decide(catalog: Catalog, tier: int, new: Plan, way: EncodingConfig, layouts: Iterable[Layout]) -> Plan:
+def decide(
+    catalog: Catalog, tier: int, new: Plan, encoding: EncodingConfig, layouts: Iterable[Layout]
+) -> Plan:
     """Return what a snapshot shall be.
 
     tier: that it is written to. new: it, as a baseline. layouts: of all ranks.
@@ -164,14 +166,14 @@ def decide(catalog: Catalog, tier: int, new: Plan, way: EncodingConfig, layouts:
         ) from newer
     if catalog.has(tier, new.step):
         raise ConfigError(catalog.there_already(new.step))
-    found = _reference(catalog, tier, new, way)
+    found = _reference(catalog, tier, new, encoding)
     if found is None:
         return new
     before, reference = found
     why_baseline = _changed(reference, set(layouts))
     if why_baseline:
         return new.as_baseline(why_baseline)
-    chain = _good_way(catalog, reference)
+    chain = _intact_chain(catalog, reference)
     if chain is None:
         return new.as_baseline(f"step {reference.step} cannot be read")
     since_bytes = (*before.since_bytes, before.stored_bytes)
@@ -179,15 +181,15 @@ def decide(catalog: Catalog, tier: int, new: Plan, way: EncodingConfig, layouts:
     return new._replace(since_bytes=since_bytes, reference=made, chain=chain)
 
 
-def _good_way(catalog: Catalog, reference: Manifest) -> tuple[Link, ...] | None:
-    """Return the nearest way to a snapshot on which nothing is known to be damaged; None if there is none."""
+def _intact_chain(catalog: Catalog, reference: Manifest) -> tuple[Link, ...] | None:
+    """Return the nearest restore chain of a snapshot on which nothing is known to be damaged; None if there is none."""
     try:
-        ways = catalog.ways(reference.step)
+        chains = catalog.chains(reference.step)
     except (FormatError, DataError):
         return None
-    for way in ways:
-        if way[-1].uid == reference.uid and not catalog.is_one_damaged(way):
-            return tuple(way)
+    for links in chains:
+        if links[-1].uid == reference.uid and not catalog.is_one_damaged(links):
+            return tuple(links)
     return None
 
 
@@ -212,10 +214,10 @@ def _changed(reference: Manifest, layouts: set[Layout]) -> str:
 
 
 def _reference(
-    catalog: Catalog, tier: int, new: Plan, way: EncodingConfig
+    catalog: Catalog, tier: int, new: Plan, encoding: EncodingConfig
 ) -> tuple[Manifest, Manifest] | None:
     """Return the snapshot before, and the one to be a difference to; None for a baseline."""
-    if not way.refers:
+    if not encoding.refers:
         return None
     # What is drained late comes after some that were saved after it; a difference is to what was saved before.
     whole = set(restorable(catalog.stored(tier)))
@@ -231,9 +233,9 @@ def _reference(
             and (copy.step not in of_two or copy in catalog.copies(copy.step))
         ):
             before = by_uid[copy.manifest.uid] = copy.manifest
-    if before is None or before.codec != way.codec:
+    if before is None or before.codec != encoding.codec:
         return None
-    place = next_reference(way.scheme, way.snap_dis, (*before.since_bytes, before.stored_bytes))
+    place = next_reference(encoding.scheme, encoding.snap_dis, (*before.since_bytes, before.stored_bytes))
     reference: Manifest | None = before
     while reference is not None and len(reference.since_bytes) != place:
         reference = by_uid.get(reference.reference.uid) if reference.reference else None
@@ -317,7 +319,7 @@ def warm_up(codec: str, dtypes: Iterable[DType]) -> None:
 
 
 def manifest_of(
-    plan: Plan, way: EncodingConfig, tree: JSON, rank_trees: Iterable[JSON], parts: Sequence[WrittenPart]
+    plan: Plan, encoding: EncodingConfig, tree: JSON, rank_trees: Iterable[JSON], parts: Sequence[WrittenPart]
 ) -> Manifest:
     """Return what a snapshot says of itself, once all its parts are written; parts in the order of ranks."""
     return Manifest(
@@ -326,9 +328,9 @@ def manifest_of(
         created_seconds=plan.created_seconds,
         clock_seconds=plan.clock_seconds,
         since_bytes=plan.since_bytes,
-        codec=way.codec,
+        codec=encoding.codec,
         reference=plan.reference,
-        kept_mantissa_bits=way.kept_mantissa_bits,
+        kept_mantissa_bits=encoding.kept_mantissa_bits,
         tree=tree,
         rank_trees=tuple(rank_trees),
         parts=tuple(map(attrgetter("part"), parts)),

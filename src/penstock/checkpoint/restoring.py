@@ -26,10 +26,10 @@ from penstock.checkpoint.tiers.catalog import (
     Removed,
     looking_again,
     naming_dependents,
-    open_way,
+    open_links,
     step_of_fault,
 )
-from penstock.checkpoint.tiers.fast_folders import look_and_choose, told_of_fast
+from penstock.checkpoint.tiers.fast_folders import describe_newer_on_fast, look_and_choose
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
@@ -59,18 +59,18 @@ class Restored(Mapping[str, Any]):
     per_rank: Any = None
     replaced: tuple[str, ...] = field(default=(), kw_only=True)
 
-    def told(self) -> list[str]:
+    def report_lines(self) -> list[str]:
         """Return what to say of a state that was loaded into another one, which did not take it as it is."""
         lines = []
-        told = []
+        parts = []
         if self.not_loaded:
-            told.append(
+            parts.append(
                 f"{_counted(self.not_loaded, 'of the snapshot')} not loaded: {_some(self.not_loaded)}"
             )
         if self.not_found:
-            told.append(f"{_counted(self.not_found, 'of `into`')} not found in it: {_some(self.not_found)}")
-        if told:
-            lines.append("; ".join(told))
+            parts.append(f"{_counted(self.not_found, 'of `into`')} not found in it: {_some(self.not_found)}")
+        if parts:
+            lines.append("; ".join(parts))
         if self.replaced:
             lines.append(
                 f"{_counted(self.replaced, 'of `into`')} replaced there: {_some(self.replaced)}; pass what came from "
@@ -92,9 +92,9 @@ class Restored(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         """Return the step and the names of the parts."""
-        told = [f"{len(self.not_loaded)} not loaded"] if self.not_loaded else []
-        told += [f"{len(self.not_found)} not found"] if self.not_found else []
-        more = f"; {', '.join(told)}" if told else ""
+        lost = [f"{len(self.not_loaded)} not loaded"] if self.not_loaded else []
+        lost += [f"{len(self.not_found)} not found"] if self.not_found else []
+        more = f"; {', '.join(lost)}" if lost else ""
         # A state that DCP saved under the keys 0, 1, ... is a list.
         is_mapping = isinstance(self.state, Mapping)
         parts = ", ".join(map(str, self.state)) if is_mapping else type(self.state).__name__
@@ -110,20 +110,20 @@ class Restorer:
         ranks: Ranks,
         threads: int,
         recorder: Recorder | None,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
-        """threads: that decode. tell: is told what a restore passes over, and what it does not load."""
+        """threads: that decode. report: called with a line on what a restore skips or does not load."""
         self._catalog = catalog
         self._ranks = ranks
         self._threads = threads
         self._recorder = recorder
-        self._tell = tell
+        self._report = report
 
     def look(self) -> None:
-        """Look at the tiers anew, and tell of a fast one that has newer snapshots. Raises: DataError."""
+        """Look at the tiers anew, and report a fast one that has newer snapshots. Raises: DataError."""
         self._catalog.look()
-        if told := told_of_fast(self._catalog):
-            self._tell(told)
+        if newer := describe_newer_on_fast(self._catalog):
+            self._report(newer)
 
     def choose(self, step: int | None, *, is_again: bool = False) -> int:
         """Look, and return the step of a snapshot that is there. Raises: ConfigError; DataError.
@@ -165,7 +165,7 @@ class Restorer:
 
     def _candidates(self, step: int | None, *, fallback: bool, is_again: bool) -> list[int]:
         """Return the steps to try, on rank 0, which alone looks: others may be shown what was there a while ago."""
-        step = look_and_choose(self._catalog, step, self._tell, was_there=is_again)
+        step = look_and_choose(self._catalog, step, self._report, was_there=is_again)
         steps = self._catalog.steps()
         return [step, *(reversed(steps[: steps.index(step)]) if fallback else ())]
 
@@ -179,7 +179,7 @@ class Restorer:
         """Return the first of some snapshots that can be restored. Raises: `Removed`; what is wrong with the last."""
         for candidate in candidates:
             try:
-                restored = self.read(self.ways(candidate), load)
+                restored = self.read(self.chains(candidate), load)
             except Removed:
                 raise
             except (FormatError, DataError) as error:
@@ -190,10 +190,10 @@ class Restorer:
                     if not advice:
                         raise
                     raise type(error)(f"{error}; {advice}") from error
-                self._tell(f"step {candidate} is not restored: {error}")
+                self._report(f"step {candidate} is not restored: {error}")
             else:
-                for line in restored.told():
-                    self._tell(f"step {candidate}: {line}")
+                for line in restored.report_lines():
+                    self._report(f"step {candidate}: {line}")
                 return restored
         raise AssertionError("the last candidate returns or raises")
 
@@ -205,7 +205,7 @@ class Restorer:
             fault_step = step_of_fault(error, steps, step)
             for older in reversed(steps[: steps.index(step)]):
                 if can_be_opened(self._catalog, older) and any(
-                    fault_step not in (link.step for link in way) for way in self._catalog.ways(older)
+                    fault_step not in (link.step for link in links) for links in self._catalog.chains(older)
                 ):
                     return older
             return None
@@ -215,58 +215,58 @@ class Restorer:
             "" if older is None else f"step {older} is the newest whole one: restore(fallback=True) takes it"
         )
 
-    def ways(self, step: int) -> list[list[Link]]:
+    def chains(self, step: int) -> list[list[Link]]:
         """Return how a snapshot can be read, as rank 0 saw when it looked last; all ranks call it.
 
-        Raises: `Removed`; FormatError or DataError if there is no way: why not.
+        Raises: `Removed`; FormatError or DataError if there is no restore chain: why not.
         """
-        ways = self._ranks.on_rank_zero(f"the restore of step {step}", lambda: self._ways(step))
-        if not ways:
+        chains = self._ranks.on_rank_zero(f"the restore of step {step}", lambda: self._chains(step))
+        if not chains:
             raise Removed(f"the snapshot of step {step} was removed meanwhile")
-        return [[Link(*link) for link in way] for way in ways]
+        return [[Link(*link) for link in links] for links in chains]
 
-    def read(self, ways: Sequence[Sequence[Link]], load: Callable[[Chain], T]) -> T:
-        """Return what a function returns on the first of some ways on which it succeeds on all ranks, who all call it.
+    def read(self, chains: Sequence[Sequence[Link]], load: Callable[[Chain], T]) -> T:
+        """Return what a function returns on the first restore chain on which it succeeds on all ranks. All call it.
 
-        Raises: `Removed`; FormatError or DataError: what is wrong with the last way; what else `load` raises.
+        Raises: `Removed`; FormatError or DataError: what is wrong with the last chain; what else `load` raises.
         """
-        step = ways[0][-1].step
+        step = chains[0][-1].step
         what = f"the restore of step {step}"
         loaded: list[T] = []
 
-        def open_and_load(way: Sequence[Link]) -> None:
+        def open_and_load(links: Sequence[Link]) -> None:
             with (
-                SnapshotSpan(self._recorder, Kind.LOAD, step, way[-1].tier) as span,
-                closing(open_way(self._catalog, way)) as chain,
+                SnapshotSpan(self._recorder, Kind.LOAD, step, links[-1].tier) as span,
+                closing(open_links(self._catalog, links)) as chain,
             ):
                 span.add(sum(link.manifest.stored_bytes for link in chain.links))
                 loaded.append(load(chain))
 
-        for way in ways:
+        for links in chains:
             try:
-                with naming_dependents(way):
-                    self._ranks.gather_then_decide(what, lambda way=way: open_and_load(way))  # type: ignore[misc]
+                with naming_dependents(links):
+                    self._ranks.gather_then_decide(what, lambda links=links: open_and_load(links))  # type: ignore[misc]
                 return loaded[-1]
             except (FormatError, DataError) as error:
-                if self._ranks.on_rank_zero(what, lambda way=way: self._catalog.was_removed(way)):  # type: ignore[misc]
+                if self._ranks.on_rank_zero(what, lambda links=links: self._catalog.was_removed(links)):  # type: ignore[misc]
                     raise Removed(f"the snapshot of step {step} was removed meanwhile: {error}") from error
-                if way is ways[-1]:
+                if links is chains[-1]:
                     raise
-                self._tell(f"step {step} is read from another copy: {error}")
-        raise AssertionError("the last way returns or raises")
+                self._report(f"step {step} is read from another copy: {error}")
+        raise AssertionError("the last chain returns or raises")
 
-    def _ways(self, step: int) -> list[list[Link]]:
-        """Return `Catalog.ways`, and tell of copies that are on none of them; none if they are there no more."""
+    def _chains(self, step: int) -> list[list[Link]]:
+        """Return `Catalog.chains`, and report copies that are on none of them; none if they are there no more."""
         copies = self._catalog.copies(step)
         if not copies:
             return []
-        ways = self._catalog.ways(step)
+        chains = self._catalog.chains(step)
         for copy in copies:
             if copy.fault is not None:
-                self._tell(f"step {step} is read from another copy: {copy.fault}")
+                self._report(f"step {step} is read from another copy: {copy.fault}")
         if other := self._catalog.describe_other_versions(step):
-            self._tell(other)
-        return ways
+            self._report(other)
+        return chains
 
     def _load(
         self, chain: Chain, into: Any, only: Iterable[str] | None, framework: Framework | None, strict: bool

@@ -13,7 +13,7 @@ from penstock.errors import RankError, WaitTimeout
 from penstock.units import format_bytes, format_seconds
 
 #: That a save waited for the one before; less is no wait.
-_LEAST_TOLD_SECONDS = 1e-3
+_LEAST_REPORTED_SECONDS = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class Saved:
     def __str__(self) -> str:
         """Return the line that a store reports."""
         waited = ""
-        if self.waited_step is not None and self.waited_seconds >= _LEAST_TOLD_SECONDS:
+        if self.waited_step is not None and self.waited_seconds >= _LEAST_REPORTED_SECONDS:
             waited = f" ({format_seconds(self.waited_seconds)} for step {self.waited_step})"
-        return self.told(f"blocked {format_seconds(self.blocked_seconds)}{waited}, durable") + self.note
+        return self.line(f"blocked {format_seconds(self.blocked_seconds)}{waited}, durable") + self.note
 
-    def told(self, what: str) -> str:
+    def line(self, what: str) -> str:
         """Return a line that begins with what was done."""
         share = f" ({self.stored_bytes / self.raw_bytes:.1%})" if self.raw_bytes else ""
         kind = "baseline" if self.reference_step is None else f"delta to step {self.reference_step}"
@@ -136,7 +136,7 @@ class Saving:
         self.step = step
         self._error: BaseException | None = None
         #: Whether the failure was raised to somebody; used by who waits.
-        self._was_told = False
+        self._was_reported = False
         # Waited for in place of the thread: a join that a signal interrupts takes a living thread for ended.
         self._ended = threading.Event()
         # No daemon: an interpreter that ends waits for the snapshot.
@@ -157,7 +157,7 @@ class Saving:
             raise WaitTimeout(f"the save of step {self.step} is still under way after {timeout_seconds:g} s")
         self._thread.join()
         if self._error is not None:
-            self._was_told = True
+            self._was_reported = True
             raise self._error
         assert self.saved is not None, "a thread that ended without an error has saved"
         return self.saved
@@ -207,30 +207,30 @@ class BackgroundSave(Saving):
 
     def forget_failure(self) -> None:
         """Return once it has ended; what it fails with, somebody knows already."""
-        self._was_told = True
+        self._was_reported = True
         self.join()
 
     def join(self) -> None:
-        """Return once it has ended; nobody is told of a failure."""
+        """Return once it has ended; raise no failure."""
         self._ended.wait()
         self._thread.join()
 
     def at_end(self, then: Callable[[], None]) -> None:
-        """Have a function called once it has ended and was told of; now, if it has."""
+        """Call a function once it has ended and was reported; now, if it has."""
         with self._ending:
             if not self._ended.is_set():
                 self._then.append(then)
                 return
         then()
 
-    def raise_untold(self) -> None:
+    def raise_unreported(self) -> None:
         """Raise the error of a save that has ended, unless it was raised before."""
-        if self._error is not None and not self._was_told:
-            self._was_told = True
+        if self._error is not None and not self._was_reported:
+            self._was_reported = True
             raise self._error
 
 
 def outcome_of(saving: Saving) -> Saved | None:
-    """Return what was saved, once it has ended; None if it failed, which the store is still to tell."""
+    """Return what was saved, once it has ended; None if it failed, which the store has yet to report."""
     saving._ended.wait()
     return saving.saved

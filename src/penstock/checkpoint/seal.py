@@ -263,13 +263,13 @@ def _fault(base: Path, file: Sealed, chunk_bytes: int, found: set[str]) -> Fault
         return None
     begin, end = changed[0] * chunk_bytes, min((changed[-1] + 1) * chunk_bytes, file.nbytes)
     tensors = _tensors_in(path, changed, chunk_bytes)
-    told = f"bytes {begin:,} to {end:,} are not as they were"
+    what = f"bytes {begin:,} to {end:,} are not as they were"
     if len(changed) < -(-(end - begin) // chunk_bytes):
-        told = f"{format_count(len(changed), 'chunk')} within {told}"
+        what = f"{format_count(len(changed), 'chunk')} within {what}"
     if tensors:
         more = f" and {len(tensors) - 3:,} more" if len(tensors) > 3 else ""
-        told += f"; there lie {', '.join(tensors[:3])}{more}"
-    return Fault(file.name, "changed", told, begin, end, tensors)
+        what += f"; there lie {', '.join(tensors[:3])}{more}"
+    return Fault(file.name, "changed", what, begin, end, tensors)
 
 
 def _tensors_in(path: Path, changed: list[int], chunk_bytes: int) -> tuple[str, ...]:

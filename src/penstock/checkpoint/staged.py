@@ -18,7 +18,7 @@ from penstock.checkpoint.files.writing import InMemory, Piece, References, Scrat
 from penstock.checkpoint.recipe import EncodingConfig, Plan, WrittenPart, made_coder
 from penstock.checkpoint.state.staging import Cut, StagingArea, cut_waves, room_of
 from penstock.checkpoint.state.tensors import Bytes
-from penstock.checkpoint.tiers.catalog import Catalog, open_way
+from penstock.checkpoint.tiers.catalog import Catalog, open_links
 from penstock.checkpoint.tiers.tier import Draft, Writer
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
@@ -148,7 +148,7 @@ def write_staged(
     draft: Draft,
     plan: Plan,
     number: int,
-    way: EncodingConfig,
+    encoding: EncodingConfig,
     staged: Staged,
     nbytes: int,
     catalog: Catalog,
@@ -171,10 +171,10 @@ def write_staged(
         waves = staged.take()
         first = next(waves, ())
         began(first)
-        coder = made_coder(way.codec, lambda: _looked_at(way, staged, first, nbytes), references)
+        coder = made_coder(encoding.codec, lambda: _looked_at(encoding, staged, first, nbytes), references)
         all_waves = chained([first], waves)
-        if way.kept_mantissa_bits is not None:
-            all_waves = chained(_cut_short(all_waves, way.kept_mantissa_bits))
+        if encoding.kept_mantissa_bits is not None:
+            all_waves = chained(_cut_short(all_waves, encoding.kept_mantissa_bits))
         file = f"part-{number:05d}.pst"
         writer: Writer = draft.create(file)
         if cap is not None:
@@ -203,11 +203,13 @@ def _opened_reference(catalog: Catalog, plan: Plan, held: Held | None) -> Iterat
     elif held is not None and held.uid == plan.reference.uid:
         yield InMemory(held.pieces)
     else:
-        with closing(open_way(catalog, plan.chain)) as chain:
+        with closing(open_links(catalog, plan.chain)) as chain:
             yield chain
 
 
-def _looked_at(way: EncodingConfig, staged: Staged, first: Sequence[Piece], nbytes: int) -> Iterator[Piece]:
+def _looked_at(
+    encoding: EncodingConfig, staged: Staged, first: Sequence[Piece], nbytes: int
+) -> Iterator[Piece]:
     """Yield the whole state, for a codec that looks at it before it writes. Raises: ConfigError if it cannot be."""
     if nbytes <= sum(piece.data.size for piece in first):
         yield from first
@@ -215,7 +217,7 @@ def _looked_at(way: EncodingConfig, staged: Staged, first: Sequence[Piece], nbyt
     again = staged.again()
     if again is None:
         raise ConfigError(
-            f"codec {way.codec!r} looks at the whole state before it writes, and staging_bytes is less "
+            f"codec {encoding.codec!r} looks at the whole state before it writes, and staging_bytes is less "
             "than that: leave staging_bytes out, or choose another codec"
         )
     yield from again

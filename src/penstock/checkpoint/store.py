@@ -116,7 +116,7 @@ class SnapshotStore:
             initialised, or mpi4py.MPI imported in a job of several; `alone`: this process works by itself.
         storage_options: of the driver where `folder` is an address such as "s3://bucket/runs/a".
         recorder: of a trace into which saves, drains and restores are written, such as `loader.recorder`.
-        report: is told one line for each save; None: nobody is.
+        report: called with one line for each save; None: reports nothing.
 
         Raises: ConfigError naming the argument.
         """
@@ -124,18 +124,18 @@ class SnapshotStore:
         settings = checked_settings(**given)
         self._recorder = checked_recorder(recorder)
         timing, telling = checked_schedule(schedule), checked_report(report)
-        self._settings, self._way, self._threads = settings, settings.way, settings.threads
+        self._settings, self._encoding, self._threads = settings, settings.encoding, settings.threads
         #: Why this process cannot write: it does not know the other ranks of its job; else "".
         self._ranks, self._reads_only = ranks_or_reader(ranks)
         deciding = ranks or (alone if self._reads_only else ranks_of_this_job)
         self._due = DueSaves(timing, lambda: made_ranks(deciding))
         # No method of the store: what is reported by threads must not keep a store alive that nobody has any more.
-        self._told = quiet(telling if self._ranks.rank == 0 else None)
-        self._opened = OpenedStore(settings, self._ranks, self._told, recorder)
+        self._report = quiet(telling if self._ranks.rank == 0 else None)
+        self._opened = OpenedStore(settings, self._ranks, self._report, recorder)
         self._catalog, self._housekeeping = self._opened.catalog, self._opened.housekeeping
         self._writer, self._drainer = self._opened.writer, self._opened.drainer
-        self._restorer = Restorer(self._catalog, self._ranks, self._threads, recorder, self._told)
-        self._shared = SharedState(self._ranks, self._told)
+        self._restorer = Restorer(self._catalog, self._ranks, self._threads, recorder, self._report)
+        self._shared = SharedState(self._ranks, self._report)
         self._saving: BackgroundSave | None = None
         self._is_closed = False
         #: Which writes; those that are forked from it do not.
@@ -183,7 +183,7 @@ class SnapshotStore:
         self._finish_saving()
         flat: builtins.list[Flat] = []
         if steps is None:
-            steps = steps_until_pruned(self._settings.keep, self._way.snap_dis, self._due.least_seconds)
+            steps = steps_until_pruned(self._settings.keep, self._encoding.snap_dis, self._due.least_seconds)
         elif not isinstance(steps, Sequence) or not all(map(is_integer, steps)):
             raise ConfigError(f"steps is {steps!r:.80}; give a range or a list of steps, or None")
 
@@ -193,7 +193,9 @@ class SnapshotStore:
             state_bytes = sum(layout.whole.nbytes for layout in flat[0].layouts) + bytes_beside(
                 flat[0].tree, flat[0].layouts
             )
-            needed = self._housekeeping.check_space(state_bytes, steps, self._way, self._due.least_seconds)
+            needed = self._housekeeping.check_space(
+                state_bytes, steps, self._encoding, self._due.least_seconds
+            )
             return [needed.peak_bytes, needed.kept_bytes, needed.largest_bytes]
 
         needed = SpaceNeeded(
@@ -207,7 +209,7 @@ class SnapshotStore:
         if self._ranks.size == 1 and len(cuts) == 1:
             for area in self._writer.areas[: 2 if any(self._writer.holds) else 1]:
                 area.reserve(room_of(cuts[0]))
-        warm_up(self._way.codec, {source.layout.dtype for source in sources})
+        warm_up(self._encoding.codec, {source.layout.dtype for source in sources})
         return needed
 
     def save(self, step: int, state: Any, *, per_rank: Any = None) -> Saving:
@@ -265,7 +267,7 @@ class SnapshotStore:
             )
             self._writer.begin(job)
             if self._ranks.rank == 0 and (warning := self._catalog.describe_lower(step)):
-                self._told(warning)
+                self._report(warning)
             saving = self._stage(job, cuts, waves, areas)
             span.add(job.nbytes)
             job.blocked_seconds = time.monotonic() - begin_seconds
@@ -286,7 +288,7 @@ class SnapshotStore:
             threads = min(self._threads, groups + 1) if groups else 0
             workers = Workers(threads, f"penstock-encode-{job.step}")
             write = functools.partial(self._write, job, workers)
-            saving = self._saving = BackgroundSave(job.step, write, self._told)
+            saving = self._saving = BackgroundSave(job.step, write, self._report)
             if self._drainer is not None and self._ranks.rank == 0:
                 saving.at_end(functools.partial(self._drainer.go_on, job.step))
             saving.start()
@@ -328,7 +330,7 @@ class SnapshotStore:
             raise
 
     def _finish(self) -> None:
-        """Wait for the save that is under way, and raise what it or a drain failed with if nobody was told.
+        """Wait for the save that is under way, and raise what it or a drain failed with if that was not reported.
 
         For what one rank may do alone; what all do together has the drain's failure raised on all of them.
         """
@@ -336,7 +338,7 @@ class SnapshotStore:
         self._opened.raise_of_drain()
 
     def _finish_saving(self) -> None:
-        """Wait for the save that is under way, and raise what it failed with, as on all ranks, if nobody was told."""
+        """Wait for the save that is under way, and raise, on all ranks, what it failed with and did not report."""
         saving = self._saving
         if saving is None:
             return
@@ -347,7 +349,7 @@ class SnapshotStore:
         if saving.saved is not None:
             self._due.took(saving.saved.blocked_seconds, saving.saved.durable_seconds)
         self._saving = None
-        saving.raise_untold()
+        saving.raise_unreported()
 
     # -- Restoring -------------------------------------------------------------------------------------------
 
@@ -574,7 +576,7 @@ class SnapshotStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close it."""
-        # What one rank fails with, others may not: they are not waited for, and told.
+        # What one rank fails with, others may not: they are notified, not waited for.
         self._close(error)
 
 

@@ -139,7 +139,7 @@ class SnapshotWriter:
     def __init__(
         self,
         catalog: Catalog,
-        way: EncodingConfig,
+        encoding: EncodingConfig,
         housekeeping: Housekeeping,
         ranks: Ranks,
         *,
@@ -150,7 +150,7 @@ class SnapshotWriter:
         recorder: Recorder | None = None,
         span: Kind = Kind.WRITE,
     ) -> None:
-        """way: of the last tier; on a nearer one all snapshots are baselines.
+        """encoding: of the last tier; on a nearer one all snapshots are baselines.
 
         holds_reference: whether the last snapshot stays in memory. cap: on what is written. drains: writer that drains
             what this one puts on a nearer tier, with so many threads; None where there is no nearer tier, or this one
@@ -159,7 +159,7 @@ class SnapshotWriter:
         self._catalog = catalog
         self._tiers = catalog.tiers
         self._cap = cap
-        self._way = way
+        self._encoding = encoding
         self._housekeeping = housekeeping
         self._ranks = ranks
         #: For the state; the last snapshot may stay in one of them.
@@ -169,7 +169,7 @@ class SnapshotWriter:
         self._recorder = recorder
         self._span = span
         #: Whether a baseline, and a delta, stay in memory: in a chain all are deltas to the baseline.
-        self.holds = (holds_reference, holds_reference and way.scheme != "chain")
+        self.holds = (holds_reference, holds_reference and encoding.scheme != "chain")
         self.held: Held | None = None
         #: Of the last snapshot's state, as this rank saw it: from when it began to lie ready until it was durable,
         #: where it was stored as it is; and encoded by one thread. 0 where nothing was.
@@ -524,9 +524,9 @@ class SnapshotWriter:
     def _way_of(self, job: Job) -> EncodingConfig:
         """Return how a snapshot is stored: on a nearer tier as a baseline, encoded or as it is."""
         if job.target.tier == len(self._tiers) - 1:
-            return self._way
-        codec = self._way.codec if job.target.is_encoded else RAW
-        return EncodingConfig("complete", 1, codec, self._way.kept_mantissa_bits)
+            return self._encoding
+        codec = self._encoding.codec if job.target.is_encoded else RAW
+        return EncodingConfig("complete", 1, codec, self._encoding.kept_mantissa_bits)
 
     def _let_go(self, job: Job) -> None:
         job.waves.give_up()

@@ -41,8 +41,8 @@ _MOST_COUNTED_READS = 5_000_000
 
 def add(commands: Any) -> None:
     """Add the command to the parser of `penstock simulate`."""
-    told = "which bundle_ratio suits a data set and a cache"
-    parser = add_command(commands, "bundles", _run, told, _DESCRIPTION, _EPILOG)
+    summary = "which bundle_ratio suits a data set and a cache"
+    parser = add_command(commands, "bundles", _run, summary, _DESCRIPTION, _EPILOG)
     data = parser.add_argument_group("the data set")
     data.add_argument("--samples", type=int, metavar="F", help="samples that the rank shuffles")
     data.add_argument("--data", type=Path, metavar="SOURCE", help="an image folder or list file instead")

@@ -44,8 +44,8 @@ _EASY_PERCENT = (1, 2, 5, *range(10, 101, 10))
 
 def add(commands: Any) -> None:
     """Add the command to the parser of `penstock simulate`."""
-    told = "how often a buffer cache hits, by order, policy and size"
-    parser = add_command(commands, "caches", _run, told, _DESCRIPTION, _EPILOG)
+    text = "how often a buffer cache hits, by order, policy and size"
+    parser = add_command(commands, "caches", _run, text, _DESCRIPTION, _EPILOG)
     job = parser.add_argument_group("a training")
     job.add_argument("--samples", type=int, metavar="F", help="samples of the data set (20000)")
     job.add_argument("--epochs", type=int, metavar="E", help="epochs to read (5)")

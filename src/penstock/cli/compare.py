@@ -103,12 +103,12 @@ def _table(comparison: RunComparison) -> Table:
     def block(
         name: str, pair: tuple[float, float], causes: dict[Any, tuple[float, float]]
     ) -> list[list[str]]:
-        told = [
+        text = [
             line(f"  {cause}", *seconds)
             for cause, seconds in causes.items()
             if max(seconds) >= _WORTH_A_LINE * run_seconds
         ]
-        return [line(name, *pair), *told]
+        return [line(name, *pair), *text]
 
     rows = []
     for each in comparison.epochs:
@@ -126,15 +126,15 @@ def _notes(comparison: RunComparison) -> list[str]:
     predicted, measured = comparison.stall_seconds
     predicted_run, measured_run = comparison.run_seconds
     of_run, of_stall = _share(predicted - measured, measured_run), _share(predicted - measured, measured)
-    told = f"Stall: predicted {predicted:.2f} s, measured {measured:.2f} s"
+    text = f"Stall: predicted {predicted:.2f} s, measured {measured:.2f} s"
     if max(predicted, measured) < _LEAST_STALL * measured_run:
-        told += f"; too little to judge, below {100 * _LEAST_STALL:g} % of the run"
+        text += f"; too little to judge, below {100 * _LEAST_STALL:g} % of the run"
     elif measured < _LEAST_STALL * measured_run:
         # A share of next to nothing would say nothing; that far more was predicted does.
-        told += f"; off by {100 * (of_run or 0.0):+.2f} % of the run"
+        text += f"; off by {100 * (of_run or 0.0):+.2f} % of the run"
     elif of_run is not None and of_stall is not None:
-        told += f"; off by {100 * of_stall:+.1f} % of the stall, {100 * of_run:+.2f} % of the run"
-    return [f"{told}.", f"Run: predicted {predicted_run:.2f} s, measured {measured_run:.2f} s."]
+        text += f"; off by {100 * of_stall:+.1f} % of the stall, {100 * of_run:+.2f} % of the run"
+    return [f"{text}.", f"Run: predicted {predicted_run:.2f} s, measured {measured_run:.2f} s."]
 
 
 def _share(part: float, whole: float) -> float | None:

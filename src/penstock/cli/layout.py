@@ -33,8 +33,8 @@ of how, requests, read_bytes and seconds.
 
 def add(commands: Any) -> None:
     """Add the command to the parser of `penstock simulate`."""
-    told = "sequential against random reads, and whether to rewrite the data set"
-    parser = add_command(commands, "layout", _run, told, _DESCRIPTION, _EPILOG)
+    summary = "sequential against random reads, and whether to rewrite the data set"
+    parser = add_command(commands, "layout", _run, summary, _DESCRIPTION, _EPILOG)
     add_scenario_options(parser)
     parser.add_argument("--order", metavar="NAME", help=f"{ORDERS} (full)")
     parser.add_argument(

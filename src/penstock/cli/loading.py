@@ -38,8 +38,8 @@ step_stall_seconds[] (mean over ranks).
 
 def add(commands: Any) -> None:
     """Add the command to the parser of `penstock simulate`."""
-    told = "a whole job's loading under every policy"
-    parser = add_command(commands, "loading", _run, told, _DESCRIPTION, _EPILOG)
+    summary = "a whole job's loading under every policy"
+    parser = add_command(commands, "loading", _run, summary, _DESCRIPTION, _EPILOG)
     add_scenario_options(parser)
     parser.add_argument(
         "--policies", metavar="NAMES", help="with commas; one's own as module:Class (default: all)"

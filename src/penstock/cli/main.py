@@ -53,8 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_report(f"{where}{error.strerror or error}")
         return 1
     except MemoryError as error:
-        told = f": {printable(str(error))}" if str(error) else ""
-        print(f"penstock: not enough memory{told}; ask for fewer samples, ranks or epochs", file=sys.stderr)
+        summary = f": {printable(str(error))}" if str(error) else ""
+        print(
+            f"penstock: not enough memory{summary}; ask for fewer samples, ranks or epochs", file=sys.stderr
+        )
         return 1
     except KeyboardInterrupt:
         print("penstock: interrupted", file=sys.stderr)
@@ -67,9 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"penstock {version('penstock')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    told = "train beside PyTorch's loader on a slow store, and compare"
+    summary = "train beside PyTorch's loader on a slow store, and compare"
     example = "Example: penstock demo --data photos/train --epochs 3"
-    demo = add_command(commands, "demo", _demo, told, epilog=example)
+    demo = add_command(commands, "demo", _demo, summary, epilog=example)
     demo.add_argument(
         "--data", type=Path, metavar="DIR", help="an image folder (default: handwritten digits)"
     )
@@ -78,9 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--epochs", type=int, metavar="E", default=12, help="epochs to train (%(default)s)")
 
-    told = "measure what a read costs here and write the machine"
+    summary = "measure what a read costs here and write the machine"
     example = "Example: penstock calibrate photos/train --out machine.toml"
-    measure = add_command(commands, "calibrate", _calibrate, told, epilog=example)
+    measure = add_command(commands, "calibrate", _calibrate, summary, epilog=example)
     measure.add_argument("source", metavar="SOURCE", help="image folder, flat folder or list file")
     measure.add_argument(
         "--out", type=Path, metavar="FILE", default=Path("machine.toml"), help="the machine (%(default)s)"
@@ -89,12 +91,12 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds", type=float, default=10.0, help="how long to measure, without listing files (%(default)s)"
     )
 
-    told = "print what a running training waits for"
-    waits = add_command(commands, "ps", _ps, told, epilog="Example: penstock ps 4711")
+    summary = "print what a running training waits for"
+    waits = add_command(commands, "ps", _ps, summary, epilog="Example: penstock ps 4711")
     waits.add_argument("pid", type=int, metavar="PID", help="process id of the training")
 
-    told = "compile all kernels ahead, as for a container's image"
-    add_command(commands, "compile", _compile, told, epilog="Example: penstock compile")
+    summary = "compile all kernels ahead, as for a container's image"
+    add_command(commands, "compile", _compile, summary, epilog="Example: penstock compile")
 
     add_plan(commands)
     add_compare(commands)

@@ -30,14 +30,14 @@ def add_command(
     commands: Any,
     name: str,
     run: Callable[[argparse.Namespace], None],
-    told: str,
+    summary: str,
     description: str | None = None,
     epilog: str | None = None,
 ) -> argparse.ArgumentParser:
-    """Add a command to those of a parser; its texts are printed as they stand. told: by the list of commands."""
+    """Add a command to those of a parser; its texts are printed as they stand. summary: by the list of commands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
-        help=told,
+        help=summary,
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -27,8 +27,8 @@ what cannot be computed, or was not published.
 def add_paper(commands: Any) -> None:
     """Add the command to the parser's."""
     names = "".join(f"\n  {paper.name:22}{paper.title}" for paper in PAPERS)
-    told = "repeat a published table or figure, beside its numbers"
-    parser = add_command(commands, "paper", _run, told, _DESCRIPTION, f"names:{names}\n\n{_EPILOG}")
+    summary = "repeat a published table or figure, beside its numbers"
+    parser = add_command(commands, "paper", _run, summary, _DESCRIPTION, f"names:{names}\n\n{_EPILOG}")
     parser.add_argument("name", nargs="?", metavar="NAME", help="table or figure to repeat")
     add_output_options(parser)
 

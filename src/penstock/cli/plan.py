@@ -371,19 +371,19 @@ def _described(row: Row, decimals: int) -> str:
         f"local disk {_size(point.local_disk_bytes)}",
         row.policy,
     ]
-    told = f"{', '.join(parts)}: {row.outcome.run_seconds or 0.0:,.2f} s"
+    text = f"{', '.join(parts)}: {row.outcome.run_seconds or 0.0:,.2f} s"
     if row.over is not None:
-        told += f", {100 * row.over:.2f} % over it"
-    return told if row.price is None else f"{told}, for {_priced(row, decimals)}"
+        text += f", {100 * row.over:.2f} % over it"
+    return text if row.price is None else f"{text}, for {_priced(row, decimals)}"
 
 
 def _failures(answer: Answer) -> list[str]:
     reasons: dict[str, int] = {}
     for row in answer.rows:
         if row.outcome.reason:
-            told = f"{row.policy}: {row.outcome.reason}"
-            reasons[told] = reasons.get(told, 0) + 1
-    notes = [f"{count} without a result, {told}" for told, count in list(reasons.items())[:_MOST_REASONS]]
+            text = f"{row.policy}: {row.outcome.reason}"
+            reasons[text] = reasons.get(text, 0) + 1
+    notes = [f"{count} without a result, {text}" for text, count in list(reasons.items())[:_MOST_REASONS]]
     if len(reasons) > _MOST_REASONS:
         notes.append(f"{len(reasons) - _MOST_REASONS} more reasons are in the files.")
     return notes

@@ -69,23 +69,23 @@ def add(commands: Any) -> None:
     save.add_argument("--shard", metavar="SIZE", help="of the tensors in each file of a folder (5 GB)")
     save.add_argument("--overwrite", action="store_true", help="write a file anew that is there already")
 
-    told = "write checksums beside a checkpoint that is known to be good"
-    seal = _command(commands, "seal", told, _seal, "model.safetensors")
+    text = "write checksums beside a checkpoint that is known to be good"
+    seal = _command(commands, "seal", text, _seal, "model.safetensors")
     seal.add_argument("path", type=Path, metavar="PATH", help="a file, or a folder as DCP writes it")
     seal.add_argument("--overwrite", action="store_true", help="seal anew what was sealed before")
 
-    told = "compare a sealed checkpoint with its checksums; exit status 1 if anything differs"
-    check = _command(commands, "check", told, _check, "model.safetensors", _JSON)
+    text = "compare a sealed checkpoint with its checksums; exit status 1 if anything differs"
+    check = _command(commands, "check", text, _check, "model.safetensors", _JSON)
     check.add_argument("path", type=Path, metavar="PATH", help="what was sealed")
     add_output_options(check, plot=False)
 
 
 def _command(
-    commands: Any, name: str, told: str, run: Any, example: str, more: str = ""
+    commands: Any, name: str, text: str, run: Any, example: str, more: str = ""
 ) -> argparse.ArgumentParser:
     epilog = f"Example: penstock snapshots {name} {example}\n{more}"
     parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=told, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+        name, help=text, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.set_defaults(run=run)
     return parser
@@ -185,8 +185,8 @@ def _seal(options: argparse.Namespace) -> None:
     from penstock.checkpoint.seal import seal
 
     sealed = seal(options.path, replace=options.overwrite)
-    told = f"{format_count(len(sealed.files), 'file')}, {format_bytes(sealed.nbytes)}"
-    print_line(f"{options.path} is sealed by {sealed.path.name}: {told}")
+    text = f"{format_count(len(sealed.files), 'file')}, {format_bytes(sealed.nbytes)}"
+    print_line(f"{options.path} is sealed by {sealed.path.name}: {text}")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -210,9 +210,9 @@ def _check(options: argparse.Namespace) -> None:
             for fault in faults
         ],
     }
-    told = f"{format_count(len(sealed.files), 'file')}, {format_bytes(sealed.nbytes)}"
+    text = f"{format_count(len(sealed.files), 'file')}, {format_bytes(sealed.nbytes)}"
     rows = [(fault.file, fault.wrong, fault.why) for fault in faults]
     tables = [Table("", ("file", "is", "why"), rows)] if rows else []
-    show(options, data, tables, [] if rows else [f"{options.path} is as it was sealed: {told}"])
+    show(options, data, tables, [] if rows else [f"{options.path} is as it was sealed: {text}"])
     if faults:
         raise DataError(f"{options.path} is not as it was sealed, in {format_count(len(faults), 'file')}")

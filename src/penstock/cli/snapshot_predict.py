@@ -272,18 +272,18 @@ def _advice(alternatives: Sequence[_Alternative]) -> str:
     else:
         cap = f", drained at most at {format_rate(best.cap)}" if best.cap else ""
         what = f"Save to {best.name} first{cap}"
-    told = (
+    text = (
         f"{what}: the training loses {100 * best.lost_share:.1f} % of its time to saves, and each snapshot is durable "
         f"within {format_seconds(best.durable_seconds)}"
     )
     saves = len(best.predicted.saves)
     if best.fast is not None and best.saves_on_fast < saves:
         assert best.sufficient_bytes is not None, "it has a fast tier"
-        told += (
+        text += (
             f"; {saves - best.saves_on_fast:,} of {format_count(saves, 'save')} find no space on {best.name}, "
             f"where {format_bytes(best.sufficient_bytes)} would do for all"
         )
-    return f"{told}."
+    return f"{text}."
 
 
 def _values(each: _Alternative) -> dict[str, Any]:

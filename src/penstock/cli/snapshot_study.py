@@ -40,8 +40,8 @@ _MOST_LEFT_OUT = 3
 
 def add(commands: Any) -> None:
     """Add the command to the parser of `penstock snapshots`."""
-    told = "how alike your snapshots are, and what each way of storing them would take"
-    parser = add_command(commands, "study", _run, told, _DESCRIPTION, _EPILOG)
+    summary = "how alike your snapshots are, and what each way of storing them would take"
+    parser = add_command(commands, "study", _run, summary, _DESCRIPTION, _EPILOG)
     parser.add_argument(
         "folder", metavar="DIR", help="a snapshot store, also as s3://bucket/runs/a, or a folder of files"
     )

@@ -49,12 +49,12 @@ _EXAMPLES = {
 }
 
 
-def _command(kinds: Any, name: str, told: str, run: Any) -> argparse.ArgumentParser:
+def _command(kinds: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
     has_json = name in ("list", "verify")
     example = f"Example: penstock snapshots {name} snapshots{_EXAMPLES[name]}\n"
     parser: argparse.ArgumentParser = kinds.add_parser(
         name,
-        help=told,
+        help=text,
         epilog=example + (_JSON if has_json else ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -82,9 +82,9 @@ def _verify(options: argparse.Namespace) -> None:
         listed = store.verify(options.step)
     broken = [one for one in listed if one.condition != "whole"]
     half = [one for one in listed if one.condition == "whole" and one.broken_tiers]
-    told = f"{format_count(len(listed), 'snapshot')} read and decoded"
+    text = f"{format_count(len(listed), 'snapshot')} read and decoded"
     size = format_bytes(sum(one.raw_bytes for one in listed))
-    _show(options, listed, "" if broken or half or not listed else f"{told} ({size}): all whole")
+    _show(options, listed, "" if broken or half or not listed else f"{text} ({size}): all whole")
     if not listed:
         raise ConfigError(f"no snapshot is there: {options.folder} has nothing to verify")
     if broken:
@@ -106,10 +106,10 @@ def _drain(options: argparse.Namespace) -> None:
     from penstock.compiling import without_plain_forms
 
     rate = None if options.rate is None else parse_rate(options.rate)
-    told: list[str] = []
+    text: list[str] = []
 
     def tell(line: str) -> None:
-        told.append(line)
+        text.append(line)
         print(line)
 
     _check_fast(options.folder, options.fast)
@@ -120,7 +120,7 @@ def _drain(options: argparse.Namespace) -> None:
         ) as store,
     ):
         store.drain()
-    if not told:
+    if not text:
         print("nothing to drain")
 
 

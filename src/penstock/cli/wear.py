@@ -49,8 +49,8 @@ _WORK = ("written_pages", "moved_pages", "summary_pages", "trimmed_pages", "read
 
 def add(commands: Any) -> None:
     """Add the command to the parser of `penstock simulate`."""
-    told = "what snapshots, or any writes, do to an SSD, and how long it lasts"
-    parser = add_command(commands, "wear", _run, told, _DESCRIPTION, _EPILOG)
+    summary = "what snapshots, or any writes, do to an SSD, and how long it lasts"
+    parser = add_command(commands, "wear", _run, summary, _DESCRIPTION, _EPILOG)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--sizes", type=Path, metavar="FILE", help="recorded sizes of snapshots (JSON)")
     source.add_argument("--recording", type=Path, metavar="FILE", help="a recording, or a stream as text")

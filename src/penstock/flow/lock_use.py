@@ -1,4 +1,4 @@
-"""Whether threads wait for the interpreter's lock, told from two observations.
+"""Whether threads wait for the interpreter's lock, known from two observations.
 
 Threads that run Python code take turns, so that together they use one processor, however many have work. Threads that
 wait for a store may use as little. But they leave the lock free: a thread that releases it and asks for it again gets

@@ -74,7 +74,7 @@ class Setup:
     decoders_because, readers_because: why there are as many decode and reading threads, for people.
     machine_file: that the machine was read from; None where an object or none was given.
     seed: of the order, the policy and every random transform.
-    extents: of all samples, where the source tells.
+    extents: of all samples, where the source gives them.
     """
 
     plan: AccessPlan
@@ -284,7 +284,7 @@ def _near(extents: Extents, machine: Machine, ranks: int, sizes_bytes: NDArray[n
 
 
 def _all_extents(source: Source, calls: Calls) -> Extents | None:
-    """Return where all samples lie, where the source tells. calls: what it is asked with."""
+    """Return where all samples lie, where the source gives them. calls: what it is asked with."""
     extents = Extents(*(np.empty(len(source), np.int64) for _ in range(3)))
     for first in range(0, len(source), _ASKED_AT_ONCE):
         ids = np.arange(first, min(first + _ASKED_AT_ONCE, len(source)))

@@ -405,7 +405,7 @@ def _read_until(
 
 
 def _run_together(work: Sequence[Callable[[], None]], stop: threading.Event) -> None:
-    """Run functions in threads until all return; raise the first error, which tells the others to stop.
+    """Run functions in threads until all return; raise the first error, which stops the others.
 
     An interrupt does so too, and leaves behind what does not stop within a moment, such as a read that hangs.
     """

@@ -138,7 +138,7 @@ def lay_over(
     first = _first_of(meta)
     if None in (written.get("order"), written.get("split")) and (trace.left_out.spans or any(first)):
         raise ConfigError(
-            "its plan can only be told by its spans, and those of its first steps are not in it, as the run was too "
+            "its plan can only be had from its spans, and those of its first steps are not in it, as the run was too "
             "long or began in the middle: record a shorter run from epoch 0 on"
         )
     plan, rank = read_plan(written, rank, trace.spans, trace.ids)
@@ -253,22 +253,22 @@ def _only(spans: Spans, number: _Numbers, was_consumed: NDArray[np.bool_]) -> Sp
 
 
 def _sizes_bytes(spans: Spans, ids: GroupIds, samples: int) -> tuple[NDArray[np.int64], int, int]:
-    """Return int64[samples], of how many of them the record does not tell the size, and of how many only a mean.
+    """Return int64[samples], how many have no size in the trace, and of how many only a mean.
 
     Of a group, the sum is known: each of its samples gets its part. What is not known gets the mean of all reads.
     """
-    told = spans[np.isin(spans["kind"], (Kind.READ, Kind.HIT)) & (spans["sample"] >= 0)]
-    if not told.size:
+    sized = spans[np.isin(spans["kind"], (Kind.READ, Kind.HIT)) & (spans["sample"] >= 0)]
+    if not sized.size:
         raise ConfigError("the recorded run read no sample, so their sizes are not known")
     sizes, is_mean = np.full(samples, -1, np.int64), np.zeros(samples, np.bool_)
-    for span in told[told["samples"] > 1]:
+    for span in sized[sized["samples"] > 1]:
         group = ids.get((int(span["rank"]), int(span["flow"])))
         if group is not None and ((group >= 0) & (group < samples)).all():
             sizes[group], is_mean[group] = span["bytes"] // span["samples"], True
-    alone = told[told["samples"] <= 1]
+    alone = sized[sized["samples"] <= 1]
     sizes[alone["sample"]], is_mean[alone["sample"]] = alone["bytes"], False
     is_unknown = sizes < 0
-    sizes[is_unknown] = int(told["bytes"].sum() // max(1, int(told["samples"].sum())))
+    sizes[is_unknown] = int(sized["bytes"].sum() // max(1, int(sized["samples"].sum())))
     return sizes, int(is_unknown.sum()), int(is_mean.sum())
 
 

@@ -48,7 +48,7 @@ def find_policy(name: str) -> LoadingPolicy:
     return policy_of(policy)
 
 
-def told_in_one_line(policy: LoadingPolicy) -> LoadingPolicy:
+def with_errors_in_one_line(policy: LoadingPolicy) -> LoadingPolicy:
     """Return a policy; if it is a user's own, its errors are ConfigErrors that name file and line."""
     return policy if type(policy).__module__.startswith("penstock.") else _Own(policy)
 

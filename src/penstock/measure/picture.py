@@ -218,7 +218,7 @@ def check_picture(path: str | os.PathLike[str]) -> None:
     Raises: ConfigError for another ending than .png, .svg or .pdf, a folder, or a missing one; ImportError without
         matplotlib.
     """
-    import matplotlib.figure  # noqa: F401  (told now, not when everything is computed)
+    import matplotlib.figure  # noqa: F401  (reported now, not when everything is computed)
 
     picture = Path(path)
     if picture.is_dir():

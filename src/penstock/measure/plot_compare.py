@@ -40,10 +40,10 @@ def draw_comparison(comparison: RunComparison) -> Figure:
     style_axes(steps)
     predicted, measured = comparison.stall_seconds
     run_seconds = comparison.run_seconds[1]
-    told = f"stall predicted {format_seconds(predicted)}, measured {format_seconds(measured)}"
+    title = f"stall predicted {format_seconds(predicted)}, measured {format_seconds(measured)}"
     if run_seconds:
-        told += f": {100 * (predicted - measured) / run_seconds:+.2f} % of the run"
-    name_axes(epochs, told, x="epoch: left, hatched, as predicted; right as measured", y="stall (s)")
+        title += f": {100 * (predicted - measured) / run_seconds:+.2f} % of the run"
+    name_axes(epochs, title, x="epoch: left, hatched, as predicted; right as measured", y="stall (s)")
     name_axes(steps, x="step of the run", y="stall so far (s)")
     _draw_epochs(epochs, comparison)
     _draw_growth(steps, comparison)

@@ -173,7 +173,7 @@ def _draw_bars(axes: Axes, drawn: Sequence[tuple[PolicyRuns, LoadingResult]]) ->
         is_cut = seconds > limit
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8 if is_cut else 0.0}
         looks = {"ha": "right" if is_cut else "left", "va": "center", "fontsize": 8.5, "bbox": box}
-        text, at = _told(seconds) + (" →" if is_cut else ""), (min(seconds, 0.995 * limit), place)
+        text, at = _time_label(seconds) + (" →" if is_cut else ""), (min(seconds, 0.995 * limit), place)
         write(axes, text, at, (-3 if is_cut else 3, 0), **looks)
     axes.xaxis.set_major_formatter("{x:,.6g}")
     axes.set_yticks(places, [row.policy for row, _ in drawn])
@@ -181,5 +181,5 @@ def _draw_bars(axes: Axes, drawn: Sequence[tuple[PolicyRuns, LoadingResult]]) ->
     axes.legend(loc="upper center", bbox_to_anchor=(0.42, 1.13), ncols=2, frameon=False, fontsize=8.5)
 
 
-def _told(seconds: float) -> str:
+def _time_label(seconds: float) -> str:
     return f"{seconds:,.0f} s" if seconds >= 1000 else f"{seconds:.4g} s"

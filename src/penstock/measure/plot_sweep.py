@@ -126,7 +126,7 @@ def _draw_panel(
         is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.52
         axes.text(
             *place,
-            _told(row, decimals),
+            _row_label(row, decimals),
             ha="center",
             va="center",
             fontsize=8,
@@ -150,7 +150,7 @@ def _draw_panel(
     axes.spines[:].set_visible(False)
 
 
-def _told(row: Row, decimals: int) -> str:
+def _row_label(row: Row, decimals: int) -> str:
     run = row.outcome.run_seconds
     if run is None:
         return "N/A" if row.outcome.status == "not supported" else "failed"
@@ -168,8 +168,8 @@ def _size(size_bytes: int) -> str:
 
 def _title(ranks: int, policy: str, answer: Answer) -> str:
     bound = next(row.lower_bound_seconds for row in answer.rows if row.point.ranks == ranks)
-    told = "unknown" if bound is None else _seconds(bound)
-    return f"{policy}, {ranks} rank{'' if ranks == 1 else 's'}: lower bound {told}"
+    label = "unknown" if bound is None else _seconds(bound)
+    return f"{policy}, {ranks} rank{'' if ranks == 1 else 's'}: lower bound {label}"
 
 
 def _bar(figure: SubFigure, axes: list[Any], colours: Colormap, norm: Normalize) -> None:
@@ -183,10 +183,10 @@ def _bar(figure: SubFigure, axes: list[Any], colours: Colormap, norm: Normalize)
 
 
 def _legend(answer: Answer, priced: bool) -> str:
-    told = f"within {100 * answer.within:g} % of the lower bound"
+    label = f"within {100 * answer.within:g} % of the lower bound"
     if answer.deadline_seconds != float("inf"):
-        told += " and the deadline"
-    tolerance = f"bold: {told}" if answer.sufficient else f"none is {told}"
+        label += " and the deadline"
+    tolerance = f"bold: {label}" if answer.sufficient else f"none is {label}"
     if answer.cheapest is not None:
         tolerance += "; framed: the cheapest of these"
     elif answer.least:

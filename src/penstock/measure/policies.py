@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.flow.cpus import available_cpus
-from penstock.measure.own_policy import told_in_one_line
+from penstock.measure.own_policy import with_errors_in_one_line
 from penstock.policy.loading import Job, LoadingPolicy, NotSupported
 from penstock.simulate.scenario import Scenario
 from penstock.simulate.scheduled import ORIGINS, LoadingResult, simulate_job
@@ -69,7 +69,7 @@ def run_policies(
     """Run every policy for every number of ranks, the scenario's own unless given, and `seeds` seeds from its own on.
 
     simulate: runs a job under a policy.
-    progress: told how many of len(ranks) * seeds * len(policies) runs are done.
+    progress: called with how many of len(ranks) * seeds * len(policies) runs are done.
     Returns: by number of ranks, then in the order of the policies.
     Raises: what `simulate` raises, but for NotSupported.
     """
@@ -118,7 +118,7 @@ def _run_all(
 ) -> Generator[tuple[int, LoadingResult | NotSupported], None, None]:
     def run(policy: LoadingPolicy) -> LoadingResult | NotSupported:
         try:
-            return simulate(job, told_in_one_line(policy))
+            return simulate(job, with_errors_in_one_line(policy))
         except NotSupported as error:
             return error
 

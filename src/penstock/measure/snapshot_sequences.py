@@ -22,7 +22,7 @@ from penstock.checkpoint.opened import open_tier
 from penstock.checkpoint.state.flatten import Source, flatten
 from penstock.checkpoint.state.tensors import Bytes, Layout
 from penstock.checkpoint.state.tree import fits, listed
-from penstock.checkpoint.tiers.catalog import Catalog, Link, open_way
+from penstock.checkpoint.tiers.catalog import Catalog, Link, open_links
 from penstock.checkpoint.tiers.local import LocalReader, LocalTier
 from penstock.checkpoint.tiers.tier import Tier
 from penstock.errors import ConfigError, DataError
@@ -178,11 +178,11 @@ class StoredSnapshots:
         self._chains: list[Chain] = []
         try:
             for step in steps:
-                way = catalog.ways(step)[0]
-                for link in way:
+                links = catalog.chains(step)[0]
+                for link in links:
                     if link not in self._opened:
-                        (self._opened[link],) = open_way(catalog, [link]).links
-                self._chains.append(Chain([self._opened[link] for link in way]))
+                        (self._opened[link],) = open_links(catalog, [link]).links
+                self._chains.append(Chain([self._opened[link] for link in links]))
         except BaseException:
             self.close()
             raise

@@ -295,7 +295,7 @@ def run_sweep(
 ) -> dict[Task, Outcome]:
     """Compute what is not kept yet, and keep each task as it finishes.
 
-    done: told how many tasks are done, first how many were kept.
+    done: called with how many tasks are done, first how many were kept.
     Returns: every task of the sweep with its outcome, in the sweep's order.
     """
     model = model_digest()

@@ -26,7 +26,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.flow.recorder import Recorder
 from penstock.trace import NO_SAMPLE, NO_STEP, NOTHING_TO_GAIN, SPAN, Kind, Spans, Trace, stall_share
-from penstock.trace.metrics import TOO_SHORT_SECONDS, is_without_training, told_gain, told_idle
+from penstock.trace.metrics import TOO_SHORT_SECONDS, describe_gain, describe_idle, is_without_training
 from penstock.units import format_ratio, format_seconds
 
 T = TypeVar("T")
@@ -116,13 +116,13 @@ class Verdict:
         if self.ceiling < 1.0 + NOTHING_TO_GAIN:
             return line + "nothing to gain here"
         if self.replay_seconds is not None:
-            return line + told_gain(self.ceiling, "ceiling {}, by replay", self.replay_seconds)
+            return line + describe_gain(self.ceiling, "ceiling {}, by replay", self.replay_seconds)
         if self.gpu_in_use:
             doubt = "or less: a GPU may have worked meanwhile; loop once over replay() to know"
             return f"{line}ceiling {format_ratio(self.ceiling)} {doubt}"
         if is_without_training(self.stall_seconds - self.in_vain_seconds, self.own_seconds, self.steps):
-            return line + told_idle(self.own_seconds, self.steps)
-        return line + told_gain(self.ceiling, "ceiling {}", self.own_seconds / self.steps)
+            return line + describe_idle(self.own_seconds, self.steps)
+        return line + describe_gain(self.ceiling, "ceiling {}", self.own_seconds / self.steps)
 
 
 class _Sums:

@@ -101,7 +101,7 @@ class Explicit:
         Drawn ahead because a sampler cannot be asked for an epoch twice. `set_epoch` is called before each
         epoch where the sampler has it. An iterator, which has no beginning to go back to, is read on.
 
-        horizon: most ids of an epoch. Needed where the sampler does not tell its length.
+        horizon: most ids of an epoch. Needed where the sampler has no length.
         Memory: 4 bytes an id (8 from 2**31 samples on), all epochs.
         """
         if horizon is None and not isinstance(sampler, Sized):

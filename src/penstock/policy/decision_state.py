@@ -70,7 +70,7 @@ def new_state(
     last_batches: then, of each rank, the number of the last batch that has each of `kept`, `due` and `spares`, or -1.
     slots, local_batch: how many batch slots each rank has, all free, of so many samples.
     readers: moves under way at most of each rank, half of them for no batch. undecoded_bytes: see `StagingLimits`.
-    extents: of all samples, where the source tells.
+    extents: of all samples, where the source gives them.
 
     Raises: ConfigError for 2^31 samples and more.
     """

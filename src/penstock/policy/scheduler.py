@@ -180,7 +180,7 @@ class Scheduler:
     sizes_bytes: int64[samples], of each sample as stored.
     placement: which samples the tiers keep.
     machine: what reads cost, as far as is known; corrected by what they take.
-    extents: of all samples, where the source tells: those that lie near each other are moved together.
+    extents: of all samples, where the source gives them: those that lie near each other are moved together.
     """
 
     def __init__(

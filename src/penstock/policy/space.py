@@ -1,4 +1,4 @@
-"""How much space the snapshots of a run will take, told before its first step from its schedule and retention.
+"""How much space the snapshots of a run will take, known before its first step from its schedule and retention.
 
 The saves are gone through one by one and retention is asked after each, as the store does: no second copy of its rules.
 """

@@ -31,7 +31,7 @@ from penstock.errors import ClosedError, ConfigError
 from penstock.trace.chunks import ChunkReader, ChunkWriter, Format, damaged
 from penstock.trace.trace import JSON
 
-#: Bytes of a block, unless told otherwise: a page of the page cache.
+#: Bytes of a block, by default: a page of the page cache.
 BLOCK_BYTES = 4_096
 
 

@@ -155,7 +155,7 @@ def read_references(
     columns: of a csv file, what each holds: "id", "time", "size", or "-" for none of these. None takes the names in
         the file's first line; without such a line, one column is the id, and three or more begin with time, id, size.
     Objects need not be numbers in text files; if one is not, all are numbered by first appearance.
-    Times are cut to whole seconds. Requests of size 0 are kept (libCacheSim skips them unless told otherwise).
+    Times are cut to whole seconds. Requests of size 0 are kept (libCacheSim skips them by default).
     Raises: DataError if the file cannot be read; FormatError naming the line or record that is malformed; ConfigError
         for an unknown format, or a file compressed by zstd.
     """

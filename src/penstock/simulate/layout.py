@@ -172,7 +172,7 @@ def compare_layouts(
     window_bytes: how far a rank reads ahead; by default its staging buffer, and at least one sample.
     counted_reads: of all ranks, that are counted one by one; of longer runs the first epochs, at least two, and of
         those the first steps.
-    done: told how many of the epochs of `counted_epochs` are done.
+    done: called with how many of the epochs of `counted_epochs` are done.
     Raises: ConfigError if a size is missing or the window has no bytes.
     """
     if sizes_bytes.shape != (plan.samples,):

@@ -181,7 +181,7 @@ def run_in_virtual_time(
 
     read: of all ranks of the job, where they read each other's tiers.
     sizes_bytes: int64[samples], as stored. limits: of each rank.
-    extents: of all samples, where the source tells: those near each other are one read.
+    extents: of all samples, where the source gives them: those near each other are one read.
     step_seconds: float64[steps], of the training for each step; None: machine.compute says, which must be known then.
     first_ask_seconds: how long after the start of prefetching the training asks for its first batch.
 
@@ -434,7 +434,7 @@ def predict(
     machine: what a read, a decode and a tier cost here; its storage classes after the first are the tiers.
     sizes_bytes: int64[samples], as stored.
     limits: slots, readers and decode workers of the real run.
-    extents: of all samples, where the source tells: those near each other are one read.
+    extents: of all samples, where the source gives them: those near each other are one read.
     policy: what the tiers keep, as the loader's `policy`; what it draws follows from `seed`.
     first: (epoch, step) at which the run begins, as for the loader's `start`.
     step_seconds: of the training for each batch, or for the rank's batches from the first on, one after the other; by

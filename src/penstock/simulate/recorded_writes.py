@@ -30,7 +30,7 @@ class RecordedWrites:
     stream: page writes in the order in which they were recorded.
     files, devices: written ones; one of them is 0. writes, written_bytes: calls or requests, and what they say.
     pages_beyond: pages at offsets beyond the drive's end, which were taken modulo its size.
-    notes: what the recording does not tell, for people.
+    notes: what the recording leaves open, for people.
     """
 
     stream: Stream

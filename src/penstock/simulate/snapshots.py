@@ -300,7 +300,7 @@ def compare_methods(
 ) -> list[StoredRun]:
     """Run every model's snapshots under every method at every distance, each on a copy of the drive.
 
-    repeat: how many trainings follow each other on it. done: told how many of the runs are done.
+    repeat: how many trainings follow each other on it. done: called with how many of the runs are done.
     Returns: in the order of models, then distances, then methods: Figures 9 and 10.
     """
     runs: list[StoredRun] = []

@@ -400,7 +400,7 @@ def run_stream(
     phases_from_start: every phase finds the drive as it was at the beginning, not as the phase before left it,
         though the files stay where they are: how the paper took the times of its Table 9. Wear is then that of
         the last phase.
-    done: told how many operations are done, of `stream.length` times `repeat`.
+    done: called with how many operations are done, of `stream.length` times `repeat`.
     Raises: ConfigError naming the operation's line.
     """
     if not is_integer(repeat) or repeat < 1:

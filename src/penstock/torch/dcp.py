@@ -77,10 +77,10 @@ from penstock.checkpoint.state.tree import (
     SequenceNode,
     decode_key,
     decode_plain,
+    describe_type,
     joined,
     key_names,
     read_tree,
-    told_type,
 )
 from penstock.checkpoint.tiers.catalog import Catalog, Link, looking_again
 from penstock.checkpoint.writer import Job
@@ -331,7 +331,7 @@ class StoreWriter(StorageWriter):
         saved = self._opened.writer.commit(job, tree, parts)
         self._job = None
         self._go_on()
-        self._report(saved.told("durable") + saved.note)
+        self._report(saved.line("durable") + saved.note)
         if self._opened.drainer is not None:
             self._opened.drainer.go_on()
 
@@ -419,14 +419,14 @@ class StoreReader(StorageReader):
         checked_options(storage_options)
         self._catalog = Catalog([open_tier(folder, storage_options)])
         self._ranks = made_ranks(ranks)
-        told = quiet(tell if self._ranks.rank == 0 else None)
-        self._restorer = Restorer(self._catalog, self._ranks, default_coders(), None, told)
+        report = quiet(tell if self._ranks.rank == 0 else None)
+        self._restorer = Restorer(self._catalog, self._ranks, default_coders(), None, report)
         #: As of the last `reset`; None: the snapshot that was saved last.
         self._checkpoint_id: str | os.PathLike[str] | None = None
         #: Chosen by it, and not read yet; None: nothing is.
         self._chosen: int | None = None
         #: Where what `read_metadata` described is read.
-        self._ways: Sequence[Sequence[Link]] = ()
+        self._chains: Sequence[Sequence[Link]] = ()
         #: By fqn, as `read_metadata` found them: arrays and values without arrays.
         self._arrays: dict[str, ArrayLeaf] = {}
         self._plain: dict[str, Any] = {}
@@ -446,7 +446,7 @@ class StoreReader(StorageReader):
 
         def choose(steps_of_ranks: list[int | None]) -> int:
             step = self._restorer.choose(steps_of_ranks[0], is_again=is_again)
-            self._catalog.ways(step)
+            self._catalog.chains(step)
             return step
 
         chosen: int = self._ranks.gather_then_decide(
@@ -465,8 +465,8 @@ class StoreReader(StorageReader):
 
         def attempt(is_again: bool) -> Metadata:
             step = self._choose(is_again=is_again) if is_again or chosen is None else chosen
-            self._ways = self._restorer.ways(step)
-            return self._restorer.read(self._ways, self._metadata)
+            self._chains = self._restorer.chains(step)
+            return self._restorer.read(self._chains, self._metadata)
 
         try:
             return looking_again(attempt)
@@ -532,7 +532,7 @@ class StoreReader(StorageReader):
                 torch.save(self._plain[item.storage_index.fqn], pickled)
                 pickled.seek(0)
                 planner.load_bytes(item, pickled)
-        self._restorer.read(self._ways, lambda chain: self._read_tensors(chain, plan, planner))
+        self._restorer.read(self._chains, lambda chain: self._read_tensors(chain, plan, planner))
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -583,9 +583,9 @@ def step_named(checkpoint_id: str | os.PathLike[str] | int) -> int:
     """Return the step of a checkpoint id. Raises: ConfigError if it ends in no number of a step."""
     step = _digits(checkpoint_id)
     if step is None:
-        told = os.fspath(checkpoint_id) if isinstance(checkpoint_id, os.PathLike) else checkpoint_id
+        given = os.fspath(checkpoint_id) if isinstance(checkpoint_id, os.PathLike) else checkpoint_id
         raise ConfigError(
-            f'checkpoint_id is {told!r:.80}; it must be the step, such as "1200" or "step-1200"'
+            f'checkpoint_id is {given!r:.80}; it must be the step, such as "1200" or "step-1200"'
         )
     return step
 
@@ -678,7 +678,7 @@ def _plain(item: WriteItem, planner: SavePlanner, paths: _Paths) -> Any:
         raise ConfigError(f"{name}: {error}") from None
     if flat.sources:
         raise ConfigError(
-            f"{name} is {told_type(value)} with an array or many bytes in it, and DCP takes it for one value: save "
+            f"{name} is {describe_type(value)} with an array or many bytes in it, and DCP takes it for one value: save "
             "arrays as tensors, in mappings or lists"
         )
     tree: Any = flat.tree

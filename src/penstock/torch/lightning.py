@@ -92,7 +92,7 @@ class SnapshotIO(CheckpointIO):
         if step is None:
             return self._others.load_checkpoint(path, map_location, weights_only)  # type: ignore[arg-type]
         state: dict[str, Any] = self._store.restore(step).state
-        self._folders |= _folders_told_by(Path(path))
+        self._folders |= _folders_named_in(Path(path))
         # Or a test of an earlier checkpoint, after which the training goes on where it was: the next save tells.
         self._may_have_gone_back = True
         return state
@@ -107,7 +107,7 @@ class SnapshotIO(CheckpointIO):
             if step is None:
                 self._others.remove_checkpoint(name)
                 return
-            self._folders |= _folders_told_by(name)
+            self._folders |= _folders_named_in(name)
             name.unlink()
         folders = {name.parent.resolve(), *self._folders}
         named = {_step_named_by(other) for folder in folders for other in folder.glob("*") if other.is_file()}
@@ -288,7 +288,7 @@ def _step_named_by(path: str | os.PathLike[str]) -> int | None:
     return None if marker is None else marker["step"]
 
 
-def _folders_told_by(name: Path) -> set[Path]:
+def _folders_named_in(name: Path) -> set[Path]:
     """Return the folders of names that one knows of, its own included."""
     marker = _marker_of(name) or {}
     folders = marker.get("folders")

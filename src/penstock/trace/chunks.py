@@ -75,10 +75,10 @@ class ChunkWriter:
         """
         self.path = Path(path)
         try:
-            told = json.dumps(dict(meta), sort_keys=True, ensure_ascii=False, allow_nan=False)
+            document = json.dumps(dict(meta), sort_keys=True, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as reason:
             raise ConfigError(f"meta of {self.path} is not JSON ({reason}): give plain values") from reason
-        text = told.encode("utf-8", "surrogatepass")
+        text = document.encode("utf-8", "surrogatepass")
         self._file = self.path.open("wb", buffering=0)
         self._header = _checked(_PRELUDE.pack(form.magic, form.version, len(text), zlib.crc32(text))) + text
         #: Bytes written so far.

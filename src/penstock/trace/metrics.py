@@ -223,7 +223,7 @@ def limiting(
 ) -> str:
     """Say in one line what limited an epoch, and by how much.
 
-    source, decode: what to name where reads of the source, or decoding, limited it; one name where nobody can tell
+    source, decode: what to name where reads of the source, or decoding, limited it; one name where that is not known
         them apart, as inside a data set.
     is_cut: the trace may break off within the epoch; the line then speaks of what was recorded alone.
 
@@ -254,15 +254,15 @@ def limiting(
         by_limit[limit] = by_limit.get(limit, 0.0) + part
         name = f"in {limit}" if limit == source == decode else str(cause)
         by_name[name] = by_name.get(name, 0.0) + part
-    told = ", ".join(
+    listed = ", ".join(
         f"{format_seconds(part)} {name}"
         for name, part in sorted(by_name.items(), key=lambda each: -each[1])
         if part > 0.0
     )
-    causes = f" ({told})" if told else ""
+    causes = f" ({listed})" if listed else ""
     share = stall_share(stall_seconds, metrics.own_seconds)
     waited = f"waited {100.0 * share:.1f} % of {format_seconds(seconds)}{causes}"
-    saves = _told_saves(metrics)
+    saves = _describe_saves(metrics)
     if seconds < TOO_SHORT_SECONDS:
         return f"{line}too short to judge: {waited}{saves}"
     if share < _HARDLY_WAITED:
@@ -272,8 +272,8 @@ def limiting(
         batches = "1 batch" if metrics.steps == 1 else f"{metrics.steps:,} batches"
         loaded = format_count(metrics.samples, "sample") if metrics.samples else batches
         loaded += f" in {format_seconds(seconds)}"
-        return f"{line}{told_idle(metrics.own_seconds, metrics.steps)}; {limit} limits it: {loaded}{causes}{saves}"
-    without = told_gain(
+        return f"{line}{describe_idle(metrics.own_seconds, metrics.steps)}; {limit} limits it: {loaded}{causes}{saves}"
+    without = describe_gain(
         seconds / metrics.own_seconds, "without, {} as fast", metrics.own_seconds / metrics.steps
     )
     return f"{line}{limit} limits it: {waited}; {without}{saves}"
@@ -287,42 +287,42 @@ def is_without_training(stall_seconds: float, own_seconds: float, steps: int) ->
     return is_little and own_seconds < _LITTLE_TRAINING_SECONDS * steps
 
 
-def told_idle(own_seconds: float, steps: int) -> str:
+def describe_idle(own_seconds: float, steps: int) -> str:
     """Return what a loop `is_without_training` does between its batches: nothing, or hardly anything."""
     if own_seconds < NO_TRAINING_SECONDS * steps:
         return "no training between batches"
     return f"hardly any time between batches ({format_seconds(own_seconds / steps)} a step)"
 
 
-def told_gain(ratio: float, sentence: str, step_seconds: float) -> str:
+def describe_gain(ratio: float, sentence: str, step_seconds: float) -> str:
     """Return how many times as fast a loop could be, put into a sentence; beyond a hundred, what a step takes."""
     if ratio > _MOST_TIMES:
         return f"a step itself takes {format_seconds(step_seconds)}"
     return sentence.format(format_ratio(ratio))
 
 
-def _told_saves(metrics: EpochMetrics) -> str:
+def _describe_saves(metrics: EpochMetrics) -> str:
     seconds = metrics.stall_seconds + metrics.own_seconds
-    told = ""
+    clauses = ""
     if metrics.save_seconds > NOTHING_TO_GAIN * seconds:
-        told += f"; saves held the training for {format_seconds(metrics.save_seconds)} of {format_seconds(seconds)}"
+        clauses += f"; saves held the training for {format_seconds(metrics.save_seconds)} of {format_seconds(seconds)}"
     for run, verb in ((Kind.WRITE, "written"), (Kind.DRAIN, "drained")):
         then = metrics.meanwhile.get(run)
         if then is None or then.stall_seconds <= NOTHING_TO_GAIN * seconds:
             continue
         if then.stall_seconds + then.own_seconds >= (1.0 - NOTHING_TO_GAIN) * seconds:
-            told += f"; a snapshot was {verb} nearly all the time"
+            clauses += f"; a snapshot was {verb} nearly all the time"
             continue
         share = stall_share(then.stall_seconds, then.own_seconds)
         otherwise = stall_share(
             metrics.stall_seconds - then.stall_seconds, metrics.own_seconds - then.own_seconds
         )
         if share > otherwise:
-            told += (
+            clauses += (
                 f"; {format_seconds(then.stall_seconds)} of the waiting while a snapshot was {verb}: "
                 f"{100.0 * share:.1f} % of that time, {100.0 * otherwise:.1f} % of the other"
             )
-    return told
+    return clauses
 
 
 def stall_share(stall_seconds: float, own_seconds: float) -> float:

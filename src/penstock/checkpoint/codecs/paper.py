@@ -39,7 +39,7 @@ from penstock.checkpoint.state.tensors import Bytes
 from penstock.errors import FormatError
 from penstock.simulate.snapshots import METHODS, Baseline, Delta, Method
 
-#: What the gzip program does when it is told nothing, and its header without name and time.
+#: What the gzip program does by default, and its header without name and time.
 _GZIP_LEVEL, _GZIP_WINDOW = 6, 31
 #: Widths of headings that a static codec can be asked for: as many as can be right for 64 bits.
 _STATIC_BITS = range(7)

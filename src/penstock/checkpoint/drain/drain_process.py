@@ -1,6 +1,6 @@
 """A process that writes what a drain copies, so that the training's own interpreter has nothing to do with it.
 
-    training     {"chain": ..., "plan": ..., "way": ...} ──▶ a line of JSON on the process's standard input
+    training     {"chain": ..., "plan": ..., "encoding": ...} ──▶ a line of JSON on the process's standard input
     the process  reads the fast tier, encodes, writes and syncs a part of the draft that the training began
                  ◀── {"written": ...} or {"failed": ...}, a line on its standard output
 
@@ -29,7 +29,7 @@ from penstock.checkpoint.files.manifest import folder_of
 from penstock.checkpoint.files.parts import Part
 from penstock.checkpoint.recipe import EncodingConfig, Plan, WrittenPart, check_part
 from penstock.checkpoint.staged import FromChain, write_staged
-from penstock.checkpoint.tiers.catalog import Catalog, Link, open_way
+from penstock.checkpoint.tiers.catalog import Catalog, Link, open_links
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.child import NoChild, start_child
 from penstock.errors import DataError, FormatError, PenstockError
@@ -124,15 +124,15 @@ class ProcessDrainer:
         self,
         fast: Path,
         slow: Path,
-        way: EncodingConfig,
+        encoding: EncodingConfig,
         threads: int,
         interrupt: threading.Event,
         report: Callable[[str], None],
         bytes_per_second: float | None = None,
     ) -> None:
-        """fast, slow: folders of the tiers. way: how snapshots are written. threads: that encode.
+        """fast, slow: folders of the tiers. encoding: how snapshots are written. threads: that encode.
 
-        interrupt: once set, a drain is broken off. report: is told once if no process can be had. bytes_per_second:
+        interrupt: once set, a drain is broken off. report: called once if no process can be started. bytes_per_second:
             that are written at most.
         """
         self._interrupt = interrupt
@@ -140,8 +140,8 @@ class ProcessDrainer:
         self._settings: dict[str, JSON] = {
             "fast": str(fast),
             "slow": str(slow),
-            "codec": way.codec,
-            "kept_mantissa_bits": way.kept_mantissa_bits,
+            "codec": encoding.codec,
+            "kept_mantissa_bits": encoding.kept_mantissa_bits,
             "threads": threads,
             "bytes_per_second": bytes_per_second,
         }
@@ -153,7 +153,7 @@ class ProcessDrainer:
     def begin(self, links: Sequence[Link], waves: FromChain) -> bool:
         """Begin a snapshot, which `write` and `check` are then of; return whether a process can be had.
 
-        links: the copies that it is read from. waves: the same, which is told of damage.
+        links: the copies that it is read from. waves: the same, which gets what is damaged.
         Raises: DataError if it is broken off.
         """
         self._settings["links"], self._waves = [list(link) for link in links], waves
@@ -251,7 +251,7 @@ def _answered(request: Any) -> JSON:
             return {}
         catalog = Catalog([fast, slow])
         try:
-            opened = open_way(catalog, [Link(*link) for link in request["links"]])
+            opened = open_links(catalog, [Link(*link) for link in request["links"]])
         except FormatError:
             is_damaged = True
             raise
@@ -260,9 +260,9 @@ def _answered(request: Any) -> JSON:
             cap = None if rate is None else Cap(slow.name, rate)
             draft = slow.begin(folder_of(plan.step), plan.uid, join=True)
             waves = FromChain(chain, threading.Event())
-            way = EncodingConfig("complete", 1, request["codec"], request["kept_mantissa_bits"])
+            encoding = EncodingConfig("complete", 1, request["codec"], request["kept_mantissa_bits"])
             nbytes = sum(stored.layout.nbytes for stored in chain.manifest.tensors)
-            made = write_staged(draft, plan, 0, way, waves, nbytes, catalog, workers, cap=cap)
+            made = write_staged(draft, plan, 0, encoding, waves, nbytes, catalog, workers, cap=cap)
     except (PenstockError, OSError) as error:
         kind = FormatError if isinstance(error, FormatError) else DataError
         is_damaged = is_damaged or (waves is not None and waves.is_damaged)

@@ -13,7 +13,7 @@ from penstock.checkpoint.housekeeping import Housekeeping
 from penstock.checkpoint.recipe import Plan
 from penstock.checkpoint.saving import Saved
 from penstock.checkpoint.staged import FromChain
-from penstock.checkpoint.tiers.catalog import Catalog, Link, open_way
+from penstock.checkpoint.tiers.catalog import Catalog, Link, open_links
 from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.errors import FormatError
 from penstock.flow.cpus import give_way
@@ -42,7 +42,7 @@ class Drainer:
         interrupt: threading.Event,
         apart: ProcessDrainer | None = None,
     ) -> None:
-        """writer: of the slow tier, used by nobody else. report: is told one line for each snapshot; never fails.
+        """writer: of the slow tier, used by nobody else. report: called with one line for each snapshot; never fails.
 
         interrupt: once set, a capped write ends at once. apart: begins a process that writes large snapshots; None: all
             are written by threads of this one.
@@ -63,7 +63,7 @@ class Drainer:
         self._error: BaseException | None = None
         #: Whether the last drain failed.
         self._has_failed = False
-        #: Steps whose saves were not told of yet: their drains are told of later.
+        #: Steps whose saves were not reported yet: their drains are reported later.
         self._held_back: set[int] = set()
         #: Called once the thread has ended, where nobody will ask any more.
         self._then: Callable[[], None] | None = None
@@ -74,7 +74,7 @@ class Drainer:
             self._held_back.add(step)
 
     def go_on(self, step: int | None = None) -> None:
-        """Drain what waits, if nobody does already. step: of a save that is over and was told of."""
+        """Drain what waits, if nobody does already. step: of a save that is over and was reported."""
         with self._changed:
             self._held_back.discard(step)
             self._changed.notify_all()
@@ -172,8 +172,8 @@ class Drainer:
         begin_seconds = time.monotonic()
         try:
             try:
-                links = self._catalog.ways(step)[0]
-                chain = open_way(self._catalog, links)
+                links = self._catalog.chains(step)[0]
+                chain = open_links(self._catalog, links)
             except FormatError:
                 self._catalog.mark_damaged(step)
                 raise
@@ -184,7 +184,7 @@ class Drainer:
         with self._changed:
             while step in self._held_back and not self._is_stopping:
                 self._changed.wait()
-        self._report(f"{saved.told('drained')} to {saved.tier}{saved.note}")
+        self._report(f"{saved.line('drained')} to {saved.tier}{saved.note}")
 
     def _copy(self, step: int, begin_seconds: float, chain: Chain, links: Sequence[Link]) -> Saved:
         manifest = chain.manifest

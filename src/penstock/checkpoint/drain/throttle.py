@@ -22,7 +22,7 @@ _LEAST_PIECE_BYTES = 65_536
 class Pacer:
     """Says how long to wait so that bytes keep to a rate. It keeps no time of its own and locks nothing.
 
-    A token bucket, told of as a moment: that at which all bytes so far are through. A link that was idle has saved
+    A token bucket, kept as a moment: that at which all bytes so far are through. A link that was idle has saved
     up at most the burst.
     Source: ATM Forum, Traffic Management 4.0 (1996), the generic cell rate algorithm as virtual scheduling.
 

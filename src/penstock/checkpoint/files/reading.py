@@ -353,9 +353,9 @@ def _copies(wanted: Wanted) -> Sequence[Copy]:
 
 def _blocks_of(layout: Layout, place: Sequence[slice]) -> range:
     """Return the blocks of a part in which the numbers of a place lie, which has some."""
-    ways = c_strides(layout.shape, 1)
-    first = sum(part.start * way for part, way in zip(place, ways, strict=True))
-    last = sum((part.stop - 1) * way for part, way in zip(place, ways, strict=True))
+    strides = c_strides(layout.shape, 1)
+    first = sum(part.start * stride for part, stride in zip(place, strides, strict=True))
+    last = sum((part.stop - 1) * stride for part, stride in zip(place, strides, strict=True))
     return range(first // BLOCK_VALUES, last // BLOCK_VALUES + 1)
 
 
@@ -370,11 +370,11 @@ def _put(filling: _Filling) -> None:
     assert copy is not None and data is not None, "there is something to copy"  # noqa: PT018
     layout = wanted.parts[copy.part].layout
     item_bytes = layout.dtype.item_bytes
-    ways = c_strides(layout.shape, item_bytes)
+    strides = c_strides(layout.shape, item_bytes)
     begin = _blocks_of(layout, copy.source).start * BLOCK_VALUES * item_bytes
-    offset = sum(part.start * way for part, way in zip(copy.source, ways, strict=True)) - begin
+    offset = sum(part.start * stride for part, stride in zip(copy.source, strides, strict=True)) - begin
     shape = tuple(part.stop - part.start for part in copy.source)
-    source = np.ndarray(shape, f"V{item_bytes}", data, offset, ways)
+    source = np.ndarray(shape, f"V{item_bytes}", data, offset, strides)
     target = wanted.out.view(f"V{item_bytes}").reshape(wanted.layout.shape)
     target[copy.target] = source
 

@@ -126,7 +126,7 @@ class TensorWriter:
     ) -> None:
         """number: of the part. coder: None stores all blocks as they are. workers: encode.
 
-        written: is told of bytes as they are written.
+        written: called with the number of bytes as they are written.
         """
         self._writer = writer
         self._number = number

@@ -35,11 +35,11 @@ from penstock.checkpoint.state.tree import (
     Quantizer,
     View,
     c_strides,
+    describe_type,
     encode_keys,
     encode_plain,
     extent,
     is_size,
-    told_type,
     unsupported,
     write_quantizer,
     write_view,
@@ -94,7 +94,9 @@ class Shard:
         """Check it."""
         shape = getattr(self.array, "shape", None)
         if not is_array(self.array) or shape is None:
-            raise ConfigError(f"a Shard is of {told_type(self.array)}; it must be a tensor or a NumPy array")
+            raise ConfigError(
+                f"a Shard is of {describe_type(self.array)}; it must be a tensor or a NumPy array"
+            )
         for name in ("whole", "offsets"):
             try:
                 numbers = tuple(map(operator.index, getattr(self, name)))
@@ -319,8 +321,8 @@ class _Walk:
         state = value.state_dict()
         if not isinstance(state, Mapping):
             raise ConfigError(
-                f"{name} is {told_type(value)}, whose state_dict() returned {told_type(state)}: it must return a "
-                "mapping"
+                f"{name} is {describe_type(value)}, whose state_dict() returned {describe_type(state)}: it must "
+                "return a mapping"
             )
         return self._container(state, name, depth)
 
@@ -407,7 +409,7 @@ class _Walk:
     def _check_class(self, tensor: Any, name: str) -> None:
         torch = self._torch
         assert torch is not None, "a tensor's class was found, so its module is there"
-        what = told_type(tensor)
+        what = describe_type(tensor)
         if type(tensor).__name__ in ("DTensor", "ShardedTensor"):
             raise ConfigError(
                 f"{name} is {what}, a part of a tensor that several ranks hold: save it through "

@@ -93,8 +93,8 @@ def describe_differing(floats: Sequence[str]) -> str:
 
 
 def _named(names: Sequence[str]) -> str:
-    told = listed((name or "the state" for name in names), _MOST_NAMED)
-    return f"{told} {'differs' if len(names) == 1 else 'differ'}"
+    text = listed((name or "the state" for name in names), _MOST_NAMED)
+    return f"{text} {'differs' if len(names) == 1 else 'differ'}"
 
 
 def _small(flat: Flat) -> Iterator[Source]:

@@ -214,9 +214,9 @@ def fits(name: str, pattern: str) -> bool:
 def listed(names: Iterable[str], most: int = 5, *, none: str = "none") -> str:
     """Return the first few names, for a message. none: what to say where there are none."""
     known = tuple(names)
-    told = ", ".join(known[:most]) or none
+    text = ", ".join(known[:most]) or none
     more = len(known) - most
-    return f"{told} and {more:,} more" if more > 0 else told
+    return f"{text} and {more:,} more" if more > 0 else text
 
 
 def part_of(tree: Tree, name: str) -> Tree:
@@ -369,7 +369,7 @@ def encode_plain(value: Any, name: str) -> JSON:
         return {"device": str(value)}
     advice = "turn it into numbers, text or an array"
     raise unsupported(
-        name, told_type(value), "give its state_dict()" if hasattr(value, "state_dict") else advice
+        name, describe_type(value), "give its state_dict()" if hasattr(value, "state_dict") else advice
     )
 
 
@@ -398,7 +398,7 @@ def unsupported(name: str, what: str, advice: str) -> ConfigError:
     )
 
 
-def told_type(value: Any) -> str:
+def describe_type(value: Any) -> str:
     """Return what a value is, for a message."""
     kind = type(value)
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."

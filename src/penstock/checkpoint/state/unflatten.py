@@ -46,6 +46,7 @@ from penstock.checkpoint.state.tree import (
     View,
     decode_key,
     decode_plain,
+    describe_type,
     encode_keys,
     extent,
     fits,
@@ -54,7 +55,6 @@ from penstock.checkpoint.state.tree import (
     leaves_of,
     numpy_dtype,
     select,
-    told_type,
     whole,
 )
 from penstock.errors import ConfigError, FormatError
@@ -367,9 +367,9 @@ def plan_loading_into(
     matching = _Matching(tree, chosen, patterns, in_parts=in_parts)
     matching.match(tree.root, into, "", is_top=True)
     if matching.mismatches:
-        told = matching.mismatches[:_MOST_MISMATCHES]
-        more = len(matching.mismatches) - len(told)
-        raise ConfigError("; ".join(told) + (f"; and {more:,} more like these" if more else ""))
+        listed = matching.mismatches[:_MOST_MISMATCHES]
+        more = len(matching.mismatches) - len(listed)
+        raise ConfigError("; ".join(listed) + (f"; and {more:,} more like these" if more else ""))
     return Loading(
         tuple(matching.destinations().values()),
         lambda: matching.put(tree.root, into),
@@ -446,13 +446,13 @@ class _Matching:
             self._miss(own, joined(name, str(index), is_top=is_top))
 
     def _match_array(self, leaf: ArrayLeaf, target: Any) -> None:
-        told = _mismatch(leaf, target)
-        if leaf.text_bytes and not told:
+        mismatch = _mismatch(leaf, target)
+        if leaf.text_bytes and not mismatch:
             target = characters_of(target)
-        elif leaf.quantizer is not None and not told:
+        elif leaf.quantizer is not None and not mismatch:
             target = integers_of(target)
-        if told:
-            self.mismatches.append(f"{leaf.name or 'the state'} {told}")
+        if mismatch:
+            self.mismatches.append(f"{leaf.name or 'the state'} {mismatch}")
         elif not (isinstance(target, Shard) and 0 in target.array.shape):
             self._targets.setdefault(leaf.of, []).append((leaf, target))
 
@@ -477,7 +477,7 @@ class _Matching:
         saved = kinds.get(type(node), "a list or tuple")
         advice = ": give its state_dict()" if hasattr(value, "state_dict") else ""
         self.mismatches.append(
-            f"{node.name or 'the state'} is {saved} in the snapshot and {told_type(value)} in `into`{advice}"
+            f"{node.name or 'the state'} is {saved} in the snapshot and {describe_type(value)} in `into`{advice}"
         )
 
     @property
@@ -583,7 +583,7 @@ def _part(leaf: ArrayLeaf, shard: Shard) -> ArrayLeaf:
 
 def _mismatch(leaf: ArrayLeaf, target: Any) -> str:
     if leaf.kind == "bytes":
-        return f"is bytes in the snapshot and {told_type(target)} in `into`"
+        return f"is bytes in the snapshot and {describe_type(target)} in `into`"
     if isinstance(target, Shard):
         if leaf.text_bytes or leaf.quantizer is not None:
             return "is of byte strings or quantised in the snapshot and a Shard in `into`"

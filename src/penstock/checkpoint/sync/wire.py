@@ -33,7 +33,7 @@ from penstock.checkpoint.state.sharding import check_whole
 from penstock.checkpoint.state.tensors import Bytes, Layout
 from penstock.checkpoint.state.tree import ArrayLeaf, Tree, read_tree, select
 from penstock.checkpoint.state.unflatten import Destination, Loading, plan_loading_into
-from penstock.checkpoint.tiers.catalog import Catalog, Link, Removed, looking_again, open_way
+from penstock.checkpoint.tiers.catalog import Catalog, Link, Removed, looking_again, open_links
 from penstock.errors import ConfigError, DataError, FormatError
 
 _START, _BLOCKS, _END = 1, 2, 3
@@ -71,10 +71,10 @@ def messages(
     sealer = _Sealer()
 
     def open_anew(is_again: bool) -> tuple[Chain, int, Sequence[Link]]:
-        return _opened_way(catalog, from_step, look_again() if is_again and look_again else to_step)
+        return _open_shortest(catalog, from_step, look_again() if is_again and look_again else to_step)
 
-    chain, first, way = looking_again(open_anew) if look_again else open_anew(False)
-    with closing(chain), _told_if_removed(catalog, way):
+    chain, first, links = looking_again(open_anew) if look_again else open_anew(False)
+    with closing(chain), _name_removed(catalog, links):
         target = chain.manifest
         layouts = [stored.layout for stored in target.tensors]
         tree = read_tree(target.tree, _wholes(layouts))
@@ -102,39 +102,41 @@ def messages(
 
 
 @contextmanager
-def _told_if_removed(catalog: Catalog, way: Sequence[Link]) -> Iterator[None]:
+def _name_removed(catalog: Catalog, links: Sequence[Link]) -> Iterator[None]:
     """Have what fails because a snapshot was removed say so, and not that it is damaged."""
     try:
         yield
     except (FormatError, DataError) as error:
-        if catalog.was_removed(way):
-            raise Removed(f"the snapshot of step {way[-1].step} was removed meanwhile: {error}") from error
+        if catalog.was_removed(links):
+            raise Removed(f"the snapshot of step {links[-1].step} was removed meanwhile: {error}") from error
         raise
 
 
-def _opened_way(catalog: Catalog, from_step: int | None, to_step: int) -> tuple[Chain, int, Sequence[Link]]:
-    """Open the way to a snapshot that sends least, and return it, how many of its links the receiver has, and the way.
+def _open_shortest(
+    catalog: Catalog, from_step: int | None, to_step: int
+) -> tuple[Chain, int, Sequence[Link]]:
+    """Open the restore chain that sends least; return it, how many of its links the receiver has, and the links.
 
     Raises: `Removed` if a snapshot on it is there no more.
     """
     found = []
-    for way in catalog.ways(to_step):
-        # As of the receiver's snapshot, if the way to the other leads through it; else from its beginning.
-        steps = [link.step for link in way]
+    for links in catalog.chains(to_step):
+        # As of the receiver's snapshot, if the chain leads through it; else from its beginning.
+        steps = [link.step for link in links]
         first = steps.index(from_step) + 1 if from_step in steps else 0
-        sent = [catalog.manifest(link.tier, link.step) for link in way[first:]]
-        found.append((sum(manifest.stored_bytes for manifest in sent if manifest), first, way))
+        sent = [catalog.manifest(link.tier, link.step) for link in links[first:]]
+        found.append((sum(manifest.stored_bytes for manifest in sent if manifest), first, links))
     found.sort(key=lambda each: each[0])
-    for _, first, way in found:
+    for _, first, links in found:
         try:
-            with _told_if_removed(catalog, way):
-                return open_way(catalog, way), first, way
+            with _name_removed(catalog, links):
+                return open_links(catalog, links), first, links
         except Removed:
             raise
         except (FormatError, DataError):
-            if way is found[-1][2]:
+            if links is found[-1][2]:
                 raise
-    raise AssertionError("the last way is opened or raises")
+    raise AssertionError("the last chain is opened or raises")
 
 
 def _wanted(tree: Tree, patterns: Iterable[str] | None) -> frozenset[str]:

@@ -39,7 +39,7 @@ class Removed(DataError):
 def looking_again(attempt: Callable[[bool], T]) -> T:
     """Return what an attempt returns that is made anew where what it read was removed meanwhile.
 
-    attempt: is told whether it was made before.
+    attempt: called with whether it was made before.
     Raises: what it raises; `Removed` after ten of them.
     """
     for turn in range(MOST_LOOKS):
@@ -76,7 +76,7 @@ class Copy:
 
     @property
     def link(self) -> Link:
-        """Return it as it is named on a way."""
+        """Return it as it is named in a restore chain."""
         return Link(self.tier, self.step, self.manifest.uid if self.manifest else "")
 
 
@@ -376,45 +376,45 @@ class Catalog:
             raise ConfigError(self.missing(step, was_there=was_there))
         return step
 
-    def ways(self, step: int) -> list[list[Link]]:
+    def chains(self, step: int) -> list[list[Link]]:
         """Return how a snapshot can be read: the copies that it is made of, itself the last.
 
-        Returns: the ways, the nearest first; of each copy the one with the references that are read soonest, then those
-            with the references of each tier, for a copy may turn out to be damaged.
-        Raises: ConfigError if there is no such snapshot, naming the nearest; if there is no way, FormatError or
+        Returns: the restore chains, the nearest first; of each copy the one with the references that are read soonest,
+            then those with the references of each tier, for a copy may turn out to be damaged.
+        Raises: ConfigError if there is no such snapshot, naming the nearest; if there is none, FormatError or
             DataError: why not.
         """
         copies = self.copies(step)
         if not copies:
             raise ConfigError(self.missing(step))
-        ways: list[list[Link]] = []
+        chains: list[list[Link]] = []
         faults: list[FormatError | DataError] = []
         for copy in copies:
             try:
-                for way in self.ways_of(copy):
-                    if way not in ways:
-                        ways.append(way)
+                for links in self.chains_of(copy):
+                    if links not in chains:
+                        chains.append(links)
             except (FormatError, DataError) as error:
                 faults.append(error)
-        if not ways:
+        if not chains:
             raise faults[0]
-        return ways
+        return chains
 
-    def ways_of(self, copy: Copy) -> list[list[Link]]:
-        """Return the `ways` that end with a copy. Raises: FormatError or DataError if there is none: why not."""
-        ways: list[list[Link]] = []
+    def chains_of(self, copy: Copy) -> list[list[Link]]:
+        """Return the `chains` that end with a copy. Raises: FormatError or DataError if there is none: why not."""
+        chains: list[list[Link]] = []
         fault: FormatError | DataError | None = None
         for preferred in (None, *range(len(self.tiers))) if len(self.tiers) > 1 else (None,):
             try:
-                way = self._links(copy, preferred)
+                links = self._links(copy, preferred)
             except (FormatError, DataError) as error:
                 fault = fault or error
             else:
-                ways += [way] if way not in ways else []
-        if not ways:
-            assert fault is not None, "what has no way has a fault"
+                chains += [links] if links not in chains else []
+        if not chains:
+            assert fault is not None, "what has no chain has a fault"
             raise fault
-        return ways
+        return chains
 
     def manifest(self, tier: int, step: int) -> Manifest | None:
         """Return what is known of a copy; None if nothing is."""
@@ -586,28 +586,28 @@ def step_of_fault(error: Exception, steps: Iterable[int], step: int) -> int:
 
 
 @contextmanager
-def naming_dependents(way: Sequence[Link]) -> Iterator[None]:
-    """Have what fails in a snapshot that another one needs say so. way: to the other one."""
+def naming_dependents(links: Sequence[Link]) -> Iterator[None]:
+    """Have what fails in a snapshot that another one needs say so. links: to the other one."""
     try:
         yield
     except (FormatError, DataError) as error:
-        step = way[-1].step
-        fault_step = step_of_fault(error, [link.step for link in way], step)
+        step = links[-1].step
+        fault_step = step_of_fault(error, [link.step for link in links], step)
         if fault_step == step:
             raise
         raise type(error)(f"step {step} needs step {fault_step}: {error}") from error
 
 
-def open_way(catalog: Catalog, way: Iterable[Link]) -> Chain:
+def open_links(catalog: Catalog, links: Iterable[Link]) -> Chain:
     """Open the snapshots that one is made of.
 
-    way: one of `Catalog.ways`, perhaps of the catalog of another rank, on which it was seen: what this one knows of
+    links: one of `Catalog.chains`, perhaps of the catalog of another rank, on which it was seen: what this one knows of
         older snapshots in the same places does not count.
     Raises: FormatError, DataError, `Removed` if others are in their places; nothing stays open then.
     """
     opened: list[OpenSnapshot] = []
     try:
-        for number, step, uid in way:
+        for number, step, uid in links:
             tier, folder = catalog.tiers[number], folder_of(step)
             manifest = catalog.manifest(number, step)
             if manifest is None or manifest.uid != uid:

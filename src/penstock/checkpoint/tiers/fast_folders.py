@@ -110,7 +110,7 @@ def _seen(folder: FastFolder) -> Catalog | None:
     return catalog
 
 
-def told_of_fast(catalog: Catalog) -> str:
+def describe_newer_on_fast(catalog: Catalog) -> str:
     """Return what to say where a fast tier that is not named has newer snapshots than a catalog saw, or ""."""
     slow = catalog.tiers[-1]
     if not isinstance(slow, LocalTier):
@@ -128,20 +128,20 @@ def told_of_fast(catalog: Catalog) -> str:
 
 
 def look_and_choose(
-    catalog: Catalog, step: int | None, tell: Callable[[str], None], *, was_there: bool = False
+    catalog: Catalog, step: int | None, report: Callable[[str], None], *, was_there: bool = False
 ) -> int:
     """Look, and return the step of a snapshot that is there, as `Catalog.choose` does.
 
     Raises: ConfigError, naming a fast tier that has newer snapshots, too; DataError.
     """
     catalog.look()
-    told = told_of_fast(catalog)
+    newer = describe_newer_on_fast(catalog)
     try:
         chosen = catalog.choose(step, was_there=was_there)
     except ConfigError as error:
-        if not told:
+        if not newer:
             raise
-        raise ConfigError(f"{error}; {told}") from error
-    if told:
-        tell(told)
+        raise ConfigError(f"{error}; {newer}") from error
+    if newer:
+        report(newer)
     return chosen

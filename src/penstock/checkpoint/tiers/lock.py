@@ -42,7 +42,7 @@ class WriterLock:
                 )
                 raise ConfigError(
                     f"{folder} is being written by {holder}: one writer at a time; wait for it, end it, "
-                    f"or give this training a folder of its own{_told_of_job()}"
+                    f"or give this training a folder of its own{_job_clause()}"
                 ) from None
             # For the message above alone: a full disk must not keep anybody from deleting snapshots.
             with contextlib.suppress(OSError):
@@ -78,7 +78,7 @@ def _this_process() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-def _told_of_job() -> str:
+def _job_clause() -> str:
     """Return what to say where the other writer may be another rank of the same job, or ""."""
     for rank, size, _ in LAUNCHERS:
         if os.environ.get(size, "1") not in ("", "0", "1"):

@@ -86,14 +86,14 @@ class RemoteTier:
 
     def read(self, folder: str, file: str) -> bytes:
         def ask(path: str) -> bytes:
-            with self._told("read", path):
+            with self._named_errors("read", path):
                 return bytes(self._filesystem.cat_file(path))
 
         return self._of_snapshot(folder, file, ask)
 
     def open(self, folder: str, file: str) -> _RemoteReader:
         def ask(path: str) -> _RemoteReader:
-            with self._told("open", path):
+            with self._named_errors("open", path):
                 return _RemoteReader(self, path, int(self._filesystem.info(path)["size"]))
 
         return self._of_snapshot(folder, file, ask)
@@ -108,7 +108,7 @@ class RemoteTier:
                 raise DataError(f"{self.name} already holds {folder}: delete it first")
         if not self._is_object_store:
             path = f"{self._root}/{attempt}"
-            with self._told("make the folder", path):
+            with self._named_errors("make the folder", path):
                 self._filesystem.makedirs(path, exist_ok=True)
         return _RemoteDraft(self, attempt)
 
@@ -139,7 +139,7 @@ class RemoteTier:
         """List the target: the files of each attempt, finished or not; one request on an object store."""
         self._filesystem.invalidate_cache()  # another process writes here too
         attempts: dict[str, list[str]] = {}
-        with self._told("list", self._root):
+        with self._named_errors("list", self._root):
             for attempt, names in self._listed():
                 attempts.setdefault(attempt, []).extend(names)
         # Two attempts with a manifest: two writers raced. The same one is taken whoever looks.
@@ -191,7 +191,7 @@ class RemoteTier:
     def _remove_attempt(self, attempt: str, files: list[str]) -> None:
         """Remove what lies in an attempt's folder, the manifest first: from then on it is no snapshot."""
         path = f"{self._root}/{attempt}"
-        with self._told("remove", path):
+        with self._named_errors("remove", path):
             if MANIFEST in files:
                 _unless_gone(self._filesystem.rm_file, f"{path}/{MANIFEST}")
             if self._is_object_store:
@@ -209,7 +209,7 @@ class RemoteTier:
         inside = f"{root}/" if root else ""
         finished = set(self._committed.values())
         stopped: set[str] = set()
-        with self._told("list the uploads of", self._root):
+        with self._named_errors("list the uploads of", self._root):
             try:
                 uploads = self._filesystem.list_multipart_uploads(bucket)
             except PermissionError:  # not everybody who may write may ask: a rule of the bucket does it then
@@ -226,7 +226,7 @@ class RemoteTier:
         return f"{self.name}{path[len(self._root) :]}"
 
     @contextmanager
-    def _told(self, verb: str, path: str) -> Iterator[None]:
+    def _named_errors(self, verb: str, path: str) -> Iterator[None]:
         """Translate what drivers raise, which is of their own kinds, not all of them OSError."""
         url = self._url_of(path)
         try:
@@ -266,7 +266,7 @@ class _RemoteReader:
                 f"{self._tier._url_of(self._path)} has {self.nbytes} bytes; {offset} to {end} were asked for"
             )
         view = out.data
-        with self._tier._told("read from", self._path):
+        with self._tier._named_errors("read from", self._path):
             for start in range(offset, end, _READ_BYTES):
                 stop = min(start + _READ_BYTES, end)
                 data = self._tier._filesystem.cat_file(self._path, start=start, end=stop)
@@ -288,12 +288,12 @@ class _RemoteWriter:
         self._written_bytes = 0
         self._is_over = False
         self.is_finished = False
-        with tier._told("write", path):
+        with tier._named_errors("write", path):
             self._file = tier._filesystem.open(path, "wb", block_size=_BLOCK_BYTES)
         # Whoever forgets it: an upload that is collected would be finished, and one that is there when the interpreter
         # ends would wait for a thread that has ended.
         self._discard = weakref.finalize(self, _discard, os.getpid(), self._file)
-        #: Some stores want all blocks of an upload equally large; s3fs is told so by an option of this name.
+        #: Some stores want all blocks of an upload equally large; an option of this name asks s3fs for it.
         self._blocks_may_grow = hasattr(self._file, "blocksize") and not getattr(
             tier._filesystem, "fixed_upload_size", False
         )
@@ -323,7 +323,7 @@ class _RemoteWriter:
         if self._is_over:
             raise DataError(f"{self._tier._url_of(self._path)} was finished or given up: begin another")
         try:
-            with self._tier._told("write", self._path):
+            with self._tier._named_errors("write", self._path):
                 yield
         except DataError:
             self.abandon()
@@ -357,7 +357,7 @@ class _RemoteDraft:
                 f"{self._tier._url_of(path)} is not committed: {', '.join(sorted(missing))} was removed meanwhile, "
                 "perhaps by a second training that saves to this address; give each its own"
             )
-        with self._tier._told("commit", path):
+        with self._tier._named_errors("commit", path):
             self._tier._put(path, manifest)
         self._is_committed = True
 
@@ -422,7 +422,7 @@ def _discard(process: int, file: Any) -> None:
     """Let go of a driver's file that is being written, without finishing an upload.
 
     process: whose it is; in one that was forked and ends, nothing may be done to it.
-    Whoever does this has an error of their own to tell, or is the garbage collector; what stays, `sweep` removes.
+    Whoever does this has an error of their own to raise, or is the garbage collector; what stays, `sweep` removes.
     """
     from fsspec.spec import AbstractBufferedFile
 

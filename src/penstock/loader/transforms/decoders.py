@@ -2,7 +2,7 @@
 
 JPEG: libjpeg-turbo 3 by region, else simplejpeg, else OpenCV, else Pillow; all contain the same decoder
 core and give the same pixels. JPEG in CMYK: Pillow. Other formats: OpenCV, else Pillow. The orientation in
-the Exif part is ignored, as Pillow and torchvision do unless told otherwise. Alpha is dropped, of 16 bits
+the Exif part is ignored, as Pillow and torchvision do by default. Alpha is dropped, of 16 bits
 the upper eight are kept. Reasons and measurements: docs/decisions/0004-image-decoder.md.
 """
 
