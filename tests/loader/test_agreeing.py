@@ -223,6 +223,17 @@ def test_ranks_that_were_not_compared_say_so_at_the_start(folder: Path, ranks: A
     assert lines[0].endswith(f"3 on each of 2 ranks; ranks are not compared, {why}")
 
 
+def test_ranks_of_a_launcher_that_do_not_know_each_other_say_what_would_compare_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    with make(folder, alone(), rank=1, world_size=2, ranks=None) as loader:
+        assert loader.start_lines[0].endswith(
+            "; ranks are not compared, call torch.distributed.init_process_group before to have them compared"
+        )
+
+
 # A seed that is drawn
 
 
