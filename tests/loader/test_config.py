@@ -35,6 +35,8 @@ def of_photos(source: Any = "photos", **arguments: Any) -> LoaderConfig:
 
 #: A value of each argument that has a default, another than that; and one that cannot work, with what is said of it.
 OTHERS: dict[str, tuple[Any, Any, str]] = {
+    "epochs": (None, 0, "epochs is 0"),
+    "steps": (20, 0, "steps is 0"),
     "transforms": ([Resize(6), ToTensor()], [ToTensor(), Resize(6)], "transform 1 .*stands behind ToTensor"),
     "shuffle": (BundleShuffle(23, 1, 0.3), [3, 1], r"shuffle is \[3, 1\]"),
     "seed": (7, -1, "seed is -1"),
@@ -72,8 +74,8 @@ def test_a_configuration_that_is_printed_can_be_read_and_copied_and_is_equal(nam
     assert replace(usual, **{name: OTHERS[name][0]}) == config
     assert hash(replace(usual)) == hash(usual)
     assert config != usual
-    assert f"{name}=" in repr(config)
-    assert name == "transforms" or f"{name}=" not in repr(usual)
+    assert name == "epochs" or f"{name}=" in repr(config)
+    assert name in ("transforms", "epochs") or f"{name}=" not in repr(usual)
 
 
 @pytest.mark.parametrize("name", WITH_DEFAULT)
@@ -142,10 +144,11 @@ def test_a_loader_is_made_from_a_configuration_as_from_its_arguments(make: Any) 
         make(dataset, epoch=4, **arguments)
 
 
-def test_the_loader_for_pytorch_adds_a_constructor_and_overrides_nothing() -> None:
+def test_the_loader_for_pytorch_adds_what_trainers_ask_a_dataloader_for_and_overrides_nothing() -> None:
     own = {name for name in vars(penstock.torch.Loader) if not name.startswith("__")}
 
-    assert own == set()
+    assert own == {"sampler", "batch_sampler", "dataset", "collate_fn", "generator", "prefetch_factor"}
+    assert not own & set(dir(Loader))
     assert penstock.torch.Loader.__mro__[1] is Loader
     assert not inspect.isabstract(Loader)
 

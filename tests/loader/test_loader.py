@@ -313,7 +313,7 @@ def test_where_no_thread_can_be_started_the_loop_says_so_and_can_be_begun_again(
         with monkeypatch.context() as patched:
             patched.setattr("penstock.loader.starting._thread.start_new_thread", refuse)
             with pytest.raises(DataError, match=r"can't start new thread: .*raise `ulimit -u`"):
-                iter(loader)
+                next(iter(loader))
         assert sum(len(labels) for _, labels in loader) == COUNT
 
 
@@ -323,7 +323,7 @@ def test_what_a_start_failed_with_is_raised_by_every_loop(
     lines: list[str] = []
     with make(folder, report=lines.append) as loader:
         monkeypatch.setattr(loader, "_start", lambda: 1 / 0)
-        for begin in (loader.start, lambda: iter(loader), lambda: iter(loader)):
+        for begin in (loader.start, lambda: next(iter(loader)), lambda: next(iter(loader))):
             with pytest.raises(ZeroDivisionError):
                 begin()
 
@@ -1069,7 +1069,7 @@ def test_a_trace_that_cannot_be_written_is_named(folder: Path, tmp_path: Path) -
             with pytest.raises(
                 DataError, match=r"gone/run\.trace.*, which cannot be written: .*No such file"
             ):
-                iter(loader)
+                next(iter(loader))
 
 
 def test_saves_before_the_start_are_in_the_trace(folder: Path, tmp_path: Path) -> None:

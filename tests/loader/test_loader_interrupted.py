@@ -461,8 +461,7 @@ def test_the_last_reference_may_go_in_a_worker_thread_of_the_loader_itself() -> 
 
     dataset = Letting()
     held.append(make(dataset, epochs=1, shuffle=False))
-    iterator = iter(held[0])
-    del iterator
+    held[0].start()
     for thread in threading.enumerate():
         if thread.name.startswith("penstock"):
             thread.join(patient(20))
@@ -517,7 +516,7 @@ def test_a_loader_that_was_made_before_a_fork_starts_in_the_parent_alone(tmp_pat
     with make(Numbers(), epochs=1, on_error="skip", trace=tmp_path / "trace") as loader:
 
         def begin_there() -> None:
-            for begin in (loader.start, lambda: iter(loader)):
+            for begin in (loader.start, lambda: next(iter(loader))):
                 with pytest.raises(ClosedError, match="make a loader of its own here"):
                     begin()
             loader.close()

@@ -14,7 +14,7 @@ import pytest
 from torch.utils.data import Subset
 
 from penstock.errors import ClosedError, ConfigError
-from penstock.loader import Loader
+from penstock.loader import Loader, LoaderConfig
 from penstock.loader.transforms import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor
 from penstock.plan import BundleShuffle, Explicit, FullShuffle, Order, Sequential, TorchShuffle
 from penstock.plan.torch_order import TwisterState
@@ -112,6 +112,144 @@ def ids_by_step(
                         break
             states.append(loader.state_dict())
     return [sorted(step) for step in steps], states
+
+
+# Epochs as people use them
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("policy", ["frequency", "staging"])
+def test_a_loader_without_end_gives_the_epochs_of_one_with_an_end_and_then_others(
+    folder: Path, world_size: int, policy: str, tmp_path: Path
+) -> None:
+    ranks: dict[str, Any] = {"world_size": world_size, "rank": world_size - 1, "policy": policy}
+    full = rest_of(load(folder, **ranks))
+    with load(folder, epochs=None, trace=tmp_path / "run.trace", **ranks) as loader:
+        assert "epochs without end of 6 steps" in loader.start_lines[0]
+        for epoch in range(2 * EPOCHS):
+            assert loader.position == (epoch, 0)
+            found = [[array.tobytes() for array in batch] for batch in loader]
+            assert len(found) == STEPS
+            if epoch < EPOCHS:
+                assert found == full[epoch * STEPS : (epoch + 1) * STEPS]
+        state = loader.state_at(1, 2)
+    assert rest_of(load(folder, state=state, **ranks)) == full[STEPS + 2 :]
+
+
+def test_an_order_that_ends_is_not_repeated_without_end(folder: Path) -> None:
+    for order, text in (
+        (Explicit([list(range(COUNT))] * 2, COUNT), "the order lists 2 epochs: give epochs=2"),
+        (Explicit(lambda epoch: range(COUNT), COUNT), "only the code of Explicit knows how long"),
+    ):
+        with pytest.raises(ConfigError, match=f"^epochs is None, for a run without end, and {text}"):
+            load(folder, shuffle=order, epochs=None)
+    with load(folder, shuffle=Explicit(range(COUNT), COUNT), epochs=None) as loader:
+        assert len(loader) == STEPS
+
+
+@pytest.mark.parametrize("arguments", [{"epochs": None}, {"epochs": 9}, {}])
+def test_a_run_may_be_counted_in_steps_and_made_longer_later(folder: Path, arguments: dict[str, Any]) -> None:
+    """The state at its end is within the epoch, whatever the plan ends with."""
+    full = rest_of(load(folder))
+
+    def make(steps: int, state: Any = None) -> Loader:
+        config = LoaderConfig(
+            folder, batch_size=BATCH, transforms=TRANSFORMS, seed=5, steps=steps, **arguments
+        )
+        return Loader(config, state=state, report=None)
+
+    def run(loader: Loader) -> tuple[Bits, dict[str, Any]]:
+        found: Bits = []
+        while loader.position[0] < loader.plan.epochs:
+            assert len(loader) == (2 if loader.position[0] == 1 and loader.config.steps == 8 else STEPS)
+            found += [[array.tobytes() for array in batch] for batch in loader]
+        return found, loader.state_dict()
+
+    with make(8) as short:
+        assert "1 epoch of 6 steps and 2 steps of one more, 4 samples" in short.start_lines[0]
+        first, state = run(short)
+        assert state == short.state_at(1, 2)
+    with make(3 * STEPS, state) as longer:
+        second, at_end = run(longer)
+
+    assert (state["epoch"], state["step"]) == (1, 2)
+    assert first + second == full
+    assert (at_end["epoch"], at_end["step"]) == (3, 0)
+    with make(8, state) as ended, pytest.raises(ClosedError, match=r"give a larger epochs= \(or steps=\)"):
+        iter(ended)
+
+
+def test_of_epochs_and_steps_the_run_ends_with_the_first(folder: Path) -> None:
+    for steps, ends_at in ((8, (1, 2)), (12, (2, 0)), (100, (3, 0))):
+        with load(folder, steps=steps) as loader:
+            assert sum(loader.plan.steps(epoch) for epoch in range(loader.plan.epochs)) == min(steps, 18)
+            loader.start(loader.plan.epochs)
+            state = loader.state_dict()
+            assert (state["epoch"], state["step"]) == ends_at
+    with pytest.raises(ConfigError, match="steps is 0; give an integer of at least 1"):
+        load(folder, steps=0)
+    with pytest.raises(ConfigError, match=r"epochs is missing: .* or steps=, the batches of the run"):
+        Loader(folder, batch_size=4)
+
+
+def test_a_trainer_that_counts_epochs_sets_them(folder: Path) -> None:
+    """Before the first loop, after a loop that ended, after one that was left, and too late, which changes nothing."""
+    full = rest_of(load(folder))
+
+    def epoch_of(loader: Loader) -> Bits:
+        return [[array.tobytes() for array in batch] for batch in loader]
+
+    with load(folder) as loader:
+        loader.set_epoch(1)
+        assert epoch_of(loader) == full[STEPS : 2 * STEPS]
+        loader.set_epoch(2)
+        loader.set_epoch(0)
+        assert epoch_of(loader) == full[2 * STEPS :]
+        with pytest.raises(ConfigError, match="epoch is 4; the plan has the epochs 0 to 2"):
+            loader.set_epoch(4)
+    with load(folder) as loader:
+        batches = iter(loader)
+        next(batches), next(batches)
+        loader.set_epoch(0)  # which it is in
+        next(batches)
+        loader.set_epoch(2)
+        assert epoch_of(loader) == full[2 * STEPS :]
+    with load(folder) as loader:
+        loader.load_state_dict(loader.state_at(1, 2))
+        loader.set_epoch(1)
+        assert epoch_of(loader) == full[STEPS + 2 : 2 * STEPS]
+    with pytest.raises(ClosedError):
+        loader.set_epoch(2)
+
+
+def test_an_iterator_that_gave_no_batch_uses_up_nothing(folder: Path) -> None:
+    full = rest_of(load(folder))
+    with load(folder) as loader:
+        iter(loader)
+        first = iter(loader)
+        again = iter(loader)
+        assert loader.position == (0, 0)
+        with pytest.raises(ClosedError, match="ended when another `for` loop over the same loader began"):
+            next(first)
+        assert [[array.tobytes() for array in batch] for batch in again] == full[:STEPS]
+
+
+def test_evaluation_between_batches_and_epochs_changes_nothing(folder: Path) -> None:
+    """A second loader, without end, of which a pass is left early as in a sanity check."""
+    full = rest_of(load(folder))
+    with load(folder) as loader, load(folder, shuffle=False, epochs=None) as validation:
+        for _ in validation:
+            break
+        found: Bits = []
+        while loader.position[0] < EPOCHS:
+            for batch in loader:
+                found.append([array.tobytes() for array in batch])
+                if len(found) % 4 == 0:
+                    assert sum(1 for _ in validation) == STEPS
+    assert found == full
+
+
+# Other ranks
 
 
 @pytest.mark.parametrize("split", ["balanced", "strided"])
@@ -363,7 +501,7 @@ def test_a_state_is_loaded_before_the_run_begins_and_within_its_epochs(folder: P
             short.load_state_dict(state)
         next(iter(loader))
         with pytest.raises(
-            ConfigError, match=r"load_state_dict\(\) comes before the first loop and start\(\)"
+            ConfigError, match=r"load_state_dict\(\) comes before the first batch and start\(\)"
         ):
             loader.load_state_dict(state)
     with pytest.raises(ClosedError):

@@ -29,6 +29,7 @@ from penstock.plan import (
     split_locally,
 )
 from penstock.plan import access as module
+from penstock.plan.access import epochs_of_steps
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ def listed(plan: AccessPlan) -> list[Read]:
         ids = plan.order.at(epoch, np.arange(plan.order.length(epoch))).tolist()
         if plan.drop_last:
             ids = ids[: len(ids) // plan.batch_size * plan.batch_size]
+        if plan.last_steps is not None and epoch == plan.epochs - 1:
+            ids = ids[: plan.last_steps * plan.batch_size]
         for step, begin in enumerate(range(0, len(ids), plan.batch_size)):
             batch = ids[begin : begin + plan.batch_size]
             for rank in range(plan.ranks):
@@ -83,7 +86,7 @@ def plans(draw: st.DrawFn) -> AccessPlan:
     ranks = draw(st.integers(1, 5))
     shares = st.lists(st.integers(0, 4), min_size=ranks, max_size=ranks).filter(any)
     named = st.sampled_from(["balanced", "uniform", "strided", "replicated", "imbalanced"])
-    return AccessPlan(
+    plan = AccessPlan(
         draw(orders(epochs)),
         batch_size=draw(st.integers(1, 20)),
         epochs=epochs,
@@ -91,6 +94,39 @@ def plans(draw: st.DrawFn) -> AccessPlan:
         split=draw(st.one_of(named, shares.map(tuple), st.just(Assigned(dealt_by_twos)))),
         drop_last=draw(st.booleans()),
     )
+    steps = plan.steps(epochs - 1)
+    return replace(plan, last_steps=draw(st.integers(1, steps))) if steps and draw(st.booleans()) else plan
+
+
+@given(plans(), st.data())
+def test_a_run_of_so_many_steps_ends_with_the_last_of_them(plan: AccessPlan, data: st.DataObject) -> None:
+    plan = replace(plan, last_steps=None)
+    counts = [plan.steps(epoch) for epoch in range(plan.epochs)]
+    steps = data.draw(st.integers(1, sum(counts))) if any(counts) else 0
+    if steps:
+        epochs, last = epochs_of_steps(plan.order, plan.batch_size, steps, plan.drop_last)
+        cut = replace(plan, epochs=epochs, last_steps=last)
+
+        assert sum(cut.steps(epoch) for epoch in range(epochs)) == steps
+        assert counts[: epochs - 1] == [cut.steps(epoch) for epoch in range(epochs - 1)]
+        assert cut.string(0).tolist() == plan.string(0)[: cut.reads(0)].tolist()
+
+
+def test_steps_that_an_order_does_not_have_are_refused() -> None:
+    lists = Explicit([[1, 2, 3], [4]], 5)
+    assert epochs_of_steps(lists, 2, 3) == (2, 1)
+    with pytest.raises(
+        ConfigError, match="steps is 9, and the order has fewer: epoch 7 is asked of an order"
+    ):
+        epochs_of_steps(lists, 2, 9)
+    with pytest.raises(ConfigError, match="drop_last leaves no batch: an epoch reads 3 samples"):
+        epochs_of_steps(Sequential(3), 4, 1, drop_last=True)
+    with pytest.raises(ConfigError, match="last_steps is 3, and the last epoch has 2"):
+        AccessPlan(Sequential(3), 2, 5, last_steps=3)
+
+
+def test_a_long_run_of_steps_is_counted_at_once() -> None:
+    assert epochs_of_steps(Sequential(10), 4, 3 * 10**9 + 2) == (10**9 + 1, 2)
 
 
 # A plan has many moving parts and its questions are cheap: try more of them than usual.
@@ -266,7 +302,7 @@ def test_a_plan_shows_what_it_is() -> None:
     assert AccessPlan(FullShuffle(10, 1), 4, 3, split="strided").split == Strided()
     assert repr(plan) == (
         "AccessPlan(order=FullShuffle(samples=10, seed=1), batch_size=4, epochs=3, ranks=2, "
-        "split=Shares(weights=(3, 1)), drop_last=False)"
+        "split=Shares(weights=(3, 1)), drop_last=False, last_steps=None)"
     )
 
 

@@ -24,6 +24,7 @@ from penstock.plan import (
     TorchShuffle,
     TwisterState,
 )
+from penstock.plan.orders import ENDLESS
 from penstock.plan.serialise import read_plan, write_plan
 from penstock.trace import NO_PLACE, SPAN, Kind, Spans
 
@@ -73,6 +74,15 @@ def test_a_plan_of_known_kinds_reads_the_same_batches_after_json(order: Order, s
     assert (read.epochs, read.batch_size, read.ranks, read.drop_last) == (3, 4, 3, True)
     for each in range(3):
         assert read.string(each).tolist() == plan.string(each).tolist()
+
+
+def test_a_run_of_so_many_steps_and_one_without_end_are_read_as_such() -> None:
+    plan = AccessPlan(Sequential(10), 4, 3, last_steps=2)
+    assert through_json(plan, 0)[0] == plan
+    endless = AccessPlan(Sequential(10), 4, ENDLESS)
+    spans = spans_of([(0.0, 1.0, -1, 0, 6, 1, Kind.WAIT, NO_PLACE, 0, 0)])
+
+    assert through_json(endless, 0, spans)[0] == AccessPlan(Sequential(10), 4, 7)
 
 
 def test_numbers_of_numpy_are_written_as_numbers() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from tests.patience import patient
 from penstock.checkpoint.store import SnapshotStore
 from penstock.errors import ConfigError, DataError
 from penstock.policy.retention import Keep
-from penstock.torch.lightning import RandomState, SnapshotIO
+from penstock.torch import Loader
+from penstock.torch.lightning import LoaderState, RandomState, SnapshotIO
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:lightning"),
@@ -31,6 +32,8 @@ pytestmark = [
 ]
 
 STEPS_PER_EPOCH = 4
+#: Of a Lightning trainer; what else `fit` is given is for `ModelCheckpoint`.
+OPTIONS = {"accumulate_grad_batches", "val_check_interval", "limit_train_batches"}
 
 
 class Batches:
@@ -94,12 +97,16 @@ def fit(tmp_path: Path, store: SnapshotStore) -> Callable[..., Net]:
         from_path: Path | None = None,
         module: Net | None = None,
         loader: Any = None,
+        validation: Any = None,
         epochs: int | None = None,
+        callbacks: Sequence[Any] = (),
         **checkpoint: Any,
     ) -> Net:
         pl.seed_everything(7 if from_path is None else 99, verbose=False)
         module = module or Net()
+        options = {name: checkpoint.pop(name) for name in OPTIONS & checkpoint.keys()}
         trainer = pl.Trainer(
+            **options,
             max_steps=until,
             max_epochs=epochs,
             accelerator="cpu",
@@ -109,7 +116,7 @@ def fit(tmp_path: Path, store: SnapshotStore) -> Callable[..., Net]:
             default_root_dir=tmp_path,
             plugins=[SnapshotIO(store)],
             callbacks=[
-                RandomState(),
+                *(callbacks or [RandomState()]),
                 ModelCheckpoint(
                     dirpath=tmp_path / "names",
                     filename="{step}",
@@ -117,7 +124,7 @@ def fit(tmp_path: Path, store: SnapshotStore) -> Callable[..., Net]:
                 ),
             ],
         )
-        trainer.fit(module, loader or Batches(), ckpt_path=from_path and str(from_path))
+        trainer.fit(module, loader or Batches(), validation, ckpt_path=from_path and str(from_path))
         return module
 
     return run
@@ -218,6 +225,95 @@ def test_a_value_that_a_snapshot_does_not_hold_is_left_out_of_the_hyperparameter
         fit(3, module=Net(width=16, odd=object()))
 
     assert store.restore()["hyper_parameters"] == {"width": 16}
+
+
+# -- A loader of Penstock ------------------------------------------------------------------------------
+
+
+class Rows:
+    """32 rows that say which they are: 8 batches an epoch."""
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        return torch.full((6,), row / 32)
+
+
+class Seeing(Net):
+    """Notes the batches that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[float]] = []
+
+    def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
+        self.seen.append(batch[:, 0].tolist())
+        return super().training_step(batch, _)
+
+    def validation_step(self, batch: torch.Tensor, _: int) -> None:
+        pass
+
+
+def load(epochs: int | None = 8, **options: Any) -> Loader:
+    return Loader(Rows(), batch_size=4, seed=1, epochs=epochs, report=None, **options)
+
+
+def test_a_training_that_ended_by_its_steps_left_a_state_within_the_epoch(fit: Callable[..., Net]) -> None:
+    with load() as loader:
+        fit(20, loader=loader)
+
+        state = loader.state_dict()
+    assert (state["epoch"], state["step"]) == (2, 4)
+
+
+#: What Lightning does between batches: nothing, two batches to an optimizer's step, validation within the epoch, and
+#: epochs that are cut short; and how many batches of an epoch and of a step that makes.
+WAYS: dict[str, tuple[dict[str, Any], int, int]] = {
+    "plain": ({}, 8, 1),
+    "accumulating": ({"accumulate_grad_batches": 2}, 8, 2),
+    "validating": ({"val_check_interval": 3}, 8, 1),
+    "cut short": ({"limit_train_batches": 5}, 5, 1),
+}
+
+
+@pytest.mark.parametrize("epochs", [None, 8], ids=["by steps", "by epochs"])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_batches_that_follow_are_those_of_an_unbroken_run(
+    fit: Callable[..., Net], tmp_path: Path, way: str, epochs: int | None
+) -> None:
+    """Saved within an epoch, and with its last batch; the loader for validation is without end and starts anew."""
+    options, of_epoch, of_step = WAYS[way]
+
+    def run(until: int, path: Path | None = None) -> tuple[list[list[float]], int]:
+        module = Seeing()
+        callbacks = [LoaderState(), RandomState()]
+        with load() as loader, load(None, shuffle=False) as validation:
+            settings = {"loader": loader, "validation": validation, "callbacks": callbacks, "epochs": epochs}
+            fit(until, module=module, from_path=path, every_n_train_steps=1, **settings, **options)
+            return module.seen, loader.position[0]
+
+    until = 2 * of_epoch // of_step
+    straight, at_epoch = run(until)
+    assert at_epoch == 2
+    for saved in (of_epoch // of_step - 1, of_epoch // of_step):
+        path = tmp_path / "names" / f"step={saved}.ckpt"
+        assert run(until, path) == (straight[saved * of_step :], 2)
+
+
+def test_an_epochs_end_is_followed_by_the_next_epoch(fit: Callable[..., Net], tmp_path: Path) -> None:
+    """Where Lightning saves once an epoch, and loads no state of loaders."""
+
+    def run(path: Path | None = None) -> list[list[float]]:
+        module = Seeing()
+        with load() as loader:
+            when: dict[str, Any] = {"every_n_train_steps": None, "every_n_epochs": 1}
+            callbacks = [LoaderState(), RandomState()]
+            fit(-1, module=module, loader=loader, from_path=path, epochs=3, callbacks=callbacks, **when)
+        return module.seen
+
+    straight = run()
+    assert run(tmp_path / "names" / "step=8.ckpt") == straight[8:]
 
 
 # -- Names ---------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from accelerate.data_loader import skip_first_batches
 from tests.forking import Forks
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -699,3 +700,64 @@ def test_a_batch_outlives_its_loader(folder: Path) -> None:
 
     assert gone() is None
     assert torch.equal(images, before)
+
+
+# -- What trainers ask of a DataLoader -----------------------------------------------------------------
+
+
+class Rows:
+    """24 rows that say which they are, and which were read."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        self.read.append(row)
+        return torch.tensor(row)
+
+
+def epoch_of(loader: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+@pytest.fixture
+def straight() -> list[list[int]]:
+    with make(Rows(), epochs=3) as loader:
+        return [batch for _ in range(3) for batch in epoch_of(loader)]
+
+
+def test_accelerate_skips_batches_without_reading_them(straight: list[list[int]]) -> None:
+    """With or without a state, after whole epochs and after one that was left; and draws nothing from the training."""
+    steps = len(straight) // 3
+    state = torch.get_rng_state()
+    with make(rows := Rows(), epochs=2) as loader:
+        rows.read.clear()
+        loader.set_epoch(1)
+        rest = skip_first_batches(loader, 4)
+        assert len(rest) == steps - 4
+        assert epoch_of(rest) == straight[steps + 4 : 2 * steps]
+    assert sorted(rows.read) == sorted(row for batch in straight[steps + 4 : 2 * steps] for row in batch)
+    with make(Rows(), epochs=3) as loader:
+        assert epoch_of(skip_first_batches(loader, 5)) == straight[5:steps]
+        assert epoch_of(loader) == straight[steps : 2 * steps]
+    with make(Rows(), epochs=3) as loader:
+        loader.load_state_dict(loader.state_at(1, 2))
+        assert epoch_of(skip_first_batches(loader, 2)) == straight[steps + 2 : 2 * steps]
+    with make(Rows(), epochs=3) as loader:
+        for _ in loader:
+            break
+        assert epoch_of(skip_first_batches(loader, 3)) == straight[steps + 3 : 2 * steps]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_batches_that_lie_behind_are_not_taken_for_others() -> None:
+    with make(Rows(), epochs=3) as loader:
+        loader.load_state_dict(loader.state_at(1, 2))
+        rest = iter(skip_first_batches(loader, 1))
+        with pytest.raises(
+            ConfigError, match=r"epoch 1, step 1 is asked for, and the loader is at epoch 1, step 2: skip as"
+        ):
+            next(rest)

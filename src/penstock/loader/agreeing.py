@@ -151,6 +151,7 @@ def _values_of(
         "seed": config.seed,
         "world_size": config.world_size,
         "epochs": config.epochs,
+        "steps": config.steps,
         "policy": describe_object(policy_of(config.policy)),
         "resumes at": [state.get("epoch"), state.get("step")] if isinstance(state, Mapping) else None,
         "plan.samples": samples,

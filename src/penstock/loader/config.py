@@ -13,12 +13,12 @@ from penstock.loader.dataset import MapDataset
 from penstock.loader.transforms.pipeline import Transform, check_transforms
 from penstock.machine import Machine
 from penstock.plan import AccessPlan, Order, Sequential
-from penstock.plan.access import check_count, check_rank
-from penstock.plan.orders import check_seed
+from penstock.plan.access import check_count, check_rank, epochs_of_steps
+from penstock.plan.orders import ENDLESS, LARGEST_EPOCH, check_seed, even_from
 from penstock.policy.loading import LoadingPolicy
 from penstock.simulate.policies import policy_of
 from penstock.store import Source
-from penstock.units import is_integer, parse_bytes
+from penstock.units import format_count, is_integer, parse_bytes
 
 OnError = Literal["raise", "skip"] | Callable[[Exception, int], Literal["raise", "skip"]]
 
@@ -34,7 +34,8 @@ class LoaderArguments(TypedDict, total=False):
     """The arguments of a loader, see `LoaderConfig`."""
 
     batch_size: Required[int]
-    epochs: Required[int]
+    epochs: int | None
+    steps: int | None
     transforms: Sequence[Transform]
     shuffle: bool | Order
     seed: int | None
@@ -60,7 +61,9 @@ class LoaderConfig:
 
     source: a folder or list file (see `penstock.open_source`), a `Source`, or a map-style data set.
     batch_size: samples of a global batch, over all ranks.
-    epochs: how many times the data are read; fixes how far ahead the plan looks.
+    epochs: how many times the data are read; fixes how far ahead the plan looks. None: again and again, without end,
+        as validation does.
+    steps: how many batches the run has, over all epochs; with epochs= too, the run ends with the first of the two.
     transforms: what happens to each sample of a folder or `Source`; a data set does its own. Kept as a tuple.
     shuffle: True for a new uniform permutation per epoch, False for the stored order, or an `Order`.
     seed: of the order and of every random transform. None: one is drawn, by the first rank for all; it is reported at
@@ -101,7 +104,8 @@ class LoaderConfig:
     source: str | os.PathLike[str] | Source | MapDataset
     _: KW_ONLY
     batch_size: int
-    epochs: int
+    epochs: int | None = None
+    steps: int | None = None
     transforms: Sequence[Transform] = ()
     shuffle: bool | Order = True
     seed: int | None = 0
@@ -148,14 +152,18 @@ class LoaderConfig:
         if self.seed is not None:
             check_seed(self.seed)
         order = self.shuffle
+        if self.steps is not None:
+            check_count("steps", self.steps)
         if isinstance(order, bool):
-            order = Sequential(1)
-        elif isinstance(order, type) or not isinstance(order, Order):
+            epochs = 1 if self.epochs is None else self.epochs
+            AccessPlan(Sequential(1), self.batch_size, epochs, ranks, self.split, self.drop_last)
+            return
+        if isinstance(order, type) or not isinstance(order, Order):
             raise ConfigError(
                 f"shuffle is {order!r}; it is True, False or an order of penstock.plan; a sampler of torch or a list "
                 "of ids becomes one by Explicit.from_sampler(sampler, samples, epochs) or Explicit(ids, samples)"
             )
-        AccessPlan(order, self.batch_size, self.epochs, ranks, self.split, self.drop_last)
+        plan_over(order, self)
 
     def _check_means(self) -> None:
         """Check what the samples are loaded with."""
@@ -239,6 +247,39 @@ _BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 200
 _BRIEF.maxtuple = 32
 
 
+def plan_over(order: Order, config: LoaderConfig) -> AccessPlan:
+    """Return the plan of a configuration over an order. Raises: ConfigError."""
+    batch_size, drop_last, ranks = config.batch_size, config.drop_last, config.world_size or 1
+    if config.epochs is None and config.steps is None:
+        _check_endless(order)
+
+    def plan_of(epochs: int, last_steps: int | None = None) -> AccessPlan:
+        return AccessPlan(order, batch_size, epochs, ranks, config.split, drop_last, last_steps)
+
+    if config.epochs is not None or config.steps is None:
+        plan = plan_of(ENDLESS if config.epochs is None else config.epochs)
+        steps = sum(count * plan.steps(first) for first, count in plan.epochs_by_length().values())
+        if config.steps is None or steps <= config.steps:
+            return plan
+    return plan_of(*epochs_of_steps(order, batch_size, config.steps, drop_last))
+
+
+def _check_endless(order: Order) -> None:
+    even = even_from(order)
+    if even == LARGEST_EPOCH:
+        raise ConfigError(
+            f"epochs is None, for a run without end, and only the code of {type(order).__name__} knows how long each "
+            "epoch is: give epochs= or steps="
+        )
+    try:
+        order.length(LARGEST_EPOCH)
+    except ConfigError as error:
+        count = format_count(even + 1, "epoch")
+        raise ConfigError(
+            f"epochs is None, for a run without end, and the order lists {count}: give epochs={even + 1}"
+        ) from error
+
+
 def _is_same(one: Any, other: Any) -> bool:
     """Compare two values of a field; whatever has no yes or no for an answer, as an array, is equal to itself alone."""
     is_same = one is other or one == other
@@ -297,7 +338,8 @@ _ADVICE = {
 
 _REQUIRED = {
     "batch_size": "the samples of one step over all ranks, such as batch_size=64",
-    "epochs": "how many the training reads, as a loader plans all of them, such as epochs=90",
+    "epochs": "how many the training reads, as a loader plans all of them, such as epochs=90, or None for no end; or "
+    "steps=, the batches of the run",
 }
 
 
@@ -321,6 +363,6 @@ def config_of(
         advice = _ADVICE.get(name, "see penstock.LoaderConfig for the arguments there are")
         raise ConfigError(f"{name} is no argument of a loader: {advice}")
     for name, what in _REQUIRED.items():
-        if name not in arguments:
+        if name not in arguments and not (name == "epochs" and "steps" in arguments):
             raise ConfigError(f"{name} is missing: give {what}")
     return LoaderConfig(source, **arguments)

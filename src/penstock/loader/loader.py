@@ -80,12 +80,12 @@ class Loader:
     A slot is filled again when nothing refers to its arrays any more: copy the images that you keep. Arrays of less
     than a 64th of a sample, as labels are next to images, are copies already.
 
-    Prefetching begins with `start`, or with the first loop. Each `for batch in loader` runs one epoch, the next one;
-    leaving a loop early ends its epoch. Close it, or use it as a context manager, to end its threads at once; they end
-    with the last reference at the latest.
+    Prefetching begins with `start`, or with the first batch that a loop asks for. Each `for batch in loader` runs one
+    epoch, the next one; leaving a loop early ends its epoch. Close it, or use it as a context manager, to end its
+    threads at once; they end with the last reference at the latest.
 
-    It is used as it is: what differs between frameworks is a `FrontEnd`, and `penstock.torch.Loader` adds to this class
-    a constructor and nothing else.
+    It is used as it is: what differs between frameworks is a `FrontEnd`. `penstock.torch.Loader` adds to this class a
+    constructor, and what trainers ask of PyTorch's DataLoader.
     """
 
     @overload
@@ -256,7 +256,8 @@ class Loader:
     # The loop
 
     def start(self, epoch: int | None = None, step: int = 0) -> None:
-        """Begin to prefetch, before the first loop does. That loop runs the rest of `epoch` from `step` on.
+        """Begin to prefetch, before the first batch is asked for. The first loop runs the
+        rest of `epoch` from `step` on.
 
         Its batches are those that a loader which began with epoch 0 gives there, bit for bit. A step after the last one
         of an epoch is the first of the next epoch; epoch = epochs, step 0 is the end. Without arguments it begins
@@ -281,16 +282,55 @@ class Loader:
                     f"this loader was started already and is at epoch {self._position[0]}, step {self._position[1]}: "
                     "start() comes before the first loop, which starts at epoch 0 without it"
                 )
-            self._position = first
+            self._begin_at(first)
             self._ensure_started()
         finally:
             self._thread_inside = None
 
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next loop begin in this epoch, as `DistributedSampler.set_epoch` does.
+
+        For trainers that count epochs themselves. Nothing changes if the loop would begin within that epoch anyway, as
+        after `load_state_dict`, or beyond it: a loader goes forward only.
+        Raises: ConfigError if the plan has no such epoch; ClosedError after `close`.
+        """
+        self._check_open()
+        place = self._plan.first_of_run(self._rank, epoch, 0)
+        if epoch > self._position[0]:
+            self._go_to(place)
+
+    def _go_to(self, place: tuple[int, int]) -> None:
+        """Let the next loop begin at a place, or where it would have if that is further."""
+        if self._started_at is None:
+            self._begin_at(max(self._position, place))
+            return
+        if self._inside_epoch is not None:
+            self._leave_epoch()
+        if self._position < place:
+            self._engine.seek(*place)
+            self._position = place
+
+    def _begin_at(self, place: tuple[int, int]) -> None:
+        """Have the first batch be that of a place, also for an iterator that there is; nothing was handed out."""
+        self._position = place
+        if self._inside_epoch is None:
+            return
+        if place[0] < self._plan.epochs:
+            self._enter(*place)
+        else:
+            self._inside_epoch = None
+            self._iteration += 1
+
+    def _enter(self, epoch: int, step: int) -> None:
+        """Have the pass that there is begin at a place."""
+        self._inside_epoch, self._first_step = epoch, step
+        self._whole_steps = self._plan.length(epoch) // self._plan.batch_size
+
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch.
+        """Begin the next epoch. Nothing is read before the first batch is asked for, unless `start` was called.
 
         Raises: ClosedError after the last epoch or after `close`; ConfigError while another thread is inside `iter` or
-            `next`; DataError if no thread can be started.
+            `next`.
         """
         me = get_ident()
         # No call from here to the `try`: neither Ctrl-C nor another thread can come between.
@@ -336,21 +376,18 @@ class Loader:
 
     def _begin_epoch(self) -> Iterator[Any]:
         self._check_open()
-        self._ensure_started()
         if self._inside_epoch is not None:
             self._leave_epoch()
         epoch = self._position[0]
         if epoch >= self._plan.epochs:
             raise ClosedError(
                 f"all {self._plan.epochs} epochs of this loader were read: loop while loader.position[0] < "
-                f"{self._plan.epochs}, or give a larger epochs= to plan for more"
+                f"{self._plan.epochs}, or give a larger epochs= (or steps=) to plan for more"
             )
         self._iteration += 1
-        self._first_step = self._position[1]
-        self._whole_steps = self._plan.length(epoch) // self._plan.batch_size
-        self._inside_epoch = epoch
+        self._enter(*self._position)
         self._delivered = 0
-        begun = _Epoch(self, self._iteration, epoch)
+        begun = _Epoch(self, self._iteration)
         self._departure = self._engine.await_departure(begun)
         return begun
 
@@ -399,7 +436,11 @@ class Loader:
 
     @property
     def position(self) -> tuple[int, int]:
-        """(epoch, step) of the batch that comes next; after a loop that was left early, the next epoch's first."""
+        """(epoch, step) of the batch that this loader gives next; `state_dict` has the first one that is not consumed.
+
+        They differ after a loop that was left early: the next loop here begins the next epoch, a resumed run goes on in
+        the epoch that was left.
+        """
         is_left = self._departure is not None and self._departure() is None
         if is_left and self._is_begun():
             return self._plan.first_read_from(self._rank, self._position[0] + 1, 0)
@@ -412,7 +453,7 @@ class Loader:
         that was left early, the next batch is still one of its epoch, until another loop begins.
         Returns: JSON of less than 2 KB, the same on all ranks after the same step.
         """
-        return write_state(self._described, *self._position)
+        return self._state_at(*self._position)
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return the state of a run that has consumed all global batches before a step, whatever this loader did.
@@ -420,12 +461,18 @@ class Loader:
         epoch, step: as for `start`.
         Raises: ConfigError if the plan has no such step.
         """
-        return write_state(self._described, *self._plan.first_of_run(self._rank, epoch, step))
+        return self._state_at(*self._plan.first_of_run(self._rank, epoch, step))
+
+    def _state_at(self, epoch: int, step: int) -> dict[str, Any]:
+        plan = self._plan
+        if epoch == plan.epochs and plan.last_steps is not None:  # a longer run goes on in that epoch
+            epoch, step = epoch - 1, plan.last_steps
+        return write_state(self._described, epoch, step)
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Resume from a state: the first loop runs the rest of its epoch, with the batches and bits of an unbroken run.
 
-        Before `start` and the first loop. Threads, memory, policy, ranks and the split may be others than they were;
+        Before `start` and the first batch. Threads, memory, policy, ranks and the split may be others than they were;
         epochs may be more. What fixes the batches must be the same.
         state: of `state_dict` or `state_at`. allow: what may differ all the same: "plan", "data", "transforms",
             "pixels", or one of their values, such as "plan.order".
@@ -435,7 +482,7 @@ class Loader:
         self._check_open()
         if self._started_at is not None:
             raise ConfigError(
-                "load_state_dict() comes before the first loop and start(): make a new loader for it"
+                "load_state_dict() comes before the first batch and start(): make a new loader for it"
             )
         drawn, seed = self._setup.seed, seed_of_state(state)
         if self._config.seed is None and seed not in (None, drawn):
@@ -443,7 +490,7 @@ class Loader:
                 f"seed was left out, so that {drawn} was drawn, and the state is of seed {seed}: give the state when "
                 "the loader is made, Loader(..., state=state), which takes its seed, or give seed="
             )
-        self._position = read_state(state, self._described, self._plan, self._rank, allow)
+        self._begin_at(read_state(state, self._described, self._plan, self._rank, allow))
 
     @cached_property
     def _described(self) -> dict[str, Any]:
@@ -511,7 +558,11 @@ class Loader:
 
     # One batch
 
-    def _next(self, epoch: int) -> Any:
+    def _next(self) -> Any:
+        epoch = self._inside_epoch
+        assert epoch is not None, "the latest pass is not over"
+        if not self._has_reported_start:
+            self._ensure_started()
         self._end_step()
         self._asked = self._recorder.clock()
         try:
@@ -691,7 +742,8 @@ class Loader:
 
     def __repr__(self) -> str:
         epoch, step = self._position
-        return f"{type(self).__name__}({self._fetcher.place}; at epoch {epoch} of {self._plan.epochs}, step {step})"
+        of = "" if self._plan.is_endless else f" of {self._plan.epochs}"
+        return f"{type(self).__name__}({self._fetcher.place}; at epoch {epoch}{of}, step {step})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a loader has threads and cannot be copied or pickled: make one in each process")
@@ -726,10 +778,9 @@ class Loader:
 class _Epoch(Iterator[Any]):
     """One pass of a loader over one epoch; over when the loader begins another."""
 
-    def __init__(self, loader: Loader, iteration: int, epoch: int) -> None:
+    def __init__(self, loader: Loader, iteration: int) -> None:
         self._loader = loader
         self._iteration = iteration
-        self._epoch = epoch
         self._is_over = False
 
     def __next__(self) -> Any:
@@ -738,8 +789,8 @@ class _Epoch(Iterator[Any]):
         loader = self._loader
         if self._iteration != loader._iteration:
             raise ClosedError(
-                f"this pass over epoch {self._epoch} ended when another `for` loop over the same loader began: a "
-                "loader runs one epoch at a time; make a second loader to read in two places at once"
+                "this pass over an epoch ended when another `for` loop over the same loader began (or `set_epoch` "
+                "chose another): a loader runs one epoch at a time; make a second loader to read in two places at once"
             )
         me = get_ident()
         inside = loader._thread_inside  # as in `Loader.__iter__`
@@ -747,7 +798,7 @@ class _Epoch(Iterator[Any]):
             raise _used_by(inside)
         loader._thread_inside = me
         try:
-            return loader._next(self._epoch)
+            return loader._next()
         except BaseException:
             self._is_over = True
             raise

@@ -71,6 +71,8 @@ def predict_run(
         raise ConfigError(
             "decoders is 0, so that nothing is loaded ahead, and a prediction is of what is: give decoders=1 or more"
         )
+    if setup.plan.is_endless:
+        raise ConfigError("epochs is None, and a run without end has no prediction: give epochs= or steps=")
     given = read_machine(machine, Calls())
     if given is None and not setup.is_measured:
         raise ConfigError(

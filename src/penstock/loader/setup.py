@@ -17,7 +17,7 @@ from penstock.flow.cpus import cpu_limit, default_readers, memory_limit_bytes, r
 from penstock.flow.engine import Decoder, Fetcher
 from penstock.flow.staging import Field, slot_bytes
 from penstock.loader.budget import MemoryBudget, share_memory
-from penstock.loader.config import LoaderConfig, check_machine
+from penstock.loader.config import LoaderConfig, check_machine, plan_over
 from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
 from penstock.loader.fetching import Near, SourceFetcher, located
 from penstock.loader.front_end import FrontEnd
@@ -144,9 +144,7 @@ def plan_of(config: LoaderConfig, samples: int) -> AccessPlan:
             f"shuffle is an order over {format_count(order.samples, 'sample')} and the source has {samples:,}: make "
             "it for as many"
         )
-    plan = AccessPlan(
-        order, config.batch_size, config.epochs, config.world_size or 1, config.split, config.drop_last
-    )
+    plan = plan_over(order, config)
     plan.check_equal_steps()
     return plan
 

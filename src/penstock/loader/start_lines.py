@@ -49,9 +49,13 @@ def _draws(setup: Setup) -> str:
 
 def _steps(plan: AccessPlan) -> str:
     steps, length = plan.steps(0), plan.length(0)
-    same = plan.length(plan.epochs - 1) == length
-    epochs = f"{format_count(plan.epochs, 'epoch')} of {format_count(steps, 'step')}"
-    rest = plan.order.length(0) % plan.batch_size
+    whole = plan.epochs - (plan.last_steps is not None)
+    same = plan.length(max(whole, 1) - 1) == length
+    count = "epochs without end" if plan.is_endless else format_count(max(whole, 1), "epoch")
+    epochs = f"{count} of {format_count(steps, 'step')}"
+    if plan.last_steps is not None and whole:
+        epochs += f" and {format_count(plan.last_steps, 'step')} of one more"
+    rest = plan.order.length(0) % plan.batch_size if whole else 0
     if rest and plan.drop_last:
         end = f", the last {rest} of an epoch dropped"
     elif rest and steps > 1:

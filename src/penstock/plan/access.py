@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
 from penstock.plan.bijection import as_ids
-from penstock.plan.orders import Order, RepeatingOrder, even_from
+from penstock.plan.orders import ENDLESS, Order, RepeatingOrder, even_from
 from penstock.plan.splits import Balanced, Split, as_split
 from penstock.units import format_count, is_integer
 
@@ -42,6 +42,7 @@ class AccessPlan:
     split: "balanced", "uniform", "strided", "replicated", "imbalanced", one share per rank, a function (see
         `penstock.plan.splits.Assigned`) or a `Split`. Kept as a `Split`.
     drop_last: leave out an epoch's last batch if it is short.
+    last_steps: of the run's last epoch, how many steps it has; None: all. See `epochs_of_steps`.
     Raises: ConfigError for a size that cannot work, and what the split or the order raise.
 
     >>> from penstock.plan import Sequential
@@ -55,6 +56,7 @@ class AccessPlan:
     ranks: int = 1
     split: Split | str | Sequence[int] | Callable[[int, int], ArrayLike] = "balanced"
     drop_last: bool = False
+    last_steps: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "epochs", "ranks"):
@@ -67,6 +69,17 @@ class AccessPlan:
             self.order.length(self.epochs - 1)
         except ConfigError as error:
             raise ConfigError(f"epochs is {self.epochs}, and the order has fewer: {error}") from error
+        if (last_steps := self.last_steps) is not None:
+            check_count("last_steps", last_steps)
+            object.__setattr__(self, "last_steps", None)
+            if last_steps > (steps := self.steps(self.epochs - 1)):
+                raise ConfigError(f"last_steps is {last_steps}, and the last epoch has {steps}: lower it")
+            object.__setattr__(self, "last_steps", last_steps if last_steps < steps else None)
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether the run has as many epochs as can be counted."""
+        return self.epochs >= ENDLESS
 
     @property
     def samples(self) -> int:
@@ -81,19 +94,25 @@ class AccessPlan:
         """Return the number of positions that the epoch reads, over all ranks."""
         self._check_epoch(epoch)
         length = self.order.length(epoch)
-        return length - length % self.batch_size if self.drop_last else length
+        if self.drop_last:
+            length -= length % self.batch_size
+        if self.last_steps is not None and epoch == self.epochs - 1:
+            length = min(length, self.last_steps * self.batch_size)
+        return length
 
     def epochs_by_length(self) -> dict[int, tuple[int, int]]:
         """Return the lengths that epochs have: for each, the first epoch that has it and how many do.
 
         One call of `Order.length` for each epoch that may differ, see `EvenOrder`, whatever the number of epochs.
         """
-        even = min(even_from(self.order), self.epochs - 1)
+        is_cut = self.last_steps is not None
+        complete = self.epochs - is_cut
+        even = min(even_from(self.order), complete - 1)
         found: dict[int, tuple[int, int]] = {}
-        for epoch in range(even + 1):
+        for epoch in [*range(even + 1), *([self.epochs - 1] if is_cut else [])]:
             length = self.length(epoch)
             first, count = found.get(length, (epoch, 0))
-            found[length] = first, count + (1 if epoch < even else self.epochs - even)
+            found[length] = first, count + (complete - even if epoch == even else 1)
         return found
 
     def steps(self, epoch: int) -> int:
@@ -407,6 +426,43 @@ class AccessPlan:
 
     def _check_rank(self, rank: int) -> None:
         check_rank(rank, self.ranks)
+
+
+def epochs_of_steps(order: Order, batch_size: int, steps: int, drop_last: bool = False) -> tuple[int, int]:
+    """Return how many epochs so many steps take, and how many of them are in the last one: for `AccessPlan`.
+
+    One call of `Order.length` for each epoch that may differ, see `EvenOrder`.
+    Raises: ConfigError if the order lists fewer, or has no step.
+
+    >>> from penstock.plan import Sequential
+    >>> epochs_of_steps(Sequential(10), batch_size=4, steps=7)
+    (3, 1)
+    """
+    check_count("batch_size", batch_size)
+    check_count("steps", steps)
+    even, epoch, rest = even_from(order), 0, steps
+
+    def length_of(epoch: int) -> int:
+        try:
+            return order.length(epoch)
+        except ConfigError as error:
+            raise ConfigError(f"steps is {steps:,}, and the order has fewer: {error}") from error
+
+    while True:
+        length = length_of(epoch)
+        of_epoch = length // batch_size if drop_last else -(-length // batch_size)
+        if epoch == even:
+            if not of_epoch:
+                raise ConfigError(
+                    f"drop_last leaves no batch: an epoch reads {format_count(length, 'sample')}, fewer than "
+                    f"batch_size ({batch_size:,}): make batch_size smaller, or leave drop_last out"
+                )
+            epochs, last = divmod(rest - 1, of_epoch)
+            length_of(epoch + epochs)
+            return epoch + epochs + 1, last + 1
+        if rest <= of_epoch:
+            return epoch + 1, rest
+        epoch, rest = epoch + 1, rest - of_epoch
 
 
 def check_count(name: str, value: object) -> None:

@@ -20,6 +20,8 @@ from penstock.plan.bijection import LARGEST_SAMPLES, BlockShuffle, as_ids
 from penstock.units import is_integer
 
 LARGEST_EPOCH = 2**32 - 1
+#: The number of epochs of a run without end: all that can be counted.
+ENDLESS = LARGEST_EPOCH + 1
 
 
 @runtime_checkable

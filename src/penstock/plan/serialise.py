@@ -38,9 +38,10 @@ def write_plan(plan: AccessPlan) -> dict[str, JSON]:
     return {
         "samples": int(plan.samples),
         "batch_size": int(plan.batch_size),
-        "epochs": int(plan.epochs),
+        "epochs": None if plan.is_endless else int(plan.epochs),
         "ranks": int(plan.ranks),
         "drop_last": plan.drop_last,
+        **({} if plan.last_steps is None else {"last_steps": int(plan.last_steps)}),
         "order": write_order(plan.order),
         "split": _write_split(plan.split),
     }
@@ -53,7 +54,7 @@ def read_plan(
 
     spans: SPAN[n] of the rank. Where order or split was not written, the plan is what these read, as the only rank
         of a job: the ids of each step are exact, their order within a step is that of their decoding, and what the
-        run did not come to is missing.
+        run did not come to is missing. Of a run without end the plan has the epochs that these come to.
     ids: which samples groups of them are, by (rank, flow).
 
     Raises: ConfigError if the values are not those of `write_plan`, or the spans are needed and read nothing, or do not
@@ -62,15 +63,18 @@ def read_plan(
     try:
         order = None if written["order"] is None else _read_order(written["order"])
         split = None if written["split"] is None else _read_split(written["split"])
-        sizes = {name: int(written[name]) for name in ("samples", "batch_size", "epochs", "ranks")}
-        drop_last = bool(written["drop_last"])
+        sizes = {name: int(written[name]) for name in ("samples", "batch_size", "ranks")}
+        epochs = written["epochs"]
+        epochs = int(spans["epoch"].max(initial=0)) + 1 if epochs is None else int(epochs)
+        drop_last, last_steps = bool(written["drop_last"]), written.get("last_steps")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"the plan is not one that this Penstock wrote ({error!r}): read it with the Penstock that wrote it"
         ) from error
     if order is None or split is None:
         return _replayed(spans, sizes["samples"], ids or {}), 0
-    return AccessPlan(order, sizes["batch_size"], sizes["epochs"], sizes["ranks"], split, drop_last), rank
+    plan = AccessPlan(order, sizes["batch_size"], epochs, sizes["ranks"], split, drop_last, last_steps)
+    return plan, rank
 
 
 def write_order(order: Order) -> JSON:

@@ -100,7 +100,8 @@ def keep_by_frequency(
 def _counted(plan: AccessPlan, rank: int) -> AccessPlan:
     """The epochs of the plan by which samples are chosen: all, except in very long runs."""
     of_epoch = max(1, plan.max_local_batch(rank) * plan.steps(0))
-    return replace(plan, epochs=min(plan.epochs, _EPOCHS_COUNTED, max(1, _READS_COUNTED // of_epoch)))
+    epochs = min(plan.epochs, _EPOCHS_COUNTED, max(1, _READS_COUNTED // of_epoch))
+    return replace(plan, epochs=epochs, last_steps=plan.last_steps if epochs == plan.epochs else None)
 
 
 def share_of_store_rate(machine: Machine, tier: int, sample_bytes: float) -> float:

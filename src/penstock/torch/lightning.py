@@ -12,16 +12,20 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
+from torch.utils._pytree import tree_leaves
 
 from penstock.checkpoint.saving import Saving, outcome_of
 from penstock.checkpoint.state.flatten import flatten
 from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.tiers.durable import whole_file
 from penstock.errors import ConfigError
+from penstock.torch.loader import Loader
 from penstock.torch.rng_state import random_states, set_own_random_state
 
 _KIND = "a snapshot of Penstock"
 _MOST_NAME_BYTES = 1 << 16
+#: What the states of loaders are called in a checkpoint.
+_LOADERS = "penstock_loaders"
 _HYPER_PARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
 
 
@@ -239,6 +243,46 @@ class RandomState(pl.Callback):
         states, self._states = self._states, []
         if batch_idx > 0:
             set_own_random_state(states, trainer.global_rank)
+
+
+class LoaderState(pl.Callback):
+    """Has the training go on with the batch that comes next, wherever in an epoch or between two it was saved.
+
+    Lightning loads the state of a `penstock.torch.Loader` by itself only within an epoch, and takes an epoch that
+    `limit_train_batches` cuts short for one to go on in. `fit` is given a new loader.
+    """
+
+    def __init__(self) -> None:
+        self._states: list[dict[str, Any]] = []
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Add the state of each loader."""
+        is_over = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        checkpoint[_LOADERS] = states = [loader.state_dict() for loader in _loaders(trainer)]
+        for number, loader in enumerate(_loaders(trainer)):
+            if is_over and states[number]["step"]:
+                states[number] = loader.state_at(states[number]["epoch"] + 1, 0)
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Take the states, to be loaded once there are loaders."""
+        self._states = checkpoint.get(_LOADERS, [])
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Load them: the iterators that Lightning has made by now have asked for no batch yet."""
+        states, self._states = self._states, []
+        if states:  # Lightning itself has compared their number
+            for loader, state in zip(_loaders(trainer), states, strict=True):
+                loader.load_state_dict(state)
+
+
+def _loaders(trainer: pl.Trainer) -> list[Loader]:
+    """Return the loaders of ours that a training reads from."""
+    loaders = tree_leaves(trainer.train_dataloader)
+    return [loader for loader in loaders if isinstance(loader, Loader)]
 
 
 def _without_foreign(checkpoint: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from penstock.loader.front_end import FrontEnd
 from penstock.ranks import Ranks
 from penstock.report import print_report
 from penstock.store import Source
+from penstock.torch.batch_steps import BatchSteps
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -94,6 +95,26 @@ class Loader(loader.Loader):
             trace=trace,
             report=report,
         )
+
+    # What accelerate asks of a DataLoader, to make another that skips batches of it.
+
+    @property
+    def batch_sampler(self) -> BatchSteps:
+        """By accelerate's `skip_first_batches`, whose DataLoader asks `dataset` for what this yields."""
+        return BatchSteps(self)
+
+    dataset = batch_sampler
+    sampler = prefetch_factor = None
+
+    @staticmethod
+    def collate_fn(batch: Any) -> Any:
+        """Return the batch, which is one already."""
+        return batch
+
+    @property
+    def generator(self) -> torch.Generator:
+        """What a DataLoader draws a seed from in place of the training's own generator."""
+        return torch.Generator()
 
 
 def _present(batch: Any, dtype: str | None) -> Any:
