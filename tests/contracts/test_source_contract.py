@@ -185,7 +185,7 @@ class TestSourceContract:
         with opened.files[3].open("ab") as file:
             file.write(b"x")
 
-        self.expect_data_error(opened, 3, "has grown beyond its 4,095 bytes")
+        self.expect_data_error(opened, 3, "has grown from 4,095 to 4,096 bytes")
 
     def test_a_folder_in_the_files_place_is_named(self, opened: Opened) -> None:
         opened.files[3].unlink()

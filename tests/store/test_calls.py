@@ -163,12 +163,12 @@ def test_a_folder_that_does_not_answer_does_not_hold_up_a_caller_that_gives_up(
     is_stuck = threading.Event()
     answer = getattr(os, call)
 
-    def hanging(path: str) -> object:
+    def hanging(path: str, **options: object) -> object:
         if path == stuck:
             is_stuck.set()
             gate.wait(20)
-        return answer(path)
+        return answer(path, **options)
 
-    monkeypatch.setattr(f"penstock.store.folder.os.{call}", hanging)
+    monkeypatch.setattr(f"penstock.store.listing.os.{call}", hanging)
     with pytest.warns(RuntimeWarning, match=f"left while .* {stuck}, asked for"), pytest.raises(GivenUp):
         open_source(root, calls=Calls(giving_up_once(is_stuck)))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.privileges import without_permission
 
 from penstock.errors import ConfigError, DataError
-from penstock.store import FileList, FlatFolder, ImageFolder, folder, open_source
+from penstock.store import FileList, FlatFolder, ImageFolder, listing, open_source
 
 
 def write(root: Path, *names: str) -> Path:
@@ -88,7 +88,7 @@ def test_the_same_files_get_the_same_numbers_as_in_torchvision(
 
     source = ImageFolder(root)
 
-    expected, classes = list_as_torchvision(str(root), folder.IMAGE_EXTENSIONS)
+    expected, classes = list_as_torchvision(str(root), listing.IMAGE_EXTENSIONS)
     assert [(source.path_of(s), int(source.labels[s])) for s in range(len(source))] == expected
     assert list(source.classes) == classes
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from penstock.cli.catalog import add_catalog
 from penstock.cli.compare import add_compare
 from penstock.cli.options import check_folder
 from penstock.cli.output import add_command, check_plot, needing, print_line
@@ -98,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     summary = "compile all kernels ahead, as for a container's image"
     add_command(commands, "compile", _compile, summary, epilog="Example: penstock compile")
 
+    add_catalog(commands)
     add_plan(commands)
     add_compare(commands)
     add_simulate(commands)
@@ -148,9 +150,11 @@ def _compile(options: argparse.Namespace) -> None:
     from penstock.loader.prediction import CLOCK
     from penstock.loader.transforms import compiled
     from penstock.store.files import READ_FILES
+    from penstock.store.listing import STAT_FILES
 
     for part in (
         READ_FILES,
+        STAT_FILES,
         *compiled.KERNELS.values(),
         *compiled.GROUP_KERNELS.values(),
         DECISIONS,

@@ -18,6 +18,7 @@ from penstock.plan.orders import ENDLESS, LARGEST_EPOCH, check_seed, even_from
 from penstock.policy.loading import LoadingPolicy
 from penstock.simulate.policies import policy_of
 from penstock.store import Source
+from penstock.store.listing import Refresh, check_refresh
 from penstock.units import format_count, is_integer, parse_bytes
 
 OnError = Literal["raise", "skip"] | Callable[[Exception, int], Literal["raise", "skip"]]
@@ -51,6 +52,7 @@ class LoaderArguments(TypedDict, total=False):
     readers: int | None
     decoders: int | None
     on_error: OnError
+    refresh: Refresh
     patience_seconds: float
     timeout_seconds: float | None
 
@@ -87,6 +89,8 @@ class LoaderConfig:
         does with num_workers=0: for debuggers, profilers and exact tracebacks, and for samples of microseconds, of
         which two milliseconds' worth is loaded at once.
     on_error: "raise", "skip", or a function of the error and the sample that returns one of them.
+    refresh: of a folder or list that was read before, "auto" lists what changed since, "full" everything, "never"
+        nothing; see `penstock.open_source`.
     patience_seconds: a wait that lasts longer is reported. timeout_seconds: one that lasts longer raises. Neither is
         looked at with decoders=0, where the thread that waits is the one that loads.
 
@@ -121,6 +125,7 @@ class LoaderConfig:
     readers: int | None = None
     decoders: int | None = None
     on_error: OnError = "raise"
+    refresh: Refresh = "auto"
     patience_seconds: float = 60.0
     timeout_seconds: float | None = None
 
@@ -185,6 +190,7 @@ class LoaderConfig:
         if self.machine is not None:
             check_machine(self.machine)
         policy_of(self.policy)
+        check_refresh(self.refresh)
 
     def _check_waits(self) -> None:
         if self.on_error not in ("raise", "skip") and not callable(self.on_error):

@@ -143,7 +143,8 @@ class Loader:
         """
         self._config = config = placed(config_of(source, arguments), mesh)
         _check_ends(report, front_end)
-        report = None if report is None else partial(_report_printable, report)
+        if report is not None and report is not print_report:  # which does so itself
+            report = partial(_report_printable, report)
         to_user = report if report is not None else _keep_silent
         #: Kernels are compiled by another process while it is open.
         self._lease = Lease(report)

@@ -28,7 +28,7 @@ class Opening:
         *,
         in_own_thread: bool = False,
     ) -> None:
-        self.calls = Calls(self._watch, in_own_thread=in_own_thread)
+        self.calls = Calls(self._watch, in_own_thread=in_own_thread, report=report)
         self._begin_seconds = time.monotonic()
         self._patience = Patience(patience_seconds, timeout_seconds, report, self._line)
         self._is_registered = False

@@ -103,7 +103,9 @@ class Setup:
 def open_source_of(config: LoaderConfig, calls: Calls) -> Source | MapDataset:
     """Open what a path names; a source or data set is taken as it is. Raises: what `open_source` raises."""
     source = config.source
-    return open_source(source, calls=calls) if isinstance(source, (str, os.PathLike)) else source
+    if not isinstance(source, (str, os.PathLike)):
+        return source
+    return open_source(source, refresh=config.refresh, calls=calls)
 
 
 class Opened(NamedTuple):

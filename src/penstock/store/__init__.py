@@ -1,5 +1,7 @@
 """Where bytes live: sources, which hold the whole data set, and tiers, which keep some of it near."""
 
+from penstock.store.catalog import Catalog
+from penstock.store.files import FileSource
 from penstock.store.folder import FileList, FlatFolder, ImageFolder, open_source
 from penstock.store.group import prepare_group, read_group
 from penstock.store.labels import Labels, labels_of
@@ -9,8 +11,10 @@ from penstock.store.source import FileBacked, Source
 from penstock.store.tier import SizedTier
 
 __all__ = [
+    "Catalog",
     "FileBacked",
     "FileList",
+    "FileSource",
     "FlatFolder",
     "ImageFolder",
     "Labels",

@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from penstock.errors import no_thread
+from penstock.report import print_report
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -36,12 +37,18 @@ class Calls:
     watch: called in the waiting thread; returns the seconds after which it wants to be called again, None for never.
         What it raises ends the wait.
     in_own_thread: whether the caller's thread makes the calls, as a debugger wants it; nothing is watched then.
+    report: gets lines about what is opened: a long listing, a catalog that is damaged.
     """
 
     def __init__(
-        self, watch: Callable[[], float | None] = lambda: None, *, in_own_thread: bool = False
+        self,
+        watch: Callable[[], float | None] = lambda: None,
+        *,
+        in_own_thread: bool = False,
+        report: Callable[[str], None] = print_report,
     ) -> None:
         self._watch = watch
+        self.report = report
         self._in_own_thread = in_own_thread
         #: By thread: what it asks for, and since when. Each thread writes its own entry.
         self._at: dict[int, tuple[str, float]] = {}
@@ -78,16 +85,29 @@ class Calls:
 
         return self.each(ask, [None])[0]
 
-    def each(self, call: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    def each(
+        self,
+        call: Callable[[T], R],
+        items: Iterable[T],
+        *,
+        look: Callable[[], float | None] = lambda: None,
+        threads_at_once: int = 1,
+    ) -> list[R]:
         """Return call(item) of each item, in their order, from several threads where a call waits more than it works.
 
         Listing a local folder is bound by the processor and gets slower by threads; on a network file system
         nearly all of it is waiting. The first few calls tell.
+        look: as `watch`, for these calls. threads_at_once: to begin with; more than 1 where calls hold no interpreter's
+            lock.
         Raises: what the earliest item's call raised that raised; what `watch` raises; DataError if no thread can be
             started.
         """
         if self._in_own_thread:
-            return [call(item) for item in items]
+            answers = []
+            for item in items:
+                answers.append(call(item))
+                look()
+            return answers
         todo = deque(enumerate(items))
         results: dict[int, R] = {}
         errors: dict[int, BaseException] = {}
@@ -107,8 +127,12 @@ class Calls:
             except RuntimeError as refusal:
                 raise no_thread(refusal) from refusal
             running = 1
+            with contextlib.suppress(RuntimeError):  # at the limit of threads, that one does it
+                for _ in range(min(threads_at_once - 1, len(todo))):
+                    start(False)
+                    running += 1
             while running:
-                if self._wait(progress):
+                if self._wait(progress, look):
                     with contextlib.suppress(RuntimeError):  # at the limit of threads, the others do it
                         for _ in range(min(_THREADS - 1, len(todo))):
                             start(False)
@@ -157,10 +181,11 @@ class Calls:
             self._at.pop(threading.get_ident(), None)
             progress.put(False)
 
-    def _wait(self, progress: SimpleQueue[bool]) -> bool:
+    def _wait(self, progress: SimpleQueue[bool], look: Callable[[], float | None]) -> bool:
         while True:
+            pauses = [seconds for seconds in (self._watch(), look()) if seconds is not None]
             with contextlib.suppress(Empty):
-                return progress.get(timeout=self._watch())
+                return progress.get(timeout=min(pauses, default=None))
 
     def _leave(self, todo: deque[tuple[int, T]], threads: list[threading.Thread]) -> None:
         self._is_left = True

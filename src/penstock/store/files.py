@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from penstock.compiling import Part
 from penstock.errors import ConfigError, DataError
 from penstock.machine_code import Signature
+from penstock.store.catalog import Catalog
 from penstock.store.group import check_group, read_one_by_one
 from penstock.units import format_count
 
@@ -33,30 +34,19 @@ class FileSource:
 
     It takes 24 bytes per sample and the length of its name.
 
-    root: absolute path of the folder that `names` are relative to.
-    names: path of each sample's file.
-    sizes_bytes, labels: int64[samples], as in `Source`; kept, and made read-only.
+    root: absolute path of the folder that the catalog's names are relative to.
+    catalog: what there is.
 
-    Attributes: root; names: uint8[...], relative to it, in the order of the samples, each closed by a NUL.
+    Attributes: root, catalog, and the catalog's sizes_bytes, labels, classes and names.
     """
 
-    def __init__(
-        self,
-        root: str,
-        names: list[str],
-        sizes_bytes: NDArray[np.int64],
-        labels: NDArray[np.int64],
-        classes: tuple[str, ...],
-    ) -> None:
-        sizes_bytes.flags.writeable = False
-        labels.flags.writeable = False
+    def __init__(self, root: str, catalog: Catalog) -> None:
         self.root = root
-        self.sizes_bytes = sizes_bytes
-        self.labels = labels
-        self.classes = classes
+        self.catalog = catalog
+        self.sizes_bytes, self.labels, self.classes = catalog.sizes_bytes, catalog.labels, catalog.classes
         #: int64[samples] of `_starts`: where each name begins.
-        self.names = np.frombuffer(os.fsencode("\0".join(names)) + b"\0", np.uint8)
-        self._starts = np.concatenate(([0], np.flatnonzero(self.names == 0) + 1))[: len(names)]
+        self.names = catalog.names
+        self._starts = catalog.starts()[:-1]
         #: Put before a name that is not absolute.
         self._prefix = os.path.join(root, "")
         self._prefix_bytes = np.frombuffer(os.fsencode(self._prefix), np.uint8)
@@ -130,7 +120,7 @@ def read_file(path: str, size: int) -> bytes:
     finally:
         os.close(descriptor)
     if len(data) != size:
-        raise _changed(path, size, len(data))
+        raise _changed(path, size)
     return data
 
 
@@ -163,35 +153,44 @@ def read_file_into(
     finally:
         os.close(descriptor)
     if count != size:
-        raise _changed(path, size, count)
+        raise _changed(path, size)
 
 
 def _open(path: str, size: int) -> int:
-    if size == 0:
-        raise DataError(
-            f"{path} is empty (0 bytes when the data set was listed): remove it or write it again"
-        )
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if size == 0:
+            os.close(descriptor)
+            raise _changed(path, 0)
+        return descriptor
+    except DataError:
+        raise
     except OSError as error:
         raise _unreadable(path, error) from error
 
 
-def _changed(path: str, size: int, found: int) -> DataError:
-    how = (
-        f"has grown beyond its {size:,} bytes"
-        if found > size
-        else f"has shrunk from {size:,} to {found:,} bytes"
-    )
+def _changed(path: str, size: int) -> DataError:
+    """Return what to raise for a file that is empty, or has not the size that it was listed with."""
+    try:
+        found = os.stat(path).st_size
+    except OSError as error:
+        return _unreadable(path, error)
+    if size == found == 0:
+        return DataError(
+            f"{path} is empty (0 bytes when the data set was listed): remove it or write it again"
+        )
+    how = "grown" if found > size else "shrunk"
     return DataError(
-        f"{path} {how} since the data set was listed: open the data set again once it is written"
+        f"{path} has {how} from {size:,} to {found:,} bytes since the data set was listed: open the data set "
+        'with refresh="full" once it is written, or remove its catalog by `penstock catalog --clear`'
     )
 
 
 def _unreadable(path: str, error: OSError) -> DataError:
     if isinstance(error, FileNotFoundError):
         return DataError(
-            f"{path} has vanished since the data set was listed: restore it, or open the data set again"
+            f"{path} has vanished since the data set was listed: restore it, or open the data set again, "
+            'with refresh="auto" or "full"'
         )
     if isinstance(error, PermissionError):
         return DataError(

@@ -1,0 +1,152 @@
+"""`penstock catalog`: which listings of data sets are kept, and how to remove them."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.cli.output import Table, add_command, add_output_options, show
+from penstock.errors import ConfigError, DataError
+from penstock.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from penstock.store.catalogs import KeptCatalog
+
+_DESCRIPTION = """\
+Lists the catalogs: what was found in a folder or list of files, kept for the next start. With SOURCE those of one
+data set alone, and its labels. See docs/howto/list-once.md.
+"""
+_EPILOG = """\
+examples:
+  penstock catalog
+  penstock catalog photos/train --json
+  penstock catalog photos/train --clear
+
+JSON: results[], of each catalog file, file_bytes, used_seconds (since 1970), problem (why it cannot be read, else
+null); and, null where it cannot be read, source, opener (which class or function listed it), extensions[], kind,
+samples, data_bytes, folders, labels, listed_seconds (since 1970).
+"""
+
+
+def add_catalog(commands: Any) -> None:
+    """Add the command to the parser's."""
+    told = "list or clear what is kept of the listings of data sets"
+    parser = add_command(commands, "catalog", _run, told, _DESCRIPTION, _EPILOG)
+    parser.add_argument("source", metavar="SOURCE", nargs="?", help="a folder or list file (default: all)")
+    parser.add_argument(
+        "--clear", action="store_true", help="remove them; the next start lists the files anew"
+    )
+    add_output_options(parser, plot=False)
+
+
+def _run(options: argparse.Namespace) -> None:
+    from penstock.store.catalogs import kept_catalogs, place_of
+
+    kept = list(kept_catalogs())
+    if options.source is not None:
+        place = place_of(options.source)
+        kept = [one for one in kept if one.catalog is not None and one.catalog.key.place == place]
+        if not kept:
+            raise ConfigError(
+                f"no catalog of {options.source} is kept; penstock catalog lists those that are"
+            )
+    if options.clear:
+        for one in kept:
+            try:
+                one.file.unlink(missing_ok=True)
+            except OSError as error:
+                raise DataError(f"{one.file} cannot be removed: {error.strerror or error}") from error
+    tables = [
+        Table(
+            "",
+            ("data set", "kind", "opened by", "folders", "samples", "size", "listed", "used", "catalog"),
+            _rows(kept),
+        )
+    ]
+    if options.source is not None:
+        tables += [_labels(one) for one in kept]
+    notes = [f"{one.file} {one.problem}" for one in kept if one.problem]
+    if options.clear:
+        tables, notes = [], [f"removed {format_count(len(kept), 'catalog')}"]
+    elif not kept:
+        tables, notes = [], ["no catalog is kept"]
+    show(options, {"results": [_as_json(one) for one in kept]}, tables, notes)
+
+
+def _rows(kept: list[KeptCatalog]) -> list[tuple[str, ...]]:
+    return [
+        (
+            one.catalog.key.place if one.catalog else f"? ({one.file.name})",
+            one.catalog.kind if one.catalog else "?",
+            one.catalog.key.opener if one.catalog else "?",
+            f"{len(one.catalog.folders):,}" if one.catalog else "?",
+            f"{len(one.catalog):,}" if one.catalog else "?",
+            format_bytes(int(one.catalog.sizes_bytes.sum())) if one.catalog else "?",
+            _ago(one.catalog.listed_seconds) if one.catalog else "?",
+            _ago(one.used_seconds),
+            format_bytes(one.file_bytes),
+        )
+        for one in kept
+    ]
+
+
+def _labels(one: KeptCatalog) -> Table:
+    assert one.catalog is not None, "a catalog that cannot be read is of no data set"
+    catalog = one.catalog
+    which = catalog.labels >= 0
+    counts = np.bincount(catalog.labels[which], minlength=len(catalog.classes))
+    sizes = np.bincount(
+        catalog.labels[which], catalog.sizes_bytes[which].astype(float), minlength=len(catalog.classes)
+    )
+    rows = [
+        (name, f"{count:,}", format_bytes(int(size)))
+        for name, count, size in zip(catalog.classes, counts, sizes, strict=True)
+    ]
+    return Table("", ("label", "samples", "size"), rows)
+
+
+def _ago(seconds: float) -> str:
+    """Return how long ago a time was, in the largest unit that fits."""
+    passed = max(0.0, time.time() - seconds)
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if passed >= length:
+            return f"{format_count(int(passed // length), unit)} ago"
+    return "just now"
+
+
+def _as_json(one: KeptCatalog) -> dict[str, Any]:
+    catalog = one.catalog
+    data: dict[str, Any] = dict.fromkeys(
+        (
+            "source",
+            "opener",
+            "extensions",
+            "kind",
+            "samples",
+            "data_bytes",
+            "folders",
+            "labels",
+            "listed_seconds",
+        )
+    )
+    if catalog is not None:
+        data = {
+            "source": catalog.key.place,
+            "opener": catalog.key.opener,
+            "extensions": None if catalog.key.extensions is None else list(catalog.key.extensions),
+            "kind": catalog.kind,
+            "samples": len(catalog),
+            "data_bytes": int(catalog.sizes_bytes.sum()),
+            "folders": len(catalog.folders),
+            "labels": len(catalog.classes),
+            "listed_seconds": catalog.listed_seconds,
+        }
+    return data | {
+        "file": str(one.file),
+        "file_bytes": one.file_bytes,
+        "used_seconds": one.used_seconds,
+        "problem": one.problem or None,
+    }

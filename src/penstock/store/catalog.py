@@ -1,0 +1,174 @@
+"""The listing of a data set of plain files, as a value: names, sizes, labels, and what shows that a folder changed.
+
+A catalog takes 16 bytes a sample beside the names. As bytes (`to_bytes`) it is a file, or a message to another rank:
+
+    magic, version, length of the header, length of what follows (24 bytes) | xxh3_64 of these
+    xxh3_128 of what follows
+    header (JSON, padded to 8 bytes) | sizes | labels | stamps | counts (int64 each) | names, each closed by a NUL
+
+Little-endian. The first 24 bytes are checked by themselves, so that a damaged version is no newer one.
+
+Source: Dryden et al. 2021 (NoPFS): the options `checkpoint` and `checkpoint_path` of its library hdmlp keep what was
+parsed of a data set for the next run.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from penstock.errors import FormatError
+
+VERSION = 1
+_MAGIC = b"PENSCAT\n"
+_FRONT = struct.Struct("<8sIIQ")
+_FRONT_BYTES = _FRONT.size + 8 + 16
+_INTS = np.dtype("<i8")
+
+Ints = NDArray[np.int64]
+
+
+class NewerCatalog(FormatError):
+    """A catalog was written by a later Penstock."""
+
+
+class CatalogKey(NamedTuple):
+    """What a catalog lists, and for whom.
+
+    opener: name of the class or function that lists: of one folder each may see other samples.
+    place: real path of the folder or list file. extensions: endings of samples, None for all files.
+    """
+
+    opener: str
+    place: str
+    extensions: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Catalog:
+    """A data set as it was listed. Arrays are read-only.
+
+    kind: name of the class of the source. listed_seconds: when, since 1970.
+    names: uint8[...], of the samples' files, in their order, each closed by a NUL; relative to the root, or absolute.
+    sizes_bytes, labels: int64[samples], as in `Source`. classes: names of the labels.
+    folders: relative to the root, whose name is ""; those with samples in the samples' order. Of a list of files, the
+        list, and the folders that its files are in.
+    stamps: int64[folders], what changes with the content of each (`listing.stamp_of`).
+    counts: int64[folders], how many samples each has directly in it; of a list zeros.
+    """
+
+    key: CatalogKey
+    kind: str
+    listed_seconds: float
+    names: NDArray[np.uint8]
+    sizes_bytes: Ints
+    labels: Ints
+    classes: tuple[str, ...]
+    folders: tuple[str, ...]
+    stamps: Ints
+    counts: Ints
+
+    def __post_init__(self) -> None:
+        for array in (self.names, self.sizes_bytes, self.labels, self.stamps, self.counts):
+            array.flags.writeable = False
+
+    def __len__(self) -> int:
+        return self.sizes_bytes.size
+
+    def starts(self) -> Ints:
+        """Return int64[samples + 1]: where each name begins, and the end of the last one."""
+        return np.concatenate(([0], np.flatnonzero(self.names == 0) + 1))
+
+    def to_bytes(self) -> bytes:
+        """Return what `from_bytes` takes."""
+        header = json.dumps(
+            {
+                "key": self.key,
+                "kind": self.kind,
+                "listed_seconds": self.listed_seconds,
+                "samples": len(self),
+                "classes": self.classes,
+                "folders": self.folders,
+            }
+        ).encode()
+        header += b" " * (-len(header) % 8)
+        arrays = (self.sizes_bytes, self.labels, self.stamps, self.counts)
+        parts = [
+            header,
+            *(array.astype(_INTS, copy=False).tobytes() for array in arrays),
+            self.names.tobytes(),
+        ]
+        digest = xxhash.xxh3_128()
+        for part in parts:
+            digest.update(part)
+        front = _FRONT.pack(_MAGIC, VERSION, len(header), sum(map(len, parts)))
+        return b"".join([front, xxhash.xxh3_64_digest(front), digest.digest(), *parts])
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Catalog:
+        """Return the catalog that `to_bytes` wrote.
+
+        Raises: FormatError if it is cut off, damaged or no catalog; NewerCatalog if a later Penstock wrote it.
+        """
+        header_bytes = check_front(data)
+        content = memoryview(data)[_FRONT_BYTES:]
+        *_, length = _FRONT.unpack_from(data)
+        if len(content) != length:
+            raise FormatError(f"is cut off: {len(content):,} of {length:,} bytes are there")
+        if xxhash.xxh3_128_digest(content) != data[_FRONT_BYTES - 16 : _FRONT_BYTES]:
+            raise FormatError("is damaged: its checksum is another")
+        try:
+            catalog = _unpacked(content, header_bytes)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FormatError(f"is damaged: {error!r:.200}") from error
+        names = catalog.names
+        if np.count_nonzero(names == 0) != len(catalog) or (names.size and names[-1]):
+            raise FormatError("is damaged: it has more or fewer names than samples")
+        return catalog
+
+
+def _unpacked(content: memoryview, header_bytes: int) -> Catalog:
+    header = json.loads(bytes(content[:header_bytes]))
+    opener, place, extensions = header["key"]
+    samples, folders = header["samples"], tuple(header["folders"])
+    bounds = header_bytes + 8 * np.cumsum([0, samples, samples, len(folders), len(folders)])
+    sizes, labels, stamps, counts = (
+        np.frombuffer(content[begin:end], _INTS).astype(np.int64, copy=False)
+        for begin, end in pairwise(bounds.tolist())
+    )
+    return Catalog(
+        CatalogKey(opener, place, None if extensions is None else tuple(extensions)),
+        header["kind"],
+        header["listed_seconds"],
+        np.frombuffer(content[bounds[-1] :], np.uint8),
+        sizes,
+        labels,
+        tuple(header["classes"]),
+        folders,
+        stamps,
+        counts,
+    )
+
+
+def check_front(data: bytes) -> int:
+    """Return the length of the header. data: a catalog's first bytes at least. Raises: as `Catalog.from_bytes`."""
+    there = f"is cut off: {len(data)} bytes are there, and its front alone has {_FRONT_BYTES}"
+    if len(data) < _FRONT.size + 8:
+        raise FormatError(there)
+    magic, version, header_bytes, _ = _FRONT.unpack_from(data)
+    if magic != _MAGIC:
+        raise FormatError("is no catalog")
+    if xxhash.xxh3_64_digest(data[: _FRONT.size]) != data[_FRONT.size : _FRONT.size + 8]:
+        raise FormatError("is damaged: the checksum of its front is another")
+    if version > VERSION:
+        raise NewerCatalog(f"was written by a later Penstock (version {version}; this one reads {VERSION})")
+    if len(data) < _FRONT_BYTES:
+        raise FormatError(there)
+    return int(header_bytes)

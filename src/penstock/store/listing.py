@@ -1,0 +1,542 @@
+"""Listing a data set of plain files: which files there are, in which order, with which labels and sizes.
+
+Folders are read and sizes asked for by several threads where that is faster. Of a folder that did not change since an
+earlier listing, what that one found is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import ctypes
+import functools
+import os
+import stat
+import struct
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal, NamedTuple, TypeVar
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from penstock.compiling import Lease, Part
+from penstock.errors import ConfigError, DataError
+from penstock.machine_code import Signature
+from penstock.store.calls import Calls
+from penstock.store.catalog import Catalog, CatalogKey, Ints
+from penstock.store.catalogs import keep_catalog, place_of, read_catalog
+from penstock.store.listing_progress import PATIENCE_SECONDS, ListingProgress
+from penstock.units import format_count
+
+# torchvision's list, so that both number the same files alike.
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+
+NO_LABEL = -1
+
+Refresh = Literal["auto", "full", "never"]
+
+T = TypeVar("T")
+
+#: A change so shortly before a folder is read may have another after it at the same time of the file system's clock.
+_RACY_NS = 2 * 10**9
+_NEVER_EQUAL = 0
+
+STAT_SIGNATURE = Signature(("int64", "int64", "uint8[:]", "int64[:]", "int64[:]", "int64[:]"))
+STAT_FILES = Part(
+    "penstock.store._listing_kernels",
+    "stat_files",
+    STAT_SIGNATURE,
+    "how files are listed",
+    "Python lists them, more slowly,",
+)
+#: As many files are asked for in a row; in the compiled loop, which more files than a few are worth.
+_FILES_AT_ONCE, _COMPILED_AT_ONCE, _LEAST_COMPILED = 64, 256, 50_000
+_FOLDERS_AT_ONCE = 16
+_MOST_PROCESSORS = 8
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How a data set's files are asked for: the calls that do, and what shows how far they are."""
+
+    calls: Calls
+    progress: ListingProgress
+
+
+#: Lists a data set: `list(key, old catalog or None, asking)`.
+Lister = Callable[[CatalogKey, Catalog | None, Asking], Catalog]
+
+
+def catalog_of(
+    opener: str,
+    place: str,
+    extensions: Collection[str] | None,
+    lister: Lister,
+    refresh: Refresh,
+    calls: Calls,
+) -> Catalog:
+    """Return the catalog of a data set: the one that is kept, as far as it is still right, else a new one.
+
+    opener, extensions: see `CatalogKey`. refresh, calls: as in `penstock.open_source`.
+    Raises: ConfigError for another word as refresh; what `lister` raises.
+    """
+    check_refresh(refresh)
+    key = calls.one(place, lambda: _key(opener, place, extensions))
+    old = None if refresh == "full" else read_catalog(key, calls)
+    if old is not None and refresh == "never":
+        return old
+    progress = ListingProgress(place, calls.report)
+    asking = Asking(calls, progress)
+    try:
+        if old is not None and _is_unchanged(place, old, asking):
+            return old
+        catalog = lister(key, old, asking)
+    finally:
+        progress.close()
+    problem = keep_catalog(catalog, calls)
+    if progress.seconds > PATIENCE_SECONDS:
+        kept = f"no catalog of it is kept: {problem}" if problem else "the next start looks for changes only"
+        found = format_count(len(catalog), "sample")
+        calls.report(f"listed {found} of {place} in {progress.seconds:.1f} s; {kept}")
+    return catalog
+
+
+def check_refresh(refresh: object) -> None:
+    """Raise ConfigError unless it is a word for how a data set is listed again."""
+    if refresh not in ("auto", "full", "never"):
+        raise ConfigError(
+            f'refresh is {refresh!r}; it is "auto" (list what changed), "full" (list everything anew) or "never" (take '
+            "the last listing as it is)"
+        )
+
+
+def _key(opener: str, place: str, extensions: Collection[str] | None) -> CatalogKey:
+    endings = None if extensions is None else tuple(sorted({extension.lower() for extension in extensions}))
+    return CatalogKey(opener, place_of(place), endings)
+
+
+def stamp_of(found: os.stat_result, now_ns: int) -> int:
+    """Return a number that changes with the content of a folder, or of a file that is replaced; 0 fits no other.
+
+    It is of the times of the last changes and the inode: a folder whose times were set back is another, too.
+    now_ns: a time before it was asked for. A folder that changed just then may change again unseen: it gets 0.
+    """
+    if found.st_ctime_ns > now_ns - _RACY_NS:
+        return _NEVER_EQUAL
+    times_and_inode = struct.pack("<qqQ", found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+    return xxhash.xxh3_64_intdigest(times_and_inode) >> 1 | 1
+
+
+def _is_unchanged(place: str, old: Catalog, asking: Asking) -> bool:
+    """Return whether every folder of a catalog is as it was."""
+    root = os.path.dirname(place) if old.kind == "FileList" else place
+
+    def look(first: int) -> bool:
+        return all(
+            _stamp_at(os.path.join(root, old.folders[index]), asking.calls) == old.stamps[index]
+            for index in range(first, min(first + _FOLDERS_AT_ONCE, len(old.folders)))
+        )
+
+    starts = range(0, len(old.folders), _FOLDERS_AT_ONCE)
+    return bool(old.stamps.all()) and all(asking.calls.each(look, starts, look=asking.progress.look))
+
+
+def _stamp_at(path: str, calls: Calls) -> int:
+    calls.at(path)
+    now_ns = time.time_ns()
+    try:
+        return stamp_of(os.stat(path), now_ns)
+    except OSError:  # listing it says what is wrong
+        return _NEVER_EQUAL
+
+
+# -- Folders -------------------------------------------------------------------------------------------
+
+
+class _Folder(NamedTuple):
+    """A folder as it is now.
+
+    path: relative to the root. folders: those in it, relative to the root.
+    files: the samples in it, sorted, relative to the root; None where it is as in the old catalog.
+    """
+
+    path: str
+    stamp: int
+    folders: list[str]
+    files: list[str] | None
+
+
+class _Tree:
+    """The folders at and below a root, those that did not change taken from an old catalog.
+
+    extensions: endings of samples, lower case; None for all files.
+    """
+
+    def __init__(
+        self, root: str, extensions: tuple[str, ...] | None, old: Catalog | None, asking: Asking
+    ) -> None:
+        self._root, self._extensions, self.asking = root, extensions, asking
+        self.old = old
+        #: By path, the index in the old catalog; and the folders in it.
+        self.known: dict[str, int] = {}
+        self._folders_in: dict[str, list[str]] = {}
+        if old is not None:
+            for index, path in enumerate(old.folders):
+                self.known[path] = index
+                self._folders_in[path] = []
+                if path:
+                    self._folders_in[path.rpartition("/")[0]].append(path)
+
+    def look(self, folder: str) -> _Folder:
+        """Return a folder as it is. Raises: DataError."""
+        path = os.path.join(self._root, folder) if folder else self._root
+        self.asking.calls.at(path)
+        now_ns = time.time_ns()
+        stamp = stamp_of(_asked(path, os.stat), now_ns)
+        index = self.known.get(folder)
+        if self.old is not None and index is not None and stamp == self.old.stamps[index] != _NEVER_EQUAL:
+            self.asking.progress.found.append(int(self.old.counts[index]))
+            return _Folder(folder, stamp, self._folders_in[folder], None)
+        before = f"{folder}/" if folder else ""
+        files, folders = [], []
+        for name, is_folder in visible(path):
+            if is_folder:
+                folders.append(before + name)
+            elif self._extensions is None or name.lower().endswith(self._extensions):
+                files.append(before + name)
+        files.sort()
+        self.asking.progress.found.append(len(files))
+        return _Folder(folder, stamp, folders, files)
+
+    def walk(self, folder: str) -> Iterator[_Folder]:
+        """Yield a folder and those below it."""
+        found = self.look(folder)
+        yield found
+        for each in found.folders:
+            yield from self.walk(each)
+
+    def count(self, found: _Folder) -> int:
+        """Return the number of samples in a folder."""
+        if found.files is not None:
+            return len(found.files)
+        assert self.old is not None, "a folder without a listing is as it was"
+        return int(self.old.counts[self.known[found.path]])
+
+
+def list_any(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) -> Catalog:
+    """List what is found at a path; see `penstock.open_source`."""
+    if asking.calls.one(place, lambda: os.path.isfile(place)):
+        return list_rows(place, key, old, asking)
+    return list_folder(None, place, key, old, asking)
+
+
+def list_folder(
+    kind: str | None, place: str, key: CatalogKey, old: Catalog | None, asking: Asking
+) -> Catalog:
+    """List an `ImageFolder` or a `FlatFolder`, by its name; or whichever of them it is."""
+    # What was something else has other samples.
+    is_alike = old is not None and old.kind in (kind or "ImageFolder", kind or "FlatFolder")
+    tree = _Tree(place, key.extensions, old if is_alike else None, asking)
+    top = asking.calls.one(place, lambda: tree.look(""))
+    if kind is None and tree.old is not None and top.files is None:
+        kind = tree.old.kind
+    elif kind is None and top.folders and top.files:
+        raise ConfigError(
+            f"{place} has both subfolders and images ({os.path.basename(top.files[0])}): open it with ImageFolder, "
+            f"which leaves out the images beside the label folders, or with FlatFolder, which leaves out the subfolders"
+        )
+    if kind == "ImageFolder" or (kind is None and top.folders):
+        return _list_labels(place, key, tree, top)
+    if not tree.count(top):
+        names = [name for name, is_folder in asking.calls.one(place, lambda: visible(place)) if not is_folder]
+        raise _nothing_in(place, names, key.extensions)
+    labels = np.full(tree.count(top), NO_LABEL, np.int64)
+    return _catalog(place, key, "FlatFolder", tree, [top], labels, ())
+
+
+def _list_labels(place: str, key: CatalogKey, tree: _Tree, top: _Folder) -> Catalog:
+    if not top.folders:
+        raise DataError(
+            f"{place} has no label folders: put the files of each label into a folder of its name, "
+            f"or open it with FlatFolder or FileList"
+        )
+    labels, asking = sorted(top.folders), tree.asking
+
+    def list_label(label: str) -> list[_Folder]:
+        found = sorted(tree.walk(label))
+        if not any(map(tree.count, found)):
+            everything = [each.files or [] for each in _Tree(place, None, None, asking).walk(label)]
+            raise _nothing_in(
+                os.path.join(place, label), list(chain.from_iterable(everything)), key.extensions
+            )
+        return found
+
+    by_label = asking.calls.each(list_label, labels, look=asking.progress.look)
+    counts = [sum(map(tree.count, found)) for found in by_label]
+    numbers = np.repeat(np.arange(len(labels), dtype=np.int64), counts)
+    # The files beside the label folders are no samples.
+    folders = [top._replace(files=[]), *chain.from_iterable(by_label)]
+    return _catalog(place, key, "ImageFolder", tree, folders, numbers, tuple(labels))
+
+
+def _catalog(
+    place: str,
+    key: CatalogKey,
+    kind: str,
+    tree: _Tree,
+    folders: Sequence[_Folder],
+    labels: Ints,
+    classes: tuple[str, ...],
+) -> Catalog:
+    """Join folders, in the order of their samples, and ask for the sizes that no old catalog has."""
+    old, names, sizes = tree.old, [], []
+    old_starts = np.zeros(1, np.int64) if old is None else old.starts()
+    old_firsts = np.zeros(1, np.int64) if old is None else np.concatenate(([0], np.cumsum(old.counts)))
+    for found in folders:
+        if found.files is not None:
+            names.append(_joined(found.files))
+            sizes.append(np.full(len(found.files), _UNKNOWN, np.int64))
+        else:
+            assert old is not None, "a folder without a listing is as it was"
+            first, last = old_firsts[tree.known[found.path] :][:2]
+            names.append(old.names[old_starts[first] : old_starts[last]].tobytes())
+            sizes.append(old.sizes_bytes[first:last])
+    all_names, all_sizes = np.frombuffer(b"".join(names), np.uint8), np.concatenate(sizes)
+    _ask_sizes(place, all_names, all_sizes, tree.asking)
+    return Catalog(
+        key,
+        kind,
+        time.time(),
+        all_names,
+        all_sizes,
+        labels,
+        classes,
+        tuple(found.path for found in folders),
+        np.array([found.stamp for found in folders], np.int64),
+        np.array([tree.count(found) for found in folders], np.int64),
+    )
+
+
+def _joined(names: Sequence[str]) -> bytes:
+    """Return names as bytes, each closed by a NUL."""
+    return os.fsencode("\0".join(names)) + b"\0" if names else b""
+
+
+def _nothing_in(folder: str, names: list[str], extensions: Collection[str] | None) -> DataError:
+    """Return what to raise for a folder whose files, if any, are no samples."""
+    if not names:
+        return DataError(f"{folder} has no files: add some, or remove the folder")
+    found = Counter(os.path.splitext(name)[1].lower() for name in names)
+    (commonest, count), *_ = found.most_common(1)
+    return DataError(
+        f"{folder} has {len(names)} files but none that ends in {', '.join(extensions or ())}; "
+        f"{count} end in {commonest!r}: pass extensions=({commonest!r},), or None for every file"
+    )
+
+
+def visible(folder: str) -> list[tuple[str, bool]]:
+    """Return (name, whether it is a folder) of what is in a folder and not hidden, in no order. Raises: DataError."""
+
+    def scan(path: str) -> list[tuple[str, bool]]:
+        with os.scandir(path) as entries:
+            return [(entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")]
+
+    return _asked(folder, scan)
+
+
+def _asked(folder: str, ask: Callable[[str], T]) -> T:
+    """Return what the file system answers about a folder. Raises: DataError naming the folder and what to do."""
+    try:
+        return ask(folder)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{folder} does not exist: check the path, and that its file system is mounted"
+        ) from error
+    except NotADirectoryError as error:
+        raise DataError(f"{folder} is not a folder; a list of files is opened with FileList") from error
+    except PermissionError as error:
+        raise DataError(
+            f"{folder} may not be listed by user {os.geteuid()}: give read permission to it"
+        ) from error
+    except OSError as error:
+        raise DataError(f"{folder} cannot be listed: {error.strerror}") from error
+
+
+# -- Sizes ---------------------------------------------------------------------------------------------
+
+_UNKNOWN = -1
+
+
+def _ask_sizes(
+    root: str,
+    names: NDArray[np.uint8],
+    sizes: Ints,
+    asking: Asking,
+    describe_place: Callable[[int], str] = lambda position: "",
+) -> None:
+    """Write the size of each file that has none yet; `describe_place` begins the message about a bad one.
+
+    Raises: DataError naming the first file that is missing or no regular file.
+    """
+    which = np.flatnonzero(sizes == _UNKNOWN)
+    starts = np.concatenate(([0], np.flatnonzero(names == 0) + 1))
+    calls, progress = asking.calls, asking.progress
+    progress.total = which.size
+
+    def ask(positions: Ints) -> None:
+        for position in positions.tolist():
+            path = os.path.join(
+                root, os.fsdecode(names[starts[position] : starts[position + 1] - 1].tobytes())
+            )
+            calls.at(path)
+            sizes[position] = _size_of(path, describe_place, position)
+
+    def ask_plainly(first: int) -> None:
+        ask(which[first : first + _FILES_AT_ONCE])
+        progress.sized.append(min(_FILES_AT_ONCE, which.size - first))
+
+    if which.size < _LEAST_COMPILED or (statx := _address_of_statx()) is None:
+        calls.each(ask_plainly, range(0, which.size, _FILES_AT_ONCE), look=progress.look)
+        return
+
+    def ask_many(first: int) -> None:
+        positions = which[first : first + _COMPILED_AT_ONCE]
+        loop = STAT_FILES.ask()
+        if loop is None:
+            ask(positions)
+        else:
+            begin, end = starts[positions[0] : positions[0] + 2].tolist()
+            calls.at(os.path.join(root, os.fsdecode(names[begin : end - 1].tobytes())))
+            loop(statx, descriptor, names, starts, positions, sizes)
+            # Asked for again by Python: errors are described in one place.
+            ask(positions[sizes[positions] == _UNKNOWN])
+        progress.sized.append(positions.size)
+
+    processors = min(len(os.sched_getaffinity(0)), _MOST_PROCESSORS)
+    items = range(0, which.size, _COMPILED_AT_ONCE)
+    descriptor = calls.one(root, lambda: os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    try:
+        # While it is open, a loop that was not compiled on this machine yet is not waited for.
+        with contextlib.closing(Lease(None)):
+            calls.each(ask_many, items, look=progress.look, threads_at_once=processors)
+    finally:
+        os.close(descriptor)
+
+
+@functools.cache
+def _address_of_statx() -> int | None:
+    """Return the address of the C library's function; None where it has none, or Penstock does not know its answer."""
+    with contextlib.suppress(OSError, AttributeError):
+        if sys.byteorder == "little":
+            return ctypes.cast(ctypes.CDLL(None).statx, ctypes.c_void_p).value
+    return None
+
+
+def _size_of(path: str, describe_place: Callable[[int], str], position: int) -> int:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        what = "is a link to nothing" if os.path.islink(path) else f"cannot be found: {error.strerror}"
+        raise DataError(f"{describe_place(position)}{path} {what}; restore it or take it out") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise DataError(f"{describe_place(position)}{path} is not a regular file: take it out")
+    return found.st_size
+
+
+# -- Lists of files ------------------------------------------------------------------------------------
+
+
+def list_rows(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) -> Catalog:
+    """Read a list of files and look for each; see `FileList`. All of it anew, whatever changed."""
+    calls = asking.calls
+    root, list_name = os.path.split(place)
+    list_stamp = _stamp_at(place, calls)
+    rows = calls.one(place, lambda: _read_rows(place))
+    names = [fields[0] for _, fields in rows]
+    labels, classes = _read_labels(place, rows)
+    folders = sorted(set(map(os.path.dirname, names)))
+    stamps = calls.each(lambda folder: _stamp_at(os.path.join(root, folder), calls), folders)
+    all_names, sizes = np.frombuffer(_joined(names), np.uint8), np.full(len(names), _UNKNOWN, np.int64)
+
+    def place_of_line(position: int) -> str:
+        return f"{place}, line {rows[position][0]}: "
+
+    _ask_sizes(root, all_names, sizes, asking, place_of_line)
+    return Catalog(
+        key,
+        "FileList",
+        time.time(),
+        all_names,
+        sizes,
+        labels,
+        classes,
+        (list_name, *folders),
+        np.array([list_stamp, *stamps], np.int64),
+        np.zeros(1 + len(folders), np.int64),
+    )
+
+
+_Rows = list[tuple[int, list[str]]]
+
+
+def _read_rows(list_file: str) -> _Rows:
+    """Return (line number, fields) of each line that is neither empty nor a heading."""
+    try:
+        with open(list_file, encoding="utf-8-sig", newline="") as text:
+            first = text.readline()
+            text.seek(0)
+            reader = csv.reader(text, delimiter="\t" if "\t" in first else ",", strict=True)
+            rows = [
+                (reader.line_num, [field.strip() for field in fields]) for fields in reader if any(fields)
+            ]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{list_file} is not a list of files in UTF-8: {error}") from error
+    except OSError as error:
+        raise DataError(f"{list_file} cannot be read: {error.strerror}") from error
+    if rows and [field.lower() for field in rows[0][1]] in (["path"], ["path", "label"]):
+        del rows[0]
+    if not rows:
+        raise DataError(f"{list_file} lists no files: write one path a line, with or without ,label")
+    for line, fields in rows:
+        if len(fields) > 2 or not fields[0]:
+            raise DataError(f"{list_file}, line {line}: {fields!r} is neither a path nor a path and a label")
+        if "\0" in fields[0]:
+            raise DataError(f"{list_file}, line {line}: {fields[0]!r} has a zero byte, which no path has")
+        if len(fields) != len(rows[0][1]):
+            raise DataError(
+                f"{list_file}, line {line}: {fields[0]} has {'a' if len(fields) == 2 else 'no'} label, "
+                f"unlike line {rows[0][0]}: label every line or none"
+            )
+    return rows
+
+
+def _read_labels(list_file: str, rows: _Rows) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    if len(rows[0][1]) == 1:
+        return np.full(len(rows), NO_LABEL, dtype=np.int64), ()
+    written = [fields[1] for _, fields in rows]
+    for (line, fields), label in zip(rows, written, strict=True):
+        if not label:
+            raise DataError(f"{list_file}, line {line}: {fields[0]} has an empty label")
+    if not all(label.removeprefix("-").isdecimal() for label in written):
+        classes = sorted(set(written))
+        numbers = {name: number for number, name in enumerate(classes)}
+        return np.array([numbers[label] for label in written], dtype=np.int64), tuple(classes)
+    for (line, fields), label in zip(rows, written, strict=True):
+        if len(label) > _LABEL_DIGITS or not 0 <= int(label) < _MOST_CLASSES:
+            raise DataError(
+                f"{list_file}, line {line}: {fields[0]} has label {label:.{_LABEL_DIGITS}}; a number must be in "
+                f"[0, {_MOST_CLASSES:,}), anything else is written as a name"
+            )
+    labels = np.array([int(label) for label in written], dtype=np.int64)
+    return labels, tuple(str(number) for number in range(int(labels.max()) + 1))
+
+
+# `classes` has a name for every number up to the largest, so a number is not a hash or an identifier.
+_MOST_CLASSES = 1_000_000
+_LABEL_DIGITS = 18

@@ -1,0 +1,98 @@
+"""`penstock catalog`: what is kept of data sets' listings, shown and removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.cache_folders import Folders
+from penstock.cli.main import main
+from penstock.store import catalogs, open_source
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of the catalogs of tmp_path/photos (two labels) and tmp_path/flat."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    monkeypatch.setattr(catalogs, "_folders", lambda: Folders((kept,), kept, ""))
+    monkeypatch.setattr(catalogs, "LEAST_SAMPLES", 1)
+    for name in ("photos/cat/a.jpg", "photos/cat/b.jpg", "photos/dog/c.jpg", "flat/d.jpg"):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bytes(1000))
+    for name in ("photos", "flat"):
+        open_source(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    return kept
+
+
+def test_all_catalogs_are_listed(
+    kept: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = time.time() - 3 * 3600
+    for file in kept.iterdir():
+        os.utime(file, (used, used))
+
+    assert main(["catalog"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    (photos,) = (line for line in lines if str(kept.parent / "photos") in line)
+    (flat,) = (line for line in lines if str(kept.parent / "flat") in line)
+    assert photos.split()[1:6] == ["ImageFolder", "open_source", "3", "3", "3"]
+    assert "FlatFolder" in flat
+    assert "just now" in flat
+    assert "3 hours ago" in flat
+
+
+def test_a_catalog_is_json_too(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["catalog", "photos", "--json"]) == 0
+
+    (found,) = json.loads(capsys.readouterr().out)["results"]
+    times = found.pop("listed_seconds"), found.pop("used_seconds")
+    assert all(abs(time.time() - each) < 1000 for each in times)
+    file = Path(found.pop("file"))
+    assert found.pop("file_bytes") == file.stat().st_size
+    assert found == {
+        "source": str(kept.parent / "photos"),
+        "opener": "open_source",
+        "extensions": sorted(open_source("photos").catalog.key.extensions or ()),
+        "kind": "ImageFolder",
+        "samples": 3,
+        "data_bytes": 3000,
+        "folders": 3,
+        "labels": 2,
+        "problem": None,
+    }
+
+
+def test_one_data_set_is_shown_with_its_labels(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["catalog", "photos"]) == 0
+
+    out = capsys.readouterr().out
+    assert "flat" not in out
+    assert out.count("ImageFolder") == out.count("open_source") == 1
+    assert [line.split() for line in out.splitlines() if line.split()[:1] in (["cat"], ["dog"])] == [
+        ["cat", "2", "2", "kB"],
+        ["dog", "1", "1", "kB"],
+    ]
+
+
+def test_one_or_all_are_cleared(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (kept / "x.catalog").write_bytes(b"damaged")
+
+    assert main(["catalog", "photos", "--clear"]) == 0
+    assert capsys.readouterr().out == "removed 1 catalog\n"
+    assert main(["catalog", "photos"]) == 1
+    assert "no catalog of photos is kept" in capsys.readouterr().err
+    assert main(["catalog"]) == 0
+    assert f"{kept}/x.catalog is cut off: 7 bytes are there" in capsys.readouterr().out
+    assert main(["catalog", "--clear"]) == 0
+    assert capsys.readouterr().out == "removed 2 catalogs\n"
+    assert not list(kept.iterdir())
+    assert main(["catalog"]) == 0
+    assert capsys.readouterr().out == "no catalog is kept\n"
