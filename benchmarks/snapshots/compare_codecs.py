@@ -410,8 +410,8 @@ def state_sizes(
 
     coder = codec.coder(lambda: (pair for _, pair in pairs()))
     sizes = dict.fromkeys(kinds, 0)
-    room = max(values.size for values in kinds.values()) + SLACK_BYTES
-    out, back = np.zeros(room, np.uint8), np.zeros(room, np.uint8)
+    space = max(values.size for values in kinds.values()) + SLACK_BYTES
+    out, back = np.zeros(space, np.uint8), np.zeros(space, np.uint8)
     for kind, pair in pairs():
         stored_as, payload = encode_block(coder, pair, out[: pair.values.size + SLACK_BYTES])
         decode_block(stored_as, payload, dtype, pair.reference, back[: pair.values.size])

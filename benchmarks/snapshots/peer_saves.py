@@ -163,13 +163,13 @@ class Encoded(Folders):
         self.codec, self.writes = codec_named(codec_name), writes
         self.pool = ThreadPoolExecutor(THREADS)
         self.before: State = {}
-        self.room: Bytes = np.zeros(0, np.uint8)
+        self.space: Bytes = np.zeros(0, np.uint8)
         self.encoded: list[tuple[Kind, Bytes]] = []
 
     def prepare(self, step: int, state: State) -> None:
         needed = sum(block.stop - block.start + SLACK_BYTES for _, block in blocks(state))
-        if self.room.size != needed:
-            self.room, self.before = np.zeros(needed, np.uint8), {}
+        if self.space.size != needed:
+            self.space, self.before = np.zeros(needed, np.uint8), {}
             self.last = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
         elif self.encoded:
             self.before, self.last = self.last, self.before or {n: t.clone() for n, t in self.last.items()}
@@ -184,7 +184,7 @@ class Encoded(Folders):
         ends = np.cumsum([pair.values.size + SLACK_BYTES for pair in pairs])
 
         def encode(index: int) -> tuple[Kind, Bytes]:
-            out = self.room[ends[index] - pairs[index].values.size - SLACK_BYTES : ends[index]]
+            out = self.space[ends[index] - pairs[index].values.size - SLACK_BYTES : ends[index]]
             kind, length = coder.encode(pairs[index], out)
             return kind, pairs[index].values if kind == Kind.STORED else out[:length]
 

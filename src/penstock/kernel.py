@@ -218,11 +218,11 @@ def _stack_zeros(typing: Any, dtype: Any, length: Any) -> Any:
     kind = known.Array(dtype.dtype, 1, "C")
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        room = ir.Constant(ir.IntType(64), length.literal_value)
-        place: Any = alloca_once(builder, context.get_data_type(dtype.dtype), size=room)  # type: ignore[no-untyped-call]
+        space = ir.Constant(ir.IntType(64), length.literal_value)
+        place: Any = alloca_once(builder, context.get_data_type(dtype.dtype), size=space)  # type: ignore[no-untyped-call]
         nbytes = ir.Constant(ir.IntType(64), length.literal_value * dtype.dtype.bitwidth // 8)
         memset(builder, place, nbytes, 0)  # type: ignore[no-untyped-call]
-        return _bare_array(context, builder, kind, place, [room])
+        return _bare_array(context, builder, kind, place, [space])
 
     return kind(dtype, length), generate
 

@@ -337,7 +337,7 @@ def test_a_difference_on_the_slow_tier_is_made_with_whichever_copy_of_its_refere
 # -- A full fast tier --------------------------------------------------------------------------------------
 
 
-def test_what_has_no_room_on_the_fast_tier_goes_to_the_slow_one_and_its_line_says_so(
+def test_what_has_no_space_on_the_fast_tier_goes_to_the_slow_one_and_its_line_says_so(
     opened: Opened, slow: SlowTier, top: Path
 ) -> None:
     slow.permits = 0
@@ -353,7 +353,7 @@ def test_what_has_no_room_on_the_fast_tier_goes_to_the_slow_one_and_its_line_say
 
     slow.let(100)
     store.drain()
-    assert store.save(5, state_of(5)).wait().tier == str(top / "fast"), "what is drained made room"
+    assert store.save(5, state_of(5)).wait().tier == str(top / "fast"), "what is drained made space"
     assert steps_in(top / "slow")[:4] == [1, 2, 3, 4]
 
 
@@ -552,7 +552,7 @@ def test_a_damaged_reference_on_the_slow_tier_is_told_and_what_is_drained_does_n
 def test_a_copy_that_is_not_what_was_written_takes_no_good_ones_place(
     opened: Opened, top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The slow tier loses a bit of what it was given; the fast one has room for a single snapshot."""
+    """The slow tier loses a bit of what it was given; the fast one has space for a single snapshot."""
     damaged = [1]
 
     def check_damaged(tier: Any, plan: Any, *arguments: Any, **named: Any) -> None:
@@ -974,19 +974,19 @@ SAVE, DRAIN, REFUSE, REOPEN = "save", "drain", "refuse", "reopen"
     keep=st.sampled_from([Keep(last=1), Keep(last=2), Keep(last=3), Keep(last=1, every_steps=3)]),
     scheme=st.sampled_from(["progressive", "chain", "complete"]),
     snap_dis=st.integers(1, 4),
-    room=st.floats(1.0, 4.0),
+    space=st.floats(1.0, 4.0),
     events=st.lists(
         st.sampled_from([SAVE, SAVE, SAVE, DRAIN, DRAIN, REFUSE, REOPEN]), min_size=4, max_size=14
     ),
 )
 def test_whatever_lags_or_fails_all_that_is_listed_is_restored_and_the_fast_tier_never_overflows(
-    keep: Keep, scheme: Any, snap_dis: int, room: float, events: list[str]
+    keep: Keep, scheme: Any, snap_dis: int, space: float, events: list[str]
 ) -> None:
     nbytes = 40_000
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         fast, slow = Path(folder) / "fast", SlowTier(Path(folder) / "slow")
         slow.permits = 0
-        fast_bytes = TABLES_BYTES + int(room * nbytes)
+        fast_bytes = TABLES_BYTES + int(space * nbytes)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(opened_module, "open_tier", lambda folder, options=None: slow)
             make = functools.partial(

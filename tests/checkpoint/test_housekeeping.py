@@ -118,7 +118,7 @@ def test_a_delete_that_hangs_on_the_slow_tier_holds_up_no_save_to_the_fast_one(
     assert steps_in(folder) == [3]
 
 
-def test_a_place_waits_for_the_room_that_it_counts_on_whoever_makes_it(
+def test_a_place_waits_for_the_space_that_it_counts_on_whoever_makes_it(
     folder: Path, tmp_path: Path, upkeeps: list[Housekeeping], aside: ThreadPoolExecutor
 ) -> None:
     saved(folder, 2, snap_dis=1)
@@ -132,7 +132,7 @@ def test_a_place_waits_for_the_room_that_it_counts_on_whoever_makes_it(
         forgetting = aside.submit(housekeeping.forget, 0.0, 0)
         assert fast.entered.wait(60)
         placing = aside.submit(housekeeping.place, one)
-        assert not wait([placing], 0.05).done, "the room is not there yet"
+        assert not wait([placing], 0.05).done, "the space is not there yet"
     finally:
         fast.let.set()
     forgetting.result(60)
@@ -282,7 +282,7 @@ def test_a_new_snapshot_goes_to_the_fast_tier_until_that_is_full_of_what_is_not_
     housekeeping.open_for_writing()
     assert housekeeping.next_to_drain(0.0) is None
     assert housekeeping.place(50_001) == Place(0)
-    assert steps_in(fast) == [2, 3], "the oldest made room: it is on the slow tier"
+    assert steps_in(fast) == [2, 3], "the oldest made space: it is on the slow tier"
     housekeeping.hold([2])
     assert "not drained" not in housekeeping.place(held).why_not_nearer
     assert steps_in(fast) == [2, 3]

@@ -82,7 +82,7 @@ def test_the_other_is_no_copy_to_fall_back_on(apart: Path) -> None:
 
 
 def test_neither_is_destroyed_by_saves_drains_or_retention(apart: Path) -> None:
-    """The fast tier is full, too: what is no copy of what is drained makes no room."""
+    """The fast tier is full, too: what is no copy of what is drained makes no space."""
     old, drained = contents(apart / "fast-1"), contents(apart / "slow")
     lines: list[str] = []
     with opened(apart, "fast-1", keep=Keep(last=1), fast_bytes=1_100_000, report=lines.append) as store:

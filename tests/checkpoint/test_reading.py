@@ -273,7 +273,7 @@ def test_a_part_that_is_missing_is_torn_and_named(folder: Path) -> None:
         read(folder)
 
 
-def test_a_block_is_a_reference_in_a_room_of_its_own(folder: Path) -> None:
+def test_a_block_is_a_reference_in_a_space_of_its_own(folder: Path) -> None:
     made_snapshot(folder, [tensor("one", ONE), tensor("two", TWO)])
     with closing(chain(folder)) as opened:
         scratch = Scratch()

@@ -260,10 +260,10 @@ class CachingStore(FakeStore):
 
 
 class StubbornStore(FakeStore):
-    """An object store in blocks, whose drive is full after `room` of them."""
+    """An object store in blocks, whose drive is full after `space` of them."""
 
     protocol = ("stubborn", "memory")
-    room = 0
+    space = 0
     events: ClassVar[list[str]] = []
 
     def _open(self, path: str, mode: str = "rb", block_size: Any = None, **_: Any) -> Any:
@@ -275,9 +275,9 @@ class StubbornFile(AbstractBufferedFile):  # type: ignore[misc]
         self.fs.events.append("begin")
 
     def _upload_chunk(self, final: bool = False) -> bool:
-        if not self.fs.room:
+        if not self.fs.space:
             raise RuntimeError("the drive is full")
-        type(self.fs).room -= 1
+        type(self.fs).space -= 1
         self.fs.events.append("finish" if final else "block")
         return True
 
@@ -327,7 +327,7 @@ def test_a_driver_that_remembers_listings_hides_nothing_that_another_process_sav
 
 def test_a_failed_write_gives_the_upload_up_and_the_file_cannot_be_finished(place: str) -> None:
     """Drivers finish an upload when their file is collected: it would be a file with a hole."""
-    StubbornStore.room, StubbornStore.events[:] = 1, []
+    StubbornStore.space, StubbornStore.events[:] = 1, []
     writer = RemoteTier(f"stubborn://{place}").begin("step-1", "a1").create("part")
     writer.write(BLOCKS)
 
@@ -335,7 +335,7 @@ def test_a_failed_write_gives_the_upload_up_and_the_file_cannot_be_finished(plac
         DataError, match=rf"write stubborn://{place}/step-1.attempt-a1/part.*the drive is full"
     ):
         writer.write(BLOCKS)
-    StubbornStore.room = 100
+    StubbornStore.space = 100
     with pytest.raises(DataError, match="begin another"):
         writer.finish()
     with pytest.raises(DataError, match="begin another"):
@@ -347,7 +347,7 @@ def test_a_failed_write_gives_the_upload_up_and_the_file_cannot_be_finished(plac
 
 
 def test_a_writer_that_is_forgotten_does_not_finish_its_upload(place: str) -> None:
-    StubbornStore.room, StubbornStore.events[:] = 100, []
+    StubbornStore.space, StubbornStore.events[:] = 100, []
     draft = RemoteTier(f"stubborn://{place}").begin("step-1", "a1")
     draft.create("part").write(BLOCKS)
 
@@ -358,7 +358,7 @@ def test_a_writer_that_is_forgotten_does_not_finish_its_upload(place: str) -> No
 
 
 def test_a_forked_process_that_ends_does_nothing_to_an_upload_of_its_parent(place: str) -> None:
-    StubbornStore.room, StubbornStore.events[:] = 100, []
+    StubbornStore.space, StubbornStore.events[:] = 100, []
     writer = RemoteTier(f"stubborn://{place}").begin("step-1", "a1").create("part")
     writer.write(BLOCKS)
 
@@ -392,7 +392,7 @@ raise SystemExit(3)
 
 
 def test_an_upload_holds_a_few_blocks_in_memory_however_much_is_written(place: str) -> None:
-    StubbornStore.room = 100
+    StubbornStore.space = 100
     writer = RemoteTier(f"stubborn://{place}").begin("step-1", "a1").create("part")
     data = np.zeros(100 * MIB, np.uint8)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from penstock.checkpoint.files.writing import Piece
 from penstock.checkpoint.state import staging
 from penstock.checkpoint.state.flatten import Shard, flatten
-from penstock.checkpoint.state.staging import Cut, StagingArea, room_of, waves_of
+from penstock.checkpoint.state.staging import Cut, StagingArea, space_of, waves_of
 from penstock.checkpoint.state.tensors import Layout
 from penstock.flow.ordered import Workers
 
@@ -36,7 +36,7 @@ def cut_bytes(cut: Cut) -> range:
 def put_together(waves: list[list[Cut]], workers: Workers | None = None) -> dict[Layout, bytes]:
     """Stage one wave after the other in the same area, and join the pieces."""
     area = StagingArea()
-    area.reserve(max(map(room_of, waves)))
+    area.reserve(max(map(space_of, waves)))
     found: dict[Layout, bytes] = {}
     for wave in waves:
         pieces: list[Piece] = area.copy(wave, workers)
@@ -72,7 +72,7 @@ def test_waves_put_together_are_the_state_and_none_is_larger_than_the_limit(
         is_one_block = (
             len(filled) == 1 and len(cut_bytes(filled[0])) <= 8 * filled[0].source.layout.dtype.item_bytes
         )
-        assert limit_bytes is None or room_of(wave) <= limit_bytes or is_one_block
+        assert limit_bytes is None or space_of(wave) <= limit_bytes or is_one_block
     assert limit_bytes is not None or len(waves) == 1
 
 
@@ -95,7 +95,7 @@ def test_what_does_not_lie_side_by_side_is_staged_as_it_is_stored() -> None:
 
 
 @pytest.mark.parametrize("where", ["numpy", "torch", "device"])
-def test_a_wave_costs_no_more_memory_than_it_has_room_for_however_the_numbers_lie(where: str) -> None:
+def test_a_wave_costs_no_more_memory_than_it_has_space_for_however_the_numbers_lie(where: str) -> None:
     """What is made whole, be it once, needs the tensor's size beyond the waves that were to bound it."""
     grid = np.arange(1 << 20, dtype=np.float32).reshape(1 << 10, 1 << 10)
     whole = torch.from_numpy(grid)[:, ::2] if where != "numpy" else grid[::-1, ::-2]
@@ -103,7 +103,7 @@ def test_a_wave_costs_no_more_memory_than_it_has_room_for_however_the_numbers_li
     source = replace(source, is_on_host=where != "device")
     waves = waves_of([source], 32 << 10)
     area = StagingArea()
-    area.reserve(max(map(room_of, waves)))
+    area.reserve(max(map(space_of, waves)))
     expected = np.asarray(whole).tobytes()
     assert source.address is None
     assert len(waves) == 64

@@ -499,7 +499,7 @@ def test_ranks_that_do_not_save_together_are_told_how_to(
             opened(folder, ranks=alone).save(2, training(2))
 
 
-def test_why_there_is_no_room_on_the_fast_tier_is_told(folder: Path) -> None:
+def test_why_there_is_no_space_on_the_fast_tier_is_told(folder: Path) -> None:
     """Nothing is drained while the drain of the first waits: the second finds its place taken."""
     lines: list[str] = []
     state = {"a": np.random.default_rng(0).normal(size=500_000)}  # 4 MB

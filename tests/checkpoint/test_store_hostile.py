@@ -45,7 +45,7 @@ from penstock.errors import DataError, FormatError
 
 ONE = np.arange(5, dtype=np.int32)
 #: What a restore may take beside what is there when it begins.
-ROOM_BYTES = 300 << 20
+SPACE_BYTES = 300 << 20
 WHOLE = bytes(BLOCK_VALUES)
 
 
@@ -319,7 +319,7 @@ for line in sys.stdin:
 def restored_in_little_memory(good: Path, folders: Sequence[Path]) -> list[list[Any]]:
     """Return for each store the error that its restore ended with, what that said, and the CPU seconds."""
     ended = subprocess.run(
-        [sys.executable, "-c", RESTORE, str(good), str(ROOM_BYTES)],
+        [sys.executable, "-c", RESTORE, str(good), str(SPACE_BYTES)],
         input="".join(f"{folder}\n" for folder in folders),
         capture_output=True,
         text=True,

@@ -25,12 +25,12 @@ class Decoded:
         if scratch not in self.scratches:
             self.scratches.append(scratch)
         first = number * BLOCK_VALUES
-        out = scratch.room(0, min(BLOCK_VALUES, layout.nbytes - first))
+        out = scratch.buffer(0, min(BLOCK_VALUES, layout.nbytes - first))
         out[:] = number
         return out
 
 
-def test_each_thread_decodes_what_blocks_are_differences_to_in_a_room_of_its_own() -> None:
+def test_each_thread_decodes_what_blocks_are_differences_to_in_a_buffer_of_its_own() -> None:
     """Not each group of blocks that waits to be written, of which there are many more."""
     blocks, threads = 200, 2
     layout = Layout("x", dtype_named("uint8"), (blocks * BLOCK_VALUES,))

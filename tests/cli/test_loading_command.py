@@ -183,7 +183,7 @@ def test_the_fastest_policy_that_the_loader_runs_is_named(
     assert re.search(r"2 ranks: the fastest is .* the loader of this version runs frequency-alone", out)
 
 
-def test_a_staging_buffer_without_room_for_batches_is_said(
+def test_a_staging_buffer_without_space_for_batches_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scenario = scenario_named("scenario1")

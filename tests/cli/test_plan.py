@@ -271,7 +271,7 @@ WRONG = [
     ),
     (["--policies", "lower-bound"], "--policies names only lower-bound"),
     (["--memory", "10"], "--memory '10': '10' has no unit"),
-    (["--staging", "0"], "--staging '0': '0' is no room at all"),
+    (["--staging", "0"], "--staging '0': '0' is no space at all"),
     (["--ranks", "0"], "--ranks '0': '0' is not an integer of at least 1"),
     (["--local-disk", "10GB..5GB*2"], "is no range"),
     (["--local-disk-read", "0MB/s"], "--local-disk-read: "),

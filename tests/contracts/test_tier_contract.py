@@ -84,7 +84,7 @@ class TestTierContract:
         with pytest.raises(KeyError):
             tier.view(1)
 
-    def test_a_sample_that_does_not_fit_is_not_kept_and_takes_no_room(self, build: Build) -> None:
+    def test_a_sample_that_does_not_fit_is_not_kept_and_takes_no_space(self, build: Build) -> None:
         tier = build(10)
         tier.put(1, b"12345678")
 
@@ -94,7 +94,7 @@ class TestTierContract:
         assert tier.put(3, b"12")
         assert tier.used_bytes == 10
 
-    def test_a_sample_put_twice_takes_room_once(self, build: Build) -> None:
+    def test_a_sample_put_twice_takes_space_once(self, build: Build) -> None:
         tier = build(10)
         tier.put(1, b"12345678")
 
@@ -145,7 +145,7 @@ class TestTierContract:
         assert {sample: bytes(tier.view(sample)) for sample in contents} == contents
         assert tier.used_bytes == tier.capacity_bytes
 
-    def test_threads_that_put_the_same_sample_take_its_room_once(self, build: Build) -> None:
+    def test_threads_that_put_the_same_sample_take_its_space_once(self, build: Build) -> None:
         tier, together = build(10**7), threading.Barrier(8)
 
         def put() -> bool:
@@ -178,7 +178,7 @@ class TestTierContract:
 
     def test_a_group_arrives_in_the_tiers_memory_and_is_found_once_it_is_kept(self, build: Build) -> None:
         tier = build(100)
-        begins = tier.take_room(ids_of(7, 2, 90_000), ids_of(5, 0, 3))
+        begins = tier.take_space(ids_of(7, 2, 90_000), ids_of(5, 0, 3))
         assert begins is not None
         fill(tier, begins, [b"seven", b"", b"far"])
 
@@ -200,30 +200,30 @@ class TestTierContract:
             seven,
         ]
 
-    def test_a_group_of_which_one_is_here_or_arrives_or_is_there_twice_gets_no_room(
+    def test_a_group_of_which_one_is_here_or_arrives_or_is_there_twice_gets_no_space(
         self, build: Build
     ) -> None:
         tier = build(100)
         tier.put(1, b"here")
-        tier.take_room(ids_of(2), ids_of(5))
+        tier.take_space(ids_of(2), ids_of(5))
 
         for ids in (ids_of(3, 1), ids_of(2, 3), ids_of(3, 3)):
-            assert tier.take_room(ids, ids_of(1, 1)) is None
+            assert tier.take_space(ids, ids_of(1, 1)) is None
 
         assert tier.used_bytes == 9
-        assert tier.take_room(ids_of(3), ids_of(1)) is not None
+        assert tier.take_space(ids_of(3), ids_of(1)) is not None
 
-    def test_a_group_that_does_not_fit_gets_no_room_at_all(self, build: Build) -> None:
+    def test_a_group_that_does_not_fit_gets_no_space_at_all(self, build: Build) -> None:
         tier = build(10)
 
-        assert tier.take_room(ids_of(1, 2, 3), ids_of(4, 4, 4)) is None
+        assert tier.take_space(ids_of(1, 2, 3), ids_of(4, 4, 4)) is None
 
         assert tier.used_bytes == 0
-        assert tier.take_room(ids_of(1, 2), ids_of(4, 6)) is not None
+        assert tier.take_space(ids_of(1, 2), ids_of(4, 6)) is not None
 
-    def test_room_of_what_did_not_arrive_is_given_back(self, build: Build) -> None:
+    def test_space_of_what_did_not_arrive_is_given_back(self, build: Build) -> None:
         tier = build(10)
-        tier.take_room(ids_of(1, 2), ids_of(4, 6))
+        tier.take_space(ids_of(1, 2), ids_of(4, 6))
 
         tier.drop(ids_of(1))
         tier.keep(ids_of(2))
@@ -233,30 +233,30 @@ class TestTierContract:
         assert tier.put(1, b"1234")
         assert not tier.put(3, b"1")
 
-    def test_only_what_has_room_can_be_kept_or_dropped(self, build: Build) -> None:
+    def test_only_what_has_space_can_be_kept_or_dropped(self, build: Build) -> None:
         tier = build(10)
         tier.put(1, b"one")
-        tier.take_room(ids_of(2), ids_of(3))
+        tier.take_space(ids_of(2), ids_of(3))
 
         for call in (tier.keep, tier.drop):
             for sample in (1, 3, -1, 10**12):
-                with pytest.raises(KeyError, match=f"no room was taken for sample {sample}"):
+                with pytest.raises(KeyError, match=f"no space was taken for sample {sample}"):
                     call(ids_of(2, sample))
 
         assert not tier.contains(2)
         with pytest.raises(IndexError, match="no sample -4"):
-            tier.take_room(ids_of(5, -4), ids_of(1, 1))
+            tier.take_space(ids_of(5, -4), ids_of(1, 1))
         with pytest.raises(IndexError, match="no sample -4"):
             tier.put(-4, b"")
 
     def test_a_closed_tier_takes_no_groups_and_has_none(self, build: Build) -> None:
         tier = build(10)
         tier.put(1, b"data")
-        tier.take_room(ids_of(2), ids_of(3))
+        tier.take_space(ids_of(2), ids_of(3))
         tier.close()
 
         for call in (
-            lambda: tier.take_room(ids_of(4), ids_of(1)),
+            lambda: tier.take_space(ids_of(4), ids_of(1)),
             lambda: tier.keep(ids_of(2)),
             lambda: tier.drop(ids_of(2)),
             lambda: tier.array,
@@ -278,7 +278,7 @@ class TestTierContract:
                         torn.append(sample)
 
         def take(ids: NDArray[np.int64]) -> bool:
-            begins = tier.take_room(ids, np.full(16, size))
+            begins = tier.take_space(ids, np.full(16, size))
             if begins is None:
                 return False
             fill(tier, begins, [bytes([sample % 251 + 1]) * size for sample in ids.tolist()])
@@ -304,7 +304,7 @@ class TestTierContract:
         for step in range(data.draw(st.integers(0, 12))):
             ids = data.draw(st.lists(st.integers(0, 12), max_size=5))
             contents = [bytes([step]) * data.draw(st.integers(0, 30)) for _ in ids]
-            begins = tier.take_room(np.array(ids, np.int64), np.array([len(c) for c in contents], np.int64))
+            begins = tier.take_space(np.array(ids, np.int64), np.array([len(c) for c in contents], np.int64))
             if begins is None:
                 total = tier.used_bytes + sum(map(len, contents))
                 is_new = len({*ids}) == len(ids) and not {*ids} & {*kept, *arriving}

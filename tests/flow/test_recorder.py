@@ -192,7 +192,7 @@ def test_a_value_too_large_for_its_field_is_refused_and_leaves_the_ring_usable()
     assert recorder.drain()["sample"].tolist() == [5]
 
 
-def test_a_ring_without_room_and_numbers_outside_their_fields_are_refused() -> None:
+def test_a_ring_without_space_and_numbers_outside_their_fields_are_refused() -> None:
     with pytest.raises(ConfigError, match="capacity_spans is 0"):
         Recorder(0)
     with pytest.raises(ConfigError, match="rank is -1"):

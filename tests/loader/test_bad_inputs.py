@@ -202,7 +202,7 @@ def test_memory_for_not_even_three_batches_says_how_much_it_takes(image_folder: 
 
 
 def test_the_memory_that_the_message_asks_for_is_enough(image_folder: Callable[..., Path]) -> None:
-    """Batch slots and passing samples only: no room for a tier, so every epoch reads the store."""
+    """Batch slots and passing samples only: no space for a tier, so every epoch reads the store."""
     root = image_folder()
     largest = int(ImageFolder(root).sizes_bytes.max())
     slot = 4 * 3 * HEIGHT * WIDTH * 4 + 64

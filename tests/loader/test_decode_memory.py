@@ -338,7 +338,7 @@ def write(folder: Path, height: int, width: int, parameters: list[int]) -> None:
 @pytest.mark.parametrize(
     ("kind", "given_mb", "least_mb"),
     [
-        # A picture of 4000 x 3000 pixels takes 36 MB, and a fourth of that to spare: there is no room for two.
+        # A picture of 4000 x 3000 pixels takes 36 MB, and a fourth of that to spare: there is no space for two.
         ("baseline", 100, 45),
         # Its coefficients take as much again: 4000 x 3000 of brightness and half of that of colour, 2 bytes each.
         ("progressive", 190, 81),

@@ -44,7 +44,7 @@ class Numbers:
 
 
 def make(dataset: Any, **options: Any) -> Loader:
-    """Three slots and no room for more: a slot that is lost for good would soon be missed."""
+    """Three slots and no space for more: a slot that is lost for good would soon be missed."""
     settings: dict[str, Any] = {
         "batch_size": BATCH,
         "memory": "512 B",

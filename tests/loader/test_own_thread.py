@@ -147,7 +147,7 @@ def test_after_ctrl_c_while_memory_is_filled_every_batch_has_its_bits(
         for _ in loader:
             pass
         expected = bits(loader)
-    for method in ("take_room", "keep"):
+    for method in ("take_space", "keep"):
         with load(folder, epochs=3, transforms=transforms) as loader:
             batches = iter(loader)
             next(batches)

@@ -125,7 +125,7 @@ def test_the_steps_are_told_with_their_ends_and_the_share_of_a_rank(plan: Access
             ", 100 MB to keep all samples for later epochs (policy frequency)",
         ),
         (0, 0, Frequency(), ", none to keep samples for later epochs (policy frequency)"),
-        # A policy may keep less than there is room for.
+        # A policy may keep less than there is space for.
         (
             25_000_000,
             10_000_000,

@@ -120,7 +120,7 @@ def test_a_clients_own_speed_may_be_left_out_where_that_of_all_of_them_is_given(
             "capacity = 2048",
             "storage[1].capacity: 2048 has no unit: write for example '4 GB'",
         ),
-        ('capacity = "2048 MB"', 'capacity = "0 MB"', "storage[1].capacity: '0 MB' is no room at all"),
+        ('capacity = "2048 MB"', 'capacity = "0 MB"', "storage[1].capacity: '0 MB' is no space at all"),
         ('capacity = "2048 MB"', 'capacity = "-1 MB"', "storage[1].capacity: '-1 MB'"),
         (
             'capacity = "2048 MB"',

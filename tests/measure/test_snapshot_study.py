@@ -296,7 +296,7 @@ def test_seconds_are_those_of_each_block_timed_once(study: SnapshotStudy) -> Non
 
 
 def test_advice_is_table_10s(study: SnapshotStudy) -> None:
-    """All of the sequence fits: the largest; a little room: less."""
+    """All of the sequence fits: the largest; a little space: less."""
     progressive = METHODS[-2]
     assert advise(study, progressive).snap_dis == 6
 

@@ -56,7 +56,7 @@ def test_a_size_that_cannot_be_is_named_with_its_option(text: str, said: str) ->
 
 
 def test_a_staging_buffer_of_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--staging '0': '0' is no room at all"):
+    with pytest.raises(ConfigError, match=r"--staging '0': '0' is no space at all"):
         parse_sizes("0", "--staging", may_be_zero=False)
 
 

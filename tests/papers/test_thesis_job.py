@@ -305,7 +305,7 @@ def _job(random: Random) -> Job:
 
 
 def _loading(random: Random, job: Job) -> Loading:
-    """What no policy of the thesis decides: any mixture of fills and switches that the machine has room for."""
+    """What no policy of the thesis decides: any mixture of fills and switches that the machine has space for."""
     storage, samples = job.machine.storage, job.plan.samples
     fills = []
     for rank in range(job.ranks):

@@ -73,7 +73,7 @@ def test_the_slow_tier_keeps_what_one_on_the_fast_tier_needs() -> None:
     assert to_forget_slow(tiers_of([], [11, 25, 26]), Keep(last=2, every_steps=20), 0.0) == [11]
 
 
-def test_room_is_made_by_the_oldest_copies_that_are_on_both_tiers() -> None:
+def test_space_is_made_by_the_oldest_copies_that_are_on_both_tiers() -> None:
     tiers = tiers_of([1, 2, 3, 4], [1, 2, 3])
 
     assert admit(tiers, 5 * KB, KB) == Admission(True)

@@ -1,4 +1,4 @@
-"""Who keeps which sample on N ranks: every rank comes to the same answer, and no room is wasted or overdrawn."""
+"""Who keeps which sample on N ranks: every rank comes to the same answer, and no space is wasted or overdrawn."""
 
 import numpy as np
 import pytest
@@ -102,7 +102,7 @@ def test_homes_by_hash_have_nothing_to_do_with_any_order() -> None:
         assert abs((readers == homes.rank_of).mean() - 0.25) < 4 * (0.25 * 0.75 / 4_000) ** 0.5
 
 
-def test_homes_by_hash_follow_the_room_of_unequal_ranks() -> None:
+def test_homes_by_hash_follow_the_space_of_unequal_ranks() -> None:
     homes = place_by_hash(np.full(6_000, 10), [[10_000, 5_000], [30_000, 0], [15_000, 0]], 3)
 
     assert np.bincount(homes.rank_of).tolist() == [1_500, 3_000, 1_500]
@@ -133,7 +133,7 @@ def test_few_reads_of_a_large_data_set_are_counted_as_many_of_a_small_one() -> N
 # Cover
 
 
-def test_a_home_is_where_its_sample_is_read_most_as_far_as_room_goes() -> None:
+def test_a_home_is_where_its_sample_is_read_most_as_far_as_space_goes() -> None:
     """Against the best assignment there is (Kuhn & Munkres), which needs N F entries and cubic time."""
     samples, ranks = 400, 4
     plan = AccessPlan(FullShuffle(samples, 3), 40, 30, ranks)
@@ -147,7 +147,7 @@ def test_a_home_is_where_its_sample_is_read_most_as_far_as_room_goes() -> None:
     assert 0.995 * best <= local <= best
 
 
-def test_where_room_is_no_object_the_home_is_the_first_of_those_that_read_it_most() -> None:
+def test_where_space_is_no_object_the_home_is_the_first_of_those_that_read_it_most() -> None:
     plan = AccessPlan(FullShuffle(200, 3), 10, 5, ranks=3)
     counts = _counts(plan)
 
@@ -160,7 +160,7 @@ def test_where_room_is_no_object_the_home_is_the_first_of_those_that_read_it_mos
         assert homes.rank_of[sample] == first
 
 
-def test_a_rank_without_room_keeps_nothing_and_the_others_keep_all() -> None:
+def test_a_rank_without_space_keeps_nothing_and_the_others_keep_all() -> None:
     plan = AccessPlan(FullShuffle(90, 3), 9, 6, ranks=3)
 
     homes = place_cover(plan, np.full(90, 10), [[0], [500], [400]])
@@ -168,7 +168,7 @@ def test_a_rank_without_room_keeps_nothing_and_the_others_keep_all() -> None:
     assert np.bincount(homes.rank_of, minlength=3).tolist() == [0, 50, 40]
 
 
-def test_what_none_of_its_readers_has_room_for_goes_to_the_others_in_proportion() -> None:
+def test_what_none_of_its_readers_has_space_for_goes_to_the_others_in_proportion() -> None:
     plan = AccessPlan(Sequential(100), 100, 3, ranks=4, split=[1, 0, 0, 0])
 
     homes = place_cover(plan, np.full(100, 10), [[100], [300], [400], [200]])
@@ -189,7 +189,7 @@ def test_of_data_that_do_not_fit_what_is_read_most_gets_a_home() -> None:
     assert total[held].min() >= total[~held].max()
 
 
-def test_room_that_is_left_takes_copies_of_what_a_rank_reads_most() -> None:
+def test_space_that_is_left_takes_copies_of_what_a_rank_reads_most() -> None:
     plan = AccessPlan(FullShuffle(120, 3), 12, 20, ranks=3)
     counts = _counts(plan)
 
@@ -223,7 +223,7 @@ def test_the_most_read_homes_are_in_the_fastest_tier() -> None:
         of_rank = homes.rank_of == rank
         first = counts[rank, of_rank & (homes.tier_of == 1)]
         second = counts[rank, of_rank & (homes.tier_of == 2)]
-        # Those turned away elsewhere come later, to the tier that has room.
+        # Those turned away elsewhere come later, to the tier that has space.
         assert np.median(first) > np.median(second)
         assert first.min() >= np.quantile(second, 0.9)
 
@@ -291,13 +291,13 @@ def test_a_tier_as_large_as_all_samples_is_as_good_as_one_without_a_limit() -> N
     plan = AccessPlan(FullShuffle(50, 3), 10, 6, ranks=3)
     sizes = np.random.default_rng(1).integers(0, 9, 50)
 
-    at_most, more = (place_cover(plan, sizes, [room, 9]) for room in (int(sizes.sum()), 10**25))
+    at_most, more = (place_cover(plan, sizes, [space, 9]) for space in (int(sizes.sum()), 10**25))
 
     assert at_most.rank_of.tolist() == more.rank_of.tolist()
     assert at_most.tier_of.tolist() == more.tier_of.tolist()
 
 
-def test_samples_of_no_bytes_find_room_wherever_there_is_any() -> None:
+def test_samples_of_no_bytes_find_space_wherever_there_is_any() -> None:
     assert (place_by_hash([0, 0, 0], [1], 2).rank_of >= 0).all()
 
 

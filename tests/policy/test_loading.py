@@ -255,8 +255,8 @@ def test_frequency_keeps_what_is_read_most_in_the_fastest_tiers(
     for rank, string in enumerate(job.strings):
         reads = Counter(string.tolist())
         by_use = sorted(reads, key=lambda sample: (-reads[sample], sample))
-        for tier, room in ((1, first // 10), (2, second // 10)):
-            chosen, by_use = by_use[:room], by_use[room:]
+        for tier, space in ((1, first // 10), (2, second // 10)):
+            chosen, by_use = by_use[:space], by_use[space:]
             assert kept.get((rank, tier), []) == sorted(chosen, key=string.tolist().index)
 
 

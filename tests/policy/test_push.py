@@ -129,17 +129,17 @@ def test_what_waits_is_what_a_plain_simulation_keeps(job: Job) -> None:
 @settings(max_examples=40)
 @given(st.integers(1, 9), st.integers(1, 3), st.integers(0, 4), st.integers(0, 99))
 def test_no_other_choice_keeps_more_samples_of_equal_size(
-    samples: int, ranks: int, room: int, seed: int
+    samples: int, ranks: int, space: int, seed: int
 ) -> None:
     plan = AccessPlan(FullShuffle(samples, seed), 4, 2, ranks)
-    handed = decide_push(plan, 0, [1] * samples, [room])
+    handed = decide_push(plan, 0, [1] * samples, [space])
 
     steps = [step for step, reads in enumerate(_reads(plan)) for rank, _, _ in reads if rank == 0]
     waits = [(handed.arrives[read], steps[read]) for read in np.flatnonzero(handed.arrives >= 0)]
 
     def fits(chosen: tuple[tuple[int, int], ...]) -> bool:
         return all(
-            sum(come <= step < use for come, use in chosen) <= room for step in range(max(steps, default=0))
+            sum(come <= step < use for come, use in chosen) <= space for step in range(max(steps, default=0))
         )
 
     best = max(
@@ -176,7 +176,7 @@ def test_alone_a_rank_hits_as_often_as_min_does(job: Job) -> None:
     """Against MIN told another way: equal sizes, one tier, the cache as the set of next uses."""
     plan, _, capacities = job
     plan = replace(plan, ranks=1)
-    room = sum(capacities[0]) // 7
+    space = sum(capacities[0]) // 7
     steps = [[sample for _, _, sample in reads] for reads in _reads(plan)]
     hits, cache = 0, dict[int, int]()
     for step, batch in enumerate(steps):
@@ -187,10 +187,10 @@ def test_alone_a_rank_hits_as_often_as_min_does(job: Job) -> None:
             uses = (later for later in range(step + 1, len(steps)) if sample in steps[later])
             if (use := next(uses, None)) is not None:
                 cache[sample] = use
-        for sample in sorted(cache, key=lambda each: cache[each], reverse=True)[: max(0, len(cache) - room)]:
+        for sample in sorted(cache, key=lambda each: cache[each], reverse=True)[: max(0, len(cache) - space)]:
             del cache[sample]
 
-    kept = decide_push(plan, 0, [7] * plan.samples, [room * 7])
+    kept = decide_push(plan, 0, [7] * plan.samples, [space * 7])
 
     assert int((kept.tiers > 0).sum()) == hits
     assert not kept.is_sent.any()

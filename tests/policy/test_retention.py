@@ -362,7 +362,7 @@ def test_a_stricter_rule_or_a_later_hour_keeps_nothing_more(
     gone = set(to_forget(snapshots, keep, float(now)))
     if (
         keep.max_bytes is None
-    ):  # with it, what is wanted more, or no more, takes or leaves room for the others
+    ):  # with it, what is wanted more, or no more, takes or leaves space for the others
         assert set(to_forget(snapshots, loose, float(now))) <= gone
         if all(snapshot.created_seconds <= now for snapshot in snapshots):
             # Else what was not there yet may be by then, and is as young as it said.

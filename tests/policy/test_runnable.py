@@ -81,7 +81,7 @@ def test_a_policy_of_ones_own_that_fills_each_ranks_memory_from_the_store_is_one
 
 
 @pytest.mark.parametrize("name", LOADER_POLICIES)
-def test_a_staging_buffer_without_room_for_three_batches_is_refused_in_the_words_of_the_loader(
+def test_a_staging_buffer_without_space_for_three_batches_is_refused_in_the_words_of_the_loader(
     name: str, image_folder: Callable[..., Path]
 ) -> None:
     """The store's samples are of 10 bytes; a batch of 4 takes 40."""

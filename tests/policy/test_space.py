@@ -169,12 +169,12 @@ def test_a_tier_that_will_not_do_is_told_before_the_first_step() -> None:
         check_space(five, 2 * MB, 3 * MB, "runs/a")
     assert str(told.value) == (
         "runs/a has 3 MB free, and snapshots will need 4 MB: 5 MB stay, and a new one of 1 MB is written before old "
-        "ones go (2 MB is there already); keep fewer, set max_bytes, take a smaller snap_dis, or make room"
+        "ones go (2 MB is there already); keep fewer, set max_bytes, take a smaller snap_dis, or make space"
     )
 
 
 def test_a_bound_that_leaves_out_age_is_said_to_be_one() -> None:
-    with pytest.raises(ConfigError, match=r"or make room\. It may be less: that snapshots grow older than"):
+    with pytest.raises(ConfigError, match=r"or make space\. It may be less: that snapshots grow older than"):
         check_space(needed(Keep(last=5)), 0, MB, "runs/a", counts_age=False)
 
 

@@ -81,7 +81,7 @@ def _job(random: Random) -> Job:
 
 
 def _loading(random: Random, job: Job) -> Loading:
-    """What no policy of ours decides: any mixture of fills, hits and switches that the machine has room for."""
+    """What no policy of ours decides: any mixture of fills, hits and switches that the machine has space for."""
     storage, samples = job.machine.storage, job.plan.samples
     fills, spares = [], []
     for rank in range(job.ranks):

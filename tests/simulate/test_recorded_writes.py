@@ -1,4 +1,4 @@
-"""What was recorded, written on a drive: files in room of their own, devices at their offsets."""
+"""What was recorded, written on a drive: files in space of their own, devices at their offsets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pages(writes: RecordedWrites) -> list[int]:
     ]
 
 
-def test_files_are_written_in_room_of_their_own_and_overwritten_there() -> None:
+def test_files_are_written_in_space_of_their_own_and_overwritten_there() -> None:
     recording = a_recording(
         [
             (1, 0, 2 * PAGE, W),

@@ -277,7 +277,7 @@ def test_a_disk_that_is_slow_to_write_makes_no_batch_wait() -> None:
     assert with_disk[-1] <= without[-1] + 1.0
 
 
-def test_what_is_read_no_more_makes_room_for_spares() -> None:
+def test_what_is_read_no_more_makes_space_for_spares() -> None:
     """A tier of two samples: 0 and 1 are kept first, each read twice; then 2 and 3 take their places."""
     tier = StorageClass("memory", 20, 1, QUICK)
     order: list[int] = [0, 1, 0, 1, 4, 5, 6, 7, 8, 9, 10, 11, 2, 3, 2, 3]
@@ -294,7 +294,7 @@ def test_what_is_read_no_more_makes_room_for_spares() -> None:
 
 
 def test_a_tier_to_which_the_policy_gives_nothing_gets_no_spares_either() -> None:
-    """Samples 0 and 1 are read to the end, so that they make no room; the second tier is left empty."""
+    """Samples 0 and 1 are read to the end, so that they make no space; the second tier is left empty."""
     tiers = [StorageClass("memory", 20, 1, QUICK), StorageClass("left empty", 20, 1, QUICK)]
     job = _job(_machine(1, staging=20, tiers=tiers), [[sample] for sample in (0, 1, 2, 3, 4, 2, 0, 1)])
     kept = Fill(0, 1, np.array([0, 1]))

@@ -140,11 +140,11 @@ def test_a_file_that_is_no_text_is_named(tmp_path_factory: pytest.TempPathFactor
         read_stream(lines, str(path))
 
 
-# -- Room for files --------------------------------------------------------------------------------------
+# -- Space for files --------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30 * 512)), max_size=40))
-def test_files_never_share_pages_and_all_room_comes_back(steps: list[tuple[bool, int]]) -> None:
+def test_files_never_share_pages_and_all_space_comes_back(steps: list[tuple[bool, int]]) -> None:
     """Against a set of the pages that are taken."""
     space = FileSpace(SSD)
     taken: dict[str, set[int]] = {}

@@ -34,9 +34,9 @@ def ids_of(*samples: int) -> Ids:
     return np.array(samples, np.int64)
 
 
-def read(source: Any, ids: Ids, room: int = 0) -> tuple[list[bytes], dict[int, Exception]]:
-    """Return each sample's place, and the errors. room: bytes of each place beyond the sample."""
-    sizes = source.sizes_bytes[ids] + room
+def read(source: Any, ids: Ids, space: int = 0) -> tuple[list[bytes], dict[int, Exception]]:
+    """Return each sample's place, and the errors. space: bytes of each place beyond the sample."""
+    sizes = source.sizes_bytes[ids] + space
     begins = np.concatenate(([3], 3 + np.cumsum(sizes)))
     into = np.full(begins[-1] + 2, 0xAA, np.uint8)
     errors = dict(read_group(source, ids, into, begins))

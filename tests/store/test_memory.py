@@ -51,17 +51,17 @@ def test_more_than_the_address_space_is_refused() -> None:
             MemoryTier(capacity_bytes)
 
 
-def test_a_sample_on_its_way_is_not_seen_and_not_given_room_twice() -> None:
+def test_a_sample_on_its_way_is_not_seen_and_not_given_space_twice() -> None:
     """Two reads of one sample end at the same time, and somebody asks for it in between."""
     tier = MemoryTier(100)
     ids = np.array([1])
-    begins = tier.take_room(ids, np.array([8]))
+    begins = tier.take_space(ids, np.array([8]))
     assert begins is not None
     tier.array[begins[0] : begins[1]] = list(b"12345678")
 
     assert not tier.contains(1)
     assert tier.put(1, b"12345678")
-    assert tier.take_room(ids, np.array([8])) is None
+    assert tier.take_space(ids, np.array([8])) is None
     assert (tier.used_bytes, len(tier)) == (8, 0)
     tier.keep(ids)
 
@@ -70,14 +70,14 @@ def test_a_sample_on_its_way_is_not_seen_and_not_given_room_twice() -> None:
     tier.close()
 
 
-def test_room_that_is_given_back_serves_others() -> None:
+def test_space_that_is_given_back_serves_others() -> None:
     """A store fails for a while: what was to be kept is read again, and all of it fits."""
     tier = MemoryTier(100)
     for _ in range(50):
-        assert tier.take_room(np.arange(10), np.full(10, 10)) is not None
+        assert tier.take_space(np.arange(10), np.full(10, 10)) is not None
         tier.drop(np.array([1, 5, 4, 0]))
-        assert tier.take_room(np.array([7]), np.array([1])) is None
-        assert tier.take_room(np.array([20, 21]), np.array([15, 5])) is not None
+        assert tier.take_space(np.array([7]), np.array([1])) is None
+        assert tier.take_space(np.array([20, 21]), np.array([15, 5])) is not None
         assert tier.used_bytes == 80
         tier.drop(np.array([20, 21, 9, 8, 7, 6, 3, 2]))
         assert tier.used_bytes == 0

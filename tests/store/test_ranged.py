@@ -91,15 +91,15 @@ def price(request_seconds: float) -> Price:
     return lambda requests, nbytes: request_seconds * requests + nbytes
 
 
-def read_window(source: Source, ids: Ids, how: Price, room: int = 0) -> dict[int, bytes | Exception]:
-    """Return by position what a window's samples are, or their errors. room: bytes between their places."""
+def read_window(source: Source, ids: Ids, how: Price, space: int = 0) -> dict[int, bytes | Exception]:
+    """Return by position what a window's samples are, or their errors. space: bytes between their places."""
     found = extents_of(source, ids)
     assert found is not None
     extents, failed = found
     results: dict[int, bytes | Exception] = dict(failed)
     for read in merge_reads(extents, how):
         its = ids[read.which]
-        begins = np.concatenate(([0], np.cumsum(source.sizes_bytes[its] + room)))
+        begins = np.concatenate(([0], np.cumsum(source.sizes_bytes[its] + space)))
         into = np.zeros(begins[-1], np.uint8)
         errors = dict(read_merged(source, read, its, into, begins))
         for index, (position, begin) in enumerate(zip(read.which.tolist(), begins.tolist(), strict=False)):
@@ -113,9 +113,9 @@ def read_window(source: Source, ids: Ids, how: Price, room: int = 0) -> dict[int
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(st.lists(st.integers(0, 199), max_size=60), st.floats(0, 2000), st.integers(0, 2))
 def test_what_is_read_together_is_what_is_read_alone(
-    chunks: Chunks, contents: list[bytes], samples: list[int], request_seconds: float, room: int
+    chunks: Chunks, contents: list[bytes], samples: list[int], request_seconds: float, space: int
 ) -> None:
-    found = read_window(chunks, np.array(samples, np.int64), price(request_seconds), room)
+    found = read_window(chunks, np.array(samples, np.int64), price(request_seconds), space)
 
     assert [found[position] for position in range(len(samples))] == [contents[sample] for sample in samples]
 

@@ -136,7 +136,7 @@ def test_a_stream_made_by_somebody_else_is_refused(data: bytes, is_begun: bool) 
 @pytest.mark.parametrize(
     ("dtype", "most"), [("bfloat16", 0.72), ("float32", 0.86), ("float16", 0.92), ("float64", 0.98)]
 )
-def test_weights_take_less_room(dtype: str, most: float) -> None:
+def test_weights_take_less_space(dtype: str, most: float) -> None:
     data = floats(300_000, dtype)
     assert len(encoded(data)) < most * len(data)
 

@@ -261,7 +261,7 @@ class Housekeeping:
         return ""
 
     def place(self, new_bytes: int) -> Place:
-        """Return where a snapshot of at most so many bytes goes, once there is room: not to a tier that refuses."""
+        """Return where a snapshot of at most so many bytes goes, once there is space: not to a tier that refuses."""
         if len(self._catalog.tiers) == 1:
             return Place(0)
         fast = self._catalog.tiers[0]
@@ -273,7 +273,7 @@ class Housekeeping:
 
     def _nearest_place(self, fast: Tier, new_bytes: int) -> Place:
         with self._deciding:
-            # What is out of the catalog and not gone yet takes room of which nobody would know.
+            # What is out of the catalog and not gone yet takes space of which nobody would know.
             self._gone.wait_for(lambda: not self._catalog.is_going(tier=0))
             tiers = self._tiers(nearest=0)
             # What others put there counts, too: a tier that is full refuses, whatever was meant for snapshots.

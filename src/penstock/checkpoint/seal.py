@@ -297,8 +297,8 @@ def _tensors_in(path: Path, changed: list[int], chunk_bytes: int) -> tuple[str, 
 
 def _digests(file: LocalReader, chunk_bytes: int) -> Iterator[str]:
     """Yield the digest of each chunk of a file. Raises: DataError naming the file."""
-    room = np.empty(min(chunk_bytes, file.nbytes), np.uint8)
+    space = np.empty(min(chunk_bytes, file.nbytes), np.uint8)
     for begin in range(0, file.nbytes, chunk_bytes):
-        chunk = room[: min(chunk_bytes, file.nbytes - begin)]
+        chunk = space[: min(chunk_bytes, file.nbytes - begin)]
         file.read_into(begin, chunk)
         yield xxhash.xxh3_128_hexdigest(chunk.data)

@@ -16,7 +16,7 @@ from penstock.checkpoint.files.parts import PartWriter
 from penstock.checkpoint.files.reading import Chain
 from penstock.checkpoint.files.writing import InMemory, Piece, References, Scratch, TensorWriter
 from penstock.checkpoint.recipe import EncodingConfig, Plan, WrittenPart, made_coder
-from penstock.checkpoint.state.staging import Cut, StagingArea, cut_waves, room_of
+from penstock.checkpoint.state.staging import Cut, StagingArea, cut_waves, space_of
 from penstock.checkpoint.state.tensors import Bytes
 from penstock.checkpoint.tiers.catalog import Catalog, open_links
 from penstock.checkpoint.tiers.tier import Draft, Writer
@@ -69,7 +69,7 @@ class CopiedInTurn:
 
     def take(self) -> Iterator[Sequence[Piece]]:
         """Yield each wave, valid until the next is asked for."""
-        self._area.reserve(max(map(room_of, self._waves)))
+        self._area.reserve(max(map(space_of, self._waves)))
         return map(self._area.copy, self._waves)
 
     def again(self) -> Iterator[Piece]:
@@ -100,11 +100,11 @@ class FromChain:
 
         Raises: FormatError, DataError; the latter also if it is interrupted.
         """
-        room = Scratch()
+        scratch = Scratch()
         tensors = self._chain.manifest.tensors
         for cuts in cut_waves([stored.layout for stored in tensors], _WAVE_BYTES):
             self._check_interrupt()
-            area = room.room(0, sum(place.stop - place.start for _, place in cuts))
+            area = scratch.buffer(0, sum(place.stop - place.start for _, place in cuts))
             pieces = []
             used = 0
             for index, place in cuts:
@@ -121,11 +121,11 @@ class FromChain:
 
     def again(self) -> Iterator[Piece]:
         """Yield the tensors once more, block by block, each valid until the next. Raises: as `take`."""
-        room = Scratch()
+        scratch = Scratch()
         for stored in self._chain.manifest.tensors:
             for number, place in enumerate(blocks_of(stored.layout.nbytes, stored.layout.dtype)):
                 self._check_interrupt()
-                out = room.room(0, place.stop - place.start)
+                out = scratch.buffer(0, place.stop - place.start)
                 self._read(stored, number, out)
                 yield Piece(stored.layout, number, out)
 

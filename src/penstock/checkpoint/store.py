@@ -33,7 +33,7 @@ from penstock.checkpoint.restoring import Restored, Restorer
 from penstock.checkpoint.saving import BackgroundSave, Saved, Saving, Waves
 from penstock.checkpoint.state.flatten import Flat
 from penstock.checkpoint.state.shared_state import SharedState
-from penstock.checkpoint.state.staging import Cut, StagingArea, room_of, waves_of
+from penstock.checkpoint.state.staging import Cut, StagingArea, space_of, waves_of
 from penstock.checkpoint.state.tree import Framework
 from penstock.checkpoint.sync.wire import messages
 from penstock.checkpoint.writer import Job
@@ -107,7 +107,7 @@ class SnapshotStore:
             waves, for which training stands still until all but the last are written. None: as large as the state.
         fast: a folder on a small and fast tier, which every rank sees: snapshots are committed there, as they are, and
             drained to `folder` in the background.
-        fast_bytes: for snapshots on the fast tier; None: what is free there. What has no room goes to `folder`.
+        fast_bytes: for snapshots on the fast tier; None: what is free there. What has no space goes to `folder`.
         drain_bytes_per_second: that drains write at most; None: as fast as they can.
         threads: that encode and decode; None: as many as there are processors, 4 at most.
         schedule: what `is_due` follows: "1000 steps", "30 min", "auto, a failure every 24 h", or a value of
@@ -208,7 +208,7 @@ class SnapshotStore:
         cuts = waves_of(sources, self._settings.staging_bytes)
         if self._ranks.size == 1 and len(cuts) == 1:
             for area in self._writer.areas[: 2 if any(self._writer.holds) else 1]:
-                area.reserve(room_of(cuts[0]))
+                area.reserve(space_of(cuts[0]))
         warm_up(self._encoding.codec, {source.layout.dtype for source in sources})
         return needed
 
@@ -260,7 +260,7 @@ class SnapshotStore:
                 waves,
                 Save(self._writer.terms(can_repeat=len(cuts) == 1, ranks=self._ranks.size)),
                 areas[0],
-                functools.partial(_reserve, areas, max(map(room_of, cuts))),
+                functools.partial(_reserve, areas, max(map(space_of, cuts))),
                 number=self._ranks.rank,
                 waited_step=waited_step,
                 waited_seconds=waited_seconds if waited_step is not None else 0.0,

@@ -143,7 +143,7 @@ def _run_job(options: argparse.Namespace) -> None:
 
 
 def _check_memory(samples: int, epochs: int, ranks: int) -> None:
-    """Refuse a run of which one rank's reads, and when each comes back, have no room."""
+    """Refuse a run of which one rank's reads, and when each comes back, have no space."""
     check_memory("--samples", samples, 16 * max(epochs, 1) / max(ranks, 1))
 
 

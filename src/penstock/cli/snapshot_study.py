@@ -53,7 +53,7 @@ def add(commands: Any) -> None:
         help='tensors whose names fit, as "model/*"; may be repeated (all floating-point ones)',
     )
     parser.add_argument(
-        "--storage", metavar="SIZE", help='room for snapshots, as "10 GB", for the advice on snap_dis'
+        "--storage", metavar="SIZE", help='space for snapshots, as "10 GB", for the advice on snap_dis'
     )
     add_output_options(parser)
 

@@ -375,7 +375,7 @@ class Engine:
                 if (batch := self._arrived.get(key)) is not None:
                     return batch
                 self._check_usable()
-                self._make_room(key)
+                self._make_space(key)
                 if self._own is not None:
                     self._work(self._own, key)
                     continue
@@ -487,7 +487,7 @@ class Engine:
         for earlier in [arrived for arrived in self._arrived.copy() if arrived < key]:
             self._arrived.pop(earlier, None)
 
-    def _make_room(self, key: tuple[int, int]) -> None:
+    def _make_space(self, key: tuple[int, int]) -> None:
         """Keep a slot in the workers' hands, as far as the memory limit lets."""
         if len(self._lent) < self._slots or not all(map(self._staging.is_referred_to, range(self._slots))):
             return

@@ -68,7 +68,7 @@ def share_memory(
         decoding = min(max(min(wanted_bytes, limit_bytes // 4), large_bytes), limit_bytes - least_bytes)
     given_bytes, limit_bytes = limit_bytes, limit_bytes - decoding
     spare_bytes = limit_bytes - least_bytes
-    # Room for all readers at once, if that leaves three quarters of the memory to the rest.
+    # Space for all readers at once, if that leaves three quarters of the memory to the rest.
     busy_bytes = min(readers * largest_sample_bytes, limit_bytes // 4)
     usual_bytes = min(limit_bytes // 16, _USUALLY_IN_PASSING_BYTES)
     in_passing = least_in_passing + min(spare_bytes, max(busy_bytes, usual_bytes))

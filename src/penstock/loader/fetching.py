@@ -72,7 +72,7 @@ class SourceFetcher:
         sizes = self._sizes_bytes[ids]
         # One read may bring samples for a tier and others: they are read together, and those copied that are kept.
         tier = self._tiers.get(rests[0]) if rests.count(rests[0]) == len(rests) else None
-        begins = None if tier is None else tier.take_room(ids, sizes)
+        begins = None if tier is None else tier.take_space(ids, sizes)
         if tier is None or begins is None:
             tier = None
             begins = np.zeros(ids.size + 1, np.int64)

@@ -99,7 +99,7 @@ class Table:
                 return parse(self._values[field])
             except ConfigError as error:
                 raise ConfigError(f"{self.path_of(field)}: {error}") from None
-            except (OverflowError, ValueError):  # not even text has room for a hexadecimal number of a page
+            except (OverflowError, ValueError):  # not even text has space for a hexadecimal number of a page
                 raise ConfigError(f"{self.path_of(field)}: the number is too large to count with") from None
         if default is _REQUIRED:
             # A misspelt required field is both unknown and missing; the first of the two says more.

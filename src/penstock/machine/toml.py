@@ -111,10 +111,10 @@ def _write_curve(curve: Curve) -> str | dict[str, str]:
 
 
 def _capacity(value: object) -> int:
-    room = size(value)
-    if room < 1:
-        raise ConfigError(f"{value!r} is no room at all: give it some, or drop the storage class")
-    return room
+    space = size(value)
+    if space < 1:
+        raise ConfigError(f"{value!r} is no space at all: give it some, or drop the storage class")
+    return space
 
 
 def _read_size(value: object) -> int:

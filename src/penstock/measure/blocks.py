@@ -203,7 +203,7 @@ def _open_pipe(pipe: Path) -> Iterator[int]:
     try:
         with suppress(
             OSError
-        ):  # more room, so that the traced processes wait less often; a limit may forbid it
+        ):  # more space, so that the traced processes wait less often; a limit may forbid it
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _READ_BYTES)
         yield descriptor
     finally:

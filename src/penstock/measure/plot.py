@@ -108,10 +108,10 @@ def draw(runs: Sequence[tuple[str, Trace]]) -> Figure:
     axes[0, 0].set_ylabel("time per epoch (s)")
     axes[1, 0].set_ylabel("stall per step (s)")
     longest = max(each.own_seconds + each.stall_seconds for metrics in epochs for each in metrics)
-    # Room above the longest bar for its label.
+    # Space above the longest bar for its label.
     axes[0, 0].set_ylim(0.0, 1.2 * longest or 1.0)
     axes[1, 0].set_ylim(bottom=0.0)
-    if any(lanes):  # room above the stall
+    if any(lanes):  # space above the stall
         axes[1, 0].set_ylim(top=axes[1, 0].get_ylim()[1] / (1.0 - 1.5 * _LANE_HEIGHT * len(_SAVE_LABELS)))
     # The upper ones come last: what is in both is named by its bar.
     order = (_OWN_LABEL, *_SAVE_LABELS.values(), *_LABEL_OF.values())

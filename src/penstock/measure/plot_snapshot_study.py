@@ -75,8 +75,8 @@ def _draw_likeness(axes: Axes, study: SnapshotStudy) -> None:
         shares = [100 * likeness.share(bits) for likeness in study.likenesses]
         axes.plot(places, shares, color=colour, lw=1.6, marker="o", ms=3, label=f"{bits} bits")
         lowest = min(lowest, *shares)
-    room = max(100.0 - lowest, 1e-6)
-    axes.set_ylim(lowest - 0.16 * room, 100.0 + 0.03 * room)  # below is the legend
+    space = max(100.0 - lowest, 1e-6)
+    axes.set_ylim(lowest - 0.16 * space, 100.0 + 0.03 * space)  # below is the legend
     axes.yaxis.set_major_formatter("{x:g} %")
     axes.legend(
         loc="lower center",

@@ -220,7 +220,7 @@ class SnapshotFiles:
         source = self._sources[snapshot][layout]
         data = source.view()
         if data is None:  # its numbers do not lie side by side
-            data = scratch.room(0, layout.nbytes)
+            data = scratch.buffer(0, layout.nbytes)
             source.copy_into(data)
         step = BLOCK_VALUES * layout.dtype.item_bytes
         return data[number * step : (number + 1) * step]

@@ -315,7 +315,7 @@ class _Study:
                 for reference in (self._alone[-1], self._progressive[-1]):
                     pair = _pair(data, dtype, reference)
                     coder = codec_named(codec).coder(lambda pair=pair: iter([pair]))  # type: ignore[misc]
-                    _timed(coder, pair, *_rooms(block.nbytes))
+                    _timed(coder, pair, *_buffers(block.nbytes))
 
     # -- What is alike ---------------------------------------------------------------------------------
 
@@ -386,7 +386,7 @@ class _Study:
     def _encode(self, block: _Block, coders: Sequence[Coder]) -> NDArray[np.float64]:
         """Return float64[jobs, 3]: bytes, seconds to encode, seconds to decode."""
         data, dtype = self._read(block), self._layouts[block.tensor].dtype
-        out, back = _rooms(block.nbytes)
+        out, back = _buffers(block.nbytes)
         found = np.empty((len(coders), 3))
         for row, job, coder in zip(found, self._jobs, coders, strict=True):
             pair = _pair(data, dtype, job.reference)
@@ -525,7 +525,7 @@ def _pair(data: Sequence[Bytes], dtype: DType, reference: Reference) -> Pair:
     return Pair(data[snapshot], dtype, None if earlier is None else data[earlier])
 
 
-def _rooms(nbytes: int) -> tuple[Bytes, Bytes]:
+def _buffers(nbytes: int) -> tuple[Bytes, Bytes]:
     return np.empty(nbytes + SLACK_BYTES, np.uint8), np.empty(nbytes, np.uint8)
 
 

@@ -31,7 +31,7 @@ def parse_sizes(text: str, option: str, *, may_be_zero: bool) -> tuple[int, ...]
     def size(value: str) -> int:
         found = 0 if value == "0" else parse_bytes(value)
         if not found and not may_be_zero:
-            raise ConfigError(f"{value!r} is no room at all; it must be above zero")
+            raise ConfigError(f"{value!r} is no space at all; it must be above zero")
         if found > MOST_BYTES:
             raise ConfigError(f"{value!r} is more than any machine has, at most {MOST_BYTES:,} bytes")
         return found

@@ -33,7 +33,7 @@ Ids = NDArray[np.int64]
 FEISTEL_FROM = 65_536
 #: Rounds of the network; even, so that both halves are mixed alike. Measured: decisions/0003.
 ROUNDS = 24
-#: Halves of the network must fit 32 bits with room for one addition.
+#: Halves of the network must fit 32 bits with space for one addition.
 LARGEST_SAMPLES = 2**62
 
 _TABLES_KEPT = 8

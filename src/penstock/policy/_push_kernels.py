@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.kernel import kernel
-from penstock.policy._room_kernels import tier_with_room
+from penstock.policy._space_kernels import tier_with_space
 
 
 @kernel
@@ -45,17 +45,17 @@ def keep_nearest(
     arrives: NDArray[np.int64],
     steps: NDArray[np.int64],
     sizes_bytes: NDArray[np.int64],
-    room: NDArray[np.int64],
+    space: NDArray[np.int64],
     tiers: NDArray[np.int8],
     given_up: NDArray[np.int64],
 ) -> None:
-    """Keep samples from their arrival to their read; where room is short, give up what is read last.
+    """Keep samples from their arrival to their read; where space is short, give up what is read last.
 
     A read is named by its index into the access string, so a larger index is a farther use.
 
     arriving: int64[m], the reads whose samples arrive, in the order of arrival, each before the step of its read.
     arrives, steps, sizes_bytes: int64[reads], step at whose end it arrives and step of the read, bytes of the sample.
-    room: int64[tiers], free bytes, changed. tiers, given_up: written as `Handed` has them, from -1.
+    space: int64[tiers], free bytes, changed. tiers, given_up: written as `Handed` has them, from -1.
     Complexity: O(reads log reads). The heap is not cleared of what was read: such entries are smaller than all that
         can still be given up, so they lie below them and never come out first.
     """
@@ -68,30 +68,30 @@ def keep_nearest(
             new = arriving[come]
             come += 1
             size_bytes = sizes_bytes[new]
-            tier = tier_with_room(room, size_bytes)
+            tier = tier_with_space(space, size_bytes)
             count = 0
             while tier < 0 and in_heap > 0 and heap[0] > new:
                 farthest = _pop_heap(heap, in_heap)
                 in_heap -= 1
                 taken[count] = farthest
                 count += 1
-                room[tiers[farthest] - 1] += sizes_bytes[farthest]
-                tier = tier_with_room(room, size_bytes)
+                space[tiers[farthest] - 1] += sizes_bytes[farthest]
+                tier = tier_with_space(space, size_bytes)
             for index in range(count):
                 farthest = taken[index]
                 if tier >= 0:
                     tiers[farthest] = -1
                     given_up[farthest] = arrives[new]
-                else:  # all that is farther would not make enough room: it stays
-                    room[tiers[farthest] - 1] -= sizes_bytes[farthest]
+                else:  # all that is farther would not make enough space: it stays
+                    space[tiers[farthest] - 1] -= sizes_bytes[farthest]
                     _push_heap(heap, in_heap, farthest)
                     in_heap += 1
             if tier < 0:
                 given_up[new] = arrives[new]
                 continue
-            room[tier] -= size_bytes
+            space[tier] -= size_bytes
             tiers[new] = tier + 1
             _push_heap(heap, in_heap, new)
             in_heap += 1
         if tiers[read] > 0:
-            room[tiers[read] - 1] += sizes_bytes[read]
+            space[tiers[read] - 1] += sizes_bytes[read]

@@ -166,7 +166,7 @@ def _list_fills(
             rows[rank, tier + 1, d.FILL_END] = begin
             fills.append(fill)
             if spares and fill.size:
-                rows[rank, tier + 1, d.ROOM] = machine.storage[tier].capacity_bytes - sizes_bytes[fill].sum()
+                rows[rank, tier + 1, d.SPACE] = machine.storage[tier].capacity_bytes - sizes_bytes[fill].sum()
     for rank, spare in enumerate(spares):
         rows[rank, 1, d.FILL_NEXT], begin = begin, begin + spare.size
         rows[rank, 1, d.FILL_END] = begin

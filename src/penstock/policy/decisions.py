@@ -62,7 +62,7 @@ SOURCE, STAGING = -1, 0
 WAITING, DECODABLE, RUNNING, DONE, FAILED = 1, 2, 3, 4, 5
 QUEUED, MOVING, HERE, WITH_WORKER, EXPECTED = 1, 2, 3, 4, 5
 # States of a copy: of a sample that a rank's tier shall keep. ABSENT: its rank reads it, for a fill at the latest.
-# DUE: who reads it first hands it over. GONE: its tier could not give it back, or has given its room to another.
+# DUE: who reads it first hands it over. GONE: its tier could not give it back, or has given its space to another.
 ABSENT, PENDING, PRESENT, GONE, DUE = 0, 1, 2, 3, 4
 # What became of one sample of a group: done, its bytes could not be had, it could not be decoded.
 OK, UNREAD, UNDECODED = 0, 1, 2
@@ -106,7 +106,7 @@ TRIED_LOADS = 3
     FIRST_GIFT,  #: entries that are here, and that another rank is to get
     LAST_GIFT,
     GIFTS_LEFT,  #: how many, those that move included
-    GIFT_BYTES,  #: of these, which have half as much room as PASSING_LIMIT besides
+    GIFT_BYTES,  #: of these, which have half as much space as PASSING_LIMIT besides
     FIRST_SLOT,  #: slots whose batches are incomplete, in the plan's order
     LAST_SLOT,
     ENDED_SLOTS,  #: how many slots ENDED lists
@@ -125,7 +125,7 @@ TRIED_LOADS = 3
     HOLE_BYTES,  #: a hole between two samples of a unit is read over if it is no larger
     READS_PEERS,  #: 1: it may read other ranks' tiers
     STAGES_UNTIL,  #: batches whose number is no larger may be read from the source
-    DROPS,  #: 1: what a rank reads no more from its tiers gives its room to spares, the fills of row STAGING
+    DROPS,  #: 1: what a rank reads no more from its tiers gives its space to spares, the fills of row STAGING
     HAS_HEIRS,  #: 1: what is read may be for other ranks' tiers, too
     HANDS_ON,  #: 1: samples have no home, but go from reader to reader; see COMING
     ROWS,  #: where the rows are of what bytes come from
@@ -156,7 +156,7 @@ SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
     FILL_NEXT,  #: a tier is filled with fill_samples[FILL_NEXT : FILL_END]
     FILL_END,
     FILLING,  #: moves into it that are under way for no batch
-    ROOM,  #: bytes that are free for spares
+    SPACE,  #: bytes that are free for spares
     COSTS,  #: where the floats are about what it costs
     ROW_COLUMNS,
 ) = range(9)
@@ -1064,7 +1064,7 @@ def _next_fill(s: State, rank: int) -> int:
 
 
 def _next_spare(s: State, rank: int) -> int:
-    """The next spare that the rank still reads, once a tier has room for it."""
+    """The next spare that the rank still reads, once a tier has space for it."""
     m = s.ints
     spares = _row(m, rank, STAGING)
     while m[spares + FILL_NEXT] < m[spares + FILL_END]:
@@ -1073,8 +1073,8 @@ def _next_spare(s: State, rank: int) -> int:
         if s.copies[copy, COPY_LAST] >= m[rank + COMING_NUMBER] and find(s, rank, sample) < 0:
             for tier in range(1, m[rank + TIERS] + 1):
                 row = _row(m, rank, tier)
-                if m[row + ROOM] >= nbytes and _fits(s, rank, nbytes):
-                    m[row + ROOM] -= nbytes
+                if m[row + SPACE] >= nbytes and _fits(s, rank, nbytes):
+                    m[row + SPACE] -= nbytes
                     m[row + FILLING] += 1
                     m[rank + FILLS] += 1
                     m[spares + FILL_NEXT] += 1
@@ -1087,13 +1087,13 @@ def _next_spare(s: State, rank: int) -> int:
 
 
 def _drop_before(s: State, rank: int, sample: int, number: int) -> bool:
-    """Give the room of a sample to spares if no batch from a number on has it. Returns whether that is so."""
+    """Give the space of a sample to spares if no batch from a number on has it. Returns whether that is so."""
     m, copy = s.ints, own_copy(s, rank, sample)
     spares = _row(m, rank, STAGING)
     if copy < 0 or s.copies[copy, COPY_LAST] >= number or m[spares + FILL_NEXT] == m[spares + FILL_END]:
         return False
     if s.copies[copy, COPY_STATE] == ABSENT or s.copies[copy, COPY_STATE] == PRESENT:
-        m[_row(m, rank, s.copies[copy, COPY_TIER]) + ROOM] += s.sizes[sample]
+        m[_row(m, rank, s.copies[copy, COPY_TIER]) + SPACE] += s.sizes[sample]
         s.copies[copy, COPY_STATE] = GONE
     return True
 
@@ -1202,12 +1202,12 @@ def _hand_on(s: State, rank: int, entry: int) -> None:
     copy, state = s.copy_begin[sample], PRESENT
     if heir > tiers:
         waiting = m[rank + GIFTS_LEFT]
-        has_room = waiting < m[rank + SLOT_COUNT] * m[rank + GROUP_SIZE] and (
+        has_space = waiting < m[rank + SLOT_COUNT] * m[rank + GROUP_SIZE] and (
             waiting == 0
             or m[rank + HANDS_ON] != 0
             or m[rank + GIFT_BYTES] + nbytes <= m[rank + PASSING_LIMIT] // 2
         )
-        state = PENDING if has_room else GONE
+        state = PENDING if has_space else GONE
     if m[rank + HANDS_ON] != 0:
         s.copies[copy, COPY_RANK] = m[rank + RANK] if heir <= tiers else peer_of(tiers, heir)
         s.copies[copy, COPY_TIER] = heir if heir <= tiers else tier_of(tiers, heir)

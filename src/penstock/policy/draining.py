@@ -105,13 +105,13 @@ class Admission:
 
 
 def admit(tiers: TwoTiers, capacity_bytes: int, new_bytes: int, *, in_use: Collection[int] = ()) -> Admission:
-    """Return where a new snapshot goes, and what makes room for it.
+    """Return where a new snapshot goes, and what makes space for it.
 
-    Room is made by copies that are on the slow tier too, the oldest first, but those that the newest snapshot needs
+    Space is made by copies that are on the slow tier too, the oldest first, but those that the newest snapshot needs
     last: they are what a restore and the next difference read. If that is not enough nothing is removed, and the new
     one falls through to the slow tier; no wait for a drain, which would block the training for as long.
 
-    Asked again after a drain, for a snapshot like the newest, it makes room ahead of the next save.
+    Asked again after a drain, for a snapshot like the newest, it makes space ahead of the next save.
 
     capacity_bytes: of the fast tier for snapshots. new_bytes: the most that the new one may take.
     in_use: steps whose copy must stay: what is being restored or referred to.

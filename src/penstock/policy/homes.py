@@ -4,8 +4,8 @@ Two of them, each a `Homes`; `place_by_frequency` is the third, with which each 
 
 - `place_by_hash`: a sample's home follows from its id alone, as in hash-partitioned caches. It needs no plan, so
   it can be no better for knowing one.
-- `place_cover`: every sample one home first, with the rank that reads it most often as far as room goes, and
-  copies by frequency in what room is left.
+- `place_cover`: every sample one home first, with the rank that reads it most often as far as space goes, and
+  copies by frequency in what space is left.
 
 Measured on 20,000 samples over 50 epochs on 4 ranks that hold the data set once between them: `cover` reads each
 sample once from the shared store, which is the least possible, `frequency` ten times (docs/reference/sharing.md). One
@@ -44,7 +44,7 @@ Ids = NDArray[np.int64]
 #: The hash of a sample's id is keyed for good: independent of every order, the same in every run.
 _HASH_KEY = derive_key(0, "home of a sample by its id")
 
-#: Sizes that add up to more are refused: beside them 64 bits would leave little room to count in.
+#: Sizes that add up to more are refused: beside them 64 bits would leave little space to count in.
 _MOST_BYTES = 2**62
 
 
@@ -104,32 +104,32 @@ def place_by_hash(sizes_bytes: ArrayLike, capacities_bytes: ArrayLike, ranks: in
 
 
 def place_cover(plan: AccessPlan, sizes_bytes: ArrayLike, capacities_bytes: ArrayLike) -> Homes:
-    """Give every sample one home first, near its readers; then copies, by frequency, in the room that is left.
+    """Give every sample one home first, near its readers; then copies, by frequency, in the space that is left.
 
     1. If all tiers of all ranks together cannot hold the data, the most useful samples are chosen: those read most
        often by all ranks, of these the ones that some rank reads most often, then by id.
     2. Each chosen sample asks the rank that reads it most often (of several, the one that reads it first). Where
-       more ask than there is room for, those read there most often are taken; the others ask the next best rank
-       with room, and so on. A home is in the fastest tier with room, so the most read are in the fastest.
-    3. Samples none of whose readers has room go to the other ranks, in proportion to their room.
-    4. Each rank fills the room it has left with copies of what it reads more than once, most first.
+       more ask than there is space for, those read there most often are taken; the others ask the next best rank
+       with space, and so on. A home is in the fastest tier with space, so the most read are in the fastest.
+    3. Samples none of whose readers has space go to the other ranks, in proportion to their space.
+    4. Each rank fills the space it has left with copies of what it reads more than once, most first.
 
     Nothing depends on the rank that computes it. Filling order: homes by the first read of any rank (which takes
     the sample from the store and hands it over), copies by the rank's own first read.
 
     sizes_bytes: int[F]. capacities_bytes: see `as_capacities`.
     Time: O(E F), in blocks of bounded memory. With tiers that unequal sizes do not fill exactly, a few samples may
-    stay without a home although the sum of the room would do.
+    stay without a home although the sum of the space would do.
     Raises: ConfigError for sizes or capacities that cannot be, or a split by which several ranks read a sample.
     """
     sizes = as_sizes(sizes_bytes, plan.samples)
     capacities = as_capacities(capacities_bytes, plan.ranks, sizes)
     check_partition(plan)
-    room = capacities.copy()
+    space = capacities.copy()
     rank_of, tier_of = _nowhere(plan.samples)
-    _settle_homes(plan, sizes, room, rank_of, tier_of)
+    _settle_homes(plan, sizes, space, rank_of, tier_of)
     copies = [
-        _fill_with_copies(plan, rank, sizes, room[rank], rank_of, tier_of) for rank in range(plan.ranks)
+        _fill_with_copies(plan, rank, sizes, space[rank], rank_of, tier_of) for rank in range(plan.ranks)
     ]
     return Homes(rank_of, tier_of, tuple(_in_filling_order(plan, rank_of, tier_of, copies)))
 
@@ -158,7 +158,7 @@ def as_capacities(capacities_bytes: ArrayLike, ranks: int, sizes_bytes: Ids) -> 
         )
     if capacities.min() < 0:
         raise ConfigError(f"capacities_bytes holds {capacities.min()}; a tier of 0 bytes or more can be")
-    # Where all samples are of 0 bytes, a tier of 1 byte still is one that has room.
+    # Where all samples are of 0 bytes, a tier of 1 byte still is one that has space.
     useful = np.minimum(capacities, max(1, int(sizes_bytes.sum()))).astype(np.int64)
     return np.broadcast_to(useful, (ranks, useful.shape[-1])).copy()
 
@@ -196,18 +196,18 @@ def _nowhere(samples: int) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
     return np.full(samples, -1, np.int32), np.full(samples, SOURCE, np.int8)
 
 
-def _cut_in_proportion(sizes_bytes: Ids, room: Ids) -> Ids:
-    """Where to cut a list of samples into a piece per rank, in proportion to their room: int64[ranks + 1].
+def _cut_in_proportion(sizes_bytes: Ids, space: Ids) -> Ids:
+    """Where to cut a list of samples into a piece per rank, in proportion to their space: int64[ranks + 1].
 
-    room: int64[ranks, tiers], bytes.
+    space: int64[ranks, tiers], bytes.
     """
-    # Python's integers, here and below: the rooms of many ranks, and bytes times bytes, pass 2**63.
-    up_to = list(accumulate(map(sum, room.tolist())))
-    total_room, total = up_to[-1], int(sizes_bytes.sum())
-    if total_room == 0:
+    # Python's integers, here and below: the spaces of many ranks, and bytes times bytes, pass 2**63.
+    up_to = list(accumulate(map(sum, space.tolist())))
+    total_space, total = up_to[-1], int(sizes_bytes.sum())
+    if total_space == 0:
         return np.zeros(len(up_to) + 1, np.int64)
     ends_bytes = np.cumsum(sizes_bytes)
-    bounds = np.array([total * room_bytes // total_room for room_bytes in up_to], np.int64)
+    bounds = np.array([total * space_bytes // total_space for space_bytes in up_to], np.int64)
     return np.concatenate(([0], np.searchsorted(ends_bytes, bounds, side="right")))
 
 
@@ -215,43 +215,43 @@ def _cut_in_proportion(sizes_bytes: Ids, room: Ids) -> Ids:
 
 
 def _settle_homes(
-    plan: AccessPlan, sizes: Ids, room: Ids, rank_of: NDArray[np.int32], tier_of: NDArray[np.int8]
+    plan: AccessPlan, sizes: Ids, space: Ids, rank_of: NDArray[np.int32], tier_of: NDArray[np.int8]
 ) -> None:
-    """Steps 1 to 3: write the homes, take their bytes from `room`."""
+    """Steps 1 to 3: write the homes, take their bytes from `space`."""
     from penstock.policy import _homes_kernels as kernels  # loads numba
 
-    pending, best, uses = _chosen(plan, sizes, room)
+    pending, best, uses = _chosen(plan, sizes, space)
     while True:
         by_use = np.argsort(-uses, kind="stable")
-        kernels.settle(pending[by_use], best[by_use], sizes, room, rank_of, tier_of)
+        kernels.settle(pending[by_use], best[by_use], sizes, space, rank_of, tier_of)
         rest = pending[rank_of[pending] < 0]
         if rest.size in (0, pending.size):
             break
         pending = rest
-        best, uses, _ = _favourites(plan, pending, sizes, room)
-    ends = _cut_in_proportion(sizes[rest], room)
+        best, uses, _ = _favourites(plan, pending, sizes, space)
+    ends = _cut_in_proportion(sizes[rest], space)
     spread = np.repeat(np.arange(plan.ranks, dtype=np.int32), np.diff(ends))
-    kernels.settle(rest[: spread.size], spread, sizes, room, rank_of, tier_of)
-    kernels.settle_anywhere(rest[rank_of[rest] < 0], sizes, room, rank_of, tier_of)
+    kernels.settle(rest[: spread.size], spread, sizes, space, rank_of, tier_of)
+    kernels.settle_anywhere(rest[rank_of[rest] < 0], sizes, space, rank_of, tier_of)
 
 
-def _chosen(plan: AccessPlan, sizes: Ids, room: Ids) -> tuple[Ids, NDArray[np.int32], NDArray[np.int32]]:
+def _chosen(plan: AccessPlan, sizes: Ids, space: Ids) -> tuple[Ids, NDArray[np.int32], NDArray[np.int32]]:
     """The samples that get a home, the rank that reads each most often, and how often it does."""
     samples = np.arange(plan.samples)
-    best, uses, total = _favourites(plan, samples, sizes, room)
-    total_room = sum(map(sum, room.tolist()))
-    if int(sizes.sum()) > total_room:
+    best, uses, total = _favourites(plan, samples, sizes, space)
+    total_space = sum(map(sum, space.tolist()))
+    if int(sizes.sum()) > total_space:
         by_use = np.lexsort((-uses, -total))
-        count = int(np.searchsorted(np.cumsum(sizes[by_use]), total_room, side="right"))
+        count = int(np.searchsorted(np.cumsum(sizes[by_use]), total_space, side="right"))
         samples = np.sort(by_use[:count])
     samples = samples[total[samples] > 0]
     return samples, best[samples], uses[samples]
 
 
 def _favourites(
-    plan: AccessPlan, samples: Ids, sizes: Ids, room: Ids
+    plan: AccessPlan, samples: Ids, sizes: Ids, space: Ids
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """For each sample the rank with room that reads it most often (-1: none), its reads, and those of all ranks."""
+    """For each sample the rank with space that reads it most often (-1: none), its reads, and those of all ranks."""
     from penstock.policy import _homes_kernels as kernels
 
     best = np.full(samples.size, -1, np.int32)
@@ -260,7 +260,7 @@ def _favourites(
     for block in blocks_of_samples(plan, samples):
         asked = samples[block]
         starts, ranks = readers_by_sample(plan, asked)
-        kernels.find_favourites(starts, ranks, sizes[asked], room, best[block], uses[block], total[block])
+        kernels.find_favourites(starts, ranks, sizes[asked], space, best[block], uses[block], total[block])
     return best, uses, total
 
 
@@ -268,22 +268,22 @@ def _fill_with_copies(
     plan: AccessPlan,
     rank: int,
     sizes: Ids,
-    room: Ids,
+    space: Ids,
     rank_of: NDArray[np.int32],
     tier_of: NDArray[np.int8],
 ) -> tuple[Kept, Ids]:
     """Step 4 for one rank: what it keeps besides its homes, and the step of its first read of each."""
     none = Kept(np.empty(0, np.int64), np.empty(0, np.int8)), np.empty(0, np.int64)
-    if room.size == 0 or room.max() < sizes.min():
+    if space.size == 0 or space.max() < sizes.min():
         return none
     uses = uses_of(plan, rank)
     # A copy is made at the first read, so the second one is the first that it saves.
     wanted = np.flatnonzero((uses.counts > 1) & (rank_of[uses.samples] != rank))
     wanted = wanted[np.argsort(-uses.counts[wanted], kind="stable")]
-    tiers = fill_in_order(sizes[uses.samples[wanted]], room.tolist())
+    tiers = fill_in_order(sizes[uses.samples[wanted]], space.tolist())
     wanted = wanted[: tiers.size]
     copied = uses.samples[wanted]
-    homeless = rank_of[copied] < 0  # found no room as a whole; a copy is a home then
+    homeless = rank_of[copied] < 0  # found no space as a whole; a copy is a home then
     rank_of[copied[homeless]] = rank
     tier_of[copied[homeless]] = tiers[homeless]
     return Kept(copied[~homeless], tiers[~homeless]), steps_of_reads(plan, rank)[

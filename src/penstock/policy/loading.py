@@ -181,11 +181,11 @@ class Loading:
         asked for.
     stages_from_peers: whether they may read other ranks' tiers.
     hits: int8 array per rank: the tier in which each of its reads finds the sample, handed on by its previous user;
-        SOURCE (-1) where it does not. It takes room there from the step after that user's to the step of the read.
+        SOURCE (-1) where it does not. It takes space there from the step after that user's to the step of the read.
         None: nowhere.
     drops: after a rank's last read of it a sample gives its place in the rank's tiers to `spares`; until one takes it
         other ranks may read it. What the rank will not read from its tiers any more is not brought in.
-    spares: samples per rank that follow, in this order, where room is made in a tier that fills were for; with `drops`
+    spares: samples per rank that follow, in this order, where space is made in a tier that fills were for; with `drops`
         alone.
     is_ready: every sample is ready when it is asked for, whatever it takes.
     """
@@ -221,7 +221,7 @@ class Loading:
             )
         if self.spares is not None and not self.drops:
             raise ConfigError(
-                "spares are given without drops, so that room is never made for them: set drops=True"
+                "spares are given without drops, so that space is never made for them: set drops=True"
             )
 
 
@@ -424,7 +424,7 @@ class Frequency:
 
     in_order: tiers are filled by first use; else by frequency.
     is_alone: ranks do not read each other's tiers.
-    cleanup_read: after the rank's last read of it a sample makes room for the next by frequency that is still read.
+    cleanup_read: after the rank's last read of it a sample makes space for the next by frequency that is still read.
     Source: thesis, section 3.2.
     """
 

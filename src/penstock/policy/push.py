@@ -1,7 +1,7 @@
 """`push`: each sample is handed to its next user ahead of time, and waits there for its use.
 
 The plan says who reads a sample next. At the end of the step that used it, it goes to that rank, which keeps it until
-then: a hit is always local, and each sample is in one place only. Where a rank has no room, it gives up what it will
+then: a hit is always local, and each sample is in one place only. Where a rank has no space, it gives up what it will
 use last of all (Belady's rule), the newcomer included; the shared store serves that use.
 
     rank 0   read k ──┐                       ┌── read k ...
@@ -63,7 +63,7 @@ class Handed:
 def decide_push(plan: AccessPlan, rank: int, sizes_bytes: ArrayLike, capacities_bytes: ArrayLike) -> Handed:
     """Decide what waits on the rank at each of its reads when samples are handed on to their next user.
 
-    A sample takes the fastest tier with room. Where none has, the samples whose use is farthest are given up one by
+    A sample takes the fastest tier with space. Where none has, the samples whose use is farthest are given up one by
     one until it fits, unless it is itself the farthest. A read frees its place before what its step hands on comes in.
 
     sizes_bytes: int[F]. capacities_bytes: int[tiers] or int[ranks, tiers], see `as_capacities`.
@@ -80,14 +80,14 @@ def decide_push(plan: AccessPlan, rank: int, sizes_bytes: ArrayLike, capacities_
     else:
         from_rank, arrives = _last_reads(plan, string, steps)
     sizes = as_sizes(sizes_bytes, plan.samples)
-    room = as_capacities(capacities_bytes, plan.ranks, sizes)[rank]
+    space = as_capacities(capacities_bytes, plan.ranks, sizes)[rank]
     tiers = np.full(string.size, SOURCE, np.int8)
     # What the very step reads again that reads it would come too late.
     given_up = np.where((arrives >= 0) & (arrives == steps), arrives, -1)
     # Of what a step hands on, the nearest use comes first: nothing is sent and given up at once.
     arriving = np.flatnonzero((arrives >= 0) & (arrives < steps))
     arriving = arriving[np.argsort(arrives[arriving], kind="stable")]
-    kernels.keep_nearest(arriving, arrives, steps, sizes[string], room, tiers, given_up)
+    kernels.keep_nearest(arriving, arrives, steps, sizes[string], space, tiers, given_up)
     return Handed(rank, tiers, from_rank, arrives, given_up)
 
 

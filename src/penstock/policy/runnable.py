@@ -154,9 +154,9 @@ def prepared(policy: LoadingPolicy, job: Job) -> Loading:
             raise ConfigError(f"{where}, and the tiers are 1 to {len(storage) - 1}: job.machine.storage[1:]")
         _check_ids(f"{where} with", fill.samples, samples)
         nbytes[fill.rank, fill.tier] += job.sizes_bytes[fill.samples].sum()
-        if nbytes[fill.rank, fill.tier] > (room := storage[fill.tier].capacity_bytes):
+        if nbytes[fill.rank, fill.tier] > (space := storage[fill.tier].capacity_bytes):
             raise ConfigError(
-                f"{where} with {nbytes[fill.rank, fill.tier]:,} bytes, and it holds {room:,}: keep fewer samples"
+                f"{where} with {nbytes[fill.rank, fill.tier]:,} bytes, and it holds {space:,}: keep fewer samples"
             )
         of_ranks[fill.rank].append(fill.samples)
     answered = sorted({fill.rank for fill in loading.fills})

@@ -139,7 +139,7 @@ def check_space(
         f"{format_bytes(needed.peak_bytes - held_bytes)}: {format_bytes(needed.kept_bytes)} stay, and a new one of "
         f"{format_bytes(needed.largest_bytes)} is written before old ones go"
         f"{f' ({format_bytes(held_bytes)} is there already)' if held_bytes else ''}; keep fewer, set max_bytes, "
-        "take a smaller snap_dis, or make room"
+        "take a smaller snap_dis, or make space"
         f"{'' if counts_age else _AGE_NOT_COUNTED}"
     )
 

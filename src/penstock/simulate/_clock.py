@@ -64,7 +64,7 @@ from penstock.policy.decisions import (
 Ints = Any
 Floats = Any
 
-# What `run` returns: all is over, or there is no room for more spans.
+# What `run` returns: all is over, or there is no space for more spans.
 OVER, FULL = 0, 1
 NOTHING = -1
 # When batches are staged: ahead of the training; ahead, but what only the store has once it is asked for; once they are
@@ -194,13 +194,13 @@ class Clock(NamedTuple):
     reads: Ints
     store_bytes: Floats
     fill_reads: Ints
-    #: Room for spans: float64[room, 8] and int64[room, 8] over the same memory, each row `penstock.trace.schema.SPAN`.
+    #: For spans: float64[most, 8] and int64[most, 8] over the same memory, each row `penstock.trace.schema.SPAN`.
     span_seconds: Floats
     spans: Ints
 
 
 def run(s: State, c: Clock) -> int:
-    """Let time go on until all is OVER, or no room for spans is left: FULL; then it can be called again."""
+    """Let time go on until all is OVER, or no space for spans is left: FULL; then it can be called again."""
     w, g = c.ints, c.floats
     while True:
         if w[SPANS] >= w[MOST_SPANS] and w[MOST_SPANS] > 0:

@@ -348,9 +348,9 @@ def _new_clock(
     w[c.IS_SHARED], w[c.CLIENTS] = ranks > 1, machine.ranks if ranks == 1 else 0
     # What one event may record.
     margin = origins + limits.slots + 2
-    room = _LOOSE_SPANS + margin if has_spans else 0
-    w[c.MOST_SPANS] = room - margin if has_spans else 0
-    spans = np.zeros((room, SPAN.itemsize // 8), np.int64)
+    space = _LOOSE_SPANS + margin if has_spans else 0
+    w[c.MOST_SPANS] = space - margin if has_spans else 0
+    spans = np.zeros((space, SPAN.itemsize // 8), np.int64)
     return Clock(
         ints=w,
         floats=g,

@@ -1,6 +1,6 @@
 """What recorded processes wrote, as a stream of page writes for `penstock.simulate.wear`.
 
-A recording (`penstock trace blocks`) names files, or a whole device. Each file gets room of its own on the drive, as
+A recording (`penstock trace blocks`) names files, or a whole device. Each file gets space of its own on the drive, as
 large as its last written byte says, in the order of first writes; a file that took another one's path is written over
 it. What a device was asked for stays at its offsets, modulo the drive. Nothing tells of deletes and TRIM in a
 recording, so that what is written again overwrites, and everything else stays.
@@ -49,7 +49,7 @@ def recorded_writes(recording: Recording, ssd: Ssd, name: str) -> RecordedWrites
     to a device (blkparse, fio) are all carried out. A page that is written in part is written.
 
     name: of the recording, for messages.
-    Raises: ConfigError if nothing was written, files and devices were, or the files have no room on the drive.
+    Raises: ConfigError if nothing was written, files and devices were, or the files have no space on the drive.
     """
     rows = recording.rows[recording.rows["access"] == Access.WRITE]
     if not rows.size:

@@ -10,7 +10,7 @@ A stream is a text, one operation a line, with commas between its parts; a line 
     trim_pages,1024,8
     read_pages,1024
 
-A stream speaks of files or of pages, not of both: files lie where the drive has room for them.
+A stream speaks of files or of pages, not of both: files lie where the drive has space for them.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def _file_operation(parts: Sequence[str], line: int) -> Operation:
             return DeleteFile(rest[0], line)
 
 
-# -- Room for files --------------------------------------------------------------------------------------
+# -- Space for files --------------------------------------------------------------------------------------
 
 
 class FileSpace:
@@ -245,7 +245,7 @@ class FileSpace:
 
     def __init__(self, ssd: Ssd) -> None:
         self._ssd = ssd
-        #: Free room as [first stripe, end), apart from each other and in their order; a stripe is a page a chip.
+        #: Free space as [first stripe, end), apart from each other and in their order; a stripe is a page a chip.
         self._free = [(0, ssd.exported_pages // ssd.chips)]
         #: Of each file: its pieces, likewise, and its pages; the last stripe may be used in part.
         self._files: dict[str, tuple[list[tuple[int, int]], int]] = {}
@@ -255,9 +255,9 @@ class FileSpace:
         return list(self._files)
 
     def add(self, name: str, size_bytes: int) -> list[tuple[int, int]]:
-        """Take room for a file; return its pages as (first, count).
+        """Take space for a file; return its pages as (first, count).
 
-        Raises: ConfigError if there is such a file, or no room.
+        Raises: ConfigError if there is such a file, or no space.
         """
         if name in self._files:
             raise ConfigError(f"there is a file {name!r} already: delete it first, or write another name")
@@ -294,7 +294,7 @@ class FileSpace:
         return runs
 
     def remove(self, name: str) -> list[tuple[int, int]]:
-        """Give the room of a file back; return its pages as (first, count). Raises: ConfigError if there is none."""
+        """Give the space of a file back; return its pages as (first, count). Raises: ConfigError if there is none."""
         runs = self.pages(name)
         pieces, _ = self._files.pop(name)
         for piece in pieces:
@@ -362,7 +362,7 @@ def warm_drive(ssd: Ssd, how: str = "sequential", *, seed: int = 0) -> Drive:
 
     how: "sequential": written over once in a row, as the paper's (see `Drive.warm_up`); "random": then, page by
         page, as many pages again as the host can see, drawn uniformly; "none": as it was bought. In the first two
-        every page holds data that the drive takes for valid, though no file of the stream has it: room that
+        every page holds data that the drive takes for valid, though no file of the stream has it: space that
         earlier files left without a TRIM, or somebody else's files.
     seed: of the random pages.
     Raises: ConfigError listing the known ways.

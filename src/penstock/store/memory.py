@@ -17,19 +17,19 @@ _FEWEST_ROWS = 1024
 
 
 class MemoryTier:
-    """A `SizedTier` in one arena. Nothing is ever evicted, and room is lost to no other sample than larger ones.
+    """A `SizedTier` in one arena. Nothing is ever evicted, and space is lost to no other sample than larger ones.
 
     Beside the arena it takes 4 bytes for each id up to the largest, and 16 for each sample kept; at times half of that
     is not in use yet.
 
     capacity_bytes: at least 1. new_arena: makes its memory, one that other processes can map if it is shared.
-    Raises: ConfigError if the capacity is below 1 or the kernel has no such room in its address space.
+    Raises: ConfigError if the capacity is below 1 or the kernel has no such space in its address space.
     """
 
     def __init__(self, capacity_bytes: int, new_arena: Callable[[int], Arena] = Arena) -> None:
         if capacity_bytes < 1:
             raise ConfigError(
-                f"capacity_bytes is {capacity_bytes}; a tier needs room for at least one sample"
+                f"capacity_bytes is {capacity_bytes}; a tier needs space for at least one sample"
             )
         self._capacity_bytes = capacity_bytes
         self.arena = new_arena(capacity_bytes)
@@ -69,7 +69,7 @@ class MemoryTier:
         """Return the number of samples kept."""
         return self._kept
 
-    def take_room(self, ids: Ids, sizes: Ids) -> Ids | None:
+    def take_space(self, ids: Ids, sizes: Ids) -> Ids | None:
         count, nbytes = ids.size, int(sizes.sum())
         if count and ids.min() < 0:
             raise IndexError(f"there is no sample {ids.min()}")
@@ -167,7 +167,7 @@ class MemoryTier:
         _ = self.array  # raises if the tier is closed
         rows = -self._rows.take(ids + 1, mode="clip")
         if not (rows > 0).all():
-            raise KeyError(f"no room was taken for sample {ids[rows <= 0][0]}")
+            raise KeyError(f"no space was taken for sample {ids[rows <= 0][0]}")
         return rows.astype(np.int64)
 
     def _grow_rows(self, largest: int) -> None:

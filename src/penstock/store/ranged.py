@@ -71,18 +71,18 @@ def extents_of(source: Source, ids: Ids) -> tuple[Extents, Failed] | None:
     units, offsets, lengths = arrays
     sizes = source.sizes_bytes[ids]
     is_negative = (units < 0) | (offsets < 0) | (lengths < 0)
-    room = np.array(_asked(source, "unit_bytes", np.where(is_negative, 0, units)))
-    if room.dtype != np.int64 or room.shape != ids.shape:
+    space = np.array(_asked(source, "unit_bytes", np.where(is_negative, 0, units)))
+    if space.dtype != np.int64 or space.shape != ids.shape:
         raise ConfigError(
             f"{source!r}: unit_bytes() of {ids.size} units must be int64[{ids.size}], not "
-            f"{room.dtype}{list(room.shape)}"
+            f"{space.dtype}{list(space.shape)}"
         )
     rules: list[tuple[NDArray[np.bool_], Callable[[int], str]]] = [
         (is_negative, lambda k: "unit, offset and length cannot be negative"),
         # Compared so that nothing overflows.
         (
-            offsets > room - lengths,
-            lambda k: "there is no such unit" if room[k] < 0 else f"the unit ends at {room[k]:,}",
+            offsets > space - lengths,
+            lambda k: "there is no such unit" if space[k] < 0 else f"the unit ends at {space[k]:,}",
         ),
         (lengths != sizes, lambda k: f"the sample has {sizes[k]:,} bytes by the source's sizes_bytes"),
     ]

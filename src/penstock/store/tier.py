@@ -13,10 +13,10 @@ Ids = NDArray[np.int64]
 class SizedTier(Protocol):
     """A bounded place for whole samples, whose content a placement decided beforehand: it never evicts.
 
-    A group is read into the tier's own memory: room is taken, samples arrive there, and are kept, or dropped if they
+    A group is read into the tier's own memory: space is taken, samples arrive there, and are kept, or dropped if they
     could not be read:
 
-        begins = tier.take_room(ids, sizes)
+        begins = tier.take_space(ids, sizes)
         failed = read_group(source, ids, tier.array, begins)
 
     `put` does this for a sample whose bytes are elsewhere. Any thread may call any method at any time. A sample is
@@ -35,11 +35,11 @@ class SizedTier(Protocol):
 
     @property
     def array(self) -> NDArray[np.uint8]:
-        """uint8[capacity_bytes], the tier's memory. Write only where room was taken. Raises: ClosedError."""
+        """uint8[capacity_bytes], the tier's memory. Write only where space was taken. Raises: ClosedError."""
         ...
 
-    def take_room(self, ids: Ids, sizes: Ids) -> Ids | None:
-        """Take room for a group, whole or not at all; return int64[n + 1], where each sample begins, and the last ends.
+    def take_space(self, ids: Ids, sizes: Ids) -> Ids | None:
+        """Take space for a whole group or for none; return int64[n + 1], where each sample begins, and the last ends.
 
         ids: int64[n]. sizes: int64[n], bytes of each.
         None: it does not fit, or one of them is here, is arriving, or is among the ids twice.
@@ -48,14 +48,14 @@ class SizedTier(Protocol):
         ...
 
     def keep(self, ids: Ids) -> None:
-        """Let samples be found, for which room was taken and which are there whole by now. ids: int64[n].
+        """Let samples be found, for which space was taken and which are there whole by now. ids: int64[n].
 
-        Raises: KeyError naming one that no room was taken for, or that is kept; then none is. ClosedError.
+        Raises: KeyError naming one that no space was taken for, or that is kept; then none is. ClosedError.
         """
         ...
 
     def drop(self, ids: Ids) -> None:
-        """Give room back that was taken for samples which do not arrive. ids, and what is raised: as `keep`."""
+        """Give space back that was taken for samples which do not arrive. ids, and what is raised: as `keep`."""
         ...
 
     def places_of(self, ids: Ids) -> Ids:
@@ -68,7 +68,7 @@ class SizedTier(Protocol):
     def put(self, sample: int, data: bytes | bytearray | memoryview) -> bool:
         """Keep a copy of a sample; return whether it is held, or about to be by another thread.
 
-        False means that the room left is too small. A sample that is held already is not copied again.
+        False means that the space left is too small. A sample that is held already is not copied again.
         Raises: ClosedError after `close`.
         """
         ...

@@ -270,7 +270,7 @@ def test_what_was_before_in_the_lane_is_a_context_where_that_pays(dtype_name: st
         assert payload.size < 0.97 * encoded("speed", values, dtype, reference)[1].size
 
 
-def test_a_payload_may_have_no_more_groups_than_its_tables_have_room_for() -> None:
+def test_a_payload_may_have_no_more_groups_than_its_tables_have_space_for() -> None:
     dtype = DTYPES["float32"]
     values, reference = in_stretches(dtype, 8192)
     kind, payload = encoded("balance", values, dtype, reference)

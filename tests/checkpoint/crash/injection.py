@@ -44,8 +44,8 @@ FILE_CALLS = (
     "?access,faccessat,faccessat2,?readlink,readlinkat,?chmod,fchmod,fchmodat,utimensat,fcntl,flock,sendfile,"
     "copy_file_range,fadvise64"
 )
-#: Those that can need room, and so can find none.
-_TAKES_ROOM = re.compile(
+#: Those that can need space, and so can find none.
+_TAKES_SPACE = re.compile(
     r"open|creat|close|p?write|f?truncate|fallocate|fsync|fdatasync|rename|link|mkdir|sendfile|copy"
 )
 
@@ -68,9 +68,9 @@ class Site:
     n: int
 
     @property
-    def takes_room(self) -> bool:
+    def takes_space(self) -> bool:
         """Say whether a full disk can show here."""
-        return _TAKES_ROOM.match(self.call) is not None
+        return _TAKES_SPACE.match(self.call) is not None
 
     def injection(self, fault: str) -> list[str]:
         """Return strace's option. fault: KILL, or the name of an error."""

@@ -18,7 +18,7 @@ from penstock.policy.retention import Keep
 
 #: Files of the store itself.
 OWN = (".lock", ".fast-tier")
-#: Room for two snapshots beside one that takes as much as one might.
+#: Space for two snapshots beside one that takes as much as one might.
 FAST_BYTES = (1 << 20) + 45_000
 
 
@@ -26,7 +26,7 @@ FAST_BYTES = (1 << 20) + 45_000
 class RealSubject:
     """A SnapshotStore with baselines close to each other, so that a few saves see several.
 
-    has_fast_tier: whether it commits to a burst buffer, with room for a few snapshots, and drains from there.
+    has_fast_tier: whether it commits to a burst buffer, with space for a few snapshots, and drains from there.
     """
 
     scheme: Scheme

@@ -70,7 +70,7 @@ def cases(sites: list[Site], faults: Iterable[str]) -> list[Case]:
         (site, fault)
         for fault in faults
         for site in sites
-        if fault == "KILL" or (site.call != "close" and (fault != "ENOSPC" or site.takes_room))
+        if fault == "KILL" or (site.call != "close" and (fault != "ENOSPC" or site.takes_space))
     ]
 
 

@@ -122,7 +122,7 @@ class SlowDrive:
 
 @st.composite
 def drives(draw: st.DrawFn) -> Ssd:
-    """A drive of a few dozen blocks, now and then with hardly any room to spare."""
+    """A drive of a few dozen blocks, now and then with hardly any space to spare."""
     planes = draw(st.integers(1, 2))
     per_plane = draw(st.integers(5, 10))
     kept = draw(st.integers(1, 2)) + (planes == 1)  # free blocks a plane

@@ -60,8 +60,8 @@ from penstock.checkpoint.codecs.kernel_sizes import (
     NEARLY_EQUAL,
     PAD_BYTES,
     PLANE_KEYS,
-    ROOM,
     SIGNATURES,
+    SPACE,
     STATES_BYTES,
     TABLES_COUNTS,
     WELL,
@@ -925,14 +925,14 @@ def encode(
     if has_reference and is_equal(values, reference):
         return EQUAL, 0, np.inf
     up = word_bits - 8 * item
-    keys, exponents, places = scratch[:ROOM], scratch[ROOM : 2 * ROOM], scratch[2 * ROOM : 3 * ROOM]
-    bases = scratch[3 * ROOM :][: exponent_mask + 1]
-    symbol_of_key = scratch[3 * ROOM + MOST_EXPONENTS :][:MOST_KEYS]
-    symbol_of_finest = scratch[3 * ROOM + MOST_EXPONENTS + MOST_KEYS :][:MOST_KEYS]
-    sampled = scratch[3 * ROOM + MOST_EXPONENTS + 2 * MOST_KEYS :]
-    words, new, old = buffer[:ROOM], buffer[ROOM : 2 * ROOM], buffer[2 * ROOM : 3 * ROOM]
-    half = 3 * ROOM + (buffer.size - 3 * ROOM) // 2
-    sample, old_sample = buffer[3 * ROOM : half], buffer[half:]
+    keys, exponents, places = scratch[:SPACE], scratch[SPACE : 2 * SPACE], scratch[2 * SPACE : 3 * SPACE]
+    bases = scratch[3 * SPACE :][: exponent_mask + 1]
+    symbol_of_key = scratch[3 * SPACE + MOST_EXPONENTS :][:MOST_KEYS]
+    symbol_of_finest = scratch[3 * SPACE + MOST_EXPONENTS + MOST_KEYS :][:MOST_KEYS]
+    sampled = scratch[3 * SPACE + MOST_EXPONENTS + 2 * MOST_KEYS :]
+    words, new, old = buffer[:SPACE], buffer[SPACE : 2 * SPACE], buffer[2 * SPACE : 3 * SPACE]
+    half = 3 * SPACE + (buffer.size - 3 * SPACE) // 2
+    sample, old_sample = buffer[3 * SPACE : half], buffer[half:]
     sample = sample[: _sample(values, size, item, stride, sample)]
     old_sample = old_sample[: sample.size]
     if has_reference:
@@ -940,7 +940,7 @@ def encode(
     else:
         for i in range(old_sample.size):
             old_sample[i] = 0
-        for i in range(ROOM):
+        for i in range(SPACE):
             old[i] = 0
     shift = up
     if not is_byte:
@@ -973,12 +973,12 @@ def encode(
 
     # As differences: to the reference, or to zero where there is none and the values are no floats.
     difference_bits, symbols, contexts, exact, seen = np.inf, 0, 1, FINEST, 0
-    boundary_room, few_boundaries = (
+    boundary_buffer, few_boundaries = (
         stack_zeros(np.uint16, MOST_CONTEXTS),
         stack_zeros(np.uint16, MOST_CONTEXTS),
     )
     group_starts = stack_zeros(np.uint16, MOST_GROUPS)
-    boundaries, thresholds = boundary_room[:0], group_starts[:0]
+    boundaries, thresholds = boundary_buffer[:0], group_starts[:0]
     width = 256 if is_byte else MOST_KEYS
     rests = stack_zeros(np.uint8, MOST_SYMBOLS)
     sampled_keys = sampled[: sample.size]
@@ -1015,7 +1015,7 @@ def encode(
             symbol_of_key,
             symbol_of_finest,
             rests,
-            boundary_room,
+            boundary_buffer,
             few_boundaries,
             group_starts,
         )

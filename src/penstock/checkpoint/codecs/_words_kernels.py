@@ -49,11 +49,11 @@ def load(data: Bytes, first: Int, item: Int, words: Words) -> None:
 
 
 @kernel
-def loaded(data: Bytes, first: Int, size: Int, item: Int, room: Words) -> Words:
-    """Return so many values as words: where they stand if they are words, else in `room`."""
-    if item == item_bytes(room):
-        return data[item * first : item * (first + size)].view(room.dtype)
-    words = room[:size]
+def loaded(data: Bytes, first: Int, size: Int, item: Int, space: Words) -> Words:
+    """Return so many values as words: where they stand if they are words, else in `space`."""
+    if item == item_bytes(space):
+        return data[item * first : item * (first + size)].view(space.dtype)
+    words = space[:size]
     load(data, first, item, words)
     return words
 

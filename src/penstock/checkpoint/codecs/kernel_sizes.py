@@ -8,7 +8,7 @@ from penstock.machine_code import Signature
 #: Values that go through all loops together: what is between them stays in the first-level cache.
 CHUNK = 2048
 #: A chunk, and a value of each lane before it.
-ROOM = CHUNK + 4
+SPACE = CHUNK + 4
 #: Bits of a difference below its leading one that a key tells apart, where it does not tell all: its sign and two more.
 FINEST = 3
 #: Words below 2 to this have a key each, where that pays.
@@ -36,13 +36,13 @@ NEARLY_EQUAL = 0.02
 HEADER_BYTES, STATES_BYTES, PAD_BYTES = 10, 12, 8
 
 #: Sizes of scratch arrays: what `encode` and `decode` call `scratch`, `counts`, `states`, `steps`, `buffer`, `table`.
-SCRATCH = 3 * ROOM + MOST_EXPONENTS + 2 * MOST_KEYS + 2 * BLOCK_VALUES
+SCRATCH = 3 * SPACE + MOST_EXPONENTS + 2 * MOST_KEYS + 2 * BLOCK_VALUES
 TABLES_COUNTS = MOST_CONTEXTS * MOST_SYMBOLS
 COUNTS = PLANE_KEYS + 1 + 2 * TABLES_COUNTS + 2 * MOST_KEYS + 1
 STATES = (MOST_CONTEXTS + 1) << MOST_TABLE_LOG
 STEPS = MOST_CONTEXTS * MOST_KEYS
 #: Three chunks, and the runs that are looked at of values and reference, all of a block at most.
-BUFFER = 3 * ROOM + 2 * BLOCK_VALUES
+BUFFER = 3 * SPACE + 2 * BLOCK_VALUES
 TABLE = MOST_CONTEXTS << MOST_TABLE_LOG
 
 #: What `decode` returns: all is well, or what is wrong.

@@ -140,13 +140,13 @@ class OwnCodec:
 
         values = np.ascontiguousarray(pair.values)
         numbers = *form[:5], self.most_contexts, self.most_groups, self.stride
-        rooms = scratch.buffers[form.word], scratch.shorts, scratch.counts, scratch.states, scratch.steps
+        buffers = scratch.buffers[form.word], scratch.shorts, scratch.counts, scratch.states, scratch.steps
         reference = _NOTHING if pair.reference is None else np.ascontiguousarray(pair.reference)
-        kind, length, alone_bytes = loop(values, reference, *numbers, *rooms, out)
+        kind, length, alone_bytes = loop(values, reference, *numbers, *buffers, out)
         if kind in (Kind.DIFFERENCE, Kind.STORED) and alone_bytes * (1 - sizes.NEARLY_EQUAL) < length:
             # By the estimate it may be smaller without a reference: that is known once both are encoded.
             second = scratch.second(out.size)
-            other_kind, other_length, _ = loop(values, _NOTHING, *numbers, *rooms, second)
+            other_kind, other_length, _ = loop(values, _NOTHING, *numbers, *buffers, second)
             if other_length < length:
                 kind, length = other_kind, other_length
                 out[:length] = second[:length]
@@ -174,8 +174,8 @@ def _decode_as(kind: Kind) -> Decoder:
             old = np.ascontiguousarray(reference)
         else:
             old = _NOTHING
-        rooms = scratch.buffers[form.word], scratch.shorts, scratch.table
-        status = loop(np.ascontiguousarray(payload), int(kind), old, *form[:5], *rooms, out)
+        buffers = scratch.buffers[form.word], scratch.shorts, scratch.table
+        status = loop(np.ascontiguousarray(payload), int(kind), old, *form[:5], *buffers, out)
         if status:
             raise FormatError(f"a block of {dtype.name} is damaged: {_WRONG[status]}")
 

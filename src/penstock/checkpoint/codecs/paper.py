@@ -221,12 +221,12 @@ class _HuffmanCode:
         if symbols.size == 0 or lengths[-1] > _LONGEST_CODE:
             raise FormatError(f"a Huffman code has no codes, or longer ones than {_LONGEST_CODE} bits")
         # Of all codes of 32 bits, each shorter one is the first of so many; codes follow each other without a gap.
-        room = np.uint64(1) << (np.uint64(_LONGEST_CODE) - lengths)
-        ends = np.cumsum(room)
+        space = np.uint64(1) << (np.uint64(_LONGEST_CODE) - lengths)
+        ends = np.cumsum(space)
         if ends[-1] > 1 << _LONGEST_CODE:
             raise FormatError("a Huffman code has more codes than there can be of their lengths")
         object.__setattr__(self, "symbols", symbols.astype(np.uint32))
-        object.__setattr__(self, "codes", (ends - room) >> (np.uint64(_LONGEST_CODE) - lengths))
+        object.__setattr__(self, "codes", (ends - space) >> (np.uint64(_LONGEST_CODE) - lengths))
 
     def by_symbol(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """Return codes and lengths by symbol, as `pack_exponents` takes them."""
@@ -469,7 +469,7 @@ class _PaperCoder:
 
 def _gzip_delta(pair: Pair, heading_bits: int, out: Bytes) -> int | None:
     assert pair.reference is not None, "a delta is to a reference"
-    # Run lengths may take more than the values and still be less by gzip: room for the most that they can take.
+    # Run lengths may take more than the values and still be less by gzip: space for the most that they can take.
     most = _most_packed(pair.values.size, pair.dtype)
     packed = np.empty(most + 16, np.uint8)
     packed[0] = heading_bits

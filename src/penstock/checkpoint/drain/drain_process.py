@@ -78,7 +78,7 @@ class DrainProcess:
         try:
             try:
                 while data:
-                    data = data[self._requests.write(data) :]  # a pipe takes what it has room for
+                    data = data[self._requests.write(data) :]  # a pipe takes what it has space for
             except BrokenPipeError:
                 raise self._ended() from None
             return json.loads(self._read_until(b"\n", to_its_end=to_its_end))

@@ -55,11 +55,11 @@ class Fetched:
         self._stretches.append((part, offset, nbytes))
         self.nbytes += nbytes
 
-    def fill(self, room: Bytes) -> None:
-        """Read all that is wanted. room: uint8[nbytes or more], which is kept. Raises: DataError naming the file."""
+    def fill(self, buffer: Bytes) -> None:
+        """Read all that is wanted. buffer: uint8[nbytes or more], which is kept. Raises: DataError naming the file."""
         used = 0
         for part, offset, nbytes in self._stretches:
-            piece = room[used : used + nbytes]
+            piece = buffer[used : used + nbytes]
             part.read(offset, piece)
             self._pieces.append(piece)
             used += nbytes
@@ -98,7 +98,7 @@ class _Batch(Generic[T]):
     def __init__(self) -> None:
         self.things: list[T] = []
         self.fetched = Fetched()
-        self.room: Bytes = np.empty(0, np.uint8)
+        self.buffer: Bytes = np.empty(0, np.uint8)
 
 
 def map_fetched(
@@ -118,14 +118,14 @@ def map_fetched(
     at_once: how many reads to have under way; twice as many pieces of four megabytes are in memory.
     Raises: what `work` raises, and DataError from reading, when its turn comes.
     """
-    rooms: SimpleQueue[Bytes] = SimpleQueue()
+    buffers: SimpleQueue[Bytes] = SimpleQueue()
 
     def fetch(batch: _Batch[T]) -> _Batch[T]:
         with suppress(Empty):
-            batch.room = rooms.get_nowait()
-        if batch.room.size < batch.fetched.nbytes:
-            batch.room = np.empty(max(batch.fetched.nbytes, _BATCH_BYTES), np.uint8)
-        batch.fetched.fill(batch.room)
+            batch.buffer = buffers.get_nowait()
+        if batch.buffer.size < batch.fetched.nbytes:
+            batch.buffer = np.empty(max(batch.fetched.nbytes, _BATCH_BYTES), np.uint8)
+        batch.fetched.fill(batch.buffer)
         return batch
 
     def do(ready: tuple[T, _Batch[T]]) -> tuple[R, _Batch[T]]:
@@ -139,7 +139,7 @@ def map_fetched(
         for result, batch in workers.map(do, all_ready, _THINGS_AHEAD):
             # Nobody looks at a batch any more once the work on the first thing of the next one is done.
             if before is not None and before is not batch:
-                rooms.put(before.room)
+                buffers.put(before.buffer)
             before = batch
             yield result
 

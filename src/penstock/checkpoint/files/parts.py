@@ -216,9 +216,9 @@ class PartReader:
     def check_all_stored(self) -> None:
         """Read all blocks as stored, and check them. Raises: FormatError, DataError; both name the file."""
         offsets, sizes = self.table["offset"].tolist(), self.table["stored"].tolist()
-        room = np.empty(max(sizes, default=0), np.uint8)
+        space = np.empty(max(sizes, default=0), np.uint8)
         for block, nbytes in enumerate(sizes):
-            payload = room[:nbytes]
+            payload = space[:nbytes]
             self.read(offsets[block], payload)
             self.check_stored(block, payload)
 

@@ -1,7 +1,7 @@
 """Reading snapshots back: a block is followed through its references to one that needs none, and decoded on the way up.
 
 Source: Wang, Boukhobza and Shao 2019, Algorithm 2 (restore), merged partition by partition as in section 5.6.3: the
-partitions are our blocks, so two blocks' room is all that a merge of any number of deltas takes.
+partitions are our blocks, so two blocks' memory is all that a merge of any number of deltas takes.
 """
 
 from __future__ import annotations
@@ -190,23 +190,23 @@ class Chain:
             if found is None:
                 raise FormatError(f"{part.where} is damaged: block {block} is a difference to nothing")
             stored = found
-        # Decoded into `out` and a room beside it in turn, so that the last one ends in `out`.
+        # Decoded into `out` and a buffer beside it in turn, so that the last one ends in `out`.
         turns = sum(step.kind not in _AS_IT_IS for step in steps)
-        rooms = (out, scratch.room(0, out.size) if turns > 1 else out)
+        buffers = (out, scratch.buffer(0, out.size) if turns > 1 else out)
         here = turns % 2
         reference: Bytes | None = None
         for step in reversed(steps):
             if step.kind not in _AS_IT_IS:
                 here = 1 - here
                 if step.kind == Kind.STORED:
-                    fetched.copy_stored(step.part, step.block, rooms[here])
+                    fetched.copy_stored(step.part, step.block, buffers[here])
                 else:
-                    decode_block(step.kind, step.payload, step.dtype, reference, rooms[here])
-                reference = rooms[here]
-            step.part.check_raw(step.block, rooms[here])
+                    decode_block(step.kind, step.payload, step.dtype, reference, buffers[here])
+                reference = buffers[here]
+            step.part.check_raw(step.block, buffers[here])
 
     def block(self, layout: Layout, number: int, scratch: Scratch) -> Bytes | None:
-        """Return a tensor's decoded block, in room 1 of `scratch`: the chain as a reference that is read when needed.
+        """Return a tensor's decoded block, in buffer 1 of `scratch`: the chain as a reference that is read when needed.
 
         Returns: None if there is no tensor of this layout. Raises: FormatError, DataError.
         """
@@ -214,7 +214,7 @@ class Chain:
         if stored is None:
             return None
         step = BLOCK_VALUES * layout.dtype.item_bytes
-        out = scratch.room(1, min(step, layout.nbytes - number * step))
+        out = scratch.buffer(1, min(step, layout.nbytes - number * step))
         self.read_block(stored, number, out, scratch)
         return out
 
@@ -329,7 +329,9 @@ def _decoded(chain: Chain, jobs: Iterable[_Job], workers: Workers) -> Iterator[_
             local.scratch = Scratch()
         for job in group:
             if job.number >= 0:
-                out = local.scratch.room(1, job.place.stop - job.place.start) if job.out is None else job.out
+                out = (
+                    local.scratch.buffer(1, job.place.stop - job.place.start) if job.out is None else job.out
+                )
                 chain.read_block(job.stored, job.number, out, local.scratch, fetched)
         return [job.filling for job in group if job.filling is not None]
 

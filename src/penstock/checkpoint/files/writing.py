@@ -33,7 +33,7 @@ GROUP_BLOCKS = 64
 #: fifth longer.
 _GROUPS_AHEAD = 6
 #: Of what waits to be written, where it is hardly anything.
-_MOST_ROOMS = 8
+_MOST_BUFFERS = 8
 #: A block is looked for among those before it from that size on; a reference to one takes 8 bytes.
 _SMALLEST_REPLICA_BYTES = 64
 
@@ -50,18 +50,18 @@ class References(Protocol):
 
 
 class Scratch:
-    """Room for decoded blocks, of one thread's use at a time."""
+    """Buffer for decoded blocks, of one thread's use at a time."""
 
     def __init__(self) -> None:
-        self._rooms: list[Bytes] = []
+        self._buffers: list[Bytes] = []
 
-    def room(self, number: int, nbytes: int) -> Bytes:
-        """Return uint8[nbytes]: room 0, 1, ...; what was in it before is lost."""
-        while len(self._rooms) <= number:
-            self._rooms.append(np.empty(0, np.uint8))
-        if self._rooms[number].size < nbytes:
-            self._rooms[number] = np.empty(nbytes, np.uint8)
-        return self._rooms[number][:nbytes]
+    def buffer(self, number: int, nbytes: int) -> Bytes:
+        """Return uint8[nbytes]: buffer 0, 1, ...; what was in it before is lost."""
+        while len(self._buffers) <= number:
+            self._buffers.append(np.empty(0, np.uint8))
+        if self._buffers[number].size < nbytes:
+            self._buffers[number] = np.empty(nbytes, np.uint8)
+        return self._buffers[number][:nbytes]
 
 
 class InMemory:
@@ -135,8 +135,8 @@ class TensorWriter:
         self._workers = workers
         self._written = written
         #: Where groups of blocks are encoded: each is taken by a worker, and given back once its bytes are written.
-        self._rooms: SimpleQueue[Bytes] = SimpleQueue()
-        #: Where each worker has what a group is a difference to: not of the room, for there are many more of these.
+        self._buffers: SimpleQueue[Bytes] = SimpleQueue()
+        #: Where each worker has what a group is a difference to: not of the buffers, for there are many more of these.
         self._own = threading.local()
         #: The first block of these bytes, by their hash.
         self._seen: dict[int, int] = {}
@@ -155,9 +155,9 @@ class TensorWriter:
         Raises: DataError, FormatError from the file or the reference.
         """
         #: What waits to be written lies there.
-        rooms: list[Bytes] = []
+        buffers: list[Bytes] = []
         groups = self._groups(pieces)
-        for group, encoded, room, seconds in self._workers.map(self._encode, groups, _GROUPS_AHEAD):
+        for group, encoded, buffer, seconds in self._workers.map(self._encode, groups, _GROUPS_AHEAD):
             self.encode_seconds += seconds
             for block, (kind, payload, checksum, raw_hash) in zip(group, encoded, strict=True):
                 size = block.values.size
@@ -170,10 +170,10 @@ class TensorWriter:
                         checksum = xxh3_64_intdigest(payload.data)
                 self.refers = self.refers or kind in NEEDS_REFERENCE
                 self._writer.append(kind, payload, checksum, size, raw_hash)
-            rooms.append(room)
-            if self._writer.is_full or len(rooms) >= _MOST_ROOMS:
-                self._flush(rooms)
-        self._flush(rooms)
+            buffers.append(buffer)
+            if self._writer.is_full or len(buffers) >= _MOST_BUFFERS:
+                self._flush(buffers)
+        self._flush(buffers)
 
     def _groups(self, pieces: Iterable[Piece]) -> Iterator[list[_Block]]:
         """Yield the blocks, some together, and enter where each tensor begins."""
@@ -195,25 +195,25 @@ class TensorWriter:
         if group:
             yield group
 
-    def _flush(self, rooms: list[Bytes]) -> None:
+    def _flush(self, buffers: list[Bytes]) -> None:
         self._written(self._writer.flush())
-        while rooms:
-            self._rooms.put(rooms.pop())
+        while buffers:
+            self._buffers.put(buffers.pop())
 
     def _encode(self, group: list[_Block]) -> tuple[list[_Block], list[_Encoded], Bytes, float]:
         begin_seconds = time.perf_counter()
         try:
-            room = self._rooms.get_nowait()
+            buffer = self._buffers.get_nowait()
         except Empty:
-            room = np.empty(0, np.uint8)
+            buffer = np.empty(0, np.uint8)
         if not hasattr(self._own, "scratch"):
             self._own.scratch = Scratch()
         if self._coder is not None:
             needed = SLACK_BYTES
             for block in group:
                 needed += block.values.size
-            if room.size < needed:
-                room = np.empty(needed, np.uint8)
+            if buffer.size < needed:
+                buffer = np.empty(needed, np.uint8)
         encoded: list[_Encoded] = []
         used = 0
         for layout, number, values in group:
@@ -223,10 +223,10 @@ class TensorWriter:
                 reference = None
                 if self._references is not None:
                     reference = self._references.block(layout, number, self._own.scratch)
-                out = room[used : used + values.size + SLACK_BYTES]
+                out = buffer[used : used + values.size + SLACK_BYTES]
                 kind, length = self._coder.encode(Pair(values, layout.dtype, reference), out)
                 if kind != Kind.STORED:
                     payload = out[:length]
                     used += length
             encoded.append((kind, payload, xxh3_64_intdigest(payload.data), raw_hash))
-        return group, encoded, room, time.perf_counter() - begin_seconds
+        return group, encoded, buffer, time.perf_counter() - begin_seconds

@@ -595,13 +595,13 @@ def _gather(array: Any, item_bytes: int, begin: int, out: Bytes, non_blocking: b
     first, used = begin // item_bytes, 0
     for place in _boxes(tuple(array.shape), first, first + out.size // item_bytes):
         box = array[(*place, ...)]
-        room = out[used : used + math.prod(box.shape) * item_bytes]
-        used += room.size
+        space = out[used : used + math.prod(box.shape) * item_bytes]
+        used += space.size
         if isinstance(array, np.ndarray):
             dtype = box.dtype if box.dtype.isnative else box.dtype.newbyteorder("<")
-            np.ndarray(box.shape, dtype, room)[...] = box
+            np.ndarray(box.shape, dtype, space)[...] = box
         else:
-            bits, to = torch_bits(box), sys.modules["torch"].from_numpy(room)
+            bits, to = torch_bits(box), sys.modules["torch"].from_numpy(space)
             to.view(bits.dtype).view(bits.shape).copy_(bits, non_blocking=non_blocking)
 
 

@@ -47,7 +47,7 @@ class StagingArea:
 
     @no_collection
     def copy(self, cuts: Sequence[Cut], workers: Workers | None = None) -> list[Piece]:
-        """Copy what is cut out of a state into the area, `room_of` it reserved, and return it there.
+        """Copy what is cut out of a state into the area, `space_of` it reserved, and return it there.
 
         workers: who copies from main memory, several threads at once: one does not use all of the memory's bandwidth.
             None: the caller alone.
@@ -100,7 +100,7 @@ class Cut(NamedTuple):
     place: slice
 
 
-def room_of(cuts: Sequence[Cut]) -> int:
+def space_of(cuts: Sequence[Cut]) -> int:
     """Return the bytes that cuts take in an area."""
     nbytes = 0
     for _, _, place in cuts:
@@ -110,7 +110,7 @@ def room_of(cuts: Sequence[Cut]) -> int:
 
 @no_collection
 def waves_of(sources: Iterable[Source], limit_bytes: int | None) -> list[list[Cut]]:
-    """Return a state's tensors, cut between blocks, in waves that take no more room than the limit each.
+    """Return a state's tensors, cut between blocks, in waves that take no more space than the limit each.
 
     limit_bytes: None: all in one wave. A wave of a single block may be larger.
     """
@@ -130,26 +130,26 @@ def waves_of(sources: Iterable[Source], limit_bytes: int | None) -> list[list[Cu
 def cut_waves(layouts: Sequence[Layout], limit_bytes: int | None) -> list[list[tuple[int, slice]]]:
     """Return where tensors are cut, as `waves_of` does: of each wave, which tensors, and which of their bytes."""
     waves: list[list[tuple[int, slice]]] = [[]]
-    room = 0
+    space = 0
     for index, layout in enumerate(layouts):
         nbytes = layout.nbytes
         block_bytes = BLOCK_VALUES * layout.dtype.item_bytes
         begin = 0
         while True:
             left = nbytes - begin
-            if limit_bytes is not None and room + _aligned(left) > limit_bytes:
-                room_left = max(0, limit_bytes - room) // _ALIGN_BYTES * _ALIGN_BYTES
-                left = min(left, room_left // block_bytes * block_bytes)
+            if limit_bytes is not None and space + _aligned(left) > limit_bytes:
+                space_left = max(0, limit_bytes - space) // _ALIGN_BYTES * _ALIGN_BYTES
+                left = min(left, space_left // block_bytes * block_bytes)
             if not left and not waves[-1] and nbytes:
                 left = min(block_bytes, nbytes - begin)
             if left or not nbytes:
                 waves[-1].append((index, slice(begin, begin + left)))
-                room += _aligned(left)
+                space += _aligned(left)
                 begin += left
             if begin == nbytes:
                 break
             waves.append([])
-            room = 0
+            space = 0
     return waves
 
 

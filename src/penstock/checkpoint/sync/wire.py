@@ -522,7 +522,7 @@ class _Tensors:
             out = place
             fault: FormatError | None = None
             if kind != Kind.EQUAL or payload.size:
-                out = self._scratch.room(0, place.size)
+                out = self._scratch.buffer(0, place.size)
                 try:
                     decode_block(kind, payload, layout.dtype, place if kind in NEEDS_REFERENCE else None, out)
                 except FormatError as error:

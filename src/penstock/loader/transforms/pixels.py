@@ -30,7 +30,7 @@ class Pixels(NamedTuple):
 
 
 class Buffer:
-    """Room for one decoded picture, reused from sample to sample and grown to the largest so far."""
+    """Space for one decoded picture, reused from sample to sample and grown to the largest so far."""
 
     def __init__(self) -> None:
         self._storage = np.empty(0, np.uint8)
@@ -54,7 +54,7 @@ class Buffer:
         return size + size // 4
 
     def take(self, rows: int, columns: int) -> Pixels:
-        """Return room for rows x columns pixels, uninitialised; what was taken before is overwritten."""
+        """Return space for rows x columns pixels, uninitialised; what was taken before is overwritten."""
         if pixel_bytes(rows, columns) > self._storage.size:
             self._storage = np.empty(self.bytes_for(rows, columns), np.uint8)
         return Pixels(self._storage, rows, columns)

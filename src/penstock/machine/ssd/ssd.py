@@ -104,7 +104,7 @@ class Ssd:
                 f"planes_per_chip is {self.planes_per_chip}; it must divide the {self.blocks_per_chip} "
                 "blocks_per_chip"
             )
-        # Room for page numbers of whole powers of two per block, as the drive numbers them.
+        # Space for page numbers of whole powers of two per block, as the drive numbers them.
         if self.blocks * 2 * self.pages_per_block > _MOST_PAGES:
             raise ConfigError(
                 f"the drive has {self.blocks * self.pages_per_block:,} pages, more than can be numbered: "
