@@ -69,7 +69,7 @@ def said(outcomes: list[Any]) -> str:
     return message
 
 
-def test_ranks_that_agree_read_each_sample_once_after_one_exchange(folder: Path) -> None:
+def test_ranks_that_agree_read_each_sample_once_after_two_exchanges(folder: Path) -> None:
     job = MemoryJob(RANKS)
 
     def part(ranks: Ranks) -> list[int]:
@@ -79,7 +79,7 @@ def test_ranks_that_agree_read_each_sample_once_after_one_exchange(folder: Path)
     read = run(RANKS, part, job=job)
 
     assert sorted(number for part in read for number in part) == list(range(COUNT))
-    assert job.sent[1:] == [1, 1]
+    assert job.sent[1:] == [2, 2]
 
 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {

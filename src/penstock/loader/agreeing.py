@@ -1,8 +1,9 @@
 """The ranks of a job agree on what they will read before any of them reads a sample.
 
 A file that appears between the listings of two ranks, or a seed that differs, gives every rank another order: samples
-are read twice, or never, and nothing looks wrong. One exchange, in which every rank opens its source and describes what
-it would read, finds that; a rank that does not come is named by the time-out of `penstock.ranks`.
+are read twice, or never, and nothing looks wrong. Rank 0 lists what all find at one path (`listing_once`). One
+exchange, in which every rank opens its source and describes what it would read, finds what differs nevertheless; a rank
+that does not come is named by the time-out of `penstock.ranks`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.loader.config import BOTH_OR_NEITHER, LoaderConfig
 from penstock.loader.dataset import MapDataset
+from penstock.loader.listing_once import list_once
 from penstock.loader.resume import describe_data, describe_object, describe_run, flat_values, seed_of_state
 from penstock.loader.setup import Opened, data_of, open_run, open_source_of, plan_of, samples_of
 from penstock.loader.transforms import compile_pipeline
@@ -103,8 +105,10 @@ def open_together(
         return Agreed(config, open_run(config, calls), None, not config.rank, uncompared)
     found: list[tuple[Source | MapDataset, dict[str, JSON]]] = []
 
+    listed = list_once(job, config, calls)
+
     def describe() -> dict[str, Any]:
-        source = open_source_of(config, calls)
+        source = listed or open_source_of(config, calls)
         data = describe_data(source)
         found.append((source, data))
         return {

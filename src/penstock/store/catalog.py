@@ -29,7 +29,8 @@ from penstock.errors import FormatError
 VERSION = 1
 _MAGIC = b"PENSCAT\n"
 _FRONT = struct.Struct("<8sIIQ")
-_FRONT_BYTES = _FRONT.size + 8 + 16
+DIGEST_BYTES = 16
+_FRONT_BYTES = _FRONT.size + 8 + DIGEST_BYTES
 _INTS = np.dtype("<i8")
 
 Ints = NDArray[np.int64]
@@ -86,8 +87,18 @@ class Catalog:
         """Return int64[samples + 1]: where each name begins, and the end of the last one."""
         return np.concatenate(([0], np.flatnonzero(self.names == 0) + 1))
 
+    def digest(self) -> bytes:
+        """Return 16 bytes that no other catalog has."""
+        return _digest_of(self._parts())
+
     def to_bytes(self) -> bytes:
         """Return what `from_bytes` takes."""
+        header, *arrays = self._parts()
+        front = _FRONT.pack(_MAGIC, VERSION, len(header), len(header) + sum(map(len, arrays)))
+        return b"".join([front, xxhash.xxh3_64_digest(front), _digest_of([header, *arrays]), header, *arrays])
+
+    def _parts(self) -> list[bytes]:
+        """Return the header and the arrays as bytes."""
         header = json.dumps(
             {
                 "key": self.key,
@@ -100,16 +111,11 @@ class Catalog:
         ).encode()
         header += b" " * (-len(header) % 8)
         arrays = (self.sizes_bytes, self.labels, self.stamps, self.counts)
-        parts = [
+        return [
             header,
             *(array.astype(_INTS, copy=False).tobytes() for array in arrays),
             self.names.tobytes(),
         ]
-        digest = xxhash.xxh3_128()
-        for part in parts:
-            digest.update(part)
-        front = _FRONT.pack(_MAGIC, VERSION, len(header), sum(map(len, parts)))
-        return b"".join([front, xxhash.xxh3_64_digest(front), digest.digest(), *parts])
 
     @staticmethod
     def from_bytes(data: bytes) -> Catalog:
@@ -122,7 +128,7 @@ class Catalog:
         *_, length = _FRONT.unpack_from(data)
         if len(content) != length:
             raise FormatError(f"is cut off: {len(content):,} of {length:,} bytes are there")
-        if xxhash.xxh3_128_digest(content) != data[_FRONT_BYTES - 16 : _FRONT_BYTES]:
+        if xxhash.xxh3_128_digest(content) != data[_FRONT_BYTES - DIGEST_BYTES : _FRONT_BYTES]:
             raise FormatError("is damaged: its checksum is another")
         try:
             catalog = _unpacked(content, header_bytes)
@@ -132,6 +138,13 @@ class Catalog:
         if np.count_nonzero(names == 0) != len(catalog) or (names.size and names[-1]):
             raise FormatError("is damaged: it has more or fewer names than samples")
         return catalog
+
+
+def _digest_of(parts: list[bytes]) -> bytes:
+    digest = xxhash.xxh3_128()
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
 
 
 def _unpacked(content: memoryview, header_bytes: int) -> Catalog:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import xxhash
 
 from penstock.cache_folders import Folders, find_folders, remove_unused
-from penstock.errors import DataError, FormatError
+from penstock.errors import FormatError, PenstockError
 from penstock.files import write_whole
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey, NewerCatalog, check_front
@@ -49,6 +49,8 @@ def read_catalog(key: CatalogKey, calls: Calls) -> Catalog | None:
                 raise FormatError(f"is of {catalog.key.place}")
         except FormatError as problem:
             calls.report(f"the catalog of {key.place} in {file} {problem}: the data set is listed anew")
+        except PenstockError:  # such as a disk that does not answer in time
+            raise
         except OSError:  # nothing is there, or a disk fails
             continue
         else:
@@ -71,7 +73,7 @@ def keep_catalog(catalog: Catalog, calls: Calls) -> str | None:
     file = folder / _name_of(catalog.key)
     try:
         calls.one(str(file), partial(_write, file, catalog.to_bytes()))
-    except DataError:
+    except PenstockError:
         raise
     except OSError as error:
         return f"{file} cannot be written: {error.strerror or error}"
@@ -92,7 +94,7 @@ def kept_catalogs() -> Iterator[KeptCatalog]:
                 yield KeptCatalog(file, len(data), used_seconds, catalog, problem)
 
 
-def place_of(path: str) -> str:
+def place_of(path: str | os.PathLike[str]) -> str:
     """Return the real path by which the catalogs of a folder or list file are known."""
     folder, name = os.path.split(path := os.path.abspath(os.path.expanduser(path)))
     # A list that is a link: its paths are relative to the folder of the link.

@@ -147,6 +147,27 @@ def _is_unchanged(place: str, old: Catalog, asking: Asking) -> bool:
     return bool(old.stamps.all()) and all(asking.calls.each(look, starts, look=asking.progress.look))
 
 
+def read_same(path: str | os.PathLike[str], digest: bytes, calls: Calls) -> Catalog | None:
+    """Return the catalog that `open_source` kept of what is at a path, if it is another rank's to the bit."""
+    key = calls.one(os.fspath(path), lambda: _key("open_source", os.fspath(path), IMAGE_EXTENSIONS))
+    found = read_catalog(key, calls)
+    return found if found is not None and found.digest() == digest else None
+
+
+def is_listed_here(path: str | os.PathLike[str], catalog: Catalog, refresh: Refresh, calls: Calls) -> bool:
+    """Return whether another rank's catalog is of what is at a path: of this folder, not of one like it.
+
+    refresh: "never" has it be so wherever the path is the same.
+    """
+    place = calls.one(os.fspath(path), lambda: place_of(path))
+    if place != catalog.key.place:
+        return False
+    root = os.path.dirname(place) if catalog.kind == "FileList" else place
+    first = os.path.join(root, catalog.folders[0])
+    stamp = calls.one(first, lambda: _stamp_at(first, calls))
+    return refresh == "never" or stamp == catalog.stamps[0] != _NEVER_EQUAL
+
+
 def _stamp_at(path: str, calls: Calls) -> int:
     calls.at(path)
     now_ns = time.time_ns()

@@ -1,0 +1,55 @@
+"""One rank lists the data set of a job, and the others receive its catalog."""
+
+from __future__ import annotations
+
+import os
+
+from penstock.loader.config import LoaderConfig
+from penstock.ranks import Ranks
+from penstock.store import Catalog, FileSource, open_source
+from penstock.store.calls import Calls
+from penstock.store.catalog import DIGEST_BYTES
+from penstock.store.listing import is_listed_here, read_same
+
+#: A catalog of more bytes is sent to ranks only if one of them cannot read it where it is kept.
+_SENT_AT_ONCE_BYTES = 1 << 20
+
+
+def list_once(job: Ranks, config: LoaderConfig, calls: Calls) -> FileSource | None:
+    """Return the data set that rank 0 listed, on each rank that finds the same folder at the same path; else None.
+
+    All ranks call this, before each opens what it gets None for. A host may have a copy of its own at the path, whose
+    folder has another inode: it is listed there.
+    Raises: on every rank, what listing raised on rank 0.
+    """
+    path = config.source if isinstance(config.source, (str, os.PathLike)) else None
+    source: FileSource | None = None
+    written = b""
+
+    def list_it() -> bytes:
+        nonlocal source, written
+        if path is None:
+            return b""
+        source = open_source(path, refresh=config.refresh, calls=calls)
+        written = source.catalog.to_bytes()
+        return written if len(written) <= _SENT_AT_ONCE_BYTES else source.catalog.digest()
+
+    what = "the start of a loader"
+    answer: bytes = job.on_rank_zero(what, list_it)
+    kept: Catalog | None = None
+    if len(answer) == DIGEST_BYTES:
+
+        def has_it() -> bool:
+            nonlocal kept
+            if source is None and path is not None:
+                kept = read_same(path, answer, calls)
+            return source is not None or kept is not None or path is None
+
+        sent = job.gather_then_decide(what, has_it, lambda all_ranks: b"" if all(all_ranks) else written)
+    else:
+        sent = answer
+    if source is None and path is not None and (kept is not None or sent):
+        kept = kept or Catalog.from_bytes(sent)
+        if is_listed_here(path, kept, config.refresh, calls):
+            source = open_source(path, catalog=kept)
+    return source

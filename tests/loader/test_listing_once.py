@@ -1,0 +1,179 @@
+"""One rank of a job lists the data set, and the others take its catalog: each rank is a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.ranks.in_memory import MemoryJob, run
+
+from penstock.cache_folders import Folders
+from penstock.errors import DataError
+from penstock.loader import Loader, listing_once
+from penstock.loader.transforms import DecodeRaw
+from penstock.ranks import Ranks
+from penstock.store import catalogs, listing, open_source
+
+LABELS = ("ape", "bee", "cat", "dog")
+COUNT = 64
+
+
+class Folder:
+    """A data set, its catalogs, and how often each of its folders was listed, by which ranks."""
+
+    def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.data, self.kept = place / "data", place / "kept"
+        self.kept.mkdir()
+        for number, label in enumerate(LABELS):
+            (self.data / label).mkdir(parents=True)
+            for name in range(16):
+                (self.data / label / f"{name}.png").write_bytes(bytes([16 * number + name] * 4))
+        self.listed: Counter[str] = Counter()
+        visible = listing.visible
+
+        def counted(path: str) -> list[tuple[str, bool]]:
+            self.listed[path] += 1
+            return visible(path)
+
+        monkeypatch.setattr(listing, "visible", counted)
+        monkeypatch.setattr(listing, "_RACY_NS", -(10**18))  # nothing has just changed
+        monkeypatch.setattr(catalogs, "_folders", lambda: Folders((self.kept,), self.kept, ""))
+
+    def read(self, own: Ranks, place: Path | None = None, **options: Any) -> list[int]:
+        """Return what a rank reads in an epoch."""
+        arguments: dict[str, Any] = {
+            "batch_size": 8,
+            "epochs": 1,
+            "dtype": "uint8",
+            "memory": "1 MB",
+            **options,
+        }
+        with Loader(
+            place or self.data,
+            transforms=[DecodeRaw("uint8", (4,))],
+            decoders=0,
+            rank=own.rank,
+            world_size=own.size,
+            ranks=lambda: own,
+            report=None,
+            **arguments,
+        ) as loader:
+            return [int(row[0]) for batch in loader for row in batch[0]]
+
+    @property
+    def once(self) -> dict[str, int]:
+        """Every folder, once."""
+        return dict.fromkeys([str(self.data), *(str(self.data / label) for label in LABELS)], 1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    return Folder(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("ranks", [2, 64])
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_job_makes_one_listing(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, ranks: int, is_large: bool, is_kept: bool
+) -> None:
+    monkeypatch.setattr(listing_once, "_SENT_AT_ONCE_BYTES", 0 if is_large else 1 << 20)
+    monkeypatch.setattr(catalogs, "LEAST_SAMPLES", 1 if is_kept else 1000)
+
+    read = run(ranks, lambda own: folder.read(own, batch_size=COUNT))
+
+    assert sorted(number for part in read for number in part) == list(range(COUNT))
+    assert folder.listed == folder.once
+
+
+def test_a_large_catalog_that_all_ranks_find_in_a_file_is_not_sent(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing_once, "_SENT_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(catalogs, "LEAST_SAMPLES", 1)
+    job, sent = MemoryJob(3), list[bytes]()
+    monkeypatch.setattr(Ranks, "_messages_from", _remembering(sent))
+
+    run(3, folder.read, job=job)
+
+    assert sent
+    assert not any(b"cat/0.png" in message for message in sent)
+
+
+def _remembering(sent: list[bytes]) -> Any:
+    messages_from = Ranks._messages_from
+
+    def remembering(self: Ranks, sender: int) -> Any:
+        found = messages_from(self, sender)
+        sent.extend(repr(message).encode() for message in found)
+        return found
+
+    return remembering
+
+
+def test_a_file_that_appears_after_rank_0_listed_is_in_no_ranks_run(folder: Folder) -> None:
+    """Each rank for itself would list other samples, and the start would fail."""
+    has_appeared = threading.Event()
+    listed = listing_once.list_once
+
+    def part(own: Ranks) -> list[int]:
+        return folder.read(own)
+
+    def later(job: Ranks, *rest: Any) -> Any:
+        found = listed(job, *rest)
+        if job.rank == 0:
+            (folder.data / "cat" / "99.png").write_bytes(bytes(4))
+            has_appeared.set()
+        assert has_appeared.wait(30)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.loader.agreeing.list_once", later)
+        read = run(3, part)
+
+    assert sorted(number for part in read for number in part) == list(range(COUNT))
+    assert folder.listed == folder.once
+
+
+def test_a_host_with_a_copy_of_its_own_lists_it(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same path is another folder there: its inode tells."""
+    stamp_of = listing.stamp_of
+    here = threading.local()
+
+    def by_host(*arguments: Any) -> int:
+        return stamp_of(*arguments) ^ getattr(here, "host", 0)
+
+    def part(own: Ranks) -> list[int]:
+        here.host = 2 * own.rank
+        return folder.read(own)
+
+    monkeypatch.setattr(listing, "stamp_of", by_host)
+    read = run(2, part)
+
+    assert sorted(number for part in read for number in part) == list(range(COUNT))
+    assert set(folder.listed.values()) == {2}
+
+
+def test_ranks_with_paths_or_sources_of_their_own_open_them(folder: Folder, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(folder.data)
+    source = open_source(folder.data)
+    folder.listed.clear()
+    places = [folder.data, tmp_path / "link", source]
+
+    for turned in (places, places[::-1]):
+        folder.listed.clear()
+        read = run(3, lambda own, turned=turned: folder.read(own, turned[own.rank]))  # type: ignore[misc]
+
+        assert sorted(number for part in read for number in part) == list(range(COUNT))
+
+
+def test_what_keeps_rank_0_from_listing_is_an_error_of_all(folder: Folder) -> None:
+    (folder.data / "empty").mkdir()
+
+    for error in run(3, folder.read):
+        assert isinstance(error, DataError)
+        assert str(error).startswith("rank 0 of 3, the start of a loader: ")
+        assert "empty has no files" in str(error)
