@@ -22,6 +22,7 @@ with warnings.catch_warnings():
 
 from penstock.checkpoint.store import SnapshotStore
 from penstock.errors import ConfigError
+from penstock.torch import Loader
 from penstock.torch.trainer import SnapshotCallback
 
 STEPS_PER_EPOCH = 4
@@ -106,6 +107,64 @@ def test_twice_n_steps_are_n_steps_and_a_restore_and_n_steps(
     assert [entry.get("loss") for entry in again.state.log_history[: step // 2 - 1]] == [
         entry.get("loss") for entry in straight.state.log_history[: step // 2 - 1]
     ]
+
+
+class Reading(Trainer):
+    """Reads from a loader of Penstock, and notes which rows."""
+
+    def __init__(self, loader: Loader, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.loader = loader
+        self.seen: list[list[float]] = []
+
+    def get_train_dataloader(self) -> Any:
+        return self.loader
+
+    def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
+        self.seen.append(inputs["values"][:, 0].tolist())
+        return super().training_step(model, inputs, *rest)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize("is_skipped", [True, False], ids=["skipping", "with its state"])
+@pytest.mark.parametrize("step", [3, 4], ids=["within an epoch", "between epochs"])
+def test_a_loader_of_penstock_goes_on_with_the_next_batch(
+    open_store: Open, tmp_path: Path, accumulated: int, is_skipped: bool, step: int
+) -> None:
+    """By the Trainer's own skipping of batches, reading none; or by the loader's state, where it does not skip."""
+    store = open_store(f"{step} steps")
+    rows = Rows()
+
+    def train(from_step: int | None) -> Reading:
+        set_seed(7)
+        options: dict[str, Any] = {
+            "max_steps": 9,
+            "gradient_accumulation_steps": accumulated,
+            "save_strategy": "no",
+        }
+        options |= {
+            "use_cpu": True,
+            "report_to": [],
+            "disable_tqdm": True,
+            "ignore_data_skip": not is_skipped,
+        }
+        arguments = TrainingArguments(str(tmp_path), **options)
+        with Loader(rows, batch_size=4, seed=1, epochs=6, report=None) as loader:
+            if from_step is not None and not is_skipped:
+                loader.load_state_dict(loader.state_at(*divmod(from_step * accumulated, len(loader))))
+            trainer = Reading(loader, Net(), arguments, train_dataset=rows)
+            callback = SnapshotCallback(trainer, store)
+            trainer.add_callback(callback)
+            callback.train(from_step)
+        return trainer
+
+    straight, again = train(None), train(step)
+
+    assert again.seen == straight.seen[step * accumulated :]
+    assert len(straight.seen) == 9 * accumulated
+    expected = straight.model.state_dict()  # type: ignore[union-attr]
+    for name, tensor in again.model.state_dict().items():  # type: ignore[union-attr]
+        assert torch.equal(tensor, expected[name]), name
 
 
 def test_where_nothing_was_saved_training_begins_at_the_beginning(

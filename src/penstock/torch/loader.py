@@ -99,7 +99,7 @@ class Loader(loader.Loader):
     # What accelerate asks of a DataLoader, to make another that skips batches of it.
 
     @property
-    def batch_sampler(self) -> BatchSteps:
+    def batch_sampler(self) -> Any:
         """By accelerate's `skip_first_batches`, whose DataLoader asks `dataset` for what this yields."""
         return BatchSteps(self)
 
