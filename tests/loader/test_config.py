@@ -279,3 +279,13 @@ def test_a_source_of_ones_own_is_predicted_by_its_sizes_alone(image_folder: Call
 
     # A store of 1 MB/s: a second for each file.
     assert predicted.epochs()[0].seconds == pytest.approx(len(source), rel=0.01)
+
+
+def test_a_source_that_is_open_already_is_not_refreshed(image_folder: Callable[..., Path]) -> None:
+    source = ImageFolder(image_folder())
+
+    assert of_photos(source, refresh="auto").source is source
+    with pytest.raises(
+        ConfigError, match="refresh is 'full', and the source is open already: give it to what opens"
+    ):
+        of_photos(source, refresh="full")

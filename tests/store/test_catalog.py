@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from penstock.cache_folders import Folders
-from penstock.errors import ConfigError, DataError, FormatError
+from penstock.errors import ConfigError, DataError, FormatError, WaitTimeout
 from penstock.report import print_report
 from penstock.store import FileList, FlatFolder, ImageFolder, catalogs, listing, listing_progress, open_source
 from penstock.store.calls import Calls
@@ -484,6 +484,19 @@ def test_a_catalog_that_cannot_be_kept_keeps_nobody_from_reading(
     monkeypatch.setattr(catalogs, "_folders", lambda: Folders((), None, ""))
     assert len(store.open()) == 1
     assert store.lines[1].endswith("no folder for it can be written: give one that can be, as PENSTOCK_CACHE")
+
+
+def test_a_folder_of_catalogs_that_does_not_answer_in_time_is_no_missing_catalog(store: Store) -> None:
+    class Refusing(Calls):
+        def one(self, place: str, call: Callable[[], Any]) -> Any:
+            if place.endswith(".catalog"):
+                raise WaitTimeout(f"{place} does not answer")
+            return super().one(place, call)
+
+    store.write("cat/a.jpg")
+    for refresh in ("auto", "never", "full"):  # read, and written
+        with pytest.raises(WaitTimeout, match="does not answer"):
+            open_source(store.data, refresh=refresh, calls=Refusing())
 
 
 def test_a_small_data_set_leaves_no_file(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,6 +191,11 @@ class LoaderConfig:
             check_machine(self.machine)
         policy_of(self.policy)
         check_refresh(self.refresh)
+        if self.refresh != "auto" and not isinstance(self.source, str):
+            raise ConfigError(
+                f"refresh is {self.refresh!r}, and the source is open already: give it to what opens the source, "
+                "such as penstock.open_source, or give a path here"
+            )
 
     def _check_waits(self) -> None:
         if self.on_error not in ("raise", "skip") and not callable(self.on_error):

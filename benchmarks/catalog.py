@@ -1,0 +1,159 @@
+"""How long it takes to list a data set of many files, to open it again, and until a loader has its first batch.
+
+    python benchmarks/catalog.py [--files N] [--folders N] [--rounds N] [--place DIR] [--quick]
+
+Makes N files of 1 byte in so many folders, then, in turn: `find -printf '%s'` over them; the first listing (every
+folder and size asked for, the catalog written), by the compiled loop and by Python alone; opening with the catalog
+(refresh="auto" asks for each folder's times, "never" for nothing); and new processes that make a loader with the
+catalog kept and take its first batch, with the time that imports took. Prints the median with the least and the most,
+and ratios to find of the same round.
+
+The kernel knows all names and sizes: a first `find` is not counted. The files are removed at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+from penstock.cache_folders import Folders
+from penstock.store import catalogs, listing, open_source
+from penstock.store.files import FileSource
+
+#: Prints the seconds of imports, and those of a loader until its first batch.
+FIRST_BATCH = """
+import sys, time
+begin = time.perf_counter()
+from pathlib import Path
+from penstock.cache_folders import Folders
+from penstock.loader import Loader
+from penstock.loader.transforms import DecodeRaw
+from penstock.store import catalogs
+kept = Path(sys.argv[2])
+catalogs._folders = lambda: Folders((kept,), kept, "")
+catalogs.LEAST_SAMPLES = 1
+made = time.perf_counter()
+with Loader(sys.argv[1], batch_size=64, epochs=90, transforms=[DecodeRaw("uint8", (1,))], dtype="uint8", report=None) as loader:
+    next(iter(loader))
+    print(made - begin, time.perf_counter() - made)
+"""  # noqa: E501
+
+
+def make_files(root: Path, files: int, folders: int) -> None:
+    for folder in range(folders):
+        place = root / f"n{folder:08d}"
+        place.mkdir()
+        descriptor = os.open(place, os.O_RDONLY)
+        for number in range(folder, files, folders):
+            flags = os.O_CREAT | os.O_WRONLY
+            file = os.open(f"{place.name}_{number:07d}.JPEG", flags, 0o644, dir_fd=descriptor)
+            os.write(file, b"x")
+            os.close(file)
+        os.close(descriptor)
+
+
+def find(root: Path) -> int:
+    found = subprocess.run(
+        ["find", str(root), "-type", "f", "-printf", "%s\n"], stdout=subprocess.PIPE, check=True
+    )
+    return sum(map(int, found.stdout.split()))
+
+
+def timed(action: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    action()
+    return time.perf_counter() - begin
+
+
+def plainly(root: Path) -> FileSource:
+    before, listing._LEAST_COMPILED = listing._LEAST_COMPILED, sys.maxsize
+    try:
+        return open_source(root, refresh="full")
+    finally:
+        listing._LEAST_COMPILED = before
+
+
+def first_batch(root: Path, kept: Path) -> tuple[float, float]:
+    printed = subprocess.run(
+        [sys.executable, "-c", FIRST_BATCH, str(root), str(kept)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    imports, batch = map(float, printed.stdout.split())
+    return imports, batch
+
+
+def measure(root: Path, kept: Path, files: int, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each round, by what took them."""
+    cases: dict[str, Callable[[], object]] = {
+        "find": lambda: find(root),
+        "first listing": lambda: open_source(root, refresh="full"),
+        "first listing, Python alone": lambda: plainly(root),
+        'opened again, "auto"': lambda: open_source(root),
+        'opened again, "never"': lambda: open_source(root, refresh="never"),
+    }
+    assert find(root) == files == int(plainly(root).sizes_bytes.sum()), "the files are there"
+    listing.STAT_FILES.wait()
+    listing._LEAST_COMPILED = 0
+    assert open_source(root, refresh="full").sizes_bytes.tolist() == [1] * files, "the loop finds all sizes"
+    first_batch(root, kept)  # what is compiled once on a machine
+    found: dict[str, list[float]] = {name: [] for name in cases}
+    found |= {"imports": [], "first batch": []}
+    for _ in range(rounds):
+        for name, action in cases.items():
+            found[name].append(timed(action))
+        imports, batch = first_batch(root, kept)
+        found["imports"].append(imports)
+        found["first batch"].append(batch)
+    return found
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--files", type=int, default=1_300_000)
+    parser.add_argument("--folders", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--place", type=Path, help="where the files are made (default: the temporary folder)")
+    parser.add_argument("--quick", action="store_true", help="few files, one round")
+    options = parser.parse_args(words)
+    files, folders, rounds = (
+        (600, 3, 1) if options.quick else (options.files, options.folders, options.rounds)
+    )
+    place = Path(tempfile.mkdtemp(prefix="penstock-catalog-", dir=options.place))
+    before = catalogs._folders, catalogs.LEAST_SAMPLES, listing._LEAST_COMPILED
+    try:
+        root, kept = place / "data", place / "kept"
+        root.mkdir()
+        kept.mkdir()
+        catalogs._folders, catalogs.LEAST_SAMPLES = (lambda: Folders((kept,), kept, "")), 1
+        make_files(root, files, folders)
+        found = measure(root, kept, files, rounds)
+        nbytes = sum(file.stat().st_size for file in kept.iterdir())
+    finally:
+        catalogs._folders, catalogs.LEAST_SAMPLES, listing._LEAST_COMPILED = before
+        shutil.rmtree(place)
+    print(
+        f"{files:,} files in {folders:,} folders, catalog {nbytes:,} bytes; {os.cpu_count()} processors, "
+        f"{platform.machine()}, Python {platform.python_version()}, load {os.getloadavg()[0]:.1f}, {date.today()}"
+    )
+    for name, seconds in found.items():
+        ratios = [one / other for one, other in zip(seconds, found["find"], strict=True)]
+        print(
+            f"{name:28} {statistics.median(seconds):8.3f} s ({min(seconds):.3f} to {max(seconds):.3f}), "
+            f"{statistics.median(ratios):5.2f} of find ({min(ratios):.2f} to {max(ratios):.2f})"
+        )
+
+
+if __name__ == "__main__":
+    main()
