@@ -455,3 +455,17 @@ def test_a_skip_without_a_listed_reason_fails_the_run(
     assert result.returncode == status, result.stdout + result.stderr
     _, _, unlisted = result.stdout.partition("skipped, but not listed")
     assert ("test_on_an_old_machine" in unlisted, "rare" in unlisted) == (status == 1, False)
+
+
+def test_no_function_is_longer_than_a_reader_can_hold() -> None:
+    """80 lines, docstring and comments included; compiled kernels, which numba takes whole, may be longer."""
+    long = []
+    for path in SOURCE.rglob("*.py"):
+        if path.name.endswith("_kernels.py"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                if lines > 80:
+                    long.append(f"{path.relative_to(SOURCE)}: {node.name}, {lines} lines")
+    assert not long

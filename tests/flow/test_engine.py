@@ -14,7 +14,7 @@ from tests.patience import patient, wait_until
 
 from penstock.errors import ClosedError, DataError, StagingError, WaitTimeout
 from penstock.flow import waits
-from penstock.flow.engine import DECISIONS, Engine, Failed
+from penstock.flow.engine import DECISIONS, Engine, EngineSettings, Failed
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import Field, StagingBuffer, slot_bytes
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
@@ -95,6 +95,7 @@ class Run:
             self.staging.grow()
         self.said: list[str] = []
         settings: dict[str, Any] = {"patience_seconds": 60.0, "timeout_seconds": None, **options}
+        compiled = settings.pop("compiled", lambda: None)
         self.recorder = Recorder(1024)
         self.engine = Engine(
             scheduler,
@@ -102,13 +103,13 @@ class Run:
             work,
             self.staging,
             self.recorder,
-            readers=limits.readers,
+            EngineSettings(readers=limits.readers, **settings),
             begin=lambda: None,
             report=self.said.append,
             collect=lambda: None,
             finish=lambda: None,
             samples_of=lambda epoch, step: plan.local_batch(0, epoch, step),
-            **settings,
+            compiled=compiled,
         )
         self.engine.start()
 

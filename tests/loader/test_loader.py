@@ -1178,7 +1178,7 @@ def test_a_child_that_is_forked_while_the_threads_start_can_close_its_copy(folde
 def test_the_line_of_an_epoch_names_the_number_of_threads_once_it_has_changed(folder: Path) -> None:
     lines: list[str] = []
     with make(folder, epochs=2, decoders=3, report=lines.append) as loader:
-        loader._reported_threads = 2
+        loader._lines._reported_threads = 2
         for _ in range(2):
             list(loader)
 
@@ -1210,7 +1210,7 @@ def test_after_a_break_position_and_preview_are_the_next_epochs_and_the_step_has
     with make(folder, report=lines.append, trace=tmp_path / "run.trace") as loader:
         for _ in loader:
             break
-        wait_until(lambda: loader._departure is not None and loader._departure.seconds is not None)
+        wait_until(lambda: loader._pass.departure is not None and loader._pass.departure.seconds is not None)
         left = loader.recorder.clock() - loader.recorder.origin  # what follows, a validation, is no step
         expected = loader.preview(COUNT).tolist()
         position = loader.position

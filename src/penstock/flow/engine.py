@@ -225,19 +225,31 @@ class Decoder(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How an engine works.
+
+    readers: threads that only read. Decode workers are as many as the scheduler lets load at once.
+    patience_seconds: a wait that lasts longer is reported, once per patience.
+    timeout_seconds: a wait that lasts longer raises WaitTimeout.
+    works_in_own_thread: whether `take` does all of the work in the thread that calls it, a piece at a time until its
+        batch is there, and no thread is started; readers is 0 then, and the scheduler lets one Load run at once.
+    watches_lock: whether to find out if threads wait for the interpreter's lock, for `lock_use`.
+    """
+
+    readers: int
+    patience_seconds: float
+    timeout_seconds: float | None
+    works_in_own_thread: bool = False
+    watches_lock: bool = False
+
+
 class Engine:
     """A running plan: start it, take batches in order, close it.
 
-    clock: seconds; of the recorder.
-    patience_seconds: a wait that lasts longer is reported, once per patience.
-    timeout_seconds: a wait that lasts longer raises WaitTimeout.
     samples_of: the samples of the batch of an epoch and step, for messages.
     collect: drains the recorder; workers call it when their ring is half full, as in a long step of the training.
-    readers: threads that only read. Decode workers are as many as the scheduler lets load at once.
-    works_in_own_thread: whether `take` does all of the work in the thread that calls it, a piece at a time until its
-        batch is there, and no thread is started; readers is 0 then, and the scheduler lets one Load run at once.
     begin: called by each decode worker before its first Load.
-    watches_lock: whether to find out if threads wait for the interpreter's lock, for `lock_use`.
     compiled: returns the compiled decisions once there are any.
     finish: called at the end, when no thread records any more, or by a `close` that left threads which hang.
     """
@@ -249,17 +261,13 @@ class Engine:
         decoder: Decoder,
         staging: StagingBuffer,
         recorder: Recorder,
+        settings: EngineSettings,
         *,
-        readers: int,
-        works_in_own_thread: bool = False,
         begin: Callable[[], None],
-        patience_seconds: float,
-        timeout_seconds: float | None,
         report: Callable[[str], None],
         collect: Callable[[], None],
         finish: Callable[[], None],
         samples_of: Callable[[int, int], NDArray[np.int64]],
-        watches_lock: bool = False,
         compiled: Callable[[], Loop | None] = lambda: None,
     ) -> None:
         self._scheduler = scheduler
@@ -268,9 +276,8 @@ class Engine:
         self._staging = staging
         self._recorder = recorder
         self._clock = recorder.clock
-        self._patience_seconds, self._timeout_seconds = patience_seconds, timeout_seconds
+        self._settings = settings
         self._report = report
-        self._watches_lock = watches_lock
         self._collect = collect
         self._when_finished = finish
         #: None once the scheduler has the compiled decisions.
@@ -309,17 +316,16 @@ class Engine:
         self._lock_use = LockUse()
         self._load_ended = 0.0
         self._loaded_samples = 0
-        self._first_decoder = _FIRST_WORKER + readers
+        self._first_decoder = _FIRST_WORKER + settings.readers
         self._recent_read_seconds: deque[float] = deque(maxlen=_RECENT_READS)
         self._consumer_waits: tuple[int, int, float] | None = None
         self._closed = False
-        self._begin, self._readers = begin, readers
+        self._begin = begin
         #: What the consumer's thread does its work with, where it does all of it.
         self._own: _OwnThread | None = None
-        self._works_in_own_thread = works_in_own_thread
         self._decoders = 0
         #: Decode workers that are not parked, or will not be once they have looked. The consumer's thread is one.
-        self._decoders_at_work = int(works_in_own_thread)
+        self._decoders_at_work = int(settings.works_in_own_thread)
         #: All that were started, in the order of their start; the last one perhaps not yet.
         self._threads: list[threading.Thread] = []
         # Through a weak reference: a loader that is dropped unclosed must not be kept until the exit.
@@ -331,13 +337,13 @@ class Engine:
         """Begin to prefetch."""
         try:
             atexit.register(self._at_exit)
-            if self._works_in_own_thread:
+            if self._settings.works_in_own_thread:
                 self._begin()
                 self._own = _OwnThread(self._recorder.ring(_FIRST_WORKER), RunDelay(None))
                 self._post(self._scheduler.start)
                 return
             waits.register(self)
-            for reader in range(self._readers):
+            for reader in range(self._settings.readers):
                 self._start("read", reader, self._run_reader, _READER_SPANS)
             with self._lock:
                 while self._decoders < self._scheduler.loads_allowed and self._start_decoder():
@@ -369,7 +375,10 @@ class Engine:
         self._consumer_waits = (*key, begin)
         try:
             patience = Patience(
-                self._patience_seconds, self._timeout_seconds, self._report, self._consumer_line
+                self._settings.patience_seconds,
+                self._settings.timeout_seconds,
+                self._report,
+                self._consumer_line,
             )
             while True:
                 if (batch := self._arrived.get(key)) is not None:
@@ -609,7 +618,7 @@ class Engine:
 
     def _start_decoder(self) -> bool:
         spans = self._recorder.capacity_spans
-        if not self._start("decode", self._readers + self._decoders, self._run_decoder, spans):
+        if not self._start("decode", self._settings.readers + self._decoders, self._run_decoder, spans):
             self._scheduler.limit_threads(self._decoders)
             return False
         self._decoders += 1
@@ -704,7 +713,7 @@ class Engine:
         now: float,
     ) -> list[Instruction]:
         wall_seconds, cpu_seconds = seconds
-        if self._watches_lock and self._scheduler.loads_running > 1:
+        if self._settings.watches_lock and self._scheduler.loads_running > 1:
             # No longer than this Load: before it there may have been nothing to do.
             since_last = min(now - self._load_ended, wall_seconds)
             self._lock_use = self._lock_use.plus(since_last, cpu_seconds, asked_seconds)
@@ -824,7 +833,7 @@ class Engine:
             if loop is not None:
                 self._compiled = None
                 self._inbox.append(partial(self._use, loop))
-        asked_seconds = self._ask_for_lock(worker, delay) if self._watches_lock else None
+        asked_seconds = self._ask_for_lock(worker, delay) if self._settings.watches_lock else None
         delay.begin(surely=False)
         begin, computed, taken = self._clock(), time.thread_time(), delay.taken_seconds
         failed, own_reads = self._fetch_and_decode(load, partial(self._note, worker), ring, delay)

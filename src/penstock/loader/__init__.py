@@ -2,8 +2,9 @@
 
 from penstock.loader.budget import MemoryBudget
 from penstock.loader.config import LoaderArguments, LoaderConfig
+from penstock.loader.epoch_lines import SkippedSample
 from penstock.loader.front_end import NUMPY, FrontEnd
-from penstock.loader.loader import Loader, SkippedSample
+from penstock.loader.loader import Loader
 from penstock.loader.prediction import predict
 from penstock.report import print_report
 

@@ -7,6 +7,7 @@ import os
 import platform
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -20,17 +21,16 @@ from numpy.typing import NDArray
 
 from penstock.compiling import Lease
 from penstock.errors import ClosedError, ConfigError, DataError, WaitTimeout, printable
-from penstock.flow.engine import DECISIONS, Departure, Engine, Fetcher, StagedBatch
-from penstock.flow.lock_use import LockUse
+from penstock.flow.engine import DECISIONS, Departure, Engine, EngineSettings, Fetcher, StagedBatch
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import StagingBuffer
 from penstock.loader.agreeing import open_together, placed
 from penstock.loader.budget import MemoryBudget
 from penstock.loader.config import LoaderArguments, LoaderConfig, config_of
 from penstock.loader.dataset import MapDataset
+from penstock.loader.epoch_lines import EpochLines, SkippedSample, skip_clause
 from penstock.loader.fetching import SourceFetcher
 from penstock.loader.front_end import NUMPY, FrontEnd
-from penstock.loader.images import ImageDecoder
 from penstock.loader.opening import Opening
 from penstock.loader.prediction import predict_run
 from penstock.loader.progress import Collector
@@ -47,25 +47,13 @@ from penstock.ranks import Ranks
 from penstock.report import print_report
 from penstock.store import Source
 from penstock.store.calls import Calls
-from penstock.trace import NOTHING_TO_GAIN, EpochMetrics, Trace, TraceWriter, limiting, stall_share
+from penstock.trace import EpochMetrics, Trace, TraceWriter
 from penstock.trace.schema import NO_STEP, Kind
-from penstock.units import format_count, is_integer
+from penstock.units import is_integer
 
 _CONSUMER = 0
 _RING_SPANS = 4096
 _DRAIN_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class SkippedSample:
-    """A sample that could not be had and was left out of its batch."""
-
-    epoch: int
-    step: int
-    sample: int
-    #: As the source describes it: a path that opens the file, be it printable or not.
-    name: str
-    error: str
 
 
 class Loader:
@@ -142,34 +130,29 @@ class Loader:
             opened, on any of them; WaitTimeout if it does not answer, or naming the ranks that do not make the loader.
         """
         self._config = config = placed(config_of(source, arguments), mesh)
-        _check_ends(report, front_end)
-        if report is not None and report is not print_report:  # which does so itself
-            report = partial(_report_printable, report)
+        report = _checked_ends(report, front_end)
         to_user = report if report is not None else _keep_silent
         #: Kernels are compiled by another process while it is open.
         self._lease = Lease(report)
-        opening = Opening(
-            config.patience_seconds, config.timeout_seconds, to_user, in_own_thread=config.decoders == 0
-        )
-        try:
+        with closing(
+            Opening(
+                config.patience_seconds, config.timeout_seconds, to_user, in_own_thread=config.decoders == 0
+            )
+        ) as opening:
             self._agreed = agreed = open_together(
                 config, opening.calls, ranks=ranks, is_of_mesh=mesh is not None, state=state
             )
             self._setup = setup = set_up(agreed.config, front_end, opening.calls, opened=agreed.opened)
-            self._plan, self._rank = setup.plan, setup.rank
-            self._fetcher, self._decoder = setup.fetcher, setup.decoder
-            name = setup.data.name
-            self._name = name if self._plan.ranks == 1 else f"{name}, rank {self._rank}"
-            self._recorder = Recorder(_RING_SPANS, self._rank)
             if trace is not None:
                 _check_trace(trace, opening.calls)
-        finally:
-            opening.close()
-        self._front_end = front_end
+        self._plan, self._rank = setup.plan, setup.rank
+        self._fetcher, self._decoder = setup.fetcher, setup.decoder
+        self._name = setup.data.name if self._plan.ranks == 1 else f"{setup.data.name}, rank {self._rank}"
+        self._front_end, self._report, self._trace = front_end, report, trace
         #: Number format of images, None for a data set.
         self._dtype = None if config.is_of_data_set else config.dtype
-        self._report = report
 
+        self._recorder = Recorder(_RING_SPANS, self._rank)
         self._ring = self._recorder.ring(_CONSUMER)
         self._collector = Collector(
             self._recorder, None, to_user, self._fetcher.describe, {self._rank: socket.gethostname()}
@@ -177,7 +160,6 @@ class Loader:
         self._staging = self._make_staging()
         self._engine = engine = self._make_engine(to_user)
         self._starter = Starter()
-        self._trace = trace
         if trace is not None:
             self._collector.hold()
 
@@ -189,32 +171,24 @@ class Loader:
         #: Since when the caller waits for a batch; None while it has one.
         self._asked: float | None = None
         self._drained = self._recorder.clock()
-        #: Counts `iter` calls: an iterator that is not of the latest is over.
-        self._iteration = 0
-        #: The epoch that a pass is in, None between passes; how many of its steps have all their samples, and at which
-        #: the pass began.
-        self._inside_epoch: int | None = None
-        self._whole_steps = 0
-        self._first_step = 0
-        #: Tells when the pass was dropped: a `for` loop that is left drops its iterator at once.
-        self._departure: Departure | None = None
-        #: Batches that the pass has handed out.
-        self._delivered = 0
+        self._pass = _Pass()
         self._skipped: list[SkippedSample] = []
-        #: What shows whether threads wait for the interpreter's lock: when last judged, and what was seen then.
-        self._lock_use_before = self._lock_use = LockUse()
-        self._has_reported_start = self._has_reported_alone = False
-        self._reported_threads = self._setup.limits.decoders
+        self._lines = EpochLines(setup, engine)
+        self._has_reported_start = False
         self._is_closed = False
         #: The thread that is inside `start`, `iter` or `next`, None while none is.
         self._thread_inside: int | None = None
         engine.end_with(self)
         if state is not None:
-            try:
-                self.load_state_dict(state)
-            except BaseException:
-                self.close()
-                raise
+            self._resume(state)
+
+    def _resume(self, state: Mapping[str, Any]) -> None:
+        """Load a state, or close: nobody has the loader yet."""
+        try:
+            self.load_state_dict(state)
+        except BaseException:
+            self.close()
+            raise
 
     def _make_staging(self) -> StagingBuffer:
         setup = self._setup
@@ -237,20 +211,22 @@ class Loader:
             setup.decoder,
             self._staging,
             self._recorder,
-            readers=setup.limits.readers,
-            works_in_own_thread=setup.works_in_own_thread,
+            EngineSettings(
+                readers=setup.limits.readers,
+                patience_seconds=self._config.patience_seconds,
+                timeout_seconds=self._config.timeout_seconds,
+                works_in_own_thread=setup.works_in_own_thread,
+                watches_lock=setup.calls_python,
+            ),
             begin=partial(
                 _begin,
                 _change_nothing if setup.works_in_own_thread else self._front_end.begin_thread,
                 setup.fetcher,
             ),
-            patience_seconds=self._config.patience_seconds,
-            timeout_seconds=self._config.timeout_seconds,
             report=report,
             collect=self._collector.collect,
             finish=self._collector.close,
             samples_of=partial(plan.local_batch, rank),
-            watches_lock=self._calls_python,
             compiled=DECISIONS.ask,
         )
 
@@ -305,7 +281,7 @@ class Loader:
         if self._started_at is None:
             self._begin_at(max(self._position, place))
             return
-        if self._inside_epoch is not None:
+        if self._pass.epoch is not None:
             self._leave_epoch()
         if self._position < place:
             self._engine.seek(*place)
@@ -314,18 +290,18 @@ class Loader:
     def _begin_at(self, place: tuple[int, int]) -> None:
         """Have the first batch be that of a place, also for an iterator that there is; nothing was handed out."""
         self._position = place
-        if self._inside_epoch is None:
+        if self._pass.epoch is None:
             return
         if place[0] < self._plan.epochs:
             self._enter(*place)
         else:
-            self._inside_epoch = None
-            self._iteration += 1
+            self._pass.epoch = None
+            self._pass.number += 1
 
     def _enter(self, epoch: int, step: int) -> None:
         """Have the pass that there is begin at a place."""
-        self._inside_epoch, self._first_step = epoch, step
-        self._whole_steps = self._plan.length(epoch) // self._plan.batch_size
+        self._pass.epoch, self._pass.first_step = epoch, step
+        self._pass.whole_steps = self._plan.length(epoch) // self._plan.batch_size
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch. Nothing is read before the first batch is asked for, unless `start` was called.
@@ -377,7 +353,7 @@ class Loader:
 
     def _begin_epoch(self) -> Iterator[Any]:
         self._check_open()
-        if self._inside_epoch is not None:
+        if self._pass.epoch is not None:
             self._leave_epoch()
         epoch = self._position[0]
         if epoch >= self._plan.epochs:
@@ -385,11 +361,11 @@ class Loader:
                 f"all {self._plan.epochs} epochs of this loader were read: loop while loader.position[0] < "
                 f"{self._plan.epochs}, or give a larger epochs= (or steps=) to plan for more"
             )
-        self._iteration += 1
+        self._pass.number += 1
         self._enter(*self._position)
-        self._delivered = 0
-        begun = _Epoch(self, self._iteration)
-        self._departure = self._engine.await_departure(begun)
+        self._pass.delivered = 0
+        begun = _Epoch(self, self._pass.number)
+        self._pass.departure = self._engine.await_departure(begun)
         return begun
 
     def __len__(self) -> int:
@@ -442,7 +418,7 @@ class Loader:
         They differ after a loop that was left early: the next loop here begins the next epoch, a resumed run goes on in
         the epoch that was left.
         """
-        is_left = self._departure is not None and self._departure() is None
+        is_left = self._pass.departure is not None and self._pass.departure() is None
         if is_left and self._is_begun():
             return self._plan.first_read_from(self._rank, self._position[0] + 1, 0)
         return self._position
@@ -560,7 +536,7 @@ class Loader:
     # One batch
 
     def _next(self) -> Any:
-        epoch = self._inside_epoch
+        epoch = self._pass.epoch
         assert epoch is not None, "the latest pass is not over"
         if not self._has_reported_start:
             self._ensure_started()
@@ -590,7 +566,7 @@ class Loader:
                 finished = self._decoder.finish(staged.slot, arrays, staged.rows(kept))
                 batch = self._front_end.present(finished, self._dtype)
             following = (epoch, step + 1)
-            if step + 1 >= self._whole_steps:  # before, every step is as large as this one
+            if step + 1 >= self._pass.whole_steps:  # before, every step is as large as this one
                 following = self._plan.first_read_from(self._rank, *following)
             # Ctrl-C before this line, and the same batch comes again; after it, the next one.
             self._position = following
@@ -604,10 +580,10 @@ class Loader:
             self._ring.record(Kind.WAIT, self._asked, now, epoch=epoch, step=step, samples=len(kept))
             self._asked = None
             self._collector.consumed = (epoch, step)
-            self._delivered += 1
+            self._pass.delivered += 1
             self._handed = (epoch, step, now, len(kept))
             return batch
-        if self._delivered == 0 and (skips := self._skip_clause(epoch)):
+        if self._pass.delivered == 0 and (skips := skip_clause(self._skipped_of(epoch))):
             raise DataError(f"epoch {epoch} has no sample left{skips}")
         if has_skipped_batch:
             self._end_wait_in_vain(epoch)
@@ -629,7 +605,7 @@ class Loader:
             return
         epoch, step, since, samples = self._handed
         self._handed = None
-        left = None if self._departure is None else self._departure.seconds
+        left = None if self._pass.departure is None else self._pass.departure.seconds
         end = self._recorder.clock() if left is None else left
         self._ring.record(Kind.STEP, since, end, epoch=epoch, step=step, samples=samples)
         # Workers collect when their own rings are half full; what a run that is killed has not written is seconds old.
@@ -649,26 +625,20 @@ class Loader:
     def _is_begun(self) -> bool:
         """Whether the pass has handed out some, not all, of its epoch's batches."""
         epoch, step = self._position
-        return epoch == self._inside_epoch and step != self._first_step
+        return epoch == self._pass.epoch and step != self._pass.first_step
 
     def _end_epoch(self) -> None:
         """Close the sums of the epoch that a pass was in, and report them."""
         self._end_step()
-        self._departure = None
-        ended, self._inside_epoch = self._inside_epoch, None
+        self._pass.departure = None
+        ended, self._pass.epoch = self._pass.epoch, None
         self._collector.collect()
         metrics = None if ended is None else self._collector.epoch(ended)
         if ended is not None and metrics is not None and metrics.seconds and self._report is not None:
-            # Whether a data set's code reads or computes is not seen here.
-            is_of_data_set = self._setup.pipeline is None
-            line = limiting(metrics, *(("the data set",) * 2 if is_of_data_set else ("storage", "decode")))
-            clauses = (
-                self._threads_clause(),
-                self._lock_clause(metrics),
-                self._alone_clause(),
-                self._skip_clause(ended),
-            )
-            self._report(f"{self._name}: {line}{''.join(clauses)}")
+            self._report(f"{self._name}: {self._lines.line(metrics, self._skipped_of(ended))}")
+
+    def _skipped_of(self, epoch: int) -> list[SkippedSample]:
+        return [skip for skip in self._skipped if skip.epoch == epoch]
 
     def _judge(self, staged: StagedBatch) -> tuple[Sequence[int], list[SkippedSample], Exception | None]:
         """Return the places of a batch that can be handed out, what is skipped, and what is to be raised instead."""
@@ -691,55 +661,6 @@ class Loader:
         return [place for place in places if place not in staged.failed], skipped, None
 
     # Bookkeeping
-
-    @property
-    def _calls_python(self) -> bool:
-        """Whether a user's own code runs for each sample."""
-        return self._setup.pipeline is None or self._setup.pipeline.calls_python
-
-    def _lock_clause(self, metrics: EpochMetrics) -> str:
-        """Name Python code that holds the interpreter's lock, where the training waited for it."""
-        seen, cpus = self._engine.lock_use.since(self._lock_use_before), self._setup.cpus
-        if seen.is_enough:
-            self._lock_use_before = self._engine.lock_use
-            self._lock_use = seen
-        elif self._engine.threads.threads > 1:
-            # Of an earlier epoch. One thread shows nothing and may be there for it, so that it is kept then.
-            self._lock_use = LockUse()
-        waited = stall_share(metrics.stall_seconds, metrics.own_seconds)
-        if not self._calls_python or not self._lock_use.is_by_lock(cpus) or waited < NOTHING_TO_GAIN:
-            return ""
-        return (
-            "; its Python code holds the interpreter's lock: threads that had work used "
-            f"{self._lock_use.processors:.2f} of {cpus} processors"
-        )
-
-    def _threads_clause(self) -> str:
-        """Report the number of threads where it is not what the line before, or that of the start, said."""
-        threads = self._engine.threads.threads
-        if threads == self._reported_threads:
-            return ""
-        self._reported_threads = threads
-        return f"; loads with {format_count(threads, 'thread')} now"
-
-    def _alone_clause(self) -> str:
-        """Report once that pictures are decoded one at a time."""
-        alone = self._decoder.decoded_alone if isinstance(self._decoder, ImageDecoder) else 0
-        if not alone or self._has_reported_alone:
-            return ""
-        self._has_reported_alone = True
-        return (
-            f"; decoded {format_count(alone, 'picture')} one at a time, as nothing says beforehand how large they are: "
-            "JPEG, PNG, BMP, WebP, GIF, PNM and TIFF are decoded by all threads at once"
-        )
-
-    def _skip_clause(self, epoch: int) -> str:
-        skipped = [skip for skip in self._skipped if skip.epoch == epoch]
-        if not skipped:
-            return ""
-        first = skipped[0]
-        name = "" if printable(first.name) in first.error else f" ({first.name})"
-        return f"; skipped {format_count(len(skipped), 'sample')}, the first{name}: {first.error}"
 
     def __repr__(self) -> str:
         epoch, step = self._position
@@ -776,19 +697,37 @@ class Loader:
         }
 
 
+@dataclass(slots=True)
+class _Pass:
+    """The pass over an epoch that is under way, or the last one.
+
+    number: counts `iter` calls; an iterator that is not of the latest is over.
+    epoch: None once it has ended. whole_steps: of the epoch, how many have all their samples.
+    first_step: at which it began. delivered: batches that it has handed out.
+    departure: tells when it was dropped: a `for` loop that is left drops its iterator at once.
+    """
+
+    number: int = 0
+    epoch: int | None = None
+    whole_steps: int = 0
+    first_step: int = 0
+    delivered: int = 0
+    departure: Departure | None = None
+
+
 class _Epoch(Iterator[Any]):
     """One pass of a loader over one epoch; over when the loader begins another."""
 
-    def __init__(self, loader: Loader, iteration: int) -> None:
+    def __init__(self, loader: Loader, number: int) -> None:
         self._loader = loader
-        self._iteration = iteration
+        self._number = number
         self._is_over = False
 
     def __next__(self) -> Any:
         if self._is_over:
             raise StopIteration
         loader = self._loader
-        if self._iteration != loader._iteration:
+        if self._number != loader._pass.number:
             raise ClosedError(
                 "this pass over an epoch ended when another `for` loop over the same loader began (or `set_epoch` "
                 "chose another): a loader runs one epoch at a time; make a second loader to read in two places at once"
@@ -807,8 +746,8 @@ class _Epoch(Iterator[Any]):
             loader._thread_inside = None
 
 
-def _check_ends(report: object, front_end: object) -> None:
-    """Raise ConfigError unless reports and batches can be handed to these."""
+def _checked_ends(report: Callable[[str], None] | None, front_end: object) -> Callable[[str], None] | None:
+    """Return what any line can be given to. Raises: ConfigError unless reports and batches can go to these."""
     if report is not None and not callable(report):
         raise ConfigError(f"report is {report!r}; give a function that takes a line, or None for silence")
     if not isinstance(front_end, FrontEnd):
@@ -816,6 +755,9 @@ def _check_ends(report: object, front_end: object) -> None:
             f"front_end is {front_end!r}; it is a penstock.loader.FrontEnd. For PyTorch there is "
             "penstock.torch.Loader, which has its own"
         )
+    if report is None or report is print_report:  # which escapes by itself
+        return report
+    return partial(_report_printable, report)
 
 
 def _report_printable(report: Callable[[str], None], line: str) -> None:

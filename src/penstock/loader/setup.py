@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -98,6 +98,11 @@ class Setup:
     works_in_own_thread: bool = False
     seed: int = 0
     extents: Extents | None = None
+
+    @property
+    def calls_python(self) -> bool:
+        """Whether a user's own code runs for each sample."""
+        return self.pipeline is None or self.pipeline.calls_python
 
 
 def open_source_of(config: LoaderConfig, calls: Calls) -> Source | MapDataset:
@@ -199,45 +204,27 @@ def set_up(
     cpus, cpu_reason = cpu_limit()
     threads = _threads(config, machine, cpus, cpu_reason)
     probes = plan.stream(rank, 0, 0, _PROBES).tolist()
-    pipeline = None
-    if isinstance(source, Source):
-        sizes_bytes = source.sizes_bytes
-        pipeline = _pipeline(source, config, probes, calls if runs else None)
-        labels = labels_of(source.labels, plan.samples)
-        fields = image_fields(pipeline, labels)
-        first = _first_picture(source, probes[0], calls) if runs else None
-        picture, large_picture = picture_bytes(pipeline, sizes_bytes, first)
-    else:
-        sizes_bytes, picture, large_picture = np.zeros(plan.samples, np.int64), 0, 0
-        fetching = DatasetFetcher(source)
-        example = fetching.example(probes, calls, on_error_raise=config.on_error == "raise")
-        fetcher: Fetcher = fetching
-        decoder: Decoder = SampleDecoder(
-            example, fetching.describe, front_end.as_array, front_end.copy_leaves
-        )
-        fields = decoder.fields
-
+    samples = (
+        _of_source(source, config, plan, probes, calls, runs=runs)
+        if isinstance(source, Source)
+        else _of_data_set(source, config, plan, probes, calls, front_end)
+    )
+    sizes_bytes = samples.sizes_bytes
     local_batch = plan.max_local_batch(rank)
-    steps = _steps_of_a_slot(fields, local_batch, memory_bytes)
+    steps = _steps_of_a_slot(samples.fields, local_batch, memory_bytes)
     budget = share_memory(
         memory_bytes,
-        slot_bytes=slot_bytes(fields, steps * local_batch),
+        slot_bytes=slot_bytes(samples.fields, steps * local_batch),
         local_batch=local_batch,
         readers=threads.readers,
         largest_sample_bytes=int(sizes_bytes.max(initial=0)),
         keep_bytes=0 if isinstance(policy, Staging) else _most_kept_bytes(machine, sizes_bytes),
-        picture_bytes=picture,
-        large_picture_bytes=large_picture,
+        picture_bytes=samples.picture_bytes,
+        large_picture_bytes=samples.large_picture_bytes,
         decoders=max(threads.decoders, threads.most_decoders),
     )
     on = with_memory(machine, budget, threads.decoders, plan.ranks)
-    extents = None
-    if isinstance(source, Source) and pipeline is not None:
-        extents = _all_extents(source, calls)
-        near = None if extents is None else _near(extents, on, plan.ranks, sizes_bytes)
-        tiers = {1: MemoryTier(budget.tier_bytes)} if budget.tier_bytes and runs else {}
-        fetcher = SourceFetcher(source, tiers, near)
-        decoder = ImageDecoder(pipeline, labels, source.describe, DecodeMemory(budget.decoding_bytes))
+    fetcher, decoder, extents = samples.parts(budget, on)
     return Setup(
         plan=plan,
         rank=rank,
@@ -245,7 +232,7 @@ def set_up(
         data=data_of(source),
         fetcher=fetcher,
         decoder=decoder,
-        pipeline=pipeline,
+        pipeline=samples.pipeline,
         budget=budget,
         machine=on,
         is_measured=machine is not None,
@@ -268,6 +255,56 @@ def set_up(
         seed=seed_of(config),
         extents=extents,
     )
+
+
+class _Samples(NamedTuple):
+    """What is known of the samples before the memory is shared out.
+
+    fields: of a batch. picture_bytes, large_picture_bytes: see `share_memory`; 0 for a data set.
+    parts: makes what fetches and decodes them of the memory and the machine, and where they lie.
+    """
+
+    sizes_bytes: NDArray[np.int64]
+    fields: tuple[Field, ...]
+    parts: Callable[[MemoryBudget, Machine], tuple[Fetcher, Decoder, Extents | None]]
+    pipeline: Pipeline | None = None
+    picture_bytes: int = 0
+    large_picture_bytes: int = 0
+
+
+def _of_source(
+    source: Source, config: LoaderConfig, plan: AccessPlan, probes: list[int], calls: Calls, *, runs: bool
+) -> _Samples:
+    """See `set_up`. probes: samples to look at."""
+    pipeline = _pipeline(source, config, probes, calls if runs else None)
+    sizes_bytes, labels = source.sizes_bytes, labels_of(source.labels, plan.samples)
+    first = _first_picture(source, probes[0], calls) if runs else None
+
+    def parts(budget: MemoryBudget, machine: Machine) -> tuple[Fetcher, Decoder, Extents | None]:
+        extents = _all_extents(source, calls)
+        near = None if extents is None else _near(extents, machine, plan.ranks, sizes_bytes)
+        tiers = {1: MemoryTier(budget.tier_bytes)} if budget.tier_bytes and runs else {}
+        decoder = ImageDecoder(pipeline, labels, source.describe, DecodeMemory(budget.decoding_bytes))
+        return SourceFetcher(source, tiers, near), decoder, extents
+
+    picture, large_picture = picture_bytes(pipeline, sizes_bytes, first)
+    return _Samples(sizes_bytes, image_fields(pipeline, labels), parts, pipeline, picture, large_picture)
+
+
+def _of_data_set(
+    dataset: MapDataset,
+    config: LoaderConfig,
+    plan: AccessPlan,
+    probes: list[int],
+    calls: Calls,
+    front_end: FrontEnd,
+) -> _Samples:
+    """See `set_up`. probes: samples to look at."""
+    fetcher = DatasetFetcher(dataset)
+    example = fetcher.example(probes, calls, on_error_raise=config.on_error == "raise")
+    decoder = SampleDecoder(example, fetcher.describe, front_end.as_array, front_end.copy_leaves)
+    sizes_bytes = np.zeros(plan.samples, np.int64)
+    return _Samples(sizes_bytes, decoder.fields, lambda budget, machine: (fetcher, decoder, None))
 
 
 def _steps_of_a_slot(fields: Sequence[Field], local_batch: int, memory_bytes: int) -> int:

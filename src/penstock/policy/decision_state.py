@@ -90,36 +90,21 @@ def new_state(
     pace[d.HALF_SECONDS] = np.inf
     floats = np.concatenate([costs.ravel(), pace])
 
-    rows_at = ranks * d.NUMBERS
-    groups_at = rows_at + ranks * origins * d.ROW_COLUMNS
-    columns = 5 if hands_on else 3
-    ints = np.zeros(groups_at + ranks * columns * group, np.int64)
-    numbers = ints[:rows_at].reshape(ranks, d.NUMBERS)
-    rows = ints[rows_at:groups_at].reshape(ranks, origins, d.ROW_COLUMNS)
-    each = np.arange(ranks)
-    numbers[:, _NONE_YET] = -1
-    numbers[:, d.RANK] = each
+    ints, numbers, rows = _empty_numbers(ranks, origins, group, 5 if hands_on else 3)
     numbers[:, d.TIERS] = tiers
     numbers[:, d.READS_PEERS] = reads_peers
     numbers[:, d.HANDS_ON] = hands_on
     numbers[:, d.HAS_HEIRS] = gives
     numbers[:, d.DROPS] = len(spares) > 0
-    numbers[:, d.STAGES_UNTIL] = d.ALWAYS
     numbers[:, d.READERS] = readers
     numbers[:, d.FILL_LIMIT] = max(1, readers // 2)
     numbers[:, d.PASSING_LIMIT] = undecoded_bytes
-    numbers[:, d.TRIED_SIZE] = 1
-    numbers[:, d.ROWS] = rows_at + each * origins * d.ROW_COLUMNS
-    numbers[:, d.GROUP_SIZE] = group
-    numbers[:, d.GROUP] = groups_at + each * columns * group
-    numbers[:, d.MARKS] = numbers[:, d.GROUP] + group
-    numbers[:, d.COMING] = numbers[:, d.MARKS] + group
+    each = np.arange(ranks)
     numbers[:, d.PACE] = each * floats.size + costs.size
     # What a machine says of a store that nobody measured is a guess, good to a factor of two.
     seconds = costs[0, d.LATENCY] + mean_bytes / costs[0, d.RATES]
-    if (
-        seconds < 2 * d.TRIED_AGAIN_SECONDS and not gives and not reads_peers
-    ):  # workers deal with no other rank
+    deals_with_ranks = gives or reads_peers  # workers do not
+    if seconds < 2 * d.TRIED_AGAIN_SECONDS and not deals_with_ranks:
         numbers[:, d.PROBES_LEFT] = d.FIRST_PROBES
     lying = np.zeros((0, 2), np.int64)
     if extents is not None:
@@ -139,11 +124,40 @@ def new_state(
         copies=copies,
         extents=lying,
     )
+    return _with_free_slots(state, ranks, slots)
+
+
+def _with_free_slots(state: State, ranks: int, slots: int) -> State:
     grown = with_slots(state, slots)
-    for rank in range(0, rows_at, d.NUMBERS):
+    for rank in range(0, ranks * d.NUMBERS, d.NUMBERS):
         for index in range(slots):
             d.free_slot(grown, rank, slot_of(grown, rank, index))
     return grown
+
+
+def _empty_numbers(
+    ranks: int, origins: int, group: int, columns: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return numbers of which nothing is known but where they lie, and two views of them.
+
+    columns: arrays of a group's size that each rank has.
+    Returns: all; int64[ranks, NUMBERS]; the rows of all origins, int64[ranks, origins, ROW_COLUMNS].
+    """
+    rows_at = ranks * d.NUMBERS
+    groups_at = rows_at + ranks * origins * d.ROW_COLUMNS
+    ints = np.zeros(groups_at + ranks * columns * group, np.int64)
+    numbers = ints[:rows_at].reshape(ranks, d.NUMBERS)
+    each = np.arange(ranks)
+    numbers[:, _NONE_YET] = -1
+    numbers[:, d.RANK] = each
+    numbers[:, d.STAGES_UNTIL] = d.ALWAYS
+    numbers[:, d.TRIED_SIZE] = 1
+    numbers[:, d.ROWS] = rows_at + each * origins * d.ROW_COLUMNS
+    numbers[:, d.GROUP_SIZE] = group
+    numbers[:, d.GROUP] = groups_at + each * columns * group
+    numbers[:, d.MARKS] = numbers[:, d.GROUP] + group
+    numbers[:, d.COMING] = numbers[:, d.MARKS] + group
+    return ints, numbers, ints[rows_at:groups_at].reshape(ranks, origins, d.ROW_COLUMNS)
 
 
 def _list_fills(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -310,34 +310,10 @@ def _new_clock(
         assert machine.compute is not None, "the caller has seen to it"
         g[c.STEP_SAMPLE], g[c.STEP_BYTE] = machine.compute.seconds(1, 0), machine.compute.seconds(0, 1)
 
-    each = np.arange(ranks)
-    mine = w[ranks_at:actors_at].reshape(ranks, c.RANK_COLUMNS)
-    all_actors = w[actors_at:items_at].reshape(ranks, actors, c.ACTOR_COLUMNS)
-    at = (actors_at + np.arange(ranks * actors) * c.ACTOR_COLUMNS).reshape(ranks, actors)
-    mine[:, c.ROW], mine[:, c.NUMBER], mine[:, c.DECIDES] = each, read.ranks, each * decisions.NUMBERS
-    mine[:, c.CONSUMER], mine[:, c.WIRES] = at[:, 0], at[:, 1 + workers]
-    mine[:, c.IDLE_READER], mine[:, c.IDLE_DECODER] = at[:, 1], at[:, 1 + limits.readers]
-    mine[:, c.KEEPS] = -1
-    mine[:, c.RING] = limits.slots
-    mine[:, c.COMPLETE] = rings_at + each * 2 * limits.slots
-    mine[:, c.STEPS] = mine[:, c.COMPLETE] + limits.slots
     w[rings_at:heap_at] = -1
-    mine[:, c.RANK_FLOATS] = rank_floats_at + each * c.RANK_FLOAT_COLUMNS
-    all_actors[:, :, c.RANK] = (ranks_at + each * c.RANK_COLUMNS)[:, None]
-    all_actors[:, :, c.PLACE_IN_HEAP] = c.NOWHERE
-    all_actors[:, :, c.ACTOR_FLOATS] = (
-        actor_floats_at + np.arange(ranks * actors) * c.ACTOR_FLOAT_COLUMNS
-    ).reshape(ranks, actors)
-    all_actors[:, 0, c.ROLE] = c.A_CONSUMER
-    busy = all_actors[:, 1 : 1 + workers]
-    busy[:, :, c.ROLE] = c.A_WORKER
-    busy[:, :, c.NEXT] = at[:, 2 : 2 + workers]
-    busy[:, :, c.ITEMS] = (items_at + np.arange(ranks * workers) * 3 * group).reshape(ranks, workers)
-    busy[:, :, c.MOST_ITEMS] = group
-    wires = all_actors[:, 1 + workers :]
-    wires[:, :, c.ROLE] = c.A_WIRE
-    wires[:, :, c.ORIGIN] = np.arange(origins) + SOURCE
-    wires[:, :, c.RATES] = rates_at + np.arange(origins) * (most + 1)
+    begins = _Begins(ranks_at, actors_at, items_at, rings_at, rates_at, rank_floats_at, actor_floats_at)
+    _set_ranks(w, begins, read.ranks, limits, actors)
+    wires = _set_actors(w, begins, limits, group, origins, most)
     _set_wires(wires, g, machine)
 
     w[c.HEAP], w[c.AT_ONCE_RING], w[c.AT_ONCE_SIZE] = heap_at, at_once_at, ranks * actors
@@ -370,6 +346,67 @@ def _new_clock(
         span_seconds=spans.view(np.float64),
         spans=spans,
     )
+
+
+class _Begins(NamedTuple):
+    """Where parts of a clock's numbers begin, and of its floats."""
+
+    ranks: int
+    actors: int
+    items: int
+    rings: int
+    rates: int
+    rank_floats: int
+    actor_floats: int
+
+
+def _set_ranks(
+    w: NDArray[np.int64], at: _Begins, numbers: Sequence[int], limits: StagingLimits, actors: int
+) -> None:
+    """Write what the clock knows of each rank. numbers: of the ranks in the job. actors: of each rank."""
+    c, ranks = _clock, len(numbers)
+    each = np.arange(ranks)
+    mine = w[at.ranks : at.actors].reshape(ranks, c.RANK_COLUMNS)
+    first = at.actors + each * actors * c.ACTOR_COLUMNS
+    mine[:, c.ROW], mine[:, c.NUMBER], mine[:, c.DECIDES] = each, numbers, each * decisions.NUMBERS
+    mine[:, c.CONSUMER] = first
+    mine[:, c.WIRES] = first + (1 + limits.readers + limits.decoders) * c.ACTOR_COLUMNS
+    mine[:, c.IDLE_READER] = first + c.ACTOR_COLUMNS
+    mine[:, c.IDLE_DECODER] = first + (1 + limits.readers) * c.ACTOR_COLUMNS
+    mine[:, c.KEEPS] = -1
+    mine[:, c.RING] = limits.slots
+    mine[:, c.COMPLETE] = at.rings + each * 2 * limits.slots
+    mine[:, c.STEPS] = mine[:, c.COMPLETE] + limits.slots
+    mine[:, c.RANK_FLOATS] = at.rank_floats + each * c.RANK_FLOAT_COLUMNS
+
+
+def _set_actors(
+    w: NDArray[np.int64], at: _Begins, limits: StagingLimits, group: int, origins: int, most: int
+) -> NDArray[np.int64]:
+    """Write the consumer, workers and wires of each rank; return the wires, int64[ranks, origins, columns].
+
+    group: the most samples of a worker's. most: reads that may share a wire.
+    """
+    c, workers = _clock, limits.readers + limits.decoders
+    actors = 1 + workers + origins
+    every = w[at.actors : at.items].reshape(-1, actors, c.ACTOR_COLUMNS)
+    ranks = len(every)
+    begins = (at.actors + np.arange(ranks * actors) * c.ACTOR_COLUMNS).reshape(ranks, actors)
+    every[:, :, c.RANK] = (at.ranks + np.arange(ranks) * c.RANK_COLUMNS)[:, None]
+    every[:, :, c.PLACE_IN_HEAP] = c.NOWHERE
+    floats = at.actor_floats + np.arange(ranks * actors) * c.ACTOR_FLOAT_COLUMNS
+    every[:, :, c.ACTOR_FLOATS] = floats.reshape(ranks, actors)
+    every[:, 0, c.ROLE] = c.A_CONSUMER
+    busy = every[:, 1 : 1 + workers]
+    busy[:, :, c.ROLE] = c.A_WORKER
+    busy[:, :, c.NEXT] = begins[:, 2 : 2 + workers]
+    busy[:, :, c.ITEMS] = (at.items + np.arange(ranks * workers) * 3 * group).reshape(ranks, workers)
+    busy[:, :, c.MOST_ITEMS] = group
+    wires = every[:, 1 + workers :]
+    wires[:, :, c.ROLE] = c.A_WIRE
+    wires[:, :, c.ORIGIN] = np.arange(origins) + SOURCE
+    wires[:, :, c.RATES] = at.rates + np.arange(origins) * (most + 1)
+    return wires
 
 
 def _rates(machine: Machine, most: int, workers: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -1,0 +1,92 @@
+"""What a loader reports when an epoch ends: what limited it, and what a user could change about that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.errors import printable
+from penstock.flow.engine import Engine
+from penstock.flow.lock_use import LockUse
+from penstock.loader.images import ImageDecoder
+from penstock.loader.setup import Setup
+from penstock.trace import NOTHING_TO_GAIN, EpochMetrics, limiting, stall_share
+from penstock.units import format_count
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedSample:
+    """A sample that could not be had and was left out of its batch."""
+
+    epoch: int
+    step: int
+    sample: int
+    #: As the source describes it: a path that opens the file, be it printable or not.
+    name: str
+    error: str
+
+
+class EpochLines:
+    """Words the line of each epoch; remembers what earlier lines said."""
+
+    def __init__(self, setup: Setup, engine: Engine) -> None:
+        self._setup = setup
+        self._engine = engine
+        #: What shows whether threads wait for the interpreter's lock: when last judged, and what was seen then.
+        self._lock_use_before = self._lock_use = LockUse()
+        self._reported_threads = setup.limits.decoders
+        self._has_reported_alone = False
+
+    def line(self, metrics: EpochMetrics, skipped: Sequence[SkippedSample]) -> str:
+        """Return the line of an epoch. skipped: its samples that were."""
+        # Whether a data set's code reads or computes is not seen here.
+        is_of_data_set = self._setup.pipeline is None
+        line = limiting(metrics, *(("the data set",) * 2 if is_of_data_set else ("storage", "decode")))
+        return f"{line}{self._threads()}{self._lock(metrics)}{self._alone()}{skip_clause(skipped)}"
+
+    def _threads(self) -> str:
+        """Report the number of threads where it is not what the line before, or that of the start, said."""
+        threads = self._engine.threads.threads
+        if threads == self._reported_threads:
+            return ""
+        self._reported_threads = threads
+        return f"; loads with {format_count(threads, 'thread')} now"
+
+    def _lock(self, metrics: EpochMetrics) -> str:
+        """Name Python code that holds the interpreter's lock, where the training waited for it."""
+        seen, cpus = self._engine.lock_use.since(self._lock_use_before), self._setup.cpus
+        if seen.is_enough:
+            self._lock_use_before = self._engine.lock_use
+            self._lock_use = seen
+        elif self._engine.threads.threads > 1:
+            # Of an earlier epoch. One thread shows nothing and may be there for it, so that it is kept then.
+            self._lock_use = LockUse()
+        waited = stall_share(metrics.stall_seconds, metrics.own_seconds)
+        is_by_lock = self._setup.calls_python and self._lock_use.is_by_lock(cpus)
+        if not is_by_lock or waited < NOTHING_TO_GAIN:
+            return ""
+        return (
+            "; its Python code holds the interpreter's lock: threads that had work used "
+            f"{self._lock_use.processors:.2f} of {cpus} processors"
+        )
+
+    def _alone(self) -> str:
+        """Report once that pictures are decoded one at a time."""
+        decoder = self._setup.decoder
+        alone = decoder.decoded_alone if isinstance(decoder, ImageDecoder) else 0
+        if not alone or self._has_reported_alone:
+            return ""
+        self._has_reported_alone = True
+        return (
+            f"; decoded {format_count(alone, 'picture')} one at a time, as nothing says beforehand how large they are: "
+            "JPEG, PNG, BMP, WebP, GIF, PNM and TIFF are decoded by all threads at once"
+        )
+
+
+def skip_clause(skipped: Sequence[SkippedSample]) -> str:
+    """Return how many samples were skipped, and why the first was; empty where none was."""
+    if not skipped:
+        return ""
+    first = skipped[0]
+    name = "" if printable(first.name) in first.error else f" ({first.name})"
+    return f"; skipped {format_count(len(skipped), 'sample')}, the first{name}: {first.error}"
