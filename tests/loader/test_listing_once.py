@@ -170,6 +170,26 @@ def test_ranks_with_paths_or_sources_of_their_own_open_them(folder: Folder, tmp_
         assert sorted(number for part in read for number in part) == list(range(COUNT))
 
 
+def test_a_loader_refreshes_as_it_is_asked_to(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogs, "LEAST_SAMPLES", 1)
+    (own,) = run(1, lambda own: own)
+    folder.read(own)
+    folder.listed.clear()
+    for refresh in ("auto", "never"):
+        folder.read(own, refresh=refresh)
+    assert not folder.listed
+
+    (folder.data / "cat" / "3.png").write_bytes(bytes(5))
+    with pytest.raises(DataError, match=r'cat/3\.png has grown from 4 to 5 bytes .*refresh="full"'):
+        folder.read(own)
+    (folder.data / "cat" / "3.png").write_bytes(bytes(3))
+    with pytest.raises(DataError, match=r"cat/3\.png has shrunk from 4 to 3 bytes"):
+        folder.read(own, refresh="never")
+    (folder.data / "cat" / "3.png").write_bytes(bytes(4))
+    folder.read(own, refresh="full")
+    assert folder.listed == folder.once
+
+
 def test_what_keeps_rank_0_from_listing_is_an_error_of_all(folder: Folder) -> None:
     (folder.data / "empty").mkdir()
 

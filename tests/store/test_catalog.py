@@ -9,12 +9,13 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -302,6 +303,57 @@ def test_each_change_is_seen_and_no_folder_is_listed_but_those_that_changed(
     assert found == content(store.open(refresh="full"))
     assert found == content(store.open())
     assert store.listed == []
+
+
+few = st.sampled_from(["a", "b", "a.jpg", "b.jpg", ".c"])
+paths = st.lists(few, min_size=1, max_size=4).map("/".join)
+steps = st.tuples(st.sampled_from(["write", "remove", "move"]), paths, paths)
+
+
+def step_at_random(root: Path, step: tuple[str, str, str]) -> None:
+    """Take a step if it can be taken."""
+    what, one, two = step
+    with suppress(OSError):
+        if what == "write":
+            (root / one).parent.mkdir(parents=True, exist_ok=True)
+            (root / one).unlink(missing_ok=True)  # bytes that change in place are not seen
+            (root / one).write_bytes(one.encode())
+        elif what == "move":
+            (root / one).rename(root / two)
+        elif (root / one).is_dir():
+            shutil.rmtree(root / one)
+        else:
+            (root / one).unlink()
+
+
+def outcome(store: Store, **options: Any) -> object:
+    """Return what a data set is, or why it is none."""
+    try:
+        return content(store.open(ImageFolder, **options))
+    except DataError as error:
+        return str(error)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(steps, max_size=4), min_size=1, max_size=5), st.sampled_from([None, (".jpg",)]))
+def test_after_any_changes_a_data_set_is_what_a_full_listing_finds(
+    store: Store, all_changes: list[list[tuple[str, str, str]]], extensions: tuple[str, ...] | None
+) -> None:
+    shutil.rmtree(store.data)
+    for file in store.kept.iterdir():
+        file.unlink()
+    store.write("a/always.jpg")
+    for changes in [[], *all_changes]:
+        store.later()
+        for step in changes:
+            step_at_random(store.data, step)
+
+        found = outcome(store, extensions=extensions)
+
+        kept = {file: file.read_bytes() for file in store.kept.iterdir()}
+        assert found == outcome(store, extensions=extensions, refresh="full")
+        for file, data in kept.items():
+            file.write_bytes(data)
 
 
 def test_a_folder_that_changed_a_moment_ago_is_listed_again(
