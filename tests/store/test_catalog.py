@@ -305,8 +305,11 @@ def test_each_change_is_seen_and_no_folder_is_listed_but_those_that_changed(
     assert store.listed == []
 
 
-few = st.sampled_from(["a", "b", "a.jpg", "b.jpg", ".c"])
-paths = st.lists(few, min_size=1, max_size=4).map("/".join)
+folders = st.lists(st.sampled_from("ab"), max_size=3)
+files = st.sampled_from(["x.jpg", "y.jpg", "z.txt", ".jpg"])
+paths = st.tuples(folders, files).map(lambda path: "/".join([*path[0], path[1]])) | folders.filter(bool).map(
+    "/".join
+)
 steps = st.tuples(st.sampled_from(["write", "remove", "move"]), paths, paths)
 
 
@@ -334,7 +337,7 @@ def outcome(store: Store, **options: Any) -> object:
         return str(error)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(steps, max_size=4), min_size=1, max_size=5), st.sampled_from([None, (".jpg",)]))
 def test_after_any_changes_a_data_set_is_what_a_full_listing_finds(
     store: Store, all_changes: list[list[tuple[str, str, str]]], extensions: tuple[str, ...] | None
@@ -342,7 +345,7 @@ def test_after_any_changes_a_data_set_is_what_a_full_listing_finds(
     shutil.rmtree(store.data)
     for file in store.kept.iterdir():
         file.unlink()
-    store.write("a/always.jpg")
+    store.write(*(f"{folder}/x.jpg" for folder in ("a", "a/a", "a/a/b", "a/b", "b", "b/a", "b/a/a")))
     for changes in [[], *all_changes]:
         store.later()
         for step in changes:
