@@ -34,7 +34,7 @@ class Folder:
         self.listed: Counter[str] = Counter()
         visible = listing.visible
 
-        def counted(path: str) -> list[tuple[str, bool]]:
+        def counted(path: str) -> tuple[list[str], list[str]]:
             self.listed[path] += 1
             return visible(path)
 

@@ -45,7 +45,7 @@ class Store:
         self.lines: list[str] = []
         visible = listing.visible
 
-        def counted(path: str) -> list[tuple[str, bool]]:
+        def counted(path: str) -> tuple[list[str], list[str]]:
             self.listed.append(os.path.relpath(path, self.data))
             return visible(path)
 

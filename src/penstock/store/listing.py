@@ -225,15 +225,12 @@ class _Tree:
             self.asking.progress.found.append(int(self.old.counts[index]))
             return _Folder(folder, stamp, self._folders_in[folder], None)
         before = f"{folder}/" if folder else ""
-        files, folders = [], []
-        for name, is_folder in visible(path):
-            if is_folder:
-                folders.append(before + name)
-            elif self._extensions is None or name.lower().endswith(self._extensions):
-                files.append(before + name)
-        files.sort()
+        names, folders = visible(path)
+        if self._extensions is not None:
+            names = [name for name in names if name.lower().endswith(self._extensions)]
+        files = [before + name for name in sorted(names)]
         self.asking.progress.found.append(len(files))
-        return _Folder(folder, stamp, folders, files)
+        return _Folder(folder, stamp, [before + name for name in folders], files)
 
     def walk(self, folder: str) -> Iterator[_Folder]:
         """Yield a folder and those below it."""
@@ -275,8 +272,7 @@ def list_folder(
     if kind == "ImageFolder" or (kind is None and top.folders):
         return _list_labels(place, key, tree, top)
     if not tree.count(top):
-        names = [name for name, is_folder in asking.calls.one(place, lambda: visible(place)) if not is_folder]
-        raise _nothing_in(place, names, key.extensions)
+        raise _nothing_in(place, asking.calls.one(place, lambda: visible(place))[0], key.extensions)
     labels = np.full(tree.count(top), NO_LABEL, np.int64)
     return _catalog(place, key, "FlatFolder", tree, [top], labels, ())
 
@@ -361,12 +357,18 @@ def _nothing_in(folder: str, names: list[str], extensions: Collection[str] | Non
     )
 
 
-def visible(folder: str) -> list[tuple[str, bool]]:
-    """Return (name, whether it is a folder) of what is in a folder and not hidden, in no order. Raises: DataError."""
+def visible(folder: str) -> tuple[list[str], list[str]]:
+    """Return the names of the files and folders in a folder that are not hidden, in no order. Raises: DataError."""
 
-    def scan(path: str) -> list[tuple[str, bool]]:
+    def scan(path: str) -> tuple[list[str], list[str]]:
+        files: list[str] = []
+        folders: list[str] = []
         with os.scandir(path) as entries:
-            return [(entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")]
+            for entry in entries:
+                name = entry.name
+                if name[0] != ".":
+                    (folders if entry.is_dir() else files).append(name)
+        return files, folders
 
     return _asked(folder, scan)
 
