@@ -108,3 +108,25 @@ def test_a_file_is_whole_or_as_before(tmp_path: Path, monkeypatch: pytest.Monkey
 
     assert (tmp_path / "plan.json").read_bytes() == b"before"
     assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_hosts_whose_processes_have_one_number_write_two_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each first process of a container has number 1; torn between two of them a file would be neither's."""
+    written: list[Path] = []
+    write_bytes = Path.write_bytes
+
+    def other_host_first(self: Path, data: bytes) -> int:
+        written.append(self)
+        if len(written) == 1:
+            write_whole(tmp_path / "file", b"theirs")
+        return write_bytes(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", other_host_first)
+
+    write_whole(tmp_path / "file", b"ours")
+
+    assert len(set(written)) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"ours"
