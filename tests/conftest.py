@@ -276,6 +276,20 @@ def pytest_sessionstart() -> None:
         list(pool.map(Part.wait, missing))
 
 
+# -- Catalogs ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_catalog_is_kept() -> Iterator[None]:
+    """Leave the user's catalogs alone: a test that wants one gives it a folder."""
+    from penstock.cache_folders import Folders
+    from penstock.store import catalogs
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(catalogs, "_folders", lambda: Folders((), None, ""))
+        yield
+
+
 # -- A skip needs a reason on the list -----------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import io
 import os
 import re
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -552,6 +553,21 @@ def test_a_folder_of_catalogs_that_does_not_answer_in_time_is_no_missing_catalog
     for refresh in ("auto", "never", "full"):  # read, and written
         with pytest.raises(WaitTimeout, match="does not answer"):
             open_source(store.data, refresh=refresh, calls=Refusing())
+
+
+def test_catalogs_are_kept_next_to_the_kernels(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(catalogs.LEAST_SAMPLES):
+        (data / f"{number}.jpg").touch()
+    script = f"from penstock import open_source; open_source({str(data)!r})"
+    environment = os.environ | {"PENSTOCK_CACHE": str(tmp_path / "cache")}
+
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+
+    (file,) = (tmp_path / "cache").glob("*/*")
+    assert file.parent.name == "catalogs"
+    assert len(Catalog.from_bytes(file.read_bytes())) == catalogs.LEAST_SAMPLES
 
 
 def test_a_small_data_set_leaves_no_file(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
