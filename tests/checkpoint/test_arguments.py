@@ -16,6 +16,7 @@ from penstock.checkpoint import (
     Shard,
     SnapshotStore,
     StopOnSignal,
+    StoreConfig,
     ranks_of_this_job,
     set_random_state,
 )
@@ -225,3 +226,27 @@ def test_an_unknown_framework_is_refused_also_where_it_would_not_count(folder: P
 def test_ranks_are_waited_for_some_seconds(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"^timeout_seconds is .*more than 0"):
         ranks_of_this_job(timeout_seconds=wrong)
+
+
+def test_a_configuration_opens_several_stores_and_is_equal_to_one_like_it(tmp_path: Path) -> None:
+    config = StoreConfig(tmp_path / "runs", keep=2, scheme="chain", schedule="3 steps", threads=1)
+    assert config == StoreConfig(tmp_path / "runs", keep=2, scheme="chain", schedule="3 steps", threads=1)
+    assert config != StoreConfig(tmp_path / "runs", keep=3)
+
+    for first in (0, 5):
+        with SnapshotStore(config, report=None) as store:
+            for step in range(first, first + 5):
+                if store.is_due(step):
+                    store.save(step, state(step)).wait()
+    with SnapshotStore(config, report=None) as store:
+        assert [listed.step for listed in store.list()] == [6, 9]
+
+
+def test_a_configuration_stands_alone_and_unknown_arguments_are_named(tmp_path: Path) -> None:
+    config = StoreConfig(tmp_path)
+    with pytest.raises(ConfigError, match=r"^keep given beside a StoreConfig.*dataclasses\.replace"):
+        SnapshotStore(config, keep=3)
+    with pytest.raises(ConfigError, match=r"^keeps is no argument of a store; they are keep, scheme, "):
+        SnapshotStore(tmp_path, keeps=3)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"^threads is 0; give an integer"):
+        StoreConfig(tmp_path, threads=0)

@@ -1110,3 +1110,8 @@ def test_what_a_checkpoint_takes_is_told_with_all_its_files(tmp_path: Path) -> N
     nbytes = sum(file.stat().st_size for file in (tmp_path / "step-000000000001").iterdir())
     assert f"wrote {nbytes} B of 20 B" in told[0] or f"wrote {nbytes / 1e3:.3g} kB of 20 B" in told[0]
     assert SnapshotStore(tmp_path).list()[0].stored_bytes == nbytes
+
+
+def test_dcp_saves_nothing_lossy(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^kept_mantissa_bits is of a SnapshotStore"):
+        StoreWriter(tmp_path, kept_mantissa_bits=8)

@@ -1,9 +1,9 @@
 """A plan of writes, run for a training: snapshots of its state, as differences where that is smaller, kept safely.
 
-`SnapshotStore` is where to begin. `Keep` says which snapshots stay, `AutoDistance` how far baselines are apart;
-all ranks of a job write one snapshot (`alone`: each its own), `Shard` says which part of an array one of them has;
-`random_state` is for a state what a model's `state_dict` is; `StopOnSignal` saves before a scheduler ends the job;
-`Refresher` keeps the weights of an inference worker up to date.
+`SnapshotStore` is where to begin, `StoreConfig` its arguments as a value. `Keep` says which snapshots stay,
+`AutoDistance` how far baselines are apart; all ranks of a job write one snapshot (`alone`: each its own), `Shard` says
+which part of an array one of them has; `random_state` is for a state what a model's `state_dict` is; `StopOnSignal`
+saves before a scheduler ends the job; `Refresher` keeps the weights of an inference worker up to date.
 
     state/    a state taken apart and put together again: its tree, tensors and types, the copy of it; which rank
               writes which tensor
@@ -17,6 +17,7 @@ all ranks of a job write one snapshot (`alone`: each its own), `Shard` says whic
 `penstock.policy.retention` does.
 """
 
+from penstock.checkpoint.config import StoreConfig
 from penstock.checkpoint.inspecting import Listed
 from penstock.checkpoint.preemption import StopOnSignal
 from penstock.checkpoint.restoring import Restored
@@ -41,6 +42,7 @@ __all__ = [
     "Shard",
     "SnapshotStore",
     "StopOnSignal",
+    "StoreConfig",
     "alone",
     "random_state",
     "ranks_of_this_job",

@@ -11,23 +11,14 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
-from penstock.checkpoint.arguments import (
-    checked_fast,
-    checked_folder,
-    checked_keep,
-    checked_options,
-    checked_quantity,
-    checked_reference,
-)
+from penstock.checkpoint.config import StoreSettings
 from penstock.checkpoint.drain.drain_process import ProcessDrainer
 from penstock.checkpoint.drain.draining import Drainer
 from penstock.checkpoint.drain.throttle import Cap
 from penstock.checkpoint.files.manifest import bytes_beside
 from penstock.checkpoint.housekeeping import Housekeeping, describe_little_space
-from penstock.checkpoint.recipe import EncodingConfig, encoding_config
 from penstock.checkpoint.state.tensors import Layout
 from penstock.checkpoint.tiers.catalog import Catalog, describe_mistaken_folder, describe_snapshot_folder
 from penstock.checkpoint.tiers.local import LocalTier
@@ -35,13 +26,10 @@ from penstock.checkpoint.tiers.tier import Tier
 from penstock.checkpoint.writer import SnapshotWriter
 from penstock.compiling import Lease
 from penstock.errors import ConfigError, printable
-from penstock.flow.cpus import default_coders
 from penstock.flow.recorder import Recorder
-from penstock.policy.retention import Keep
 from penstock.ranks import Ranks, alone
 from penstock.trace.schema import Kind
 from penstock.trace.trace import JSON
-from penstock.units import is_integer, parse_bytes, parse_rate
 
 
 def tell(line: str) -> None:
@@ -75,71 +63,6 @@ def open_tier(folder: str | os.PathLike[str], options: Mapping[str, Any] | None 
     if options:
         raise ConfigError(f"storage_options are of an address such as s3://bucket/runs; {folder} is a path")
     return LocalTier(folder)
-
-
-@dataclass(frozen=True, slots=True)
-class StoreSettings:
-    """How a store is opened: the arguments of `SnapshotStore`, checked. See there."""
-
-    folder: str | os.PathLike[str]
-    keep: Keep
-    encoding: EncodingConfig
-    reference: Literal["memory", "stored"]
-    staging_bytes: int | None
-    fast: str | os.PathLike[str] | None
-    fast_bytes: int | None
-    drain_bytes_per_second: float | None
-    threads: int
-    storage_options: Mapping[str, Any] | None
-
-    @property
-    def holds_reference(self) -> bool:
-        """Return whether the last snapshot stays in memory: what is on a fast tier is no delta."""
-        return self.reference == "memory" and self.encoding.refers and self.fast is None
-
-
-def checked_settings(
-    folder: Any,
-    *,
-    scheme: Any,
-    snap_dis: Any,
-    codec: Any,
-    kept_mantissa_bits: Any = None,
-    fast: Any,
-    threads: Any,
-    **given: Any,
-) -> StoreSettings:
-    """Return the settings that arguments of `SnapshotStore` mean, among others. Raises: ConfigError naming one."""
-    encoding = encoding_config(scheme, snap_dis, codec, kept_mantissa_bits)
-    checked_folder(folder)
-    if fast is not None:
-        checked_fast(fast)
-    settings = StoreSettings(
-        folder,
-        checked_keep(given["keep"]),
-        encoding,
-        checked_reference(given["reference"]),
-        checked_quantity("staging_bytes", parse_bytes, given["staging_bytes"]),
-        fast,
-        checked_quantity("fast_bytes", parse_bytes, given["fast_bytes"]),
-        checked_quantity("drain_bytes_per_second", parse_rate, given["drain_bytes_per_second"]),
-        threads,
-        checked_options(given["storage_options"]),
-    )
-    for name in ("staging_bytes", "threads", "fast_bytes"):
-        value = getattr(settings, name)
-        if value is not None and not (is_integer(value) and value >= 1):
-            raise ConfigError(f"{name} is {value!r}; give an integer of at least 1, or None")
-    if settings.reference == "memory" and settings.staging_bytes is not None:
-        raise ConfigError(
-            "staging_bytes bounds the memory, and reference='memory' keeps a whole state there: "
-            "give reference='stored', or leave staging_bytes out"
-        )
-    if fast is None and (settings.fast_bytes, settings.drain_bytes_per_second) != (None, None):
-        raise ConfigError(
-            "fast_bytes and drain_bytes_per_second are of the fast tier: give its folder as fast="
-        )
-    return replace(settings, threads=int(threads or default_coders()))
 
 
 class OpenedStore:

@@ -6,28 +6,27 @@ import builtins
 import functools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Unpack
 
 from penstock.checkpoint.arguments import (
     checked_framework,
     checked_only,
     checked_recorder,
     checked_report,
-    checked_schedule,
     checked_step,
     made_ranks,
     ranks_or_reader,
     taken_apart,
 )
-from penstock.checkpoint.codecs import DEFAULT
+from penstock.checkpoint.config import StoreArguments, StoreConfig, store_config
 from penstock.checkpoint.due import DueSaves
 from penstock.checkpoint.files.manifest import bytes_beside
 from penstock.checkpoint.files.writing import GROUP_BLOCKS, GROUP_BYTES
 from penstock.checkpoint.inspecting import Listed, inspect
-from penstock.checkpoint.opened import OpenedStore, checked_settings, quiet, tell
+from penstock.checkpoint.opened import OpenedStore, quiet, tell
 from penstock.checkpoint.recipe import warm_up
 from penstock.checkpoint.restoring import Restored, Restorer
 from penstock.checkpoint.saving import BackgroundSave, Saved, Saving, Waves
@@ -41,11 +40,8 @@ from penstock.errors import ClosedError, ConfigError, RankError, WaitTimeout
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
 from penstock.flow.snapshot_spans import SnapshotSpan
-from penstock.plan.saves import SaveSchedule
-from penstock.policy.delta_schemes import Scheme
-from penstock.policy.retention import Keep, restorable
+from penstock.policy.retention import restorable
 from penstock.policy.saving import Save
-from penstock.policy.snap_distance import SnapDistance
 from penstock.policy.space import SpaceNeeded, steps_until_pruned
 from penstock.ranks import Ranks, alone, ranks_of_this_job
 from penstock.trace.schema import Kind
@@ -72,58 +68,27 @@ class SnapshotStore:
 
     def __init__(
         self,
-        folder: str | os.PathLike[str],
+        folder: StoreConfig | str | os.PathLike[str],
         *,
-        keep: Keep | int = Keep(),  # noqa: B008, it is frozen
-        scheme: Scheme = "progressive",
-        snap_dis: SnapDistance | Literal["auto"] = 10,
-        codec: str = DEFAULT,
-        kept_mantissa_bits: int | None = None,
-        reference: Literal["memory", "stored"] = "memory",
-        staging_bytes: int | str | None = None,
-        fast: str | os.PathLike[str] | None = None,
-        fast_bytes: int | str | None = None,
-        drain_bytes_per_second: float | str | None = None,
-        threads: int | None = None,
-        schedule: SaveSchedule | str | None = None,
         ranks: Callable[[], Ranks] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
         recorder: Recorder | None = None,
         report: Callable[[str], None] | None = tell,
+        **arguments: Unpack[StoreArguments],
     ) -> None:
         """Open a store.
 
-        folder: where snapshots stay, made by the first save; a path, or an address of fsspec (needs penstock[remote]).
-        keep: what is not removed once a newer snapshot is there; 5 keeps the five latest, as is done by default.
-        scheme, snap_dis: every `snap_dis`-th snapshot is whole, a baseline; the others are differences, each to the
-            one before ("progressive") or to the baseline ("chain"); "complete": all are whole. "auto", or an
-            `AutoDistance`, in place of a number follows what is stored: small early, larger near convergence.
-        codec: how blocks are stored, see docs/reference/snapshots.md.
-        kept_mantissa_bits: LOSSY if it is given: floats keep so many leading bits of their mantissa (a float32 has 23),
-            the others become zero; what is restored is not what was saved. The snapshot says so.
-        reference: where the snapshot is that the next one is a difference to: a second copy of the state in memory,
-            or "stored": read again from its files, a block at a time.
-        staging_bytes: memory for the copy of the state, at most, in bytes or as "2 GB"; a larger state is copied in
-            waves, for which training stands still until all but the last are written. None: as large as the state.
-        fast: a folder on a small and fast tier, which every rank sees: snapshots are committed there, as they are, and
-            drained to `folder` in the background.
-        fast_bytes: for snapshots on the fast tier; None: what is free there. What has no space goes to `folder`.
-        drain_bytes_per_second: that drains write at most; None: as fast as they can.
-        threads: that encode and decode; None: as many as there are processors, 4 at most.
-        schedule: what `is_due` follows: "1000 steps", "30 min", "auto, a failure every 24 h", or a value of
-            `penstock.plan.saves`.
+        folder, arguments: those of `StoreConfig`; or such a configuration alone.
         ranks: None: all ranks of the job use the store together and write one snapshot, where torch.distributed is
             initialised, or mpi4py.MPI imported in a job of several; `alone`: this process works by itself.
-        storage_options: of the driver where `folder` is an address such as "s3://bucket/runs/a".
         recorder: of a trace into which saves, drains and restores are written, such as `loader.recorder`.
         report: called with one line for each save; None: reports nothing.
 
         Raises: ConfigError naming the argument.
         """
-        given = {name: value for name, value in locals().items() if name != "self"}
-        settings = checked_settings(**given)
+        self._config = store_config(folder, arguments)
+        settings = self._config.settings
         self._recorder = checked_recorder(recorder)
-        timing, telling = checked_schedule(schedule), checked_report(report)
+        timing, telling = settings.schedule, checked_report(report)
         self._settings, self._encoding, self._threads = settings, settings.encoding, settings.threads
         #: Why this process cannot write: it does not know the other ranks of its job; else "".
         self._ranks, self._reads_only = ranks_or_reader(ranks)

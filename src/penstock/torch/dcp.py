@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -53,14 +53,13 @@ from penstock.checkpoint.arguments import (
     checked_folder,
     checked_options,
     checked_report,
-    checked_schedule,
     checked_step,
     made_ranks,
 )
-from penstock.checkpoint.codecs import DEFAULT
+from penstock.checkpoint.config import StoreArguments, StoreConfig, store_config
 from penstock.checkpoint.due import DueSaves
 from penstock.checkpoint.files.reading import Chain, Wanted, parts_by_name, read_wanted, tree_of
-from penstock.checkpoint.opened import OpenedStore, checked_settings, open_tier, quiet, tell
+from penstock.checkpoint.opened import OpenedStore, open_tier, quiet, tell
 from penstock.checkpoint.recipe import Plan
 from penstock.checkpoint.restoring import Restorer
 from penstock.checkpoint.staged import CopiedInTurn
@@ -87,11 +86,7 @@ from penstock.checkpoint.writer import Job
 from penstock.errors import ConfigError, DataError, FormatError, RankError
 from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
-from penstock.plan.saves import SaveSchedule
-from penstock.policy.delta_schemes import Scheme
-from penstock.policy.retention import Keep
 from penstock.policy.saving import Begin, Save, SaveTerms
-from penstock.policy.snap_distance import SnapDistance
 from penstock.ranks import Ranks, alone, ranks_of_this_job
 
 _Path = tuple[str | int, ...]
@@ -118,36 +113,29 @@ class StoreWriter(StorageWriter):
 
     def __init__(
         self,
-        folder: str | os.PathLike[str],
+        folder: StoreConfig | str | os.PathLike[str],
         *,
-        keep: Keep | int = Keep(),  # noqa: B008, it is frozen
-        scheme: Scheme = "progressive",
-        snap_dis: SnapDistance | Literal["auto"] = 10,
-        codec: str = DEFAULT,
-        reference: Literal["memory", "stored"] = "memory",
-        staging_bytes: int | str | None = None,
-        fast: str | os.PathLike[str] | None = None,
-        fast_bytes: int | str | None = None,
-        drain_bytes_per_second: float | str | None = None,
-        threads: int | None = None,
-        schedule: SaveSchedule | str | None = None,
         ranks: Callable[[], Ranks] = ranks_of_this_job,
-        storage_options: Mapping[str, Any] | None = None,
         report: Callable[[str], None] | None = tell,
+        **arguments: Unpack[StoreArguments],
     ) -> None:
         """Open a store.
 
-        staging_bytes: memory for the copy of what this rank writes, at most, with reference="stored"; None: 32 MiB.
+        folder, arguments: those of `penstock.checkpoint.StoreConfig`; or such a configuration alone.
+            staging_bytes: memory for the copy of what this rank writes, at most, with reference="stored"; None: 32 MiB.
         ranks: those that save together, all of the job; `alone` where only some do (process_group=, no_dist=True):
             then nobody is waited for before DCP begins.
-        Other arguments as of `penstock.checkpoint.store.SnapshotStore`.
+        report: as of `penstock.checkpoint.SnapshotStore`.
 
         Raises: ConfigError naming the argument.
         """
-        self._arguments = {name: value for name, value in locals().items() if name != "self"}
+        config = store_config(folder, arguments)
+        self._arguments = {"folder": config, "ranks": ranks, "report": report}
         self._identity = secrets.token_hex(16)
-        settings = checked_settings(**self._arguments)
-        timing = checked_schedule(schedule)
+        settings = config.settings
+        if settings.encoding.kept_mantissa_bits is not None:
+            raise ConfigError("kept_mantissa_bits is of a SnapshotStore: what DCP saves is stored as it is")
+        timing = settings.schedule
         self._report = quiet(checked_report(report))
         #: They meet in here, not in DCP; made at once, for all ranks have to make theirs in the same order.
         self._ranks = made_ranks(ranks)
