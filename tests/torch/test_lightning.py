@@ -373,6 +373,19 @@ def test_a_snapshot_can_be_unnamed_before_it_is_durable(
     assert steps(held_back) == []
 
 
+def test_a_name_that_a_killed_run_has_removed_may_be_removed_again(
+    tmp_path: Path, store: SnapshotStore
+) -> None:
+    snapshots = SnapshotIO(store)
+    snapshots.save_checkpoint(checkpoint(1), tmp_path / "last.ckpt")
+    snapshots.teardown()
+
+    snapshots.remove_checkpoint(tmp_path / "step=1.ckpt")
+    snapshots.teardown()
+
+    assert steps(store) == [1]
+
+
 def test_a_checkpoint_saved_after_fitting_has_its_name_too(tmp_path: Path, store: SnapshotStore) -> None:
     snapshots = SnapshotIO(store)
     snapshots.save_checkpoint(checkpoint(1), tmp_path / "step=1.ckpt")

@@ -14,11 +14,10 @@ from penstock.errors import ConfigError
 
 
 class BatchSteps:
-    """Places of the epoch that comes next, and the batch at each."""
+    """Places of the epoch that comes next."""
 
     def __init__(self, of: loader.Loader) -> None:
         self._loader = of
-        self._pass: Iterator[Any] | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """See `penstock.Loader.set_epoch`; the Trainer of Hugging Face asks for it here."""
@@ -33,6 +32,19 @@ class BatchSteps:
         epoch = self._loader.position[0]
         for step in range(len(self._loader)):
             yield epoch, step
+
+
+class BatchesAt:
+    """The batches at such places."""
+
+    def __init__(self, of: loader.Loader) -> None:
+        self._loader = of
+        self._pass: Iterator[Any] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of samples of the epoch, over all ranks."""
+        plan = self._loader.plan
+        return plan.length(min(self._loader.position[0], plan.epochs - 1))
 
     def __getitems__(self, place: tuple[int, int]) -> Any:
         """Return the batch at a place. Raises: ConfigError if the loader is further."""

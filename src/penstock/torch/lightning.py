@@ -102,12 +102,15 @@ class SnapshotIO(CheckpointIO):
         return state
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove a name and, once that is possible, the snapshot if it was the last of its names."""
+        """Remove a name, if there is one, and the snapshot as soon as possible if it was the last of its names."""
         name = Path(path)
         if self._latest is not None and self._latest.remove(name):
             step: int | None = self._latest.saving.step
         else:
-            step = _step_named_by(path)
+            try:
+                step = _step_named_by(path)
+            except FileNotFoundError:  # a run that was killed had removed it, and this one began before that
+                return
             if step is None:
                 self._others.remove_checkpoint(name)
                 return

@@ -20,7 +20,7 @@ from penstock.loader.front_end import FrontEnd
 from penstock.ranks import Ranks
 from penstock.report import print_report
 from penstock.store import Source
-from penstock.torch.batch_steps import BatchSteps
+from penstock.torch.batch_steps import BatchesAt, BatchSteps
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -103,7 +103,11 @@ class Loader(loader.Loader):
         """By accelerate's `skip_first_batches`, whose DataLoader asks `dataset` for what this yields."""
         return BatchSteps(self)
 
-    dataset = batch_sampler
+    @property
+    def dataset(self) -> Any:
+        """Its length is the samples of an epoch, as of a data set; what it gives are batches."""
+        return BatchesAt(self)
+
     sampler = prefetch_factor = None
 
     @staticmethod

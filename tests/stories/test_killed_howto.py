@@ -1,0 +1,252 @@
+"""The scripts of the page "Killed, and on other machines" are killed, and have the batches of unbroken runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from tests.forking import Forks
+from tests.patience import patient
+
+from penstock import SnapshotStore
+
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "killed-and-elsewhere.md"
+LAUNCH = Path(__file__).with_name("launch.py")
+STEPS, EPOCHS, BATCH = 6, 2, 12
+#: What the page has, and a quick test instead.
+SMALLER = {
+    "EPOCHS = 90": f"EPOCHS = {EPOCHS}",
+    "batch_size=256": f"batch_size={BATCH}, memory='16 MiB', decoders=1",
+    "RandomResizedCrop(224)": "RandomResizedCrop(8)",
+    "3 * 224 * 224": "3 * 8 * 8",
+    "1000 steps": "2 steps",
+    "every_n_train_steps=1000": "every_n_train_steps=2",
+    "max_epochs=EPOCHS,": 'max_epochs=EPOCHS, accelerator="cpu", logger=False, enable_progress_bar=False,',
+    "report_to=[]": "report_to=[], use_cpu=True, disable_tqdm=True, per_device_train_batch_size=12",
+}
+Rows = list[str]
+
+
+def blocks(kind: str = "python") -> dict[str, str]:
+    """Return the first block under each heading."""
+    found: dict[str, str] = {}
+    for section in PAGE.read_text().split("\n## "):
+        if block := re.search(rf"```{kind}\n(.*?)```", section, re.DOTALL):
+            found[section.partition("\n")[0]] = block.group(1)
+    return found
+
+
+def smaller(script: str) -> str:
+    for long, short in SMALLER.items():
+        script = script.replace(long, short)
+    return script
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with data.py and what it reads."""
+    place = tmp_path_factory.mktemp("howto")
+    for number in range(STEPS * BATCH):
+        folder = place / "photos" / "train" / ("cat", "dog")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.linear_gradient("L").resize((9, 8)).rotate(5 * number).convert("RGB").save(
+            folder / f"{number}.png"
+        )
+    (place / "data.py").write_text(smaller(blocks()["# Killed, and on other machines"]))
+    return place
+
+
+@pytest.fixture(scope="module")
+def straight(place: Path, forks: Forks) -> dict[tuple[int, int], Rows]:
+    """Return what an unbroken run of one process reads at each epoch and step."""
+    script = place / "straight.py"
+    script.write_text(
+        "from data import EPOCHS, load\nwith load() as loader:\n  for _ in range(EPOCHS):\n    [*loader]\n"
+    )
+    with forks.start(LAUNCH, [[[[str(script), str(place / "straight"), "{}", "0", "0", ""]]]]) as forked:
+        told, statuses = forked.wait()
+    assert set(statuses.values()) == {0}, told
+    return read_by(place / "straight")
+
+
+def read_by(*notes: Path) -> dict[tuple[int, int], Rows]:
+    """Return the rows of each step, of all ranks that noted theirs."""
+    found: dict[tuple[int, int], Rows] = {}
+    for each in notes:
+        for line in each.read_text().splitlines():
+            epoch, step, rows = json.loads(line)
+            found.setdefault((epoch, step), []).extend(rows)
+    return found
+
+
+def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    named = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": ranks,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    return {name: str(value) for name, value in named.items()} | {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def lives(place: Path, heading: str, ranks: Sequence[int], number: int, awaited: str) -> tuple[Path, Any]:
+    """Return the folder of a script, and a job for each life; all but the last get a signal.
+
+    As it asks for its 4th batch, in a later life for its 2nd; for its 6th where files are awaited.
+    """
+    folder = place / re.sub(r"\W+", "-", heading)
+    folder.mkdir()
+    (folder / "photos").symlink_to(place / "photos")
+    (folder / "data.py").write_text((place / "data.py").read_text())
+    (folder / "train.py").write_text(smaller(blocks()[heading]))
+    jobs = []
+    for life, count in enumerate(ranks):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        jobs.append(
+            [
+                [
+                    str(folder / "train.py"),
+                    str(folder / f"notes-{life}-{rank}"),
+                    json.dumps(environment(rank, count, port) if max(ranks) > 1 else {}),
+                    str(number if rank == count - 1 and life < len(ranks) - 1 else 0),
+                    str(5 if awaited else 3 if life == 0 else 1),
+                    awaited,
+                ]
+                for rank in range(count)
+            ]
+        )
+    return folder, jobs
+
+
+def check(folder: Path, ranks: Sequence[int], straight: dict[tuple[int, int], Rows]) -> None:
+    """All lives read batches of the unbroken run, each goes on where its snapshot was, and the last ends the run."""
+    done: set[tuple[int, int]] = set()
+    for life, count in enumerate(ranks):
+        found = read_by(*(folder / f"notes-{life}-{rank}" for rank in range(count)))
+        assert found == {place: straight[place] for place in found}
+        if life:
+            first = min(found)
+            assert first > (0, 0), "it began anew"
+            assert set(filter(lambda place: place < first, straight)) <= done, "it left batches out"
+        done |= found.keys()
+    assert done == straight.keys()
+
+
+def test_ddp_and_fsdp_go_on_with_other_ranks(
+    place: Path, straight: dict[tuple[int, int], Rows], forks: Forks
+) -> None:
+    jobs = {
+        heading: lives(place, heading, ranks, signal.SIGTERM, "")
+        for heading, ranks in (("DDP", (2, 3, 2)), ("FSDP2", (2, 1, 2)))
+    }
+    with forks.start(LAUNCH, [rows for _, rows in jobs.values()]) as forked:
+        told, statuses = forked.wait()
+
+    assert set(statuses.values()) <= {0, 143}, told
+    assert list(statuses.values()).count(143) == 2 + 3 + 2 + 1, told
+    check(jobs["DDP"][0], (2, 3, 2), straight)
+    check(jobs["FSDP2"][0], (2, 1, 2), straight)
+
+
+def test_scripts_of_trainers_that_are_killed_go_on(
+    place: Path, straight: dict[tuple[int, int], Rows], forks: Forks
+) -> None:
+    names = {
+        "Accelerate": "runs/*/step-*",
+        "Lightning": "names/last.ckpt",
+        "The Trainer of Hugging Face": "runs/*/step-*",
+    }
+    jobs = {
+        heading: lives(place, heading, (1, 1), signal.SIGKILL, awaited) for heading, awaited in names.items()
+    }
+    with forks.start(LAUNCH, [rows for _, rows in jobs.values()]) as forked:
+        told, statuses = forked.wait()
+
+    assert sorted(statuses.values()) == [-9, -9, -9, 0, 0, 0], told
+    for folder, _ in jobs.values():
+        check(folder, (1, 1), straight)
+
+
+#: What Slurm does: `srun` starts the tasks and, ahead of the job's end, signals each; it returns the highest status.
+SRUN = """
+import os, pathlib, signal, subprocess, sys, time
+tasks = []
+for rank in range(2):
+    slurm = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NTASKS": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    tasks.append(subprocess.Popen(sys.argv[1:], env=os.environ | slurm))
+if not list(pathlib.Path().glob("requeued")):
+    while len(list(pathlib.Path().glob("trains-*"))) < 2:
+        time.sleep(0.01)
+    for task in tasks:
+        task.send_signal(signal.SIGUSR1)
+status = max(task.wait() for task in tasks)
+sys.exit(status)
+"""
+SCONTROL = """
+import pathlib, sys
+print("127.0.0.1") if sys.argv[1] == "show" else pathlib.Path("requeued").write_text(sys.argv[2])
+"""
+#: Put before the script: it says that it trains, and goes on until its stop is agreed on.
+SIGNALLED = """
+import os, pathlib, time
+from penstock.checkpoint import StopOnSignal
+agreed = StopOnSignal.agreed
+def wait_for_signal(self, step):
+    pathlib.Path("trains-" + os.environ["RANK"]).touch()
+    while not pathlib.Path("requeued").exists() and self._agreement.signal is None:
+        time.sleep(0.005)
+    return agreed(self, step)
+StopOnSignal.agreed = wait_for_signal
+"""
+
+
+def test_the_job_of_the_page_queues_itself_again_after_slurms_signal(place: Path) -> None:
+    folder = place / "slurm"
+    folder.mkdir()
+    (folder / "photos").symlink_to(place / "photos")
+    (folder / "data.py").write_text((place / "data.py").read_text())
+    (folder / "train.py").write_text(SIGNALLED + smaller(blocks()["DDP"]))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    (folder / "job.sh").write_text(blocks("bash")["Slurm"].replace("29500", port))
+    for name, program in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (folder / name).write_text(f"#!{sys.executable}\n{program}")
+        (folder / name).chmod(0o755)
+    paths = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    def run() -> tuple[int, str]:
+        variables = os.environ | {"PATH": paths, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "here"}
+        ended = subprocess.run(
+            ["bash", "job.sh"],
+            cwd=folder,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=patient(60),
+            check=False,
+        )
+        return ended.returncode, ended.stderr
+
+    status, told = run()
+    assert status == 128 + signal.SIGUSR1, told
+    assert (folder / "requeued").read_text() == "7"
+    (saved,) = [listed.step for listed in SnapshotStore(folder / "runs" / "ddp", report=None).list()]
+    assert 1 <= saved <= 3
+
+    status, told = run()
+    assert status == 0, told
+    assert [listed.step for listed in SnapshotStore(folder / "runs" / "ddp", report=None).list()][
+        -1
+    ] == EPOCHS * STEPS
