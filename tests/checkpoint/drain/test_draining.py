@@ -628,7 +628,7 @@ from penstock.checkpoint import SnapshotStore, opened as opened_module
 from penstock.checkpoint.tiers.local import LocalTier
 import numpy as np
 sys.path.insert(0, sys.argv[2])
-from tests.checkpoint.test_draining import state_of
+from tests.checkpoint.drain.test_draining import state_of
 
 class Stuck(LocalTier):
     def begin(self, *arguments, **named):
@@ -651,9 +651,8 @@ def test_what_a_killed_process_did_not_drain_the_next_store_drains_and_so_does_t
 ) -> None:
     from penstock.cli.main import main
 
-    command = [sys.executable, "-c", KILLED, str(top), str(Path(__file__).parents[2])]
-    for _ in range(1):
-        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    command = [sys.executable, "-c", KILLED, str(top), str(Path(__file__).parents[3])]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     assert (steps_in(top / "fast"), steps_in(top / "slow")) == ([1, 2], [])
     shutil.copytree(top, top / "copy")
 

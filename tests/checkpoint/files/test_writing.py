@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+from tests.checkpoint.files.test_parts import Memory
 from tests.checkpoint.snapshot_files import UID
-from tests.checkpoint.test_parts import Memory
 
 from penstock.checkpoint.codecs import codec_named
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
