@@ -26,7 +26,8 @@ STEPS, EPOCHS, BATCH = 6, 2, 12
 #: What the page has, and a quick test instead.
 SMALLER = {
     "EPOCHS = 90": f"EPOCHS = {EPOCHS}",
-    "batch_size=256": f"batch_size={BATCH}, memory='16 MiB', decoders=1",
+    "batch_size=256": f"batch_size={BATCH}, memory='16 MiB'",
+    "transforms, **where)": "transforms, **{'decoders': 1, **where})",
     "RandomResizedCrop(224)": "RandomResizedCrop(8)",
     "3 * 224 * 224": "3 * 8 * 8",
     "1000 steps": "2 steps",
@@ -179,6 +180,22 @@ def test_scripts_of_trainers_that_are_killed_go_on(
         check(folder, (1, 1), straight)
 
 
+def test_the_digest_of_the_page_does_not_depend_on_threads(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(place)
+    names: dict[str, Any] = {}
+
+    exec(blocks()["The same bits, whatever the threads and ranks"], names)
+
+    printed = capsys.readouterr().out.strip()
+    monkeypatch.delitem(sys.modules, "data")
+    assert len(printed) == 64
+    assert names["digest"](1, 2, decoders=0) == names["digest"](1, 2, decoders=3, policy="staging") == printed
+    assert names["digest"](1, 3) != printed
+
+
 #: What Slurm does: `srun` starts the tasks and, ahead of the job's end, signals each; it returns the highest status.
 SRUN = """
 import os, pathlib, signal, subprocess, sys, time
@@ -187,7 +204,7 @@ for rank in range(2):
     slurm = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NTASKS": "2", "GLOO_SOCKET_IFNAME": "lo"}
     tasks.append(subprocess.Popen(sys.argv[1:], env=os.environ | slurm))
 if not list(pathlib.Path().glob("requeued")):
-    while len(list(pathlib.Path().glob("trains-*"))) < 2:
+    while len(list(pathlib.Path().glob("trains-*"))) < 2 and not any(task.poll() for task in tasks):
         time.sleep(0.01)
     for task in tasks:
         task.send_signal(signal.SIGUSR1)

@@ -16,6 +16,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from accelerate.data_loader import skip_first_batches
 from tests.forking import Forks
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -761,3 +762,16 @@ def test_batches_that_lie_behind_are_not_taken_for_others() -> None:
             ConfigError, match=r"epoch 1, step 1 is asked for, and the loader is at epoch 1, step 2: skip as"
         ):
             next(rest)
+
+
+def test_accelerates_own_checkpoints_hold_a_loader(straight: list[list[int]], tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    with make(Rows(), epochs=3) as loader, make(Rows(), epochs=3) as again:
+        accelerator.register_for_checkpointing(loader)
+        batches = iter(loader)
+        next(batches), next(batches)
+        accelerator.save_state(str(tmp_path))
+        accelerator._custom_objects[:] = [again]
+        accelerator.load_state(str(tmp_path))
+
+        assert epoch_of(again) == straight[2 : len(straight) // 3]
