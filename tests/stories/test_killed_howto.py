@@ -196,6 +196,72 @@ def test_the_digest_of_the_page_does_not_depend_on_threads(
     assert names["digest"](1, 3) != printed
 
 
+#: Called by each worker: notes its batches, and kills rank 1 once, after its 5th batch and a first snapshot.
+NOTING = """
+import hashlib, json, os, signal
+from pathlib import Path
+from penstock.loader import Loader
+
+def note(folder):
+    killed, wait_for_batch, given = Path(folder, "killed"), Loader._wait_for_batch, 0
+    life = int(killed.exists())
+
+    def noted(self, epoch):
+        nonlocal given
+        if given >= 5 and self._rank == 1 and not life and list(Path(folder).glob("runs/step-*")):
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        step, batch = self.position[1], wait_for_batch(self, epoch)
+        given += 1
+        rows = [hashlib.blake2b(row.numpy().tobytes(), digest_size=8).hexdigest() for row in batch[0]]
+        with open(Path(folder, f"notes-{life}-{self._rank}"), "a") as file:
+            file.write(json.dumps([epoch, step, rows]) + "\\n")
+        return batch
+
+    Loader._wait_for_batch = noted
+"""
+
+
+@pytest.mark.slow
+def test_ray_calls_the_loop_again_after_a_worker_was_killed(
+    place: Path, straight: dict[tuple[int, int], Rows]
+) -> None:
+    folder = place / "ray"
+    folder.mkdir()
+    script = smaller(blocks()["Ray Train"])
+    for long, short in {
+        "num_workers=8": "num_workers=2",
+        "/shared/runs/ray": f"{folder}/runs",
+        "/shared/results": f"{folder}/results",
+        "def train():\n": f"def train():\n    from noting import note\n    note({str(folder)!r})\n",
+    }.items():
+        assert long in script
+        script = script.replace(long, short)
+    (folder / "noting.py").write_text(NOTING)
+    (folder / "data.py").write_text(
+        (place / "data.py").read_text().replace('"photos/train"', repr(str(place / "photos" / "train")))
+    )
+    (folder / "train.py").write_text(script)
+
+    ended = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        timeout=patient(300),
+        check=False,
+    )
+
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert (folder / "killed").exists()
+    before, after = (read_by(*(folder / f"notes-{life}-{rank}" for rank in range(2))) for life in range(2))
+    # The rank that was not killed may have had one batch more.
+    assert [rows == straight[place] for place, rows in before.items()].count(False) <= 1
+    assert after == {place: rows for place, rows in straight.items() if place >= min(after)}
+    assert (0, 0) < min(after) <= max(before)
+
+
 #: What Slurm does: `srun` starts the tasks and, ahead of the job's end, signals each; it returns the highest status.
 SRUN = """
 import os, pathlib, signal, subprocess, sys, time
