@@ -302,3 +302,31 @@ def test_a_configuration_whose_seed_is_to_be_drawn_can_be_printed_and_predicted(
     assert config != LoaderConfig(folder, batch_size=6, epochs=1, transforms=RAW, dtype="uint8", decoders=1)
     with pytest.raises(ConfigError, match="machine is not known"):
         predict(config)
+
+
+def test_states_that_are_loaded_must_be_of_one_step(folder: Path) -> None:
+    def goes_on(step_of: Callable[[int], int]) -> Any:
+        def part(ranks: Ranks) -> tuple[int, int]:
+            with make(folder, ranks) as loader:
+                loader.load_state_dict(loader.state_at(0, step_of(ranks.rank)))
+                return loader.position
+
+        return run(RANKS, part, timeout_seconds=2.0)
+
+    assert goes_on(lambda rank: 1) == [(0, 1)] * RANKS
+    for error in goes_on(lambda rank: rank // 2):
+        assert isinstance(error, ConfigError)
+        assert str(error).startswith(
+            "state is of epoch 0, step 0 on ranks 0, 1 and epoch 0, step 1 on rank 2: batches"
+        )
+
+
+def test_a_rank_that_loads_no_state_is_named_on_the_others(folder: Path) -> None:
+    def part(ranks: Ranks) -> None:
+        with make(folder, ranks) as loader:
+            if ranks.rank == 0:
+                loader.load_state_dict(loader.state_at(0, 1))
+
+    error, *_ = run(RANKS, part, timeout_seconds=2.0)
+    assert isinstance(error, WaitTimeout)
+    assert "ranks 1, 2" in str(error)

@@ -41,6 +41,7 @@ class Agreed:
     data: of `describe_data`, where ranks were compared by it.
     reports: whether this process reports for the job.
     uncompared: why the ranks of the plan were not compared; empty where they were, or where there is one.
+    job: the ranks that were; None where none were.
     """
 
     config: LoaderConfig
@@ -48,6 +49,30 @@ class Agreed:
     data: dict[str, JSON] | None
     reports: bool
     uncompared: str = ""
+    job: Ranks | None = None
+
+    def resume_together(
+        self, read: Callable[[], tuple[int, int]], state: Mapping[str, Any]
+    ) -> tuple[int, int]:
+        """Return where this rank goes on, by `read`, if all ranks go on from one step; all of them call this.
+
+        Raises: ConfigError on every rank if two were given states of different steps; what `read` raised on any;
+            WaitTimeout naming the ranks that do not come.
+        """
+        if self.job is None:
+            return read()
+        found: list[tuple[int, int]] = []
+
+        def place() -> str:
+            found.append(read())
+            return f"epoch {state['epoch']}, step {state['step']}"
+
+        places = self.job.gather_then_decide("a loader's load_state_dict", place, list)
+        if len(set(places)) > 1:
+            raise ConfigError(
+                f"state is of {_on_ranks(places)}: batches would be of several steps. Load one state on all ranks"
+            )
+        return found[0]
 
 
 def placed(config: LoaderConfig, mesh: Any) -> LoaderConfig:
@@ -125,7 +150,7 @@ def open_together(
     if config.seed is None:
         config = replace(config, seed=answer["drawn"])
     opened = Opened(source, plan_of(config, samples_of(source, calls)))
-    return Agreed(config, opened, data, job.rank == answer["reports"])
+    return Agreed(config, opened, data, job.rank == answer["reports"], job=job)
 
 
 def _ranks_of(

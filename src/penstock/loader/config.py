@@ -86,8 +86,7 @@ class LoaderConfig:
     readers: reads in flight at most. decoders: threads that decode, or call a data set; unless given, one per
         core to begin with, then as many as raise the rate. Under torchrun, the ranks of a host share its cores.
         decoders=0 loads each batch when it is asked for, in the thread that asks, without any other, as DataLoader
-        does with num_workers=0: for debuggers, profilers and exact tracebacks, and for samples of microseconds, of
-        which two milliseconds' worth is loaded at once.
+        does with num_workers=0: for debuggers, profilers and exact tracebacks.
     on_error: "raise", "skip", or a function of the error and the sample that returns one of them.
     refresh: of a folder or list that was read before, "auto" lists what changed since, "full" everything, "never"
         nothing; see `penstock.open_source`.

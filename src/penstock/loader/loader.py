@@ -183,9 +183,9 @@ class Loader:
             self._resume(state)
 
     def _resume(self, state: Mapping[str, Any]) -> None:
-        """Load a state, or close: nobody has the loader yet."""
+        """Load a state that all ranks compared, or close: nobody has the loader yet."""
         try:
-            self.load_state_dict(state)
+            self._begin_at(read_state(state, self._described, self._plan, self._rank))
         except BaseException:
             self.close()
             raise
@@ -453,8 +453,9 @@ class Loader:
         epochs may be more. What fixes the batches must be the same.
         state: of `state_dict` or `state_at`. allow: what may differ all the same: "plan", "data", "transforms",
             "pixels", or one of their values, such as "plan.order".
+        Where ranks were compared when the loader was made, all of them call this, and go on from the same step.
         Raises: ConfigError naming what differs, both values and what to do, if it is no state, or if the loader has
-            begun; ClosedError after `close`.
+            begun; ClosedError after `close`; WaitTimeout naming the ranks that do not call.
         """
         self._check_open()
         if self._started_at is not None:
@@ -467,7 +468,8 @@ class Loader:
                 f"seed was left out, so that {drawn} was drawn, and the state is of seed {seed}: give the state when "
                 "the loader is made, Loader(..., state=state), which takes its seed, or give seed="
             )
-        self._begin_at(read_state(state, self._described, self._plan, self._rank, allow))
+        read = partial(read_state, state, self._described, self._plan, self._rank, allow)
+        self._begin_at(self._agreed.resume_together(read, state))
 
     @cached_property
     def _described(self) -> dict[str, Any]:

@@ -163,7 +163,9 @@ def _checked(state: object) -> dict[str, Any]:
             f"state has what a loader's state_dict() has not ({error}): it is damaged"
         ) from error
     if not is_integer(found["format"]) or found["format"] < 1:
-        raise ConfigError(f"state has format {found['format']!r:.20}, which is an integer: it is damaged")
+        raise ConfigError(
+            f"state has format {found['format']!r:.20}, which must be an integer of at least 1: it is damaged"
+        )
     if found["format"] != FORMAT:
         raise ConfigError(
             f"state has the format {found['format']}, of Penstock {found.get('penstock')!r:.20}, and this one reads "
@@ -173,7 +175,8 @@ def _checked(state: object) -> dict[str, Any]:
         number = place.get(name) if isinstance(place, dict) else None
         if not is_integer(number) or number < (name == "batch_size"):
             raise ConfigError(
-                f"state has {name} {number!r:.20}, which is an integer: it is damaged, take another"
+                f"state has {name} {number!r:.20}, which must be an integer of at least "
+                f"{int(name == 'batch_size')}: it is damaged, take another"
             )
     return found
 

@@ -211,7 +211,8 @@ def set_up(
     )
     sizes_bytes = samples.sizes_bytes
     local_batch = plan.max_local_batch(rank)
-    steps = _steps_of_a_slot(samples.fields, local_batch, memory_bytes)
+    # Without threads a batch is loaded when it is asked for, and no other.
+    steps = 1 if config.decoders == 0 else _steps_of_a_slot(samples.fields, local_batch, memory_bytes)
     budget = share_memory(
         memory_bytes,
         slot_bytes=slot_bytes(samples.fields, steps * local_batch),
