@@ -745,6 +745,9 @@ def test_accelerate_skips_batches_without_reading_them(straight: list[list[int]]
         assert epoch_of(skip_first_batches(loader, 5)) == straight[5:steps]
         assert epoch_of(loader) == straight[steps : 2 * steps]
     with make(Rows(), epochs=3) as loader:
+        assert epoch_of(skip_first_batches(loader, steps)) == []
+        assert epoch_of(loader) == straight[steps : 2 * steps]
+    with make(Rows(), epochs=3) as loader:
         loader.load_state_dict(loader.state_at(1, 2))
         assert epoch_of(skip_first_batches(loader, 2)) == straight[steps + 2 : 2 * steps]
     with make(Rows(), epochs=3) as loader:

@@ -32,6 +32,7 @@ class BatchSteps:
         epoch = self._loader.position[0]
         for step in range(len(self._loader)):
             yield epoch, step
+        self._loader.set_epoch(epoch + 1)  # all of it may have been skipped
 
 
 class BatchesAt:
