@@ -86,13 +86,13 @@ def test_one_or_all_are_cleared(kept: Path, capsys: pytest.CaptureFixture[str]) 
     (kept / "x.catalog").write_bytes(b"damaged")
 
     assert main(["catalog", "photos", "--clear"]) == 0
-    assert capsys.readouterr().out == "removed 1 catalog\n"
+    assert capsys.readouterr().out == f"removed 1 catalog of {kept}\n"
     assert main(["catalog", "photos"]) == 1
     assert "no catalog of photos is kept" in capsys.readouterr().err
     assert main(["catalog"]) == 0
     assert f"{kept}/x.catalog is cut off: 7 bytes are there" in capsys.readouterr().out
     assert main(["catalog", "--clear"]) == 0
-    assert capsys.readouterr().out == "removed 2 catalogs\n"
+    assert capsys.readouterr().out == f"removed 2 catalogs of {kept}\n"
     assert not list(kept.iterdir())
     assert main(["catalog"]) == 0
-    assert capsys.readouterr().out == "no catalog is kept\n"
+    assert capsys.readouterr().out == f"no catalog is kept in {kept}\n"

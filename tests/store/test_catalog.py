@@ -540,6 +540,11 @@ def test_a_catalog_that_cannot_be_kept_keeps_nobody_from_reading(
     monkeypatch.setattr(catalogs, "_folders", lambda: Folders((), None, ""))
     assert len(store.open()) == 1
     assert store.lines[1].endswith("no folder for it can be written: give one that can be, as PENSTOCK_CACHE")
+    monkeypatch.setattr(
+        catalogs, "_folders", lambda: Folders((), store.data, "PENSTOCK_CACHE is 'x', which is full")
+    )
+    assert len(store.open()) == 1
+    assert store.lines[2].startswith("PENSTOCK_CACHE is 'x', which is full: the catalog of ")
 
 
 def test_a_folder_of_catalogs_that_does_not_answer_in_time_is_no_missing_catalog(store: Store) -> None:

@@ -33,8 +33,8 @@ samples, data_bytes, folders, labels, listed_seconds (since 1970).
 
 def add_catalog(commands: Any) -> None:
     """Add the command to the parser's."""
-    told = "list or clear what is kept of the listings of data sets"
-    parser = add_command(commands, "catalog", _run, told, _DESCRIPTION, _EPILOG)
+    summary = "list or clear what is kept of the listings of data sets"
+    parser = add_command(commands, "catalog", _run, summary, _DESCRIPTION, _EPILOG)
     parser.add_argument("source", metavar="SOURCE", nargs="?", help="a folder or list file (default: all)")
     parser.add_argument(
         "--clear", action="store_true", help="remove them; the next start lists the files anew"
@@ -43,7 +43,7 @@ def add_catalog(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from penstock.store.catalogs import kept_catalogs, place_of
+    from penstock.store.catalogs import catalog_folders, kept_catalogs, place_of
 
     kept = list(kept_catalogs())
     if options.source is not None:
@@ -68,11 +68,14 @@ def _run(options: argparse.Namespace) -> None:
     ]
     if options.source is not None:
         tables += [_labels(one) for one in kept]
+    places = " and ".join(map(str, catalog_folders()))
     notes = [f"{one.file} {one.problem}" for one in kept if one.problem]
     if options.clear:
-        tables, notes = [], [f"removed {format_count(len(kept), 'catalog')}"]
+        tables, notes = [], [f"removed {format_count(len(kept), 'catalog')} of {places}"]
     elif not kept:
-        tables, notes = [], ["no catalog is kept"]
+        tables, notes = [], [f"no catalog is kept in {places}"]
+    else:
+        notes.append(f"kept in {places}")
     show(options, {"results": [_as_json(one) for one in kept]}, tables, notes)
 
 

@@ -67,7 +67,10 @@ def keep_catalog(catalog: Catalog, calls: Calls) -> str | None:
     """
     if len(catalog) < LEAST_SAMPLES:
         return None
-    folder = calls.one("the folder of catalogs", _folders).kept
+    folders = calls.one("the folder of catalogs", _folders)
+    folder = folders.kept
+    if folders.note:
+        calls.report(f"{folders.note}: the catalog of {catalog.key.place} is kept in {folder or 'no folder'}")
     if folder is None:
         return "no folder for it can be written: give one that can be, as PENSTOCK_CACHE"
     file = folder / _name_of(catalog.key)
@@ -78,6 +81,11 @@ def keep_catalog(catalog: Catalog, calls: Calls) -> str | None:
     except OSError as error:
         return f"{file} cannot be written: {error.strerror or error}"
     return None
+
+
+def catalog_folders() -> tuple[Path, ...]:
+    """Return where catalogs are looked for, the first place first."""
+    return _folders().read
 
 
 def kept_catalogs() -> Iterator[KeptCatalog]:
