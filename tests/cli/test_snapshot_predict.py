@@ -142,8 +142,9 @@ def test_a_store_says_how_large_a_state_is_how_often_it_is_saved_and_what_is_sto
     )
     expected = predict_saves(machine(), plan)
     assert [save["step"] for save in found[0]["saves"]] == [400, 800, 1200, 1600, 2000]
+    # The mean of shares may be the next float, and a size of bytes the next integer then.
     assert [save["durable_seconds"] for save in found[0]["saves"]] == pytest.approx(
-        [save.durable_seconds for save in expected.saves]
+        [save.durable_seconds for save in expected.saves], rel=1e-3
     )
     assert expected.saves[1].durable_seconds < expected.saves[0].durable_seconds, "deltas are smaller"
     # What is typed counts more than what the store says.
