@@ -13,6 +13,10 @@ Messages name the value, the rule it broke and the next move. They name files, t
 bytes: what a terminal would obey or an encoding refuse is escaped (`printable`).
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
 
 def printable(text: str) -> str:
     r"""Return text on one line that any terminal shows and UTF-8 encodes.
@@ -37,6 +41,15 @@ class PenstockError(Exception):
 
 class ConfigError(PenstockError, ValueError):
     """An argument, field or environment value is not one that can work."""
+
+
+def given_beside(config: object, arguments: Iterable[str]) -> ConfigError:
+    """Return what to raise where arguments are given next to a configuration, which has all of them."""
+    names = ", ".join(arguments)
+    return ConfigError(
+        f"{names} given beside a {type(config).__name__}, which has all arguments: change it by "
+        f"dataclasses.replace(config, {names}=...)"
+    )
 
 
 class DataError(PenstockError, OSError):

@@ -68,7 +68,7 @@ if rank == size - 1:
     listed = open_source(data)
 report["a file appeared"] = load(listed)
 
-# The last rank makes no loader; its process goes on.
+# The last rank makes no loader; its process stays alive.
 hasty = functools.partial(ranks_of_this_job, timeout_seconds=1)
 report["missing"] = load(ranks=hasty) if rank != size - 1 else hasty().rank
 meeting.all_gather("the others gave up", None)

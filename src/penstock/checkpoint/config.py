@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, TypedDict
 
 from penstock.checkpoint.arguments import (
@@ -18,7 +18,7 @@ from penstock.checkpoint.arguments import (
 )
 from penstock.checkpoint.codecs import DEFAULT
 from penstock.checkpoint.recipe import EncodingConfig, encoding_config
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, given_beside
 from penstock.flow.cpus import default_coders
 from penstock.plan.saves import SaveSchedule
 from penstock.policy.delta_schemes import Scheme
@@ -157,13 +157,9 @@ def store_config(folder: StoreConfig | str | os.PathLike[str], arguments: Mappin
     """Return the configuration that a store was given, as one value or argument by argument. Raises: ConfigError."""
     if isinstance(folder, StoreConfig):
         if arguments:
-            names = ", ".join(arguments)
-            raise ConfigError(
-                f"{names} given beside a StoreConfig, which has all arguments: change it by "
-                f"dataclasses.replace(config, {names}=...)"
-            )
+            raise given_beside(folder, arguments)
         return folder
-    known = [each.name for each in fields(StoreConfig) if each.init and each.name != "folder"]
+    known = StoreArguments.__annotations__
     for name in arguments:
         if name not in known:
             raise ConfigError(f"{name} is no argument of a store; they are {', '.join(known)}")

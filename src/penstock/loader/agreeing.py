@@ -54,7 +54,7 @@ class Agreed:
     def resume_together(
         self, read: Callable[[], tuple[int, int]], state: Mapping[str, Any]
     ) -> tuple[int, int]:
-        """Return where this rank goes on, by `read`, if all ranks go on from one step; all of them call this.
+        """Return where this rank resumes, by `read`, if all ranks resume from one step. All of them call this.
 
         Raises: ConfigError on every rank if two were given states of different steps; what `read` raised on any;
             WaitTimeout naming the ranks that do not come.

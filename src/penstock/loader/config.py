@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from typing import Any, Literal, Required, TypedDict
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, given_beside
 from penstock.loader.dataset import MapDataset
 from penstock.loader.transforms.pipeline import Transform, check_transforms
 from penstock.machine import Machine
@@ -363,11 +363,7 @@ def config_of(
     """
     if isinstance(source, LoaderConfig):
         if arguments:
-            names = ", ".join(arguments)
-            raise ConfigError(
-                f"{names} given beside a LoaderConfig, which has all arguments: change it by "
-                f"dataclasses.replace(config, {names}=...)"
-            )
+            raise given_beside(source, arguments)
         return source
     for name in arguments.keys() - LoaderArguments.__annotations__.keys():
         advice = _ADVICE.get(name, "see penstock.LoaderConfig for the arguments there are")

@@ -415,7 +415,7 @@ class Loader:
     def position(self) -> tuple[int, int]:
         """(epoch, step) of the batch that this loader gives next; `state_dict` has the first one that is not consumed.
 
-        They differ after a loop that was left early: the next loop here begins the next epoch, a resumed run goes on in
+        They differ after a loop that was left early: the next loop here begins the next epoch, a resumed run continues
         the epoch that was left.
         """
         is_left = self._pass.departure is not None and self._pass.departure() is None
@@ -442,7 +442,7 @@ class Loader:
 
     def _state_at(self, epoch: int, step: int) -> dict[str, Any]:
         plan = self._plan
-        if epoch == plan.epochs and plan.last_steps is not None:  # a longer run goes on in that epoch
+        if epoch == plan.epochs and plan.last_steps is not None:  # a longer run continues that epoch
             epoch, step = epoch - 1, plan.last_steps
         return write_state(self._described, epoch, step)
 
@@ -453,7 +453,7 @@ class Loader:
         epochs may be more. What fixes the batches must be the same.
         state: of `state_dict` or `state_at`. allow: what may differ all the same: "plan", "data", "transforms",
             "pixels", or one of their values, such as "plan.order".
-        Where ranks were compared when the loader was made, all of them call this, and go on from the same step.
+        Where ranks were compared when the loader was made, all of them call this and resume from the same step.
         Raises: ConfigError naming what differs, both values and what to do, if it is no state, or if the loader has
             begun; ClosedError after `close`; WaitTimeout naming the ranks that do not call.
         """
