@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from penstock.flow.engine import Decoder, Failed, Fetcher
 from penstock.loader.dataset import DatasetFetcher, SampleDecoder
 from penstock.loader.fetching import SourceFetcher
 from penstock.loader.images import ImageDecoder
-from penstock.loader.transforms import Resize, ToTensor
+from penstock.loader.transforms import DecodeRaw, Resize, ToTensor
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.loader.transforms.pipeline import compile_pipeline
 from penstock.policy import Load
@@ -46,17 +46,23 @@ class Made:
             np.full(shape, 77, field.dtype) for shape, field in zip(shapes, self.decoder.fields, strict=True)
         )
 
-    def fetch(self, samples: list[int], origin: int = SOURCE, rests: list[int] | None = None) -> list[Any]:
+    def fetch(
+        self,
+        samples: list[int],
+        origin: int = SOURCE,
+        rests: list[int] | None = None,
+        into: NDArray[np.uint8] | None = None,
+    ) -> list[Any]:
         return self.fetcher.fetch(
-            samples, origin, rests or [STAGING] * len(samples), lambda sample: None, lasting=True
+            samples, origin, rests or [STAGING] * len(samples), lambda sample: None, lasting=True, into=into
         )
 
     def decode(
-        self, rows: list[int], samples: list[int], data: list[Any], arrays: tuple[NDArray[Any], ...]
+        self, rows: Sequence[int], samples: list[int], data: list[Any], arrays: tuple[NDArray[Any], ...]
     ) -> list[int]:
         """Return the indices of those that failed."""
         load = Load(
-            0, 0, 0, np.arange(9), 0, rows, samples, [STAGING] * len(rows), [STAGING] * len(rows), rows
+            0, 0, 0, np.arange(9), 0, rows, samples, [STAGING] * len(rows), [STAGING] * len(rows), list(rows)
         )
         failed = self.decoder.decode(load, rows, samples, data, arrays, lambda sample: None)
         assert all(isinstance(error, Exception) for _, error in failed)
@@ -72,6 +78,17 @@ def pictures(folder: Path, tiers: dict[int, MemoryTier], tier: int) -> Made:
     decoder = ImageDecoder(pipeline, source.labels, source.describe, DecodeMemory(1 << 24))
     damaged = np.frombuffer(b"no picture", np.uint8)
     return Made(SourceFetcher(source, tiers), decoder, damaged, tier, lambda sample: 10 * sample / 255)
+
+
+def plain_numbers(folder: Path, tiers: dict[int, MemoryTier], tier: int) -> Made:
+    """Files whose bytes are rows as they are."""
+    for number in range(SAMPLES):
+        np.full((2, 3), number, np.float32).tofile(folder / f"{number}.bin")
+    source = FlatFolder(folder, extensions=None)
+    (folder / f"{BROKEN}.bin").unlink()
+    pipeline = compile_pipeline((DecodeRaw("float32", (2, 3)),), seed=0)
+    decoder = ImageDecoder(pipeline, source.labels, source.describe, DecodeMemory(1 << 24))
+    return Made(SourceFetcher(source, tiers), decoder, np.zeros(5, np.uint8), tier, float)
 
 
 class Numbers:
@@ -103,6 +120,8 @@ def data_set(of: Numbers) -> Made:
 PARTS: dict[str, Callable[[Path], Made]] = {
     "pictures": lambda folder: pictures(folder, {}, STAGING),
     "pictures, kept": lambda folder: pictures(folder, {1: MemoryTier(1 << 20)}, 1),
+    "plain numbers": lambda folder: plain_numbers(folder, {}, STAGING),
+    "plain numbers, kept": lambda folder: plain_numbers(folder, {1: MemoryTier(1 << 20)}, 1),
     "data set": lambda folder: data_set(Numbers()),
     "data set, by the list": lambda folder: data_set(NumbersByList()),
 }
@@ -167,6 +186,25 @@ class TestDecoderContract:
         for array in arrays:
             assert (array[[1, 2, 3, 5, 6, 8]] == 77).all()
 
+    @pytest.mark.parametrize("samples", [[5, 1, 6], [5, BROKEN, 1], [4, 4, 4]])
+    @pytest.mark.parametrize("kept", [(), (5,), (1, 4, 5, 6)])
+    def test_bytes_may_be_read_where_they_belong_in_the_slot(
+        self, made: Made, samples: list[int], kept: tuple[int, ...]
+    ) -> None:
+        arrays, rows = made.arrays(), range(2, 5)
+        rests = [made.tier if sample in kept else STAGING for sample in samples]
+
+        data = made.fetch(samples, rests=rests, into=made.decoder.place_of(rows, arrays))
+        had = [index for index, each in enumerate(data) if not isinstance(each, Failed)]
+        places = rows if len(had) == len(rows) else [rows[index] for index in had]
+
+        assert [samples[index] for index in had] == [sample for sample in samples if sample != BROKEN]
+        assert made.decode(places, [samples[k] for k in had], [data[k] for k in had], arrays) == []
+        for index in had:
+            assert arrays[0][rows[index]] == pytest.approx(made.value(samples[index]))
+        for array in arrays:
+            assert (array[[0, 1, 5, 6, 7, 8]] == 77).all()
+
     def test_what_cannot_be_decoded_fails_alone_by_its_index(self, made: Made) -> None:
         arrays, samples = made.arrays(), [1, 6, 2]
         data = made.fetch(samples)
@@ -176,3 +214,12 @@ class TestDecoderContract:
 
         for row, sample in ((4, 1), (7, 2)):
             assert arrays[0][row] == pytest.approx(made.value(sample))
+
+
+def test_files_of_plain_numbers_are_read_into_the_slot_itself(tmp_path: Path) -> None:
+    made = plain_numbers(tmp_path, {}, STAGING)
+    arrays = made.arrays()
+
+    data = made.fetch([5, 1, 6], into=made.decoder.place_of(range(2, 5), arrays))
+
+    assert all(np.may_share_memory(each, arrays[0][row]) for row, each in zip(range(2, 5), data, strict=True))

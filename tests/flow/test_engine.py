@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.patience import patient, wait_until
 
 from penstock.errors import ClosedError, DataError, StagingError, WaitTimeout
@@ -35,7 +36,14 @@ class NumberWork:
         self.is_closed = False
 
     def fetch(
-        self, samples: list[int], origin: int, rests: list[int], at: Callable[[int], None], *, lasting: bool
+        self,
+        samples: list[int],
+        origin: int,
+        rests: list[int],
+        at: Callable[[int], None],
+        *,
+        lasting: bool,
+        into: NDArray[np.uint8] | None = None,
     ) -> list[Any]:
         data: list[Any] = []
         for sample in samples:
@@ -46,10 +54,13 @@ class NumberWork:
             data.append(Failed(DataError(f"{self.describe(sample)} is broken")) if is_broken else sample)
         return data
 
+    def place_of(self, rows: range, arrays: tuple[np.ndarray, ...]) -> None:
+        """Numbers come one by one."""
+
     def decode(
         self,
         load: Load,
-        rows: list[int],
+        rows: Sequence[int],
         samples: list[int],
         data: list[Any],
         arrays: tuple[np.ndarray, ...],

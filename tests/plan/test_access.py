@@ -246,7 +246,11 @@ def test_batches_are_those_of_the_listed_run_however_many_are_asked_for_at_once(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_AHEAD", ahead)
-        found = [((later, number), ids.tolist()) for later, number, ids in plan.batches(rank, epoch, step)]
+        found = [
+            ((later, first + number), batch)
+            for later, first, batches in plan.batches(rank, epoch, step)
+            for number, batch in enumerate(batches.tolist())
+        ]
 
     assert found == list(expected.items())
 

@@ -142,16 +142,12 @@ class FakeRuntime:
         check_state(self.scheduler._state)
 
     def arrive(self, ready: Ready) -> None:
-        begin = 0
-        for step, end in ready.ends:
-            failed = tuple(row - begin for row in ready.failed if begin <= row < end)
-            self.ready[ready.epoch, step] = ready._replace(
-                step=step, samples=ready.samples[begin:end], failed=failed
-            )
-            begin = end
-        assert begin == ready.samples.size
-        self.lent[ready.slot] = len(ready.ends)
-        self.steps_together = max(self.steps_together, len(ready.ends))
+        for number, samples in enumerate(ready.samples.reshape(ready.steps, -1)):
+            begin, step = number * samples.size, ready.step + number
+            failed = tuple(row - begin for row in ready.failed if 0 <= row - begin < samples.size)
+            self.ready[ready.epoch, step] = ready._replace(step=step, samples=samples, failed=failed, steps=1)
+        self.lent[ready.slot] = ready.steps
+        self.steps_together = max(self.steps_together, ready.steps)
 
     def let_go(self, ready: Ready) -> None:
         self.lent[ready.slot] -= 1

@@ -104,15 +104,13 @@ class StagedBatch:
     __slots__ = ("_packed", "arrays", "epoch", "errors", "failed", "row", "samples", "slot", "step")
 
     def __init__(
-        self,
-        ready: Ready,
-        step: int,
-        rows: slice,
-        arrays: tuple[NDArray[Any], ...],
-        known: dict[int, Exception],
+        self, ready: Ready, step: int, arrays: tuple[NDArray[Any], ...], known: dict[int, Exception]
     ) -> None:
+        size = ready.samples.size // ready.steps
+        rows = slice((step - ready.step) * size, (step - ready.step + 1) * size)
         self.epoch, self.step, self.slot, self.row = ready.epoch, step, ready.slot, rows.start
-        self.samples, self.arrays = ready.samples[rows], arrays
+        self.samples = ready.samples[rows]
+        self.arrays = arrays if ready.steps == 1 else tuple([array[rows] for array in arrays])
         self.failed: tuple[int, ...] = ()
         self.errors: dict[int, tuple[Exception, TracebackType | None]] = {}
         if ready.failed:
@@ -177,13 +175,21 @@ class Fetcher(Protocol):
         ...
 
     def fetch(
-        self, samples: list[int], origin: int, rests: list[int], at: Callable[[int], None], *, lasting: bool
+        self,
+        samples: list[int],
+        origin: int,
+        rests: list[int],
+        at: Callable[[int], None],
+        *,
+        lasting: bool,
+        into: NDArray[np.uint8] | None = None,
     ) -> list[Any]:
         """Return what there is of each sample, uint8[bytes] of stored ones, or `Failed`.
 
         origin: SOURCE, or the number of the tier to take them from.
         rests: of each, the tier that is to keep what comes from the source, or STAGING.
         at: called with each sample in its turn. lasting: whether the bytes are wanted beyond this thread's next call.
+        into: where their bytes may be put one behind the other, if all have one size and fill it.
         """
         ...
 
@@ -204,10 +210,14 @@ class Decoder(Protocol):
         """The arrays of a batch: what it writes of each sample."""
         ...
 
+    def place_of(self, rows: range, arrays: tuple[NDArray[Any], ...]) -> NDArray[np.uint8] | None:
+        """Return where in a slot the bytes of some rows belong as they are stored; None where they do not."""
+        ...
+
     def decode(
         self,
         load: Load,
-        rows: list[int],
+        rows: Sequence[int],
         samples: list[int],
         data: list[Any],
         arrays: tuple[NDArray[Any], ...],
@@ -672,11 +682,8 @@ class Engine:
     def _deliver(self, ready: Ready) -> None:
         arrays = self._staging.lend(ready.slot, ready.samples.size, self._loads.put)
         known = self._failures.pop(ready.batch, {})
-        begin = 0
-        for step, end in ready.ends:
-            rows, begin = slice(begin, end), end
-            parts = arrays if len(ready.ends) == 1 else tuple(array[rows] for array in arrays)
-            self._arrived[ready.epoch, step] = StagedBatch(ready, step, rows, parts, known)
+        for step in range(ready.step, ready.step + ready.steps):
+            self._arrived[ready.epoch, step] = StagedBatch(ready, step, arrays, known)
         self._lent.add(ready.slot)
         self._wake_consumer()
 
@@ -775,7 +782,9 @@ class Engine:
             end = self._clock()
             self._at.pop(worker, None)
             self._recent_read_seconds.append((end - begin) / len(samples))
-            flow = self._record_fetched(ring, (begin, end), samples, data, move.origin, move.epoch, move.step)
+            flow, _ = self._record_fetched(
+                ring, (begin, end), samples, data, move.origin, move.epoch, move.step
+            )
             self._inbox.append(partial(self._moved, move, data, flow, end - begin))
             del data, move  # an idle thread keeps no sample's bytes
             self._drive()
@@ -850,9 +859,11 @@ class Engine:
         """Return what failed, by index in the Load, and how long own reads waited."""
         rows, samples, origins = load.rows, load.ids, load.origins
         own_reads: list[OwnRead] = []
+        arrays = self._staging.arrays(load.slot)
         if origins.count(origins[0]) == len(origins):
+            into = self._decoder.place_of(rows, arrays) if isinstance(rows, range) else None
             data, flow = self._brought(
-                load, origins[0], samples, load.rests, load.entries, at, ring, delay, own_reads
+                load, origins[0], samples, load.rests, load.entries, at, ring, delay, own_reads, into
             )
         else:
             data, flow = [None] * len(rows), NO_FLOW
@@ -867,7 +878,7 @@ class Engine:
                 found.clear()  # as in `_loaded`
         failed: dict[int, tuple[int, Exception]] = {}
         had: Sequence[int] = range(len(rows))
-        if Failed in set(map(type, data)):
+        if sum(read.reads for read in own_reads) < len(rows) and Failed in set(map(type, data)):
             failed = {
                 index: (UNREAD, each.error) for index, each in enumerate(data) if isinstance(each, Failed)
             }
@@ -877,7 +888,6 @@ class Engine:
             brought.clear()  # as in `_loaded`
         if rows:
             begin = self._clock()
-            arrays = self._staging.arrays(load.slot)
             wrong = self._decoder.decode(load, rows, samples, data, arrays, at)
             count = len(samples)
             if count > 1 and flow == NO_FLOW:  # not one group that was fetched together
@@ -908,18 +918,24 @@ class Engine:
         ring: Ring,
         delay: RunDelay,
         own_reads: list[OwnRead],
+        into: NDArray[np.uint8] | None = None,
     ) -> tuple[list[Any], int]:
-        """Return what there is of some samples of a Load, all from one origin, and the flow that they came by."""
+        """Return what there is of some samples of a Load, all from one origin, and the flow that they came by.
+
+        into: where their bytes may be put, as for `Fetcher.fetch`.
+        """
         if origin == STAGING:
             pairs = [self._bytes[entry] for entry in entries]
             return [each for each, _ in pairs], pairs[0][1] if len(pairs) == 1 else NO_FLOW
         if origin == SOURCE:  # an earlier wait for a processor is not to be taken off its time
             delay.begin()
         begin, computed = self._clock(), time.thread_time()
-        data = self._fetcher.fetch(samples, origin, rests, at, lasting=False)
+        data = self._fetcher.fetch(samples, origin, rests, at, lasting=False, into=into)
         end, computed = self._clock(), time.thread_time() - computed
-        flow = self._record_fetched(ring, (begin, end), samples, data, origin, load.epoch, load.step)
-        if Failed not in set(map(type, data)):
+        flow, has_failed = self._record_fetched(
+            ring, (begin, end), samples, data, origin, load.epoch, load.step
+        )
+        if not has_failed:
             waited = delay.left_of(end - begin, computed) - computed
             own_reads.append(OwnRead(origin, len(data), max(0.0, waited)))
             if origin == SOURCE:
@@ -935,21 +951,22 @@ class Engine:
         origin: int,
         epoch: int,
         step: int,
-    ) -> int:
-        """Record what a group of samples came from, but for those that failed; return its flow."""
+    ) -> tuple[int, bool]:
+        """Record what a group of samples came from, but for those that failed; return its flow, and if any failed."""
         kinds = set(map(type, data))
-        if Failed in kinds:
+        has_failed = Failed in kinds
+        if has_failed:
             had = [index for index, each in enumerate(data) if not isinstance(each, Failed)]
             samples, data = [samples[index] for index in had], [data[index] for index in had]
             if not had:
-                return NO_FLOW
+                return NO_FLOW, True
         nbytes = sum(map(_NBYTES, data)) if kinds <= {np.ndarray, Failed} else 0
         flow = self._recorder.next_flow()
         if len(data) > 1:
             ring.record_ids(flow, samples)
         kind = Kind.READ if origin == SOURCE else Kind.HIT
         ring.record(kind, *seconds, samples[0], nbytes, epoch, step, origin, samples=len(data), flow=flow)
-        return flow
+        return flow, has_failed
 
     def _ask_for_lock(self, worker: int, delay: RunDelay) -> float | None:
         """Return what `ask_for_lock` does; None if it is not due, or no other Load runs."""

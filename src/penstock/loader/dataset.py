@@ -55,7 +55,14 @@ class DatasetFetcher:
         return from_first(samples, look, on_error_raise=on_error_raise)
 
     def fetch(
-        self, samples: list[int], origin: int, rests: list[int], at: Callable[[int], None], *, lasting: bool
+        self,
+        samples: list[int],
+        origin: int,
+        rests: list[int],
+        at: Callable[[int], None],
+        *,
+        lasting: bool,
+        into: NDArray[np.uint8] | None = None,
     ) -> list[Any]:
         """Have the data set make samples, all by one call where it has `__getitems__`; see `Fetcher`."""
         wrong = ""
@@ -133,10 +140,13 @@ class SampleDecoder:
         #: Leaves without an array, by slot, row and order of appearance.
         self._other_leaves: dict[int, dict[int, list[Any]]] = {}
 
+    def place_of(self, rows: range, arrays: tuple[NDArray[Any], ...]) -> None:
+        """Samples are objects, whose bytes lie elsewhere."""
+
     def decode(
         self,
         load: Load,
-        rows: list[int],
+        rows: Sequence[int],
         samples: list[int],
         data: list[Any],
         arrays: tuple[NDArray[Any], ...],
@@ -164,7 +174,7 @@ class SampleDecoder:
 
     def _store_columns(
         self,
-        rows: list[int],
+        rows: Sequence[int],
         data: list[Any],
         arrays: tuple[NDArray[Any], ...],
         others: dict[int, list[Any]],
@@ -175,7 +185,7 @@ class SampleDecoder:
         """
         columns = self._columns(data)
         first, count = rows[0], len(rows)
-        if columns is None or rows != list(range(first, first + count)):
+        if columns is None or not isinstance(rows, range):
             return False
         places = iter(arrays)
         lists: list[Sequence[Any]] = []

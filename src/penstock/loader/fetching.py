@@ -55,7 +55,14 @@ class SourceFetcher:
         prepare_group(self._source)
 
     def fetch(
-        self, samples: list[int], origin: int, rests: list[int], at: Callable[[int], None], *, lasting: bool
+        self,
+        samples: list[int],
+        origin: int,
+        rests: list[int],
+        at: Callable[[int], None],
+        *,
+        lasting: bool,
+        into: Bytes | None = None,
     ) -> list[Any]:
         """Bring uint8[...] of each sample, all from one piece of memory where nothing failed; see `Fetcher`."""
         at(samples[0])
@@ -77,7 +84,8 @@ class SourceFetcher:
             tier = None
             begins = np.zeros(ids.size + 1, np.int64)
             np.cumsum(sizes, out=begins[1:])
-            into = self._memory_for(int(begins[-1]), lasting, is_alone=ids.size == 1)
+            if into is None or reads is not None or not (sizes * ids.size == into.size).all():
+                into = self._memory_for(int(begins[-1]), lasting, is_alone=ids.size == 1)
         else:
             into = tier.array
         if reads is None:

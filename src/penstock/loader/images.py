@@ -54,10 +54,14 @@ class ImageDecoder:
         """How many pictures were decoded one at a time so far: their headers do not say how large they are."""
         return self._memory.alone
 
+    def place_of(self, rows: range, arrays: tuple[NDArray[Any], ...]) -> NDArray[np.uint8] | None:
+        """See `Decoder`."""
+        return self._pipeline.place_of(rows, arrays[0])
+
     def decode(
         self,
         load: Load,
-        rows: list[int],
+        rows: Sequence[int],
         samples: list[int],
         data: list[Any],
         arrays: tuple[NDArray[Any], ...],
@@ -76,8 +80,9 @@ class ImageDecoder:
                 self._pipeline.run(data[index].data, images[row], draws, row, scratch)
             except Exception as error:
                 failed.append((index, located(error, samples[index], self._describe)))
+        where = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
         for array, known in zip(labels, self._labels, strict=True):
-            array[rows] = known[samples]
+            array[where] = known[samples]
         return failed
 
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:

@@ -288,9 +288,10 @@ class AccessPlan:
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
     def batches(self, rank: int, epoch: int, step: int) -> Iterator[tuple[int, int, Ids]]:
-        """Yield epoch, step and samples of the rank's batches from a step on: int64[local batch], none of them empty.
+        """Yield the rank's batches from a step on, several of one size at a time, none of them empty.
 
         The order is asked for one batch at first, and for twice as many each time: together they cost it a tenth.
+        Yields: the epoch, the first step, and the samples of that step and those behind it, int64[steps, local batch].
         """
         self._check_rank(rank)
         offsets = self._split.offsets(rank, self.ranks, self.batch_size)
@@ -300,13 +301,12 @@ class AccessPlan:
             number = step if later == epoch else 0
             while size and number < full_steps:
                 steps = min(full_steps - number, at_once)
-                ids = self.order.at(later, self._positions(number, steps, offsets)).reshape(steps, size)
-                for batch in ids:
-                    yield later, number, batch
-                    number += 1
+                ids = self.order.at(later, self._positions(number, steps, offsets))
+                yield later, number, ids.reshape(steps, size)
+                number += steps
                 at_once = min(2 * at_once, max(1, _AHEAD // size))
             if rest and number <= full_steps and self._split.size(rank, self.ranks, rest):
-                yield later, full_steps, self.local_batch(rank, later, full_steps)
+                yield later, full_steps, self.local_batch(rank, later, full_steps)[None]
 
     def string(self, rank: int) -> Ids:
         """Return the rank's whole access string, every sample it reads in the run: int64[reads].

@@ -21,7 +21,7 @@ Rules, in the order in which they win (the functions of `penstock.policy.decisio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -95,7 +95,8 @@ class Move(NamedTuple):
 class Load(NamedTuple):
     """Instruction: bring some samples of a batch into its slot (decode, transform, write).
 
-    samples: int64[local batch], of the whole batch. rows: the places of these in it. ids: `samples[rows]`.
+    samples: int64[local batch], of the whole batch. rows: the places of these in it, a range where they follow each
+        other. ids: `samples[rows]`.
     origins: of each a tier's number (take it from there), STAGING (the bytes are those of the entry) or SOURCE (read it
         yourself). rests: of each the tier that is to keep what you read from the source, or STAGING.
     entries: of each, -1 where there is none.
@@ -106,7 +107,7 @@ class Load(NamedTuple):
     step: int
     samples: Ids
     slot: int
-    rows: list[int]
+    rows: Sequence[int]
     ids: list[int]
     origins: list[int]
     rests: list[int]
@@ -124,7 +125,8 @@ class Staged(NamedTuple):
 class Ready(NamedTuple):
     """Notice: a batch is complete, and its slot the consumer's until `slot_freed`.
 
-    failed: the rows whose sample could not be had. ends: of each step in the slot, its number and where its rows end.
+    samples: int64[samples], of all of its steps. failed: the rows whose sample could not be had.
+    steps: how many follow each other in the slot from `step` on, all of one size.
     """
 
     batch: int
@@ -133,7 +135,7 @@ class Ready(NamedTuple):
     slot: int
     samples: Ids
     failed: tuple[int, ...]
-    ends: tuple[tuple[int, int], ...]
+    steps: int
 
 
 class Drop(NamedTuple):
@@ -159,18 +161,18 @@ Instruction = Move | Load | Staged | Ready | Drop
 class _Batch(NamedTuple):
     """What has a slot and is not complete, or is the next that gets one: one step of the plan, or several.
 
-    step: the first. ends: of each step, its number and where its samples end.
+    step: the first of `steps`, which have one size.
     """
 
     number: int
     epoch: int
     step: int
     samples: Ids
-    ends: tuple[tuple[int, int], ...]
+    steps: int
 
     def is_before(self, epoch: int, step: int) -> bool:
         """Whether all of its steps are before this one."""
-        return (self.epoch, self.ends[-1][0]) < (epoch, step)
+        return (self.epoch, self.step + self.steps - 1) < (epoch, step)
 
 
 class Scheduler:
@@ -224,7 +226,7 @@ class Scheduler:
         self._coming: _Batch | None = None
         self._due_seconds = 0.0
         self._number = 0
-        #: The step of the plan that follows it.
+        #: Steps of the plan that follow it: epoch, the first one's number, int64[steps, local batch].
         self._following: tuple[int, int, Ids] | None = None
         #: Incomplete batches that are wanted, by running number: in the plan's order.
         self._batches: dict[int, _Batch] = {}
@@ -373,20 +375,13 @@ class Scheduler:
             self._coming = None
             numbers[decisions.COMING_SIZE] = numbers[decisions.COMES_MORE] = 0
             return
-        epoch, step, samples = following
-        ends, size, parts = [(step, samples.size)], samples.size, [samples]
-        most = self._staged_together() if self._limits.steps > 1 else 0
-        following = next(self._steps, None)
-        while following is not None and following[0] == epoch and size + following[2].size <= most:
-            size += following[2].size
-            ends.append((following[1], size))
-            parts.append(following[2])
-            following = next(self._steps, None)
-        self._following = following
-        if len(parts) > 1:
-            samples = np.concatenate(parts)
-        self._coming = _Batch(self._number, epoch, step, samples, tuple(ends))
-        begin = numbers[decisions.COMING]
+        epoch, step, batches = following
+        steps = 1 if self._limits.steps == 1 else max(1, self._staged_together() // batches.shape[1])
+        samples, later = batches[:steps].ravel(), batches[steps:]
+        steps = samples.size // batches.shape[1]
+        self._following = (epoch, step + steps, later) if len(later) else next(self._steps, None)
+        self._coming = _Batch(self._number, epoch, step, samples, steps)
+        begin, size = numbers[decisions.COMING], samples.size
         self._state.ints[begin : begin + size] = samples
         numbers[decisions.COMING_SIZE] = size
         numbers[decisions.COMING_NUMBER] = self._number
@@ -418,15 +413,17 @@ class Scheduler:
                     epoch, step = self._epoch_of_fills, -1
                 out.append(Move(entries, samples, where, rests, number, epoch, step))
             elif what == decisions.LOAD:
-                columns = [words[at + k * count : at + (k + 1) * count] for k in range(5)]
+                rows, *columns = (words[at + k * count : at + (k + 1) * count] for k in range(5))
                 at += 5 * count
                 batch = self._batches[number]
-                out.append(Load(number, batch.epoch, batch.step, batch.samples, where, *columns))
+                run = range(rows[0], rows[0] + count)
+                places = run if rows == list(run) else rows
+                out.append(Load(number, batch.epoch, batch.step, batch.samples, where, places, *columns))
             elif what == decisions.READY:
                 failed = tuple(words[at : at + count])
                 at += count
                 batch = self._batches.pop(number)
-                out.append(Ready(number, batch.epoch, batch.step, where, batch.samples, failed, batch.ends))
+                out.append(Ready(number, batch.epoch, batch.step, where, batch.samples, failed, batch.steps))
             elif what == decisions.STAGED:
                 assert self._coming is not None, "it was lined up"
                 self._batches[number] = self._coming
@@ -452,14 +449,16 @@ class Scheduler:
         if self._loop is not None:
             self._bound = self._loop.bound_and_short(tuple(state))
 
-    def _mark(self, items: list[int], failed: dict[int, int], begin: int = 0, size: int = 1) -> None:
+    def _mark(self, items: Sequence[int], failed: dict[int, int], begin: int = 0, size: int = 1) -> None:
         """Put what an event is about into the group: items of a list that begins there, each of this size."""
         ints = self._ints
         group, marks = ints[decisions.GROUP], ints[decisions.MARKS]
         if len(items) == 1:
             ints[group], ints[marks] = begin + size * items[0], OK
         else:
-            self._state.ints[group : group + len(items)] = begin + size * np.array(items)
+            is_run = isinstance(items, range)
+            numbers = np.arange(items[0], items[-1] + 1) if is_run else np.array(items)
+            self._state.ints[group : group + len(items)] = begin + size * numbers
             self._state.ints[marks : marks + len(items)] = OK
         for index, mark in failed.items():
             ints[marks + index] = mark

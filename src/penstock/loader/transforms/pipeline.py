@@ -22,7 +22,7 @@ from penstock.loader.transforms.geometry import StepNumbers, numbers_of
 from penstock.loader.transforms.group import GroupPass
 from penstock.loader.transforms.jpeg import Encoded, JpegHeader
 from penstock.loader.transforms.memory import Counted, Counter
-from penstock.loader.transforms.raw import copy_group, raw_stage
+from penstock.loader.transforms.raw import copy_group, place_of, raw_stage
 from penstock.loader.transforms.sink import IMAGE_DTYPES, Sink, encode_bfloat16
 from penstock.loader.transforms.stages import (
     CHANNELS,
@@ -279,6 +279,10 @@ class Pipeline:
             elif isinstance(step, RandomHorizontalFlip | RandomVerticalFlip):
                 columns.append(draw_uniform(key, epoch, samples, 1))
         return np.concatenate(columns, axis=1)
+
+    def place_of(self, rows: range, out: NDArray[Any]) -> NDArray[np.uint8] | None:
+        """Return where in `out` the stored bytes of some rows are to be; None where something is done to them."""
+        return place_of(rows, out) if self._is_copy else None
 
     def run_group(
         self,

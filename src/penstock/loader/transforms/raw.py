@@ -36,16 +36,24 @@ def raw_stage(step: DecodeRaw) -> Stage:
     return run
 
 
+def place_of(rows: range, out: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the bytes of some rows of a slot, one row behind the other. out: [batch, *shape of a sample]."""
+    return out[rows.start : rows.stop].reshape(-1).view(np.uint8)
+
+
 def copy_group(data: Sequence[NDArray[np.uint8]], out: NDArray[Any], rows: Sequence[int]) -> list[int]:
     """Copy stored numbers into their rows of a slot of the same type; return the indices of those of another size.
 
     data: of each sample, as stored: uint8[bytes]. rows: of each, its place in `out`, [batch, *shape of a sample].
+        What lies in its place already (see `place_of`) stays there.
     """
-    begin, count = rows[0], len(rows)
+    count = len(rows)
     places = out.reshape(len(out), -1).view(np.uint8)
     nbytes = places.shape[1]
-    if set(map(len, data)) == {nbytes} and list(rows) == list(range(begin, begin + count)):
-        np.concatenate(data, out=places[begin : begin + count].reshape(-1))
+    if isinstance(rows, range) and set(map(len, data)) == {nbytes}:
+        place = place_of(rows, out)
+        if not np.may_share_memory(data[0], place):
+            np.concatenate(data, out=place)
         return []
     fitting = [index for index, each in enumerate(data) if len(each) == nbytes]
     for index in fitting:
