@@ -62,10 +62,13 @@ class Forks:
                 command, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[1]
             )
 
-    def start(self, script: Path, rows: Sequence[Sequence[Job]]) -> Forked:
-        """Start rows of jobs beside each other, those of a row one after the other; each process runs the script."""
+    def start(self, script: Path, rows: Sequence[Sequence[Job]], *, modules: Sequence[str] = ()) -> Forked:
+        """Start rows of jobs beside each other, those of a row one after the other; each process runs the script.
+
+        modules: to import before, once for all.
+        """
         (out, their_out), (result, their_result) = os.pipe(), os.pipe()
-        data = json.dumps([str(script), rows]).encode()
+        data = json.dumps([str(script), rows, modules]).encode()
         assert len(data) < _REQUEST_BYTES, "so many arguments are cut off"
         socket.send_fds(self._requests, [data], [their_out, their_result])
         os.close(their_out)
@@ -132,7 +135,12 @@ def _serve(requests: socket.socket) -> NoReturn:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(group, signal.SIGKILL)
             os._exit(0)
-        script, rows = json.loads(data)
+        script, rows, modules = json.loads(data)
+        if any(module not in sys.modules for module in modules):
+            for module in modules:
+                importlib.import_module(module)
+            gc.collect()
+            gc.freeze()
         groups.add(_forked(_run_job, requests, script, rows, *descriptors))
         for descriptor in descriptors:
             os.close(descriptor)

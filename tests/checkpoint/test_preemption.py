@@ -106,6 +106,17 @@ def test_the_previous_handler_comes_back_and_gets_the_second_signal(monkeypatch:
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_handler_that_was_set_since_stays() -> None:
+    """As a trainer does that is given the loop: it puts back what it found, or its own."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with stop_on():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_what_is_agreed_and_what_took_too_long_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     now = [1000.0]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -22,7 +24,7 @@ from penstock import SnapshotStore
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "killed-and-elsewhere.md"
 LAUNCH = Path(__file__).with_name("launch.py")
-STEPS, EPOCHS, BATCH = 6, 2, 12
+STEPS, EPOCHS, BATCH = 12, 2, 12
 #: What the page has, and a quick test instead.
 SMALLER = {
     "EPOCHS = 90": f"EPOCHS = {EPOCHS}",
@@ -32,9 +34,43 @@ SMALLER = {
     "3 * 224 * 224": "3 * 8 * 8",
     "1000 steps": "2 steps",
     "every_n_train_steps=1000": "every_n_train_steps=2",
-    "max_epochs=EPOCHS,": 'max_epochs=EPOCHS, accelerator="cpu", logger=False, enable_progress_bar=False,',
+    "max_epochs=EPOCHS,": 'max_epochs=EPOCHS, accelerator="cpu", '
+    'devices=int(__import__("os").environ.get("WORLD_SIZE", 1)), '
+    "logger=False, enable_progress_bar=False, enable_model_summary=False,",
+    "Accelerator(": "Accelerator(cpu=True, ",
     "report_to=[]": "report_to=[], use_cpu=True, disable_tqdm=True, per_device_train_batch_size=12",
 }
+#: By trainer, what makes its script evaluate within an epoch; and what is put into data.py for it.
+EVALUATING = {
+    "Accelerate": {
+        "import EPOCHS, build, load": "import EPOCHS, build, evaluate, load",
+        "                step += 1\n": "                step += 1\n                evaluate()\n",
+    },
+    "Lightning": {
+        "import EPOCHS, build, load": "import EPOCHS, build, evaluate, load, validation",
+        "    def training_step": "    def validation_step(self, batch, _):\n        pass\n\n"
+        "    def val_dataloader(self):\n        return validation\n\n    def training_step",
+        "accumulate_grad_batches=2,": "accumulate_grad_batches=2, val_check_interval=1, limit_val_batches=2,",
+    },
+    "The Trainer of Hugging Face": {
+        "import EPOCHS, build, load": "import EPOCHS, build, evaluate, load",
+        "    def compute_loss": "    def evaluate(self, *_, **__):\n        return evaluate()\n\n    def compute_loss",
+        "report_to=[]": 'report_to=[], eval_strategy="steps", eval_steps=1',
+        "Reading(build(), arguments)": "Reading(build(), arguments, eval_dataset=[0])",
+    },
+}
+VALIDATION = """
+validation = pt.Loader("photos/train", batch_size=5, epochs=None, shuffle=False, transforms=[RandomResizedCrop(8),
+    ToTensor()], world_size=1, decoders=1, memory="4 MiB", report=None)
+
+def evaluate():
+    return {"seen": sum(len(images) for _, (images, _) in zip(range(3), validation))}
+"""
+#: What has the trainers' ranks imported before they are forked.
+TRAINERS = ("accelerate", "penstock.torch.lightning", "penstock.torch.trainer")
+#: How many ranks each life of a trainer has, and the batch at which one of them gets its signal. Two make a step of the
+#: optimizer, with which it stops: five times within the first epoch, after its first step, in the middle, with its end.
+FIVE_STOPS = ((4, 0), (2, 3), (3, 6), (4, 9), (2, 10), (3, None))
 Rows = list[str]
 
 
@@ -101,83 +137,143 @@ def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     return {name: str(value) for name, value in named.items()} | {"GLOO_SOCKET_IFNAME": "lo"}
 
 
-def lives(place: Path, heading: str, ranks: Sequence[int], number: int, awaited: str) -> tuple[Path, Any]:
-    """Return the folder of a script, and a job for each life; all but the last get a signal.
+def free_port() -> int:
+    """Return a port that is still free when a later life begins: none that the system gives to whoever asks for any."""
+    while True:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_server(("127.0.0.1", random.randrange(15_000, 32_000))) as free,
+        ):
+            return int(free.getsockname()[1])
 
-    As it asks for its 4th batch, in a later life for its 2nd; for its 6th where files are awaited.
-    """
+
+Lives = Sequence[tuple[int, int | None]]
+
+
+def prepare(place: Path, heading: str, script: str, data: str = "") -> Path:
+    """Return a folder with a script, and what it imports and reads."""
     folder = place / re.sub(r"\W+", "-", heading)
     folder.mkdir()
     (folder / "photos").symlink_to(place / "photos")
-    (folder / "data.py").write_text((place / "data.py").read_text())
-    (folder / "train.py").write_text(smaller(blocks()[heading]))
+    (folder / "data.py").write_text((place / "data.py").read_text() + data)
+    (folder / "train.py").write_text(script)
+    return folder
+
+
+def jobs_of(folder: Path, lives: Lives, number: int, awaited: str = "") -> list[list[list[str]]]:
+    """Return a job for each life: of so many ranks, of which the last gets a signal as it asks for a batch."""
     jobs = []
-    for life, count in enumerate(ranks):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+    for life, (count, at) in enumerate(lives):
+        port = free_port()
         jobs.append(
             [
                 [
                     str(folder / "train.py"),
                     str(folder / f"notes-{life}-{rank}"),
-                    json.dumps(environment(rank, count, port) if max(ranks) > 1 else {}),
-                    str(number if rank == count - 1 and life < len(ranks) - 1 else 0),
-                    str(5 if awaited else 3 if life == 0 else 1),
+                    json.dumps(
+                        environment(rank, count, port) if any(count > 1 for count, _ in lives) else {}
+                    ),
+                    str(0 if at is None or rank < count - 1 else number),
+                    str(at),
                     awaited,
                 ]
                 for rank in range(count)
             ]
         )
-    return folder, jobs
+    return jobs
 
 
-def check(folder: Path, ranks: Sequence[int], straight: dict[tuple[int, int], Rows]) -> None:
-    """All lives read batches of the unbroken run, each goes on where its snapshot was, and the last ends the run."""
+def check(folder: Path, lives: Lives, straight: dict[tuple[int, int], Rows]) -> list[tuple[int, int]]:
+    """All lives read batches of the unbroken run, each goes on where its snapshot was, and the last ends the run.
+
+    Returns: the first batch of each life.
+    """
     done: set[tuple[int, int]] = set()
-    for life, count in enumerate(ranks):
+    begins = []
+    for life, (count, _) in enumerate(lives):
         found = read_by(*(folder / f"notes-{life}-{rank}" for rank in range(count)))
         assert found == {place: straight[place] for place in found}
         if life:
             first = min(found)
             assert first > (0, 0), "it began anew"
             assert set(filter(lambda place: place < first, straight)) <= done, "it left batches out"
+        begins.append(min(found))
         done |= found.keys()
     assert done == straight.keys()
+    return begins
 
 
 def test_ddp_and_fsdp_go_on_with_other_ranks(
     place: Path, straight: dict[tuple[int, int], Rows], forks: Forks
 ) -> None:
-    jobs = {
-        heading: lives(place, heading, ranks, signal.SIGTERM, "")
-        for heading, ranks in (("DDP", (2, 3, 2)), ("FSDP2", (2, 1, 2)))
+    lives: dict[str, Lives] = {
+        "DDP": ((2, 3), (3, 8), (2, None)),
+        "FSDP2": ((2, 3), (1, 8), (2, None)),
     }
-    with forks.start(LAUNCH, [rows for _, rows in jobs.values()]) as forked:
+    folders = {name: prepare(place, name, smaller(blocks()[name])) for name in lives}
+    rows = [jobs_of(folders[name], lives[name], signal.SIGTERM) for name in lives]
+    with forks.start(LAUNCH, rows) as forked:
         told, statuses = forked.wait()
 
     assert set(statuses.values()) <= {0, 143}, told
     assert list(statuses.values()).count(143) == 2 + 3 + 2 + 1, told
-    check(jobs["DDP"][0], (2, 3, 2), straight)
-    check(jobs["FSDP2"][0], (2, 1, 2), straight)
+    for name in lives:
+        check(folders[name], lives[name], straight)
 
 
 def test_scripts_of_trainers_that_are_killed_go_on(
     place: Path, straight: dict[tuple[int, int], Rows], forks: Forks
 ) -> None:
+    """Without a chance to save, from the snapshot before."""
     names = {
         "Accelerate": "runs/*/step-*",
         "Lightning": "names/last.ckpt",
         "The Trainer of Hugging Face": "runs/*/step-*",
     }
-    jobs = {
-        heading: lives(place, heading, (1, 1), signal.SIGKILL, awaited) for heading, awaited in names.items()
-    }
-    with forks.start(LAUNCH, [rows for _, rows in jobs.values()]) as forked:
+    lives: Lives = ((1, 9), (1, None))
+    folders = {name: prepare(place, f"{name} killed", smaller(blocks()[name])) for name in names}
+    rows = [jobs_of(folders[name], lives, signal.SIGKILL, awaited) for name, awaited in names.items()]
+    with forks.start(LAUNCH, rows, modules=TRAINERS) as forked:
         told, statuses = forked.wait()
 
     assert sorted(statuses.values()) == [-9, -9, -9, 0, 0, 0], told
-    for folder, _ in jobs.values():
-        check(folder, (1, 1), straight)
+    for folder in folders.values():
+        check(folder, lives, straight)
+
+
+@pytest.fixture(scope="module")
+def stopped(place: Path, forks: Forks) -> dict[str, Path]:
+    """Run the trainers' scripts, made to evaluate, through all lives, beside each other; return their folders."""
+    folders = {}
+    for name in ("Accelerate", "Lightning", "The Trainer of Hugging Face"):
+        script = smaller(blocks()[name])
+        for without, evaluating in EVALUATING[name].items():
+            assert without in script
+            script = script.replace(without, evaluating)
+        folders[name] = prepare(place, name, script, VALIDATION)
+    rows = [jobs_of(folder, FIVE_STOPS, signal.SIGTERM) for folder in folders.values()]
+    with forks.start(LAUNCH, rows, modules=TRAINERS) as forked:
+        told, statuses = forked.wait()
+    assert sorted(statuses.values()) == [0] * 3 * 3 + [143] * 3 * 15, told
+    return folders
+
+
+@pytest.mark.parametrize("name", EVALUATING)
+def test_trainers_that_are_stopped_five_times_within_an_epoch_read_what_an_unbroken_run_reads(
+    stopped: dict[str, Path], straight: dict[tuple[int, int], Rows], name: str
+) -> None:
+    """On 4, 2, 3, 4, 2 and 3 ranks, two batches to a step, evaluating: each batch once, with the same random crops."""
+    begins = check(stopped[name], FIVE_STOPS, straight)
+
+    assert begins == [(0, 0), (0, 2), (0, 4), (0, 8), (0, 10), (1, 0)]
+    counts = [
+        len(read_by(*(stopped[name] / f"notes-{life}-{rank}" for rank in range(ranks))))
+        for life, (ranks, _) in enumerate(FIVE_STOPS)
+    ]
+    assert counts == [2, 2, 4, 2, 2, STEPS]
+    for life, (ranks, _) in enumerate(FIVE_STOPS):
+        for rank in range(ranks):
+            assert (stopped[name] / f"evaluated-{life}-{rank}").exists()
 
 
 def test_the_digest_of_the_page_does_not_depend_on_threads(
@@ -301,9 +397,7 @@ def test_the_job_of_the_page_queues_itself_again_after_slurms_signal(place: Path
     (folder / "photos").symlink_to(place / "photos")
     (folder / "data.py").write_text((place / "data.py").read_text())
     (folder / "train.py").write_text(SIGNALLED + smaller(blocks()["DDP"]))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    (folder / "job.sh").write_text(blocks("bash")["Slurm"].replace("29500", port))
+    (folder / "job.sh").write_text(blocks("bash")["Slurm"].replace("29500", str(free_port())))
     for name, program in (("srun", SRUN), ("scontrol", SCONTROL)):
         (folder / name).write_text(f"#!{sys.executable}\n{program}")
         (folder / name).chmod(0o755)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +26,7 @@ from penstock.checkpoint.store import SnapshotStore
 from penstock.errors import ConfigError, DataError
 from penstock.policy.retention import Keep
 from penstock.torch import Loader
-from penstock.torch.lightning import LoaderState, RandomState, SnapshotIO
+from penstock.torch.lightning import LoaderState, RandomState, SaveOnSignal, SnapshotIO
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:lightning"),
@@ -314,6 +316,61 @@ def test_an_epochs_end_is_followed_by_the_next_epoch(fit: Callable[..., Net], tm
 
     straight = run()
     assert run(tmp_path / "names" / "step=8.ckpt") == straight[8:]
+
+
+class Signalled(Seeing):
+    """Gets SIGTERM with a batch."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def training_step(self, batch: torch.Tensor, number: int) -> torch.Tensor:
+        if number == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().training_step(batch, number)
+
+
+def test_a_signal_has_the_step_finished_and_saved_and_ends_the_process(
+    fit: Callable[..., Net], tmp_path: Path, store: SnapshotStore
+) -> None:
+    """Three batches to a step; with a sanity check, and without one where training resumes."""
+    module, before = Signalled(at=3), signal.getsignal(signal.SIGTERM)
+    options: dict[str, Any] = {"accumulate_grad_batches": 3, "every_n_train_steps": 100, "epochs": 2}
+
+    def callbacks() -> list[Any]:
+        return [LoaderState(), RandomState(), SaveOnSignal(grace_seconds=60)]
+
+    with load() as loader, load(None, shuffle=False) as validation, pytest.raises(SystemExit) as ended:
+        fit(-1, module=module, loader=loader, validation=validation, callbacks=callbacks(), **options)
+
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert len(module.seen) == 6
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert steps(store) == [2]
+    again = Seeing()
+    with load() as loader:
+        path = tmp_path / "names" / "last.ckpt"
+        fit(-1, module=again, loader=loader, from_path=path, callbacks=callbacks(), **options)
+    assert signal.getsignal(signal.SIGTERM) is before
+    with load() as loader:
+        assert module.seen + again.seen == [batch[:, 0].tolist() for _ in range(2) for batch in loader]
+
+
+def test_a_training_that_saves_on_a_signal_has_to_know_where(tmp_path: Path) -> None:
+    trainer = pl.Trainer(
+        max_steps=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        callbacks=[SaveOnSignal(grace_seconds=60)],
+    )
+
+    with pytest.raises(ConfigError, match="SaveOnSignal saves where ModelCheckpoint does"):
+        trainer.fit(Net(), Batches())
 
 
 # -- Names ---------------------------------------------------------------------------------------------

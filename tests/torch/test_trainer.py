@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -18,8 +20,16 @@ from torch import nn
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+    from transformers import (
+        Trainer,
+        TrainerCallback,
+        TrainerControl,
+        TrainerState,
+        TrainingArguments,
+        set_seed,
+    )
 
+from penstock.checkpoint import StopOnSignal
 from penstock.checkpoint.store import SnapshotStore
 from penstock.errors import ConfigError
 from penstock.torch import Loader
@@ -253,11 +263,47 @@ def test_a_trainer_that_shards_its_state_is_refused(make: Callable[..., Trainer]
         SnapshotCallback(trainer, open_store("1 steps"))
 
 
+class Signalling(TrainerCallback):
+    """Sends SIGTERM with a step."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if state.global_step == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_has_the_step_saved_and_ends_the_training(
+    make: Callable[..., Trainer], open_store: Open
+) -> None:
+    store = open_store("100 steps")
+
+    def train(at: int) -> tuple[int, int]:
+        """Return after how many steps the training ended, and with which status."""
+        trainer = make(gradient_accumulation_steps=2)
+        with StopOnSignal(grace_seconds=60, report=lambda line: None) as stop:
+            snapshots = SnapshotCallback(trainer, store, stop=stop)
+            trainer.add_callback(snapshots)
+            trainer.add_callback(Signalling(at))
+            snapshots.train()
+        return trainer.state.global_step, stop.exit_code
+
+    assert train(at=4) == (5, 143)
+    assert [listed.step for listed in store.list()] == [5]
+    assert train(at=5) == (6, 143)
+    assert train(at=100) == (12, 0)
+
+
 def test_what_is_no_store_or_no_trainer_is_refused(make: Callable[..., Trainer], open_store: Open) -> None:
     with pytest.raises(ConfigError, match=r"^store is 'runs/a'; it is a SnapshotStore"):
         SnapshotCallback(make(), "runs/a")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"^trainer is 3"):
         SnapshotCallback(3, open_store("2 steps"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^stop is True; it is a StopOnSignal"):
+        SnapshotCallback(make(), open_store("2 steps"), stop=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -159,7 +159,8 @@ class StopOnSignal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._restore()
+        # A trainer that has set its own handler since keeps that one.
+        self._restore([number for number in self._previous if signal.getsignal(number) == self._handle])
         self._leaving.set()
         if self._thread is not None:
             self._thread.join()
@@ -191,15 +192,16 @@ class StopOnSignal:
             self._give_way(number, frame)
 
     def _give_way(self, number: int, frame: FrameType | None) -> None:
-        self._restore()
+        self._restore(self._previous)
         previous = signal.getsignal(number)
         if callable(previous):
             previous(number, frame)
         elif previous == signal.SIG_DFL:
             os.kill(os.getpid(), number)
 
-    def _restore(self) -> None:
-        for number, previous in self._previous.items():
+    def _restore(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            previous = self._previous[number]
             signal.signal(number, signal.SIG_DFL if previous is None else previous)
 
     # -- The thread --

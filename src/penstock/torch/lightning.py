@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils._pytree import tree_leaves
 
+from penstock.checkpoint.preemption import StopOnSignal
 from penstock.checkpoint.saving import Saving, outcome_of
 from penstock.checkpoint.state.flatten import flatten
 from penstock.checkpoint.store import SnapshotStore
@@ -280,6 +284,76 @@ class LoaderState(pl.Callback):
         if states:  # Lightning itself has compared their number
             for loader, state in zip(_loaders(trainer), states, strict=True):
                 loader.load_state_dict(state)
+
+
+class SaveOnSignal(pl.Callback):
+    """Saves, and ends the process, on all ranks after the same optimizer step once one of them gets a signal.
+
+    The checkpoint is `last.ckpt` in the folder of the `ModelCheckpoint`, which `fit(ckpt_path="last")` resumes from.
+    The process ends by SystemExit with 128 + the signal: 143 after a SIGTERM. Between two batches of one step nothing
+    is saved, as a checkpoint of Lightning has no gradients.
+
+    grace_seconds, signals, report: as for `penstock.checkpoint.StopOnSignal`.
+    Raises: ConfigError, when training begins, if there is no `ModelCheckpoint`; as `StopOnSignal` does, then and later.
+    """
+
+    def __init__(
+        self,
+        *,
+        grace_seconds: float,
+        signals: Sequence[int] = (signal.SIGTERM,),
+        report: Callable[[str], None] | None = None,
+    ) -> None:
+        self._make = partial(StopOnSignal, grace_seconds=grace_seconds, signals=signals, report=report)
+        #: While it trains.
+        self._stop: StopOnSignal | None = None
+        #: Global step at which `agreed` was called last.
+        self._step = 0
+
+    # As late as can be: Lightning, just before, sets a handler that takes part in a collective on this rank alone.
+
+    def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin to handle signals."""
+        if not isinstance(trainer.checkpoint_callback, ModelCheckpoint):
+            raise ConfigError(
+                "SaveOnSignal saves where ModelCheckpoint does, and the Trainer has none: add one"
+            )
+        if self._stop is None:
+            self._stop = self._make().__enter__()
+            self._step = trainer.global_step
+
+    on_train_start = on_sanity_check_start  # there may be no sanity check
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Save and raise SystemExit if all ranks stop here."""
+        assert self._stop is not None, "a training that runs has begun"
+        if self._step == trainer.global_step:  # gradients are accumulated
+            return
+        self._step = trainer.global_step
+        if self._stop.agreed(self._step):
+            assert isinstance(trainer.checkpoint_callback, ModelCheckpoint), "as when it began"
+            folder, last = trainer.checkpoint_callback.dirpath, ModelCheckpoint.CHECKPOINT_NAME_LAST
+            trainer.save_checkpoint(os.path.join(str(folder), f"{last}{ModelCheckpoint.FILE_EXTENSION}"))
+            raise SystemExit(self._stop.exit_code)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Handle signals no longer."""
+        self._leave(None)
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Handle signals no longer."""
+        self._leave(exception)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Handle signals no longer, where there was nothing to train."""
+        self._leave(None)
+
+    def _leave(self, error: BaseException | None) -> None:
+        stop, self._stop = self._stop, None
+        if stop is not None:
+            stop.__exit__(None if error is None else type(error), error, None)
 
 
 def _loaders(trainer: pl.Trainer) -> list[Loader]:

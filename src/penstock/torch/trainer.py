@@ -13,6 +13,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TR
 from transformers.trainer_callback import ExportableState
 from transformers.utils import WEIGHTS_NAME
 
+from penstock.checkpoint.preemption import StopOnSignal
 from penstock.checkpoint.restoring import Restored
 from penstock.checkpoint.saving import Saving
 from penstock.checkpoint.store import SnapshotStore
@@ -34,14 +35,24 @@ class SnapshotCallback(TrainerCallback):
     trainer: it trains in one process, or in several with equal states (DDP); the store is then one of all ranks.
     store: its schedule says when to save. It is closed by whoever opened it.
     beside_checkpoints: save whenever the Trainer has saved a checkpoint of its own, and not by the store's schedule.
+    stop: save and end the training, on all ranks after the same step, when it is agreed on.
     Raises: ConfigError naming the argument, or if the Trainer shards its state.
     """
 
-    def __init__(self, trainer: Trainer, store: SnapshotStore, *, beside_checkpoints: bool = False) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        store: SnapshotStore,
+        *,
+        beside_checkpoints: bool = False,
+        stop: StopOnSignal | None = None,
+    ) -> None:
         if not isinstance(store, SnapshotStore):
             raise ConfigError(f'store is {store!r:.80}; it is a SnapshotStore: give SnapshotStore("runs/a")')
         if not isinstance(trainer, Trainer):
             raise ConfigError(f"trainer is {trainer!r:.80}; it is the Trainer that trains")
+        if stop is not None and not isinstance(stop, StopOnSignal):
+            raise ConfigError(f"stop is {stop!r:.80}; it is a StopOnSignal, of a `with` around train()")
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
             raise ConfigError(
                 "this Trainer shards its state (FSDP or DeepSpeed), of which a rank here sees a part: save it with "
@@ -50,6 +61,7 @@ class SnapshotCallback(TrainerCallback):
         self._trainer = trainer
         self._store = store
         self._is_beside_checkpoints = beside_checkpoints
+        self._stop = stop
         self._saving: Saving | None = None
         #: While a training begins from a snapshot: where the Trainer finds it.
         self._folder: Path | None = None
@@ -81,14 +93,17 @@ class SnapshotCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Save if it is time."""
+        """Save if it is time, or the end."""
         # The Trainer has read all of it by now, unless it may begin anew with smaller batches.
         if self._folder is not None and not args.auto_find_batch_size:
             for file in self._folder.iterdir():
                 file.unlink()
             self._folder = None
-        if not self._is_beside_checkpoints and self._store.is_due(state.global_step):
+        stops = self._stop is not None and self._stop.agreed(state.global_step)
+        if stops or (not self._is_beside_checkpoints and self._store.is_due(state.global_step)):
             self._save(state)
+        if stops:  # after the save, as the control is part of it
+            control.should_training_stop = True
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
