@@ -27,9 +27,8 @@ from datetime import date
 from pathlib import Path
 
 from penstock.cache_folders import Folders
-from penstock.store import catalogs, listing, open_source
+from penstock.store import Source, catalogs, listing, open_source
 from penstock.store.calls import Calls
-from penstock.store.files import FileSource
 
 #: Prints the seconds of imports, and those of a loader until its first batch.
 FIRST_BATCH = """
@@ -76,11 +75,11 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def opened(root: Path, refresh: listing.Refresh) -> FileSource:
+def opened(root: Path, refresh: listing.Refresh) -> Source:
     return open_source(root, refresh=refresh, calls=Calls(report=lambda line: None))
 
 
-def plainly(root: Path) -> FileSource:
+def plainly(root: Path) -> Source:
     before, listing._LEAST_COMPILED = listing._LEAST_COMPILED, sys.maxsize
     try:
         return opened(root, "full")

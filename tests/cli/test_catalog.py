@@ -57,10 +57,12 @@ def test_a_catalog_is_json_too(kept: Path, capsys: pytest.CaptureFixture[str]) -
     assert all(abs(time.time() - each) < 1000 for each in times)
     file = Path(found.pop("file"))
     assert found.pop("file_bytes") == file.stat().st_size
+    catalog = open_source("photos").catalog
+    assert catalog is not None
     assert found == {
         "source": str(kept.parent / "photos"),
         "opener": "open_source",
-        "extensions": sorted(open_source("photos").catalog.key.extensions or ()),
+        "extensions": sorted(catalog.key.extensions or ()),
         "kind": "ImageFolder",
         "samples": 3,
         "data_bytes": 3000,

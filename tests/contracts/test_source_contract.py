@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
+import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ import pytest
 
 from penstock.errors import ConfigError, DataError
 from penstock.measure.slow_source import SlowSource
-from penstock.store import FileList, FlatFolder, ImageFolder, Source, read_group
+from penstock.store import FileList, FlatFolder, ImageFolder, PackedFiles, Source, TarShards, read_group
 
 # Sizes round the borders of pages and pipes, and one that takes a while to read.
 SIZES = (1, 2, 100, 4095, 4096, 4097, 65_536, 65_537, 300_000)
@@ -28,7 +30,10 @@ class Opened:
     source: Source
     contents: list[bytes]
     labels: list[int]
+    #: Of each sample one of its own.
     files: list[Path]
+    #: What in the file the sample is, behind its path.
+    within: str = ""
 
 
 def write_files(folder: Path, names: list[str]) -> tuple[list[bytes], list[Path]]:
@@ -58,12 +63,33 @@ def file_list(folder: Path) -> Opened:
     return Opened(FileList(listing), contents, [i % 3 for i in range(len(SIZES))], files)
 
 
+def write_tar(shard: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(shard, "w") as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return shard
+
+
+def tar_shards(folder: Path) -> Opened:
+    random = np.random.default_rng(5)
+    contents = [random.bytes(size) for size in SIZES]
+    files = [
+        write_tar(folder / f"{i}.tar", {"a.json": b"{}", "a.jpg": content, "a.cls": b"%d" % (i % 3)})
+        for i, content in enumerate(contents)
+    ]
+    return Opened(
+        TarShards(folder / "{0..8}.tar"), contents, [i % 3 for i in range(len(SIZES))], files, ": a.jpg"
+    )
+
+
 def slow_source(folder: Path) -> Opened:
     behind = image_folder(folder)
     return Opened(SlowSource(behind.source, 1e-5, 1e-5, 1e9), behind.contents, behind.labels, behind.files)
 
 
-SOURCES = [image_folder, flat_folder, file_list, slow_source]
+SOURCES = [image_folder, flat_folder, file_list, tar_shards, slow_source]
 
 
 @pytest.fixture(params=SOURCES, ids=lambda build: build.__name__)
@@ -71,7 +97,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
     build: Callable[[Path], Opened] = request.param
     found = build(tmp_path)
     yield found
-    if isinstance(found.source, SlowSource):
+    if isinstance(found.source, SlowSource | PackedFiles):
         found.source.close()
 
 
@@ -156,7 +182,7 @@ class TestSourceContract:
 
     def test_a_sample_is_described_by_its_path(self, opened: Opened) -> None:
         assert [opened.source.describe(sample) for sample in range(len(SIZES))] == [
-            str(f) for f in opened.files
+            f"{f}{opened.within}" for f in opened.files
         ]
 
     @pytest.mark.parametrize("sample", [-1, len(SIZES)])
@@ -172,20 +198,23 @@ class TestSourceContract:
         self.expect_data_error(opened, 3, "has vanished")
 
     def test_a_file_that_has_shrunk_is_named(self, opened: Opened) -> None:
+        size = opened.files[3].stat().st_size
         os.truncate(opened.files[3], 4000)
 
-        self.expect_data_error(opened, 3, "has shrunk from 4,095 to 4,000 bytes")
+        self.expect_data_error(opened, 3, f"has shrunk from {size:,} to 4,000 bytes")
 
     def test_a_file_that_is_empty_by_now_is_named(self, opened: Opened) -> None:
+        size = opened.files[3].stat().st_size
         os.truncate(opened.files[3], 0)
 
-        self.expect_data_error(opened, 3, "has shrunk from 4,095 to 0 bytes")
+        self.expect_data_error(opened, 3, f"has shrunk from {size:,} to 0 bytes")
 
     def test_a_file_that_has_grown_is_named(self, opened: Opened) -> None:
+        size = opened.files[3].stat().st_size
         with opened.files[3].open("ab") as file:
             file.write(b"x")
 
-        self.expect_data_error(opened, 3, "has grown from 4,095 to 4,096 bytes")
+        self.expect_data_error(opened, 3, f"has grown from {size:,} to {size + 1:,} bytes")
 
     def test_a_folder_in_the_files_place_is_named(self, opened: Opened) -> None:
         opened.files[3].unlink()

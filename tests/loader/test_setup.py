@@ -103,7 +103,6 @@ def test_a_wrong_argument_says_what_it_is_and_may_be(
         (5, "source is 5; it must be"),
         (b"/photos", r"source is b'/photos'; a path is text: give os.fsdecode\("),
         (bytearray(3), r"source is bytearray\(.*; it must be"),
-        (["a.jpg", "b.jpg"], "source is of type list and holds paths: write them into a text file"),
         ({"train": range(3)}, "source is of type dict, of data sets or columns: give one"),
         (iter(range(3)), "source is <range_iterator.*; it must be"),
         (TensorDataset, "source is the class TensorDataset: make an instance"),

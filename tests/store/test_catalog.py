@@ -25,13 +25,14 @@ from penstock.errors import ConfigError, DataError, FormatError, WaitTimeout
 from penstock.report import print_report
 from penstock.store import FileList, FlatFolder, ImageFolder, catalogs, listing, listing_progress, open_source
 from penstock.store.calls import Calls
-from penstock.store.catalog import _FRONT, Catalog, CatalogKey, NewerCatalog
+from penstock.store.catalog import _FRONT, VERSION, Catalog, CatalogKey, NewerCatalog, Packed
 from penstock.store.files import FileSource
 from penstock.store.listing_progress import ListingProgress
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "catalog-v1.catalog"
+GOLDEN_SHARDS = GOLDEN.with_name("catalog-v2.catalog")
 
-Opener = Callable[..., FileSource]
+Opener = Callable[..., Any]
 
 
 class Store:
@@ -74,7 +75,9 @@ class Store:
 
     def open(self, opener: Opener = open_source, place: Path | None = None, **options: Any) -> FileSource:
         self.listed.clear()
-        return opener(place or self.data, calls=Calls(report=self.lines.append), **options)
+        source = opener(place or self.data, calls=Calls(report=self.lines.append), **options)
+        assert isinstance(source, FileSource)
+        return source
 
     @property
     def file(self) -> Path:
@@ -106,6 +109,8 @@ def some_catalogs(draw: st.DrawFn) -> Catalog:
     sizes, labels = (draw(arrays.arrays(np.int64, len(found), elements=ints)) for _ in range(2))
     stamps, counts = (draw(arrays.arrays(np.int64, len(folders), elements=ints)) for _ in range(2))
     key = CatalogKey(draw(texts), draw(texts), draw(st.none() | st.lists(texts, max_size=3).map(tuple)))
+    shapes = (len(found), len(folders), len(folders))
+    packed = Packed(*(draw(arrays.arrays(np.int64, shape, elements=ints)) for shape in shapes))
     return Catalog(
         key,
         draw(texts),
@@ -117,14 +122,14 @@ def some_catalogs(draw: st.DrawFn) -> Catalog:
         tuple(folders),
         stamps,
         counts,
+        draw(st.sampled_from([None, packed])),
     )
 
 
 def values(catalog: Catalog) -> dict[str, Any]:
-    return {
-        name: value.tolist() if isinstance(value, np.ndarray) else value
-        for name, value in vars(catalog).items()
-    }
+    found = vars(catalog) | ({} if catalog.packed is None else catalog.packed._asdict())
+    del found["packed"]
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in found.items()}
 
 
 @given(some_catalogs())
@@ -154,17 +159,37 @@ def test_the_golden_catalog_is_read_and_written_bit_for_bit() -> None:
     assert an_example().to_bytes() == GOLDEN.read_bytes()
 
 
-def test_no_changed_byte_and_no_missing_byte_goes_unseen() -> None:
-    data = an_example().to_bytes()
+def an_example_of_shards() -> Catalog:
+    return Catalog(
+        CatalogKey("open_source", "/data/{a,b}.tar", (".jpeg", ".jpg")),
+        "TarShards",
+        1_800_000_000.5,
+        np.frombuffer("0.jpg\0é\udcff.jpg\00.jpg\0".encode("utf-8", "surrogateescape"), np.uint8),
+        np.array([7, 2**40, 0]),
+        np.array([0, 0, 1]),
+        ("cat", "dog"),
+        ("/data/a.tar", "/data/b.tar"),
+        np.array([11, 2**62]),
+        np.array([2, 1]),
+        Packed(np.array([512, 2048, 512]), np.array([2**41, 10240]), np.array([10**18, 1])),
+    )
 
-    for place in range(len(data)):
-        damaged = bytearray(data)
-        damaged[place] ^= 1 << place % 8
-        with pytest.raises(FormatError, match=r"is damaged|is no catalog|is cut off") as caught:
-            Catalog.from_bytes(bytes(damaged))
-        assert not isinstance(caught.value, NewerCatalog)
-        with pytest.raises(FormatError, match="is cut off"):
-            Catalog.from_bytes(data[:place])
+
+def test_the_golden_catalog_of_shards_is_read_and_written_bit_for_bit() -> None:
+    assert values(Catalog.from_bytes(GOLDEN_SHARDS.read_bytes())) == values(an_example_of_shards())
+    assert an_example_of_shards().to_bytes() == GOLDEN_SHARDS.read_bytes()
+
+
+def test_no_changed_byte_and_no_missing_byte_goes_unseen() -> None:
+    for data in (an_example().to_bytes(), an_example_of_shards().to_bytes()):
+        for place in range(len(data)):
+            damaged = bytearray(data)
+            damaged[place] ^= 1 << place % 8
+            with pytest.raises(FormatError, match=r"is damaged|is no catalog|is cut off") as caught:
+                Catalog.from_bytes(bytes(damaged))
+            assert not isinstance(caught.value, NewerCatalog)
+            with pytest.raises(FormatError, match="is cut off"):
+                Catalog.from_bytes(data[:place])
     with pytest.raises(FormatError, match="is cut off"):
         Catalog.from_bytes(data + b"\0")
 
@@ -173,8 +198,8 @@ def newer(data: bytes) -> bytes:
     """Return a catalog as a later Penstock may write it: nothing behind its front is known."""
     import xxhash
 
-    magic, version, header, length = _FRONT.unpack_from(data)
-    front = _FRONT.pack(magic, version + 1, header, length)
+    magic, _, header, length = _FRONT.unpack_from(data)
+    front = _FRONT.pack(magic, VERSION + 1, header, length)
     return front + xxhash.xxh3_64_digest(front) + b"something else"
 
 
@@ -510,7 +535,8 @@ def test_a_catalog_of_a_later_penstock_is_reported_and_left_alone(store: Store) 
     assert store.file.read_bytes() == later
     assert len(store.lines) == 2  # "full" reads none
     assert all(
-        "was written by a later Penstock (version 2; this one reads 1)" in line for line in store.lines
+        f"was written by a later Penstock (version {VERSION + 1}; this one reads {VERSION})" in line
+        for line in store.lines
     )
 
 

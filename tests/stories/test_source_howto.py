@@ -1,19 +1,23 @@
-"""The example of the how-to page on sources runs as it is written, and reads what is there."""
+"""The examples of the how-to pages on sources run as they are written, and read what is there."""
 
 from __future__ import annotations
 
+import io
 import re
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from penstock import Loader
 from penstock.loader.transforms import DecodeRaw
 from penstock.plan import Sequential
 
-PAGE = Path(__file__).parents[2] / "docs" / "howto" / "a-source-of-your-own.md"
+HOWTO = Path(__file__).parents[2] / "docs" / "howto"
+PAGE = HOWTO / "a-source-of-your-own.md"
 
 
 def test_records_of_files_are_read_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,3 +51,41 @@ def test_records_of_files_are_read_together(tmp_path: Path, capsys: pytest.Captu
         batches = [numbers.copy() for numbers, _ in loader]
     assert np.array_equal(np.concatenate(batches), values)
     assert sum(asked) < 200, "each read brings many of the 2,000 records"
+
+
+def write_shards(folder: Path) -> None:
+    folder.mkdir()
+    for shard in range(4):
+        with tarfile.open(folder / f"train-{shard:03}.tar", "w") as tar:
+            for number in range(16):
+                content = io.BytesIO()
+                Image.new("RGB", (80, 70), (number, shard, 0)).save(content, "PNG")
+                label = f"{number % 10}", f'{{"class": "{"cat" if number % 2 else "dog"}"}}'
+                for name, data in (
+                    ("png", content.getvalue()),
+                    ("cls", label[0].encode()),
+                    ("json", label[1].encode()),
+                ):
+                    member = tarfile.TarInfo(f"{number:05}.{name}")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+
+
+def test_shards_arrays_and_tokens_are_opened_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_shards(tmp_path / "shards")
+    given: dict[str, Any] = {}
+
+    printed = []
+    for example in re.findall(
+        r"```python\n(.*?)```", (HOWTO / "shards-arrays-tokens.md").read_text(), re.DOTALL
+    ):
+        exec(example, given)
+        printed.append(capsys.readouterr().out.splitlines()[-1])
+
+    assert printed == [
+        "(32, 3, 64, 64) (32,)",
+        f"TarShards('{tmp_path}/shards/*.tar'): 64 samples, 4 shards, 2 classes ('cat', 'dog')",
+    ]

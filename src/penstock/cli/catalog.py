@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from penstock.store.catalogs import KeptCatalog
 
 _DESCRIPTION = """\
-Lists the catalogs: what was found in a folder or list of files, kept for the next start. With SOURCE those of one
-data set alone, and its labels. See docs/howto/list-once.md.
+Lists the catalogs: what was found in a folder, list file or tar shards, kept for the next start. With SOURCE those of
+one data set alone, and its labels. See docs/howto/list-once.md.
 """
 _EPILOG = """\
 examples:
@@ -35,7 +35,9 @@ def add_catalog(commands: Any) -> None:
     """Add the command to the parser's."""
     summary = "list or clear what is kept of the listings of data sets"
     parser = add_command(commands, "catalog", _run, summary, _DESCRIPTION, _EPILOG)
-    parser.add_argument("source", metavar="SOURCE", nargs="?", help="a folder or list file (default: all)")
+    parser.add_argument(
+        "source", metavar="SOURCE", nargs="?", help="a folder, list file or pattern of shards (default: all)"
+    )
     parser.add_argument(
         "--clear", action="store_true", help="remove them; the next start lists the files anew"
     )
@@ -44,10 +46,11 @@ def add_catalog(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     from penstock.store.catalogs import catalog_folders, kept_catalogs, place_of
+    from penstock.store.patterns import place_of_paths
 
     kept = list(kept_catalogs())
     if options.source is not None:
-        place = place_of(options.source)
+        place = place_of(place_of_paths(options.source))
         kept = [one for one in kept if one.catalog is not None and one.catalog.key.place == place]
         if not kept:
             raise ConfigError(
@@ -80,9 +83,11 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _rows(kept: list[KeptCatalog]) -> list[tuple[str, ...]]:
+    from penstock.store.patterns import brief
+
     return [
         (
-            one.catalog.key.place if one.catalog else f"? ({one.file.name})",
+            brief(one.catalog.key.place) if one.catalog else f"? ({one.file.name})",
             one.catalog.kind if one.catalog else "?",
             one.catalog.key.opener if one.catalog else "?",
             f"{len(one.catalog.folders):,}" if one.catalog else "?",

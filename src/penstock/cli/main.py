@@ -151,9 +151,11 @@ def _compile(options: argparse.Namespace) -> None:
     from penstock.loader.transforms import compiled
     from penstock.store.files import READ_FILES
     from penstock.store.listing import STAT_FILES
+    from penstock.store.packed import READ_PIECES
 
     for part in (
         READ_FILES,
+        READ_PIECES,
         STAT_FILES,
         *compiled.KERNELS.values(),
         *compiled.GROUP_KERNELS.values(),

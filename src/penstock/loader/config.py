@@ -6,7 +6,7 @@ import os
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
-from typing import Any, Literal, Required, TypedDict
+from typing import Any, Literal, Required, TypedDict, TypeGuard
 
 from penstock.errors import ConfigError, given_beside
 from penstock.loader.dataset import MapDataset
@@ -19,6 +19,7 @@ from penstock.policy.loading import LoadingPolicy
 from penstock.simulate.policies import policy_of
 from penstock.store import Source
 from penstock.store.listing import Refresh, check_refresh
+from penstock.store.patterns import Paths
 from penstock.units import format_count, is_integer, parse_bytes
 
 OnError = Literal["raise", "skip"] | Callable[[Exception, int], Literal["raise", "skip"]]
@@ -61,7 +62,8 @@ class LoaderArguments(TypedDict, total=False):
 class LoaderConfig:
     """What is loaded, and how: everything that a loader is given but where it writes (`report=`, `trace=`).
 
-    source: a folder or list file (see `penstock.open_source`), a `Source`, or a map-style data set.
+    source: a folder, list file, tar shards or a list of paths (see `penstock.open_source`), a `Source`, or a map-style
+        data set. A list of paths is kept as a tuple.
     batch_size: samples of a global batch, over all ranks.
     epochs: how many times the data are read; fixes how far ahead the plan looks. None: again and again, without end,
         as validation does.
@@ -134,6 +136,8 @@ class LoaderConfig:
                 object.__setattr__(self, name, os.fspath(path))
         if reason := _why_no_source(self.source):
             raise ConfigError(f"source is {reason}")
+        if _are_paths(self.source):
+            object.__setattr__(self, "source", tuple(map(os.fspath, self.source)))
         self._check_reads()
         self._check_means()
         self._check_waits()
@@ -190,7 +194,7 @@ class LoaderConfig:
             check_machine(self.machine)
         policy_of(self.policy)
         check_refresh(self.refresh)
-        if self.refresh != "auto" and not isinstance(self.source, str):
+        if self.refresh != "auto" and self.paths is None:
             raise ConfigError(
                 f"refresh is {self.refresh!r}, and the source is open already: give it to what opens the source, "
                 "such as penstock.open_source, or give a path here"
@@ -227,12 +231,17 @@ class LoaderConfig:
     @property
     def is_of_data_set(self) -> bool:
         """Whether the source is a map-style data set, whose own code reads and decodes."""
-        return not isinstance(self.source, (str, os.PathLike, Source))
+        return self.paths is None and not isinstance(self.source, Source)
+
+    @property
+    def paths(self) -> Paths | None:
+        """The path, pattern or paths of the source; None where the source is an object."""
+        return self.source if isinstance(self.source, str) or _are_paths(self.source) else None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LoaderConfig):
             return NotImplemented
-        is_path = isinstance(self.source, str)
+        is_path = self.paths is not None
         return (self.source == other.source if is_path else self.source is other.source) and all(
             _is_same(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)[1:]
         )
@@ -296,7 +305,7 @@ def _is_same(one: Any, other: Any) -> bool:
     return isinstance(is_same, bool) and is_same
 
 
-_SOURCES = "a folder, a list file, a Source or a data set with a length and samples by number"
+_SOURCES = "a folder, a list file, tar shards, a Source or a data set with a length and samples by number"
 
 
 def _why_no_source(source: Any) -> str | None:
@@ -315,13 +324,21 @@ def _why_no_source(source: Any) -> str | None:
         return f"of type {kind.__name__}, which can only be iterated; it must be {_SOURCES}"
     if isinstance(source, Mapping):
         return f"of type {kind.__name__}, of data sets or columns: give one data set"
-    if isinstance(source, (list, tuple)) and source and isinstance(source[0], (str, bytes, os.PathLike)):
-        return f"of type {kind.__name__} and holds paths: write them into a text file, one a line, and give its path"
+    if _are_paths(source):
+        return None
     if isinstance(source, bytes):
         return f"{source!r}; a path is text: give os.fsdecode(...) of it"
     if isinstance(source, bytearray) or not all(hasattr(kind, name) for name in ("__len__", "__getitem__")):
         return f"{source!r}; it must be {_SOURCES}"
     return None
+
+
+def _are_paths(source: object) -> TypeGuard[Sequence[str | os.PathLike[str]]]:
+    return (
+        isinstance(source, (list, tuple))
+        and bool(source)
+        and all(isinstance(each, (str, os.PathLike)) for each in source)
+    )
 
 
 def check_machine(machine: object) -> None:

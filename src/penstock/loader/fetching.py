@@ -14,7 +14,7 @@ from penstock.errors import DataError, printable
 from penstock.flow.engine import Failed
 from penstock.policy import Extents, merge_reads
 from penstock.policy.merge import Price
-from penstock.store import MemoryTier, Source, prepare_group, read_all_merged, read_group
+from penstock.store import MemoryTier, PackedFiles, Source, prepare_group, read_all_merged, read_group
 from penstock.store.group import Bytes, Ids
 from penstock.trace.schema import SOURCE, STAGING
 
@@ -113,6 +113,8 @@ class SourceFetcher:
     def close(self) -> None:
         for tier in self._tiers.values():
             tier.close()
+        if isinstance(self._source, PackedFiles):
+            self._source.close()
 
     def _from_tier(self, ids: Ids, tier: MemoryTier) -> list[Any]:
         memory = tier.array

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import os
-
 from penstock.loader.config import LoaderConfig
 from penstock.ranks import Ranks
-from penstock.store import Catalog, FileSource, open_source
+from penstock.store import Catalog, FileSource, PackedFiles, open_source
 from penstock.store.calls import Calls
 from penstock.store.catalog import DIGEST_BYTES
 from penstock.store.listing import is_listed_here, read_same
+from penstock.store.patterns import place_of_paths
 
 #: A catalog of more bytes is sent to ranks only if one of them cannot read it where it is kept.
 _SENT_AT_ONCE_BYTES = 1 << 20
 
 
-def list_once(job: Ranks, config: LoaderConfig, calls: Calls) -> FileSource | None:
+def list_once(job: Ranks, config: LoaderConfig, calls: Calls) -> FileSource | PackedFiles | None:
     """Return the data set that rank 0 listed, on each rank that finds the same folder at the same path; else None.
 
     All ranks call this, before each opens what it gets None for. A host may have a copy of its own at the path, whose
     folder has another inode: it is listed there.
     Raises: on every rank, what listing raised on rank 0.
     """
-    path = config.source if isinstance(config.source, (str, os.PathLike)) else None
-    source: FileSource | None = None
+    path = None if config.paths is None else place_of_paths(config.paths)
+    source: FileSource | PackedFiles | None = None
     written = b""
 
     def list_it() -> bytes:
@@ -31,6 +30,8 @@ def list_once(job: Ranks, config: LoaderConfig, calls: Calls) -> FileSource | No
         if path is None:
             return b""
         source = open_source(path, refresh=config.refresh, calls=calls)
+        if source.catalog is None:  # nothing had to be listed
+            return b""
         written = source.catalog.to_bytes()
         return written if len(written) <= _SENT_AT_ONCE_BYTES else source.catalog.digest()
 

@@ -107,10 +107,11 @@ class Setup:
 
 def open_source_of(config: LoaderConfig, calls: Calls) -> Source | MapDataset:
     """Open what a path names; a source or data set is taken as it is. Raises: what `open_source` raises."""
-    source = config.source
-    if not isinstance(source, (str, os.PathLike)):
-        return source
-    return open_source(source, refresh=config.refresh, calls=calls)
+    paths = config.paths
+    if paths is None:
+        assert not isinstance(config.source, (str, os.PathLike)), "what is no path is a source or data set"
+        return config.source
+    return open_source(paths, refresh=config.refresh, calls=calls)
 
 
 class Opened(NamedTuple):
@@ -337,7 +338,8 @@ def _all_extents(source: Source, calls: Calls) -> Extents | None:
 def data_of(source: Source | MapDataset) -> Data:
     """Name a source or data set. Its classes are what torchvision calls the names of labels."""
     kind = type(source).__name__
-    path = getattr(source, "list_file", None) or getattr(source, "root", None)
+    found = (getattr(source, name, None) for name in ("list_file", "root", "place"))
+    path = next((each for each in found if isinstance(each, str)), None)
     name, place = kind, kind
     if isinstance(source, Source) and path:
         name, place = os.path.basename(path), f"{kind} {path!r}"

@@ -6,7 +6,9 @@ from penstock.store.folder import FileList, FlatFolder, ImageFolder, open_source
 from penstock.store.group import prepare_group, read_group
 from penstock.store.labels import Labels, labels_of
 from penstock.store.memory import MemoryTier
+from penstock.store.packed import PackedFiles
 from penstock.store.ranged import RangedSource, extents_of, read_all_merged, read_merged
+from penstock.store.shards import TarShards
 from penstock.store.source import FileBacked, Source
 from penstock.store.tier import SizedTier
 
@@ -19,9 +21,11 @@ __all__ = [
     "ImageFolder",
     "Labels",
     "MemoryTier",
+    "PackedFiles",
     "RangedSource",
     "SizedTier",
     "Source",
+    "TarShards",
     "extents_of",
     "labels_of",
     "open_source",

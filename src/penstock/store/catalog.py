@@ -1,11 +1,13 @@
 """The listing of a data set of plain files, as a value: names, sizes, labels, and what shows that a folder changed.
 
-A catalog takes 16 bytes a sample beside the names. As bytes (`to_bytes`) it is a file, or a message to another rank:
+A catalog takes 16 bytes a sample beside the names, 24 where they share files. As bytes (`to_bytes`) it is a file, or a
+message to another rank:
 
     magic, version, length of the header, length of what follows (24 bytes) | xxh3_64 of these
     xxh3_128 of what follows
     header (JSON, padded to 8 bytes) | sizes | labels | stamps | counts (int64 each) | names, each closed by a NUL
 
+Version 2 is that of packed samples: offsets, file_bytes and file_times (int64 each) stand behind the counts.
 Little-endian. The first 24 bytes are checked by themselves, so that a damaged version is no newer one.
 
 Source: Dryden et al. 2021 (NoPFS): the options `checkpoint` and `checkpoint_path` of its library hdmlp keep what was
@@ -26,7 +28,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import FormatError
 
-VERSION = 1
+VERSION = 2
 _MAGIC = b"PENSCAT\n"
 _FRONT = struct.Struct("<8sIIQ")
 DIGEST_BYTES = 16
@@ -52,6 +54,18 @@ class CatalogKey(NamedTuple):
     extensions: tuple[str, ...] | None = None
 
 
+class Packed(NamedTuple):
+    """Where samples lie that share files, which are then the catalog's `folders`.
+
+    offsets: int64[samples], where each begins in its file.
+    file_bytes, file_times: int64[files], size of each file and the time of its last change, in ns since 1970.
+    """
+
+    offsets: Ints
+    file_bytes: Ints
+    file_times: Ints
+
+
 @dataclass(frozen=True, eq=False)
 class Catalog:
     """A data set as it was listed. Arrays are read-only.
@@ -63,6 +77,7 @@ class Catalog:
         list, and the folders that its files are in.
     stamps: int64[folders], what changes with the content of each (`listing.stamp_of`).
     counts: int64[folders], how many samples each has directly in it; of a list zeros.
+    packed: where samples lie that share files, as in shards: `folders` are these files, `names` those of their members.
     """
 
     key: CatalogKey
@@ -75,9 +90,11 @@ class Catalog:
     folders: tuple[str, ...]
     stamps: Ints
     counts: Ints
+    packed: Packed | None = None
 
     def __post_init__(self) -> None:
-        for array in (self.names, self.sizes_bytes, self.labels, self.stamps, self.counts):
+        arrays = (self.names, self.sizes_bytes, self.labels, self.stamps, self.counts, *(self.packed or ()))
+        for array in arrays:
             array.flags.writeable = False
 
     def __len__(self) -> int:
@@ -94,8 +111,12 @@ class Catalog:
     def to_bytes(self) -> bytes:
         """Return what `from_bytes` takes."""
         header, *arrays = self._parts()
-        front = _FRONT.pack(_MAGIC, VERSION, len(header), len(header) + sum(map(len, arrays)))
+        front = _FRONT.pack(_MAGIC, self._version, len(header), len(header) + sum(map(len, arrays)))
         return b"".join([front, xxhash.xxh3_64_digest(front), _digest_of([header, *arrays]), header, *arrays])
+
+    @property
+    def _version(self) -> int:
+        return 1 if self.packed is None else 2
 
     def _parts(self) -> list[bytes]:
         """Return the header and the arrays as bytes."""
@@ -110,7 +131,7 @@ class Catalog:
             }
         ).encode()
         header += b" " * (-len(header) % 8)
-        arrays = (self.sizes_bytes, self.labels, self.stamps, self.counts)
+        arrays = (self.sizes_bytes, self.labels, self.stamps, self.counts, *(self.packed or ()))
         return [
             header,
             *(array.astype(_INTS, copy=False).tobytes() for array in arrays),
@@ -125,13 +146,13 @@ class Catalog:
         """
         header_bytes = check_front(data)
         content = memoryview(data)[_FRONT_BYTES:]
-        *_, length = _FRONT.unpack_from(data)
+        _, version, _, length = _FRONT.unpack_from(data)
         if len(content) != length:
             raise FormatError(f"is cut off: {len(content):,} of {length:,} bytes are there")
         if xxhash.xxh3_128_digest(content) != data[_FRONT_BYTES - DIGEST_BYTES : _FRONT_BYTES]:
             raise FormatError("is damaged: its checksum is another")
         try:
-            catalog = _unpacked(content, header_bytes)
+            catalog = _unpacked(content, header_bytes, is_packed=version > 1)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FormatError(f"is damaged: {error!r:.200}") from error
         names = catalog.names
@@ -147,12 +168,15 @@ def _digest_of(parts: list[bytes]) -> bytes:
     return digest.digest()
 
 
-def _unpacked(content: memoryview, header_bytes: int) -> Catalog:
+def _unpacked(content: memoryview, header_bytes: int, *, is_packed: bool) -> Catalog:
     header = json.loads(bytes(content[:header_bytes]))
     opener, place, extensions = header["key"]
     samples, folders = header["samples"], tuple(header["folders"])
-    bounds = header_bytes + 8 * np.cumsum([0, samples, samples, len(folders), len(folders)])
-    sizes, labels, stamps, counts = (
+    lengths = [0, samples, samples, len(folders), len(folders)]
+    if is_packed:
+        lengths += [samples, len(folders), len(folders)]
+    bounds = header_bytes + 8 * np.cumsum(lengths)
+    sizes, labels, stamps, counts, *packed = (
         np.frombuffer(content[begin:end], _INTS).astype(np.int64, copy=False)
         for begin, end in pairwise(bounds.tolist())
     )
@@ -167,6 +191,7 @@ def _unpacked(content: memoryview, header_bytes: int) -> Catalog:
         folders,
         stamps,
         counts,
+        Packed(*packed) if packed else None,
     )
 
 

@@ -116,7 +116,7 @@ def read_file(path: str, size: int) -> bytes:
                 break
             data += more
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     finally:
         os.close(descriptor)
     if len(data) != size:
@@ -149,7 +149,7 @@ def read_file_into(
             got = os.preadv(descriptor, [target[count:size], beyond], count)
             count += got
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     finally:
         os.close(descriptor)
     if count != size:
@@ -166,7 +166,7 @@ def _open(path: str, size: int) -> int:
     except DataError:
         raise
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 def _changed(path: str, size: int) -> DataError:
@@ -174,7 +174,7 @@ def _changed(path: str, size: int) -> DataError:
     try:
         found = os.stat(path).st_size
     except OSError as error:
-        return _unreadable(path, error)
+        return unreadable(path, error)
     if size == found == 0:
         return DataError(
             f"{path} is empty (0 bytes when the data set was listed): remove it or write it again"
@@ -186,7 +186,8 @@ def _changed(path: str, size: int) -> DataError:
     )
 
 
-def _unreadable(path: str, error: OSError) -> DataError:
+def unreadable(path: str, error: OSError) -> DataError:
+    """Return what to raise for a file that was listed and cannot be opened or read."""
     if isinstance(error, FileNotFoundError):
         return DataError(
             f"{path} has vanished since the data set was listed: restore it, or open the data set again, "

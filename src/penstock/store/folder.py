@@ -8,16 +8,19 @@ from functools import partial
 
 from penstock.errors import ConfigError
 from penstock.store.calls import Calls
-from penstock.store.catalog import Catalog
+from penstock.store.catalog import Catalog, CatalogKey
 from penstock.store.files import FileSource
 from penstock.store.listing import (
     IMAGE_EXTENSIONS,
+    Asking,
     Refresh,
     catalog_of,
-    list_any,
     list_folder,
     list_rows,
 )
+from penstock.store.packed import PackedFiles
+from penstock.store.patterns import Paths, brief, files_of, is_of_several, place_of_paths
+from penstock.store.shards import TarShards, are_shards, list_shards
 
 
 class ImageFolder(FileSource):
@@ -43,7 +46,7 @@ class ImageFolder(FileSource):
         calls: Calls | None = None,
         catalog: Catalog | None = None,
     ) -> None:
-        place = _absolute(root)
+        place = place_of_paths(root)
         list_anew = partial(list_folder, "ImageFolder", place)
         catalog = catalog or catalog_of(
             "ImageFolder", place, extensions, list_anew, refresh, calls or Calls()
@@ -72,7 +75,7 @@ class FlatFolder(FileSource):
         calls: Calls | None = None,
         catalog: Catalog | None = None,
     ) -> None:
-        place = _absolute(root)
+        place = place_of_paths(root)
         list_anew = partial(list_folder, "FlatFolder", place)
         catalog = catalog or catalog_of("FlatFolder", place, extensions, list_anew, refresh, calls or Calls())
         super().__init__(place, catalog)
@@ -99,54 +102,59 @@ class FileList(FileSource):
         calls: Calls | None = None,
         catalog: Catalog | None = None,
     ) -> None:
-        self.list_file = place = _absolute(list_file)
+        self.list_file = place = place_of_paths(list_file)
         list_anew = partial(list_rows, place)
         catalog = catalog or catalog_of("FileList", place, None, list_anew, refresh, calls or Calls())
         super().__init__(os.path.dirname(place), catalog)
 
 
 def open_source(
-    path: str | os.PathLike[str],
+    path: Paths,
     *,
     refresh: Refresh = "auto",
     calls: Calls | None = None,
     catalog: Catalog | None = None,
-) -> FileSource:
-    """Open a data set of plain files by what is found at a path.
+) -> FileSource | PackedFiles:
+    """Open a data set by what is found at a path, by a pattern, or at each path of a list.
 
-    A folder with subfolders becomes an `ImageFolder`, one without a `FlatFolder`, a file a `FileList`. A `~` at
-    its beginning is the home folder. The file system is asked on threads, so that Ctrl-C ends the wait for one that
-    does not answer.
+    A folder with subfolders becomes an `ImageFolder`, one without a `FlatFolder`, one with nothing but tars, a tar
+    file, or a pattern for some, `TarShards`, any other file a `FileList`. A `~` at its beginning is the home folder.
+    The file system is asked on threads, so that Ctrl-C ends the wait for one that does not answer.
 
     What was found is kept for the next time, as a catalog (docs/howto/list-once.md).
-    refresh: "auto" looks at every folder, and lists those that changed. It does not see that a file was overwritten in
-        place; if its size is another, reading it fails. "full" lists everything anew. "never" takes the catalog as it
-        is, if there is one.
+    refresh: "auto" looks at every folder and shard, and lists those that changed. It does not see that a file was
+        overwritten in place; if its size is another, reading it fails. "full" lists everything anew. "never" takes the
+        catalog as it is, if there is one.
     calls: whose threads ask the file system; a loader gives its own, which report long waits.
     catalog: of the same data set, such as another rank's: nothing is listed then.
     Raises: DataError as those; ConfigError where images lie beside subfolders, so that it could be either, and
         for what is no path.
     """
-    place = _absolute(path)
-    list_anew = partial(list_any, place)
+    place = place_of_paths(path)
+    list_anew = partial(_list_any, place)
     found = catalog or catalog_of(
         "open_source", place, IMAGE_EXTENSIONS, list_anew, refresh, calls or Calls()
     )
-    kinds: tuple[type[ImageFolder | FlatFolder | FileList], ...] = (ImageFolder, FlatFolder, FileList)
+    kinds: tuple[type[ImageFolder | FlatFolder | FileList | TarShards], ...] = (
+        ImageFolder,
+        FlatFolder,
+        FileList,
+        TarShards,
+    )
     kind = next(kind for kind in kinds if kind.__name__ == found.kind)
     return kind(place, catalog=found)
 
 
-def _absolute(path: str | os.PathLike[str]) -> str:
-    try:
-        text = os.path.expanduser(path)
-    except TypeError:
-        text = ""
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise ConfigError(f"{path!r} is not the path of a folder or of a list of files: give one")
-    if "://" in text:
+def _list_any(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) -> Catalog:
+    """List what is found at a place."""
+    if asking.calls.one(place, lambda: are_shards(place)):
+        return list_shards(place, IMAGE_EXTENSIONS, False, "cls", key, old, asking)
+    if is_of_several(place):
+        first = files_of(place)[0]
         raise ConfigError(
-            f"{path!r} is an address, and what is read here is a folder or a list of files: mount it and give the "
-            "path, or give a Source of your own"
+            f"{brief(place)} is several files, and {first} is no tar: give a folder, or a list file with one path a "
+            "line, for pictures, or a source of penstock.store for numbers"
         )
-    return os.path.abspath(text)
+    if asking.calls.one(place, lambda: os.path.isfile(place)):
+        return list_rows(place, key, old, asking)
+    return list_folder(None, place, key, old, asking)

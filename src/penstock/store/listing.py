@@ -32,6 +32,7 @@ from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey, Ints
 from penstock.store.catalogs import keep_catalog, place_of, read_catalog
 from penstock.store.listing_progress import PATIENCE_SECONDS, ListingProgress
+from penstock.store.patterns import brief
 from penstock.units import format_count
 
 # torchvision's list, so that both number the same files alike.
@@ -69,7 +70,7 @@ class Asking:
     progress: ListingProgress
 
 
-#: Lists a data set: `list(key, old catalog or None, asking)`.
+#: Lists a data set: `list(key, old catalog or None, asking)`; returns the old one if nothing changed.
 Lister = Callable[[CatalogKey, Catalog | None, Asking], Catalog]
 
 
@@ -91,19 +92,19 @@ def catalog_of(
     old = None if refresh == "full" else read_catalog(key, calls)
     if old is not None and refresh == "never":
         return old
-    progress = ListingProgress(place, calls.report)
+    progress = ListingProgress(brief(place), calls.report)
     asking = Asking(calls, progress)
     try:
-        if old is not None and _is_unchanged(place, old, asking):
-            return old
         catalog = lister(key, old, asking)
     finally:
         progress.close()
+    if catalog is old:
+        return catalog
     problem = keep_catalog(catalog, calls)
     if progress.seconds > PATIENCE_SECONDS:
         kept = f"no catalog of it is kept: {problem}" if problem else "the next start looks for changes only"
         found = format_count(len(catalog), "sample")
-        calls.report(f"listed {found} of {place} in {progress.seconds:.1f} s; {kept}")
+        calls.report(f"listed {found} of {brief(place)} in {progress.seconds:.1f} s; {kept}")
     return catalog
 
 
@@ -134,12 +135,14 @@ def stamp_of(found: os.stat_result, now_ns: int) -> int:
 
 
 def _is_unchanged(place: str, old: Catalog, asking: Asking) -> bool:
-    """Return whether every folder of a catalog is as it was."""
+    """Return whether every folder of a catalog is as it was. Of shards, what lists them sees it."""
+    if old.packed is not None:
+        return False
     root = os.path.dirname(place) if old.kind == "FileList" else place
 
     def look(first: int) -> bool:
         return all(
-            _stamp_at(os.path.join(root, old.folders[index]), asking.calls) == old.stamps[index]
+            stamp_at(os.path.join(root, old.folders[index]), asking.calls) == old.stamps[index]
             for index in range(first, min(first + _FOLDERS_AT_ONCE, len(old.folders)))
         )
 
@@ -164,11 +167,12 @@ def is_listed_here(path: str | os.PathLike[str], catalog: Catalog, refresh: Refr
         return False
     root = os.path.dirname(place) if catalog.kind == "FileList" else place
     first = os.path.join(root, catalog.folders[0])
-    stamp = calls.one(first, lambda: _stamp_at(first, calls))
+    stamp = calls.one(first, lambda: stamp_at(first, calls))
     return refresh == "never" or stamp == catalog.stamps[0] != _NEVER_EQUAL
 
 
-def _stamp_at(path: str, calls: Calls) -> int:
+def stamp_at(path: str, calls: Calls) -> int:
+    """Return the stamp of a folder or file; 0 if it cannot be asked for."""
     calls.at(path)
     now_ns = time.time_ns()
     try:
@@ -247,17 +251,12 @@ class _Tree:
         return int(self.old.counts[self.known[found.path]])
 
 
-def list_any(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) -> Catalog:
-    """List what is found at a path; see `penstock.open_source`."""
-    if asking.calls.one(place, lambda: os.path.isfile(place)):
-        return list_rows(place, key, old, asking)
-    return list_folder(None, place, key, old, asking)
-
-
 def list_folder(
     kind: str | None, place: str, key: CatalogKey, old: Catalog | None, asking: Asking
 ) -> Catalog:
     """List an `ImageFolder` or a `FlatFolder`, by its name; or whichever of them it is."""
+    if old is not None and _is_unchanged(place, old, asking):
+        return old
     # What was something else has other samples.
     is_alike = old is not None and old.kind in (kind or "ImageFolder", kind or "FlatFolder")
     tree = _Tree(place, key.extensions, old if is_alike else None, asking)
@@ -477,14 +476,16 @@ def _size_of(path: str, describe_place: Callable[[int], str], position: int) -> 
 
 def list_rows(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) -> Catalog:
     """Read a list of files and look for each; see `FileList`. All of it anew, whatever changed."""
+    if old is not None and _is_unchanged(place, old, asking):
+        return old
     calls = asking.calls
     root, list_name = os.path.split(place)
-    list_stamp = _stamp_at(place, calls)
+    list_stamp = stamp_at(place, calls)
     rows = calls.one(place, lambda: _read_rows(place))
     names = [fields[0] for _, fields in rows]
     labels, classes = _read_labels(place, rows)
     folders = sorted(set(map(os.path.dirname, names)))
-    stamps = calls.each(lambda folder: _stamp_at(os.path.join(root, folder), calls), folders)
+    stamps = calls.each(lambda folder: stamp_at(os.path.join(root, folder), calls), folders)
     all_names, sizes = np.frombuffer(_joined(names), np.uint8), np.full(len(names), _UNKNOWN, np.int64)
 
     def place_of_line(position: int) -> str:
@@ -542,18 +543,32 @@ def _read_rows(list_file: str) -> _Rows:
 def _read_labels(list_file: str, rows: _Rows) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     if len(rows[0][1]) == 1:
         return np.full(len(rows), NO_LABEL, dtype=np.int64), ()
-    written = [fields[1] for _, fields in rows]
-    for (line, fields), label in zip(rows, written, strict=True):
-        if not label:
-            raise DataError(f"{list_file}, line {line}: {fields[0]} has an empty label")
+
+    def describe(position: int) -> str:
+        line, fields = rows[position]
+        return f"{list_file}, line {line}: {fields[0]}"
+
+    return number_labels([fields[1] for _, fields in rows], describe)
+
+
+def number_labels(
+    written: Sequence[str], describe: Callable[[int], str]
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return the label of each sample as a number, and the names of all: see `FileList`.
+
+    written: of each sample, as text. describe: names a sample, for errors.
+    Raises: DataError naming a sample whose label is empty, or a number that is negative or large.
+    """
+    if (position := next((index for index, label in enumerate(written) if not label), None)) is not None:
+        raise DataError(f"{describe(position)} has an empty label")
     if not all(label.removeprefix("-").isdecimal() for label in written):
         classes = sorted(set(written))
         numbers = {name: number for number, name in enumerate(classes)}
         return np.array([numbers[label] for label in written], dtype=np.int64), tuple(classes)
-    for (line, fields), label in zip(rows, written, strict=True):
+    for position, label in enumerate(written):
         if len(label) > _LABEL_DIGITS or not 0 <= int(label) < _MOST_CLASSES:
             raise DataError(
-                f"{list_file}, line {line}: {fields[0]} has label {label:.{_LABEL_DIGITS}}; a number must be in "
+                f"{describe(position)} has label {label:.{_LABEL_DIGITS}}; a number must be in "
                 f"[0, {_MOST_CLASSES:,}), anything else is written as a name"
             )
     labels = np.array([int(label) for label in written], dtype=np.int64)

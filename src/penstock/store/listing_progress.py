@@ -28,8 +28,9 @@ class ListingProgress:
         #: Each thread appends how many files it has found, or learned the sizes of: no count is lost, without a lock.
         self.found: list[int] = []
         self.sized: list[int] = []
-        #: How many sizes are wanted, once it is known.
+        #: How many sizes are wanted, once it is known; or shards are to be indexed.
         self.total: int | None = None
+        self._is_of_shards = False
         self._began = time.monotonic()
         self._next_line = _FIRST_LINE_SECONDS
         self._has_terminal = report is print_report and sys.stderr.isatty()
@@ -52,7 +53,14 @@ class ListingProgress:
             self._report(f"listing {self._place} for {seconds:.0f} s: {self._line()}")
         return self._next_line - seconds
 
+    def begin_shards(self, shards: int) -> None:
+        """Count shards in `sized` from now on, and their members in `found`."""
+        self.total, self._is_of_shards = shards, True
+
     def _line(self) -> str:
+        if self._is_of_shards and self.total is not None:
+            found = format_count(sum(self.found), "member")
+            return f"{found} in {sum(self.sized):,} of {format_count(self.total, 'shard')}"
         if self.total is None:
             return f"{format_count(sum(self.found), 'file')} found"
         return f"sizes of {sum(self.sized):,} of {format_count(self.total, 'file')}"

@@ -1,0 +1,645 @@
+"""Which samples tar shards have, where they lie, and every way a shard can be wrong."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock import Loader, open_source
+from penstock.cache_folders import Folders
+from penstock.errors import ConfigError, DataError
+from penstock.loader.transforms import DecodeRaw
+from penstock.plan import Sequential
+from penstock.store import TarShards, catalogs, listing, packed, read_group, shards
+from penstock.store.calls import Calls
+from penstock.store.tar import read_members
+
+Members = dict[str, bytes] | list[tuple[str, bytes]]
+
+
+def write(shard: Path, members: Members, form: int = tarfile.USTAR_FORMAT) -> Path:
+    shard.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(shard, "w", format=form) as tar:
+        for name, content in members.items() if isinstance(members, dict) else members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return shard
+
+
+def contents(source: TarShards) -> list[bytes]:
+    return [source.read(sample) for sample in range(len(source))]
+
+
+def names(source: TarShards) -> list[str]:
+    return [source.describe(sample).rpartition(": ")[2] for sample in range(len(source))]
+
+
+@pytest.fixture
+def lines() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def calls(lines: list[str]) -> Calls:
+    return Calls(report=lines.append)
+
+
+# -- Which samples there are ---------------------------------------------------------------------------
+
+
+def test_members_with_one_key_are_a_sample_and_shards_follow_each_other(tmp_path: Path) -> None:
+    write(
+        tmp_path / "a-1.tar", {"x.jpg": b"1", "x.cls": b"2", "x.json": b"{}", "y.cls": b"0\n", "y.PNG": b"22"}
+    )
+    write(tmp_path / "a-0.tar", {"deep/x.jpeg": b"333", "deep/x.cls": b"1", "x.cls": b"1", "x.webp": b"4444"})
+
+    source = TarShards(tmp_path / "a-{0..1}.tar")
+
+    assert contents(source) == [b"333", b"4444", b"1", b"22"]
+    assert names(source) == ["deep/x.jpeg", "x.webp", "x.jpg", "y.PNG"]
+    assert source.labels.tolist() == [1, 1, 2, 0]  # type: ignore[union-attr]
+    assert source.classes == ("0", "1", "2")
+    assert source.sizes_bytes.tolist() == [3, 4, 1, 2]
+    assert repr(source) == f"TarShards('{tmp_path}/a-{{0..1}}.tar'): 4 samples, 2 shards, 3 classes"
+
+
+def test_a_path_a_pattern_a_folder_and_a_list_are_opened_by_what_they_are(tmp_path: Path) -> None:
+    for number in range(3):
+        write(tmp_path / "shards" / f"{number}.tar", {f"{number}.jpg": b"%d" % number})
+    folder = tmp_path / "shards"
+    (folder / "index.json").write_text("{}")
+
+    for path, expected in (
+        (folder, b"012"),
+        (f"{folder}/*.tar", b"012"),
+        (f"{folder}/{{2..1}}.tar", b"21"),
+        ([folder / "1.tar", f"{folder}/0.tar"], b"10"),
+        (folder / "2.tar", b"2"),
+    ):
+        source = open_source(path)  # type: ignore[arg-type]
+        assert isinstance(source, TarShards)
+        assert b"".join(contents(source)) == expected
+
+
+def test_keys_end_at_the_first_dot_and_hidden_members_are_left_out(
+    tmp_path: Path, calls: Calls, lines: list[str]
+) -> None:
+    shard = write(
+        tmp_path / "a.tar",
+        {
+            "a.b/c.seg.png": b"s",
+            "a.b/c.jpg": b"c",
+            "._c.jpg": b"",
+            "README": b"",
+            "only.txt": b"",
+            "./d.jpg": b"d",
+        },
+    )
+
+    assert names(TarShards(shard, calls=calls)) == ["a.b/c.jpg", "./d.jpg"]
+    assert lines == [f"{shard}: 1 key without a sample left out, the first {shard}: only"]
+    assert names(TarShards(shard, member="seg.png", calls=calls)) == ["a.b/c.seg.png"]
+    assert names(TarShards(shard, member=".TXT", calls=calls)) == ["only.txt"]
+
+
+def test_the_first_ending_that_a_key_has_is_taken(tmp_path: Path) -> None:
+    shard = write(
+        tmp_path / "a.tar", {"a.jpg": b"aj", "a.png": b"ap", "b.png": b"bp", "c.png": b"cp", "c.jpg": b"cj"}
+    )
+
+    assert contents(TarShards(shard, member="jpg;png")) == [b"aj", b"bp", b"cj"]
+    assert contents(TarShards(shard, member="png;jpg")) == [b"ap", b"bp", b"cp"]
+    with pytest.raises(DataError, match=r'a has two pictures, \.jpg and \.png: say which .*member="jpg"'):
+        TarShards(shard)
+
+
+def test_labels_are_integers_names_or_fields_of_json(tmp_path: Path) -> None:
+    def row(label: object, place: str) -> bytes:
+        return json.dumps({"class": label, "where": {"place": place}, "boxes": [{"name": place}]}).encode()
+
+    shard = write(
+        tmp_path / "a.tar",
+        {
+            "a.jpg": b"1",
+            "a.json": row(3, "sea"),
+            "a.txt": "Öl\n".encode(),
+            "b.json": row(1, "air"),
+            "b.jpg": b"2",
+            "b.txt": b"air",
+        },
+    )
+
+    def labels(label: str | None) -> tuple[Any, ...]:
+        source = TarShards(shard, label=label)
+        return source.labels.tolist(), source.classes  # type: ignore[union-attr]
+
+    assert labels("json:class") == ([3, 1], ("0", "1", "2", "3"))
+    assert labels("json:where.place") == ([1, 0], ("air", "sea"))
+    assert labels("json:boxes.0.name") == ([1, 0], ("air", "sea"))
+    assert labels("txt") == ([1, 0], ("air", "Öl"))
+    assert labels("cls") == labels(None) == ([-1, -1], ())
+
+
+# -- All kinds of headers ------------------------------------------------------------------------------
+
+member_names = st.text(st.sampled_from("ab/é. "), min_size=1, max_size=140).filter(
+    lambda name: not name.startswith("/") and not name.endswith("/") and "//" not in name
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@given(
+    st.lists(st.tuples(member_names, st.binary(max_size=1500)), max_size=12),
+    st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
+    st.booleans(),
+)
+def test_members_lie_where_pythons_tarfile_finds_them(
+    tmp_path_factory: pytest.TempPathFactory,
+    members: list[tuple[str, bytes]],
+    form: int,
+    has_float_times: bool,
+) -> None:
+    shard = tmp_path_factory.mktemp("tars") / "a.tar"
+    with tarfile.open(shard, "w", format=form) as tar:
+        for number, (name, content) in enumerate(members):
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = len(content), 1e9 + (0.5 if has_float_times else 0)
+            member.uid = 2**40 if number % 3 == 2 and form != tarfile.USTAR_FORMAT else 0
+            try:
+                tar.addfile(member, io.BytesIO(content))
+            except ValueError:  # ustar has no space for the name
+                continue
+            link = tarfile.TarInfo(f"link{number}")
+            link.type, link.linkname = tarfile.LNKTYPE, "a"
+            tar.addfile(link)
+    with tarfile.open(shard) as tar:
+        expected = [(os.fsencode(each.name), each.offset_data, each.size) for each in tar if each.isreg()]
+    with shard.open("rb") as file:
+        found = read_members(str(shard), file.fileno(), shard.stat().st_size)
+
+    assert list(zip(found.names, found.offsets, found.sizes, strict=True)) == expected
+    assert found.has_end
+    assert found.links == len(expected)
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="needs tar")
+@pytest.mark.parametrize("form", ["v7", "ustar", "oldgnu", "gnu", "posix"])
+def test_what_the_program_tar_writes_is_read(tmp_path: Path, form: str) -> None:
+    names = [
+        "a.jpg",
+        "é.jpg" if form != "v7" else "e.jpg",
+        *(["d" * 90 + "/" + "f" * 70 + ".jpg"] * (form != "v7")),
+    ]
+    for name in names:
+        file = tmp_path / "in" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(name.encode())
+    subprocess.run(
+        ["tar", f"--format={form}", "-C", str(tmp_path / "in"), "-cf", str(tmp_path / "a.tar"), *names],
+        check=True,
+    )
+
+    assert contents(TarShards(tmp_path / "a.tar")) == [name.encode() for name in names]
+
+
+def test_a_size_that_a_pax_header_says_is_taken(tmp_path: Path) -> None:
+    member = tarfile.TarInfo("a.jpg")
+    member.size, member.pax_headers = 7, {"size": "7", "comment": "not path=x"}
+    data = member.tobuf(tarfile.PAX_FORMAT)
+    (tmp_path / "a.tar").write_bytes(data + b"content".ljust(512, b"\0") + bytes(1024))
+
+    assert contents(TarShards(tmp_path / "a.tar")) == [b"content"]
+
+
+def test_names_are_never_taken_for_paths(tmp_path: Path) -> None:
+    shard = write(tmp_path / "in" / "a.tar", {"../x.jpg": b"outside", "/etc/passwd.jpg": b"root"})
+    (tmp_path / "x.jpg").write_bytes(b"another")
+
+    assert contents(TarShards(shard)) == [b"outside", b"root"]
+
+
+# -- What a shard may have become, or always was -------------------------------------------------------
+
+
+def refused(shard: Path, message: str, **options: Any) -> None:
+    with pytest.raises(DataError) as caught:
+        TarShards(shard, **options)
+    assert str(caught.value).startswith(str(shard))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("compress", "command"),
+    [(gzip.compress, "gunzip -k"), (bz2.compress, "bunzip2 -k"), (lzma.compress, "unxz -k")],
+)
+def test_a_compressed_tar_is_refused_with_what_unpacks_it(
+    tmp_path: Path, compress: Callable[[bytes], bytes], command: str
+) -> None:
+    plain = write(tmp_path / "plain" / "a.tar", {"a.jpg": b"1"})
+    shard = tmp_path / "b.tar.gz"
+    shard.write_bytes(compress(plain.read_bytes()))
+
+    refused(shard, f"by `{command} b.tar.gz`")
+    with pytest.raises(DataError, match="is compressed"):
+        open_source(tmp_path / "b.tar.gz")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty (0 bytes)"),
+        (b"garbage" * 300, "is no tar file"),
+        (b"x", "is no tar file"),
+        (bytes(10240), "has no members"),
+    ],
+)
+def test_what_is_no_tar_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "a.tar").write_bytes(content)
+
+    refused(tmp_path / "a.tar", message)
+
+
+def test_a_tar_that_is_cut_off_anywhere_is_named_or_its_missing_end_is_reported(
+    tmp_path: Path, calls: Calls, lines: list[str]
+) -> None:
+    shard = write(tmp_path / "a.tar", {"a.jpg": b"1" * 600, "b.jpg": b"2" * 100})
+    data = shard.read_bytes()
+    for size in (*range(550, 1112, 37), 1111, *range(1537, 2147, 37), 2147):
+        shard.write_bytes(data[:size])
+        refused(shard, "is cut off", calls=calls)
+    shard.write_bytes(data[:2560])
+
+    assert contents(TarShards(shard, calls=calls)) == [b"1" * 600, b"2" * 100]
+    assert lines == [
+        f"{shard}: 1 shard without the mark at the end of a tar, which may be cut off; the first {shard}"
+    ]
+
+
+def test_a_damaged_header_is_named_by_its_place(tmp_path: Path) -> None:
+    shard = write(tmp_path / "a.tar", {"a.jpg": b"1" * 600, "b.jpg": b"2"})
+    data = bytearray(shard.read_bytes())
+    for place in (1536, 1536 + 124, 1536 + 156):
+        damaged = data.copy()
+        damaged[place] ^= 0x55
+        shard.write_bytes(damaged)
+        refused(shard, "is damaged: at byte 1,536")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@given(st.data())
+def test_no_damage_is_more_than_a_data_error(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    shard = tmp_path_factory.mktemp("tars") / "a.tar"
+    write(
+        shard,
+        {"a" * 120 + ".jpg": b"1", "é.jpg": b"2" * 600, "c.cls": b"1"},
+        data.draw(st.sampled_from([1, 2])),
+    )
+    content = bytearray(shard.read_bytes()[:6000])
+    for _ in range(data.draw(st.integers(1, 6))):
+        content[data.draw(st.integers(0, 4000))] = data.draw(
+            st.sampled_from([0, 1, 0x2D, 0x37, 0x78, 0x80, 0xFF])
+        )
+    shard.write_bytes(content)
+
+    with shard.open("rb") as file:
+        try:
+            found = read_members(str(shard), file.fileno(), len(content))
+        except DataError:
+            return
+    assert all(
+        0 <= begin <= begin + size <= len(content)
+        for begin, size in zip(found.offsets, found.sizes, strict=True)
+    )
+
+
+def test_a_member_that_is_there_twice_is_named(tmp_path: Path) -> None:
+    shard = write(tmp_path / "a.tar", [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.jpg", b"3")])
+    refused(shard, "a.jpg is there twice, at bytes 512 and 2,560")
+    shard = write(tmp_path / "b.tar", [("a.jpg", b"1"), ("a.cls", b"2"), ("a.cls", b"3")])
+    refused(shard, "a.cls is there twice")
+
+
+def test_a_tar_of_tars_or_without_pictures_is_answered_with_what_is_there(tmp_path: Path) -> None:
+    refused(
+        write(tmp_path / "a.tar", {"x.tar": b"1", "y.tar": b"2"}),
+        "2 end in '.tar': these are archives themselves",
+    )
+    refused(
+        write(tmp_path / "b.tar", {"x.npy": b"1", "y.npy": b"2", "y.cls": b""}),
+        "2 end in '.npy': give member=\"npy\"",
+    )
+
+
+def test_links_are_left_out_and_reported(tmp_path: Path, calls: Calls, lines: list[str]) -> None:
+    shard = write(tmp_path / "a.tar", {"a.jpg": b"1"})
+    with tarfile.open(shard, "a") as tar:
+        for kind, name in (
+            (tarfile.LNKTYPE, "b.jpg"),
+            (tarfile.SYMTYPE, "c.jpg"),
+            (tarfile.DIRTYPE, "d.jpg"),
+        ):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "/etc/passwd"
+            tar.addfile(member)
+
+    assert contents(TarShards(shard, calls=calls)) == [b"1"]
+    assert lines == [
+        f"{shard}: 2 links left out, as tar may write for a file that it has twice; the first in {shard}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("members", "options", "message"),
+    [
+        ({"a.jpg": b"1", "a.cls": b"1", "b.jpg": b"2"}, {}, "b has no label, .cls"),
+        ({"a.jpg": b"1"}, {"label": "txt"}, "a has no label, .txt"),
+        ({"a.jpg": b"1", "a.cls": b""}, {}, "a.jpg has an empty label"),
+        ({"a.jpg": b"1", "a.cls": b"-1"}, {}, "a.jpg has label -1; a number must be in"),
+        ({"a.jpg": b"1", "a.cls": b"\xff"}, {}, "a.cls is no text in UTF-8"),
+        ({"a.jpg": b"1", "a.cls": bytes(2 << 20)}, {}, "a.cls has 2,097,152 bytes"),
+        (
+            {"a.jpg": b"1", "a.json": b"{"},
+            {"label": "json:x"},
+            "is no JSON with a field 'x' (JSONDecodeError)",
+        ),
+        (
+            {"a.jpg": b"1", "a.json": b'{"y": 1}'},
+            {"label": "json:x"},
+            "is no JSON with a field 'x' (KeyError)",
+        ),
+        (
+            {"a.jpg": b"1", "a.json": b'{"x": 0.5}'},
+            {"label": "json:x"},
+            "a.json has x = 0.5; a label is an integer",
+        ),
+        ({"a.jpg": b"1", "a.json": b'{"x": true}'}, {"label": "json:x"}, "has x = True"),
+        ({"a.jpg": b"1", "a.json": b"[" * 100_000}, {"label": "json:x"}, "(RecursionError)"),
+    ],
+)
+def test_labels_that_cannot_be_taken_are_named(
+    tmp_path: Path, members: dict[str, bytes], options: dict[str, Any], message: str
+) -> None:
+    refused(write(tmp_path / "a.tar", members), message, **options)
+
+
+def test_shards_of_different_content_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "a.tar", {"a.jpg": b"1", "a.cls": b"1"})
+    write(tmp_path / "b.tar", {"b.jpg": b"1"})
+
+    with pytest.raises(
+        DataError, match=rf"{tmp_path}/b\.tar has no labels \(\.cls\), unlike {tmp_path}/a\.tar"
+    ):
+        TarShards(tmp_path / "*.tar")
+    assert TarShards(tmp_path / "*.tar", label=None).labels.tolist() == [-1, -1]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("member", ["", ".", "jpg;", "; ;"])
+def test_another_member_is_refused(member: str) -> None:
+    with pytest.raises(ConfigError, match=r"member is .*; it is the ending of a member"):
+        TarShards("a.tar", member=member)
+
+
+@pytest.mark.parametrize("label", ["", "json:", "cls:x", ":x", 3])
+def test_another_label_is_refused(label: Any) -> None:
+    with pytest.raises(ConfigError, match=r"label is .*; it is the ending of a member"):
+        TarShards("a.tar", label=label)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "0.tar", {"a.jpg": b"1"})
+
+    with pytest.raises(DataError, match=rf"{tmp_path}/1\.tar cannot be opened: No such file"):
+        open_source(tmp_path / "{0..2}.tar")
+    with pytest.raises(DataError, match="is a folder without tar shards"):
+        TarShards(tmp_path.parent)
+
+
+def test_a_list_of_pictures_is_answered_with_how_to_give_them(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"0\.jpg is no tar: give a folder, or a list file with one path a line"
+    ):
+        open_source([tmp_path / "0.jpg", tmp_path / "1.jpg"])
+
+
+def test_an_empty_member_is_an_error_of_its_sample_alone(tmp_path: Path) -> None:
+    source = TarShards(write(tmp_path / "a.tar", {"a.jpg": b"1", "b.jpg": b"", "c.jpg": b"3"}))
+    into = np.zeros(2, np.uint8)
+
+    ((index, error),) = read_group(source, np.arange(3), into, np.array([0, 1, 1, 2]))
+
+    assert (index, type(error), into.tobytes()) == (1, DataError, b"13")
+    assert str(error).startswith(f"{tmp_path}/a.tar: b.jpg is empty (0 bytes)")
+
+
+# -- Indexed once --------------------------------------------------------------------------------------
+
+
+class Store:
+    """Shards, whose catalogs are in another folder, and which of them were indexed since it was last cleared."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.data, kept = folder / "data", folder / "kept"
+        kept.mkdir()
+        self.indexed: list[str] = []
+        index = shards._index_shard
+
+        def counted(path: str, *rest: Any) -> Any:
+            self.indexed.append(os.path.basename(path))
+            return index(path, *rest)
+
+        monkeypatch.setattr(shards, "_index_shard", counted)
+        monkeypatch.setattr(catalogs, "_folders", lambda: Folders((kept,), kept, ""))
+        monkeypatch.setattr(catalogs, "LEAST_SAMPLES", 1)
+        monkeypatch.setattr(listing, "_RACY_NS", -(10**18))
+        for number in range(3):
+            self.write(number, f"{number}")
+
+    def write(self, number: int, content: str) -> Path:
+        new = write(
+            self.data / "new", {f"{content}.jpg": content.encode(), f"{content}.cls": b"c" + content.encode()}
+        )
+        return new.rename(self.data / f"{number}.tar")
+
+    def open(self, opener: Callable[..., Any] = open_source, **options: Any) -> tuple[list[bytes], list[str]]:
+        self.indexed.clear()
+        source = opener(self.data / "*.tar", **options)
+        return contents(source), [source.classes[label] for label in source.labels]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    return Store(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("opener", [open_source, TarShards])
+def test_shards_that_did_not_change_are_not_indexed_again(store: Store, opener: Callable[..., Any]) -> None:
+    first = store.open(opener)
+    assert sorted(store.indexed) == ["0.tar", "1.tar", "2.tar"]
+    assert first == ([b"0", b"1", b"2"], ["c0", "c1", "c2"])
+
+    for refresh in ("auto", "never"):
+        assert store.open(opener, refresh=refresh) == first
+        assert store.indexed == []
+    assert store.open(opener, refresh="full") == first
+    assert len(store.indexed) == 3
+
+
+def test_only_what_changed_is_indexed_and_new_shards_of_a_pattern_are_found(store: Store) -> None:
+    store.open()
+    store.write(1, "11")
+    store.write(3, "3")
+
+    assert store.open() == ([b"0", b"11", b"2", b"3"], ["c0", "c11", "c2", "c3"])
+    assert sorted(store.indexed) == ["1.tar", "3.tar"]
+    (store.data / "0.tar").unlink()
+    assert store.open() == ([b"11", b"2", b"3"], ["c11", "c2", "c3"])
+    assert store.indexed == []
+
+
+def test_other_members_and_labels_have_catalogs_of_their_own(store: Store) -> None:
+    first = store.open()
+
+    assert store.open(TarShards, member="cls", label="jpg") == ([b"c0", b"c1", b"c2"], ["0", "1", "2"])
+    assert len(store.indexed) == 3
+    assert store.open() == first
+    assert store.indexed == []
+
+
+def test_the_catalog_of_a_pattern_is_found_by_it(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    from penstock.cli.main import main
+
+    store.open()
+
+    main(["catalog", f"{store.data}/*.tar"])
+
+    assert "TarShards" in capsys.readouterr().out
+
+
+# -- While it is read ----------------------------------------------------------------------------------
+
+
+def test_a_shard_that_is_written_again_is_not_read_by_its_old_index(tmp_path: Path) -> None:
+    shard = write(tmp_path / "a.tar", {"a.jpg": b"1", "b.jpg": b"2"})
+    source = TarShards(shard)
+    assert source.read(0) == b"1"
+    size = shard.stat().st_size
+    with shard.open("r+b") as file:
+        file.seek(512)
+        file.write(b"x")
+    os.utime(shard, ns=(1, 1))
+    assert shard.stat().st_size == size
+
+    for _ in range(2):
+        with pytest.raises(
+            DataError, match="was written again since its samples were listed: open the data set again"
+        ):
+            source.read(0)
+
+
+def test_a_shard_that_is_replaced_is_read_as_it_was_while_it_is_open(tmp_path: Path) -> None:
+    shard = write(tmp_path / "a.tar", {"a.jpg": b"1"})
+    source = TarShards(shard)
+    assert source.read(0) == b"1"
+
+    write(tmp_path / "new", {"a.jpg": b"2" * 20_000}).rename(shard)
+
+    assert source.read(0) == b"1"
+    with pytest.raises(DataError, match="has grown from"):
+        TarShards(shard, catalog=source.catalog).read(0)
+
+
+def test_few_descriptors_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "_MOST_OPEN", 5)
+    for number in range(40):
+        write(tmp_path / f"{number:02}.tar", {"a.jpg": b"%02d" % number})
+    before = len(os.listdir("/proc/self/fd"))
+    source = TarShards(tmp_path)
+    into = np.zeros(80, np.uint8)
+
+    assert read_group(source, np.arange(40), into, np.arange(0, 81, 2)) == []
+
+    assert into.tobytes() == b"".join(b"%02d" % number for number in range(40))
+    assert len(os.listdir("/proc/self/fd")) - before <= 16
+    assert [source.read(number) for number in range(40)] == [b"%02d" % number for number in range(40)]
+    assert len(os.listdir("/proc/self/fd")) - before <= 5
+    del source
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("form", ["compiled", "plain"])
+def test_a_loader_reads_shards_in_merged_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    if form == "plain":
+        monkeypatch.setattr(type(packed.READ_PIECES), "ask", lambda part: None)
+    for shard in range(4):
+        members = [(f"{n:03}.jpg", bytes([shard, n] * 8)) for n in range(50)]
+        write(tmp_path / f"{shard}.tar", members + [(f"{n:03}.cls", b"%d" % shard) for n in range(50)])
+
+    asked: list[int] = []
+    read_ranges = TarShards.read_ranges
+
+    def noted(source: TarShards, unit: int, ranges: Any, into: Any) -> None:
+        asked.append(len(ranges))
+        read_ranges(source, unit, ranges, into)
+
+    monkeypatch.setattr(TarShards, "read_ranges", noted)
+    for order in (True, Sequential(200)):
+        with Loader(
+            f"{tmp_path}/{{0..3}}.tar",
+            batch_size=20,
+            epochs=1,
+            shuffle=order,
+            transforms=[DecodeRaw("uint8")],
+            dtype="uint8",
+            memory="10 MB",
+            report=None,
+        ) as loader:
+            read = [
+                (row.copy(), int(label))
+                for rows, labels in loader
+                for row, label in zip(rows, labels, strict=True)
+            ]
+        assert sorted((int(row[0]), int(row[1])) for row, _ in read) == [
+            (s, n) for s in range(4) for n in range(50)
+        ]
+        assert all(row[0] == label for row, label in read)
+    assert 0 < len(asked) < 200
+
+
+def test_a_list_of_paths_is_a_source_of_a_loader(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{n}.tar", {"a.jpg": b"%d" % n}) for n in range(3)]
+    lines: list[str] = []
+
+    with Loader(
+        paths,
+        batch_size=3,
+        epochs=1,
+        shuffle=False,
+        transforms=[DecodeRaw("uint8")],
+        dtype="uint8",
+        report=lines.append,
+    ) as loader:
+        ((rows, labels),) = loader
+
+    assert rows.tobytes() == b"012"
+    assert labels.tolist() == [-1] * 3
+    assert f"TarShards '{paths[0]} and 2 more'" in lines[0]
