@@ -36,7 +36,7 @@ from penstock.store.calls import Calls
 from penstock.units import format_bytes, format_count, parse_bytes
 
 # Small steps share a slot up to these: more gain little.
-_STAGED_TOGETHER, _STAGED_TOGETHER_BYTES = 1024, 5 << 17
+_STAGED_TOGETHER, _STAGED_TOGETHER_BYTES = 1024, 2 << 20
 
 # Of how many samples a source is asked at a time where they lie.
 _ASKED_AT_ONCE = 1 << 20
