@@ -55,6 +55,8 @@ def load(source: Any = data, **options: Any) -> Any:
 report["drawn"] = load(seed=None)
 report["seeds"] = load(seed=rank % 2)
 report["nobody says"] = load(rank=None, world_size=None)
+report["a wrong argument"] = load(decoders="two" if rank == 1 else 0)
+report["too little memory"] = load(memory="9 B" if rank == 0 else "1 MB")
 report["by itself"] = load(rank=None, world_size=1) if rank == 1 else None
 if mesh is not None:
     report["mesh"] = load(rank=None, world_size=None, mesh=mesh, seed=None)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.ranks.in_memory import MemoryJob, run
 
-from penstock.errors import ConfigError, DataError, WaitTimeout
+from penstock.errors import ConfigError, DataError, PenstockError, RankError, WaitTimeout
 from penstock.loader import Loader, LoaderConfig, predict
 from penstock.loader.transforms import DecodeRaw
 from penstock.plan import BundleShuffle, FullShuffle
@@ -47,7 +47,7 @@ def make(source: Any, own: Ranks, **options: Any) -> Loader:
         "ranks": lambda: own,
         **options,
     }
-    return Loader(source, **arguments)
+    return Loader(source, **{name: value for name, value in arguments.items() if value is not ...})
 
 
 def together(
@@ -69,7 +69,7 @@ def said(outcomes: list[Any]) -> str:
     return message
 
 
-def test_ranks_that_agree_read_each_sample_once_after_two_exchanges(folder: Path) -> None:
+def test_ranks_that_agree_read_each_sample_once_after_three_exchanges(folder: Path) -> None:
     job = MemoryJob(RANKS)
 
     def part(ranks: Ranks) -> list[int]:
@@ -79,7 +79,7 @@ def test_ranks_that_agree_read_each_sample_once_after_two_exchanges(folder: Path
     read = run(RANKS, part, job=job)
 
     assert sorted(number for part in read for number in part) == list(range(COUNT))
-    assert job.sent[1:] == [2, 2]
+    assert job.sent[1:] == [3, 3]
 
 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
@@ -157,9 +157,11 @@ def test_every_data_parallel_rank_has_to_be_there(folder: Path) -> None:
 
 
 def test_a_plan_that_one_rank_refuses_is_refused_on_all(folder: Path) -> None:
-    message = said(together(folder, lambda rank: {"shuffle": FullShuffle(13 if rank == 1 else COUNT, 0)}))
+    outcomes = together(folder, lambda rank: {"shuffle": FullShuffle(13 if rank == 1 else COUNT, 0)})
 
-    assert message.startswith("rank 1 of 3: shuffle is an order over 13 samples and the source has 12")
+    text = "shuffle is an order over 13 samples and the source has 12"
+    assert str(outcomes.pop(1)).startswith(text)
+    assert said(outcomes).startswith(f"rank 1 of 3: {text}")
     assert said(together(folder, lambda rank: {"batch_size": 2})).startswith(
         "the batch of epoch 0, step 0 has 2 "
     )
@@ -177,14 +179,107 @@ def test_ranks_under_tensor_parallelism_read_the_same_samples_and_one_reports(fo
     assert not any("not compared" in line for line in lines)
 
 
+def named(outcomes: list[Any], rank: int, what: str = "the start of a loader") -> Exception:
+    """Return the error of a rank, which the others name."""
+    own = outcomes[rank]
+    assert isinstance(own, PenstockError), outcomes
+    for error in outcomes[:rank] + outcomes[rank + 1 :]:
+        assert type(error) is type(own), outcomes
+        assert str(error) == f"rank {rank} of {RANKS}, {what}: {own}"
+    return own
+
+
+#: What is given to one rank alone, and what that rank raises.
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "an argument": ({"decoders": "two"}, "decoders is 'two'; it is an integer"),
+    "an argument that there is not": ({"num_workers": 2}, "num_workers is no argument of a loader"),
+    "an argument that is missing": ({"epochs": ...}, "epochs is missing"),
+    "half of a place": ({"rank": None}, "rank and world_size belong together"),
+    "its place": ({"world_size": "3"}, "world_size is '3'"),
+    "a mesh": ({"mesh": 3}, "mesh is given beside rank or world_size"),
+    "what reports": ({"report": 3}, "report is 3; give a function"),
+    "a front end": ({"front_end": 3}, "front_end is 3"),
+    "memory": ({"memory": "9 B"}, "memory is 9 B"),
+    "a machine": ({"machine": "nowhere.toml"}, "machine: "),
+    "a trace": ({"trace": "nowhere/trace"}, "trace is 'nowhere/trace', which cannot be written"),
+}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_on_one_rank_is_an_error_of_all_at_once(folder: Path, name: str, rank: int) -> None:
+    """The rank itself gets its error as it is; the others need no time-out to know which rank, and why."""
+    wrong, text = WRONG[name]
+
+    def part(own: Ranks) -> Any:
+        options = wrong if own.rank == rank else {}
+        try:
+            return make(folder, own, **options).close()
+        finally:  # the ranks can meet again
+            with make(folder, own) as loader:
+                assert len(loader) == 2
+
+    outcomes = run(RANKS, part)
+
+    assert str(named(outcomes, rank)).startswith(text)
+
+
+def test_a_data_set_that_fails_on_one_rank_is_an_error_of_all() -> None:
+    class Rows:
+        def __init__(self, fails: bool) -> None:
+            self.fails = fails
+
+        def __len__(self) -> int:
+            return COUNT
+
+        def __getitem__(self, row: int) -> int:
+            if self.fails:
+                raise ZeroDivisionError("no row")
+            return row
+
+    def part(ranks: Ranks) -> None:
+        make(Rows(ranks.rank == 2), ranks, transforms=(), dtype="float32")
+
+    *others, own = run(RANKS, part)
+
+    assert type(own) is ZeroDivisionError
+    for error in others:
+        assert isinstance(error, RankError)
+        assert str(error).startswith("rank 2 of 3, the start of a loader: ZeroDivisionError: no row")
+
+
+def test_an_argument_that_is_wrong_on_all_ranks_makes_none_wait(folder: Path) -> None:
+    def part(own: Ranks) -> Any:
+        with pytest.raises(ConfigError, match=r"^batch_size is 0"):
+            make(folder, own, batch_size=0)
+        with make(folder, own) as loader:
+            return len(loader)
+
+    assert run(RANKS, part) == [2] * RANKS
+
+
+def test_a_loader_of_one_rank_alone_disturbs_no_other_where_it_is_wrong(folder: Path) -> None:
+    def part(own: Ranks) -> Any:
+        if own.rank == 1:
+            with pytest.raises(ConfigError, match=r"^batch_size is 0"):
+                make(folder, own, rank=None, world_size=1, batch_size=0)
+        with make(folder, own) as loader:
+            return len(loader)
+
+    assert run(RANKS, part) == [2] * RANKS
+
+
 def test_a_source_that_one_rank_cannot_open_is_an_error_of_all(folder: Path, tmp_path: Path) -> None:
     def part(ranks: Ranks) -> None:
         make(tmp_path / "nowhere" if ranks.rank == 1 else folder, ranks)
 
-    outcomes = run(RANKS, part)
+    assert isinstance(named(run(RANKS, part), 1), DataError)
 
-    assert [type(error) for error in outcomes] == [DataError] * RANKS
-    assert {str(error).partition(", the start of a loader: ")[0] for error in outcomes} == {"rank 1 of 3"}
+
+def test_a_source_that_is_no_path_on_one_rank_is_an_error_of_all(folder: Path) -> None:
+    outcomes = run(RANKS, lambda own: make("s3://photos" if own.rank == 0 else folder, own))
+
+    assert "s3://photos" in str(named(outcomes, 0))
 
 
 def test_a_rank_that_makes_no_loader_is_named_on_the_others(folder: Path) -> None:
@@ -319,6 +414,39 @@ def test_states_that_are_loaded_must_be_of_one_step(folder: Path) -> None:
         assert str(error).startswith(
             "state is of epoch 0, step 0 on ranks 0, 1 and epoch 0, step 1 on rank 2: batches"
         )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_state_that_is_wrong_on_one_rank_is_an_error_of_all_at_once(folder: Path, rank: int) -> None:
+    def loads(own: Ranks) -> Any:
+        with make(folder, own) as loader:
+            state = loader.state_at(0, 1)
+            if own.rank == rank:
+                state["plan"]["batch_size"] = 4
+            loader.load_state_dict(state)
+
+    def begins(own: Ranks) -> Any:
+        with make(folder, own) as loader:
+            state = loader.state_at(0, 1)
+        if own.rank == rank:
+            state["data"]["kind"] = "ImageFolder"
+        make(folder, own, state=state).close()
+
+    text = str(named(run(RANKS, loads), rank, "a loader's load_state_dict"))
+    assert text.startswith("state is of another run: plan.batch_size was 4 and is 6 here")
+    assert "data.kind was 'ImageFolder'" in str(named(run(RANKS, begins), rank))
+
+
+def test_a_loader_that_has_begun_on_one_rank_loads_no_state_on_any(folder: Path) -> None:
+    def part(own: Ranks) -> Any:
+        with make(folder, own) as loader:
+            state = loader.state_dict()
+            if own.rank == 2:
+                next(iter(loader))
+            loader.load_state_dict(state)
+
+    text = str(named(run(RANKS, part), 2, "a loader's load_state_dict"))
+    assert text.startswith("load_state_dict() comes before the first batch")
 
 
 def test_a_rank_that_loads_no_state_is_named_on_the_others(folder: Path) -> None:

@@ -49,6 +49,20 @@ def test_a_seed_that_differs_is_named_on_all_ranks(reports: Reports) -> None:
         assert (kind, message[: len(expected)]) == ("ConfigError", expected)
 
 
+@pytest.mark.parametrize(
+    ("what", "at", "text"),
+    [("a wrong argument", 1, "decoders is 'two'; "), ("too little memory", 0, "memory is 9 B")],
+)
+def test_what_is_wrong_on_one_rank_is_an_error_of_all(
+    reports: Reports, what: str, at: int, text: str
+) -> None:
+    for rank, report in enumerate(reports):
+        before = "" if rank == at else f"rank {at} of {len(reports)}, the start of a loader: "
+        kind, message = report[what]
+        assert kind == "ConfigError"
+        assert message.startswith(before + text)
+
+
 def test_a_file_that_appears_between_two_listings_is_named_on_all_ranks(reports: Reports) -> None:
     for report in reports:
         kind, message = report["a file appeared"]

@@ -268,6 +268,20 @@ def test_a_rank_that_leaves_is_named_at_the_next_exchange_and_waits_for_nobody(l
         assert f"rank {leaver} of 3 left the others: ZeroDivisionError: no loss" in str(answers[rank])
 
 
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_a_rank_that_leaves_a_known_exchange_has_the_others_raise_an_error_of_its_kind(leaver: int) -> None:
+    def part(ranks: Ranks) -> Any:
+        if ranks.rank == leaver:
+            return ranks.leave(ConfigError("batch_size is 0"), "the start")
+        return ranks.all_gather("the start", 1)
+
+    answers = run(3, part)
+
+    for rank in {0, 1, 2} - {leaver}:
+        assert type(answers[rank]) is ConfigError
+        assert str(answers[rank]) == f"rank {leaver} of 3, the start: batch_size is 0"
+
+
 def test_ranks_that_all_left_can_meet_again() -> None:
     """Such as all ranks that an exception took out of one store, and that catch it, and go on."""
 

@@ -4,28 +4,36 @@ A file that appears between the listings of two ranks, or a seed that differs, g
 are read twice, or never, and nothing looks wrong. Rank 0 lists what all find at one path (`listing_once`). One
 exchange, in which every rank opens its source and describes what it would read, finds what differs nevertheless; a rank
 that does not come is named by the time-out of `penstock.ranks`.
+
+What is wrong on one rank alone is an error of all: that rank raises it as it is, the others name the rank. A wrong
+argument keeps a rank from the first exchange, in which the others get the error instead (`leave_start`); what fails
+once all agree, such as memory that is too small, is known to all by the last exchange (`Agreed.together`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.loader.config import BOTH_OR_NEITHER, LoaderConfig
 from penstock.loader.dataset import MapDataset
-from penstock.loader.listing_once import list_once
+from penstock.loader.listing_once import START, list_once
 from penstock.loader.resume import describe_data, describe_object, describe_run, flat_values, seed_of_state
 from penstock.loader.setup import Opened, data_of, open_run, open_source_of, plan_of, samples_of
 from penstock.loader.transforms import compile_pipeline
 from penstock.ranks import Ranks, named_ranks, place_in_mesh, shared_ranks
+from penstock.ranks.exchange import raise_own_error
 from penstock.ranks.transport_of_job import job_of_this_process
 from penstock.simulate.policies import policy_of
 from penstock.store import Source
 from penstock.store.calls import Calls
 from penstock.trace.trace import JSON
+from penstock.units import is_integer
 
 #: Bits of a seed that is drawn: few enough to be typed.
 _SEED_BITS = 32
@@ -51,28 +59,52 @@ class Agreed:
     uncompared: str = ""
     job: Ranks | None = None
 
-    def resume_together(
-        self, read: Callable[[], tuple[int, int]], state: Mapping[str, Any]
-    ) -> tuple[int, int]:
+    def together(self, make: Callable[[], None]) -> None:
+        """Call a function that makes what this rank reads with, on all ranks.
+
+        Raises: what it raised; where it raised on another rank alone, an error that names that rank.
+        """
+        if self.job is None:
+            make()
+        else:
+            raise_own_error(partial(self.job.gather_then_decide, START), make)
+
+    def resume_together(self, read: Callable[[], tuple[int, int]]) -> tuple[int, int]:
         """Return where this rank resumes, by `read`, if all ranks resume from one step. All of them call this.
 
-        Raises: ConfigError on every rank if two were given states of different steps; what `read` raised on any;
-            WaitTimeout naming the ranks that do not come.
+        Raises: what `read` raised; where it raised on another rank alone, an error that names that rank; ConfigError on
+            every rank if two were given states of different steps; WaitTimeout naming the ranks that do not come.
         """
         if self.job is None:
             return read()
-        found: list[tuple[int, int]] = []
-
-        def place() -> str:
-            found.append(read())
-            return f"epoch {state['epoch']}, step {state['step']}"
-
-        places = self.job.gather_then_decide("a loader's load_state_dict", place, list)
+        what = "a loader's load_state_dict"
+        try:
+            epoch, step = read()
+        except Exception as error:
+            self.job.leave(error, what)
+            raise
+        places = [f"epoch {place[0]}, step {place[1]}" for place in self.job.all_gather(what, [epoch, step])]
         if len(set(places)) > 1:
             raise ConfigError(
                 f"state is of {_on_ranks(places)}: batches would be of several steps. Load one state on all ranks"
             )
-        return found[0]
+        return epoch, step
+
+
+def leave_start(
+    error: Exception, world_size: object, *, is_of_mesh: bool, ranks: Callable[[], Ranks] | None
+) -> None:
+    """Have the ranks that wait for this one at the start of a loader raise what keeps this one from it.
+
+    world_size: as it was given. ranks: as for `open_together`.
+    """
+    is_in_job = bool(job_of_this_process().kind)
+    reads_alone = (is_integer(world_size) and world_size == 1) or (world_size is None and not is_in_job)
+    if is_of_mesh or not reads_alone:
+        # Whatever is wrong with these ranks, the error at hand is what the user has to see.
+        with contextlib.suppress(Exception):
+            if ranks is not None or is_in_job:
+                (shared_ranks() if ranks is None else ranks()).leave(error, START)
 
 
 def placed(config: LoaderConfig, mesh: Any) -> LoaderConfig:
@@ -115,7 +147,8 @@ def open_together(
     state: from which the run resumes; a seed that is left out is the state's.
 
     Raises: ConfigError on every rank if two differ, naming the ranks, the value and what it is on each; what opening
-        raised on any rank, naming it; WaitTimeout naming the ranks that do not come.
+        raised; where it raised on another rank alone, an error that names that rank; WaitTimeout naming the ranks that
+        do not come.
     """
     if config.seed is None and (seed := seed_of_state(state)) is not None:
         config = replace(config, seed=seed)
@@ -133,7 +166,7 @@ def open_together(
     listed = list_once(job, config, calls)
 
     def describe() -> dict[str, Any]:
-        source = listed or open_source_of(config, calls)
+        source = listed() or open_source_of(config, calls)
         data = describe_data(source)
         found.append((source, data))
         return {
@@ -143,10 +176,12 @@ def open_together(
             "drawn": drawn,
         }
 
-    answer = job.gather_then_decide("the start of a loader", describe, _decide)
-    if "differs" in answer:
-        raise ConfigError(answer["differs"])
+    answer = raise_own_error(lambda part: job.gather_then_decide(START, part, _decide), describe)
     ((source, data),) = found
+    if "refused" in answer:
+        plan_of(config, samples_of(source, calls))  # raises it, unless another rank alone does
+    if differs := answer.get("differs", answer.get("refused")):
+        raise ConfigError(differs)
     if config.seed is None:
         config = replace(config, seed=answer["drawn"])
     opened = Opened(source, plan_of(config, samples_of(source, calls)))
@@ -220,7 +255,7 @@ def _decide(ranks: list[dict[str, Any]]) -> dict[str, Any]:
         }
     if refused := [rank for rank, value in enumerate(values) if "refused" in value]:
         by = f"{named_ranks(refused)} of {len(ranks)}: " if len(refused) < len(ranks) else ""
-        return {"differs": by + values[refused[0]]["refused"]}
+        return {"refused": by + values[refused[0]]["refused"]}
     places = [rank["place"][0] for rank in ranks]
     missing = sorted(set(range(ranks[0]["place"][1])) - set(places))
     if missing:

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from penstock.loader.config import LoaderConfig
 from penstock.ranks import Ranks
+from penstock.ranks.exchange import raise_own_error
 from penstock.store import Catalog, FileSource, PackedFiles, open_source
 from penstock.store.calls import Calls
 from penstock.store.catalog import DIGEST_BYTES
 from penstock.store.listing import is_listed_here, read_same
 from penstock.store.patterns import place_of_paths
 
+#: What the exchanges of a loader's start are called in messages.
+START = "the start of a loader"
+
 #: A catalog of more bytes is sent to ranks only if one of them cannot read it where it is kept.
 _SENT_AT_ONCE_BYTES = 1 << 20
 
 
-def list_once(job: Ranks, config: LoaderConfig, calls: Calls) -> FileSource | PackedFiles | None:
-    """Return the data set that rank 0 listed, on each rank that finds the same folder at the same path; else None.
+def list_once(
+    job: Ranks, config: LoaderConfig, calls: Calls
+) -> Callable[[], FileSource | PackedFiles | None]:
+    """Return what opens the data set that rank 0 listed; it returns None where that is not found at the same path.
 
     All ranks call this, before each opens what it gets None for. A host may have a copy of its own at the path, whose
     folder has another inode: it is listed there.
     Raises: on every rank, what listing raised on rank 0.
     """
-    path = None if config.paths is None else place_of_paths(config.paths)
+    try:
+        path = None if config.paths is None else place_of_paths(config.paths)
+    except Exception as error:
+        job.leave(error, START)
+        raise
     source: FileSource | PackedFiles | None = None
     written = b""
 
@@ -35,8 +48,7 @@ def list_once(job: Ranks, config: LoaderConfig, calls: Calls) -> FileSource | Pa
         written = source.catalog.to_bytes()
         return written if len(written) <= _SENT_AT_ONCE_BYTES else source.catalog.digest()
 
-    what = "the start of a loader"
-    answer: bytes = job.on_rank_zero(what, list_it)
+    answer: bytes = raise_own_error(partial(job.on_rank_zero, START), list_it)
     kept: Catalog | None = None
     if len(answer) == DIGEST_BYTES:
 
@@ -46,11 +58,18 @@ def list_once(job: Ranks, config: LoaderConfig, calls: Calls) -> FileSource | Pa
                 kept = read_same(path, answer, calls)
             return source is not None or kept is not None or path is None
 
-        sent = job.gather_then_decide(what, has_it, lambda all_ranks: b"" if all(all_ranks) else written)
+        sent = raise_own_error(
+            lambda part: job.gather_then_decide(START, part, lambda have: b"" if all(have) else written),
+            has_it,
+        )
     else:
         sent = answer
-    if source is None and path is not None and (kept is not None or sent):
-        kept = kept or Catalog.from_bytes(sent)
-        if is_listed_here(path, kept, config.refresh, calls):
-            source = open_source(path, catalog=kept)
-    return source
+
+    def open_it() -> FileSource | PackedFiles | None:
+        if source is None and path is not None and (kept is not None or sent):
+            catalog = kept or Catalog.from_bytes(sent)
+            if is_listed_here(path, catalog, config.refresh, calls):
+                return open_source(path, catalog=catalog)
+        return source
+
+    return open_it

@@ -24,7 +24,7 @@ from penstock.errors import ClosedError, ConfigError, DataError, WaitTimeout, pr
 from penstock.flow.engine import DECISIONS, Departure, Engine, EngineSettings, Fetcher, StagedBatch
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import StagingBuffer
-from penstock.loader.agreeing import open_together, placed
+from penstock.loader.agreeing import leave_start, open_together, placed
 from penstock.loader.budget import MemoryBudget
 from penstock.loader.config import LoaderArguments, LoaderConfig, config_of
 from penstock.loader.dataset import MapDataset
@@ -129,11 +129,20 @@ class Loader:
         Raises: ConfigError naming the argument, or what differs between the ranks; DataError if the source cannot be
             opened, on any of them; WaitTimeout if it does not answer, or naming the ranks that do not make the loader.
         """
-        self._config = config = placed(config_of(source, arguments), mesh)
-        report = _checked_ends(report, front_end)
+        try:
+            self._config = config = placed(config_of(source, arguments), mesh)
+            report = _checked_ends(report, front_end)
+        except Exception as error:
+            world_size = (
+                source.world_size if isinstance(source, LoaderConfig) else arguments.get("world_size")
+            )
+            leave_start(error, world_size, is_of_mesh=mesh is not None, ranks=ranks)
+            raise
         to_user = report if report is not None else _keep_silent
         #: Kernels are compiled by another process while it is open.
         self._lease = Lease(report)
+        self._is_made = False
+        self._front_end, self._report, self._trace = front_end, report, trace
         with closing(
             Opening(
                 config.patience_seconds, config.timeout_seconds, to_user, in_own_thread=config.decoders == 0
@@ -142,15 +151,24 @@ class Loader:
             self._agreed = agreed = open_together(
                 config, opening.calls, ranks=ranks, is_of_mesh=mesh is not None, state=state
             )
-            self._setup = setup = set_up(agreed.config, front_end, opening.calls, opened=agreed.opened)
-            if trace is not None:
-                _check_trace(trace, opening.calls)
+            try:
+                agreed.together(partial(self._make, opening.calls, to_user, state))
+            except BaseException:
+                if self._is_made:  # nobody has it yet
+                    self.close()
+                raise
+
+    def _make(self, calls: Calls, to_user: Callable[[str], None], state: Mapping[str, Any] | None) -> None:
+        """Make what this rank reads with, once the ranks agree what it reads. Raises: as the constructor."""
+        agreed = self._agreed
+        self._setup = setup = set_up(agreed.config, self._front_end, calls, opened=agreed.opened)
+        if self._trace is not None:
+            _check_trace(self._trace, calls)
         self._plan, self._rank = setup.plan, setup.rank
         self._fetcher, self._decoder = setup.fetcher, setup.decoder
         self._name = setup.data.name if self._plan.ranks == 1 else f"{setup.data.name}, rank {self._rank}"
-        self._front_end, self._report, self._trace = front_end, report, trace
         #: Number format of images, None for a data set.
-        self._dtype = None if config.is_of_data_set else config.dtype
+        self._dtype = None if self._config.is_of_data_set else self._config.dtype
 
         self._recorder = Recorder(_RING_SPANS, self._rank)
         self._ring = self._recorder.ring(_CONSUMER)
@@ -160,7 +178,7 @@ class Loader:
         self._staging = self._make_staging()
         self._engine = engine = self._make_engine(to_user)
         self._starter = Starter()
-        if trace is not None:
+        if self._trace is not None:
             self._collector.hold()
 
         #: (epoch, step) of the next batch to hand out; the batch handed out last, and when.
@@ -179,16 +197,9 @@ class Loader:
         #: The thread that is inside `start`, `iter` or `next`, None while none is.
         self._thread_inside: int | None = None
         engine.end_with(self)
+        self._is_made = True
         if state is not None:
-            self._resume(state)
-
-    def _resume(self, state: Mapping[str, Any]) -> None:
-        """Load a state that all ranks compared, or close: nobody has the loader yet."""
-        try:
             self._begin_at(read_state(state, self._described, self._plan, self._rank))
-        except BaseException:
-            self.close()
-            raise
 
     def _make_staging(self) -> StagingBuffer:
         setup = self._setup
@@ -457,6 +468,10 @@ class Loader:
         Raises: ConfigError naming what differs, both values and what to do, if it is no state, or if the loader has
             begun; ClosedError after `close`; WaitTimeout naming the ranks that do not call.
         """
+        self._begin_at(self._agreed.resume_together(partial(self._place_of, state, allow)))
+
+    def _place_of(self, state: Mapping[str, Any], allow: Collection[str]) -> tuple[int, int]:
+        """Return where this loader resumes from a state. Raises: as `load_state_dict`."""
         self._check_open()
         if self._started_at is not None:
             raise ConfigError(
@@ -468,8 +483,7 @@ class Loader:
                 f"seed was left out, so that {drawn} was drawn, and the state is of seed {seed}: give the state when "
                 "the loader is made, Loader(..., state=state), which takes its seed, or give seed="
             )
-        read = partial(read_state, state, self._described, self._plan, self._rank, allow)
-        self._begin_at(self._agreed.resume_together(read, state))
+        return read_state(state, self._described, self._plan, self._rank, allow)
 
     @cached_property
     def _described(self) -> dict[str, Any]:

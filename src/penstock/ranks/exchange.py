@@ -122,18 +122,21 @@ class Ranks:
         finally:
             self._in_use.release()
 
-    def leave(self, error: BaseException) -> None:
+    def leave(self, error: BaseException, what: str = "") -> None:
         """Take part in the next exchange with a failure, and wait for nobody: the others hear of it when they come.
 
         error: with which this rank leaves what all do together. Nothing is done while an exchange goes on.
+        what: that exchange, where it is known; the others raise an error of the same kind then.
         """
         if self.size == 1 or not self._in_use.acquire(blocking=False):
             return
         try:
             self._exchanges += 1
             text = f"rank {self.rank} of {self.size} left the others: {type(error).__name__}: {error}"
+            message = (
+                self._failure(what, error) if what else {"what": "", "failed": "RankError", "text": text}
+            )
             with contextlib.suppress(RankError, WaitTimeout):
-                message = {"what": "", "failed": "RankError", "text": text}
                 if self.rank == 0:
                     self._send_all(message)
                 else:
@@ -243,13 +246,14 @@ class Ranks:
                     value = json.loads(json.dumps(value, default=_written))
                 return {"what": what, "value": value}, None
         except Exception as error:
-            text = f"rank {self.rank} of {self.size}, {what}: {_described(error)}"
-            # Of a kind that the module which raised it has for itself, the one of all modules.
-            kinds = (
-                kind.__name__ for kind in type(error).__mro__ if kind.__module__ == PenstockError.__module__
-            )
-            kind = next(kinds, "RankError")
-            return {"what": what, "failed": kind, "text": text}, error
+            return self._failure(what, error), error
+
+    def _failure(self, what: str, error: BaseException) -> dict[str, Any]:
+        """Return the message that tells of an error of this rank."""
+        text = f"rank {self.rank} of {self.size}, {what}: {_described(error)}"
+        # Of a kind that the module which raised it has for itself, the one of all modules.
+        kinds = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == PenstockError.__module__)
+        return {"what": what, "failed": next(kinds, "RankError"), "text": text}
 
     def _messages_from(self, sender: int) -> list[dict[str, Any]]:
         """Return the messages of the current exchange that have come; those of earlier ones came too late."""
@@ -291,6 +295,29 @@ class Ranks:
             f"{named_ranks(ranks)} of {self.size} did not arrive at {what} within {self._timeout_seconds:g} s; the log "
             "there may say whether it ended or what it waits for; if one rank should work by itself, give ranks=alone"
         )
+
+
+def raise_own_error(exchange: Callable[[Callable[[], Any]], Any], function: Callable[[], Any]) -> Any:
+    """Return what an exchange with this rank's function returns. Where that function raised, its error comes as it is.
+
+    >>> raise_own_error(lambda part: alone().gather_then_decide("a sum", part, sum), lambda: 3)
+    3
+    """
+    own: list[Exception] = []
+
+    def part() -> Any:
+        try:
+            return function()
+        except Exception as error:
+            own.append(error)
+            raise
+
+    try:
+        return exchange(part)
+    except PenstockError:
+        if not own:
+            raise
+    raise own.pop()
 
 
 def alone() -> Ranks:

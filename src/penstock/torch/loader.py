@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from penstock import loader
 from penstock.flow.staging import DeviceEvent
-from penstock.loader.config import LoaderArguments, LoaderConfig, config_of
+from penstock.loader.config import LoaderArguments, LoaderConfig
 from penstock.loader.dataset import MapDataset, numpy_leaf
 from penstock.loader.front_end import FrontEnd
 from penstock.ranks import Ranks
@@ -74,7 +74,7 @@ class Loader(loader.Loader):
 
     def __init__(
         self,
-        source: LoaderConfig | str | os.PathLike[str] | Source | MapDataset,
+        source: Any,
         *,
         mesh: DeviceMesh | None = None,
         ranks: Callable[[], Ranks] | None = None,
@@ -87,13 +87,14 @@ class Loader(loader.Loader):
         if isinstance(dtype := arguments.get("dtype"), torch.dtype):
             arguments["dtype"] = _name_of(dtype)
         super().__init__(
-            config_of(source, arguments),
+            source,
             front_end=TORCH,
             mesh=mesh,
             ranks=ranks,
             state=state,
             trace=trace,
             report=report,
+            **arguments,
         )
 
     # What accelerate asks of a DataLoader, to make another that skips batches of it.
