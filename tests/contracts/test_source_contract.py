@@ -17,7 +17,16 @@ import pytest
 
 from penstock.errors import ConfigError, DataError
 from penstock.measure.slow_source import SlowSource
-from penstock.store import FileList, FlatFolder, ImageFolder, PackedFiles, Source, TarShards, read_group
+from penstock.store import (
+    Arrays,
+    FileList,
+    FlatFolder,
+    ImageFolder,
+    PackedFiles,
+    Source,
+    TarShards,
+    read_group,
+)
 
 # Sizes round the borders of pages and pipes, and one that takes a while to read.
 SIZES = (1, 2, 100, 4095, 4096, 4097, 65_536, 65_537, 300_000)
@@ -34,6 +43,10 @@ class Opened:
     files: list[Path]
     #: What in the file the sample is, behind its path.
     within: str = ""
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(content) for content in self.contents]
 
 
 def write_files(folder: Path, names: list[str]) -> tuple[list[bytes], list[Path]]:
@@ -84,12 +97,23 @@ def tar_shards(folder: Path) -> Opened:
     )
 
 
+def arrays(folder: Path) -> Opened:
+    """Rows of one size, one in each file: other sources have one of each size."""
+    rows = np.random.default_rng(5).integers(0, 256, (len(SIZES), 1, 4095), np.uint8)
+    files = [folder / f"{i}.npy" for i in range(len(SIZES))]
+    for file, row in zip(files, rows, strict=True):
+        np.save(file, row)
+    labels = [i % 3 for i in range(len(SIZES))]
+    source = Arrays(folder / "*.npy", labels=np.array(labels))
+    return Opened(source, [row.tobytes() for row in rows], labels, files, ": row 0")
+
+
 def slow_source(folder: Path) -> Opened:
     behind = image_folder(folder)
     return Opened(SlowSource(behind.source, 1e-5, 1e-5, 1e9), behind.contents, behind.labels, behind.files)
 
 
-SOURCES = [image_folder, flat_folder, file_list, tar_shards, slow_source]
+SOURCES = [image_folder, flat_folder, file_list, tar_shards, arrays, slow_source]
 
 
 @pytest.fixture(params=SOURCES, ids=lambda build: build.__name__)
@@ -112,7 +136,7 @@ class TestSourceContract:
 
         assert len(source) == len(SIZES)
         assert source.sizes_bytes.dtype == np.int64
-        assert source.sizes_bytes.tolist() == list(SIZES)
+        assert source.sizes_bytes.tolist() == opened.sizes
         assert _labels(source).dtype == np.int64
         assert _labels(source).tolist() == opened.labels
 
@@ -141,14 +165,15 @@ class TestSourceContract:
             assert buffer[size:] == b"\xaa" * 10
 
     def test_a_buffer_of_exactly_the_size_is_enough(self, opened: Opened) -> None:
-        buffer = np.zeros(SIZES[5], np.uint8)
+        buffer = np.zeros(opened.sizes[5], np.uint8)
 
-        assert opened.source.read_into(5, buffer.data) == SIZES[5]
+        assert opened.source.read_into(5, buffer.data) == opened.sizes[5]
         assert buffer.tobytes() == opened.contents[5]
 
     def test_a_buffer_that_is_too_small_is_refused(self, opened: Opened) -> None:
-        with pytest.raises(ConfigError, match="4,095 bytes cannot hold"):
-            opened.source.read_into(4, memoryview(bytearray(4095)))
+        size = opened.sizes[4] - 1
+        with pytest.raises(ConfigError, match=f"{size:,} bytes cannot hold"):
+            opened.source.read_into(4, memoryview(bytearray(size)))
 
     def test_a_group_is_read_at_once_and_a_bad_file_does_not_spoil_its_neighbours(
         self, opened: Opened
@@ -232,7 +257,7 @@ class TestSourceContract:
     def expect_data_error(self, opened: Opened, sample: int, message: str) -> None:
         for read in (
             lambda: opened.source.read(sample),
-            lambda: opened.source.read_into(sample, memoryview(bytearray(SIZES[sample]))),
+            lambda: opened.source.read_into(sample, memoryview(bytearray(opened.sizes[sample]))),
         ):
             with pytest.raises(DataError) as caught:
                 read()

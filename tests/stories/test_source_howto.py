@@ -76,6 +76,12 @@ def test_shards_arrays_and_tokens_are_opened_as_they_are(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_shards(tmp_path / "shards")
+    random = np.random.default_rng(0)
+    np.save("features.npy", random.random((100, 16), np.float32))
+    np.save("classes.npy", random.integers(0, 5, 100))
+    for number in (1, 2):
+        Path(f"data_batch_{number}.bin").write_bytes(random.bytes(20 * 3073))
+    random.integers(0, 50_000, 1000).astype("<u2").tofile("train.bin")
     given: dict[str, Any] = {}
 
     printed = []
@@ -88,4 +94,8 @@ def test_shards_arrays_and_tokens_are_opened_as_they_are(
     assert printed == [
         "(32, 3, 64, 64) (32,)",
         f"TarShards('{tmp_path}/shards/*.tar'): 64 samples, 4 shards, 2 classes ('cat', 'dog')",
+        "(32, 16) float32",
+        "(32, 16) (32,)",
+        "(32, 3, 32, 32) float32 int64",
+        "(8, 64) (8, 64) int64",
     ]

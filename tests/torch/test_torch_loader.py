@@ -27,7 +27,7 @@ from penstock.loader import LoaderConfig
 from penstock.loader.transforms import Normalize, Resize, ToTensor
 from penstock.plan import FullShuffle
 from penstock.plan.torch_order import TorchShuffle
-from penstock.store import ImageFolder
+from penstock.store import Arrays, ImageFolder
 from penstock.torch import Loader
 from penstock.torch.loader import TORCH, cuda_event
 
@@ -778,3 +778,23 @@ def test_accelerates_own_checkpoints_hold_a_loader(straight: list[list[int]], tm
         accelerator.load_state(str(tmp_path))
 
         assert epoch_of(again) == straight[2 : len(straight) // 3]
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16, torch.float16])
+def test_rows_of_an_array_are_tensors(tmp_path: Path, dtype: torch.dtype | None) -> None:
+    rows = np.arange(24, dtype="<f8").reshape(8, 3)
+    np.save(tmp_path / "a.npy", rows)
+    arguments: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+
+    with Loader(
+        tmp_path / "a.npy", batch_size=8, epochs=1, shuffle=False, report=None, **arguments
+    ) as loader:
+        (batch,) = loader
+    source = Arrays(tmp_path / "a.npy", labels=np.arange(8))
+    with Loader(source, batch_size=8, epochs=1, shuffle=False, report=None, **arguments) as loader:
+        ((same, labels),) = loader
+
+    assert batch.dtype == (dtype or torch.float64)
+    assert torch.equal(batch.double(), torch.from_numpy(rows))
+    assert torch.equal(same, batch)
+    assert labels.tolist() == list(range(8))

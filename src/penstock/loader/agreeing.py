@@ -24,8 +24,7 @@ from penstock.loader.config import BOTH_OR_NEITHER, LoaderConfig
 from penstock.loader.dataset import MapDataset
 from penstock.loader.listing_once import START, list_once
 from penstock.loader.resume import describe_data, describe_object, describe_run, flat_values, seed_of_state
-from penstock.loader.setup import Opened, data_of, open_run, open_source_of, plan_of, samples_of
-from penstock.loader.transforms import compile_pipeline
+from penstock.loader.setup import Opened, data_of, open_run, open_source_of, pipeline_of, plan_of, samples_of
 from penstock.ranks import Ranks, named_ranks, place_in_mesh, shared_ranks
 from penstock.ranks.exchange import raise_own_error
 from penstock.ranks.transport_of_job import job_of_this_process
@@ -227,9 +226,7 @@ def _values_of(
         return values | {"refused": str(error)}
     pipeline = None
     if isinstance(source, Source):
-        pipeline = compile_pipeline(
-            config.transforms, config.seed or 0, config.dtype, config.layout, runs=False
-        )
+        pipeline = pipeline_of(config, source, runs=False)
     described = describe_run(plan, source, pipeline, data)
     return values | {"split": describe_object(plan.split)} | dict(flat_values(described))
 

@@ -17,15 +17,18 @@ from penstock.plan.access import check_count, check_rank, epochs_of_steps
 from penstock.plan.orders import ENDLESS, LARGEST_EPOCH, check_seed, even_from
 from penstock.policy.loading import LoadingPolicy
 from penstock.simulate.policies import policy_of
-from penstock.store import Source
+from penstock.store import Numeric, Source
+from penstock.store.arrays import are_arrays
 from penstock.store.listing import Refresh, check_refresh
-from penstock.store.patterns import Paths
+from penstock.store.patterns import Paths, place_of_paths
 from penstock.units import format_count, is_integer, parse_bytes
 
 OnError = Literal["raise", "skip"] | Callable[[Exception, int], Literal["raise", "skip"]]
 
 #: How samples are kept in memory, unless another policy is given.
 POLICY = "frequency"
+#: Of images, unless another number format is given.
+DTYPE = "float32"
 #: How a message begins about half of a place.
 BOTH_OR_NEITHER = "rank and world_size belong together, give both or neither"
 # More than any store rewards: a slip of the hand, and every thread costs a stack.
@@ -45,7 +48,7 @@ class LoaderArguments(TypedDict, total=False):
     rank: int | None
     world_size: int | None
     split: str
-    dtype: str
+    dtype: str | None
     layout: str
     memory: str | int | None
     machine: Machine | str | os.PathLike[str] | None
@@ -68,7 +71,8 @@ class LoaderConfig:
     epochs: how many times the data are read; fixes how far ahead the plan looks. None: again and again, without end,
         as validation does.
     steps: how many batches the run has, over all epochs; with epochs= too, the run ends with the first of the two.
-    transforms: what happens to each sample of a folder or `Source`; a data set does its own. Kept as a tuple.
+    transforms: what happens to each sample of a folder or `Source`; a data set does its own. A source of numbers, such
+        as a .npy file, needs none. Kept as a tuple.
     shuffle: True for a new uniform permutation per epoch, False for the stored order, or an `Order`.
     seed: of the order and of every random transform. None: one is drawn, by the first rank for all; it is reported at
         the start, and in the loader's state.
@@ -78,7 +82,8 @@ class LoaderConfig:
         several: world_size=1 says that each of them reads everything.
     split: how ranks share a batch: "balanced" slices, whose sizes differ by one at most, the thesis' "uniform" ones,
         "strided" ... (see `AccessPlan`).
-    dtype, layout: of the images, "float32", "float16", "bfloat16" or "uint8", "NCHW" or "NHWC".
+    dtype, layout: of the images, "float32", "float16", "bfloat16" or "uint8", "NCHW" or "NHWC". dtype=None:
+        "float32", or what a source of numbers suggests.
     memory: bound on batch slots, bytes in passing, pictures being decoded and the memory tier together, as in
         "8 GiB"; what callables of yours get and allocate is not in it. A quarter of what this process may use,
         shared by the ranks of a host, unless given.
@@ -118,7 +123,7 @@ class LoaderConfig:
     rank: int | None = None
     world_size: int | None = None
     split: str = "balanced"
-    dtype: str = "float32"
+    dtype: str | None = None
     layout: str = "NCHW"
     memory: str | int | None = None
     machine: Machine | str | os.PathLike[str] | None = None
@@ -143,7 +148,9 @@ class LoaderConfig:
         self._check_waits()
         if self.is_of_data_set:
             self._check_data_set()
-        steps = () if self.is_of_data_set else check_transforms(self.transforms, self.dtype, self.layout)
+        steps = ()
+        if self.transforms or not (self.is_of_data_set or self._may_be_numbers):
+            steps = check_transforms(self.transforms, self.dtype or DTYPE, self.layout)
         object.__setattr__(self, "transforms", steps)
         for each in fields(self):
             if is_integer(value := getattr(self, each.name)):  # NumPy's are no JSON, and print otherwise
@@ -232,6 +239,11 @@ class LoaderConfig:
     def is_of_data_set(self) -> bool:
         """Whether the source is a map-style data set, whose own code reads and decodes."""
         return self.paths is None and not isinstance(self.source, Source)
+
+    @property
+    def _may_be_numbers(self) -> bool:
+        """Whether the source may say by itself what its samples are."""
+        return are_arrays(place_of_paths(self.paths)) if self.paths else isinstance(self.source, Numeric)
 
     @property
     def paths(self) -> Paths | None:

@@ -27,7 +27,7 @@ _MOST_PIXELS_A_BYTE = 8
 class ImageDecoder:
     """A `Decoder` of encoded pictures, through a fused pipeline. Each thread has its own scratch buffers.
 
-    labels: as `labels_of` returns them; where they have names, batches are dicts.
+    labels: as `labels_of` returns them; where they have names, batches are dicts, and arrays where there are none.
     describe: names a sample, in errors. memory: bounds what all threads take.
     """
 
@@ -86,9 +86,11 @@ class ImageDecoder:
         return failed
 
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
-        """See `Decoder`: images and labels, or a dict with these by name."""
+        """See `Decoder`: images and labels, or a dict with these by name; the images alone where there are none."""
         if not self._is_named:
             return arrays
+        if not self._labels:
+            return arrays[0]
         return {field.name: array for field, array in zip(self.fields, arrays, strict=True)}
 
     def _scratch(self) -> Scratch:

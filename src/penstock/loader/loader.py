@@ -168,7 +168,7 @@ class Loader:
         self._fetcher, self._decoder = setup.fetcher, setup.decoder
         self._name = setup.data.name if self._plan.ranks == 1 else f"{setup.data.name}, rank {self._rank}"
         #: Number format of images, None for a data set.
-        self._dtype = None if self._config.is_of_data_set else self._config.dtype
+        self._dtype = None if setup.pipeline is None else setup.pipeline.dtype
 
         self._recorder = Recorder(_RING_SPANS, self._rank)
         self._ring = self._recorder.ring(_CONSUMER)

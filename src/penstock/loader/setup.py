@@ -17,13 +17,13 @@ from penstock.flow.cpus import cpu_limit, default_readers, memory_limit_bytes, r
 from penstock.flow.engine import Decoder, Fetcher
 from penstock.flow.staging import Field, slot_bytes
 from penstock.loader.budget import MemoryBudget, share_memory
-from penstock.loader.config import LoaderConfig, check_machine, plan_over
+from penstock.loader.config import DTYPE, LoaderConfig, check_machine, plan_over
 from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
 from penstock.loader.fetching import Near, SourceFetcher, located
 from penstock.loader.front_end import FrontEnd
 from penstock.loader.images import ImageDecoder, image_fields, picture_bytes
 from penstock.loader.probing import from_first, raise_interrupt
-from penstock.loader.transforms import Pipeline, compile_pipeline
+from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle, Sequential
@@ -31,7 +31,7 @@ from penstock.policy import Extents, Placement, StagingLimits
 from penstock.policy.loading import Job, LoadingPolicy, Staging
 from penstock.policy.runnable import placement_of, why_not_kept
 from penstock.simulate.policies import policy_of
-from penstock.store import MemoryTier, Source, extents_of, labels_of, open_source
+from penstock.store import MemoryTier, Numeric, Source, extents_of, labels_of, open_source
 from penstock.store.calls import Calls
 from penstock.units import format_bytes, format_count, parse_bytes
 
@@ -346,11 +346,21 @@ def data_of(source: Source | MapDataset) -> Data:
     return Data(name, place, tuple(getattr(source, "classes", ())))
 
 
+def pipeline_of(config: LoaderConfig, source: Source, *, runs: bool) -> Pipeline:
+    """Return the compiled transforms of a configuration; without any, what a source of numbers suggests.
+
+    runs: as of `compile_pipeline`. Raises: ConfigError if there are no transforms, or they cannot follow each other.
+    """
+    transforms, dtype = config.transforms, config.dtype
+    if not transforms and isinstance(source, Numeric):
+        numbers = source.numbers
+        transforms, dtype = [DecodeRaw(numbers.dtype, numbers.shape)], dtype or numbers.batch_dtype
+    return compile_pipeline(transforms, seed_of(config), dtype or DTYPE, config.layout, runs=runs)
+
+
 def _pipeline(source: Source, config: LoaderConfig, probes: list[int], calls: Calls | None) -> Pipeline:
     """Return what is done to the samples of a source. calls: what one is read with; None for a prediction."""
-    pipeline = compile_pipeline(
-        config.transforms, seed_of(config), config.dtype, config.layout, runs=calls is not None
-    )
+    pipeline = pipeline_of(config, source, runs=calls is not None)
     if not pipeline.needs_probe:
         return pipeline
     if calls is None:

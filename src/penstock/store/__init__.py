@@ -1,5 +1,6 @@
 """Where bytes live: sources, which hold the whole data set, and tiers, which keep some of it near."""
 
+from penstock.store.arrays import Arrays, Records, Tokens
 from penstock.store.catalog import Catalog
 from penstock.store.files import FileSource
 from penstock.store.folder import FileList, FlatFolder, ImageFolder, open_source
@@ -9,10 +10,11 @@ from penstock.store.memory import MemoryTier
 from penstock.store.packed import PackedFiles
 from penstock.store.ranged import RangedSource, extents_of, read_all_merged, read_merged
 from penstock.store.shards import TarShards
-from penstock.store.source import FileBacked, Source
+from penstock.store.source import FileBacked, Numbers, Numeric, Source
 from penstock.store.tier import SizedTier
 
 __all__ = [
+    "Arrays",
     "Catalog",
     "FileBacked",
     "FileList",
@@ -21,11 +23,15 @@ __all__ = [
     "ImageFolder",
     "Labels",
     "MemoryTier",
+    "Numbers",
+    "Numeric",
     "PackedFiles",
     "RangedSource",
+    "Records",
     "SizedTier",
     "Source",
     "TarShards",
+    "Tokens",
     "extents_of",
     "labels_of",
     "open_source",

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from functools import partial
 
 from penstock.errors import ConfigError
+from penstock.store.arrays import Arrays, are_arrays
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey
 from penstock.store.files import FileSource
@@ -118,8 +119,8 @@ def open_source(
     """Open a data set by what is found at a path, by a pattern, or at each path of a list.
 
     A folder with subfolders becomes an `ImageFolder`, one without a `FlatFolder`, one with nothing but tars, a tar
-    file, or a pattern for some, `TarShards`, any other file a `FileList`. A `~` at its beginning is the home folder.
-    The file system is asked on threads, so that Ctrl-C ends the wait for one that does not answer.
+    file, or a pattern for some, `TarShards`, .npy files `Arrays`, any other file a `FileList`. A `~` at its beginning
+    is the home folder. The file system is asked on threads, so that Ctrl-C ends the wait for one that does not answer.
 
     What was found is kept for the next time, as a catalog (docs/howto/list-once.md).
     refresh: "auto" looks at every folder and shard, and lists those that changed. It does not see that a file was
@@ -131,10 +132,11 @@ def open_source(
         for what is no path.
     """
     place = place_of_paths(path)
+    calls = calls or Calls()
+    if are_arrays(place):
+        return calls.one(place, lambda: Arrays(path))
     list_anew = partial(_list_any, place)
-    found = catalog or catalog_of(
-        "open_source", place, IMAGE_EXTENSIONS, list_anew, refresh, calls or Calls()
-    )
+    found = catalog or catalog_of("open_source", place, IMAGE_EXTENSIONS, list_anew, refresh, calls)
     kinds: tuple[type[ImageFolder | FlatFolder | FileList | TarShards], ...] = (
         ImageFolder,
         FlatFolder,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -28,7 +29,7 @@ class Source(Protocol):
         """int64[samples], an index into `classes`, or -1 for a sample without a label; read-only.
 
         Or several by name, as a mapping or as an array with named fields: numbers, [samples, *shape] each. Then a batch
-        is a dict.
+        is a dict. An empty mapping says that there are none: then a batch is an array.
         """
         ...
 
@@ -59,6 +60,28 @@ class Source(Protocol):
 
     def describe(self, sample: int) -> str:
         """Return where the sample is from, for messages: for a file its path."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What the stored bytes of a sample are, so that a loader of them needs no transforms.
+
+    dtype, shape: of a sample as stored, "<f4" and (16, 16). batch_dtype: of batches, unless the loader says another.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    batch_dtype: str
+
+
+@runtime_checkable
+class Numeric(Protocol):
+    """A source whose samples are numbers of one shape."""
+
+    @property
+    def numbers(self) -> Numbers:
+        """What the bytes of a sample are."""
         ...
 
 

@@ -127,6 +127,8 @@ def _present(batch: Any, dtype: str | None) -> Any:
         mark = _marked(torch.bfloat16)
         if isinstance(batch, dict):
             batch = {**batch, "images": batch["images"].view(mark)}
+        elif isinstance(batch, np.ndarray):
+            batch = batch.view(mark)
         else:
             images, *labels = batch
             batch = images.view(mark), *labels

@@ -22,7 +22,7 @@ from penstock.loader.transforms.geometry import StepNumbers, numbers_of
 from penstock.loader.transforms.group import GroupPass
 from penstock.loader.transforms.jpeg import Encoded, JpegHeader
 from penstock.loader.transforms.memory import Counted, Counter
-from penstock.loader.transforms.raw import copy_group, place_of, raw_stage
+from penstock.loader.transforms.raw import cast_group, copy_group, place_of, raw_stage
 from penstock.loader.transforms.sink import IMAGE_DTYPES, Sink, encode_bfloat16
 from penstock.loader.transforms.stages import (
     CHANNELS,
@@ -142,6 +142,15 @@ class Pipeline:
             and isinstance(transforms[0], DecodeRaw)
             and np.dtype(transforms[0].dtype) == self.storage_dtype
             and dtype != "bfloat16"
+        )
+        #: The type of the stored bytes where nothing is done but to take them as numbers of the slot's type.
+        self._cast_from = (
+            np.dtype(transforms[0].dtype)
+            if len(transforms) == 1
+            and isinstance(transforms[0], DecodeRaw)
+            and dtype != "bfloat16"
+            and transforms[0].shape is not None
+            else None
         )
         #: None where a step is a user's own, or the slot has another kind of numbers than pictures.
         self._group_pass = (
@@ -299,6 +308,8 @@ class Pipeline:
         """
         if self._is_copy:
             return copy_group(data, out, rows)
+        if self._cast_from is not None:
+            return cast_group(data, self._cast_from, out, rows)
         if self._group_pass is None:
             return list(range(len(data)))
         return self._group_pass.run(data, out, draws, rows, scratch)

@@ -41,6 +41,25 @@ def place_of(rows: range, out: NDArray[Any]) -> NDArray[np.uint8]:
     return out[rows.start : rows.stop].reshape(-1).view(np.uint8)
 
 
+def cast_group(
+    data: Sequence[NDArray[np.uint8]], stored: np.dtype[Any], out: NDArray[Any], rows: Sequence[int]
+) -> list[int]:
+    """Write stored numbers into their rows of a slot of another type; return the indices of those of another size.
+
+    data, rows, out: as of `copy_group`. stored: the type of the numbers in `data`.
+    """
+    places = out.reshape(len(out), -1)
+    nbytes = places.shape[1] * stored.itemsize
+    fitting = [index for index, each in enumerate(data) if len(each) == nbytes]
+    if isinstance(rows, range) and len(fitting) == len(rows):
+        place = places[rows.start : rows.stop].reshape(-1)
+        np.concatenate([each.view(stored) for each in data], out=place, casting="unsafe")
+        return []
+    for index in fitting:
+        places[rows[index]] = data[index].view(stored)
+    return sorted(set(range(len(rows))) - set(fitting))
+
+
 def copy_group(data: Sequence[NDArray[np.uint8]], out: NDArray[Any], rows: Sequence[int]) -> list[int]:
     """Copy stored numbers into their rows of a slot of the same type; return the indices of those of another size.
 
