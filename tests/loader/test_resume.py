@@ -274,6 +274,80 @@ def test_after_a_loop_that_was_left_the_state_is_within_its_epoch_until_another_
         assert (loader.state_dict()["epoch"], loader.state_dict()["step"]) == (1, 1)
 
 
+class Failing:
+    """Numbers, one of which cannot be had."""
+
+    def __init__(self, failing: int | None = None) -> None:
+        self.failing = failing
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, number: int) -> int:
+        if number == self.failing:
+            raise ZeroDivisionError(f"no sample {number}")
+        return number
+
+
+def numbers(failing: int | None = None, **options: Any) -> Loader:
+    arguments = {"batch_size": 4, "epochs": 3, "shuffle": False, "report": None, "decoders": 1, **options}
+    return Loader(Failing(failing), **arguments)
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["dropped", "kept"])
+@pytest.mark.parametrize("way", ["break", "an error of the caller", "a sample's error"])
+def test_however_a_loop_is_left_position_state_and_the_next_loop_agree(way: str, is_kept: bool) -> None:
+    """A sample's error comes in place of the third batch, the others with it."""
+    kept: list[Exception] = []
+    with numbers(8 if way == "a sample's error" else None) as loader:
+        try:
+            for number, _ in enumerate(loader):
+                if number == 2 and way == "break":
+                    break
+                if number == 2:
+                    raise ZeroDivisionError
+        except ZeroDivisionError as error:
+            kept += [error] * is_kept
+
+        step = 2 if way == "a sample's error" else 3
+        state = loader.state_dict()
+        assert (state["epoch"], state["step"]) == (0, step)
+        assert loader.position == (1, 0)
+        assert "at epoch 1 of 3, step 0" in repr(loader)
+        assert loader.preview(3).tolist() == [0, 1, 2]
+        batches = iter(loader)
+        assert next(batches).tolist() == [0, 1, 2, 3]
+        assert loader.position == (1, 1)
+    with numbers(state=state) as again:
+        assert next(iter(again)).tolist() == [4 * step, 4 * step + 1, 4 * step + 2, 4 * step + 3]
+
+
+def test_an_iterator_that_failed_is_not_taken_for_one_that_is_done() -> None:
+    """Where its caller catches the error and asks on: a loop's end would pass for the epoch's."""
+    with numbers(8) as loader:
+        batches = iter(loader)
+        assert [next(batches).tolist(), next(batches).tolist()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        with pytest.raises(ZeroDivisionError):
+            next(batches)
+        for _ in range(2):
+            with pytest.raises(ClosedError, match=r"ended with ZeroDivisionError: begin another .* on_error"):
+                next(batches)
+
+    with numbers() as loader:
+        batches = iter(loader)
+        assert len([*batches]) == 6
+        with pytest.raises(StopIteration):
+            next(batches)
+
+
+def test_an_error_in_an_epochs_first_batch_uses_up_no_epoch() -> None:
+    with numbers(1) as loader:
+        for _ in range(2):
+            assert loader.position == (0, 0)
+            with pytest.raises(ZeroDivisionError):
+                next(iter(loader))
+
+
 def test_a_trainer_that_knows_its_step_needs_no_state_of_the_loader(folder: Path) -> None:
     full = rest_of(load(folder))
     with load(folder) as other:

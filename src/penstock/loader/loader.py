@@ -374,14 +374,14 @@ class Loader:
             )
         self._pass.number += 1
         self._enter(*self._position)
-        self._pass.delivered = 0
+        self._pass.delivered, self._pass.has_failed = 0, False
         begun = _Epoch(self, self._pass.number)
         self._pass.departure = self._engine.await_departure(begun)
         return begun
 
     def __len__(self) -> int:
         """Return the number of batches of the epoch that is under way or comes next, wherever in it `start` began."""
-        return self._plan.local_steps(self._rank, min(self._position[0], self._plan.epochs - 1))
+        return self._plan.local_steps(self._rank, min(self.position[0], self._plan.epochs - 1))
 
     def __enter__(self) -> Self:
         return self
@@ -426,10 +426,11 @@ class Loader:
     def position(self) -> tuple[int, int]:
         """(epoch, step) of the batch that this loader gives next; `state_dict` has the first one that is not consumed.
 
-        They differ after a loop that was left early: the next loop here begins the next epoch, a resumed run continues
-        the epoch that was left.
+        They differ after a loop that was left early, by a `break` or by an error: the next loop here begins the next
+        epoch, a resumed run continues the epoch that was left.
         """
-        is_left = self._pass.departure is not None and self._pass.departure() is None
+        departure = self._pass.departure
+        is_left = self._pass.has_failed or (departure is not None and departure() is None)
         if is_left and self._is_begun():
             return self._plan.first_read_from(self._rank, self._position[0] + 1, 0)
         return self._position
@@ -437,8 +438,9 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Return where the run is: what `load_state_dict` of a loader in another process takes.
 
-        Batches that a loop was given are consumed, the one at hand included; batches read ahead are not. After a loop
-        that was left early, the next batch is still one of its epoch, until another loop begins.
+        Batches that a loop was given are consumed, the one at hand included; batches read ahead are not, nor one that
+        cannot be loaded. After a loop that was left early, by a `break` or by an error, the next batch is still one of
+        its epoch, until another loop begins.
         Returns: JSON of less than 2 KB, the same on all ranks after the same step.
         """
         return self._state_at(*self._position)
@@ -679,7 +681,7 @@ class Loader:
     # Bookkeeping
 
     def __repr__(self) -> str:
-        epoch, step = self._position
+        epoch, step = self.position
         of = "" if self._plan.is_endless else f" of {self._plan.epochs}"
         return f"{type(self).__name__}({self._fetcher.place}; at epoch {epoch}{of}, step {step})"
 
@@ -720,6 +722,7 @@ class _Pass:
     number: counts `iter` calls; an iterator that is not of the latest is over.
     epoch: None once it has ended. whole_steps: of the epoch, how many have all their samples.
     first_step: at which it began. delivered: batches that it has handed out.
+    has_failed: whether it ended with an error, or Ctrl-C, in place of a batch.
     departure: tells when it was dropped: a `for` loop that is left drops its iterator at once.
     """
 
@@ -728,6 +731,7 @@ class _Pass:
     whole_steps: int = 0
     first_step: int = 0
     delivered: int = 0
+    has_failed: bool = False
     departure: Departure | None = None
 
 
@@ -737,11 +741,18 @@ class _Epoch(Iterator[Any]):
     def __init__(self, loader: Loader, number: int) -> None:
         self._loader = loader
         self._number = number
-        self._is_over = False
+        #: None while it goes on; else what it ended with.
+        self._end: type[BaseException] | None = None
 
     def __next__(self) -> Any:
-        if self._is_over:
-            raise StopIteration
+        if self._end is not None:
+            if self._end is StopIteration:
+                raise StopIteration
+            # Not so after an error: the rest of the epoch would be missing, and nobody told.
+            raise ClosedError(
+                f"this pass over an epoch ended with {self._end.__name__}: begin another `for` loop, which runs the "
+                'next epoch; or make the loader with on_error="skip", which leaves out samples that cannot be had'
+            )
         loader = self._loader
         if self._number != loader._pass.number:
             raise ClosedError(
@@ -755,8 +766,9 @@ class _Epoch(Iterator[Any]):
         loader._thread_inside = me
         try:
             return loader._next()
-        except BaseException:
-            self._is_over = True
+        except BaseException as error:
+            self._end = type(error)
+            loader._pass.has_failed = self._end is not StopIteration
             raise
         finally:
             loader._thread_inside = None
