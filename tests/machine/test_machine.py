@@ -76,16 +76,16 @@ def disk(**changes: Any) -> Machine:
 
 
 def test_a_scattered_read_of_the_measured_size_takes_what_was_measured() -> None:
-    assert disk().source_wire_seconds(1, 1e6, clients=1, sample_bytes=7) == pytest.approx(1e6 / 50e6)
-    assert disk().source_wire_seconds(1, 1e6, clients=4, sample_bytes=7) == pytest.approx(4 * 1e6 / 50e6)
+    assert disk().source_seconds(1, 1e6, clients=1, sample_bytes=7) == pytest.approx(1e6 / 50e6)
+    assert disk().source_seconds(1, 1e6, clients=4, sample_bytes=7) == pytest.approx(4 * 1e6 / 50e6)
 
 
 def test_smaller_reads_pay_the_seek_as_well_and_larger_ones_hardly_notice_it() -> None:
     assert disk().source_request_seconds(clients=1, sample_bytes=7) == pytest.approx(0.01)
-    assert disk().source_wire_seconds(100, 100 * 1e4, clients=1, sample_bytes=7) == pytest.approx(
+    assert disk().source_seconds(100, 100 * 1e4, clients=1, sample_bytes=7) == pytest.approx(
         100 * 0.01 + 0.01
     )
-    assert disk().source_wire_seconds(1, 1e9, clients=1, sample_bytes=7) == pytest.approx(10.01)
+    assert disk().source_seconds(1, 1e9, clients=1, sample_bytes=7) == pytest.approx(10.01)
 
 
 def test_curves_are_of_reads_as_large_as_the_samples_unless_a_size_is_given() -> None:
@@ -98,8 +98,8 @@ def test_what_a_request_costs_the_store_is_not_shared_by_its_clients() -> None:
     # 1,000 requests a second for all of them: one of four gets through 250.
     capped = machine(source=SharedStore(clients=Curve(((1, 100e6), (4, 400e6))), request_seconds=0.001))
 
-    assert capped.source_wire_seconds(250, 0, clients=4, sample_bytes=1) == pytest.approx(1.0)
-    assert capped.source_wire_seconds(250, 100e6, clients=4, sample_bytes=1) == pytest.approx(2.0)
+    assert capped.source_seconds(250, 0, clients=4, sample_bytes=1) == pytest.approx(1.0)
+    assert capped.source_seconds(250, 100e6, clients=4, sample_bytes=1) == pytest.approx(2.0)
 
 
 def test_without_what_tells_them_apart_scattered_and_consecutive_reads_cost_the_same() -> None:

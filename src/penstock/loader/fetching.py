@@ -73,9 +73,12 @@ class SourceFetcher:
         if self._near is not None:
             extents = self._near.extents.of(ids)
             reads = merge_reads(extents, self._near.price)
-            # In memory samples follow each other as in the source, so that a read needs no other.
-            order = np.concatenate((reads.which, np.flatnonzero(extents.units < 0)))
-            ids = ids[order]
+            if len(reads) == ids.size:  # nothing is read together
+                reads = None
+            else:
+                # In memory samples follow each other as in the source, so that a read needs no other.
+                order = np.concatenate((reads.which, np.flatnonzero(extents.units < 0)))
+                ids = ids[order]
         sizes = self._sizes_bytes[ids]
         # One read may bring samples for a tier and others: they are read together, and those copied that are kept.
         tier = self._tiers.get(rests[0]) if rests.count(rests[0]) == len(rests) else None

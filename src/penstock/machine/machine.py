@@ -10,6 +10,7 @@ Bandwidth is shared: whatever a device or link delivers is divided among those w
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
@@ -75,31 +76,36 @@ class Machine:
         own = math.inf if store.read is None else store.read.at(reads_in_flight)
         return min(self.source_network_bytes_per_second, share, own) / reads_in_flight
 
-    def source_wire_seconds(self, requests: float, nbytes: float, clients: int, sample_bytes: float) -> float:
-        """Return the time in which the shared store serves one client's reads, one after the other.
+    def source_seconds(self, requests: float, nbytes: float, clients: int, sample_bytes: float) -> float:
+        """Return the time in which the shared store serves one client's reads; see `source_price`.
 
         requests, nbytes: how many reads, each of consecutive bytes, and their bytes in all.
+        """
+        return self.source_price(clients, sample_bytes)(requests, nbytes)
+
+    def source_price(self, clients: int, sample_bytes: float) -> Callable[[float, float], float]:
+        """Return `source_seconds` as a function of requests and bytes, for whoever asks often.
+
         clients: gamma, ranks that all read like this at the same time.
         sample_bytes: mean size of a sample: that of the reads with which the store's curves were measured, unless
             `SharedStore.random_bytes` says better.
 
         A read costs its bytes at the sequential rate and a part that is the same for reads of any size: the store's
-        `request_seconds`, and what a read of the measured size took beyond its bytes at the sequential rate.
+        `request_seconds`, and what a read of the measured size took beyond its bytes at the sequential rate. The wire
+        is busy with these all the time, unless `SharedStore.threads` reads in flight are too few to cover the latency.
         """
-        return requests * self.source_request_seconds(clients, sample_bytes) + nbytes / self.sequential_rate(
-            clients
-        )
+        request_seconds = self.source_request_seconds(clients, sample_bytes)
+        rate = self.sequential_rate(clients)
+        latency_seconds, threads = self.source.latency_seconds, self.source.threads
 
-    def source_seconds(self, requests: float, nbytes: float, clients: int, sample_bytes: float) -> float:
-        """Return the time of such reads for a client that keeps `SharedStore.threads` of them in flight.
+        def price(requests: float, nbytes: float) -> float:
+            wire = requests * request_seconds + nbytes / rate
+            return max(wire, (requests * latency_seconds + wire) / threads)
 
-        The wire of `source_wire_seconds` is busy all the time, unless so few reads in flight cannot cover the latency.
-        """
-        wire = self.source_wire_seconds(requests, nbytes, clients, sample_bytes)
-        return max(wire, (requests * self.source.latency_seconds + wire) / self.source.threads)
+        return price
 
     def source_request_seconds(self, clients: int, sample_bytes: float) -> float:
-        """Return what one read costs one of so many clients beside its bytes; arguments as `source_wire_seconds`."""
+        """Return what one read costs one of so many clients beside its bytes; arguments as `source_price`."""
         store = self.source
         measured_bytes = sample_bytes if store.random_bytes is None else store.random_bytes
         scattered = self.source_rate(clients, store.threads) * store.threads

@@ -112,13 +112,29 @@ def read_merged(source: Source, read: MergedRead, ids: Ids, into: Bytes, begins:
     Raises: as `read_group`; ConfigError if the source does not tell any more where its samples lie.
     """
     check_group(source, ids, into, begins)
+    return _read_merged(source, read, ids, into, begins, *_extents_now(source, ids))
+
+
+def _extents_now(source: Source, ids: Ids) -> tuple[Extents, dict[int, Exception]]:
     found = extents_of(source, ids)
     if found is None:
         raise ConfigError(
             f"{source!r} does not tell any more where its samples lie: it did when reads were planned"
         )
-    planned, (now, failed) = read.extents, found
-    errors = dict(failed)
+    return found[0], dict(found[1])
+
+
+def _read_merged(
+    source: Source,
+    read: MergedRead,
+    ids: Ids,
+    into: Bytes,
+    begins: Ids,
+    now: Extents,
+    failed: dict[int, Exception],
+) -> Failed:
+    """See `read_merged`. now, failed: of `ids`, as `extents_of` answers at this time."""
+    planned, errors = read.extents, failed
     has_moved = (now.units != planned.units) | (now.offsets != planned.offsets)
     for index in np.flatnonzero(has_moved).tolist():
         before = f"before it said unit {planned.units[index]}, offset {planned.offsets[index]:,}"
@@ -158,10 +174,16 @@ def read_all_merged(
     # Nothing is gained by a range there, and a source may read all of them in one call.
     alone = np.sort(reads.firsts[is_alone])
     failed = _read_some(source, alone, ids, array, begins)
+    if not is_alone.all():
+        # Asked once for all reads: each question takes as long as a read of some samples.
+        check_group(source, ids, array, begins)
+        now, wrong_now = _extents_now(source, ids[: reads.which.size])
     for index in np.flatnonzero(~is_alone).tolist():
         read, first = reads[index], int(reads.firsts[index])
         last = first + read.which.size
-        errors = read_merged(source, read, ids[first:last], array, begins[first : last + 1])
+        known = {each - first: error for each, error in wrong_now.items() if first <= each < last}
+        part = slice(first, last)
+        errors = _read_merged(source, read, ids[part], array, begins[first : last + 1], now.of(part), known)
         failed += [(first + each, error) for each, error in errors]
     unknown = np.arange(reads.which.size, ids.size)
     if unknown.size:
