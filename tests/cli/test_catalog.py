@@ -98,3 +98,17 @@ def test_one_or_all_are_cleared(kept: Path, capsys: pytest.CaptureFixture[str]) 
     assert not list(kept.iterdir())
     assert main(["catalog"]) == 0
     assert capsys.readouterr().out == f"no catalog is kept in {kept}\n"
+
+
+def test_a_folder_in_the_place_of_a_catalog_is_named_and_left_alone(
+    kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (kept / "a.catalog" / "mine").mkdir(parents=True)
+
+    assert main(["catalog"]) == 0
+    out = capsys.readouterr().out
+    assert f"{kept}/a.catalog cannot be read: Is a directory" in out
+    assert out.count("open_source") == 2
+    assert main(["catalog", "--clear"]) == 0
+    assert capsys.readouterr().out == f"removed 2 catalogs of {kept}\n"
+    assert [file.name for file in kept.iterdir()] == ["a.catalog"]

@@ -57,6 +57,7 @@ def _run(options: argparse.Namespace) -> None:
                 f"no catalog of {options.source} is kept; penstock catalog lists those that are"
             )
     if options.clear:
+        kept = [one for one in kept if not one.file.is_dir()]  # nobody's catalog: it stays
         for one in kept:
             try:
                 one.file.unlink(missing_ok=True)

@@ -93,12 +93,17 @@ def kept_catalogs() -> Iterator[KeptCatalog]:
     for folder in _folders().read:
         for file in sorted(folder.glob(f"*{_ENDING}")):
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                used_seconds, data = file.stat().st_mtime, file.read_bytes()
+                used_seconds, data = file.stat().st_mtime, b""
                 catalog, problem = None, ""
                 try:
+                    data = file.read_bytes()
                     catalog = Catalog.from_bytes(data)
+                except FileNotFoundError:
+                    raise
                 except FormatError as error:
                     problem = str(error)
+                except OSError as error:  # such as a folder of that name
+                    problem = f"cannot be read: {error.strerror or error}"
                 yield KeptCatalog(file, len(data), used_seconds, catalog, problem)
 
 
