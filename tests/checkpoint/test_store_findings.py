@@ -405,6 +405,26 @@ def test_a_file_is_no_folder_for_snapshots(folder: Path) -> None:
         opened(folder)
 
 
+def test_a_file_system_of_the_kernel_is_no_place_for_snapshots() -> None:
+    """Found when the store is opened, not after the first thousand steps; it has no space to free, either."""
+    with pytest.raises(DataError, match=r"^/proc takes no folders \(.*\): keep snapshots on a disk"):
+        opened(Path("/proc/penstock/runs"))
+
+
+def test_a_file_system_that_does_not_say_how_large_it_is_is_written_all_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As file systems in user space may: nothing is known of its space, so nothing is refused."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, 0))
+    lines: list[str] = []
+    with opened(folder, report=lines.append) as store:
+        assert not list(folder.parent.iterdir())
+        store.save(1, training(1)).wait()
+        same(store.restore().state, training(1))
+
+    assert not any("free" in line for line in lines)
+
+
 def test_a_folder_that_was_removed_is_not_made_anew(folder: Path) -> None:
     with opened(folder) as store:
         store.save(1, training(1)).wait()

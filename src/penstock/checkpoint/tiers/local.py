@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -38,7 +39,9 @@ class LocalTier:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Use a folder, which is made when something is first written. Raises: DataError if it is a file.
+        """Use a folder, which is made when something is first written.
+
+        Raises: DataError if it is a file, or on a file system such as /proc where nobody makes folders.
 
         path: followed from where the process is now, wherever it goes later.
         """
@@ -50,6 +53,8 @@ class LocalTier:
                 raise DataError(f"{nearest} is a file: name a folder in which snapshots are to be kept")
             #: Whether it was there.
             self._was_there = nearest == self.path
+            if not self._was_there and shutil.disk_usage(nearest).total == 0:
+                _check_takes_folders(nearest)
         #: Whether its name would outlive a loss of power.
         self._is_made = False
 
@@ -147,11 +152,12 @@ class LocalTier:
             _remove(doomed)
 
     def free_bytes(self) -> int | None:
-        """Return how many bytes a user without privileges could write. Raises: DataError."""
+        """Return how many bytes a user without privileges could write; None if that is unknown. Raises: DataError."""
         self._check_there()
         with _named_errors(self.path):
             there = next(above for above in (self.path, *self.path.parents) if above.exists())
-            return shutil.disk_usage(there).free
+            usage = shutil.disk_usage(there)
+            return usage.free if usage.total else None  # a file system that does not say how large it is
 
     def sweep(self) -> list[str]:
         if not self._check_there():
@@ -339,6 +345,14 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
+
+
+def _check_takes_folders(folder: Path) -> None:
+    """Raise DataError if no folder can be made in this one."""
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder))
+    except OSError as error:
+        raise DataError(f"{folder} takes no folders ({error.strerror}): keep snapshots on a disk") from error
 
 
 @contextmanager
