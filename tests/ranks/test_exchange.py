@@ -341,7 +341,12 @@ def test_a_process_that_no_launcher_started_is_alone(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("variable", "remedy"),
-    [("WORLD_SIZE", "init_process_group"), ("PMI_SIZE", "mpi4py"), ("OMPI_COMM_WORLD_SIZE", "mpi4py")],
+    [
+        ("WORLD_SIZE", "init_process_group"),
+        ("PMI_SIZE", "mpi4py"),
+        ("OMPI_COMM_WORLD_SIZE", "mpi4py"),
+        ("SLURM_STEP_NUM_TASKS", "init_process_group"),
+    ],
 )
 def test_one_of_several_processes_that_knows_no_other_is_told(
     monkeypatch: pytest.MonkeyPatch, variable: str, remedy: str
@@ -355,8 +360,23 @@ def test_one_of_several_processes_that_knows_no_other_is_told(
         transport_of_this_job()
 
 
-def test_a_launcher_of_one_process_leaves_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "1")
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"WORLD_SIZE": "1"},
+        # What a script of `sbatch --ntasks=4` runs without srun; with `srun -n 1`; by torchrun in each of 4 tasks.
+        {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_NPROCS": "4"},
+        {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
+        {"SLURM_NTASKS": "4", "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "WORLD_SIZE": "1"},
+    ],
+)
+def test_a_launcher_of_one_process_leaves_it_alone(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    for _, name, _ in transport_of_job.LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
 
     assert transport_of_this_job().size == 1
 

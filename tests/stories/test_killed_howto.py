@@ -363,7 +363,8 @@ SRUN = """
 import os, pathlib, signal, subprocess, sys, time
 tasks = []
 for rank in range(2):
-    slurm = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NTASKS": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    slurm = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NTASKS": "2",
+        "SLURM_STEP_NUM_TASKS": "2", "GLOO_SOCKET_IFNAME": "lo"}
     tasks.append(subprocess.Popen(sys.argv[1:], env=os.environ | slurm))
 if not list(pathlib.Path().glob("requeued")):
     while len(list(pathlib.Path().glob("trains-*"))) < 2 and not any(task.poll() for task in tasks):

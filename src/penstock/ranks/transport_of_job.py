@@ -9,12 +9,16 @@ from typing import Any, Literal, NamedTuple
 from penstock.errors import ConfigError
 from penstock.ranks.transport import TIMEOUT_SECONDS, NoTransport, RankTransport
 
+#: Of srun. Not SLURM_NTASKS, which one process that the script of a job for several tasks runs has, too.
+_SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "call torch.distributed.init_process_group")
+
 #: What launchers of several processes call a process's number and how many there are, and what makes the processes know
 #: each other.
 LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "call torch.distributed.init_process_group"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "import mpi4py.MPI"),
     ("PMI_RANK", "PMI_SIZE", "import mpi4py.MPI"),
+    _SRUN,
 )
 
 
@@ -48,10 +52,20 @@ def job_of_this_process() -> Job:
     # One alone may be another launcher's: its variable says so.
     if mpi is not None and is_mpi and (size := mpi.COMM_WORLD.Get_size()) > 1:
         return Job("mpi", f"MPI has {size} ranks", carrier=mpi.COMM_WORLD)
-    for _, variable, remedy in LAUNCHERS:
-        if os.environ.get(variable, "1") not in ("", "0", "1"):
-            return Job(evidence=f"{variable} is {os.environ[variable]}", remedy=remedy)
-    return Job()
+    if (launcher := launcher_of_several()) is None:
+        return Job()
+    _, variable, remedy = launcher
+    return Job(evidence=f"{variable} is {os.environ[variable]}", remedy=remedy)
+
+
+def launcher_of_several() -> tuple[str, str, str] | None:
+    """Return that of `LAUNCHERS` which started this process as one of several; None where none did."""
+    given = [launcher for launcher in LAUNCHERS if os.environ.get(launcher[1])]
+    for launcher in given:
+        # A task of srun may be a launcher of its own, even if of one process: torchrun on each host.
+        if os.environ[launcher[1]] not in ("0", "1") and (launcher is not _SRUN or given == [_SRUN]):
+            return launcher
+    return None
 
 
 def transport_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> RankTransport:

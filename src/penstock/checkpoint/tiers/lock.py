@@ -10,7 +10,7 @@ import weakref
 from pathlib import Path
 
 from penstock.errors import ConfigError, DataError
-from penstock.ranks.transport_of_job import LAUNCHERS
+from penstock.ranks.transport_of_job import launcher_of_several
 
 _FILE = ".lock"
 
@@ -80,13 +80,13 @@ def _this_process() -> str:
 
 def _job_clause() -> str:
     """Return what to say where the other writer may be another rank of the same job, or ""."""
-    for rank, size, _ in LAUNCHERS:
-        if os.environ.get(size, "1") not in ("", "0", "1"):
-            return (
-                f"; this is rank {os.environ.get(rank, '?')} of {os.environ[size]}: if all of them save together, "
-                "leave out ranks=alone"
-            )
-    return ""
+    if (launcher := launcher_of_several()) is None:
+        return ""
+    rank, size, _ = launcher
+    return (
+        f"; this is rank {os.environ.get(rank, '?')} of {os.environ[size]}: if all of them save together, "
+        "leave out ranks=alone"
+    )
 
 
 _held: weakref.WeakSet[WriterLock] = weakref.WeakSet()
