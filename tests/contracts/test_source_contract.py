@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.store.tfrecord_files import write_records
 
 from penstock.errors import ConfigError, DataError
 from penstock.measure.slow_source import SlowSource
@@ -25,6 +26,7 @@ from penstock.store import (
     PackedFiles,
     Source,
     TarShards,
+    TFRecords,
     read_group,
 )
 
@@ -97,6 +99,18 @@ def tar_shards(folder: Path) -> Opened:
     )
 
 
+def tf_records(folder: Path) -> Opened:
+    random = np.random.default_rng(5)
+    contents = [random.bytes(size) for size in SIZES]
+    files = [
+        write_records(folder / f"{i}.tfrecord", [{"image/encoded": content, "label": [i % 3]}])
+        for i, content in enumerate(contents)
+    ]
+    return Opened(
+        TFRecords(folder / "*.tfrecord"), contents, [i % 3 for i in range(len(SIZES))], files, ": record 0"
+    )
+
+
 def arrays(folder: Path) -> Opened:
     """Rows of one size, one in each file: other sources have one of each size."""
     rows = np.random.default_rng(5).integers(0, 256, (len(SIZES), 1, 4095), np.uint8)
@@ -113,7 +127,7 @@ def slow_source(folder: Path) -> Opened:
     return Opened(SlowSource(behind.source, 1e-5, 1e-5, 1e9), behind.contents, behind.labels, behind.files)
 
 
-SOURCES = [image_folder, flat_folder, file_list, tar_shards, arrays, slow_source]
+SOURCES = [image_folder, flat_folder, file_list, tar_shards, tf_records, arrays, slow_source]
 
 
 @pytest.fixture(params=SOURCES, ids=lambda build: build.__name__)

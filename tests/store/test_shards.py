@@ -25,7 +25,7 @@ from penstock.cache_folders import Folders
 from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms import DecodeRaw
 from penstock.plan import Sequential
-from penstock.store import TarShards, catalogs, listing, packed, read_group, shards
+from penstock.store import TarShards, catalogs, listing, packed, packed_listing, read_group
 from penstock.store.calls import Calls
 from penstock.store.tar import read_members
 
@@ -434,7 +434,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 
 def test_a_list_of_pictures_is_answered_with_how_to_give_them(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"0\.jpg is no tar: give a folder, or a list file with one path a line"
+        ConfigError, match=r"0\.jpg is no tar or TFRecord: give a folder, or a list file with one path a line"
     ):
         open_source([tmp_path / "0.jpg", tmp_path / "1.jpg"])
 
@@ -459,13 +459,13 @@ class Store:
         self.data, kept = folder / "data", folder / "kept"
         kept.mkdir()
         self.indexed: list[str] = []
-        index = shards._index_shard
+        opened = packed_listing.opened
 
-        def counted(path: str, *rest: Any) -> Any:
+        def counted(path: str) -> Any:
             self.indexed.append(os.path.basename(path))
-            return index(path, *rest)
+            return opened(path)
 
-        monkeypatch.setattr(shards, "_index_shard", counted)
+        monkeypatch.setattr(packed_listing, "opened", counted)
         monkeypatch.setattr(catalogs, "_folders", lambda: Folders((kept,), kept, ""))
         monkeypatch.setattr(catalogs, "LEAST_SAMPLES", 1)
         monkeypatch.setattr(listing, "_RACY_NS", -(10**18))

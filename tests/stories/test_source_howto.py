@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tests.store.tfrecord_files import Feature, write_records
 
 from penstock import Loader
 from penstock.loader.transforms import DecodeRaw
@@ -76,6 +77,11 @@ def test_shards_arrays_and_tokens_are_opened_as_they_are(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_shards(tmp_path / "shards")
+    for number in range(2):
+        records: list[dict[str, Feature]] = [
+            {"image/encoded": b"1", "image/class/label": [each]} for each in range(3)
+        ]
+        write_records(Path(f"records/train-{number:05}-of-00002"), records)
     random = np.random.default_rng(0)
     np.save("features.npy", random.random((100, 16), np.float32))
     np.save("classes.npy", random.integers(0, 5, 100))
@@ -94,6 +100,8 @@ def test_shards_arrays_and_tokens_are_opened_as_they_are(
     assert printed == [
         "(32, 3, 64, 64) (32,)",
         f"TarShards('{tmp_path}/shards/*.tar'): 64 samples, 4 shards, 2 classes ('cat', 'dog')",
+        f"TFRecords('{tmp_path}/records/train-*-of-00002'): 6 samples, 2 shards, 3 classes "
+        f"{tmp_path}/records/train-00000-of-00002: record 0",
         "(32, 16) float32",
         "(32, 16) (32,)",
         "(32, 3, 32, 32) float32 int64",

@@ -152,10 +152,12 @@ def _compile(options: argparse.Namespace) -> None:
     from penstock.store.files import READ_FILES
     from penstock.store.listing import STAT_FILES
     from penstock.store.packed import READ_PIECES
+    from penstock.store.tfrecords import INDEX_EXAMPLES
 
     for part in (
         READ_FILES,
         READ_PIECES,
+        INDEX_EXAMPLES,
         STAT_FILES,
         *compiled.KERNELS.values(),
         *compiled.GROUP_KERNELS.values(),

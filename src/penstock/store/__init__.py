@@ -11,6 +11,7 @@ from penstock.store.packed import PackedFiles
 from penstock.store.ranged import RangedSource, extents_of, read_all_merged, read_merged
 from penstock.store.shards import TarShards
 from penstock.store.source import FileBacked, Numbers, Numeric, Source
+from penstock.store.tfrecords import TFRecords
 from penstock.store.tier import SizedTier
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Records",
     "SizedTier",
     "Source",
+    "TFRecords",
     "TarShards",
     "Tokens",
     "extents_of",

@@ -22,6 +22,7 @@ from penstock.store.listing import (
 from penstock.store.packed import PackedFiles
 from penstock.store.patterns import Paths, brief, files_of, is_of_several, place_of_paths
 from penstock.store.shards import TarShards, are_shards, list_shards
+from penstock.store.tfrecords import TFRecords, are_records, list_records
 
 
 class ImageFolder(FileSource):
@@ -119,8 +120,9 @@ def open_source(
     """Open a data set by what is found at a path, by a pattern, or at each path of a list.
 
     A folder with subfolders becomes an `ImageFolder`, one without a `FlatFolder`, one with nothing but tars, a tar
-    file, or a pattern for some, `TarShards`, .npy files `Arrays`, any other file a `FileList`. A `~` at its beginning
-    is the home folder. The file system is asked on threads, so that Ctrl-C ends the wait for one that does not answer.
+    file, or a pattern for some, `TarShards`, TFRecord files `TFRecords`, .npy files `Arrays`, any other file a
+    `FileList`. A `~` at its beginning is the home folder. The file system is asked on threads, so that Ctrl-C ends the
+    wait for one that does not answer.
 
     What was found is kept for the next time, as a catalog (docs/howto/list-once.md).
     refresh: "auto" looks at every folder and shard, and lists those that changed. It does not see that a file was
@@ -137,11 +139,12 @@ def open_source(
         return calls.one(place, lambda: Arrays(path))
     list_anew = partial(_list_any, place)
     found = catalog or catalog_of("open_source", place, IMAGE_EXTENSIONS, list_anew, refresh, calls)
-    kinds: tuple[type[ImageFolder | FlatFolder | FileList | TarShards], ...] = (
+    kinds: tuple[type[ImageFolder | FlatFolder | FileList | TarShards | TFRecords], ...] = (
         ImageFolder,
         FlatFolder,
         FileList,
         TarShards,
+        TFRecords,
     )
     kind = next(kind for kind in kinds if kind.__name__ == found.kind)
     return kind(place, catalog=found)
@@ -151,11 +154,13 @@ def _list_any(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) 
     """List what is found at a place."""
     if asking.calls.one(place, lambda: are_shards(place)):
         return list_shards(place, IMAGE_EXTENSIONS, False, "cls", key, old, asking)
+    if asking.calls.one(place, lambda: are_records(place)):
+        return list_records(place, None, "auto", key, old, asking)
     if is_of_several(place):
         first = files_of(place)[0]
         raise ConfigError(
-            f"{brief(place)} is several files, and {first} is no tar: give a folder, or a list file with one path a "
-            "line, for pictures, or a source of penstock.store for numbers"
+            f"{brief(place)} is several files, and {first} is no tar or TFRecord: give a folder, or a list file with "
+            "one path a line, for pictures, or a source of penstock.store for numbers"
         )
     if asking.calls.one(place, lambda: os.path.isfile(place)):
         return list_rows(place, key, old, asking)

@@ -1,0 +1,197 @@
+"""Listing samples that share files: each file is indexed by itself, once, and all of them become one catalog."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.errors import DataError
+from penstock.store.catalog import Catalog, CatalogKey, Ints, Packed
+from penstock.store.group import Ids
+from penstock.store.listing import NO_LABEL, Asking, number_labels, stamp_at, stamp_of
+from penstock.store.packed import PackedFiles
+from penstock.store.patterns import brief
+from penstock.units import format_count
+
+
+class CataloguedFiles(PackedFiles):
+    """Samples that a catalog lists in files; made to be used by what indexes a format, such as `TarShards`.
+
+    place: as `place_of_paths` returns it.
+    """
+
+    def __init__(self, place: str, catalog: Catalog) -> None:
+        assert catalog.packed is not None, "it is listed where samples lie"
+        self.catalog, self.names = catalog, catalog.names
+        self._starts = catalog.starts()
+        self._offsets = catalog.packed.offsets
+        self._ends = np.cumsum(catalog.counts)
+        super().__init__(
+            catalog.folders,
+            catalog.packed.file_bytes,
+            catalog.packed.file_times,
+            place=brief(place),
+            sizes_bytes=catalog.sizes_bytes,
+            labels=catalog.labels,
+            classes=catalog.classes,
+        )
+
+    def __repr__(self) -> str:
+        classes = "1 class" if len(self.classes) == 1 else f"{len(self.classes)} classes"
+        counts = f"{format_count(len(self), 'sample')}, {format_count(len(self.files), 'shard')}, {classes}"
+        return f"{type(self).__name__}({self.place!r}): {counts}"
+
+    def extents(self, ids: Ids) -> tuple[Ids, Ids, Ids]:
+        units = np.searchsorted(self._ends, ids, side="right")
+        return units, self._offsets[ids], self.sizes_bytes[ids]
+
+    def describe(self, sample: int) -> str:
+        self._size_of(sample)
+        begin, end = self._starts[sample : sample + 2].tolist()
+        unit = int(np.searchsorted(self._ends, sample, side="right"))
+        return f"{self.files[unit]}: {os.fsdecode(self.names[begin : end - 1].tobytes())}"
+
+
+class Opened(NamedTuple):
+    """A file that is indexed: its descriptor, size and time of the last change (ns), and what `stamp_of` says of it."""
+
+    path: str
+    descriptor: int
+    file_bytes: int
+    file_time: int
+    stamp: int
+
+
+class Indexed(NamedTuple):
+    """What a file has.
+
+    names, offsets, sizes: of its samples, in their order. labels: of each as text; None where they have none.
+    """
+
+    file: Opened
+    names: list[bytes]
+    offsets: Ints
+    sizes: Ints
+    labels: list[str] | None
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[Opened]:
+    """Open a file to index it: only here and there. Raises: DataError naming it if it is missing or no regular file."""
+    now_ns = time.time_ns()
+    try:
+        # A pipe without a writer is not waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be opened: {error.strerror}; check the path, or take it out"
+        ) from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError(f"{path} is not a regular file: give files")
+        with contextlib.suppress(OSError):  # what lies between is not read ahead
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        yield Opened(path, descriptor, status.st_size, status.st_mtime_ns, stamp_of(status, now_ns))
+    finally:
+        os.close(descriptor)
+
+
+def index_files(
+    files: tuple[str, ...], index: Callable[[Opened], Indexed], old: Catalog | None, asking: Asking
+) -> list[Indexed] | None:
+    """Index files in parallel; None where the old catalog is of the same files and none of them has changed.
+
+    index: returns what an open file has. What the old catalog says of files that did not change is taken.
+    """
+    calls, progress = asking.calls, asking.progress
+    known: dict[str, int] = {}
+    if old is not None and old.packed is not None:
+        stamps = calls.each(lambda path: stamp_at(path, calls), old.folders, look=progress.look)
+        known = {
+            path: number
+            for number, (path, stamp) in enumerate(zip(old.folders, stamps, strict=True))
+            if stamp == old.stamps[number] != 0
+        }
+        if files == old.folders and len(known) == len(set(files)):
+            return None
+    progress.begin_shards(len(files))
+
+    def one(path: str) -> Indexed:
+        calls.at(path)
+        if path in known:
+            assert old is not None, "what is known is from an old catalog"
+            found = _known(old, known[path])
+            progress.found.append(len(found.names))
+        else:
+            with opened(path) as file:
+                found = index(file)
+        progress.sized.append(1)
+        return found
+
+    return calls.each(one, files, look=progress.look)
+
+
+def _known(old: Catalog, index: int) -> Indexed:
+    """Return a file as an old catalog has it."""
+    assert old.packed is not None
+    ends = np.cumsum(old.counts)
+    first, last = int(ends[index] - old.counts[index]), int(ends[index])
+    starts = old.starts()
+    numbers = old.labels[first:last].tolist()
+    facts = (old.packed.file_bytes[index], old.packed.file_times[index], old.stamps[index])
+    return Indexed(
+        Opened(old.folders[index], -1, *map(int, facts)),
+        old.names[starts[first] : starts[last]].tobytes().split(b"\0")[:-1],
+        old.packed.offsets[first:last],
+        old.sizes_bytes[first:last],
+        [old.classes[number] for number in numbers] if numbers[0] >= 0 else None,
+    )
+
+
+def catalog_files(key: CatalogKey, kind: str, found: Sequence[Indexed], label: str | None) -> Catalog:
+    """Join what files have to a catalog.
+
+    kind: name of the source's class. label: as the user gave it, for errors.
+    Raises: DataError where some files have labels and others none, and as `number_labels`.
+    """
+    counts = np.array([len(each.names) for each in found], np.int64)
+    ends = np.cumsum(counts)
+
+    def describe(position: int) -> str:
+        index = int(np.searchsorted(ends, position, side="right"))
+        name = found[index].names[position - int(ends[index])]
+        return f"{found[index].file.path}: {os.fsdecode(name)}"
+
+    without = [each.file.path for each in found if each.labels is None]
+    if without and len(without) < len(found):
+        labelled = next(each.file.path for each in found if each.labels is not None)
+        raise DataError(
+            f"{without[0]} has no labels ({label}), unlike {labelled}: label all of them, or give label=None to {kind}"
+        )
+    labels, classes = np.full(int(ends[-1]), NO_LABEL, np.int64), tuple[str, ...]()
+    if not without:
+        labels, classes = number_labels([text for each in found for text in each.labels or ()], describe)
+    return Catalog(
+        key,
+        kind,
+        time.time(),
+        np.frombuffer(b"".join(b"\0".join(each.names) + b"\0" for each in found), np.uint8),
+        np.concatenate([each.sizes for each in found]),
+        labels,
+        classes,
+        tuple(each.file.path for each in found),
+        np.array([each.file.stamp for each in found], np.int64),
+        counts,
+        Packed(
+            np.concatenate([each.offsets for each in found]),
+            np.array([each.file.file_bytes for each in found], np.int64),
+            np.array([each.file.file_time for each in found], np.int64),
+        ),
+    )

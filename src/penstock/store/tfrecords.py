@@ -1,0 +1,252 @@
+"""Data sets in TFRecord files of `tf.train.Example`, read at random."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.compiling import Part
+from penstock.errors import ConfigError, DataError
+from penstock.store import examples
+from penstock.store.calls import Calls
+from penstock.store.catalog import Catalog, CatalogKey
+from penstock.store.listing import Asking, Refresh, catalog_of
+from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, catalog_files, index_files, opened
+from penstock.store.patterns import Paths, files_of, place_of_paths
+
+INDEX_EXAMPLES = Part(
+    "penstock.store._examples_kernels",
+    "index_examples",
+    examples.SIGNATURE,
+    "how TFRecord files are indexed",
+    "Python does it, more slowly,",
+)
+
+#: What features are usually called, the first that there is.
+_USUAL_SAMPLES = ("image/encoded", "image", "image_raw", "jpg", "jpeg", "png")
+_USUAL_LABELS = ("image/class/label", "label", "class", "cls")
+_AUTO = "auto"
+
+_WINDOW_BYTES = 4096
+_AT_ONCE = 4096
+_MOST_LABEL_BYTES = 1 << 16
+
+
+class TFRecords(CataloguedFiles):
+    """TFRecord files, of which each record is a `tf.train.Example` with the sample as a feature of bytes.
+
+    Samples are numbered as they lie in the files. TensorFlow is not needed.
+
+    files: a path, a pattern such as "train-*-of-00128" or "train-{000..127}.tfrecord", or a list of these.
+    sample: the feature that is the sample, such as "image/encoded". Unless given, the first that the first record has
+        of image/encoded, image, image_raw, jpg, jpeg and png, or its only feature of bytes.
+    label: the feature that is the label, an integer or a name; "auto" is the first that the first record has of
+        image/class/label, label, class and cls, or no label; None takes none. Names are numbered in sorted order.
+    refresh, calls, catalog: as in `open_source`. A file that did not change is not indexed again.
+
+    Raises: DataError naming the file if it is missing, empty, compressed, damaged or cut off; naming the record that is
+        no example, or has no such feature. ConfigError if the first record does not tell which feature is the sample.
+    """
+
+    def __init__(
+        self,
+        files: Paths,
+        *,
+        sample: str | None = None,
+        label: str | None = _AUTO,
+        refresh: Refresh = "auto",
+        calls: Calls | None = None,
+        catalog: Catalog | None = None,
+    ) -> None:
+        place = place_of_paths(files)
+        for name, value in (("sample", sample), ("label", label)):
+            if value is not None and (not isinstance(value, str) or not value):
+                raise ConfigError(
+                    f'{name} is {value!r}; it is the name of a feature, such as "image/encoded"'
+                )
+        opener = f"TFRecords(sample={sample!r}, label={label!r})"
+        list_anew = partial(list_records, place, sample, label)
+        catalog = catalog or catalog_of(opener, place, (), list_anew, refresh, calls or Calls())
+        super().__init__(place, catalog)
+
+
+def are_records(place: str) -> bool:
+    """Return whether the first file of a place, of `place_of_paths`, begins as a TFRecord file does."""
+    try:
+        path = files_of(place)[0]
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, DataError):  # whoever opens it says what is wrong
+        return False
+    try:
+        front, at = os.pread(descriptor, examples.FRAME_BYTES, 0), [0] * examples.NUMBERS
+        at[examples.WINDOW_END] = len(front)
+        is_whole = len(front) == examples.FRAME_BYTES
+        return is_whole and examples.masked_crc32c(front, at, 0, 8) == examples.little(front, at, 8, 4)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def list_records(
+    place: str, sample: str | None, label: str | None, key: CatalogKey, old: Catalog | None, asking: Asking
+) -> Catalog:
+    """Index TFRecord files; see `TFRecords`. Of those that did not change, what an old catalog says is taken."""
+    files = asking.calls.one(place, lambda: files_of(place))
+    names = asking.calls.one(files[0], partial(_names, files[0], sample, label))
+    found = index_files(files, partial(_index, names, asking), old, asking)
+    if found is None:
+        assert old is not None, "nothing has changed since"
+        return old
+    return catalog_files(key, "TFRecords", found, names.label)
+
+
+class _Names(NamedTuple):
+    """What the features are called. label: empty for none."""
+
+    sample: str
+    label: str
+
+
+def _names(path: str, sample: str | None, label: str | None) -> _Names:
+    """Return which features are meant, by the first record of a file."""
+    if sample is not None and label != _AUTO:
+        return _Names(sample, label or "")
+    with opened(path) as file:
+        kinds = dict(_features(file))
+    if label == _AUTO:
+        label = next((name for name in _USUAL_LABELS if name in kinds and name != sample), None)
+    if sample is None:
+        of_bytes = [name for name, kind in kinds.items() if kind == examples.BYTES and name != label]
+        usual = [name for name in _USUAL_SAMPLES if name in of_bytes] or of_bytes
+        if not usual or (len(usual) > 1 and usual[0] not in _USUAL_SAMPLES):
+            has = ", ".join(sorted(kinds)) or "none"
+            raise ConfigError(
+                f"{path}: the first record does not tell which feature is the sample: it has {has}; give sample= to "
+                "penstock.store.TFRecords, the name of one of bytes"
+            )
+        sample = usual[0]
+    return _Names(sample, label or "")
+
+
+class _Reader:
+    """Reads records of an open file, a few thousand at a time. names: of the features that are looked for."""
+
+    def __init__(self, file: Opened, names: _Names) -> None:
+        self._file, self._names = file, [_bytes_of(name) for name in names]
+        self._window = np.empty(_WINDOW_BYTES, np.uint8)
+        self._numbers = np.zeros(examples.NUMBERS, np.int64)
+        if file.file_bytes == 0:
+            raise DataError(f"{file.path} is empty (0 bytes): remove it or write it again")
+
+    @property
+    def is_at_end(self) -> bool:
+        return bool(self._numbers[examples.PLACE] >= self._file.file_bytes)
+
+    def read(self, most: int) -> NDArray[np.int64]:
+        """Return what `examples.index_examples` finds of the next records: int64[n, COLUMNS]."""
+        rows = np.zeros((most, examples.COLUMNS), np.int64)
+        arrays: list[Any] = [*self._names, self._window, rows, self._numbers]
+        loop = INDEX_EXAMPLES.ask()
+        if loop is None:
+            views = [memoryview(array) for array in arrays]
+            count = examples.index_examples(self._file.descriptor, self._file.file_bytes, *views)
+        else:
+            count = loop(self._file.descriptor, self._file.file_bytes, *arrays)
+        if count < 0:
+            raise self._wrong(count)
+        return rows[:count]
+
+    def _wrong(self, count: int) -> DataError:
+        path, at = self._file.path, int(self._numbers[examples.PLACE])
+        try:
+            front = os.pread(self._file.descriptor, 2, at)
+        except OSError as error:
+            return DataError(f"{path} cannot be read: {error.strerror}")
+        if at == 0 and front in (b"\x1f\x8b", b"x\x9c"):
+            return DataError(
+                f"{path} is compressed, so that no record can be read without all before it: write it with "
+                'compression_type=""; pictures are compressed themselves'
+            )
+        why = {
+            examples.CUT_OFF: f"is cut off: a record begins at byte {at:,} that does not end",
+            examples.NO_FRAME: f"is damaged, or no TFRecord: at byte {at:,} begins no record",
+            examples.NO_EXAMPLE: f"has a record at byte {at:,} that is no tf.train.Example",
+        }[count]
+        return DataError(f"{path} {why}: write it again, or take it out")
+
+
+def _index(names: _Names, asking: Asking, file: Opened) -> Indexed:
+    reader, parts = _Reader(file, names), list[NDArray[np.int64]]()
+    while not reader.is_at_end:
+        parts.append(reader.read(_AT_ONCE))
+        asking.progress.found.append(len(parts[-1]))
+    rows = np.concatenate(parts)
+    if (wrong := np.flatnonzero(rows[:, examples.SIZE] < 0)).size:
+        raise DataError(
+            f"{file.path}: record {wrong[0]} has no feature {names.sample!r} with one string of bytes: give the "
+            "right sample= to penstock.store.TFRecords, or take the record out"
+        )
+    return Indexed(
+        file,
+        [b"record %d" % number for number in range(len(rows))],
+        rows[:, examples.BEGIN].copy(),
+        rows[:, examples.SIZE].copy(),
+        _labels(file, names.label, rows) if names.label else None,
+    )
+
+
+def _labels(file: Opened, name: str, rows: NDArray[np.int64]) -> list[str]:
+    kinds = rows[:, examples.LABEL_KIND]
+    is_text = kinds == examples.BYTES
+    wrong = (kinds != examples.INTEGERS) & ~(is_text & (rows[:, examples.LABEL_SIZE] <= _MOST_LABEL_BYTES))
+    if wrong.any():
+        raise DataError(
+            f"{file.path}: record {wrong.argmax()} has no label {name!r}, an integer or a name: give the right "
+            "label= to penstock.store.TFRecords, None for no labels"
+        )
+    labels = list(map(str, rows[:, examples.LABEL].tolist()))
+    for number in np.flatnonzero(is_text).tolist():
+        begin, size = rows[number, examples.LABEL : examples.LABEL_SIZE + 1].tolist()
+        try:
+            labels[number] = os.pread(file.descriptor, size, begin).decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{file.path}: label {name!r} of record {number} is no text in UTF-8 that can be read ({error})"
+            ) from error
+    return labels
+
+
+def _bytes_of(name: str) -> NDArray[np.uint8]:
+    return np.frombuffer(bytearray(name.encode()), np.uint8)
+
+
+def _features(file: Opened) -> Iterator[tuple[str, int]]:
+    """Yield name and kind of each feature of a file's first record."""
+    _Reader(file, _Names("", "")).read(1)  # raises what is wrong with it
+    window, at = memoryview(bytearray(_WINDOW_BYTES)), [0] * examples.NUMBERS
+    at[examples.DESCRIPTOR], at[examples.PLACE] = file.descriptor, examples.FRAME_BYTES
+    end = examples.FRAME_BYTES + examples.little(window, at, 0, 8)
+
+    def fields(end: int) -> Iterator[tuple[int, int]]:
+        """Yield number and end of each field from here on."""
+        while at[examples.PLACE] < end and examples.next_field(window, at, end):
+            field_end = at[examples.CONTENT_END]
+            yield at[examples.FIELD], field_end
+            at[examples.PLACE] = field_end
+
+    for features, features_end in fields(end):
+        for entry, entry_end in fields(features_end) if features == 1 else ():
+            name, kind = b"", examples.NO_LABEL
+            for number, field_end in fields(entry_end) if entry == 1 else ():
+                if number == 1:
+                    places = range(at[examples.PLACE], min(field_end, at[examples.PLACE] + _WINDOW_BYTES))
+                    name = bytes(examples.byte_at(window, at, place) for place in places)
+                elif number == 2:
+                    kind = next((list_kind for list_kind, _ in fields(field_end)), kind)
+            yield name.decode("utf-8", "replace"), kind
