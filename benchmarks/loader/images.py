@@ -144,13 +144,45 @@ COMPARISONS = (
 )
 
 
-def report(all_contenders: list[Contender]) -> None:
-    """Print rates, then ratios with their spread and the target beside them."""
+def run_rounds(chosen: list[Contender], rounds: int) -> None:
+    """Start all, run them in turns, in another order each round, and stop them."""
+    log = CACHE / "images.log"
+    order = random.Random(0)
+    try:
+        for contender in chosen:
+            contender.start(log)
+        for _ in range(rounds):
+            for contender in order.sample(chosen, len(chosen)):
+                contender.run()
+    finally:
+        for contender in chosen:
+            contender.stop()
+
+
+def print_heading(folder: Path, threads: int) -> None:
+    """Print what is measured, on which machine."""
+    sizes = [path.stat().st_size for path in folder.glob("*/*.jpg")]
+    print(
+        f"{datetime.date.today()}  {platform.processor() or platform.machine()}, "
+        f"{len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, {len(sizes)} files of "
+        f"{statistics.mean(sizes):,.0f} bytes, {threads} threads, page cache warm"
+    )
+
+
+def report(
+    all_contenders: list[Contender],
+    comparisons: Sequence[tuple[str, str, float | None]] = COMPARISONS,
+    with_workers: Sequence[str] = ("DataLoader",),
+) -> None:
+    """Print rates, then ratios with their spread and the target beside them.
+
+    with_workers: what each of these has at the number of workers that is best for it.
+    """
     by_name = {contender.name: contender for contender in all_contenders}
-    for via in ("opencv", "expert"):  # at the number of workers that is best for it
-        loaders = [each for each in all_contenders if each.name.startswith(f"DataLoader {via}")]
+    for name in (f"{kind} {via}" for kind in with_workers for via in ("opencv", "expert")):
+        loaders = [each for each in all_contenders if each.name.startswith(name)]
         if loaders:
-            by_name[f"DataLoader {via}"] = max(loaders, key=lambda each: statistics.median(each.rates))
+            by_name[name] = max(loaders, key=lambda each: statistics.median(each.rates))
     print(f"\n{'':34} {'images/s':>9} {'min':>7} {'max':>7} {'CPU ms/image':>13}")
     for contender in all_contenders:
         rates = contender.rates
@@ -159,7 +191,7 @@ def report(all_contenders: list[Contender]) -> None:
             f"{statistics.median(contender.processor_milliseconds):13.3f}"
         )
     print(f"\n{'ratio of rates, round by round':66} {'min':>6} {'median':>7} {'max':>6}  target")
-    for ours, theirs, target in COMPARISONS:
+    for ours, theirs, target in comparisons:
         if ours in by_name and theirs in by_name:
             pairs = zip(by_name[ours].rates, by_name[theirs].rates, strict=True)
             ratios = sorted(mine / other for mine, other in pairs)
@@ -193,23 +225,8 @@ def main(argv: list[str] | None = None) -> None:
         for contender in contenders(options.images, options.threads, options.workers, cores)
         if not options.only or any(part in contender.name for part in options.only)
     ]
-    sizes = [path.stat().st_size for path in options.images.glob("*/*.jpg")]
-    print(
-        f"{datetime.date.today()}  {platform.processor() or platform.machine()}, {cores} cores, "
-        f"Python {platform.python_version()}, {len(sizes)} files of {statistics.mean(sizes):,.0f} bytes, "
-        f"{options.threads} threads, page cache warm"
-    )
-    log = CACHE / "images.log"
-    order = random.Random(0)
-    try:
-        for contender in chosen:
-            contender.start(log)
-        for _ in range(1 if options.quick else options.rounds):
-            for contender in order.sample(chosen, len(chosen)):
-                contender.run()
-    finally:
-        for contender in chosen:
-            contender.stop()
+    print_heading(options.images, options.threads)
+    run_rounds(chosen, 1 if options.quick else options.rounds)
     report(chosen)
 
 

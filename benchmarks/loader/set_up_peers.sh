@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the two environments that benchmarks/loader/images.py compares with, below benchmarks/.cache.
+# Makes the environments that benchmarks/loader/images.py and shards.py compare with, below benchmarks/.cache.
 # Needs Debian's libturbojpeg0-dev, libopencv-dev, pkg-config and g++ (FFCV is compiled), 6 GB of disk,
 # and network.
 set -eu
@@ -18,4 +18,9 @@ fi
 if [ ! -x "$cache/dali/bin/python" ]; then
     "$python" -m venv "$cache/dali"
     "$cache/dali/bin/pip" install -q numpy nvidia-dali-cuda120==2.4.0
+fi
+
+if [ ! -x "$cache/webdataset/bin/python" ]; then
+    "$python" -m venv "$cache/webdataset"
+    "$cache/webdataset/bin/pip" install -q torch==2.13.0 webdataset==1.0.2 numpy numba opencv-python-headless simplejpeg
 fi

@@ -1,0 +1,202 @@
+"""Small samples that share files: records, windows of tokens and tar shards, beside a bare gather; and indexing a tar.
+
+    python benchmarks/loader/records.py [--rounds N] [--samples N] [--members N] [--place DIR] [--quick]
+
+Microseconds per sample, on the wall and of processors, medians over rounds that take turns with the least and the most;
+the page cache is warm, nothing is kept in memory, every epoch is shuffled fully, batches of 256:
+
+    records         of 4 KB, uint8
+    tokens          windows of 1,024 + 1 of uint16, as stored, and as int64
+    shards          members of 4 KB in ten tar files, uint8
+    files           the members as files of their own
+    gather          numpy.take of 4 KB rows from a memory map, in the order of an epoch, by one thread: no loader
+
+Then the time to index a tar, per member: as TarShards does (labels read, too), by Python's tarfile, and by reading each
+header and no more; for plain headers, and with the PAX header before each that WebDataset's writer makes.
+
+Targets: a rate of 0.9 of the gather's for records and tokens as stored. Nothing else should run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import date
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.compiling import without_plain_forms
+from penstock.loader import Loader
+from penstock.loader.transforms import DecodeRaw
+from penstock.store import FlatFolder, Records, TarShards, Tokens
+from penstock.store.calls import Calls
+
+SAMPLE_BYTES, BATCH, WINDOW, SHARDS = 4096, 256, 1024, 10
+RAW: dict[str, Any] = {"transforms": [DecodeRaw("uint8", (SAMPLE_BYTES,))], "dtype": "uint8"}
+#: Seconds on the wall, and of processors.
+Seconds = tuple[float, float]
+
+
+def write_data(place: Path, samples: int) -> None:
+    rows = np.random.default_rng(0).integers(0, 256, (samples, SAMPLE_BYTES), np.uint8)
+    rows.tofile(place / "records.bin")
+    rows.view("<u2").reshape(-1)[: samples * WINDOW + 1].tofile(place / "tokens.bin")
+    (place / "files").mkdir()
+    for number, row in enumerate(rows):
+        (place / "files" / f"{number:07}.bin").write_bytes(row.tobytes())
+    for shard in range(SHARDS):
+        with tarfile.open(place / f"{shard}.tar", "w") as tar:
+            for number in range(shard, samples, SHARDS):
+                member = tarfile.TarInfo(f"{number:07}.bin")
+                member.size = SAMPLE_BYTES
+                tar.addfile(member, BytesIO(rows[number].tobytes()))
+
+
+def write_members(file: Path, members: int, form: int) -> None:
+    """Write a tar of pictures of 100 bytes and their labels."""
+    with tarfile.open(file, "w", format=form) as tar:
+        for number in range(members // 2):
+            for name, content in (
+                (f"{number:07}.jpg", bytes(100)),
+                (f"{number:07}.cls", b"%d" % (number % 1000)),
+            ):
+                member = tarfile.TarInfo(name)
+                member.size, member.mtime = len(content), 0.5 if form == tarfile.PAX_FORMAT else 0
+                tar.addfile(member, BytesIO(content))
+
+
+def timed(action: Callable[[], int]) -> Seconds:
+    """Return the seconds for each of the samples that an action says it made."""
+    begin, worked = time.perf_counter(), time.process_time()
+    samples = action()
+    return (time.perf_counter() - begin) / samples, (time.process_time() - worked) / samples
+
+
+def epochs_of(make: Callable[[], Any], **settings: Any) -> Callable[[], Seconds]:
+    """Return what times the second of a new loader's three epochs: it is as far ahead at its end as at its begin."""
+
+    def epoch(loader: Loader) -> int:
+        return sum(len(batch[0] if isinstance(batch, tuple) else batch) for batch in loader)
+
+    def run() -> Seconds:
+        options: dict[str, Any] = {"batch_size": BATCH, "epochs": 3, "policy": "staging", "memory": "400 MB"}
+        with Loader(make(), report=None, **options, **settings) as loader:
+            epoch(loader)
+            return timed(partial(epoch, loader))
+
+    return run
+
+
+def gather(file: Path) -> Seconds:
+    rows = np.memmap(file, np.uint8, "r").reshape(-1, SAMPLE_BYTES)
+    order, out = np.random.default_rng(1).permutation(len(rows)), np.empty((BATCH, SAMPLE_BYTES), np.uint8)
+
+    def run() -> int:
+        for begin in range(0, len(rows), BATCH):
+            ids = order[begin : begin + BATCH]
+            np.take(rows, ids, axis=0, out=out[: ids.size])
+        return len(rows)
+
+    return timed(run)
+
+
+def walk(file: Path) -> int:
+    """Read the headers of a tar and nothing of what they say but the sizes; return how many there are."""
+    count, at, size = 0, 0, file.stat().st_size
+    descriptor = os.open(file, os.O_RDONLY)
+    while at < size and (header := os.pread(descriptor, 512, at))[0]:
+        at += 512 + -(-int(header[124:135], 8) // 512) * 512
+        count += 1
+    os.close(descriptor)
+    return count
+
+
+def by_tarfile(file: Path) -> int:
+    with tarfile.open(file) as tar:
+        return sum(1 for _ in tar)
+
+
+def indexed(file: Path) -> int:
+    return 2 * len(TarShards(file, refresh="full", calls=Calls(report=lambda line: None)))
+
+
+def with_spread(seconds: list[float]) -> str:
+    middle, least, most = (1e6 * each for each in (statistics.median(seconds), min(seconds), max(seconds)))
+    return f"{middle:.2f} ({least:.2f} to {most:.2f})"
+
+
+def print_cases(cases: dict[str, Callable[[], Seconds]], rounds: int, unit: str) -> dict[str, list[Seconds]]:
+    found: dict[str, list[Seconds]] = {name: [] for name in cases}
+    for _ in range(rounds):
+        for name, case in cases.items():
+            found[name].append(case())
+    print(f"\n{'us per ' + unit:<28}{'wall':>26}{'CPU':>26}")
+    for name, each in found.items():
+        wall, cpu = (with_spread([pair[which] for pair in each]) for which in range(2))
+        print(f"{name:<28}{wall:>26}{cpu:>26}")
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--samples", type=int, default=50_000)
+    parser.add_argument("--members", type=int, default=200_000, help="of the tars that are indexed")
+    parser.add_argument(
+        "--place", type=Path, help="an existing folder for the files (of the system's temporary)"
+    )
+    parser.add_argument("--quick", action="store_true", help="few samples, one round: shows that it runs")
+    options = parser.parse_args(arguments)
+    rounds, samples, members = (
+        (1, 1024, 400) if options.quick else (options.rounds, options.samples, options.members)
+    )
+    print(
+        f"{date.today()}  {platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores, "
+        f"Python {platform.python_version()}, NumPy {np.__version__}; {samples:,} samples, {members:,} members"
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-records-", dir=options.place) as folder,
+        without_plain_forms(),
+    ):
+        place = Path(folder)
+        write_data(place, samples)
+        tokens = partial(Tokens, place / "tokens.bin", length=WINDOW, dtype="<u2")
+        cases: dict[str, Callable[[], Seconds]] = {
+            "records": epochs_of(partial(Records, place / "records.bin", "u1", SAMPLE_BYTES)),
+            "tokens, as stored": epochs_of(tokens, dtype="uint16"),
+            "tokens, int64": epochs_of(tokens),
+            "shards": epochs_of(partial(TarShards, place / "*.tar", member="bin"), **RAW),
+            "files": epochs_of(partial(FlatFolder, place / "files", extensions=None), **RAW),
+            "gather": lambda: gather(place / "records.bin"),
+        }
+        found = print_cases(cases, rounds, "sample")
+        for name in ("records", "tokens, as stored"):
+            pairs = zip(found["gather"], found[name], strict=True)
+            ratio = statistics.median(bare[0] / ours[0] for bare, ours in pairs)
+            print(f"rate of {name}, of the gather's: {ratio:.2f}, wanted 0.9")
+        for what, form in (("plain", tarfile.USTAR_FORMAT), ("with PAX headers", tarfile.PAX_FORMAT)):
+            file = place / "index" / f"{form}.tar"
+            file.parent.mkdir(exist_ok=True)
+            write_members(file, members, form)
+            ways = {"indexed": indexed, "tarfile": by_tarfile, "headers alone": walk}
+            print_cases(
+                {f"{name}, {what}": partial(timed, partial(way, file)) for name, way in ways.items()},
+                rounds,
+                "member",
+            )
+
+
+if __name__ == "__main__":
+    main()
