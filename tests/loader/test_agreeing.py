@@ -329,6 +329,22 @@ def test_ranks_of_a_launcher_that_do_not_know_each_other_say_what_would_compare_
         )
 
 
+def test_one_of_several_processes_that_reads_everything_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a trainer has it that takes its processes for trainings of their own, and says that there is one."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with make(folder, alone(), rank=0, world_size=1, ranks=None) as loader:
+        line = loader.start_lines[0]
+    assert line.endswith(
+        "6 samples a step; WORLD_SIZE is 4, and this process reads everything, as world_size=1 says"
+    )
+
+    monkeypatch.delenv("WORLD_SIZE")
+    with make(folder, alone(), rank=0, world_size=1, ranks=None) as loader:
+        assert loader.start_lines[0].endswith("6 samples a step")
+
+
 # A seed that is drawn
 
 

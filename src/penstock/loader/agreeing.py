@@ -48,6 +48,7 @@ class Agreed:
     data: of `describe_data`, where ranks were compared by it.
     reports: whether this process reports for the job.
     uncompared: why the ranks of the plan were not compared; empty where they were, or where there is one.
+    others: what shows that there are other processes, where this one reads everything.
     job: the ranks that were; None where none were.
     """
 
@@ -56,6 +57,7 @@ class Agreed:
     data: dict[str, JSON] | None
     reports: bool
     uncompared: str = ""
+    others: str = ""
     job: Ranks | None = None
 
     def together(self, make: Callable[[], None]) -> None:
@@ -159,7 +161,8 @@ def open_together(
                 f"seed is None, and one cannot be drawn for all ranks ({uncompared}): give seed="
             )
         config = replace(config, seed=drawn) if config.seed is None else config
-        return Agreed(config, open_run(config, calls), None, not config.rank, uncompared)
+        others = job_of_this_process().evidence if (config.world_size or 1) == 1 else ""
+        return Agreed(config, open_run(config, calls), None, not config.rank, uncompared, others)
     found: list[tuple[Source | MapDataset, dict[str, JSON]]] = []
 
     listed = list_once(job, config, calls)

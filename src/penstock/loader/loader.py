@@ -499,7 +499,10 @@ class Loader:
     @property
     def start_lines(self) -> list[str]:
         """What rank 0 reports at the start: data, order, steps, threads and memory of this rank."""
-        return [f"{self._name}: {line}" for line in start_lines(self._setup, self._agreed.uncompared)]
+        return [
+            f"{self._name}: {line}"
+            for line in start_lines(self._setup, self._agreed.uncompared, self._agreed.others)
+        ]
 
     @property
     def skipped(self) -> tuple[SkippedSample, ...]:

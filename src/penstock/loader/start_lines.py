@@ -9,13 +9,15 @@ from penstock.policy.loading import Staging
 from penstock.units import format_bytes, format_count
 
 
-def start_lines(setup: Setup, uncompared: str = "") -> list[str]:
+def start_lines(setup: Setup, uncompared: str = "", others: str = "") -> list[str]:
     """Return what a rank is about to do, a line for the job and a line for the rank; one more for what looks wrong.
 
     The numbers of the second line are those of this rank alone.
-    uncompared: why the ranks were not compared.
+    uncompared: why the ranks were not compared. others: what shows that there are some, though the plan is of one.
     """
     ranks = f"; ranks are not compared, {uncompared}" if uncompared else ""
+    if others:
+        ranks = f"; {others}, and this process reads everything, as world_size=1 says"
     lines = [
         f"{_data(setup)} in the order {_order(setup.plan.order)}{_draws(setup)}: {_steps(setup.plan)}{ranks}"
     ]
