@@ -187,6 +187,21 @@ def test_what_lightning_no_longer_names_goes_once_nothing_is_a_difference_to_it(
     assert [listed.step for listed in store.list()] == [9, 12]
 
 
+def test_snapshots_go_whose_name_another_got(
+    tmp_path: Path, fit: Callable[..., Net], store: SnapshotStore
+) -> None:
+    """`save_last=True` gives each snapshot the name last.ckpt in turn; of a run that resumes, too."""
+    every_step = {"every_n_train_steps": 1, "save_top_k": 1, "save_last": True}
+
+    fit(7, **every_step)
+    # Of two snapshots the second is a difference to the first.
+    assert [listed.step for listed in store.list()] == [7]
+    fit(10, from_path=tmp_path / "names" / "last.ckpt", **every_step)
+
+    assert names(tmp_path) == ["last.ckpt", "step=10.ckpt"]
+    assert [listed.step for listed in store.list()] == [9, 10]
+
+
 def test_a_snapshot_that_has_a_name_in_another_folder_stays(tmp_path: Path, store: SnapshotStore) -> None:
     """Two ModelCheckpoints, one that keeps all and one that keeps the newest, and then another run of the second."""
     everywhere, latest = tmp_path / "all", tmp_path / "latest"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -68,6 +69,8 @@ class SnapshotIO(CheckpointIO):
         self._latest: _Named | None = None
         #: Steps whose last name was removed.
         self._nameless: set[int] = set()
+        #: Steps one of whose names another snapshot gets, once it is durable.
+        self._replaced: set[int] = set()
         #: Where names are, as far as this run or the one that it goes on from knows.
         self._folders: set[Path] = set()
         #: Whether a checkpoint was loaded since the last save, so that steps may come that were saved before.
@@ -88,6 +91,9 @@ class SnapshotIO(CheckpointIO):
                 self._may_have_gone_back = False
             self._latest = _Named(self._store.save(step, _without_foreign(checkpoint)), self._folders)
         self._folders.add(name.parent.resolve())
+        with contextlib.suppress(FileNotFoundError):
+            if (replaced := _step_named_by(name)) not in (None, step):  # such as last.ckpt, again and again
+                self._replaced.add(replaced)
         self._latest.add(name)
         self._nameless.discard(step)
 
@@ -120,12 +126,18 @@ class SnapshotIO(CheckpointIO):
                 return
             self._folders |= _folders_named_in(name)
             name.unlink()
-        folders = {name.parent.resolve(), *self._folders}
-        named = {_step_named_by(other) for folder in folders for other in folder.glob("*") if other.is_file()}
+        self._folders.add(name.parent.resolve())
+        if step is not None and step not in self._named():
+            self._nameless.add(step)
+
+    def _named(self) -> set[int | None]:
+        """Return the steps that have a name, or get one."""
+        named = {
+            _step_named_by(other) for folder in self._folders for other in folder.glob("*") if other.is_file()
+        }
         if self._latest is not None and self._latest.is_awaited:
             named.add(self._latest.saving.step)
-        if step is not None and step not in named:
-            self._nameless.add(step)
+        return named
 
     def teardown(self) -> None:
         """Return once everything is durable and has its names. Raises: what the last save failed with."""
@@ -146,6 +158,9 @@ class SnapshotIO(CheckpointIO):
     def _settle(self) -> None:
         if self._latest is not None:
             self._latest.wait()
+        if self._replaced:
+            self._nameless |= self._replaced - self._named()
+            self._replaced.clear()
         for step in sorted(self._nameless, reverse=True):
             try:
                 self._store.delete(step)
