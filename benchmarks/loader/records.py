@@ -9,12 +9,15 @@ the page cache is warm, nothing is kept in memory, every epoch is shuffled fully
     tokens          windows of 1,024 + 1 of uint16, as stored, and as int64
     shards          members of 4 KB in ten tar files, uint8
     files           the members as files of their own
+    HDF5            rows of 4 KB of an array in chunks of 16 rows; single gets: h5py asked for one row after the other, in
+                    the order of an epoch, by one thread: no loader
     gather          numpy.take of 4 KB rows from a memory map, in the order of an epoch, by one thread: no loader
 
 Then the time to index a tar, per member: as TarShards does (labels read, too), by Python's tarfile, and by reading each
 header and no more; for plain headers, and with the PAX header before each that WebDataset's writer makes.
 
-Targets: a rate of 0.9 of the gather's for records and tokens as stored. Nothing else should run.
+Targets: a rate of 0.9 of the gather's for records and tokens as stored, and of 5 of the single gets' for HDF5. Nothing
+else should run.
 """
 
 from __future__ import annotations
@@ -33,15 +36,17 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import h5py  # type: ignore[import-untyped]
 import numpy as np
 
 from penstock.compiling import without_plain_forms
 from penstock.loader import Loader
 from penstock.loader.transforms import DecodeRaw
-from penstock.store import FlatFolder, Records, TarShards, Tokens
+from penstock.store import FlatFolder, Hdf5, Records, TarShards, Tokens
 from penstock.store.calls import Calls
 
 SAMPLE_BYTES, BATCH, WINDOW, SHARDS = 4096, 256, 1024, 10
+MOST_GETS = 5_000
 RAW: dict[str, Any] = {"transforms": [DecodeRaw("uint8", (SAMPLE_BYTES,))], "dtype": "uint8"}
 #: Seconds on the wall, and of processors.
 Seconds = tuple[float, float]
@@ -51,6 +56,8 @@ def write_data(place: Path, samples: int) -> None:
     rows = np.random.default_rng(0).integers(0, 256, (samples, SAMPLE_BYTES), np.uint8)
     rows.tofile(place / "records.bin")
     rows.view("<u2").reshape(-1)[: samples * WINDOW + 1].tofile(place / "tokens.bin")
+    with h5py.File(place / "rows.h5", "w") as file:
+        file.create_dataset("data", data=rows, chunks=(16, SAMPLE_BYTES))
     (place / "files").mkdir()
     for number, row in enumerate(rows):
         (place / "files" / f"{number:07}.bin").write_bytes(row.tobytes())
@@ -108,6 +115,20 @@ def gather(file: Path) -> Seconds:
         return len(rows)
 
     return timed(run)
+
+
+def single_gets(file: Path) -> Seconds:
+    with h5py.File(file) as opened:
+        rows = opened["data"]
+        order = np.random.default_rng(1).permutation(len(rows))[:MOST_GETS].tolist()
+        batch = np.empty((BATCH, SAMPLE_BYTES), np.uint8)
+
+        def run() -> int:
+            for number, index in enumerate(order):
+                batch[number % BATCH] = rows[index]
+            return len(order)
+
+        return timed(run)
 
 
 def walk(file: Path) -> int:
@@ -179,6 +200,8 @@ def main(arguments: list[str] | None = None) -> None:
             "tokens, int64": epochs_of(tokens),
             "shards": epochs_of(partial(TarShards, place / "*.tar", member="bin"), **RAW),
             "files": epochs_of(partial(FlatFolder, place / "files", extensions=None), **RAW),
+            "HDF5": epochs_of(partial(Hdf5, place / "rows.h5")),
+            "HDF5, single gets": lambda: single_gets(place / "rows.h5"),
             "gather": lambda: gather(place / "records.bin"),
         }
         found = print_cases(cases, rounds, "sample")
@@ -186,6 +209,9 @@ def main(arguments: list[str] | None = None) -> None:
             pairs = zip(found["gather"], found[name], strict=True)
             ratio = statistics.median(bare[0] / ours[0] for bare, ours in pairs)
             print(f"rate of {name}, of the gather's: {ratio:.2f}, wanted 0.9")
+        pairs = zip(found["HDF5, single gets"], found["HDF5"], strict=True)
+        ratio = statistics.median(gets[0] / ours[0] for gets, ours in pairs)
+        print(f"rate of HDF5, of single gets': {ratio:.2f}, wanted 5")
         for what, form in (("plain", tarfile.USTAR_FORMAT), ("with PAX headers", tarfile.PAX_FORMAT)):
             file = place / "index" / f"{form}.tar"
             file.parent.mkdir(exist_ok=True)

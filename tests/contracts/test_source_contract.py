@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import h5py  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 from tests.store.tfrecord_files import write_records
@@ -22,6 +23,7 @@ from penstock.store import (
     Arrays,
     FileList,
     FlatFolder,
+    Hdf5,
     ImageFolder,
     PackedFiles,
     Source,
@@ -122,12 +124,22 @@ def arrays(folder: Path) -> Opened:
     return Opened(source, [row.tobytes() for row in rows], labels, files, ": row 0")
 
 
+def hdf5(folder: Path) -> Opened:
+    rows = np.random.default_rng(5).integers(0, 256, (len(SIZES), 1, 4095), np.uint8)
+    labels = [i % 3 for i in range(len(SIZES))]
+    files = [folder / f"{i}.h5" for i in range(len(SIZES))]
+    for path, row, label in zip(files, rows, labels, strict=True):
+        with h5py.File(path, "w") as file:
+            file["data"], file["labels"] = row, [label]
+    return Opened(Hdf5(folder / "*.h5"), [row.tobytes() for row in rows], labels, files, ": row 0")
+
+
 def slow_source(folder: Path) -> Opened:
     behind = image_folder(folder)
     return Opened(SlowSource(behind.source, 1e-5, 1e-5, 1e9), behind.contents, behind.labels, behind.files)
 
 
-SOURCES = [image_folder, flat_folder, file_list, tar_shards, tf_records, arrays, slow_source]
+SOURCES = [image_folder, flat_folder, file_list, tar_shards, tf_records, arrays, hdf5, slow_source]
 
 
 @pytest.fixture(params=SOURCES, ids=lambda build: build.__name__)

@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import h5py  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 from PIL import Image
@@ -82,6 +83,9 @@ def test_shards_arrays_and_tokens_are_opened_as_they_are(
             {"image/encoded": b"1", "image/class/label": [each]} for each in range(3)
         ]
         write_records(Path(f"records/train-{number:05}-of-00002"), records)
+    with h5py.File("images.h5", "w") as file:
+        file.create_dataset("train/images", (40, 8, 8), "u1", chunks=(4, 8, 8))[:] = 7
+        file["train/labels"] = np.arange(40) % 3
     random = np.random.default_rng(0)
     np.save("features.npy", random.random((100, 16), np.float32))
     np.save("classes.npy", random.integers(0, 5, 100))
@@ -104,6 +108,7 @@ def test_shards_arrays_and_tokens_are_opened_as_they_are(
         f"{tmp_path}/records/train-00000-of-00002: record 0",
         "(32, 16) float32",
         "(32, 16) (32,)",
+        "(32, 8, 8) uint8 (32,)",
         "(32, 3, 32, 32) float32 int64",
         "(8, 64) (8, 64) int64",
     ]

@@ -18,7 +18,7 @@ from penstock.plan.orders import ENDLESS, LARGEST_EPOCH, check_seed, even_from
 from penstock.policy.loading import LoadingPolicy
 from penstock.simulate.policies import policy_of
 from penstock.store import Numeric, Source
-from penstock.store.arrays import are_arrays
+from penstock.store.folder import are_numbers
 from penstock.store.listing import Refresh, check_refresh
 from penstock.store.patterns import Paths, place_of_paths
 from penstock.units import format_count, is_integer, parse_bytes
@@ -243,7 +243,7 @@ class LoaderConfig:
     @property
     def _may_be_numbers(self) -> bool:
         """Whether the source may say by itself what its samples are."""
-        return are_arrays(place_of_paths(self.paths)) if self.paths else isinstance(self.source, Numeric)
+        return are_numbers(place_of_paths(self.paths)) if self.paths else isinstance(self.source, Numeric)
 
     @property
     def paths(self) -> Paths | None:

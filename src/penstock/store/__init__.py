@@ -5,6 +5,7 @@ from penstock.store.catalog import Catalog
 from penstock.store.files import FileSource
 from penstock.store.folder import FileList, FlatFolder, ImageFolder, open_source
 from penstock.store.group import prepare_group, read_group
+from penstock.store.hdf5 import Hdf5
 from penstock.store.labels import Labels, labels_of
 from penstock.store.memory import MemoryTier
 from penstock.store.packed import PackedFiles
@@ -21,6 +22,7 @@ __all__ = [
     "FileList",
     "FileSource",
     "FlatFolder",
+    "Hdf5",
     "ImageFolder",
     "Labels",
     "MemoryTier",

@@ -12,16 +12,15 @@ from numpy.typing import DTypeLike, NDArray
 
 from penstock.errors import ConfigError, DataError
 from penstock.store.group import Ids
-from penstock.store.labels import Labels, labels_of
-from penstock.store.packed import PackedFiles, stats_of
+from penstock.store.labels import Labels
+from penstock.store.packed import stats_of
 from penstock.store.patterns import Paths, brief, files_of, place_of_paths
+from penstock.store.rows import RowFiles
 from penstock.store.source import Numbers
-from penstock.units import format_count, is_integer
+from penstock.units import is_integer
 
 #: How the names of NumPy's files end.
 ARRAY_ENDING = ".npy"
-#: Labels that are integers have names, their digits, up to so many.
-_MOST_CLASSES = 1_000_000
 #: Bytes of records that are read at a time for a label in each.
 _LABELS_AT_ONCE_BYTES = 16 << 20
 
@@ -38,11 +37,11 @@ class _Rows(NamedTuple):
     shape: tuple[int, ...]
 
 
-class _EvenFiles(PackedFiles):
+class _EvenFiles(RowFiles):
     """Samples of one size at even distances in files.
 
     begins, counts: of each file, where its first sample begins, in bytes, and how many it has.
-    step_bytes: from one sample to the next. numbers: of a sample.
+    step_bytes: from one sample to the next. The others are as in `RowFiles`.
     """
 
     def __init__(
@@ -55,47 +54,14 @@ class _EvenFiles(PackedFiles):
         numbers: Numbers,
         labels: Labels,
     ) -> None:
-        file_bytes, file_times = stats_of(files)
-        self.numbers = numbers
-        self._begins = np.array(begins, np.int64)
-        self._ends = np.cumsum(counts, dtype=np.int64)
-        self._firsts = self._ends - np.array(counts, np.int64)
-        self._step_bytes = step_bytes
-        self._sample_bytes = math.prod(numbers.shape) * np.dtype(numbers.dtype).itemsize
-        sizes_bytes = np.full(int(self._ends[-1]), self._sample_bytes, np.int64)
-        sizes_bytes.flags.writeable = False
-        #: What a run that resumes compares.
-        self.names = np.frombuffer(repr((numbers, step_bytes, self._begins, counts)).encode(), np.uint8)
-        labels = labels_of(labels, sizes_bytes.size)
-        for array in labels.values() if isinstance(labels, dict) else [labels]:
-            array.flags.writeable = False
+        self._begins, self._step_bytes = np.array(begins, np.int64), step_bytes
         super().__init__(
-            files,
-            file_bytes,
-            file_times,
-            place=brief(place),
-            sizes_bytes=sizes_bytes,
-            labels=labels,
-            classes=() if isinstance(labels, dict) else _classes_of(labels),
+            place, files, counts, numbers, labels, facts=repr((numbers, step_bytes, self._begins, counts))
         )
 
-    def __repr__(self) -> str:
-        shape = "".join(f"{size}, " for size in self.numbers.shape).rstrip(", ")
-        what = f"{np.dtype(self.numbers.dtype).name}[{shape}]"
-        return f"{type(self).__name__}({self.place!r}): {format_count(len(self), 'sample')} of {what}"
-
-    def extents(self, ids: Ids) -> tuple[Ids, Ids, Ids]:
-        units = np.searchsorted(self._ends, ids, side="right")
-        offsets = self._begins[units] + (ids - self._firsts[units]) * self._step_bytes
-        return units.astype(np.int64, copy=False), offsets, np.full(ids.size, self._sample_bytes, np.int64)
-
-    def describe(self, sample: int) -> str:
-        self._size_of(sample)
-        unit = int(np.searchsorted(self._ends, sample, side="right"))
-        return f"{self.files[unit]}: {self._named(sample - int(self._firsts[unit]))}"
-
-    def _named(self, index: int) -> str:
-        return f"row {index:,}"
+    def _offsets(self, units: Ids, rows: Ids) -> Ids:
+        found: Ids = self._begins[units] + rows * self._step_bytes
+        return found
 
 
 class Records(_EvenFiles):
@@ -343,15 +309,3 @@ def _labels_of(files: tuple[str, ...], rows: Sequence[_Rows], labels: RowLabels)
                 raise DataError(f"{path} has shrunk while its labels were read: open it again")
             parts.append(read[str(labels)].copy())
     return np.concatenate(parts)
-
-
-def _classes_of(labels: NDArray[Any]) -> tuple[str, ...]:
-    """Return the names of labels, which are their digits; none where they are no numbers of classes."""
-    if (
-        labels.ndim != 1
-        or labels.dtype.kind not in "iu"
-        or labels.min() < -1
-        or labels.max() >= _MOST_CLASSES
-    ):
-        return ()
-    return tuple(str(number) for number in range(int(labels.max()) + 1))

@@ -11,6 +11,7 @@ from penstock.store.arrays import Arrays, are_arrays
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey
 from penstock.store.files import FileSource
+from penstock.store.hdf5 import Hdf5, are_hdf5
 from penstock.store.listing import (
     IMAGE_EXTENSIONS,
     Asking,
@@ -120,9 +121,9 @@ def open_source(
     """Open a data set by what is found at a path, by a pattern, or at each path of a list.
 
     A folder with subfolders becomes an `ImageFolder`, one without a `FlatFolder`, one with nothing but tars, a tar
-    file, or a pattern for some, `TarShards`, TFRecord files `TFRecords`, .npy files `Arrays`, any other file a
-    `FileList`. A `~` at its beginning is the home folder. The file system is asked on threads, so that Ctrl-C ends the
-    wait for one that does not answer.
+    file, or a pattern for some, `TarShards`, TFRecord files `TFRecords`, .npy files `Arrays`, .h5 files `Hdf5`, any
+    other file a `FileList`. A `~` at its beginning is the home folder. The file system is asked on threads, so that
+    Ctrl-C ends the wait for one that does not answer.
 
     What was found is kept for the next time, as a catalog (docs/howto/list-once.md).
     refresh: "auto" looks at every folder and shard, and lists those that changed. It does not see that a file was
@@ -137,6 +138,8 @@ def open_source(
     calls = calls or Calls()
     if are_arrays(place):
         return calls.one(place, lambda: Arrays(path))
+    if are_hdf5(place):
+        return calls.one(place, lambda: Hdf5(path))
     list_anew = partial(_list_any, place)
     found = catalog or catalog_of("open_source", place, IMAGE_EXTENSIONS, list_anew, refresh, calls)
     kinds: tuple[type[ImageFolder | FlatFolder | FileList | TarShards | TFRecords], ...] = (
@@ -148,6 +151,11 @@ def open_source(
     )
     kind = next(kind for kind in kinds if kind.__name__ == found.kind)
     return kind(place, catalog=found)
+
+
+def are_numbers(place: str) -> bool:
+    """Return whether `open_source` takes a place, of `place_of_paths`, for rows of numbers, by its name."""
+    return are_arrays(place) or are_hdf5(place)
 
 
 def _list_any(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) -> Catalog:

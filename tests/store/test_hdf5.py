@@ -1,0 +1,153 @@
+"""Which rows HDF5 files have, where they lie, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from penstock import Loader, open_source
+from penstock.errors import ConfigError, DataError
+from penstock.store import Hdf5, read_group
+
+ROWS = np.random.default_rng(3).integers(0, 60_000, (23, 4, 3)).astype("<u2")
+LABELS = np.arange(23) % 5
+
+
+def write(
+    file: Path, rows: NDArray[Any] = ROWS, name: str = "data", *, userblock: int = 0, **how: Any
+) -> Path:
+    with h5py.File(file, "w", userblock_size=userblock) as out:
+        out.create_dataset("filler", data=np.arange(100))
+        out.create_dataset(name, data=rows, **how)
+        out["labels"] = LABELS[: len(rows)]
+    return file
+
+
+def rows_of(source: Hdf5) -> NDArray[Any]:
+    return np.array(
+        [np.frombuffer(source.read(sample), "<u2").reshape(4, 3) for sample in range(len(source))]
+    )
+
+
+@pytest.mark.parametrize("how", [{}, {"chunks": (5, 4, 3)}, {"chunks": (1, 4, 3)}, {"chunks": (23, 4, 3)}])
+@pytest.mark.parametrize("userblock", [0, 1024])
+def test_rows_are_those_that_h5py_reads(tmp_path: Path, how: dict[str, Any], userblock: int) -> None:
+    source = Hdf5(write(tmp_path / "a.h5", userblock=userblock, **how), data="data")
+
+    assert (rows_of(source) == ROWS).all()
+    assert isinstance(source.labels, np.ndarray)
+    assert (source.labels == LABELS).all()
+    assert source.describe(7) == f"{tmp_path}/a.h5: row 7"
+    assert repr(source) == f"Hdf5('{tmp_path}/a.h5'): 23 samples of uint16[4, 3]"
+
+
+def test_files_follow_each_other(tmp_path: Path) -> None:
+    write(tmp_path / "0.h5", ROWS[:10], chunks=(3, 4, 3))
+    write(tmp_path / "1.h5", ROWS[10:])
+    with h5py.File(tmp_path / "1.h5", "a") as file:
+        file["labels"][:] = LABELS[10:]
+    source = Hdf5(tmp_path / "*.h5", data="data")
+    ids = np.array([22, 0, 10, 9, 3])
+    into = np.empty(ids.size * 24, np.uint8)
+
+    assert read_group(source, ids, into, 24 * np.arange(ids.size + 1)) == []
+
+    assert (into.view("<u2").reshape(-1, 4, 3) == ROWS[ids]).all()
+    assert isinstance(source.labels, np.ndarray)
+    assert (source.labels == LABELS).all()
+
+
+def test_a_loader_takes_the_path(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["images"], file["y"] = ROWS, LABELS
+
+    with Loader(tmp_path / "a.h5", batch_size=8, epochs=1, report=None) as loader:
+        batches = [(rows.copy(), labels.copy()) for rows, labels in loader]
+    rows, labels = (np.concatenate(part) for part in zip(*batches, strict=True))
+    order = np.lexsort(rows.reshape(23, -1).T[::-1])
+
+    assert rows.dtype == np.uint16
+    assert (rows[order] == ROWS[np.lexsort(ROWS.reshape(23, -1).T[::-1])]).all()
+    assert all(
+        (ROWS[label == LABELS] == row).all((1, 2)).any() for row, label in zip(rows, labels, strict=True)
+    )
+
+
+def test_labels_may_be_of_ones_own_or_none(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.h5")
+
+    own = Hdf5(file, data="data", labels={"weight": np.linspace(0, 1, 23)})
+    none = Hdf5(file, data="data", labels=None)
+
+    assert isinstance(own.labels, dict)
+    assert own.labels["weight"][-1] == 1
+    assert none.labels == {}
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (
+            {"compression": "gzip"},
+            r"/data is compressed \(gzip\), so that no row can be read .*`h5repack -f NONE",
+        ),
+        ({"chunks": (5, 2, 3)}, r"in chunks of \[5, 2, 3\], which cut rows of \[4, 3\]"),
+    ],
+)
+def test_what_is_no_plain_rows_is_answered_with_how_to_write_it(
+    tmp_path: Path, how: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Hdf5(write(tmp_path / "a.h5", **how), data="data")
+
+
+def test_chunks_that_were_never_written_are_an_error(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        array = file.create_dataset("data", (20, 2), "f4", chunks=(5, 2))
+        array[:7] = 1
+
+    with pytest.raises(DataError, match=r"/data was never written from row 10 on"):
+        Hdf5(tmp_path / "a.h5")
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.h5", name="one")
+
+    with pytest.raises(
+        ConfigError, match=r"does not tell which array has the samples: it has filler \[100\]"
+    ):
+        Hdf5(file)
+    with pytest.raises(DataError, match="has no array 'two': it has filler"):
+        Hdf5(file, data="two")
+    with pytest.raises(DataError, match="has no array 'one more' with 23 rows, a label for each"):
+        Hdf5(file, data="one", labels="one more")
+    with pytest.raises(DataError, match=r"/no\.h5 cannot be opened"):
+        Hdf5(tmp_path / "no.h5")
+
+
+def test_a_file_that_is_cut_off_or_none_is_an_error(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.h5")
+    data = file.read_bytes()
+    for content in (b"", b"no HDF5", data[: len(data) // 2]):
+        file.write_bytes(content)
+        with pytest.raises(DataError, match="is no complete HDF5 file") as caught:
+            Hdf5(file, data="data")
+        assert str(caught.value).startswith(str(file))
+
+
+def test_files_of_other_rows_are_an_error(tmp_path: Path) -> None:
+    write(tmp_path / "0.h5")
+    write(tmp_path / "1.h5", ROWS.astype("f4"))
+
+    with pytest.raises(DataError, match=r"1\.h5 has rows of float32\[4, 3\], unlike .*0\.h5, uint16\[4, 3\]"):
+        Hdf5(tmp_path / "{0,1}.h5", data="data")
+
+
+def test_a_path_of_another_kind_of_file_is_no_hdf5(tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        open_source(tmp_path / "missing.h5")
