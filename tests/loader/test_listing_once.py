@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tarfile
 import threading
 from collections import Counter
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.ranks.in_memory import MemoryJob, run
 
@@ -15,7 +18,7 @@ from penstock.errors import DataError
 from penstock.loader import Loader, listing_once
 from penstock.loader.transforms import DecodeRaw
 from penstock.ranks import Ranks
-from penstock.store import catalogs, listing, open_source
+from penstock.store import catalogs, listing, open_source, shards
 
 LABELS = ("ape", "bee", "cat", "dog")
 COUNT = 64
@@ -87,6 +90,49 @@ def test_a_job_makes_one_listing(
 
     assert sorted(number for part in read for number in part) == list(range(COUNT))
     assert folder.listed == folder.once
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_job_indexes_each_shard_once(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool, is_list: bool
+) -> None:
+    monkeypatch.setattr(listing_once, "_SENT_AT_ONCE_BYTES", 0 if is_large else 1 << 20)
+    monkeypatch.setattr(catalogs, "LEAST_SAMPLES", 1)
+    for shard in range(4):
+        with tarfile.open(tmp_path / f"{shard}.tar", "w") as tar:
+            for number in range(16):
+                member = tarfile.TarInfo(f"{number}.png")
+                member.size = 4
+                tar.addfile(member, BytesIO(bytes([16 * shard + number] * 4)))
+    indexed: Counter[str] = Counter()
+    read_members = shards.read_members
+
+    def counted(path: str, *rest: Any) -> Any:
+        indexed[path] += 1
+        return read_members(path, *rest)
+
+    monkeypatch.setattr(shards, "read_members", counted)
+    paths = [tmp_path / f"{shard}.tar" for shard in range(4)]
+    source: Any = paths if is_list else tmp_path / "{0..3}.tar"
+
+    read = run(3, lambda own: folder.read(own, source))
+
+    assert sorted(number for part in read for number in part) == list(range(COUNT))
+    assert indexed == {str(path): 1 for path in paths}
+
+
+def test_ranks_open_arrays_by_themselves(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(COUNT))
+
+    def part(own: Ranks) -> list[int]:
+        options: dict[str, Any] = {"batch_size": 8, "epochs": 1, "memory": "1 MB", "report": None}
+        with Loader(
+            tmp_path / "a.npy", rank=own.rank, world_size=own.size, ranks=lambda: own, **options
+        ) as loader:
+            return [int(row) for batch in loader for row in batch]
+
+    assert sorted(number for part in run(3, part) for number in part) == list(range(COUNT))
 
 
 def test_a_large_catalog_that_all_ranks_find_in_a_file_is_not_sent(
