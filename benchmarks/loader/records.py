@@ -9,8 +9,8 @@ the page cache is warm, nothing is kept in memory, every epoch is shuffled fully
     tokens          windows of 1,024 + 1 of uint16, as stored, and as int64
     shards          members of 4 KB in ten tar files, uint8
     files           the members as files of their own
-    HDF5            rows of 4 KB of an array in chunks of 16 rows; single gets: h5py asked for one row after the other, in
-                    the order of an epoch, by one thread: no loader
+    HDF5            rows of 4 KB of an array in chunks of 16 rows; single gets: h5py asked for one row after the other,
+                    in the order of an epoch, by one thread: no loader
     gather          numpy.take of 4 KB rows from a memory map, in the order of an epoch, by one thread: no loader
 
 Then the time to index a tar, per member: as TarShards does (labels read, too), by Python's tarfile, and by reading each

@@ -18,7 +18,8 @@ from penstock.errors import DataError
 from penstock.loader import Loader, listing_once
 from penstock.loader.transforms import DecodeRaw
 from penstock.ranks import Ranks
-from penstock.store import catalogs, listing, open_source, shards
+from penstock.store import catalogs, listing, open_source
+from penstock.store.tar import read_members
 
 LABELS = ("ape", "bee", "cat", "dog")
 COUNT = 64
@@ -106,13 +107,12 @@ def test_a_job_indexes_each_shard_once(
                 member.size = 4
                 tar.addfile(member, BytesIO(bytes([16 * shard + number] * 4)))
     indexed: Counter[str] = Counter()
-    read_members = shards.read_members
 
     def counted(path: str, *rest: Any) -> Any:
         indexed[path] += 1
         return read_members(path, *rest)
 
-    monkeypatch.setattr(shards, "read_members", counted)
+    monkeypatch.setattr("penstock.store.shards.read_members", counted)
     paths = [tmp_path / f"{shard}.tar" for shard in range(4)]
     source: Any = paths if is_list else tmp_path / "{0..3}.tar"
 

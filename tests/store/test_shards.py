@@ -643,3 +643,18 @@ def test_a_list_of_paths_is_a_source_of_a_loader(tmp_path: Path) -> None:
     assert rows.tobytes() == b"012"
     assert labels.tolist() == [-1] * 3
     assert f"TarShards '{paths[0]} and 2 more'" in lines[0]
+
+
+def test_a_large_shard_that_answers_is_not_taken_for_a_store_that_does_not(tmp_path: Path) -> None:
+    """A timeout is of calls without an answer: indexing one file may last longer, and Ctrl-C ends it in between."""
+    shard = write(tmp_path / "a.tar", {f"{number}.jpg": b"" for number in range(5000)})
+    asked: list[str] = []
+
+    class Noting(Calls):
+        def at(self, place: str) -> None:
+            asked.append(place)
+            super().at(place)
+
+    TarShards(shard, calls=Noting(), refresh="full")
+
+    assert asked.count(str(shard)) >= 5

@@ -69,6 +69,11 @@ class Asking:
     calls: Calls
     progress: ListingProgress
 
+    def found(self, place: str, count: int) -> None:
+        """Count what was found in a place that takes long by itself. Whoever waits sees that it answers."""
+        self.calls.at(place)
+        self.progress.found.append(count)
+
 
 #: Lists a data set: `list(key, old catalog or None, asking)`; returns the old one if nothing changed.
 Lister = Callable[[CatalogKey, Catalog | None, Asking], Catalog]

@@ -121,13 +121,14 @@ def index_files(
         }
         if files == old.folders and len(known) == len(set(files)):
             return None
+        starts, ends = old.starts(), np.cumsum(old.counts)
     progress.begin_shards(len(files))
 
     def one(path: str) -> Indexed:
         calls.at(path)
         if path in known:
             assert old is not None, "what is known is from an old catalog"
-            found = _known(old, known[path])
+            found = _known(old, known[path], starts, ends)
             progress.found.append(len(found.names))
         else:
             with opened(path) as file:
@@ -138,12 +139,10 @@ def index_files(
     return calls.each(one, files, look=progress.look)
 
 
-def _known(old: Catalog, index: int) -> Indexed:
-    """Return a file as an old catalog has it."""
+def _known(old: Catalog, index: int, starts: Ints, ends: Ints) -> Indexed:
+    """Return a file as an old catalog has it. starts: of its names. ends: int64[files], of the samples of each."""
     assert old.packed is not None
-    ends = np.cumsum(old.counts)
     first, last = int(ends[index] - old.counts[index]), int(ends[index])
-    starts = old.starts()
     numbers = old.labels[first:last].tolist()
     facts = (old.packed.file_bytes[index], old.packed.file_times[index], old.stamps[index])
     return Indexed(

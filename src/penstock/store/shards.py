@@ -100,7 +100,7 @@ def list_shards(
 
     def index(file: Opened) -> Indexed:
         shard = shards[file.path] = _Samples(file.path, endings, is_given, label)
-        return shard.index(file, asking.progress.found.append)
+        return shard.index(file, partial(asking.found, file.path))
 
     found = index_files(files, index, old, asking)
     if found is None:

@@ -185,7 +185,7 @@ def _index(names: _Names, asking: Asking, file: Opened) -> Indexed:
     reader, parts = _Reader(file, names), list[NDArray[np.int64]]()
     while not reader.is_at_end:
         parts.append(reader.read(_AT_ONCE))
-        asking.progress.found.append(len(parts[-1]))
+        asking.found(file.path, len(parts[-1]))
     rows = np.concatenate(parts)
     if (wrong := np.flatnonzero(rows[:, examples.SIZE] < 0)).size:
         raise DataError(
