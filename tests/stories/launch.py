@@ -3,7 +3,8 @@
 Run as: launch.py SCRIPT NOTES ENVIRONMENT SIGNAL AT AWAITED
 
 ENVIRONMENT: JSON. SIGNAL: that this rank gets as it asks for the batch AT of the run, counted over epochs; 0: none.
-AWAITED: a pattern of files, of which one has to be there before. Loaders without end, for validation, are left alone.
+With an "e" after AT it gets it as it asks a loader without end, with which it evaluates, after that batch.
+AWAITED: a pattern of files, of which one has to be there before.
 """
 
 from __future__ import annotations
@@ -27,24 +28,35 @@ sys.path.insert(0, os.path.dirname(script))
 # Lightning would start MPI to find out whether it runs under it, which leaves shared memory where it is killed.
 sys.modules["mpi4py"] = None  # type: ignore[assignment]
 is_signalled = False
+reached = -1  # batch of the run that was asked for last
 stops: list[StopOnSignal] = []
 wait_for_batch, enter = Loader._wait_for_batch, StopOnSignal.__enter__
 
 
-def note(self: Loader, epoch: int) -> Any:
+def get_signal() -> None:
+    """Get it once, and be sure that no step passes before all ranks know: steps are faster than their agreement."""
     global is_signalled
+    if is_signalled:
+        return
+    is_signalled = True
+    while awaited and not list(Path().glob(awaited)):
+        time.sleep(0.005)
+    os.kill(os.getpid(), int(number))
+    while stops and stops[0]._thread and stops[0]._agreement.stop_call is None:
+        time.sleep(0.001)
+
+
+def note(self: Loader, epoch: int) -> Any:
+    global reached
     if self.plan.is_endless:
         Path(notes).with_name(Path(notes).name.replace("notes", "evaluated")).touch()
+        if int(number) and at.endswith("e") and reached >= int(at[:-1]):
+            get_signal()
         return wait_for_batch(self, epoch)
     step = self.position[1]
-    if int(number) and not is_signalled and epoch * len(self) + step >= int(at):
-        is_signalled = True
-        while awaited and not list(Path().glob(awaited)):
-            time.sleep(0.005)
-        os.kill(os.getpid(), int(number))
-        # Steps are faster than the ranks' agreement.
-        while stops and stops[0]._thread and stops[0]._agreement.stop_call is None:
-            time.sleep(0.001)
+    reached = epoch * len(self) + step
+    if int(number) and not at.endswith("e") and reached >= int(at):
+        get_signal()
     batch = wait_for_batch(self, epoch)
     rows = [hashlib.blake2b(row.numpy().tobytes(), digest_size=8).hexdigest() for row in batch[0]]
     with open(notes, "a") as file:

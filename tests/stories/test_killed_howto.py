@@ -71,6 +71,8 @@ TRAINERS = ("accelerate", "penstock.torch.lightning", "penstock.torch.trainer")
 #: How many ranks each life of a trainer has, and the batch at which one of them gets its signal. Two make a step of the
 #: optimizer, with which it stops: five times within the first epoch, after its first step, in the middle, with its end.
 FIVE_STOPS = ((4, 0), (2, 3), (3, 6), (4, 9), (2, 10), (3, None))
+#: The signal comes in an evaluation after the fifth batch.
+IN_EVALUATION = ((2, "4e"), (3, None))
 Rows = list[str]
 
 
@@ -147,7 +149,7 @@ def free_port() -> int:
             return int(free.getsockname()[1])
 
 
-Lives = Sequence[tuple[int, int | None]]
+Lives = Sequence[tuple[int, int | str | None]]
 
 
 def prepare(place: Path, heading: str, script: str, data: str = "") -> Path:
@@ -241,21 +243,26 @@ def test_scripts_of_trainers_that_are_killed_go_on(
         check(folder, lives, straight)
 
 
-@pytest.fixture(scope="module")
-def stopped(place: Path, forks: Forks) -> dict[str, Path]:
+def run_evaluating(place: Path, forks: Forks, lives: Lives, title: str) -> dict[str, Path]:
     """Run the trainers' scripts, made to evaluate, through all lives, beside each other; return their folders."""
     folders = {}
-    for name in ("Accelerate", "Lightning", "The Trainer of Hugging Face"):
+    for name in EVALUATING:
         script = smaller(blocks()[name])
         for without, evaluating in EVALUATING[name].items():
             assert without in script
             script = script.replace(without, evaluating)
-        folders[name] = prepare(place, name, script, VALIDATION)
-    rows = [jobs_of(folder, FIVE_STOPS, signal.SIGTERM) for folder in folders.values()]
+        folders[name] = prepare(place, f"{name} {title}", script, VALIDATION)
+    rows = [jobs_of(folder, lives, signal.SIGTERM) for folder in folders.values()]
     with forks.start(LAUNCH, rows, modules=TRAINERS) as forked:
         told, statuses = forked.wait()
-    assert sorted(statuses.values()) == [0] * 3 * 3 + [143] * 3 * 15, told
+    counts = [count for count, _ in lives]
+    assert sorted(statuses.values()) == [0] * 3 * counts.pop() + [143] * 3 * sum(counts), told
     return folders
+
+
+@pytest.fixture(scope="module")
+def stopped(place: Path, forks: Forks) -> dict[str, Path]:
+    return run_evaluating(place, forks, FIVE_STOPS, "stopped")
 
 
 @pytest.mark.parametrize("name", EVALUATING)
@@ -274,6 +281,16 @@ def test_trainers_that_are_stopped_five_times_within_an_epoch_read_what_an_unbro
     for life, (ranks, _) in enumerate(FIVE_STOPS):
         for rank in range(ranks):
             assert (stopped[name] / f"evaluated-{life}-{rank}").exists()
+
+
+def test_trainers_that_get_their_signal_in_an_evaluation_stop_with_the_step_before_or_after_it(
+    place: Path, straight: dict[tuple[int, int], Rows], forks: Forks
+) -> None:
+    for folder in run_evaluating(place, forks, IN_EVALUATION, "evaluating").values():
+        begins = check(folder, IN_EVALUATION, straight)
+        assert begins[1] in {(0, 6), (0, 8)}
+        whole = [len(read_by(*(folder / f"notes-{life}-{rank}" for rank in range(2)))) for life in range(2)]
+        assert sum(whole) == EPOCHS * STEPS, "each batch is read once"
 
 
 def test_the_digest_of_the_page_does_not_depend_on_threads(
