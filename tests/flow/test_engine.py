@@ -348,7 +348,7 @@ def test_a_name_that_no_terminal_should_see_reaches_no_line_raw(run: Callable[..
     work.gate.set()
 
     escaped = r"/data/\udcff\x1b[2J\nfoto-ü.jpg"
-    for text in (*answers, str(caught.value), running.said[0]):
+    for text in (*answers, str(caught.value), *running.said):  # a slow machine may say nothing before
         assert escaped in text
         assert all(line.isprintable() for line in text.splitlines())
     assert answers[0].encode()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.policy import Extents, MergedRead, merge_reads
-from penstock.policy.merge import Price, count_paying_holes
+from penstock.policy.merge import Price, count_paying_holes, no_dearer
 
 
 def extents_of(*places: tuple[int, int, int]) -> Extents:
@@ -129,3 +129,13 @@ def test_no_other_way_to_merge_is_quicker(
 def test_holes_are_counted_from_the_smallest() -> None:
     assert count_paying_holes(5, 100, np.array([1, 2, 8, 9]), priced(7)) == 2
     assert count_paying_holes(5, 100, np.empty(0, np.int64), priced(7)) == 0
+
+
+def test_a_request_costs_no_more_than_was_seen() -> None:
+    extents = extents_of((0, 0, 10), (0, 15, 10), (0, 26, 10))
+
+    assert [as_text(merge_reads(extents, no_dearer(priced(8), seen, 1))) for seen in (9, 3, 0.5)] == [
+        [(0, 0, 36, [0, 1, 2])],
+        [(0, 0, 10, [0]), (0, 15, 36, [1, 2])],
+        [(0, 0, 10, [0]), (0, 15, 25, [1]), (0, 26, 36, [2])],
+    ]

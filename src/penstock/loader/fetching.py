@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from penstock.errors import DataError, printable
 from penstock.flow.engine import Failed
 from penstock.policy import Extents, merge_reads
-from penstock.policy.merge import Price
+from penstock.policy.merge import MergedReads, Price, no_dearer
 from penstock.store import MemoryTier, PackedFiles, Source, prepare_group, read_all_merged, read_group
 from penstock.store.group import Bytes, Ids
 from penstock.trace.schema import SOURCE, STAGING
@@ -21,13 +24,36 @@ from penstock.trace.schema import SOURCE, STAGING
 #: From here on a file's bytes get a mapping of their own. The C library would keep the memory of larger ones for each
 #: thread after they are freed: twice the largest file, times 32 readers.
 _MAPPED_BYTES = 128 << 10
+#: Where a request takes less, finding out which are read together takes as long.
+_CHEAP_SECONDS = 5e-6
+#: By so much each group of reads lets the least time that one took grow.
+_FORGETTING = 1.1
 
 
-class Near(NamedTuple):
-    """What tells which samples are read together: where all of them lie, and what reads cost."""
+@dataclass
+class Near:
+    """What tells which samples are read together.
+
+    extents: where all of them lie. price: of reads, as the machine has it. bytes_per_second: of a read, for its bytes.
+    request_seconds: that a read took at least, of late; it corrects what the machine says. Any thread may set it.
+    """
 
     extents: Extents
     price: Price
+    bytes_per_second: float
+    request_seconds: float = math.inf
+
+    def merged(self, ids: Ids) -> MergedReads | None:
+        """Return the reads of some samples; None where each is one, or requests take too little to think of it."""
+        if self.request_seconds < _CHEAP_SECONDS:
+            return None
+        price = no_dearer(self.price, self.request_seconds, self.bytes_per_second)
+        reads = merge_reads(self.extents.of(ids), price)
+        return None if len(reads) == ids.size else reads
+
+    def observe(self, reads: int, seconds: float) -> None:
+        """Take note of what reads took, one after the other. A store that gets slower is found out after some."""
+        self.request_seconds = min(_FORGETTING * self.request_seconds, seconds / reads)
 
 
 class SourceFetcher:
@@ -71,13 +97,10 @@ class SourceFetcher:
             return self._from_tier(ids, self._tiers[origin])
         reads = order = None
         if self._near is not None:
-            extents = self._near.extents.of(ids)
-            reads = merge_reads(extents, self._near.price)
-            if len(reads) == ids.size:  # nothing is read together
-                reads = None
-            else:
+            reads = self._near.merged(ids)
+            if reads is not None:
                 # In memory samples follow each other as in the source, so that a read needs no other.
-                order = np.concatenate((reads.which, np.flatnonzero(extents.units < 0)))
+                order = np.concatenate((reads.which, np.setdiff1d(np.arange(ids.size), reads.which)))
                 ids = ids[order]
         sizes = self._sizes_bytes[ids]
         # One read may bring samples for a tier and others: they are read together, and those copied that are kept.
@@ -91,10 +114,13 @@ class SourceFetcher:
                 into = self._memory_for(int(begins[-1]), lasting, is_alone=ids.size == 1)
         else:
             into = tier.array
+        began = time.perf_counter()
         if reads is None:
             failed = read_group(self._source, ids, into, begins, at)
         else:
             failed = read_all_merged(self._source, reads, ids, into, begins)
+        if self._near is not None and not failed:
+            self._near.observe(ids.size if reads is None else len(reads), time.perf_counter() - began)
         found: list[Any] = [into[begin:end] for begin, end in pairwise(begins.tolist())]
         for index, error in failed:
             found[index] = Failed(located(error, int(ids[index]), self.describe))

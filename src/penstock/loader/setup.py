@@ -319,7 +319,7 @@ def _steps_of_a_slot(fields: Sequence[Field], local_batch: int, memory_bytes: in
 def _near(extents: Extents, machine: Machine, ranks: int, sizes_bytes: NDArray[np.int64]) -> Near:
     """Return what says which samples are read together: where they lie, and what a read costs."""
     mean_bytes = max(float(sizes_bytes.mean()), 1.0)
-    return Near(extents, machine.source_price(ranks, mean_bytes))
+    return Near(extents, machine.source_price(ranks, mean_bytes), machine.sequential_rate(ranks))
 
 
 def _all_extents(source: Source, calls: Calls) -> Extents | None:

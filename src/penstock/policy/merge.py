@@ -121,6 +121,16 @@ def merge_reads(extents: Extents, price: Price, most_bytes: int = MOST_BYTES) ->
     )
 
 
+def no_dearer(price: Price, request_seconds: float, bytes_per_second: float) -> Price:
+    """Return the price where a request was seen to take no more than this.
+
+    bytes_per_second: of one read, for its bytes.
+    """
+    if request_seconds >= price(1, 0):
+        return price
+    return lambda requests, nbytes: requests * request_seconds + nbytes / bytes_per_second
+
+
 def count_paying_holes(requests: float, nbytes: float, holes: Ids, price: Price) -> int:
     """Return over how many holes, the smallest ones, it pays to read.
 
