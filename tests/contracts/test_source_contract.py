@@ -15,6 +15,7 @@ from pathlib import Path
 import h5py  # type: ignore[import-untyped]
 import numpy as np
 import pytest
+from tests.store.mds_files import write_mds
 from tests.store.tfrecord_files import write_records
 
 from penstock.errors import ConfigError, DataError
@@ -25,6 +26,7 @@ from penstock.store import (
     FlatFolder,
     Hdf5,
     ImageFolder,
+    MosaicShards,
     PackedFiles,
     Source,
     TarShards,
@@ -134,12 +136,20 @@ def hdf5(folder: Path) -> Opened:
     return Opened(Hdf5(folder / "*.h5"), [row.tobytes() for row in rows], labels, files, ": row 0")
 
 
+def mosaic(folder: Path) -> Opened:
+    random = np.random.default_rng(5)
+    contents, labels = [random.bytes(size) for size in SIZES], [i % 3 for i in range(len(SIZES))]
+    pairs = zip(contents, labels, strict=True)
+    files = write_mds(folder / "mds", [[pair] for pair in pairs])
+    return Opened(MosaicShards(folder / "mds"), contents, labels, files, ": sample 0")
+
+
 def slow_source(folder: Path) -> Opened:
     behind = image_folder(folder)
     return Opened(SlowSource(behind.source, 1e-5, 1e-5, 1e9), behind.contents, behind.labels, behind.files)
 
 
-SOURCES = [image_folder, flat_folder, file_list, tar_shards, tf_records, arrays, hdf5, slow_source]
+SOURCES = [image_folder, flat_folder, file_list, tar_shards, tf_records, mosaic, arrays, hdf5, slow_source]
 
 
 @pytest.fixture(params=SOURCES, ids=lambda build: build.__name__)

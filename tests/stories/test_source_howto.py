@@ -12,6 +12,7 @@ import h5py  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 from PIL import Image
+from tests.store.mds_files import write_mds
 from tests.store.tfrecord_files import Feature, write_records
 
 from penstock import Loader
@@ -83,6 +84,7 @@ def test_shards_arrays_and_tokens_are_opened_as_they_are(
             {"image/encoded": b"1", "image/class/label": [each]} for each in range(3)
         ]
         write_records(Path(f"records/train-{number:05}-of-00002"), records)
+    write_mds(Path("mds"), [[(b"1", 0), (b"2", 1)], [(b"3", 2)]])
     with h5py.File("images.h5", "w") as file:
         file.create_dataset("train/images", (40, 8, 8), "u1", chunks=(4, 8, 8))[:] = 7
         file["train/labels"] = np.arange(40) % 3
@@ -106,6 +108,7 @@ def test_shards_arrays_and_tokens_are_opened_as_they_are(
         f"TarShards('{tmp_path}/shards/*.tar'): 64 samples, 4 shards, 2 classes ('cat', 'dog')",
         f"TFRecords('{tmp_path}/records/train-*-of-00002'): 6 samples, 2 shards, 3 classes "
         f"{tmp_path}/records/train-00000-of-00002: record 0",
+        f"MosaicShards('{tmp_path}/mds'): 3 samples, 2 shards, 3 classes ('0', '1', '2')",
         "(32, 16) float32",
         "(32, 16) (32,)",
         "(32, 8, 8) uint8 (32,)",

@@ -8,6 +8,7 @@ from penstock.store.group import prepare_group, read_group
 from penstock.store.hdf5 import Hdf5
 from penstock.store.labels import Labels, labels_of
 from penstock.store.memory import MemoryTier
+from penstock.store.mosaic import MosaicShards
 from penstock.store.packed import PackedFiles
 from penstock.store.ranged import RangedSource, extents_of, read_all_merged, read_merged
 from penstock.store.shards import TarShards
@@ -26,6 +27,7 @@ __all__ = [
     "ImageFolder",
     "Labels",
     "MemoryTier",
+    "MosaicShards",
     "Numbers",
     "Numeric",
     "PackedFiles",

@@ -20,6 +20,7 @@ from penstock.store.listing import (
     list_folder,
     list_rows,
 )
+from penstock.store.mosaic import MosaicShards, is_mosaic, list_mosaic
 from penstock.store.packed import PackedFiles
 from penstock.store.patterns import Paths, brief, files_of, is_of_several, place_of_paths
 from penstock.store.shards import TarShards, are_shards, list_shards
@@ -121,9 +122,9 @@ def open_source(
     """Open a data set by what is found at a path, by a pattern, or at each path of a list.
 
     A folder with subfolders becomes an `ImageFolder`, one without a `FlatFolder`, one with nothing but tars, a tar
-    file, or a pattern for some, `TarShards`, TFRecord files `TFRecords`, .npy files `Arrays`, .h5 files `Hdf5`, any
-    other file a `FileList`. A `~` at its beginning is the home folder. The file system is asked on threads, so that
-    Ctrl-C ends the wait for one that does not answer.
+    file, or a pattern for some, `TarShards`, TFRecord files `TFRecords`, a folder of MDS shards `MosaicShards`, .npy
+    files `Arrays`, .h5 files `Hdf5`, any other file a `FileList`. A `~` at its beginning is the home folder. The file
+    system is asked on threads, so that Ctrl-C ends the wait for one that does not answer.
 
     What was found is kept for the next time, as a catalog (docs/howto/list-once.md).
     refresh: "auto" looks at every folder and shard, and lists those that changed. It does not see that a file was
@@ -142,12 +143,13 @@ def open_source(
         return calls.one(place, lambda: Hdf5(path))
     list_anew = partial(_list_any, place)
     found = catalog or catalog_of("open_source", place, IMAGE_EXTENSIONS, list_anew, refresh, calls)
-    kinds: tuple[type[ImageFolder | FlatFolder | FileList | TarShards | TFRecords], ...] = (
+    kinds: tuple[type[ImageFolder | FlatFolder | FileList | TarShards | TFRecords | MosaicShards], ...] = (
         ImageFolder,
         FlatFolder,
         FileList,
         TarShards,
         TFRecords,
+        MosaicShards,
     )
     kind = next(kind for kind in kinds if kind.__name__ == found.kind)
     return kind(place, catalog=found)
@@ -162,6 +164,8 @@ def _list_any(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) 
     """List what is found at a place."""
     if asking.calls.one(place, lambda: are_shards(place)):
         return list_shards(place, IMAGE_EXTENSIONS, False, "cls", key, old, asking)
+    if asking.calls.one(place, lambda: is_mosaic(place)):
+        return list_mosaic(place, None, "auto", key, old, asking)
     if asking.calls.one(place, lambda: are_records(place)):
         return list_records(place, None, "auto", key, old, asking)
     if is_of_several(place):

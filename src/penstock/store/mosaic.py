@@ -1,0 +1,232 @@
+"""Data sets that MosaicML's Streaming wrote (MDS shards), read at random where they lie.
+
+A shard is a count (uint32), where each sample begins and the last one ends (uint32 each), a text that nobody needs, and
+the samples. A sample is the size of each column that has no fixed one (uint32 each), then the
+columns, in the order that index.json has them.
+Source: mosaicml-streaming 0.13, `streaming/base/format/mds/writer.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError, DataError
+from penstock.store.calls import Calls
+from penstock.store.catalog import Catalog, CatalogKey, Ints
+from penstock.store.listing import Asking, Refresh, catalog_of
+from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, catalog_files, index_files
+from penstock.store.patterns import place_of_paths
+
+INDEX_NAME = "index.json"
+
+_AUTO = "auto"
+#: Encodings whose bytes are a picture, or whatever the user makes of them.
+_OF_SAMPLES = ("jpeg", "png", "bytes")
+#: Columns that are taken for the label, the first that there is.
+_USUAL_LABELS = ("label", "class", "cls", "target")
+#: Encodings of labels: integers as NumPy names them, and text.
+_INTEGERS = {"int": "<i8"} | {
+    f"{sign}int{bits}": f"<{sign or 'i'}{bits // 8}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+_TEXTS = ("str", "str_int")
+_MOST_INDEX_BYTES = 1 << 30
+
+
+class MosaicShards(CataloguedFiles):
+    """The samples of a folder of MDS shards, as MosaicML's Streaming wrote it.
+
+    Samples are numbered by shard, then as they lie in it. Nothing is copied or converted.
+
+    folder: with index.json and the shards beside it, on a file system of this host.
+    sample: the column that is the sample: its bytes as stored. Unless given, the first whose encoding is jpeg, png or
+        bytes.
+    label: the column that is the label, integers or text; "auto" is the first that there is of label, class, cls and
+        target, or no label; None takes none. Names are numbered in sorted order.
+    refresh, calls, catalog: as in `open_source`.
+
+    Raises: DataError naming the folder or shard if one is missing, cut off, damaged, compressed, or of other columns
+        than the first; ConfigError if there is no such column.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        sample: str | None = None,
+        label: str | None = _AUTO,
+        refresh: Refresh = "auto",
+        calls: Calls | None = None,
+        catalog: Catalog | None = None,
+    ) -> None:
+        place = place_of_paths(folder)
+        opener = f"MosaicShards(sample={sample!r}, label={label!r})"
+        list_anew = partial(list_mosaic, place, sample, label)
+        catalog = catalog or catalog_of(opener, place, (), list_anew, refresh, calls or Calls())
+        super().__init__(place, catalog)
+
+
+def is_mosaic(place: str) -> bool:
+    """Return whether a place is a folder of MDS shards by its index. It asks the file system."""
+    try:
+        with open(os.path.join(place, INDEX_NAME), "rb") as file:
+            return b'"mds"' in file.read(1 << 16)
+    except OSError:
+        return False
+
+
+def list_mosaic(
+    place: str, sample: str | None, label: str | None, key: CatalogKey, old: Catalog | None, asking: Asking
+) -> Catalog:
+    """Index MDS shards; see `MosaicShards`. Of those that did not change, what an old catalog says is taken."""
+    shards = asking.calls.one(place, partial(_read_index, place))
+    columns = _columns(place, shards[0], sample, label)
+    by_path = {os.path.join(place, shard["raw_data"]["basename"]): shard for shard in shards}
+
+    def index(file: Opened) -> Indexed:
+        shard = by_path[file.path]
+        if _facts(shard) != _facts(shards[0]):
+            raise DataError(f"{file.path} has other columns than the first shard: write the data set again")
+        found = _index(file, shard, columns)
+        asking.progress.found.append(len(found.names))
+        return found
+
+    found = index_files(tuple(by_path), index, old, asking)
+    if found is None:
+        assert old is not None, "nothing has changed since"
+        return old
+    return catalog_files(key, "MosaicShards", found, label)
+
+
+class _Columns(NamedTuple):
+    """What is taken of a sample: the number of a column each, -1 for no label. encoding: of the label."""
+
+    sample: int
+    label: int
+    encoding: str
+
+
+def _facts(shard: dict[str, Any]) -> tuple[Any, ...]:
+    return shard["column_names"], shard["column_encodings"], shard["column_sizes"]
+
+
+def _read_index(place: str) -> list[dict[str, Any]]:
+    """Return what index.json has of each shard. Raises: DataError."""
+    path = os.path.join(place, INDEX_NAME)
+    try:
+        with open(path, "rb") as file:
+            shards = json.loads(file.read(_MOST_INDEX_BYTES))["shards"]
+        for shard in shards:
+            names, encodings, sizes = _facts(shard)
+            basename = (shard["raw_data"] or {"basename": ""})["basename"]
+            if shard["format"] != "mds" or not len(names) == len(encodings) == len(sizes) > 0:
+                raise ValueError(f"a shard of format {shard['format']!r}")
+            if not all(size is None or (isinstance(size, int) and size >= 0) for size in sizes):
+                raise ValueError(f"columns of {sizes} bytes")
+            if os.path.basename(basename) != basename or basename in ("", ".", ".."):
+                raise ValueError(f"a shard called {basename!r}, which is not beside it")
+            if shard["zip_data"] and not os.path.exists(os.path.join(place, basename)):
+                raise DataError(
+                    f"{os.path.join(place, shard['zip_data']['basename'])} is compressed ({shard['compression']}), so "
+                    f"that no sample can be read without all before it: unpack all shards once, as {basename}"
+                )
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}; give the folder with it and the shards"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path} is no index of MDS shards ({error!r:.200}): write it again") from error
+    if not shards:
+        raise DataError(f"{path} names no shard: write the data set again")
+    return list(shards)
+
+
+def _columns(place: str, shard: dict[str, Any], sample: str | None, label: str | None) -> _Columns:
+    names, encodings, _ = _facts(shard)
+    kinds = dict(zip(names, encodings, strict=True))
+    has = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+    if sample is None:
+        sample = next((name for name, kind in kinds.items() if kind in _OF_SAMPLES), None)
+    if sample not in kinds or kinds[sample] == "pkl":
+        raise ConfigError(
+            f"{place}: sample is {sample!r}; its columns are {has}: give one of bytes, and of no pickled objects"
+        )
+    if label == _AUTO:
+        usual = (
+            name for name in _USUAL_LABELS if kinds.get(name) in (*_INTEGERS, *_TEXTS) and name != sample
+        )
+        label = next(usual, None)
+    if label is not None and kinds.get(label) not in (*_INTEGERS, *_TEXTS):
+        raise ConfigError(
+            f"{place}: label is {label!r}; its columns are {has}: give one of integers or text, or None"
+        )
+    return _Columns(names.index(sample), names.index(label) if label else -1, kinds[label] if label else "")
+
+
+def _index(file: Opened, shard: dict[str, Any], columns: _Columns) -> Indexed:
+    """Return where the samples of a shard lie, and their labels."""
+    fixed = shard["column_sizes"]
+    variable = [number for number, size in enumerate(fixed) if size is None]
+    begins = _begins(file)
+    count = begins.size - 1
+    heads = b"".join(_read(file, begin, 4 * len(variable)) for begin in begins[:-1].tolist() if variable)
+    sizes = np.empty((count, len(fixed)), np.int64)
+    sizes[:] = [0 if size is None else size for size in fixed]
+    sizes[:, variable] = np.frombuffer(heads, "<u4").reshape(count, len(variable))
+    ends = begins[:-1, None] + 4 * len(variable) + np.cumsum(sizes, axis=1)
+    if (wrong := ends[:, -1] != begins[1:]).any():
+        raise _damaged(file, f"sample {int(wrong.argmax())} is not as long as its columns")
+    labels = None
+    if columns.label >= 0:
+        places = np.column_stack((ends[:, columns.label] - sizes[:, columns.label], sizes[:, columns.label]))
+        texts = [_read(file, begin, size) for begin, size in places.tolist()]
+        labels = _labels(file, texts, columns.encoding)
+    return Indexed(
+        file,
+        [b"sample %d" % number for number in range(count)],
+        ends[:, columns.sample] - sizes[:, columns.sample],
+        sizes[:, columns.sample].copy(),
+        labels,
+    )
+
+
+def _begins(file: Opened) -> Ints:
+    """Return where each sample of a shard begins, and where the last one ends."""
+    (count,) = np.frombuffer(_read(file, 0, 4), "<u4").tolist()
+    if not count or 4 * (count + 2) > file.file_bytes:
+        raise _damaged(file, f"it has {count:,} samples in {file.file_bytes:,} bytes")
+    begins = np.frombuffer(_read(file, 4, 4 * (count + 1)), "<u4").astype(np.int64)
+    if begins[0] < 4 * (count + 2) or (np.diff(begins) < 0).any() or begins[-1] != file.file_bytes:
+        raise _damaged(file, f"its samples end at byte {begins[-1]:,}, and it has {file.file_bytes:,}")
+    return begins
+
+
+def _labels(file: Opened, values: list[bytes], encoding: str) -> list[str]:
+    if encoding in _INTEGERS:
+        numbers: NDArray[Any] = np.frombuffer(b"".join(values), _INTEGERS[encoding])
+        return list(map(str, numbers.tolist()))
+    try:
+        return [value.decode("utf-8") for value in values]
+    except UnicodeDecodeError as error:
+        raise _damaged(file, f"a label is no text in UTF-8 ({error})") from error
+
+
+def _read(file: Opened, begin: int, size: int) -> bytes:
+    try:
+        content = os.pread(file.descriptor, size, begin)
+    except OSError as error:
+        raise DataError(f"{file.path} cannot be read: {error.strerror}") from error
+    if len(content) != size:
+        raise _damaged(file, f"it ends at byte {file.file_bytes:,}, before {begin + size:,}")
+    return content
+
+
+def _damaged(file: Opened, why: str) -> DataError:
+    return DataError(f"{file.path} is cut off, damaged or no MDS shard: {why}; copy or write it again")

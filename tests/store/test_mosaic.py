@@ -1,0 +1,130 @@
+"""Which samples MDS shards have, where they lie, and every way a shard can be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.store.mds_files import write_mds
+
+from penstock import open_source
+from penstock.errors import ConfigError, DataError
+from penstock.store import MosaicShards
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "mds"
+TWO = [[(b"one", 3), (b"", 1)], [(b"three", 2)]]
+
+
+def labels_of(source: MosaicShards) -> list[int]:
+    assert isinstance(source.labels, np.ndarray)
+    return [int(label) for label in source.labels]
+
+
+def test_shards_of_another_program_are_read() -> None:
+    """tests/golden/mds was written by mosaicml-streaming 0.13.0, with columns image, label, name and weight."""
+    source = open_source(GOLDEN)
+
+    assert isinstance(source, MosaicShards)
+    assert [source.read(i) for i in range(7)] == [bytes(range(i, i + 20)) * (1 + 3 * i) for i in range(7)]
+    assert labels_of(source) == [1, 2, 3, 1, 2, 3, 1]
+    assert source.describe(5) == f"{GOLDEN}/shard.00001.mds: sample 1"
+    assert MosaicShards(GOLDEN, label="name").classes == tuple(f"n{i}" for i in range(7))
+    assert [MosaicShards(GOLDEN, sample="name", label=None).read(i) for i in (0, 6)] == [b"n0", b"n6"]
+
+
+def test_samples_are_numbered_by_shard(tmp_path: Path) -> None:
+    write_mds(tmp_path, TWO)
+    source = MosaicShards(tmp_path)
+
+    assert source.sizes_bytes.tolist() == [3, 0, 5]
+    assert [source.read(0), source.read(2)] == [b"one", b"three"]
+    assert labels_of(source) == [3, 1, 2]
+    assert labels_of(MosaicShards(tmp_path, label=None)) == [-1, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("begin", "new", "message"),
+    [
+        (0, b"\x00\0\0\0", "it has 0 samples in"),
+        (0, b"\xff\xff\xff\xff", "it has 4,294,967,295 samples in"),
+        (4, b"\xff\0\0\0", "its samples end at byte"),
+        (12, b"\xff\0\0\0", "its samples end at byte 255"),
+        (22, b"\xff\0\0\0", "sample 0 is not as long as its columns"),
+    ],
+)
+def test_a_shard_with_wrong_numbers_is_an_error(tmp_path: Path, begin: int, new: bytes, message: str) -> None:
+    first, _ = write_mds(tmp_path, TWO)
+    content = bytearray(first.read_bytes())
+    content[begin : begin + len(new)] = new
+    first.write_bytes(content)
+
+    with pytest.raises(DataError, match=message) as caught:
+        MosaicShards(tmp_path)
+
+    assert str(caught.value).startswith(f"{first} is cut off, damaged or no MDS shard: ")
+
+
+def test_a_shard_that_is_cut_off_anywhere_is_an_error(tmp_path: Path) -> None:
+    first, _ = write_mds(tmp_path, TWO)
+    content = first.read_bytes()
+    for size in range(len(content)):
+        first.write_bytes(content[:size])
+        with pytest.raises(DataError, match="is cut off"):
+            MosaicShards(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "json"}, "is no index of MDS shards"),
+        ({"column_sizes": [None, 8]}, "is no index of MDS shards"),
+        ({"column_sizes": [None, -8, 4]}, "is no index of MDS shards"),
+        ({"raw_data": {"basename": "../shard.00000.mds"}}, "which is not beside it"),
+        ({"raw_data": None}, "is no index of MDS shards"),
+        (
+            {
+                "raw_data": {"basename": "gone.mds"},
+                "zip_data": {"basename": "gone.mds.zstd"},
+                "compression": "zstd",
+            },
+            r"gone\.mds\.zstd is compressed \(zstd\), so that no sample",
+        ),
+        ({"raw_data": {"basename": "gone.mds"}}, r"gone\.mds cannot be opened"),
+    ],
+)
+def test_an_index_that_is_wrong_is_an_error(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    write_mds(tmp_path, TWO, **changes)
+
+    with pytest.raises(DataError, match=message):
+        MosaicShards(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"shards": []}', '{"shards": [7]}', "[" * 100_000])
+def test_a_text_that_is_no_index_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "index.json").write_text(text)
+
+    with pytest.raises(DataError, match=r"index\.json (is no index of MDS shards|names no shard)"):
+        MosaicShards(tmp_path)
+
+
+def test_columns_that_do_not_do_are_named(tmp_path: Path) -> None:
+    write_mds(tmp_path, TWO)
+
+    with pytest.raises(
+        ConfigError, match=r"sample is 'picture'; its columns are image \(bytes\), label \(int\)"
+    ):
+        MosaicShards(tmp_path, sample="picture")
+    with pytest.raises(
+        ConfigError, match=r"label is 'weight'; its columns are image \(bytes\), label \(int\)"
+    ):
+        MosaicShards(tmp_path, label="weight")
+    write_mds(tmp_path, TWO, column_encodings=["pkl", "int", "float32"])
+    with pytest.raises(ConfigError, match="and of no pickled objects"):
+        MosaicShards(tmp_path, sample="image")
+
+
+def test_a_folder_without_an_index_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"index\.json cannot be read: No such file"):
+        MosaicShards(tmp_path)
