@@ -37,16 +37,16 @@ def tell(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)
 
 
-def quiet(report: Callable[[str], None] | None) -> Callable[[str], None]:
+def quiet(report: Callable[[str], None] | None) -> Callable[[object], None]:
     """Return what reports a line and never fails: what was done is done whether or not it could be reported.
 
     report: such as `tell`, which fails where standard error is closed; None: nothing is reported.
     """
 
-    def report_line(line: str) -> None:
+    def report_line(line: object) -> None:
         if report is not None:
             with suppress(Exception):
-                report(printable(line))
+                report(printable(str(line)))
 
     return report_line
 

@@ -166,7 +166,7 @@ class Saving:
 class BackgroundSave(Saving):
     """A thread that writes a save whose state is copied, as the store sees it."""
 
-    def __init__(self, step: int, write: Callable[[], Saved], report: Callable[[str], None]) -> None:
+    def __init__(self, step: int, write: Callable[[], Saved], report: Callable[[object], None]) -> None:
         """write: writes the snapshot, on a thread that `start` starts. report: called with the outcome; never fails."""
         super().__init__(step, self._run)
         #: None once it is done: who keeps the outcome need not keep what made it.
@@ -191,7 +191,7 @@ class BackgroundSave(Saving):
             self.saved = self._write()
         except BaseException as error:
             self._error = error
-        self._report(f"step {self.step}: NOT saved: {self._error}" if self._error else str(self.saved))
+        self._report(f"step {self.step}: NOT saved: {self._error}" if self._error else self.saved)
         with self._ending:
             self._ended.set()
             to_call, self._then = self._then, []
@@ -208,12 +208,15 @@ class BackgroundSave(Saving):
     def forget_failure(self) -> None:
         """Return once it has ended; what it fails with, somebody knows already."""
         self._was_reported = True
-        self.join()
+        self.joined()
 
-    def join(self) -> None:
-        """Return once it has ended; raise no failure."""
+    def joined(self) -> BaseException | None:
+        """Return, once it has ended, what it failed with, unless that was raised before."""
         self._ended.wait()
         self._thread.join()
+        error = None if self._was_reported else self._error
+        self._was_reported = True
+        return error
 
     def at_end(self, then: Callable[[], None]) -> None:
         """Call a function once it has ended and was reported; now, if it has."""
@@ -222,12 +225,6 @@ class BackgroundSave(Saving):
                 self._then.append(then)
                 return
         then()
-
-    def raise_unreported(self) -> None:
-        """Raise the error of a save that has ended, unless it was raised before."""
-        if self._error is not None and not self._was_reported:
-            self._was_reported = True
-            raise self._error
 
 
 def outcome_of(saving: Saving) -> Saved | None:

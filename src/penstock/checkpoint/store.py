@@ -197,8 +197,7 @@ class SnapshotStore:
         step = checked_step(step)
         with SnapshotSpan(self._recorder, Kind.SAVE, step) as span:
             begin_seconds = time.monotonic()
-            waited_step = self._saving.step if self._saving is not None and not self._saving.is_done else None
-            self._finish_saving()
+            waited_step = self._finish_saving()
             waited_seconds = time.monotonic() - begin_seconds
             before = None if self._drainer is None else functools.partial(self._raise_of_drain, step)
             flat, own, layouts, sources = self._shared.take(step, state, per_rank, before)
@@ -302,19 +301,27 @@ class SnapshotStore:
         self._finish_saving()
         self._opened.raise_of_drain()
 
-    def _finish_saving(self) -> None:
-        """Wait for the save that is under way, and raise, on all ranks, what it failed with and did not report."""
+    def _finish_saving(self) -> int | None:
+        """Wait for the save that is under way, and raise, on all ranks, what it failed with and did not report.
+
+        Returns: its step, if there was something to wait for.
+        """
         saving = self._saving
         if saving is None:
-            return
-        if not saving.is_done:
+            return None
+        if is_waiting := not saving.is_done:
             self._check_process()  # of what was forked from it, no thread ever ends it
         # Forgotten once it has ended: who interrupts this wait finds it under way as before.
-        saving.join()
+        error = saving.joined()
         if saving.saved is not None:
             self._due.took(saving.saved.blocked_seconds, saving.saved.durable_seconds)
         self._saving = None
-        saving.raise_unreported()
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame
+        return saving.step if is_waiting else None
 
     # -- Restoring -------------------------------------------------------------------------------------------
 
@@ -545,7 +552,7 @@ class SnapshotStore:
         self._close(error)
 
 
-def _failure_of(function: Callable[[], None]) -> list[Exception]:
+def _failure_of(function: Callable[[], object]) -> list[Exception]:
     """Return what a function raises, or nothing."""
     try:
         function()

@@ -132,6 +132,12 @@ def to_forget(
     can_restore = _restorable(snapshots, parents)
     if not any(can_restore):
         return []
+    if (
+        keep.max_age_seconds is None
+        and keep.limit_bytes is None
+        and len(snapshots) <= (keep.last or math.inf)
+    ):
+        return []
     newest = len(can_restore) - 1 - can_restore[::-1].index(True)
     wanted = _wanted(snapshots, can_restore, keep)
     if keep.max_age_seconds is not None:

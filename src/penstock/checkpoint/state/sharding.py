@@ -85,10 +85,13 @@ def check_whole(layouts: Iterable[Layout]) -> list[Layout]:
     parts: dict[str, list[Layout]] = {}
     for layout in layouts:
         parts.setdefault(layout.name, []).append(layout)
+    wholes: list[Layout] = []
     for same in parts.values():
-        if len(same) > 1 or same[0].box is not None:
+        is_part = len(same) > 1 or same[0].box is not None
+        if is_part:
             _check_parts(same)
-    return [same[0].whole for same in parts.values()]
+        wholes.append(same[0].whole if is_part else same[0])
+    return wholes
 
 
 def copies_into(wanted: Layout, stored: Sequence[Layout]) -> tuple[Copy, ...]:
