@@ -174,7 +174,6 @@ class Part:
 
     @functools.cached_property
     def folders(self) -> Folders:
-        """Return where its machine code may be, and where it is written to."""
         return folders_of(self._module)
 
     @functools.cached_property

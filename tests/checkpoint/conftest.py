@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = str(Path(__file__).parents[2])
-if ROOT not in sys.path:  # where pytest was not started as `python -m pytest`
-    sys.path.insert(0, ROOT)
+for place in (
+    ROOT,
+    f"{ROOT}/benchmarks/snapshots",
+):  # where pytest was not started as `python -m pytest`, too
+    if place not in sys.path:
+        sys.path.insert(0, place)
 
 
 @pytest.fixture

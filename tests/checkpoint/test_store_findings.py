@@ -463,7 +463,7 @@ def test_what_a_save_waits_for_is_measured(folder: Path, monkeypatch: pytest.Mon
 
     with opened(folder, report=report) as store:
         store.save(1, training(1))
-        monkeypatch.setattr(BackgroundSave, "join", _opening(may_end, BackgroundSave.join))
+        monkeypatch.setattr(BackgroundSave, "joined", _opening(may_end, BackgroundSave.joined))
         second = store.save(2, training(2)).wait()
         third = store.save(3, training(3)).wait()
 
@@ -473,11 +473,11 @@ def test_what_a_save_waits_for_is_measured(folder: Path, monkeypatch: pytest.Mon
 
 
 def _opening(
-    event: threading.Event, join: Callable[[BackgroundSave], None]
-) -> Callable[[BackgroundSave], None]:
-    def opened_first(saving: BackgroundSave) -> None:
+    event: threading.Event, joined: Callable[[BackgroundSave], BaseException | None]
+) -> Callable[[BackgroundSave], BaseException | None]:
+    def opened_first(saving: BackgroundSave) -> BaseException | None:
         event.set()
-        join(saving)
+        return joined(saving)
 
     return opened_first
 

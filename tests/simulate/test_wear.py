@@ -23,7 +23,6 @@ from penstock.simulate.wear import (
     read_stream,
     run_stream,
     warm_drive,
-    write_stream,
     written_per_day,
 )
 
@@ -77,6 +76,33 @@ def test_lines_of_pages_become_runs_that_are_asked_together() -> None:
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1).filter(
     lambda name: not name.startswith('"')
 )
+
+
+def write_stream(stream: Stream) -> str:
+    """Return the text from which `read_stream` makes the same operations."""
+    rows: list[str] = []
+    for operation in stream.operations:
+        match operation:
+            case PageRuns():
+                runs = zip(
+                    operation.ops.tolist(), operation.firsts.tolist(), operation.counts.tolist(), strict=True
+                )
+                rows += [f"{PageOp(op).name.lower()}_pages,{first},{count}" for op, first, count in runs]
+            case Phase():
+                rows.append(f"phase,{_quoted(operation.name)}")
+            case WriteFile():
+                rows.append(f"write,{_quoted(operation.name)},{operation.size_bytes}")
+            case ReadFile():
+                rows.append(f"read,{_quoted(operation.name)}")
+            case DeleteFile():
+                rows.append(f"delete,{_quoted(operation.name)}")
+    return "".join(f"{row}\n" for row in rows)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"' if set(name) & set(',"\n\r') else name
+
+
 FILE_OPERATIONS = st.lists(
     st.builds(Phase, NAMES)
     | st.builds(WriteFile, NAMES, st.integers(0, 10**12))

@@ -101,5 +101,4 @@ class _Snapshot:
         return out
 
     def close(self) -> None:
-        """Let go of its files."""
         self.chain.close()

@@ -181,7 +181,6 @@ class Housekeeping:
             self._held.update(steps)
 
     def let_go(self, steps: Iterable[int]) -> None:
-        """Take back a `hold`."""
         with self._deciding:
             self._held.subtract(steps)
 
@@ -509,7 +508,6 @@ class Housekeeping:
         )
 
     def close(self) -> None:
-        """Let go of the folders; twice is harmless."""
         for lock in self._locks:
             lock.release()
         self._locks = []

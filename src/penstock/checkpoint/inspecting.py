@@ -73,7 +73,6 @@ def inspect(catalog: Catalog, step: int, workers: Workers | None = None) -> List
 
 
 def can_be_opened(catalog: Catalog, step: int) -> bool:
-    """Return whether a copy of a snapshot can be opened."""
     try:
         return any(fault is None for _, fault in _judged(catalog, step, None))
     except Removed:

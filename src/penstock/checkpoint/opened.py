@@ -33,7 +33,6 @@ from penstock.trace.trace import JSON
 
 
 def tell(line: str) -> None:
-    """Print a line to standard error."""
     print(printable(line), file=sys.stderr, flush=True)
 
 

@@ -79,15 +79,12 @@ class Restored(Mapping[str, Any]):
         return lines
 
     def __getitem__(self, key: str) -> Any:
-        """Return a part of the state."""
         return self.state[key]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the keys of the state."""
         return iter(self.state)
 
     def __len__(self) -> int:
-        """Return how many parts the state has."""
         return len(self.state)
 
     def __repr__(self) -> str:

@@ -40,7 +40,6 @@ class Saved:
     waited_step: int | None = None
 
     def __str__(self) -> str:
-        """Return the line that a store reports."""
         waited = ""
         if self.waited_step is not None and self.waited_seconds >= _LEAST_REPORTED_SECONDS:
             waited = f" ({format_seconds(self.waited_seconds)} for step {self.waited_step})"

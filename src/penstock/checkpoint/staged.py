@@ -68,7 +68,6 @@ class CopiedInTurn:
         self._area = area
 
     def take(self) -> Iterator[Sequence[Piece]]:
-        """Yield each wave, valid until the next is asked for."""
         self._area.reserve(max(map(space_of, self._waves)))
         return map(self._area.copy, self._waves)
 

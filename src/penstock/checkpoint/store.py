@@ -541,19 +541,16 @@ class SnapshotStore:
             )
 
     def __enter__(self) -> SnapshotStore:
-        """Return the store, which is closed at the end of the block."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
         # What one rank fails with, others may not: they are notified, not waited for.
         self._close(error)
 
 
 def _failure_of(function: Callable[[], object]) -> list[Exception]:
-    """Return what a function raises, or nothing."""
     try:
         function()
     except Exception as failure:

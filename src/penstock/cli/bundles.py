@@ -40,7 +40,6 @@ _MOST_COUNTED_READS = 5_000_000
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser of `penstock simulate`."""
     summary = "which bundle_ratio suits a data set and a cache"
     parser = add_command(commands, "bundles", _run, summary, _DESCRIPTION, _EPILOG)
     data = parser.add_argument_group("the data set")

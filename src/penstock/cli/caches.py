@@ -43,7 +43,6 @@ _EASY_PERCENT = (1, 2, 5, *range(10, 101, 10))
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser of `penstock simulate`."""
     text = "how often a buffer cache hits, by order, policy and size"
     parser = add_command(commands, "caches", _run, text, _DESCRIPTION, _EPILOG)
     job = parser.add_argument_group("a training")

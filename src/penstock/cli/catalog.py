@@ -32,7 +32,6 @@ samples, data_bytes, folders, labels, listed_seconds (since 1970).
 
 
 def add_catalog(commands: Any) -> None:
-    """Add the command to the parser's."""
     summary = "list or clear what is kept of the listings of data sets"
     parser = add_command(commands, "catalog", _run, summary, _DESCRIPTION, _EPILOG)
     parser.add_argument(

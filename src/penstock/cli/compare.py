@@ -19,7 +19,6 @@ _LEAST_STALL = 0.01
 
 
 def add_compare(commands: Any) -> None:
-    """Add `penstock compare` to the parser's commands."""
     parser = add_command(
         commands,
         "compare",

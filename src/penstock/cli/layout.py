@@ -32,7 +32,6 @@ of how, requests, read_bytes and seconds.
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser of `penstock simulate`."""
     summary = "sequential against random reads, and whether to rewrite the data set"
     parser = add_command(commands, "layout", _run, summary, _DESCRIPTION, _EPILOG)
     add_scenario_options(parser)

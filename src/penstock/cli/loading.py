@@ -37,7 +37,6 @@ step_stall_seconds[] (mean over ranks).
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser of `penstock simulate`."""
     summary = "a whole job's loading under every policy"
     parser = add_command(commands, "loading", _run, summary, _DESCRIPTION, _EPILOG)
     add_scenario_options(parser)

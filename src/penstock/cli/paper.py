@@ -25,7 +25,6 @@ what cannot be computed, or was not published.
 
 
 def add_paper(commands: Any) -> None:
-    """Add the command to the parser's."""
     names = "".join(f"\n  {paper.name:22}{paper.title}" for paper in PAPERS)
     summary = "repeat a published table or figure, beside its numbers"
     parser = add_command(commands, "paper", _run, summary, _DESCRIPTION, f"names:{names}\n\n{_EPILOG}")

@@ -27,7 +27,6 @@ _MOST_ROWS = 30
 
 
 def add_plan(commands: Any) -> None:
-    """Add `penstock plan` to the parser's commands."""
     parser = add_command(
         commands,
         "plan",

@@ -9,7 +9,6 @@ from penstock.cli import bundles, caches, layout, loading, wear
 
 
 def add_simulate(commands: Any) -> None:
-    """Add the group and its commands to the parser's."""
     group: argparse.ArgumentParser = commands.add_parser(
         "simulate", help="predict loading, caches and SSD wear, before a run or a purchase"
     )

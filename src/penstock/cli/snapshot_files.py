@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import parsed_amount
-from penstock.cli.output import Table, add_output_options, print_line, show
+from penstock.cli.output import Table, add_command, add_output_options, print_line, show
 from penstock.errors import ConfigError, DataError
 from penstock.units import format_bytes, format_count, parse_bytes
 
@@ -37,15 +38,8 @@ _STEPS = tuple(
 
 
 def add(commands: Any) -> None:
-    """Add the commands to the parser of `penstock snapshots`."""
-    load = _command(
-        commands,
-        "import",
-        "save other people's checkpoint as a snapshot",
-        _import,
-        "model.safetensors snapshots --step 400",
-        _KINDS,
-    )
+    text, example = "save other people's checkpoint as a snapshot", "model.safetensors snapshots --step 400"
+    load = _command(commands, "import", text, _import, example, _KINDS)
     load.add_argument("file", type=Path, metavar="FILE", help="or folder, to read")
     load.add_argument("folder", metavar="DIR", help="of the store; made if it is missing")
     load.add_argument(
@@ -53,14 +47,8 @@ def add(commands: Any) -> None:
     )
     load.add_argument("--part", metavar="NAME", help="where in the state it goes, such as model")
 
-    save = _command(
-        commands,
-        "export",
-        "write a snapshot as other people read it",
-        _export,
-        "snapshots model.safetensors --part model",
-        _KINDS,
-    )
+    text, example = "write a snapshot as other people read it", "snapshots model.safetensors --part model"
+    save = _command(commands, "export", text, _export, example, _KINDS)
     save.add_argument("folder", metavar="DIR", help="of the store; or an address such as s3://bucket/runs/a")
     save.add_argument("file", type=Path, metavar="FILE", help="or folder, to write")
     save.add_argument("--step", type=int, metavar="N", help="of the snapshot (the one saved last)")
@@ -83,12 +71,9 @@ def add(commands: Any) -> None:
 def _command(
     commands: Any, name: str, text: str, run: Any, example: str, more: str = ""
 ) -> argparse.ArgumentParser:
-    epilog = f"Example: penstock snapshots {name} {example}\n{more}"
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=text, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+    return add_command(
+        commands, name, run, text, epilog=f"Example: penstock snapshots {name} {example}\n{more}"
     )
-    parser.set_defaults(run=run)
-    return parser
 
 
 def check_store(folder: str, fast: Path | None = None) -> None:
@@ -198,17 +183,7 @@ def _check(options: argparse.Namespace) -> None:
         "seal": str(sealed.path),
         "files": len(sealed.files),
         "bytes": sealed.nbytes,
-        "results": [
-            {
-                "file": fault.file,
-                "wrong": fault.wrong,
-                "why": fault.why,
-                "begin": fault.begin,
-                "end": fault.end,
-                "tensors": list(fault.tensors),
-            }
-            for fault in faults
-        ],
+        "results": list(map(asdict, faults)),
     }
     text = f"{format_count(len(sealed.files), 'file')}, {format_bytes(sealed.nbytes)}"
     rows = [(fault.file, fault.wrong, fault.why) for fault in faults]

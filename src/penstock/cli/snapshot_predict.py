@@ -44,7 +44,6 @@ _EQUAL_SHARE = 0.01
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser of `penstock snapshots`."""
     parser = add_command(
         commands,
         "predict",

@@ -39,7 +39,6 @@ _MOST_LEFT_OUT = 3
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser of `penstock snapshots`."""
     summary = "how alike your snapshots are, and what each way of storing them would take"
     parser = add_command(commands, "study", _run, summary, _DESCRIPTION, _EPILOG)
     parser.add_argument(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import snapshot_files, snapshot_predict, snapshot_study
-from penstock.cli.output import Table, add_output_options, show
+from penstock.cli.output import Table, add_command, add_output_options, show
 from penstock.errors import ConfigError, FormatError
 from penstock.units import format_bytes, format_count, parse_rate
 
@@ -23,7 +24,6 @@ stored_bytes, codec, kept_mantissa_bits (null unless it is lossy), tiers, broken
 
 
 def add_snapshots(commands: Any) -> None:
-    """Add the group and its commands to the parser's."""
     group: argparse.ArgumentParser = commands.add_parser(
         "snapshots", help="list, verify, move, study and predict the snapshots of a training"
     )
@@ -52,12 +52,7 @@ _EXAMPLES = {
 def _command(kinds: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
     has_json = name in ("list", "verify")
     example = f"Example: penstock snapshots {name} snapshots{_EXAMPLES[name]}\n"
-    parser: argparse.ArgumentParser = kinds.add_parser(
-        name,
-        help=text,
-        epilog=example + (_JSON if has_json else ""),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(kinds, name, run, text, epilog=example + (_JSON if has_json else ""))
     parser.add_argument(
         "folder", metavar="DIR", help="of the store; or an address such as s3://bucket/runs/a"
     )
@@ -67,7 +62,6 @@ def _command(kinds: Any, name: str, text: str, run: Any) -> argparse.ArgumentPar
     )
     if has_json:
         add_output_options(parser, plot=False)
-    parser.set_defaults(run=run)
     return parser
 
 
@@ -164,26 +158,10 @@ def _show(options: argparse.Namespace, listed: list[Listed], closing: str) -> No
         for one in listed
     ]
     columns = ("step", "condition", "saved", "difference to", "state", "stored", "share", "codec", "where")
-    data = [
-        {
-            "step": one.step,
-            "condition": one.condition,
-            "why": one.why,
-            "created_seconds": one.created_seconds,
-            "reference_step": one.reference_step,
-            "raw_bytes": one.raw_bytes,
-            "stored_bytes": one.stored_bytes,
-            "codec": one.codec,
-            "kept_mantissa_bits": one.kept_mantissa_bits,
-            "tiers": list(one.tiers),
-            "broken_tiers": list(one.broken_tiers),
-        }
-        for one in listed
-    ]
     notes = [f"step {one.step:,}: {one.why}" for one in listed if one.why]
     show(
         options,
-        {"results": data},
+        {"results": list(map(asdict, listed))},
         [Table("", columns, rows)] if rows else [],
         [*notes, closing] if closing else notes,
     )

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def add_trace(commands: Any) -> None:
-    """Add the command to the others."""
     parser = add_command(
         commands,
         "trace",

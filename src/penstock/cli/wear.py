@@ -48,7 +48,6 @@ _WORK = ("written_pages", "moved_pages", "summary_pages", "trimmed_pages", "read
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser of `penstock simulate`."""
     summary = "what snapshots, or any writes, do to an SSD, and how long it lasts"
     parser = add_command(commands, "wear", _run, summary, _DESCRIPTION, _EPILOG)
     source = parser.add_mutually_exclusive_group()

@@ -39,9 +39,7 @@ class Snapshots(Protocol):
         """Return what each is called, in their order."""
         ...
 
-    def layouts(self, snapshot: int) -> Sequence[Layout]:
-        """Return the tensors of one."""
-        ...
+    def layouts(self, snapshot: int) -> Sequence[Layout]: ...
 
     def block(self, snapshot: int, layout: Layout, number: int, scratch: Scratch) -> Bytes:
         """Return the bytes of a tensor's block, valid until `scratch` is used again. Called by several threads.
@@ -50,9 +48,7 @@ class Snapshots(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Let go of the files; twice is harmless."""
-        ...
+    def close(self) -> None: ...
 
 
 def open_snapshots(folder: str | Path, fast: str | Path | None = None) -> Snapshots:
@@ -188,17 +184,14 @@ class StoredSnapshots:
             raise
 
     def layouts(self, snapshot: int) -> Sequence[Layout]:
-        """Return the tensors of one."""
         return [stored.layout for stored in self._chains[snapshot].manifest.tensors]
 
     def block(self, snapshot: int, layout: Layout, number: int, scratch: Scratch) -> Bytes:
-        """Return the bytes of a tensor's block, valid until `scratch` is used again."""
         block = self._chains[snapshot].block(layout, number, scratch)
         assert block is not None, "only tensors are asked for that every snapshot has"
         return block
 
     def close(self) -> None:
-        """Let go of the files."""
         for snapshot in self._opened.values():
             snapshot.close()
 
@@ -212,11 +205,9 @@ class SnapshotFiles:
         self._sources: list[Mapping[Layout, Source]] = [_sources(path) for path in files]
 
     def layouts(self, snapshot: int) -> Sequence[Layout]:
-        """Return the tensors of one."""
         return list(self._sources[snapshot])
 
     def block(self, snapshot: int, layout: Layout, number: int, scratch: Scratch) -> Bytes:
-        """Return the bytes of a tensor's block."""
         source = self._sources[snapshot][layout]
         data = source.view()
         if data is None:  # its numbers do not lie side by side
@@ -226,7 +217,6 @@ class SnapshotFiles:
         return data[number * step : (number + 1) * step]
 
     def close(self) -> None:
-        """Let go of the files."""
         self._sources = []
 
 

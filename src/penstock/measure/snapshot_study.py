@@ -320,7 +320,6 @@ class _Study:
     # -- What is alike ---------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Count all blocks."""
         for block, found in self._workers.map(self._look_at, self._blocks()):
             for reference, looked in found.looked.items():
                 self._looked[reference].add(looked)
@@ -351,7 +350,6 @@ class _Study:
     # -- What it takes ---------------------------------------------------------------------------------
 
     def encode(self) -> None:
-        """Encode all blocks, and make them back."""
         coders = []
         for index, job in enumerate(self._jobs):
             begin = time.thread_time()
@@ -397,7 +395,6 @@ class _Study:
     # -- What comes of it ------------------------------------------------------------------------------
 
     def found(self, name: str) -> SnapshotStudy:
-        """Return what was found."""
         names = tuple(self._snapshots.names)
         likenesses = tuple(
             Likeness(

@@ -242,7 +242,6 @@ class _Clock:
         self._peak_fast_bytes = 0
 
     def run(self) -> PredictedSaves:
-        """Return what happened."""
         self._train(0, 0)
         while self._actions:
             rates = {actor: self._rate(action) for actor, action in self._actions.items()}

@@ -167,32 +167,6 @@ def read_stream(lines: Iterable[str], name: str) -> Stream:
     return Stream(name, tuple(operations))
 
 
-def write_stream(stream: Stream) -> str:
-    """Return the text from which `read_stream` makes the same operations."""
-    names = {op: name for name, op in _PAGE_OPS.items()}
-    rows: list[str] = []
-    for operation in stream.operations:
-        match operation:
-            case PageRuns():
-                runs = zip(
-                    operation.ops.tolist(), operation.firsts.tolist(), operation.counts.tolist(), strict=True
-                )
-                rows += [f"{names[PageOp(op)]},{first},{count}" for op, first, count in runs]
-            case Phase():
-                rows.append(f"phase,{_quoted(operation.name)}")
-            case WriteFile():
-                rows.append(f"write,{_quoted(operation.name)},{operation.size_bytes}")
-            case ReadFile():
-                rows.append(f"read,{_quoted(operation.name)}")
-            case DeleteFile():
-                rows.append(f"delete,{_quoted(operation.name)}")
-    return "".join(f"{row}\n" for row in rows)
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"' if set(name) & set(',"\n\r') else name
-
-
 def _page_run(parts: Sequence[str]) -> tuple[int, int, int] | None:
     op = _PAGE_OPS.get(parts[0])
     if op is None:

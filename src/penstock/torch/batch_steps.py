@@ -24,7 +24,6 @@ class BatchSteps:
         self._loader.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """Return the number of batches of the epoch."""
         return len(self._loader)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -43,7 +42,6 @@ class BatchesAt:
         self._pass: Iterator[Any] | None = None
 
     def __len__(self) -> int:
-        """Return the number of samples of the epoch, over all ranks."""
         plan = self._loader.plan
         return plan.length(min(self._loader.position[0], plan.epochs - 1))
 

@@ -353,13 +353,11 @@ class StoreWriter(StorageWriter):
             _unpickled.pop(self._identity, None)
 
     def __enter__(self) -> StoreWriter:
-        """Return the writer, which is closed at the end of the block."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
         self.close()
 
     @classmethod

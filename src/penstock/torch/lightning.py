@@ -190,7 +190,6 @@ class _Named:
 
     @property
     def is_awaited(self) -> bool:
-        """Return whether there are names that are not written yet."""
         with self._names_lock:
             return bool(self._names)
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from model_bits import model_bits
 from numpy.typing import NDArray
 
 from penstock.checkpoint.codecs import codec_named, decode_block, ours
@@ -31,7 +32,7 @@ def there_and_back(
     got = np.full(values.size, 0x55, np.uint8)
     decode_block(kind, out[:length].copy(), dtype, reference, got)
     np.testing.assert_array_equal(got, values)
-    model = ours.model_bits(pair, kind, out[:length]) / 8 if kind >= Kind.PLANE else length
+    model = model_bits(pair, kind, out[:length]) / 8 if kind >= Kind.PLANE else length
     return kind, length, model
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from model_bits import model_bits
 
 from penstock.checkpoint.codecs import ours
 from penstock.checkpoint.codecs.codec import SLACK_BYTES, Kind, Pair
@@ -265,7 +266,7 @@ def test_what_was_before_in_the_lane_is_a_context_where_that_pays(dtype_name: st
         ours.DECODERS[kind](payload, dtype, reference, got)
         assert got.tobytes() == values.tobytes()
         assert decode(payload.tobytes(), kind, dtype, reference.tobytes(), count) == values.tobytes()
-        model = ours.model_bits(Pair(values, dtype, reference), kind, payload) / 8
+        model = model_bits(Pair(values, dtype, reference), kind, payload) / 8
         assert payload.size < 1.3 * model
         assert payload.size < 0.97 * encoded("speed", values, dtype, reference)[1].size
 

@@ -39,16 +39,14 @@ def test_a_drive_lasts_until_its_blocks_were_erased_as_often_as_they_are_rated()
     life = lifetime(Wear(np.array([0, 4, 2, 2], np.int32)), 1_000, rated_cycles=100, bytes_per_day=500.0)
 
     assert (life.even_bytes, life.first_block_bytes) == (50_000.0, 25_000.0)
-    assert (life.even_days, life.first_block_days) == (100.0, 50.0)
-    assert life.even_years == pytest.approx(100 / 365.25)
+    assert (life.even_years, life.first_block_years) == pytest.approx((100 / 365.25, 50 / 365.25))
 
 
 def test_a_drive_that_was_never_erased_lasts_for_ever_and_without_a_rate_no_time_is_said() -> None:
     life = lifetime(Wear(np.zeros(3, np.int32)), 1_000, rated_cycles=100)
 
     assert life.even_bytes == life.first_block_bytes == math.inf
-    assert life.even_days is None
-    assert life.first_block_years is None
+    assert life.even_years is life.first_block_years is None
 
 
 @pytest.mark.parametrize(

@@ -441,7 +441,6 @@ class _PaperCoder:
     codes: Mapping[str, _HuffmanCode]
 
     def encode(self, pair: Pair, out: Bytes) -> tuple[Kind, int]:
-        """Encode a block."""
         if pair.reference is None or self.codec.delta is None:
             kind, length = self._baseline(pair, out)
         else:

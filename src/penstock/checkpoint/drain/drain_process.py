@@ -110,7 +110,6 @@ class DrainProcess:
         return self._requests.closed
 
     def close(self) -> None:
-        """End the process, whatever it does; twice is harmless."""
         self._process.kill()
         self._process.wait()
         self._requests.close()
@@ -203,7 +202,6 @@ class ProcessDrainer:
         )
 
     def close(self) -> None:
-        """End the process, if there is one."""
         process, self._process = self._process, None
         if process is not None:
             process.close()

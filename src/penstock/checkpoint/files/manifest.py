@@ -88,7 +88,6 @@ class Manifest:
     stored_bytes: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Add up its bytes."""
         object.__setattr__(self, "raw_bytes", sum(map(attrgetter("layout.nbytes"), self.tensors)))
         object.__setattr__(self, "stored_bytes", self.file_bytes + sum(map(attrgetter("nbytes"), self.parts)))
 

@@ -96,7 +96,6 @@ class OpenSnapshot:
         return stored, block - stored.first_block
 
     def close(self) -> None:
-        """Let go of the files; twice is harmless."""
         for part in self.parts:
             part.close()
 
@@ -134,7 +133,6 @@ class Chain:
 
     @property
     def manifest(self) -> Manifest:
-        """Return the wanted snapshot's manifest."""
         return self.links[-1].manifest
 
     @property
@@ -219,7 +217,6 @@ class Chain:
         return out
 
     def close(self) -> None:
-        """Let go of all files; twice is harmless."""
         for link in self.links:
             link.close()
 

@@ -91,7 +91,6 @@ class Shard:
     offsets: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Check it."""
         shape = getattr(self.array, "shape", None)
         if not is_array(self.array) or shape is None:
             raise ConfigError(
@@ -225,7 +224,6 @@ class Flat:
 
     @property
     def layouts(self) -> list[Layout]:
-        """Return the layouts of the tensors."""
         return [source.layout for source in self.sources]
 
 

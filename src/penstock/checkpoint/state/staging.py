@@ -36,7 +36,6 @@ class StagingArea:
 
     @property
     def nbytes(self) -> int:
-        """Return how large it is."""
         return self._bytes.size
 
     def reserve(self, nbytes: int) -> None:

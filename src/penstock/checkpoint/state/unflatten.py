@@ -96,7 +96,6 @@ class Destination:
 
     @property
     def storage(self) -> Any:
-        """Return PyTorch's storage of the memory."""
         if self._owner is None:
             import torch
 
@@ -489,7 +488,6 @@ class _Matching:
         return self._chosen is None or leaf.name in self._chosen
 
     def destinations(self) -> dict[str, Destination]:
-        """Return where each tensor goes."""
         wanted = [*self._targets, *(of for of in self._fresh if of not in self._targets)]
         for of in wanted:
             layout, targets = _placed(

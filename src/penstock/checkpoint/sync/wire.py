@@ -233,7 +233,6 @@ class _Sealer:
         self._refresh = secrets.token_bytes(_REFRESH_BYTES)
 
     def message(self, kind: int, body: bytes) -> bytes:
-        """Return the next message."""
         head = _HEAD.pack(_MAGIC, kind, self._number, self._refresh)
         self._checksum = _checksum(self._checksum, head, body)
         self._number += 1
@@ -477,7 +476,6 @@ class _Tensors:
 
     @property
     def are_complete(self) -> bool:
-        """Return whether all blocks came."""
         return self._hop == self._start.hops or not self._start.sent
 
     def apply(self, body: memoryview) -> None:

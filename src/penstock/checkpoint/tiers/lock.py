@@ -57,7 +57,6 @@ class WriterLock:
         _held.add(self)
 
     def release(self) -> None:
-        """Let go; twice is harmless."""
         if self._descriptor >= 0:
             # Not by closing alone: a process that is just being started has the descriptor, too.
             with contextlib.suppress(OSError):

@@ -35,11 +35,9 @@ class Work:
     per_chip: NDArray[np.int64]
 
     def __sub__(self, earlier: Work) -> Work:
-        """Return what was done since."""
         return Work(self.per_chip - earlier.per_chip)
 
     def __add__(self, other: Work) -> Work:
-        """Return what was done in both."""
         return Work(self.per_chip + other.per_chip)
 
     def _total(self, column: int) -> int:

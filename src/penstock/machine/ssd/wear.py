@@ -65,7 +65,6 @@ class Lifetime:
 
     even_bytes: if all blocks wear alike from here on, inf where nothing was erased: no levelling can do better.
     first_block_bytes: until the first block is worn out, if wear stays as uneven as it was; inf likewise.
-    even_days, first_block_days: the same at `bytes_per_day`, None where that is not known.
     """
 
     even_bytes: float
@@ -73,24 +72,17 @@ class Lifetime:
     bytes_per_day: float | None
 
     @property
-    def even_days(self) -> float | None:
-        """Return days until all blocks are worn out, if they wear alike."""
-        return None if self.bytes_per_day is None else self.even_bytes / self.bytes_per_day
-
-    @property
-    def first_block_days(self) -> float | None:
-        """Return days until the first block is worn out."""
-        return None if self.bytes_per_day is None else self.first_block_bytes / self.bytes_per_day
-
-    @property
     def even_years(self) -> float | None:
-        """Return the same in years."""
-        return None if self.even_days is None else self.even_days / _DAYS_PER_YEAR
+        """Return how long it takes to write `even_bytes`; None where `bytes_per_day` is not known."""
+        return self._years(self.even_bytes)
 
     @property
     def first_block_years(self) -> float | None:
-        """Return the same in years."""
-        return None if self.first_block_days is None else self.first_block_days / _DAYS_PER_YEAR
+        """Return how long it takes to write `first_block_bytes`, likewise."""
+        return self._years(self.first_block_bytes)
+
+    def _years(self, nbytes: float) -> float | None:
+        return None if self.bytes_per_day is None else nbytes / self.bytes_per_day / _DAYS_PER_YEAR
 
 
 def lifetime(
