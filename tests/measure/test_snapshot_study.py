@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import threading
@@ -218,37 +217,6 @@ def test_sizes_are_those_of_snapshots_encoded_as_a_whole(
                     None if earlier is None else states[earlier],
                 )
                 assert size == expected, (method.name, snap_dis, snapshot)
-
-
-def test_the_formula_counts_bits_of_a_whole_snapshot(
-    states: list[dict[str, Bytes]], study: SnapshotStudy
-) -> None:
-    """Algorithm 1 by hand for the first delta, each size of word in a stream of its own; no byte for its width."""
-    earlier, later = (words_of(state) for state in states[:2])
-    total, static = 0, 0
-    for width in (16, 32):
-        zeros = [
-            width - (int(one, 2) ^ int(other, 2)).bit_length()
-            for one, other in zip(earlier, later, strict=True)
-            if len(one) == width
-        ]
-        sizes = [
-            sum(width + i - min(2**i - 1, each) for each in zeros) for i in range(int(math.log2(width)) + 1)
-        ]
-        total += math.ceil(min(sizes) / 8)
-        static += math.ceil(sizes[4] / 8)
-
-    assert study.formula.deltas["dynrle"][1, 0] == total
-    assert study.formula.deltas["rle4"][1, 0] == static
-    assert study.sizes.deltas["dynrle"][1, 0] - total in range(
-        2 * 4 + 1
-    )  # a byte for each of four blocks, padding
-    assert study.formula.stored_bytes(method_named("gzip-delta"), 3) is None
-    assert study.formula.baselines["huffman"][0] is not None
-    complete, huffman = study.sizes.baselines["complete"][0], study.sizes.baselines["huffman"][0]
-    assert complete == study.nbytes == 4 * (BLOCK_VALUES + 77 + 1_500) + 2 * 3_001
-    assert huffman is not None
-    assert study.formula.baselines["huffman"][0] < huffman < 0.9 * complete
 
 
 def test_every_method_runs_on_a_drive(study: SnapshotStudy) -> None:

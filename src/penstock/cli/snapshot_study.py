@@ -198,7 +198,6 @@ def _written_data(study: SnapshotStudy, runs: Sequence[StoredRun]) -> list[dict[
     for run in runs:
         assert run.result is not None, "a study has all sizes"
         assert run.stored_bytes is not None, "a study has all sizes"
-        formula = study.formula.stored_bytes(run.method, run.snap_dis)
         rows.append(
             {
                 "encoding": run.method.name,
@@ -207,7 +206,6 @@ def _written_data(study: SnapshotStudy, runs: Sequence[StoredRun]) -> list[dict[
                 "snap_dis": run.snap_dis,
                 "stored_bytes": run.stored_bytes,
                 "stored_share": run.stored_bytes / complete,
-                "formula_bytes": None if formula is None else sum(formula),
                 "erases": run.result.work.erases,
                 "written_pages": run.result.work.written_pages,
                 "write_amplification": run.result.work.write_amplification,
@@ -222,14 +220,13 @@ def _written_table(rows: Sequence[dict[str, Any]]) -> Table:
     complete = {row["snap_dis"]: row["erases"] for row in rows if row["encoding"] == "complete"}
     return Table(
         "Written by all snapshots (Figure 9), and blocks of the drive erased (Figure 10)",
-        ["codec, scheme", "snap_dis", "written", "change", "by the paper's formula", "erases", "change"],
+        ["codec, scheme", "snap_dis", "written", "change", "erases", "change"],
         [
             [
                 f"{row['codec']}, {row['scheme']}",
                 str(row["snap_dis"]),
                 format_bytes(row["stored_bytes"]),
                 _change(row["stored_share"]),
-                "-" if row["formula_bytes"] is None else format_bytes(row["formula_bytes"]),
                 f"{row['erases']:,}",
                 _change(row["erases"] / complete[row["snap_dis"]]) if complete[row["snap_dis"]] else "-",
             ]
@@ -383,9 +380,6 @@ def _notes(
         notes.append(
             f"Left out, since not all snapshots have them alike: {', '.join(left_out[:_MOST_LEFT_OUT])}{more}."
         )
-    notes.append(
-        "Written: as the codecs store blocks, each with its own width or code; the paper's formula has neither."
-    )
     if times_as_large > 1:
         notes.append(f"The drive is the paper's, {times_as_large} times as large, so that the snapshots fit.")
     space = "without a limit of storage" if options.storage is None else f"within {options.storage}"

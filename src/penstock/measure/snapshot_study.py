@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,10 @@ from penstock.checkpoint.codecs.paper import (
     PaperCodec,
     best_heading_bits,
     codec_of,
-    delta_bits,
     delta_block_bytes,
-    huffman_lengths,
 )
 from penstock.checkpoint.files.writing import Scratch
-from penstock.checkpoint.state.dtypes import DType, dtype_named
+from penstock.checkpoint.state.dtypes import DType
 from penstock.checkpoint.state.tensors import Bytes, Layout
 from penstock.flow.cpus import available_cpus
 from penstock.flow.ordered import Workers
@@ -59,6 +57,8 @@ _WIDTHS = range(7)
 
 #: A snapshot and the one to which it is stored as a difference, None where it is stored alone.
 Reference = tuple[int, int | None]
+#: One that is stored as a difference.
+Pairing = tuple[int, int]
 
 
 class Seconds(NamedTuple):
@@ -105,8 +105,6 @@ class SnapshotStudy:
     exponents: of the last snapshot, by type, floats by their exponent (Figure 8).
     sizes: in bytes, as the codecs store blocks, one's own width and code in each. All pairs that any distance needs
         are there for dynrle; for the other codecs those of the progressive scheme.
-    formula: in bytes, as the paper counts: one stream of bits a snapshot, no bytes for codes and widths, nothing stored
-        as it is. It has no gzip and no codec of ours.
     seconds: by codec and reference, where measured. heading_bits: of dynrle, by bits of a word.
     tensor_seconds: by codec, float64[tensors, 2]: parameters, and what a snapshot's encoding takes on average.
     """
@@ -116,9 +114,8 @@ class SnapshotStudy:
     likenesses: tuple[Likeness, ...]
     exponents: Mapping[str, NDArray[np.int64]]
     sizes: SnapshotSizes
-    formula: SnapshotSizes
     seconds: Mapping[str, Mapping[Reference, Seconds]]
-    heading_bits: Mapping[Reference, Mapping[int, int]]
+    heading_bits: Mapping[Pairing, Mapping[int, int]]
     tensor_seconds: Mapping[str, NDArray[np.float64]]
 
     @property
@@ -258,7 +255,7 @@ class _Study:
             for snap_dis in range(1, max(self._count, TIMED_SNAP_DIS) + 1)
         }
         #: Those of chains at every distance are many: their run lengths are counted, and encoded at one distance.
-        self._deltas: list[Reference] = sorted({*self._progressive, *chain.from_iterable(chained.values())})
+        self._deltas: list[Pairing] = sorted({*self._progressive, *chain.from_iterable(chained.values())})
         measured = sorted({*self._progressive, *chained[TIMED_SNAP_DIS]})
         self._jobs = [
             *(_Job(codec, reference) for codec in ("gzip", "dynrle", DEFAULT) for reference in self._alone),
@@ -270,7 +267,9 @@ class _Study:
             *(_Job("dynrle", reference) for reference in measured),
         ]
         tensors = len(layouts)
-        self._looked = {reference: Looked() for reference in (*self._alone, *self._deltas)}
+        self._looked: dict[Reference, Looked] = {
+            reference: Looked() for reference in (*self._alone, *self._deltas)
+        }
         self._look_seconds = {reference: np.zeros(tensors) for reference in self._looked}
         self._delta_bytes: dict[tuple[Reference, int], NDArray[np.int64]] = {}
         self._differs = np.zeros((self._count, -(-self._nbytes // PAGE_BYTES)), np.bool_)
@@ -417,82 +416,41 @@ class _Study:
             likenesses,
             self._looked[self._count - 1, None].exponents,
             self._sizes(name, heading_bits),
-            self._formula(name, heading_bits),
             self._seconds_by_codec(),
             heading_bits,
             self._tensor_seconds(),
         )
 
-    def _sizes(self, name: str, heading_bits: Mapping[Reference, Mapping[int, int]]) -> SnapshotSizes:
+    def _sizes(self, name: str, heading_bits: Mapping[Pairing, Mapping[int, int]]) -> SnapshotSizes:
         measured = {job: int(size) for job, size in zip(self._jobs, self._bytes, strict=True)}
 
         def alone(codec: str) -> tuple[int, ...]:
             return tuple(measured[_Job(codec, reference)] for reference in self._alone)
 
-        def deltas(codec: str) -> dict[Reference, int]:
+        def deltas(codec: str) -> dict[Pairing, int]:
             return {pair: measured[_Job(codec, pair)] for pair in self._progressive}
 
         dynrle = {
             reference: sum(int(self._delta_bytes[reference, bits][width]) for bits, width in widths.items())
             for reference, widths in heading_bits.items()
         }
-        for (codec, reference), size in measured.items():
-            if codec == "dynrle" and reference[1] is not None:
-                assert size == dynrle[reference], (
-                    f"{reference} takes {size} bytes, counted: {dynrle[reference]}"
-                )
-        return self._recorded(
-            name,
-            {"gzip": alone("gzip"), "huffman": alone("dynrle"), "penstock": alone(DEFAULT)},
-            {
-                "gzip": deltas("gzip-delta"),
-                "rle4": deltas("rle4"),
-                "rle4_gzip": deltas("rle4-gzip"),
-                "dynrle": dynrle,
-                "penstock": deltas(DEFAULT),
-            },
-        )
-
-    def _formula(self, name: str, heading_bits: Mapping[Reference, Mapping[int, int]]) -> SnapshotSizes:
-        def delta(reference: Reference, widths: Mapping[int, int]) -> int:
-            zeros = self._looked[reference].zeros
-            return sum(-(-delta_bits(zeros[bits], width) // 8) for bits, width in widths.items())
-
-        static = {bits: 4 for widths in heading_bits.values() for bits in widths}
-        return self._recorded(
-            name,
-            {"huffman": tuple(self._huffman_bytes(reference) for reference in self._alone)},
-            {
-                "rle4": {pair: delta(pair, static) for pair in self._progressive},
-                "dynrle": {reference: delta(reference, widths) for reference, widths in heading_bits.items()},
-            },
-        )
-
-    def _huffman_bytes(self, reference: Reference) -> int:
-        """Return exponents by a Huffman code, signs and mantissas, and all that is no float as it is."""
-        exponents = self._looked[reference].exponents
-        size = sum(layout.nbytes for layout in self._layouts if layout.dtype.name not in exponents)
-        for dtype, counts in exponents.items():
-            coded = int(counts @ huffman_lengths(counts).astype(np.int64))
-            rest = int(counts.sum()) * (1 + dtype_named(dtype).mantissa_bits)
-            size += -(-(coded + rest) // 8)
-        return size
-
-    def _recorded(
-        self,
-        name: str,
-        baselines: Mapping[Baseline, tuple[int, ...]],
-        deltas: Mapping[Delta, Mapping[Reference, int]],
-    ) -> SnapshotSizes:
-        unknown = (None,) * self._count
-        return SnapshotSizes(
-            name,
-            "",
-            sum(layout.values for layout in self._layouts),
-            {codec: baselines.get(codec, unknown) for codec in get_args(Baseline)}
-            | {"complete": (self._nbytes,) * self._count},
-            {codec: _between(deltas.get(codec, {})) for codec in get_args(Delta)},
-        )
+        for pair, counted in dynrle.items():
+            size = measured.get(_Job("dynrle", pair), counted)
+            assert size == counted, f"{pair} takes {size} bytes, counted: {counted}"
+        baselines: dict[Baseline, tuple[int, ...]] = {
+            "complete": (self._nbytes,) * self._count,
+            "gzip": alone("gzip"),
+            "huffman": alone("dynrle"),
+            "penstock": alone(DEFAULT),
+        }
+        differences: dict[Delta, dict[Pairing, int]] = {
+            "gzip": deltas("gzip-delta"),
+            "rle4": deltas("rle4"),
+            "rle4_gzip": deltas("rle4-gzip"),
+            "dynrle": dynrle,
+            "penstock": deltas(DEFAULT),
+        }
+        return SnapshotSizes(name, "", sum(layout.values for layout in self._layouts), baselines, differences)
 
     def _seconds_by_codec(self) -> dict[str, dict[Reference, Seconds]]:
         seconds: dict[str, dict[Reference, Seconds]] = {}
@@ -534,10 +492,6 @@ def _timed(coder: Coder, pair: Pair, out: Bytes, back: Bytes) -> tuple[int, floa
     payload = pair.values if kind is Kind.STORED else out[:length]
     decode_block(kind, payload, pair.dtype, pair.reference, back)
     return length, encoded - begin, time.thread_time() - encoded
-
-
-def _between(deltas: Mapping[Reference, int]) -> dict[tuple[int, int], int]:
-    return {(snapshot, earlier): size for (snapshot, earlier), size in deltas.items() if earlier is not None}
 
 
 def _differing_pages(values: Bytes, reference: Bytes, begin: int) -> NDArray[np.bool_]:
