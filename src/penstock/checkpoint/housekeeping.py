@@ -8,7 +8,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from penstock.checkpoint.files.manifest import step_of
 from penstock.checkpoint.files.reading import load_manifest
@@ -45,14 +44,6 @@ def describe_little_space(tier: Tier) -> str:
         return ""
     last = f", and the last snapshot there takes {format_bytes(last_bytes)}" if last_bytes else ""
     return f"{tier.name} has {format_bytes(free_bytes)} free{last}: free some space before the next save"
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a new snapshot goes. why_not_nearer: what to say if not to the nearest tier, or ""."""
-
-    tier: int
-    why_not_nearer: str = ""
 
 
 class Housekeeping:
@@ -259,18 +250,17 @@ class Housekeeping:
             return f"step {step} is saved, but space may run out later: {error}"
         return ""
 
-    def place(self, new_bytes: int) -> Place:
-        """Return where a snapshot of at most so many bytes goes, once there is space: not to a tier that refuses."""
+    def why_not_fast(self, new_bytes: int) -> str:
+        """Make space on the fast tier for so many bytes; return why the snapshot does not go there, or ""."""
         if len(self._catalog.tiers) == 1:
-            return Place(0)
-        fast = self._catalog.tiers[0]
-        place = Place(0)
+            return ""
+        fast, why = self._catalog.tiers[0], ""
         with self._falling_through(fast):
             if not self._refusal:
-                place = self._nearest_place(fast, new_bytes)
-        return Place(1, self._refusal) if self._refusal else place
+                why = self._make_space(fast, new_bytes)
+        return self._refusal or why
 
-    def _nearest_place(self, fast: Tier, new_bytes: int) -> Place:
+    def _make_space(self, fast: Tier, new_bytes: int) -> str:
         with self._deciding:
             # What is out of the catalog and not gone yet takes space of which nobody would know.
             self._gone.wait_for(lambda: not self._catalog.is_going(tier=0))
@@ -292,13 +282,10 @@ class Housekeeping:
                     capacity += (
                         f", of which snapshots that are not drained yet take {format_bytes(undrained_bytes)}"
                     )
-                return Place(
-                    1,
-                    f"the snapshot takes up to {format_bytes(new_bytes)}, and {fast.name} has space for {capacity}",
-                )
+                return f"the snapshot takes up to {format_bytes(new_bytes)}, and {fast.name} has space for {capacity}"
             going = self._catalog.take_out(0, admission.forget)
         self._remove(going)
-        return Place(0)
+        return ""
 
     def forget(self, now_seconds: float, tier: int) -> None:
         """Remove the copies that nobody wants any more once a snapshot was written to a tier.

@@ -373,9 +373,9 @@ class SnapshotWriter:
         # The folder, the manifest and each rank's part fill their last block only in part.
         files_bytes = _DISK_BLOCK_BYTES * (job.life.terms.ranks + 2)
         beside_bytes = bytes_beside(job.tree, job.layouts, own_bytes) + files_bytes
-        place = self._housekeeping.place(sum(layout.nbytes for layout in job.layouts) + beside_bytes)
+        why = self._housekeeping.why_not_fast(sum(layout.nbytes for layout in job.layouts) + beside_bytes)
         speeds = self._speeds()
-        return [place.tier, speeds and astuple(speeds), place.why_not_nearer]
+        return [1 if why else 0, speeds and astuple(speeds), why]
 
     def _speeds(self) -> Speeds | None:
         """Return what was measured; None while something was not yet."""

@@ -1,4 +1,7 @@
-"""What all pictures share: ink, series, panels, and how they are saved. Importing it imports no matplotlib."""
+"""What all pictures share: ink, series, panels, and how they are saved.
+
+All need matplotlib (`pip install penstock[plot]`), which is imported when something is drawn, and no display.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A picture of one or several runs: where the time of every epoch went, and when the loop waited.
-
-Needs matplotlib (`pip install penstock[plot]`), which is imported when something is drawn, and no display.
-"""
+"""A picture of one or several runs: where the time of every epoch went, and when the loop waited."""
 
 from __future__ import annotations
 

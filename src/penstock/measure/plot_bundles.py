@@ -1,7 +1,4 @@
-"""A picture of what a buffer cache hits by the size of bundles.
-
-Needs matplotlib (`pip install penstock[plot]`), which is imported when something is drawn, and no display.
-"""
+"""A picture of what a buffer cache hits by the size of bundles."""
 
 from __future__ import annotations
 

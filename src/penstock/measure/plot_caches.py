@@ -1,7 +1,4 @@
-"""A picture of hit ratios by cache size, with the bound behind them.
-
-Needs matplotlib (`pip install penstock[plot]`), which is imported when something is drawn, and no display.
-"""
+"""A picture of hit ratios by cache size, with the bound behind them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A recorded run over its prediction, in one picture: stall per epoch by cause, and how it grew step by step.
-
-Needs matplotlib, no display.
-"""
+"""A recorded run over its prediction, in one picture: stall per epoch by cause, and how it grew step by step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A picture of ways to lay a data set out and to read it: where the run's time goes, and when a rewrite pays.
-
-Needs matplotlib (`pip install penstock[plot]`), which is imported when something is drawn, and no display.
-"""
+"""A picture of ways to lay a data set out and to read it: where the run's time goes, and when a rewrite pays."""
 
 from __future__ import annotations
 

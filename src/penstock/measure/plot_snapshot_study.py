@@ -1,7 +1,4 @@
-"""A picture of what a study of snapshots found: the delta-snapshot paper's Table 1, Figures 8 to 10, and its times.
-
-Needs matplotlib (`pip install penstock[plot]`), which is imported when something is drawn, and no display.
-"""
+"""A picture of what a study of snapshots found: the delta-snapshot paper's Table 1, Figures 8 to 10, and its times."""
 
 from __future__ import annotations
 

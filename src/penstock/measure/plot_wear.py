@@ -1,7 +1,4 @@
-"""Pictures of SSD wear: bytes written and blocks erased by method, and the blocks of a drive by their erases.
-
-Needs matplotlib (`pip install penstock[plot]`), which is imported when something is drawn, and no display.
-"""
+"""Pictures of SSD wear: bytes written and blocks erased by method, and the blocks of a drive by their erases."""
 
 from __future__ import annotations
 

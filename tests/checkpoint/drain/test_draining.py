@@ -371,13 +371,13 @@ def test_the_fast_tier_reserves_what_a_snapshot_takes_and_little_more(
 ) -> None:
     """0.6 MB were refused with 1.49 MB free: a megabyte was reserved for the tables of any state."""
     reserved: list[int] = []
-    place = Housekeeping.place
+    why_not_fast = Housekeeping.why_not_fast
 
     def noted(self: Housekeeping, nbytes: int) -> Any:
         reserved.append(nbytes)
-        return place(self, nbytes)
+        return why_not_fast(self, nbytes)
 
-    monkeypatch.setattr(Housekeeping, "place", noted)
+    monkeypatch.setattr(Housekeeping, "why_not_fast", noted)
     with SnapshotStore(top / "slow", fast=top / "fast", fast_bytes="1.49 MB", report=None) as store:
         own = {"random": list(range(3_000))}
         saved = store.save(1, state, per_rank=own).wait()
@@ -956,9 +956,7 @@ def test_drains_write_no_more_bytes_a_second_than_they_may_and_saves_are_not_hel
     assert 0.9 * drained / 10_000 < clock.seconds < 1.2 * drained / 10_000 + 1
     seconds = clock.seconds
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            store._housekeeping, "place", lambda nbytes: SimpleNamespace(tier=1, why_not_nearer="it is full")
-        )
+        patch.setattr(store._housekeeping, "why_not_fast", lambda nbytes: "it is full")
         store.save(2, state_of(2)).wait()
     assert clock.seconds == seconds, "what falls through is written at full speed"
 
