@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.units import format_bytes, format_count
 
 if TYPE_CHECKING:
+    from penstock.store.catalog import Catalog
     from penstock.store.catalogs import KeptCatalog
 
 _DESCRIPTION = """\
@@ -125,34 +127,24 @@ def _ago(seconds: float) -> str:
     return "just now"
 
 
+#: What JSON says of a catalog that can be read.
+_OF_CATALOG: dict[str, Callable[[Catalog], Any]] = {
+    "source": lambda catalog: catalog.key.place,
+    "opener": lambda catalog: catalog.key.opener,
+    "extensions": lambda catalog: catalog.key.extensions,
+    "kind": lambda catalog: catalog.kind,
+    "samples": len,
+    "data_bytes": lambda catalog: int(catalog.sizes_bytes.sum()),
+    "folders": lambda catalog: len(catalog.folders),
+    "labels": lambda catalog: len(catalog.classes),
+    "listed_seconds": lambda catalog: catalog.listed_seconds,
+}
+
+
 def _as_json(one: KeptCatalog) -> dict[str, Any]:
-    catalog = one.catalog
-    data: dict[str, Any] = dict.fromkeys(
-        (
-            "source",
-            "opener",
-            "extensions",
-            "kind",
-            "samples",
-            "data_bytes",
-            "folders",
-            "labels",
-            "listed_seconds",
-        )
-    )
-    if catalog is not None:
-        data = {
-            "source": catalog.key.place,
-            "opener": catalog.key.opener,
-            "extensions": None if catalog.key.extensions is None else list(catalog.key.extensions),
-            "kind": catalog.kind,
-            "samples": len(catalog),
-            "data_bytes": int(catalog.sizes_bytes.sum()),
-            "folders": len(catalog.folders),
-            "labels": len(catalog.classes),
-            "listed_seconds": catalog.listed_seconds,
-        }
-    return data | {
+    return {
+        name: one.catalog if one.catalog is None else of(one.catalog) for name, of in _OF_CATALOG.items()
+    } | {
         "file": str(one.file),
         "file_bytes": one.file_bytes,
         "used_seconds": one.used_seconds,

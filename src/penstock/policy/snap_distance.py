@@ -99,6 +99,8 @@ def next_reference(scheme: Scheme, snap_dis: SnapDistance, since_bytes: Sequence
         return None
     if isinstance(snap_dis, AutoDistance):
         is_worth = snap_dis._is_worth(scheme, since_bytes, _expected(scheme, since_bytes))
+    elif snap_dis < 1:
+        raise ConfigError(f"snap_dis is {snap_dis}; the first of at least 1 snapshots is a baseline")
     else:
         is_worth = count < snap_dis
     if not is_worth:

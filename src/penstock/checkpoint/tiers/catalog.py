@@ -264,16 +264,16 @@ class Catalog:
         Where the tiers hold different ones, as after a training began anew with another fast folder, those of the one
         that was saved last.
         """
+        if len(self.tiers) == 1:
+            copy = self._known.copies.get((step, 0))
+            return [] if copy is None else [copy]
         there = self._there(step)
-        if len(there) < 2:
-            return there
         others = _others(there)
         return [copy for copy in there if copy not in others]
 
     def others(self, step: int) -> list[Copy]:
         """Return what lies there of other snapshots of a step than `copies` gives; almost always nothing."""
-        there = self._there(step)
-        return _others(there) if len(there) > 1 else []
+        return _others(self._there(step)) if len(self.tiers) > 1 else []
 
     def steps_of_two(self) -> list[int]:
         """Return the steps of which the tiers hold different snapshots."""
@@ -294,8 +294,6 @@ class Catalog:
 
     def _there(self, step: int) -> list[Copy]:
         copies = self._known.copies
-        if len(self.tiers) == 1:
-            return [copies[step, 0]] if (step, 0) in copies else []
         return [copy for number in range(len(self.tiers)) if (copy := copies.get((step, number)))]
 
     def has(self, tier: int, step: int) -> bool:
