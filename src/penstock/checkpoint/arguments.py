@@ -7,12 +7,10 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from penstock.checkpoint.state.flatten import Flat, flatten
-from penstock.checkpoint.state.tree import Framework
 from penstock.errors import ConfigError
-from penstock.flow.recorder import Recorder
 from penstock.plan.saves import SaveSchedule, read_schedule
 from penstock.policy.retention import Keep
 from penstock.ranks import Ranks, alone, ranks_of_this_job
@@ -67,10 +65,10 @@ def checked_quantity(name: str, read: Callable[[Any], Value], value: Any) -> Val
         raise ConfigError(f"{name}: {error}") from None
 
 
-def _checked(name: str, value: Any, *, is_one: bool, rule: str) -> Any:
+def check_given(name: str, value: Any, *, is_one: bool, rule: str) -> None:
+    """Raise ConfigError where an argument is not one that it can be. rule: what it must be."""
     if not is_one:
         raise ConfigError(f"{name} is {value!r:.80}; {rule}")
-    return value
 
 
 def checked_schedule(schedule: Any) -> SaveSchedule | None:
@@ -84,7 +82,8 @@ def checked_schedule(schedule: Any) -> SaveSchedule | None:
         "write it, such as '1000 steps' or '30 min', or give a value of penstock.plan.saves, such as EverySteps(1000), "
         "or None"
     )
-    return _checked("schedule", schedule, is_one=schedule is None or is_one, rule=rule)  # type: ignore[no-any-return]
+    check_given("schedule", schedule, is_one=schedule is None or is_one, rule=rule)
+    return schedule  # type: ignore[no-any-return]
 
 
 def checked_keep(keep: Any) -> Keep:
@@ -97,12 +96,6 @@ def checked_keep(keep: Any) -> Keep:
         f"keep is {keep!r:.80}; give how many of the newest snapshots stay, 1 or more, or a Keep, such as "
         "Keep(last=3, every_steps=1000)"
     )
-
-
-def checked_reference(reference: Any) -> Literal["memory", "stored"]:
-    """Return where the reference is. Raises: ConfigError."""
-    is_one = reference in ("memory", "stored")
-    return _checked("reference", reference, is_one=is_one, rule="it is kept in 'memory' or read as 'stored'")  # type: ignore[no-any-return]
 
 
 def ranks_or_reader(make: Any) -> tuple[Ranks, str]:
@@ -135,21 +128,16 @@ def made_ranks(make: Any) -> Ranks:
 def checked_report(report: Any) -> Callable[[str], None] | None:
     """Return what lines are reported to. Raises: ConfigError."""
     rule = "it is a function that is given a line, such as print, or None"
-    return _checked("report", report, is_one=report is None or callable(report), rule=rule)  # type: ignore[no-any-return]
-
-
-def checked_recorder(recorder: Any) -> Recorder | None:
-    """Return the recorder of a trace. Raises: ConfigError."""
-    is_one = recorder is None or isinstance(recorder, Recorder)
-    rule = "give that of a trace, such as loader.recorder, or None"
-    return _checked("recorder", recorder, is_one=is_one, rule=rule)  # type: ignore[no-any-return]
+    check_given("report", report, is_one=report is None or callable(report), rule=rule)
+    return report  # type: ignore[no-any-return]
 
 
 def checked_options(options: Any) -> Mapping[str, Any] | None:
     """Return options of a driver. Raises: ConfigError."""
     is_one = isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
     rule = "give the driver's options by their names, such as {'endpoint_url': 'http://...'}, or None"
-    return _checked("storage_options", options, is_one=options is None or is_one, rule=rule)  # type: ignore[no-any-return]
+    check_given("storage_options", options, is_one=options is None or is_one, rule=rule)
+    return options  # type: ignore[no-any-return]
 
 
 def taken_apart(state: Any) -> Flat:
@@ -172,12 +160,6 @@ def checked_only(only: Any) -> Iterable[str] | None:
             f"only is {only!r:.80}; give a list of names or patterns, such as ['model/*'], or None"
         )
     return tuple(only)
-
-
-def checked_framework(framework: Any) -> Framework | None:
-    """Return whose arrays are wanted. Raises: ConfigError."""
-    rule = "it is 'numpy', 'torch', or None for what was saved"
-    return _checked("framework", framework, is_one=framework in (None, "numpy", "torch"), rule=rule)  # type: ignore[no-any-return]
 
 
 def checked_timeout(timeout_seconds: Any) -> float | None:

@@ -8,12 +8,12 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, TypedDict
 
 from penstock.checkpoint.arguments import (
+    check_given,
     checked_fast,
     checked_folder,
     checked_keep,
     checked_options,
     checked_quantity,
-    checked_reference,
     checked_schedule,
 )
 from penstock.checkpoint.codecs import DEFAULT
@@ -121,7 +121,9 @@ class StoreConfig:
         checked_folder(self.folder)
         if self.fast is not None:
             checked_fast(self.fast)
-        reference = checked_reference(self.reference)
+        reference = self.reference
+        rule = "it is kept in 'memory' or read as 'stored'"
+        check_given("reference", reference, is_one=reference in ("memory", "stored"), rule=rule)
         staging_bytes = checked_quantity("staging_bytes", parse_bytes, self.staging_bytes)
         fast_bytes = checked_quantity("fast_bytes", parse_bytes, self.fast_bytes)
         rate = checked_quantity("drain_bytes_per_second", parse_rate, self.drain_bytes_per_second)

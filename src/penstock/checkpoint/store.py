@@ -12,9 +12,8 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from penstock.checkpoint.arguments import (
-    checked_framework,
+    check_given,
     checked_only,
-    checked_recorder,
     checked_report,
     checked_step,
     made_ranks,
@@ -87,7 +86,10 @@ class SnapshotStore:
         """
         self._config = store_config(folder, arguments)
         settings = self._config.settings
-        self._recorder = checked_recorder(recorder)
+        is_recorder = recorder is None or isinstance(recorder, Recorder)
+        rule = "give that of a trace, such as loader.recorder, or None"
+        check_given("recorder", recorder, is_one=is_recorder, rule=rule)
+        self._recorder = recorder
         timing, telling = settings.schedule, checked_report(report)
         self._settings, self._encoding, self._threads = settings, settings.encoding, settings.threads
         #: Why this process cannot write: it does not know the other ranks of its job; else "".
@@ -353,7 +355,8 @@ class SnapshotStore:
             is damaged; DataError.
         """
         wanted, names = None if step is None else checked_step(step), checked_only(only)
-        checked_framework(framework)
+        rule = "it is 'numpy', 'torch', or None for what was saved"
+        check_given("framework", framework, is_one=framework in (None, "numpy", "torch"), rule=rule)
         self._finish_saving()
         return self._restorer.restore(
             wanted,
