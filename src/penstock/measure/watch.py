@@ -125,16 +125,14 @@ class Verdict:
         return line + describe_gain(self.ceiling, "ceiling {}", self.own_seconds / self.steps)
 
 
+@dataclass(slots=True)
 class _Sums:
     """What a `Verdict` adds up: of an epoch, and of the whole run."""
 
-    __slots__ = ("in_vain_seconds", "own_seconds", "stall_seconds", "steps")
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.stall_seconds = 0.0
-        self.own_seconds = 0.0
-        self.in_vain_seconds = 0.0
+    steps: int = 0
+    stall_seconds: float = 0.0
+    own_seconds: float = 0.0
+    in_vain_seconds: float = 0.0
 
 
 class Watch(Generic[T]):
