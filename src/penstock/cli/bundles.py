@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import parsed, parsed_share
+from penstock.cli.options import given, parsed, parsed_share
 from penstock.cli.output import Table, add_command, add_output_options, progress, show
 from penstock.errors import ConfigError
 from penstock.units import format_seconds, parse_bytes, parse_rate
@@ -73,10 +73,10 @@ def _run(options: argparse.Namespace) -> None:
     setting, labels, sample_bytes = _setting(options)
     found = recommend(
         setting,
-        tolerate=None if options.tolerate is None else parsed_share("--tolerate", options.tolerate),
-        reach=None if options.reach is None else parsed_share("--reach", options.reach),
+        tolerate=given(options, "tolerate", parsed_share),
+        reach=given(options, "reach", parsed_share),
     )
-    rate = None if options.store_rate is None else parsed("--store-rate", parse_rate, options.store_rate)
+    rate: float | None = given(options, "store_rate", parsed, parse_rate)
     if rate is not None and sample_bytes is None:
         raise ConfigError("--store-rate needs the size of a sample: give --sample-size, or --data")
     counted = _counted(setting, found.beside, options.seed)

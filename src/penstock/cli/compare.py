@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import parsed_amount
+from penstock.cli.options import given, parsed_amount
 from penstock.cli.output import Table, add_command, add_output_options, show
 
 if TYPE_CHECKING:
@@ -41,11 +41,7 @@ def _compare(options: argparse.Namespace) -> None:
     from penstock.measure.plot_compare import draw_comparison
     from penstock.units import parse_seconds
 
-    step_seconds = (
-        None
-        if options.step_seconds is None
-        else parsed_amount("--step-seconds", parse_seconds, options.step_seconds)
-    )
+    step_seconds = given(options, "step_seconds", parsed_amount, parse_seconds)
     comparison = compare(options.trace, machine=options.machine, step_seconds=step_seconds)
     notes = [*_notes(comparison), *comparison.notes]
     show(options, _values(comparison), [_table(comparison)], notes, lambda: draw_comparison(comparison))

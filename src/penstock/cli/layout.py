@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import ORDERS, parsed
+from penstock.cli.options import ORDERS, given, parsed
 from penstock.cli.output import Table, add_command, add_output_options, progress, show
 from penstock.cli.scenario import add_scenario_options, scenario_from
 from penstock.units import format_count
@@ -69,7 +69,7 @@ def _run(options: argparse.Namespace) -> None:
             machine,
             scenario.sizes_bytes(),
             is_packed=not options.files,
-            window_bytes=None if options.window is None else parsed("--window", parse_bytes, options.window),
+            window_bytes=given(options, "window", parsed, parse_bytes),
             done=done,
         )
     show(
@@ -87,15 +87,17 @@ def _machine(options: argparse.Namespace, machine: Machine) -> Machine:
     from penstock.machine import Curve
     from penstock.units import parse_bytes, parse_rate, parse_seconds
 
-    changes: dict[str, Any] = {}
-    for option, field in (("sequential", "sequential"), ("write", "write")):
-        if (written := getattr(options, option)) is not None:
-            changes[field] = parsed(f"--{option}", lambda text: Curve.flat(parse_rate(text)), written)
-    if options.random_read is not None:
-        changes["random_bytes"] = parsed("--random-read", parse_bytes, options.random_read)
-    for option, field in (("request", "request_seconds"), ("latency", "latency_seconds")):
-        if (written := getattr(options, option)) is not None:
-            changes[field] = parsed(f"--{option}", parse_seconds, written)
+    def curve(text: str) -> Curve:
+        return Curve.flat(parse_rate(text))
+
+    written = {
+        "sequential": given(options, "sequential", parsed, curve),
+        "write": given(options, "write", parsed, curve),
+        "random_bytes": given(options, "random_read", parsed, parse_bytes),
+        "request_seconds": given(options, "request", parsed, parse_seconds),
+        "latency_seconds": given(options, "latency", parsed, parse_seconds),
+    }
+    changes: dict[str, Any] = {field: value for field, value in written.items() if value is not None}
     if not changes:
         return machine
     source = machine.source

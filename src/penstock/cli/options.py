@@ -6,10 +6,10 @@ import argparse
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from penstock.errors import ConfigError
-from penstock.units import format_bytes, parse_share
+from penstock.units import format_bytes, parse_bytes, parse_share
 
 _Value = TypeVar("_Value")
 
@@ -42,6 +42,11 @@ def parsed_amount(option: str, parse: Callable[[str], float], text: str) -> floa
     return amount
 
 
+def parsed_size(option: str, text: str) -> int:
+    """Return bytes, above zero. Raises: as `parsed_amount`."""
+    return int(parsed_amount(option, parse_bytes, text))
+
+
 def parsed_share(option: str, text: str) -> float:
     """Return 0.3 for "30%" and for "0.3". Raises: as `parsed`; ConfigError for more than all of it."""
     share = parsed(option, parse_share, text)
@@ -59,6 +64,12 @@ def parsed_count(option: str, text: str) -> int:
     if not (math.isfinite(number) and number >= 1 and number.is_integer()):
         raise ConfigError(f"{option} is {text!r}; it must be an integer of at least 1")
     return int(text) if text.strip().isdigit() else int(number)
+
+
+def given(options: argparse.Namespace, name: str, read: Callable[..., _Value], *how: Any) -> _Value | None:
+    """Return what an option means; None where it was not written. read, how: one of the above, what it is to parse."""
+    text = getattr(options, name)
+    return None if text is None else read(f"--{name.replace('_', '-')}", *how, text)
 
 
 def parsed_names(text: str, option: str) -> list[str]:

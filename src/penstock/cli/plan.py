@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import parsed, parsed_amount, parsed_names
+from penstock.cli.options import given, parsed, parsed_amount, parsed_names
 from penstock.cli.output import Table, add_command, add_output_options, needing, progress, show
 from penstock.errors import ConfigError
 from penstock.report import print_report
@@ -97,11 +97,7 @@ def _plan(options: argparse.Namespace) -> None:
 
     within = parsed("--within", parse_share, options.within)
     prices = parse_prices(options.price) if options.price else None
-    deadline_seconds = (
-        float("inf")
-        if options.deadline is None
-        else parsed_amount("--deadline", parse_seconds, options.deadline)
-    )
+    deadline_seconds = given(options, "deadline", parsed_amount, parse_seconds) or float("inf")
     sweep = _sweep_of(options)
     # All that can be missing is missed now, not after hours.
     with needing("penstock plan", "study"):
@@ -111,12 +107,7 @@ def _plan(options: argparse.Namespace) -> None:
     run = _runner(options)
     with KeptPoints(options.out) as kept:
         outcomes = _computed(sweep, run, kept, options.out)
-        answer = judge(
-            outcomes,
-            within=within,
-            prices=prices,
-            deadline_seconds=deadline_seconds,
-        )
+        answer = judge(outcomes, within=within, prices=prices, deadline_seconds=deadline_seconds)
         values = answer_values(answer, sweep)
         write_whole(options.out / "plan.json", f"{json.dumps(values, indent=2, allow_nan=False)}\n".encode())
         write_whole(options.out / "points.parquet", parquet_of(answer, sweep))
@@ -174,9 +165,7 @@ def _sweep_of(options: argparse.Namespace) -> Sweep:
         staging_bytes=sizes("staging", may_be_zero=False),
         memory_bytes=sizes("memory", may_be_zero=True),
         local_disk_bytes=sizes("local_disk", may_be_zero=True),
-        local_disk_bytes_per_second=None
-        if options.local_disk_read is None
-        else parsed_amount("--local-disk-read", parse_rate, options.local_disk_read),
+        local_disk_bytes_per_second=given(options, "local_disk_read", parsed_amount, parse_rate),
     )
 
 

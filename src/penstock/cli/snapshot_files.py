@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import parsed_amount
+from penstock.cli.options import given, parsed_size
 from penstock.cli.output import Table, add_command, add_output_options, print_line, show
 from penstock.errors import ConfigError, DataError
-from penstock.units import format_bytes, format_count, parse_bytes
+from penstock.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from penstock.checkpoint.store import SnapshotStore
@@ -157,7 +157,7 @@ def _export(options: argparse.Namespace) -> None:
 
     check_store(options.folder, options.fast)
     tiers = [open_tier(place) for place in (options.fast, options.folder) if place is not None]
-    shard = None if options.shard is None else int(parsed_amount("--shard", parse_bytes, options.shard))
+    shard = given(options, "shard", parsed_size)
     with open_readable(tiers, options.step, report=tell) as (step, state):
         files = write_state(
             options.file, state, part=options.part, shard_bytes=shard, replace=options.overwrite

@@ -5,10 +5,18 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import parsed, parsed_amount, parsed_count, parsed_names, parsed_share
+from penstock.cli.options import (
+    given,
+    parsed,
+    parsed_amount,
+    parsed_count,
+    parsed_names,
+    parsed_share,
+    parsed_size,
+)
 from penstock.cli.output import Table, add_command, add_output_options, show
 from penstock.cli.snapshot_files import open_store
 from penstock.errors import ConfigError
@@ -17,7 +25,6 @@ from penstock.units import (
     format_count,
     format_rate,
     format_seconds,
-    parse_bytes,
     parse_rate,
     parse_seconds,
 )
@@ -144,25 +151,20 @@ def _plan(options: argparse.Namespace) -> SavePlan:
     from penstock.policy.retention import Keep
     from penstock.simulate.saving import SavePlan
 
-    given = _Stored(
-        None if options.state is None else int(parsed_amount("--state", parse_bytes, options.state)),
-        None if options.every is None else parsed_count("--every", options.every),
-        None if options.baseline_share is None else parsed_share("--baseline-share", options.baseline_share),
-        None if options.delta_share is None else parsed_share("--delta-share", options.delta_share),
-    )
+    written = {
+        "state_bytes": given(options, "state", parsed_size),
+        "every_steps": given(options, "every", parsed_count),
+        "baseline_share": given(options, "baseline_share", parsed_share),
+        "delta_share": given(options, "delta_share", parsed_share),
+    }
     found = _Stored() if options.store is None else _stored_in(options.store)
-    known = _Stored(
-        *(
-            getattr(found, field.name) if getattr(given, field.name) is None else getattr(given, field.name)
-            for field in fields(_Stored)
-        )
-    )
+    known = replace(found, **{name: value for name, value in written.items() if value is not None})  # type: ignore[arg-type]
     for option, value in (("--state", known.state_bytes), ("--every", known.every_steps)):
         if value is None:
             raise ConfigError(f"{option} is missing: give it, or a store with two snapshots as --from")
     assert known.state_bytes is not None and known.every_steps is not None  # noqa: PT018, as was just checked
     every = known.every_steps
-    last_step = 10 * every if options.steps is None else parsed_count("--steps", options.steps)
+    last_step = given(options, "steps", parsed_count) or 10 * every
     if last_step < every:
         raise ConfigError(
             f"--steps is {last_step:,}; a run that saves every {every:,} steps has at least as many"
@@ -177,12 +179,8 @@ def _plan(options: argparse.Namespace) -> SavePlan:
         snap_dis=parsed_count("--snap-dis", options.snap_dis),
         baseline_share=baseline_share,
         delta_share=baseline_share if known.delta_share is None else known.delta_share,
-        encode_bytes_per_second=math.inf
-        if options.encode is None
-        else parsed_amount("--encode", parse_rate, options.encode),
-        read_bytes_per_second=0.0
-        if options.read is None
-        else parsed_amount("--read", parse_rate, options.read),
+        encode_bytes_per_second=given(options, "encode", parsed_amount, parse_rate) or math.inf,
+        read_bytes_per_second=given(options, "read", parsed_amount, parse_rate) or 0.0,
     )
 
 
@@ -221,9 +219,7 @@ def _fast_tiers(options: argparse.Namespace, machine: Machine) -> list[FastTier 
                     f"--fast names {each.name}, which is memory: a loss of power takes the snapshots there; "
                     "name a disk of each rank, as [[storage]] with place and path"
                 )
-    space = None
-    if options.fast_space is not None:
-        space = int(parsed_amount("--fast-space", parse_bytes, options.fast_space))
+    space = given(options, "fast_space", parsed_size)
     caps = [
         math.inf if cap == "none" else parsed("--drain-cap", parse_rate, cap)
         for cap in parsed_names(options.drain_cap, "--drain-cap")

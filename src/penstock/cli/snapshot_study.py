@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import parsed_amount
+from penstock.cli.options import given, parsed_size
 from penstock.cli.output import Table, add_command, add_output_options, progress, show
 from penstock.errors import ConfigError
 
@@ -69,11 +69,8 @@ def _run(options: argparse.Namespace) -> None:
         compare_methods,
         time_snapshots,
     )
-    from penstock.units import parse_bytes
 
-    storage = None
-    if options.storage is not None:
-        storage = int(parsed_amount("--storage", parse_bytes, options.storage))
+    storage = given(options, "storage", parsed_size)
     snapshots = open_snapshots(options.folder, options.fast)
     try:
         layouts, left_out = common_layouts(snapshots, options.only)
