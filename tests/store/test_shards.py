@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import lzma
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.patience import patient
 
 from penstock import Loader, open_source
 from penstock.cache_folders import Folders
@@ -658,3 +660,59 @@ def test_a_large_shard_that_answers_is_not_taken_for_a_store_that_does_not(tmp_p
     TarShards(shard, calls=Noting(), refresh="full")
 
     assert asked.count(str(shard)) >= 5
+
+
+def test_a_forked_process_reads_although_a_thread_was_opening_files(tmp_path: Path) -> None:
+    source = TarShards(write(tmp_path / "a.tar", {"a.jpg": b"1"}))
+    assert source.read(0) == b"1"
+
+    with source._open._lock:
+        child = multiprocessing.get_context("fork").Process(target=source.read, args=(0,))
+        child.start()
+    child.join(patient(30))
+    if is_hanging := child.is_alive():
+        child.kill()
+        child.join()
+
+    assert not is_hanging
+    assert child.exitcode == 0
+
+
+def test_a_closed_loader_has_no_file_open(tmp_path: Path) -> None:
+    shard = write(tmp_path / "a.tar", {"a.jpg": b"1"})
+    source = TarShards(shard)
+    with Loader(
+        source, batch_size=1, epochs=1, transforms=[DecodeRaw("uint8")], dtype="uint8", report=None
+    ) as loader:
+        assert len(list(loader)) == 1
+
+    links = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _is_open(name)]
+    assert str(shard) not in links
+    assert source.read(0) == b"1"
+    source.close()
+
+
+def _is_open(name: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{name}")
+
+
+def _with_headers(headers: dict[str, str], content: bytes) -> bytes:
+    """Return a tar with one member, whose PAX header says whatever it is told to."""
+    member = tarfile.TarInfo("a.jpg")
+    member.size, member.pax_headers = len(content), headers
+    return member.tobuf(tarfile.PAX_FORMAT) + content.ljust(512, b"\0") + bytes(1024)
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ({"path": "a\0b.jpg"}, "is no tar file"),
+        ({"size": "-1"}, "is no tar file"),
+        ({"size": "99999999999999999999"}, "is cut off"),
+        ({"GNU.sparse.map": "0,1", "GNU.sparse.size": "9"}, "a.jpg is stored as a sparse file"),
+    ],
+)
+def test_what_a_pax_header_says_is_not_trusted(tmp_path: Path, headers: dict[str, str], message: str) -> None:
+    (tmp_path / "a.tar").write_bytes(_with_headers(headers, b"content"))
+
+    refused(tmp_path / "a.tar", message)
