@@ -372,6 +372,36 @@ def test_a_signal_has_the_step_finished_and_saved_and_ends_the_process(
         assert module.seen + again.seen == [batch[:, 0].tolist() for _ in range(2) for batch in loader]
 
 
+def test_after_a_signal_no_rank_ends_before_the_snapshot_is_durable(
+    tmp_path: Path, held_back: SnapshotStore, may_end: threading.Event
+) -> None:
+    """With the first rank that ends, torchrun ends the others: the one that writes, too."""
+    found: list[list[str]] = []
+
+    class Ending(pl.Callback):
+        def on_exception(self, *_: Any) -> None:
+            found.append(names(tmp_path))
+
+    trainer = pl.Trainer(
+        max_steps=8,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        plugins=[SnapshotIO(held_back)],
+        callbacks=[SaveOnSignal(grace_seconds=60), Ending(), ModelCheckpoint(dirpath=tmp_path / "names")],
+    )
+    (tmp_path / "names").mkdir()
+    timer = threading.Timer(0.3, may_end.set)  # else nothing ends, and no time suffices
+    timer.start()
+    with load() as loader, pytest.raises(SystemExit):
+        trainer.fit(Signalled(at=1), loader)
+    timer.join()
+
+    assert found == [["last.ckpt"]]
+
+
 def test_a_training_that_saves_on_a_signal_has_to_know_where(tmp_path: Path) -> None:
     trainer = pl.Trainer(
         max_steps=1,

@@ -348,6 +348,9 @@ class SaveOnSignal(pl.Callback):
             assert isinstance(trainer.checkpoint_callback, ModelCheckpoint), "as when it began"
             folder, last = trainer.checkpoint_callback.dirpath, ModelCheckpoint.CHECKPOINT_NAME_LAST
             trainer.save_checkpoint(os.path.join(str(folder), f"{last}{ModelCheckpoint.FILE_EXTENSION}"))
+            # Until it is durable, on all ranks: with the first that ends, torchrun ends the others.
+            trainer.strategy.checkpoint_io.teardown()
+            trainer.strategy.barrier()
             raise SystemExit(self._stop.exit_code)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
