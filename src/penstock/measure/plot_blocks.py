@@ -24,7 +24,7 @@ from penstock.measure.picture import (
     save_picture,
     style_axes,
 )
-from penstock.recordings.blocks import BLOCK_BYTES, BlockString, Phase, PhaseRule, Recording
+from penstock.recordings.blocks import BLOCK_BYTES, BlockString, Phase, Recording
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,19 +51,18 @@ def plot_blocks(
     path: str | os.PathLike[str],
     *,
     block_bytes: int = BLOCK_BYTES,
-    rule: PhaseRule | None = None,
 ) -> None:
     """Draw recordings side by side into a file.
 
     recordings: one, or several with their names.
     path: of the picture; its ending decides the format (png, svg, pdf).
-    block_bytes, rule: see `Recording.string`.
+    block_bytes: see `Recording.string`.
     Raises: ConfigError when a recording has no reference, or the ending is none of a picture; ImportError without
         matplotlib.
     """
     named = [("", recordings)] if isinstance(recordings, Recording) else recordings
     check_picture(path)  # before strings are made: millions of references take a while
-    strings = [(name, each.string(block_bytes=block_bytes, rule=rule)) for name, each in named]
+    strings = [(name, each.string(block_bytes=block_bytes)) for name, each in named]
     save_picture(draw_blocks(strings), path)
 
 

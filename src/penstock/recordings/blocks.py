@@ -236,9 +236,9 @@ class Recording:
 
         return PhaseRule(paths("data"), paths("checkpoints"))
 
-    def file_phases(self, rule: PhaseRule | None = None) -> NDArray[np.uint8]:
-        """Return the phase of each file: uint8[files], by the rule given or else its own."""
-        rule = self.rule if rule is None else rule
+    def file_phases(self) -> NDArray[np.uint8]:
+        """Return the phase of each file: uint8[files]."""
+        rule = self.rule
         written = np.zeros(len(self.files), np.bool_)
         written[self.rows["file"][self.rows["access"] == Access.WRITE]] = True
         phases = [rule.phase_of(path, bool(was)) for path, was in zip(self.files, written, strict=True)]
@@ -250,7 +250,6 @@ class Recording:
         block_bytes: int = BLOCK_BYTES,
         phases: Collection[Phase] = tuple(Phase),
         accesses: Collection[Access] = (Access.READ, Access.WRITE),
-        rule: PhaseRule | None = None,
         join: bool = True,
     ) -> BlockString:
         """Return the reference string: each block that each call touches, in turn, numbered by first reference.
@@ -258,12 +257,11 @@ class Recording:
         block_bytes: size of a block.
         phases, accesses: which references count; the others are left out before blocks are numbered. With
             `Access.MAP`, a mapping counts as one reading of its whole range.
-        rule: for the phases, instead of the recording's own.
         join: a block that a process goes on reading (or writing) in the middle of, where its last call on this
             file ended, is not referenced again: reading 4,096 bytes in 4 calls is one reference.
         Raises: ConfigError for a block size below one, or more than `MOST_REFERENCES`.
         """
-        file_phase = self.file_phases(rule)
+        file_phase = self.file_phases()
         rows = self.rows
         chosen = np.isin(rows["access"], list(accesses)) & np.isin(file_phase[rows["file"]], list(phases))
         places = np.flatnonzero(chosen)
@@ -280,10 +278,10 @@ class Recording:
         numbers = _by_first_reference(rows["file"][row], first[row] + within)
         return BlockString(numbers, file_phase[rows["file"]][row], places[row])
 
-    def summary(self, *, block_bytes: int = BLOCK_BYTES, rule: PhaseRule | None = None) -> list[PhaseSummary]:
+    def summary(self, *, block_bytes: int = BLOCK_BYTES) -> list[PhaseSummary]:
         """Return what there is of each phase that occurs, in the order of `Phase`."""
-        rows, file_phase = self.rows, self.file_phases(rule)
-        string = self.string(block_bytes=block_bytes, rule=rule)
+        rows, file_phase = self.rows, self.file_phases()
+        string = self.string(block_bytes=block_bytes)
         row_phase, row_access = file_phase[rows["file"]], rows["access"]
         is_write = row_access[string.rows] == Access.WRITE
         parts = []
