@@ -14,6 +14,7 @@ from pathlib import Path
 
 import h5py  # type: ignore[import-untyped]
 import numpy as np
+import pyarrow as pa
 import pytest
 from tests.store.mds_files import write_mds
 from tests.store.tfrecord_files import write_records
@@ -22,6 +23,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.measure.slow_source import SlowSource
 from penstock.store import (
     Arrays,
+    ArrowFiles,
     FileList,
     FlatFolder,
     Hdf5,
@@ -144,12 +146,34 @@ def mosaic(folder: Path) -> Opened:
     return Opened(MosaicShards(folder / "mds"), contents, labels, files, ": sample 0")
 
 
+def arrow(folder: Path) -> Opened:
+    random = np.random.default_rng(5)
+    contents, labels = [random.bytes(size) for size in SIZES], [i % 3 for i in range(len(SIZES))]
+    files = [folder / f"{i}.arrow" for i in range(len(SIZES))]
+    for file, content, label in zip(files, contents, labels, strict=True):
+        table = pa.table({"image": [content], "label": [label]})
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+    return Opened(ArrowFiles(folder / "*.arrow"), contents, labels, files, ": row 0")
+
+
 def slow_source(folder: Path) -> Opened:
     behind = image_folder(folder)
     return Opened(SlowSource(behind.source, 1e-5, 1e-5, 1e9), behind.contents, behind.labels, behind.files)
 
 
-SOURCES = [image_folder, flat_folder, file_list, tar_shards, tf_records, mosaic, arrays, hdf5, slow_source]
+SOURCES = [
+    image_folder,
+    flat_folder,
+    file_list,
+    tar_shards,
+    tf_records,
+    mosaic,
+    arrow,
+    arrays,
+    hdf5,
+    slow_source,
+]
 
 
 @pytest.fixture(params=SOURCES, ids=lambda build: build.__name__)

@@ -10,6 +10,7 @@ from typing import Any
 
 import h5py  # type: ignore[import-untyped]
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 from tests.store.mds_files import write_mds
@@ -85,6 +86,13 @@ def test_shards_arrays_and_tokens_are_opened_as_they_are(
         ]
         write_records(Path(f"records/train-{number:05}-of-00002"), records)
     write_mds(Path("mds"), [[(b"1", 0), (b"2", 1)], [(b"3", 2)]])
+    for number in range(2):
+        table = pa.table({"image": [{"bytes": b"1", "path": ""}] * 2, "label": [0, 1]})
+        with (
+            pa.OSFile(f"data-{number:05}-of-00002.arrow", "wb") as sink,
+            pa.ipc.new_stream(sink, table.schema) as out,
+        ):
+            out.write_table(table)
     with h5py.File("images.h5", "w") as file:
         file.create_dataset("train/images", (40, 8, 8), "u1", chunks=(4, 8, 8))[:] = 7
         file["train/labels"] = np.arange(40) % 3
@@ -109,6 +117,7 @@ def test_shards_arrays_and_tokens_are_opened_as_they_are(
         f"TFRecords('{tmp_path}/records/train-*-of-00002'): 6 samples, 2 shards, 3 classes "
         f"{tmp_path}/records/train-00000-of-00002: record 0",
         f"MosaicShards('{tmp_path}/mds'): 3 samples, 2 shards, 3 classes ('0', '1', '2')",
+        f"ArrowFiles('{tmp_path}/data-00000-of-00002.arrow and 1 more'): 4 samples, 2 shards, 2 classes ('0', '1')",
         "(32, 16) float32",
         "(32, 16) (32,)",
         "(32, 8, 8) uint8 (32,)",

@@ -1,6 +1,7 @@
 """Where bytes live: sources, which hold the whole data set, and tiers, which keep some of it near."""
 
 from penstock.store.arrays import Arrays, Records, Tokens
+from penstock.store.arrow import ArrowFiles
 from penstock.store.catalog import Catalog
 from penstock.store.files import FileSource
 from penstock.store.folder import FileList, FlatFolder, ImageFolder, open_source
@@ -18,6 +19,7 @@ from penstock.store.tier import SizedTier
 
 __all__ = [
     "Arrays",
+    "ArrowFiles",
     "Catalog",
     "FileBacked",
     "FileList",

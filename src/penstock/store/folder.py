@@ -8,6 +8,7 @@ from functools import partial
 
 from penstock.errors import ConfigError
 from penstock.store.arrays import Arrays, are_arrays
+from penstock.store.arrow import ArrowFiles, are_arrow, list_arrow
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey
 from penstock.store.files import FileSource
@@ -112,6 +113,10 @@ class FileList(FileSource):
         super().__init__(os.path.dirname(place), catalog)
 
 
+#: What a catalog lists.
+Kind = type[ImageFolder | FlatFolder | FileList | TarShards | TFRecords | MosaicShards | ArrowFiles]
+
+
 def open_source(
     path: Paths,
     *,
@@ -122,9 +127,9 @@ def open_source(
     """Open a data set by what is found at a path, by a pattern, or at each path of a list.
 
     A folder with subfolders becomes an `ImageFolder`, one without a `FlatFolder`, one with nothing but tars, a tar
-    file, or a pattern for some, `TarShards`, TFRecord files `TFRecords`, a folder of MDS shards `MosaicShards`, .npy
-    files `Arrays`, .h5 files `Hdf5`, any other file a `FileList`. A `~` at its beginning is the home folder. The file
-    system is asked on threads, so that Ctrl-C ends the wait for one that does not answer.
+    file, or a pattern for some, `TarShards`, TFRecord files `TFRecords`, a folder of MDS shards `MosaicShards`, .arrow
+    files `ArrowFiles`, .npy files `Arrays`, .h5 files `Hdf5`, any other file a `FileList`. A `~` at its beginning is
+    the home folder. The file system is asked on threads, so that Ctrl-C ends the wait for one that does not answer.
 
     What was found is kept for the next time, as a catalog (docs/howto/list-once.md).
     refresh: "auto" looks at every folder and shard, and lists those that changed. It does not see that a file was
@@ -143,13 +148,14 @@ def open_source(
         return calls.one(place, lambda: Hdf5(path))
     list_anew = partial(_list_any, place)
     found = catalog or catalog_of("open_source", place, IMAGE_EXTENSIONS, list_anew, refresh, calls)
-    kinds: tuple[type[ImageFolder | FlatFolder | FileList | TarShards | TFRecords | MosaicShards], ...] = (
+    kinds: tuple[Kind, ...] = (
         ImageFolder,
         FlatFolder,
         FileList,
         TarShards,
         TFRecords,
         MosaicShards,
+        ArrowFiles,
     )
     kind = next(kind for kind in kinds if kind.__name__ == found.kind)
     return kind(place, catalog=found)
@@ -164,6 +170,8 @@ def _list_any(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) 
     """List what is found at a place."""
     if asking.calls.one(place, lambda: are_shards(place)):
         return list_shards(place, IMAGE_EXTENSIONS, False, "cls", key, old, asking)
+    if are_arrow(place):
+        return list_arrow(place, None, "auto", key, old, asking)
     if asking.calls.one(place, lambda: is_mosaic(place)):
         return list_mosaic(place, None, "auto", key, old, asking)
     if asking.calls.one(place, lambda: are_records(place)):
