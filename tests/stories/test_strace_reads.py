@@ -1,4 +1,4 @@
-"""How often a training opens its files, counted by the kernel and not by us."""
+"""How often a training opens its files and lists its folders, counted by the kernel and not by us."""
 
 from __future__ import annotations
 
@@ -50,6 +50,39 @@ with Loader(
     print(sum(len(labels) for _ in range(epochs) for _, labels in loader))
 """
 
+#: Ranks of a job: processes of one that has imported everything, with torchrun's variables.
+RANKS = 8
+RANKED_JOB = f"""
+import os, sys
+import torch.distributed
+from penstock import Loader
+from penstock.loader.transforms import CenterCrop, ToTensor
+
+folder, rendezvous = sys.argv[1:]
+children = []
+for rank in range({RANKS}):
+    if child := os.fork():
+        children.append(child)
+        continue
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="{RANKS}", GLOO_SOCKET_IFNAME="lo")
+    torch.distributed.init_process_group("gloo", init_method="file://" + rendezvous, rank=rank, world_size={RANKS})
+    with Loader(
+        folder,
+        batch_size={BATCH},
+        epochs=1,
+        transforms=[CenterCrop(32), ToTensor()],
+        memory="16 MB",
+        decoders=0,
+        rank=rank,
+        world_size={RANKS},
+        report=None,
+    ) as loader:
+        os.write(1, str(sum(len(labels) for _, labels in loader)).encode() + b" ")
+    torch.distributed.destroy_process_group()
+    os._exit(0)
+sys.exit(sum(os.waitpid(child, 0)[1] != 0 for child in children))
+"""
+
 
 @pytest.fixture
 def photographs(tmp_path: Path) -> Path:
@@ -99,3 +132,28 @@ def test_a_file_is_opened_no_more_often_than_the_bound_for_its_memory_says(
     # A loader reads one sample before it starts, to know what decoding takes.
     assert sum(max(0, count - EPOCHS) for count in opens.values()) <= 1
     assert sum(opens.values()) <= 1.01 * bound
+
+
+@pytest.mark.system
+def test_one_rank_of_a_job_lists_the_folders_and_asks_for_the_sizes(
+    photographs: Path, tmp_path: Path
+) -> None:
+    """The other seven are sent what it found: the folder of each label is read once, each file asked for once."""
+    log = tmp_path / "strace.log"
+
+    calls = "trace=getdents64,stat,lstat,newfstatat,statx"
+    strace = ["strace", "-f", "-y", "--seccomp-bpf", "-e", calls, "-o", str(log)]
+    job = subprocess.run(
+        [*strace, sys.executable, "-c", RANKED_JOB, str(photographs), str(tmp_path / "rendezvous")],
+        capture_output=True,
+        text=True,
+    )
+
+    assert (job.returncode, sum(map(int, job.stdout.split()))) == (0, SAMPLES), job.stderr
+    text = log.read_text()
+    listings = Counter(re.findall(rf"getdents64\(\d+<({re.escape(str(photographs))}[^>]*)>", text))
+    # Two calls read a folder: the second finds no more. The first folder is also read to see what kind it is of.
+    assert listings.pop(str(photographs)) <= 4
+    assert listings == {str(photographs / label): 2 for label in ("cat", "dog")}
+    asked = Counter(re.findall(rf'stat(?:at|x)?\([^"]*"({re.escape(str(photographs))}/[^"]*\.bmp)"', text))
+    assert asked == {str(file): 1 for file in photographs.glob("*/*.bmp")}
