@@ -15,7 +15,7 @@ STORES = [
     "store/progressive+fast",
 ]
 SESSIONS = [[1, 2, 3], [4, 5]]
-MANY_SESSIONS = [[1, 2, 3, 4, 5, 6], [7, 8, 9], [10, 11, 12]]
+MANY_SESSIONS = [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10], [11, 12, 13], [14, 15]]
 
 
 @pytest.mark.system
