@@ -40,7 +40,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
             {r"^(scheduler|4 KB|rows of|  Data).* \(.* \(": 8, r"of a DataLoader's": 2},
         ),
         ("wear", {r"M pages/s$": 2}),
-        ("loader/records", {r" \(.* to .*\(.* to ": 12, r"of the gather's": 2}),
+        ("loader/records", {r" \(.* to .*\(.* to ": 14, r"of the gather's": 2, r"of single gets'": 1}),
         ("catalog", {r" s \(.* of find \(": 7, r"^600 files in 3 folders": 1}),
         pytest.param("blocks", {r" x  \(": 3}, marks=pytest.mark.system),
     ],
