@@ -375,6 +375,67 @@ def test_ray_calls_the_loop_again_after_a_worker_was_killed(
     assert (0, 0) < min(after) <= max(before)
 
 
+#: What torchrun starts: a rank, which notes its batches, and how it ended.
+TORCHRUN = """
+import os, pathlib, runpy, sys
+launch, script, notes, number, at = sys.argv[1:]
+rank = os.environ["RANK"]
+sys.argv = [launch, script, notes + rank, "{}", number if rank == "1" else "0", at, ""]
+try:
+    runpy.run_path(launch, run_name="__main__")
+except SystemExit as ended:
+    pathlib.Path(notes + rank + "-ended").write_text(str(ended.code))
+    raise
+"""
+
+
+@pytest.mark.slow
+def test_three_ranks_under_torchrun_save_one_step_after_a_signal_to_one_and_two_go_on(
+    place: Path, straight: dict[tuple[int, int], Rows]
+) -> None:
+    """With the first rank that ends, torchrun ends the others: one that it meets closing has saved by then."""
+    folder = prepare(place, "torchrun", smaller(blocks()["DDP"]))
+    (folder / "rank.py").write_text(TORCHRUN)
+    lives: Lives = ((3, 5), (2, None))
+
+    def run(life: int) -> tuple[int, str]:
+        count, at = lives[life]
+        torchrun = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(count),
+        ]
+        signalled = [str(0 if at is None else signal.SIGTERM), str(at)]
+        ended = subprocess.run(
+            [
+                *torchrun,
+                "rank.py",
+                str(LAUNCH),
+                str(folder / "train.py"),
+                str(folder / f"notes-{life}-"),
+                *signalled,
+            ],
+            cwd=folder,
+            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+            capture_output=True,
+            text=True,
+            timeout=patient(60),
+            check=False,
+        )
+        return ended.returncode, ended.stderr
+
+    status, told = run(0)
+    assert status, "a job of which a rank ended by a signal is none that succeeded"
+    assert {file.read_text() for file in folder.glob("notes-0-*-ended")} == {"143"}, told
+    (saved,) = [listed.step for listed in SnapshotStore(folder / "runs" / "ddp", report=None).list()][-1:]
+    status, told = run(1)
+    assert status == 0, told
+    assert check(folder, lives, straight) == [(0, 0), divmod(saved, STEPS)]
+
+
 #: What Slurm does: `srun` starts the tasks and, ahead of the job's end, signals each; it returns the highest status.
 SRUN = """
 import os, pathlib, signal, subprocess, sys, time
