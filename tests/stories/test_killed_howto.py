@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from PIL import Image
 from tests.forking import Forks
-from tests.patience import patient
+from tests.patience import patient, wait_until
 
 from penstock import SnapshotStore
 
@@ -434,6 +434,77 @@ def test_three_ranks_under_torchrun_save_one_step_after_a_signal_to_one_and_two_
     status, told = run(1)
     assert status == 0, told
     assert check(folder, lives, straight) == [(0, 0), divmod(saved, STEPS)]
+
+
+#: Photographs of which no more are read once the training has had five batches, until there is a file.
+HELD_BACK = """
+import pathlib, threading
+from penstock.store import ImageFolder
+
+class HeldBack:
+    def __init__(self):
+        self.photos = photos = ImageFolder("photos/train")
+        self.sizes_bytes, self.labels, self.classes = photos.sizes_bytes, photos.labels, photos.classes
+        self.describe = photos.describe
+
+    def __len__(self):
+        return len(self.photos)
+
+    def read(self, sample):
+        self.hold_back()
+        return self.photos.read(sample)
+
+    def read_into(self, sample, buffer):
+        self.hold_back()
+        return self.photos.read_into(sample, buffer)
+
+    def hold_back(self):
+        notes = pathlib.Path("notes")
+        while notes.exists() and len(notes.read_text().splitlines()) >= 5 and not pathlib.Path("comes").exists():
+            threading.Event().wait(0.01)
+"""
+
+
+@pytest.mark.parametrize("comes", [True, False], ids=["it comes", "it never comes"])
+def test_a_signal_while_lightning_waits_for_a_batch_is_answered(
+    place: Path, straight: dict[tuple[int, int], Rows], comes: bool
+) -> None:
+    """Once the batch comes, the step is finished and saved. If it never does, `timeout_seconds=` ends the process."""
+    waits = f"policy='staging', patience_seconds=0.2, timeout_seconds={patient(60 if comes else 2)}"
+    folder = prepare(place, f"Lightning waits {comes}", smaller(blocks()["Lightning"]))
+    data = (folder / "data.py").read_text().replace('"photos/train"', f"HeldBack(), {waits}")
+    (folder / "data.py").write_text(HELD_BACK + data)
+    notes, told = folder / "notes", folder / "told"
+
+    with told.open("w") as errors:
+        arguments = [str(folder / "train.py"), str(notes), "{}", "0", "0", ""]
+        training = subprocess.Popen([sys.executable, str(LAUNCH), *arguments], stderr=errors)
+
+    def waits_for_what_is_held_back() -> bool:
+        assert training.poll() is None, told.read_text()
+        given = len(notes.read_text().splitlines()) if notes.exists() else 0
+        line = "the training waits for the batch of epoch {}, step {} ".format(*divmod(given, STEPS))
+        return given >= 5 and line in told.read_text()
+
+    try:
+        wait_until(waits_for_what_is_held_back, 60)
+        training.send_signal(signal.SIGTERM)
+        if comes:
+            (folder / "comes").touch()
+        status = training.wait(patient(60))  # the grace
+    finally:
+        training.kill()
+        training.wait()
+
+    read = read_by(notes)
+    assert read == {step: straight[step] for step in read}
+    saved = [listed.step for listed in SnapshotStore(folder / "runs" / "lightning", report=None).list()]
+    if comes:
+        assert (status, len(read)) == (128 + signal.SIGTERM, 2 * saved[-1]), told.read_text()
+        assert len(read) < STEPS * EPOCHS
+    else:
+        assert (status, saved[-1]) == (1, len(read) // 4 * 2), told.read_text()
+        assert "penstock.errors.WaitTimeout: the training waits for" in told.read_text()
 
 
 #: What Slurm does: `srun` starts the tasks and, ahead of the job's end, signals each; it returns the highest status.
