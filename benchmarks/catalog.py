@@ -5,8 +5,9 @@
 Makes N files of 1 byte in so many folders, then, in turn: `find -printf '%s'` over them; the first listing (every
 folder and size asked for, the catalog written), by the compiled loop and by Python alone; opening with the catalog
 (refresh="auto" asks for each folder's times, "never" for nothing); and new processes that make a loader with the
-catalog kept and take its first batch, with the time that imports took. Prints the median with the least and the most,
-and ratios to find of the same round.
+catalog kept and take its first batch, with the time that imports took: of the run, and of one that resumes at the last
+step of epoch 89. Prints the median with the least and the most, and ratios to find of the same round; and what a call
+of the loader's `state_dict` takes.
 
 The kernel knows all names and sizes: a first `find` is not counted. The files are removed at the end.
 """
@@ -30,9 +31,9 @@ from penstock.cache_folders import Folders
 from penstock.store import Source, catalogs, listing, open_source
 from penstock.store.calls import Calls
 
-#: Prints the seconds of imports, and those of a loader until its first batch.
+#: Prints the seconds of imports, those of a loader until its first batch of an epoch, and those of a `state_dict`.
 FIRST_BATCH = """
-import sys, time
+import sys, time, timeit
 begin = time.perf_counter()
 from pathlib import Path
 from penstock.cache_folders import Folders
@@ -43,10 +44,16 @@ kept = Path(sys.argv[2])
 catalogs._folders = lambda: Folders((kept,), kept, "")
 catalogs.LEAST_SAMPLES = 1
 made = time.perf_counter()
-with Loader(sys.argv[1], batch_size=64, epochs=90, transforms=[DecodeRaw("uint8", (1,))], dtype="uint8", report=None) as loader:
-    next(iter(loader))
-    print(made - begin, time.perf_counter() - made)
-"""  # noqa: E501
+settings = {"transforms": [DecodeRaw("uint8", (1,))], "dtype": "uint8", "report": None}
+with Loader(sys.argv[1], batch_size=64, epochs=100, seed=0, **settings) as loader:
+    if epoch := int(sys.argv[3]):
+        loader.load_state_dict(loader.state_at(epoch, len(loader) - 1))
+    batches, where = iter(loader), loader.position
+    next(batches)
+    first = time.perf_counter() - made
+    assert where == (epoch, len(loader) - 1 if epoch else 0)
+    print(made - begin, first, timeit.timeit(loader.state_dict, number=1000) / 1000)
+"""
 
 
 def make_files(root: Path, files: int, folders: int) -> None:
@@ -87,15 +94,15 @@ def plainly(root: Path) -> Source:
         listing._LEAST_COMPILED = before
 
 
-def first_batch(root: Path, kept: Path) -> tuple[float, float]:
+def first_batch(root: Path, kept: Path, epoch: int) -> tuple[float, float, float]:
     printed = subprocess.run(
-        [sys.executable, "-c", FIRST_BATCH, str(root), str(kept)],
+        [sys.executable, "-c", FIRST_BATCH, str(root), str(kept), str(epoch)],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    imports, batch = map(float, printed.stdout.split())
-    return imports, batch
+    imports, batch, state = map(float, printed.stdout.split())
+    return imports, batch, state
 
 
 def measure(root: Path, kept: Path, files: int, rounds: int) -> dict[str, list[float]]:
@@ -111,15 +118,16 @@ def measure(root: Path, kept: Path, files: int, rounds: int) -> dict[str, list[f
     listing.STAT_FILES.wait()
     listing._LEAST_COMPILED = 0
     assert opened(root, "full").sizes_bytes.tolist() == [1] * files, "the loop finds all sizes"
-    first_batch(root, kept)  # what is compiled once on a machine
+    first_batch(root, kept, 0)  # what is compiled once on a machine
     found: dict[str, list[float]] = {name: [] for name in cases}
-    found |= {"imports": [], "first batch": []}
+    found |= {"imports": [], "first batch": [], "first batch, at epoch 89": [], "state_dict": []}
     for _ in range(rounds):
         for name, action in cases.items():
             found[name].append(timed(action))
-        imports, batch = first_batch(root, kept)
-        found["imports"].append(imports)
-        found["first batch"].append(batch)
+        imports, batch, state = first_batch(root, kept, 0)
+        resumed = first_batch(root, kept, 89)[1]
+        for name, seconds in zip(list(found)[-4:], (imports, batch, resumed, state), strict=True):
+            found[name].append(seconds)
     return found
 
 
@@ -151,12 +159,17 @@ def main(words: list[str] | None = None) -> None:
         f"{files:,} files in {folders:,} folders, catalog {nbytes:,} bytes; {os.cpu_count()} processors, "
         f"{platform.machine()}, Python {platform.python_version()}, load {os.getloadavg()[0]:.1f}, {date.today()}"
     )
+    microseconds = [1e6 * seconds for seconds in found.pop("state_dict")]
     for name, seconds in found.items():
         ratios = [one / other for one, other in zip(seconds, found["find"], strict=True)]
         print(
             f"{name:28} {statistics.median(seconds):8.3f} s ({min(seconds):.3f} to {max(seconds):.3f}), "
             f"{statistics.median(ratios):5.2f} of find ({min(ratios):.2f} to {max(ratios):.2f})"
         )
+    print(
+        f"{'state_dict':28} {statistics.median(microseconds):8.1f} us "
+        f"({min(microseconds):.1f} to {max(microseconds):.1f})"
+    )
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         ),
         ("wear", {r"M pages/s$": 2}),
         ("loader/records", {r" \(.* to .*\(.* to ": 14, r"of the gather's": 2, r"of single gets'": 1}),
-        ("catalog", {r" s \(.* of find \(": 7, r"^600 files in 3 folders": 1}),
+        ("catalog", {r" s \(.* of find \(": 8, r"^state_dict .* us \(": 1, r"^600 files in 3 folders": 1}),
         pytest.param("blocks", {r" x  \(": 3}, marks=pytest.mark.system),
     ],
 )
