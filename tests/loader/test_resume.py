@@ -11,14 +11,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.store.tfrecord_files import Feature, write_records
 from torch.utils.data import Subset
 
 from penstock.errors import ClosedError, ConfigError
 from penstock.loader import Loader, LoaderConfig
-from penstock.loader.transforms import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor
+from penstock.loader.transforms import (
+    CenterCrop,
+    DecodeRaw,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    ToTensor,
+)
 from penstock.plan import BundleShuffle, Explicit, FullShuffle, Order, Sequential, TorchShuffle
 from penstock.plan.torch_order import TwisterState
-from penstock.store import FlatFolder
+from penstock.store import FlatFolder, TFRecords, Tokens
 
 COUNT, BATCH, EPOCHS = 22, 4, 3
 STEPS = 6
@@ -460,6 +468,49 @@ def test_another_data_set_is_refused_and_the_same_one_elsewhere_is_not(
     for text, other in others.items():
         with other, pytest.raises(ConfigError, match=text):
             other.load_state_dict(state)
+
+
+def write_numbers(folder: Path) -> Path:
+    """Write files of equal sizes: tokens, and records with two features."""
+    folder.mkdir()
+    for number in range(2):
+        np.arange(40 * number, 40 * (number + 1), dtype="<u2").tofile(folder / f"{number}.bin")
+    records: list[dict[str, Feature]] = [{"one": bytes([k, 1]), "two": bytes([k, 2])} for k in range(20)]
+    write_records(folder / "a.tfrecord", records)
+    return folder
+
+
+def tokens(folder: Path, *names: str) -> Tokens:
+    return Tokens([folder / name for name in names], length=2, dtype="<u2")
+
+
+def records(folder: Path, sample: str) -> TFRecords:
+    return TFRecords(folder / "a.tfrecord", sample=sample)
+
+
+@pytest.mark.parametrize(
+    ("was", "other"),
+    [
+        (lambda folder: tokens(folder, "0.bin", "1.bin"), lambda folder: tokens(folder, "1.bin", "0.bin")),
+        (lambda folder: tokens(folder, "0.bin"), lambda folder: tokens(folder, "1.bin")),
+        (lambda folder: records(folder, "one"), lambda folder: records(folder, "two")),
+    ],
+    ids=["order of files", "another file", "another feature"],
+)
+def test_samples_that_share_files_are_told_by_the_files_and_their_places_in_them(
+    tmp_path: Path, was: Callable[[Path], Any], other: Callable[[Path], Any]
+) -> None:
+    """All of them have as many samples, of the same sizes."""
+    here, elsewhere = write_numbers(tmp_path / "here"), write_numbers(tmp_path / "elsewhere")
+    raw: dict[str, Any] = {"transforms": [DecodeRaw("uint8")], "dtype": "uint8"}
+    settings = raw if isinstance(was(here), TFRecords) else {"transforms": ()}
+    with load(was(here), **settings) as loader:
+        state = loader.state_dict()
+
+    with load(was(elsewhere), state=state, **settings) as loader:
+        assert loader.position == (0, 0)
+    with pytest.raises(ConfigError, match=r"data\.names_sizes_labels was"):
+        load(other(here), state=state, **settings)
 
 
 def test_a_listed_order_may_list_more_epochs_and_no_others(folder: Path) -> None:

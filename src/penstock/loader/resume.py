@@ -28,7 +28,7 @@ from penstock.loader.transforms.stages import name_of
 from penstock.plan import AccessPlan
 from penstock.plan.orders import Order
 from penstock.plan.serialise import write_order
-from penstock.store import Source, labels_of
+from penstock.store import PackedFiles, Source, labels_of
 from penstock.trace.trace import JSON
 from penstock.units import is_integer
 
@@ -233,7 +233,10 @@ def _describe_order(order: Order, epochs: int) -> JSON:
 
 
 def describe_data(source: Any) -> dict[str, JSON]:
-    """Return a digest of names, sizes and labels, not of where files are; of a data set that of its `indices`."""
+    """Return a digest of names, sizes and labels, not of where files are; of a data set that of its `indices`.
+
+    Of samples that share files it is of these files' names, in their order, and of where in them samples lie, too.
+    """
     digest, kind = xxhash.xxh3_128(), type(source).__name__
     if not isinstance(source, Source):
         indices = np.asarray(getattr(source, "indices", ()))  # as PyTorch's Subset has them
@@ -247,6 +250,11 @@ def describe_data(source: Any) -> dict[str, JSON]:
         digest.update(name.encode())
         _add(digest, array)
     _add(digest, getattr(source, "names", np.empty(0, np.uint8)))
+    if isinstance(source, PackedFiles):
+        digest.update("\0".join(source.file_names()).encode("utf-8", "surrogateescape"))
+        if source.catalog is not None and source.catalog.packed is not None:
+            _add(digest, source.catalog.counts)
+            _add(digest, source.catalog.packed.offsets)
     return {"kind": kind, "names_sizes_labels": digest.hexdigest()}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
@@ -70,7 +71,7 @@ class Hdf5(RowFiles):
             [each.number for each in found],
             Numbers(first.dtype.str, first.shape, first.dtype.name),
             _labels_of(files, found, labels),
-            facts=repr((first.name, self._all_places.tolist()[:64])),
+            facts=f"{first.name} {xxhash.xxh3_128_hexdigest(self._all_places.tobytes())}",
         )
 
     def _offsets(self, units: Ids, rows: Ids) -> Ids:

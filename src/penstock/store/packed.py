@@ -87,6 +87,11 @@ class PackedFiles(ABC):
     def __len__(self) -> int:
         return self.sizes_bytes.size
 
+    def file_names(self) -> list[str]:
+        """Return the names of the files below the folder that all of them are in."""
+        folder = os.path.commonpath([os.path.dirname(path) for path in self.files])
+        return [os.path.relpath(path, folder) for path in self.files]
+
     def read(self, sample: int) -> bytes:
         content = bytearray(self._size_of(sample))
         self.read_into(sample, memoryview(content))
