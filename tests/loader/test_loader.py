@@ -498,6 +498,10 @@ def test_labels_without_a_name_that_are_no_whole_numbers_keep_their_type_and_sha
     ("labels", "text"),
     [
         (np.zeros(COUNT - 1, np.int64), rf"labels of the source is int64\[{COUNT - 1}\]"),
+        (
+            np.full(COUNT, 2**63, np.uint64),
+            r"labels of the source have 9,223,372,036,854,775,808, which is no int64",
+        ),
         ({"name": np.array(["a"] * COUNT)}, r"labels\['name'\] of the source is <U1"),
         ({"boxes": [[1, 2]]}, r"labels\['boxes'\] of the source is int64\[1, 2\]"),
         ({"images": np.zeros(COUNT)}, r"labels\['images'\] of the source has the name of the images"),

@@ -27,6 +27,11 @@ def labels_of(labels: Labels, samples: int) -> NDArray[Any] | dict[str, NDArray[
     if array.dtype.names is not None:
         return {name: _checked(f"labels[{name!r}]", array[name], samples) for name in array.dtype.names}
     array = _checked("labels", array, samples)
+    if array.ndim == 1 and array.dtype.kind == "u" and array.max(initial=0) > np.iinfo(np.int64).max:
+        raise ConfigError(
+            f"labels of the source have {array.max():,}, which is no int64: give them a name, as in "
+            "{'label': labels}, and they keep their type"
+        )
     return array.astype(np.int64, copy=False) if array.ndim == 1 and array.dtype.kind in "biu" else array
 
 
