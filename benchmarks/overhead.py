@@ -1,6 +1,6 @@
 """What the loader itself costs per sample, where reading and decoding cost next to nothing.
 
-    python benchmarks/overhead.py [--rounds N] [--batch-sizes 64 1024] [--quick]
+    python benchmarks/overhead.py [--rounds N] [--batch-sizes 64 256 1024] [--quick]
 
 Printed for each batch size, as medians over rounds that take turns, with the least and the most:
 
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 1024])
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--quick", action="store_true", help="few samples, one round: shows that it runs")
     options = parser.parse_args(arguments)
     rounds, files, rows = (1, 256, 1024) if options.quick else (options.rounds, 8192, 65536)
@@ -136,7 +136,9 @@ def cases_of(folder: str, files: int, rows: Rows, batch_size: int) -> dict[str, 
 def time_loader(make: Callable[[], Loader], seconds: float) -> Seconds:
     """Time a loader once it has found its number of threads and filled its tiers, and close it."""
     with make() as loader:
-        time_epochs(loader, 3 * seconds)
+        time_epochs(
+            loader, 6 * seconds
+        )  # in between it compares numbers of threads, the first times after 2 and 4 s
         return time_epochs(loader, seconds)
 
 
