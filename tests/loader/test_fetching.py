@@ -1,12 +1,21 @@
-"""When samples that lie near each other are read together."""
+"""When samples that lie near each other are read together, and which sample is under way then."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from penstock.loader.fetching import Near
+from penstock.errors import DataError
+from penstock.flow.engine import Failed
+from penstock.loader.fetching import Near, SourceFetcher
 from penstock.policy import Extents
+from penstock.trace.schema import SOURCE, STAGING
+
+Ids = NDArray[np.int64]
 
 TEN = np.arange(10)
 
@@ -56,3 +65,68 @@ def test_a_store_that_gets_slower_is_found_out(seconds: float) -> None:
         found.observe(10, 10 * seconds)
 
     assert found.merged(TEN) is not None
+
+
+class Units:
+    """Samples of one byte, ten to a unit. It notes which sample a thread was said to be at when a unit was read."""
+
+    def __init__(self, samples: int, broken: int) -> None:
+        self.sizes_bytes = np.ones(samples, np.int64)
+        self.labels, self.classes = np.full(samples, -1), ()
+        self.broken = broken
+        self.at = -1
+        self.found: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return self.sizes_bytes.size
+
+    def describe(self, sample: int) -> str:
+        return f"sample {sample}"
+
+    def read(self, sample: int) -> bytes:
+        content = bytearray(1)
+        self.read_into(sample, memoryview(content))
+        return bytes(content)
+
+    def read_into(self, sample: int, buffer: memoryview) -> int:
+        self.read_ranges(sample // 10, np.array([[sample % 10, sample % 10 + 1]]), [buffer[:1]])
+        return 1
+
+    def extents(self, ids: Ids) -> tuple[Ids, Ids, Ids]:
+        return ids // 10, ids % 10, self.sizes_bytes[ids]
+
+    def unit_bytes(self, units: Ids) -> Ids:
+        return np.full(units.size, 10)
+
+    def read_ranges(self, unit: int, ranges: Ids, into: Sequence[memoryview]) -> None:
+        self.found.append((unit, self.at))
+        if unit == self.broken:
+            raise DataError("cannot be read")
+
+    def fetch(self, samples: list[int]) -> list[Any]:
+        """Fetch some of them as a loader does that merges reads."""
+        where = Extents(*self.extents(np.arange(len(self))))
+        near = Near(where, lambda requests, nbytes: 1e-3 * requests + 1e-8 * nbytes, 1e8)
+        rests = [STAGING] * len(samples)
+        return SourceFetcher(self, {}, near).fetch(samples, SOURCE, rests, self._note, lasting=True)
+
+    def _note(self, sample: int) -> None:
+        self.at = sample
+
+
+def test_a_thread_is_said_to_be_at_the_first_sample_of_each_read() -> None:
+    """A unit that hangs must not be reported as the one that was read before it."""
+    source = Units(40, broken=2)
+
+    found = source.fetch([33, 31, 25, 2, 24, 3])
+
+    assert [isinstance(each, Failed) for each in found] == [False, False, True, False, True, False]
+    assert source.found == [(3, 31), (2, 24), (2, 24), (2, 25), (0, 2)]
+
+
+def test_a_sample_read_next_to_merged_ones_is_named_too() -> None:
+    source = Units(40, broken=-1)
+
+    source.fetch([33, 31, 12])
+
+    assert sorted(source.found) == [(1, 12), (3, 31)]

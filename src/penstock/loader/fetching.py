@@ -118,7 +118,7 @@ class SourceFetcher:
         if reads is None:
             failed = read_group(self._source, ids, into, begins, at)
         else:
-            failed = read_all_merged(self._source, reads, ids, into, begins)
+            failed = read_all_merged(self._source, reads, ids, into, begins, at)
         if self._near is not None and not failed:
             self._near.observe(ids.size if reads is None else len(reads), time.perf_counter() - began)
         found: list[Any] = [into[begin:end] for begin, end in pairwise(begins.tolist())]

@@ -132,8 +132,9 @@ def _read_merged(
     begins: Ids,
     now: Extents,
     failed: dict[int, Exception],
+    at: Callable[[int], None] | None = None,
 ) -> Failed:
-    """See `read_merged`. now, failed: of `ids`, as `extents_of` answers at this time."""
+    """See `read_merged`. now, failed: of `ids`, as `extents_of` answers at this time. at: as in `read_all_merged`."""
     planned, errors = read.extents, failed
     has_moved = (now.units != planned.units) | (now.offsets != planned.offsets)
     for index in np.flatnonzero(has_moved).tolist():
@@ -144,6 +145,8 @@ def _read_merged(
         for begin, length in zip(begins[:-1].tolist(), planned.lengths.tolist(), strict=True)
     ]
     if not errors:
+        if at is not None:
+            at(int(ids[0]))
         try:
             _read_at_once(source, read, into, begins, places)
         except Exception as error:
@@ -153,6 +156,8 @@ def _read_merged(
             return []
     for index, offset in enumerate(planned.offsets.tolist()):
         if index not in errors:
+            if at is not None:
+                at(int(ids[index]))
             try:
                 _read_range(source, read.unit, offset, places[index])
             except Exception as error:
@@ -161,19 +166,25 @@ def _read_merged(
 
 
 def read_all_merged(
-    source: Source, reads: MergedReads, ids: Ids, into: Bytes | memoryview, begins: Ids
+    source: Source,
+    reads: MergedReads,
+    ids: Ids,
+    into: Bytes | memoryview,
+    begins: Ids,
+    at: Callable[[int], None] | None = None,
 ) -> Failed:
     """Read a group of samples by the reads that `merge_reads` made of it; return those that failed, as `read_group`.
 
     ids: int64[n], in the order of `reads.which`; behind them those that are in no read. into, begins: as in
         `read_group`. Samples that lie side by side in the source and here take no other memory.
+    at: called before each read, with its first sample; see `read_group` for those of one sample.
     Raises: as `read_merged`.
     """
     array = np.asarray(into)
     is_alone = reads.lasts - reads.firsts == 1
     # Nothing is gained by a range there, and a source may read all of them in one call.
     alone = np.sort(reads.firsts[is_alone])
-    failed = _read_some(source, alone, ids, array, begins)
+    failed = _read_some(source, alone, ids, array, begins, at)
     if not is_alone.all():
         # Asked once for all reads: each question takes as long as a read of some samples.
         check_group(source, ids, array, begins)
@@ -183,7 +194,9 @@ def read_all_merged(
         last = first + read.which.size
         known = {each - first: error for each, error in wrong_now.items() if first <= each < last}
         part = slice(first, last)
-        errors = _read_merged(source, read, ids[part], array, begins[first : last + 1], now.of(part), known)
+        errors = _read_merged(
+            source, read, ids[part], array, begins[first : last + 1], now.of(part), known, at
+        )
         failed += [(first + each, error) for each, error in errors]
     unknown = np.arange(reads.which.size, ids.size)
     if unknown.size:
@@ -191,16 +204,22 @@ def read_all_merged(
         wrong = [] if found is None else [(reads.which.size + each, error) for each, error in found[1]]
         failed += wrong
         # The source may have answered wrongly about these when reads were planned, and rightly now.
-        failed += _read_some(source, np.setdiff1d(unknown, [each for each, _ in wrong]), ids, array, begins)
+        failed += _read_some(
+            source, np.setdiff1d(unknown, [each for each, _ in wrong]), ids, array, begins, at
+        )
     return sorted(failed, key=lambda each: each[0])
 
 
-def _read_some(source: Source, which: Ids, ids: Ids, into: Bytes, begins: Ids) -> Failed:
+def _read_some(
+    source: Source, which: Ids, ids: Ids, into: Bytes, begins: Ids, at: Callable[[int], None] | None
+) -> Failed:
     """Read some samples of a group by themselves. which: ascending."""
     if not which.size:
         return []
+    if at is not None:
+        at(int(ids[which[0]]))  # a source may read all of them in one call
     places = np.append(begins[which], begins[which[-1] + 1])
-    return [(int(which[each]), error) for each, error in read_group(source, ids[which], into, places)]
+    return [(int(which[each]), error) for each, error in read_group(source, ids[which], into, places, at)]
 
 
 def _read_at_once(
