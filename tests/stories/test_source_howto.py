@@ -35,6 +35,7 @@ def test_records_of_files_are_read_together(tmp_path: Path, capsys: pytest.Captu
         exec(example, given)
 
     assert capsys.readouterr().out.splitlines()[-1].startswith("(64, 16, 16) float32 [")
+    assert given["Records"](files).read(1001) == values[1001].tobytes(), "the first class reads by itself"
     source = given["RecordsInFiles"](files)
     asked: list[int] = []
     read_ranges = source.read_ranges
